@@ -1,0 +1,50 @@
+// From a GGUF file to a Program: hyper-parameters, the table of families, and the checks that the file's
+// tensors are what its metadata says.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "gguf/file.h"
+#include "kernels/program.h"
+
+namespace runnel::model {
+
+// The file is valid GGUF but not a model that can be run: unknown architecture, missing or contradictory key
+// or tensor. One line that names it. Exit code 3.
+class ModelError : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// The keys that every family shares, checked for range. Names as in the file, without the architecture prefix.
+struct HyperParameters {
+    std::string architecture;
+    int64_t vocab;                  // rows of token_embd.weight
+    int64_t context_length;
+    int64_t embedding_length;
+    int32_t block_count;
+    int64_t feed_forward_length;
+    int32_t head_count, head_count_kv;
+    int32_t key_length, value_length;
+    float norm_rms_epsilon;
+    int32_t rope_dimensions;
+    int32_t sliding_window;         // 0: none
+};
+
+struct Model {
+    HyperParameters hyper;
+    kernels::Program program;
+};
+
+// Throws ModelError. The Program's weights point into the file's mapping: the file must outlive them.
+Model build(const gguf::File &file);
+
+// Reads and checks the hyper-parameters alone (for `inspect`, which also works on files that cannot be run).
+HyperParameters read_hyper_parameters(const gguf::File &file);
+
+std::vector<std::string_view> supported_architectures();
+
+}  // namespace runnel::model
