@@ -5,6 +5,7 @@
 // weights is eight registers w[0..7], weights 4 i ... 4 i + 3 in w[i].
 //
 // Signed weights come out as w + kOffset; formats with minimums are unsigned as they are, kOffset is 0.
+// kLargest bounds the bytes.
 #pragma once
 
 #include <cstddef>
@@ -117,6 +118,7 @@ template <int kBytes, Table table>
 struct Nibbles32 {
     static constexpr int kBlockBytes = kBytes;
     static constexpr int kOffset = table == Table::Q4_0 ? 8 : 128;
+    static constexpr int kLargest = table == Table::Q4_0 ? 15 : 255;
     [[gnu::always_inline]] static void weights(Rows rows, Ints (&w)[8]) {
         Ints v[4];
         transpose_chunk(rows + (kBytes - 16), v);
@@ -152,6 +154,7 @@ struct FormatMXFP4 : Nibbles32<17, Table::MXFP4> {
 struct FormatQ4_1 {
     static constexpr int kBlockBytes = 20;
     static constexpr int kOffset = 0;
+    static constexpr int kLargest = 15;
     [[gnu::always_inline]] static Floats scale(Rows rows) { return gather_scales(rows); }
     [[gnu::always_inline]] static Floats minimum(Rows rows) { return gather_scales(rows + 2); }
     [[gnu::always_inline]] static void weights(Rows rows, Ints (&w)[8]) {
@@ -187,6 +190,7 @@ template <int kBits>
 struct FormatQ5_0 {
     static constexpr int kBlockBytes = 22;
     static constexpr int kOffset = 16;
+    static constexpr int kLargest = 31;
     [[gnu::always_inline]] static Floats scale(Rows rows) { return gather_scales(rows); }
     [[gnu::always_inline]] static void weights(Rows rows, Ints (&w)[8]) { five_bit_weights<2>(rows, w); }
 };
@@ -194,6 +198,7 @@ struct FormatQ5_0 {
 struct FormatQ5_1 {
     static constexpr int kBlockBytes = 24;
     static constexpr int kOffset = 0;
+    static constexpr int kLargest = 31;
     [[gnu::always_inline]] static Floats scale(Rows rows) { return gather_scales(rows); }
     [[gnu::always_inline]] static Floats minimum(Rows rows) { return gather_scales(rows + 2); }
     [[gnu::always_inline]] static void weights(Rows rows, Ints (&w)[8]) { five_bit_weights<4>(rows, w); }
@@ -202,6 +207,7 @@ struct FormatQ5_1 {
 struct FormatQ8_0 {
     static constexpr int kBlockBytes = 34;
     static constexpr int kOffset = 128;
+    static constexpr int kLargest = 255;
     [[gnu::always_inline]] static Floats scale(Rows rows) { return gather_scales(rows); }
     [[gnu::always_inline]] static void weights(Rows rows, Ints (&w)[8]) {
         transpose_chunks(rows + 2, w);
@@ -222,12 +228,14 @@ struct Scales256 {
 };
 
 // `step` weights share an integer scale (16 or 32); `offset` 0: the format has minimums.
+// `largest` is the largest byte that comes out.
 // 128.
-template <int kBytes, int step, int offset>
+template <int kBytes, int step, int offset, int largest>
 struct Super {
     static constexpr int kBlockBytes = kBytes;
     static constexpr int kStep = step;
     static constexpr int kOffset = offset;
+    static constexpr int kLargest = largest;
 };
 
 // The four bytes of each lane, minus `bias`, as the scales of four groups.
@@ -254,7 +262,7 @@ struct Super {
     s.minimum[3] = word_pair(m4, 1);
 }
 
-struct FormatQ4_K : Super<144, 32, 0> {
+struct FormatQ4_K : Super<144, 32, 0, 15> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) { scales_4_5(rows, s); }
     template <typename Emit>
     [[gnu::always_inline]] static void weights(Rows rows, Emit emit) {
@@ -271,7 +279,7 @@ struct FormatQ4_K : Super<144, 32, 0> {
     }
 };
 
-struct FormatQ5_K : Super<176, 32, 0> {
+struct FormatQ5_K : Super<176, 32, 0, 31> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) { scales_4_5(rows, s); }
     template <typename Emit>
     [[gnu::always_inline]] static void weights(Rows rows, Emit emit) {
@@ -293,7 +301,7 @@ struct FormatQ5_K : Super<176, 32, 0> {
     }
 };
 
-struct FormatQ6_K : Super<210, 16, 32> {
+struct FormatQ6_K : Super<210, 16, 32, 63> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         Ints v[4];
         transpose_chunk(rows + 192, v);
@@ -325,7 +333,7 @@ struct FormatQ6_K : Super<210, 16, 32> {
     }
 };
 
-struct FormatQ2_K : Super<84, 16, 0> {
+struct FormatQ2_K : Super<84, 16, 0, 3> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         Ints v[4], tail[4];
         transpose_chunk(rows, v);
@@ -356,7 +364,7 @@ struct FormatQ2_K : Super<84, 16, 0> {
     }
 };
 
-struct FormatQ3_K : Super<110, 16, 4> {
+struct FormatQ3_K : Super<110, 16, 4, 7> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         Ints v[4];
         transpose_chunk(rows + 92, v);
@@ -388,7 +396,7 @@ struct FormatQ3_K : Super<110, 16, 4> {
     }
 };
 
-struct FormatIQ4_XS : Super<136, 32, 128> {
+struct FormatIQ4_XS : Super<136, 32, 128, 255> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         Ints v[4];
         transpose_chunk(rows, v);
@@ -420,7 +428,7 @@ struct FormatIQ4_XS : Super<136, 32, 128> {
     for (int j = 0; j < 8; ++j) scale[j] = splat(1);
 }
 
-struct FormatTQ2_0 : Super<66, 32, 1> {
+struct FormatTQ2_0 : Super<66, 32, 1, 3> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         unit_scales(s.scale);
         s.d = gather_scales(rows + 64);
@@ -442,7 +450,7 @@ struct FormatTQ2_0 : Super<66, 32, 1> {
     }
 };
 
-struct FormatTQ1_0 : Super<54, 32, 1> {
+struct FormatTQ1_0 : Super<54, 32, 1, 2> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         unit_scales(s.scale);
         s.d = gather_scales(rows + 52);
