@@ -109,7 +109,7 @@ struct Engine32 {
 
     static void unpack(Rows rows, int groups, Tile &tile, const std::byte *next) {
         for (int j = 0; j < groups; ++j) {
-            prefetch<kShareBytes<Engine32>>(next + j * kShareBytes<Engine32>);
+            prefetch_share<Engine32>(rows, j, next);
             unpack_group(rows + j * kGroupBytes, tile.groups[j]);
         }
     }
@@ -123,7 +123,7 @@ struct Engine32 {
                                                  Partials &sums, const std::byte *next) {
         for (int j = 0; j < groups; ++j) {
             Group32 g;
-            prefetch<kShareBytes<Engine32>>(next + j * kShareBytes<Engine32>);
+            prefetch_share<Engine32>(rows, j, next);
             unpack_group(rows + j * kGroupBytes, g);
             add_group(g, j, a, count, sums);
         }
@@ -201,7 +201,7 @@ struct Engine256 {
         scales(rows, tile.s);
         Format::weights(
             rows, [&](int j, const Ints(&w)[8]) __attribute__((always_inline)) {
-                prefetch<kShareBytes<Engine256>>(next + j * kShareBytes<Engine256>);
+                prefetch_share<Engine256>(rows, j, next);
 #pragma GCC unroll 8
                 for (int i = 0; i < 8; ++i) tile.w[j][i] = to_tile<Format>(w[i]);
             });
@@ -223,7 +223,7 @@ struct Engine256 {
         for (int t = 0; t < count; ++t) totals[t] = _mm256_setzero_si256();
         Format::weights(
             rows, [&](int j, const Ints(&group)[8]) __attribute__((always_inline)) {
-                prefetch<kShareBytes<Engine256>>(next + j * kShareBytes<Engine256>);
+                prefetch_share<Engine256>(rows, j, next);
                 Ints w[8];
 #pragma GCC unroll 8
                 for (int i = 0; i < 8; ++i) w[i] = to_tile<Format>(group[i]);

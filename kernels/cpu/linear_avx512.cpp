@@ -114,7 +114,7 @@ struct Engine32 {
     static void unpack(Rows rows, int groups, Tile &tile, const std::byte *next) {
         for (int j = 0; j < groups; ++j) {
             Group32 g;
-            prefetch<kShareBytes<Engine32>>(next + j * kShareBytes<Engine32>);
+            prefetch_share<Engine32>(rows, j, next);
             unpack_group(rows + j * kGroupBytes, g);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; ++i) tile.groups[j].w[i] = to_tile<Format>(g.w[i]);
@@ -132,7 +132,7 @@ struct Engine32 {
                                                  Partials &sums, const std::byte *next) {
         for (int j = 0; j < groups; ++j) {
             Group32 g;
-            prefetch<kShareBytes<Engine32>>(next + j * kShareBytes<Engine32>);
+            prefetch_share<Engine32>(rows, j, next);
             unpack_group(rows + j * kGroupBytes, g);
             add_group<false>(g, j, a, count, sums);
         }
@@ -205,7 +205,7 @@ struct Engine256 {
         Format::scales(rows, tile.s);
         Format::weights(
             rows, [&](int j, const Ints(&w)[8]) __attribute__((always_inline)) {
-                prefetch<kShareBytes<Engine256>>(next + j * kShareBytes<Engine256>);
+                prefetch_share<Engine256>(rows, j, next);
 #pragma GCC unroll 8
                 for (int i = 0; i < 8; ++i) tile.w[j][i] = to_tile<Format>(w[i]);
             });
@@ -250,7 +250,7 @@ struct Engine256 {
         for (int t = 0; t < count; ++t) totals[t] = _mm512_setzero_si512();
         Format::weights(
             rows, [&](int j, const Ints(&w)[8]) __attribute__((always_inline)) {
-                prefetch<kShareBytes<Engine256>>(next + j * kShareBytes<Engine256>);
+                prefetch_share<Engine256>(rows, j, next);
                 add_scaled<count, false>(w, s, j, a, totals);
             });
         finish(s, a, count, totals, sums.p[block % 8]);

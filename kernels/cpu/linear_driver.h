@@ -56,14 +56,6 @@ struct alignas(64) Partials {
     }
 }
 
-// Asks for `bytes` bytes of what is read next. Called once per group of 32 columns for that group's share:
-// requests in bursts would hold up the loads behind them.
-template <int bytes>
-[[gnu::always_inline]] inline void prefetch(const std::byte *p) {
-#pragma GCC unroll 16
-    for (int i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char *>(p + i), _MM_HINT_T1);
-}
-
 // What a tile of rows is multiplied with, and where it goes.
 struct Task {
     int64_t cols;
@@ -88,9 +80,22 @@ template <typename Engine>
 template <typename Engine>
 constexpr int64_t kBlockBytes = int64_t{kRecordCols} / Engine::kGroupCols *Engine::kGroupBytes;
 
-// Bytes of kRows rows' 32 columns, the share of one group.
+// Asks for what is read next, in equal shares per group j of 32 columns: requests in bursts would hold up the
+// loads behind them. From memory: the next tile's bytes in the order of addresses (`next`: its share that
+// belongs to this block). Into L1: the next 256 columns of the rows at hand.
 template <typename Engine>
-constexpr int kShareBytes = static_cast<int>(kRows *kBlockBytes<Engine> / 8);
+[[gnu::always_inline]] inline void prefetch_share(Rows rows, int64_t j, const std::byte *next) {
+    constexpr int row_bytes = static_cast<int>(kBlockBytes<Engine>), share_bytes = kRows * row_bytes / 8;
+#pragma GCC unroll 16
+    for (int i = 0; i < share_bytes; i += 64)
+        _mm_prefetch(reinterpret_cast<const char *>(next + j * share_bytes + i), _MM_HINT_T1);
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows / 8; ++r)
+#pragma GCC unroll 5
+        for (int i = 0; i < row_bytes; i += 64)
+            _mm_prefetch(reinterpret_cast<const char *>(rows[kRows / 8 * j + r] + row_bytes + i),
+                         _MM_HINT_T0);
+}
 
 // Where the share of the next tile begins that belongs to block b; without a next tile, bytes already at
 // hand.
