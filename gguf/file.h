@@ -24,7 +24,7 @@ namespace runnel::gguf {
 // no permission) maps to 2, since the file's content is not at fault.
 class FileError : public std::runtime_error {
   public:
-    explicit FileError(const std::string &what, bool missing = false) : std::runtime_error(what), missing(missing) {}
+    explicit FileError(const std::string &what, bool is_missing = false) : std::runtime_error(what), missing(is_missing) {}
     bool missing;
 };
 
