@@ -21,7 +21,7 @@ namespace runnel::kernels {
 class BackendError : public std::runtime_error {
   public:
     enum class Kind { Failed, OutOfMemory };
-    BackendError(Kind kind, const std::string &what) : std::runtime_error(what), kind(kind) {}
+    BackendError(Kind error_kind, const std::string &what) : std::runtime_error(what), kind(error_kind) {}
     Kind kind;
 };
 
