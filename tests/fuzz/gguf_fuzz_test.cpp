@@ -184,7 +184,7 @@ TEST_CASE("fuzz: a GGUF file cut off anywhere is refused") {
 
 TEST_CASE("fuzz: 30,000 random corruptions of a GGUF file") {
     const Bytes whole = small_file();
-    const size_t before = peak_memory();
+    [[maybe_unused]] const size_t before = peak_memory();
     int opened = 0;
     for (uint64_t seed = 0; seed < 30000; ++seed) {
         CAPTURE(seed);
