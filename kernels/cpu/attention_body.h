@@ -164,16 +164,20 @@ inline void softmax_row(float *p, float scale, Visible cells, float *maximum, fl
 }
 
 // One register tile of weighted_sum: R rows x D vectors of dimensions. With `Partial` the one vector has only
-// `lanes` elements in v.
+// `lanes` elements in v. next: the same place of the next page, to prefetch.
 template <typename L, int R, int D, bool Partial, typename T>
-inline void weighted_columns(const float *p, const T *v, size_t v_stride, Visible cells, float *o,
-                             size_t o_stride, int lanes) {
-    constexpr int W = L::kWidth;
+inline void weighted_columns(const float *p, const T *v, const uint16_t *next, size_t v_stride, Visible cells,
+                             float *o, size_t o_stride, int lanes) {
+    constexpr int W = L::kWidth, kLine = 32;  // halves per cache line
     typename L::Float sum[R][D];
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < D; ++i) sum[r][i] = L::load(o + static_cast<size_t>(r) * o_stride + i * W);
     v += static_cast<size_t>(cells.begin) * v_stride;
     for (int cell = cells.begin; cell < cells.end; ++cell, v += v_stride) {
+        if constexpr (sizeof(T) == 2) {
+            for (int i = 0; i < D * W; i += kLine) prefetch(next + i);
+            next += v_stride;
+        }
         typename L::Float value[D];
         for (int i = 0; i < D; ++i) {
             if constexpr (Partial && sizeof(T) == 2) {
@@ -195,9 +199,11 @@ inline void weighted_columns(const float *p, const T *v, size_t v_stride, Visibl
 template <typename L, int R, int D, typename T>
 inline void weighted_vectors(const float *p, const Page<T> &page, Visible cells, float *o, size_t o_stride,
                              int at, int vectors) {
-    for (; at + D <= vectors; at += D)
-        weighted_columns<L, R, D, false>(p, page.v + at * L::kWidth, page.v_stride, cells, o + at * L::kWidth,
+    for (; at + D <= vectors; at += D) {
+        const int d = at * L::kWidth;
+        weighted_columns<L, R, D, false>(p, page.v + d, page.next_v + d, page.v_stride, cells, o + d,
                                          o_stride, 0);
+    }
     if constexpr (D > 1) weighted_vectors<L, R, D / 2>(p, page, cells, o, o_stride, at, vectors);
 }
 
@@ -215,8 +221,8 @@ void weighted_sum(const float *p, const Page<T> &page, Visible cells, float *o, 
     weighted_vectors<L, R, D>(p, page, cells, o, o_stride, 0, vectors);
     const int at = vectors * W;
     if (at < head_dim)
-        weighted_columns<L, R, 1, true>(p, page.v + at, page.v_stride, cells, o + at, o_stride,
-                                        head_dim - at);
+        weighted_columns<L, R, 1, true>(p, page.v + at, page.next_v + at, page.v_stride, cells, o + at,
+                                        o_stride, head_dim - at);
 }
 
 // One page for the rows [first, first + R). whole: they see all its cells.
@@ -233,10 +239,6 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &pa
     if (!any) return;
     scores<L, R>(rows.q + static_cast<size_t>(first) * static_cast<size_t>(tile.pages.head_dim_k), page,
                  tile.pages.head_dim_k, rows.p);
-    if constexpr (sizeof(T) == 2) {
-        for (int32_t i = 0; i < head_dim_v; ++i)
-            prefetch(page.next_v + i * 32);  // 32 cells: head_dim_v lines
-    }
     float *o = rows.o + static_cast<size_t>(first) * rows.o_stride;
     for (int r = 0; r < R; ++r) {
         if (!cells[r].any()) continue;
@@ -288,7 +290,7 @@ inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Pa
     from_half<L>(page.k, int64_t{kBlockTokens} * pages.head_dim_k, rows.k_page);
     for (size_t cell = 0; cell < kBlockTokens; ++cell)
         from_half<L>(page.v + cell * page.v_stride, pages.head_dim_v, rows.v_page + cell * rows.o_stride);
-    return {rows.k_page, rows.v_page, rows.o_stride, nullptr, nullptr};
+    return {rows.k_page, rows.v_page, rows.o_stride, page.next_k, page.next_v};
 }
 
 // q of all rows, one after the other: rows of the batch lie a power of two apart and would fight for cache
