@@ -300,6 +300,8 @@ inline void pack_q(const AttentionTile &tile, const Rows &rows) {
     const int64_t size = int64_t{tile.heads} * tile.pages.head_dim_k;
     for (int32_t token = 0; token < tile.tokens; ++token) {
         const float *q = tile.q + token * tile.q_stride;
+        const float *next = token + 1 < tile.tokens ? q + tile.q_stride : q;
+        for (int64_t i = 0; i < size; i += 16) prefetch(next + i);
         map<L>(q, q, size, rows.q + token * size, [](auto x, auto) { return x; });
     }
 }
@@ -377,27 +379,37 @@ inline int32_t row_last_range(const AttentionTile &tile, int row) {
     return (tile.first_cell + row / tile.heads) / kRangeCells;
 }
 
+// Step 4: out = o / l. out may be o.
 template <typename L>
-inline void divide_row(float *out, float l, int32_t n) {
-    map<L>(out, out, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
+inline void divide_row(const float *o, float l, int32_t n, float *out) {
+    map<L>(o, o, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
 }
 
 template <typename L>
 void attend(const AttentionTile &tile, float *scratch) noexcept {
     const Rows rows = cut_scratch(tile, scratch);
-    const int32_t n = tile.pages.head_dim_v, last_range = row_last_range(tile, rows.count - 1);
+    const int32_t n = tile.pages.head_dim_v;
+    const int32_t first_range = tile_first_range(tile), last_range = row_last_range(tile, rows.count - 1);
+    const auto o = [&](int row) { return rows.o + static_cast<size_t>(row) * rows.o_stride; };
     pack_q<L>(tile, rows);
     clear_padding<L>(tile, rows);
-    for (int32_t range = tile_first_range(tile); range <= last_range; ++range) {
+    if (first_range == last_range) {
+        compute_range<L>(tile, rows, first_range);
+        for (int row = 0; row < rows.count; ++row)
+            divide_row<L>(o(row), rows.range_l[row], n, out_row(tile, row));
+        return;
+    }
+    for (int32_t range = first_range; range <= last_range; ++range) {
         compute_range<L>(tile, rows, range);
         for (int row = 0; row < rows.count; ++row) {
             const int32_t first = row_first_range(tile, row);
             if (range < first || range > row_last_range(tile, row)) continue;
             join_row<L>(rows.m + row, rows.l + row, out_row(tile, row), rows.range_m[row], rows.range_l[row],
-                        rows.o + static_cast<size_t>(row) * rows.o_stride, n, range == first);
+                        o(row), n, range == first);
         }
     }
-    for (int row = 0; row < rows.count; ++row) divide_row<L>(out_row(tile, row), rows.l[row], n);
+    for (int row = 0; row < rows.count; ++row)
+        divide_row<L>(out_row(tile, row), rows.l[row], n, out_row(tile, row));
 }
 
 template <typename L>
@@ -427,7 +439,7 @@ void join(const AttentionTile &tile, const float *partials, int32_t ranges) noex
             join_row<L>(&m, &l, out_row(tile, row), partial[0], partial[1], partial + kPartialHead, n,
                         range == first);
         }
-        divide_row<L>(out_row(tile, row), l, n);
+        divide_row<L>(out_row(tile, row), l, n, out_row(tile, row));
     }
 }
 
