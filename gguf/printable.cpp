@@ -54,7 +54,10 @@ std::string printable(std::string_view text, size_t most) {
 }
 
 std::string quoted(std::string_view text) {
-    return "'" + printable(text) + "'";
+    std::string out = printable(text);
+    out.insert(out.begin(), '\'');
+    out.push_back('\'');
+    return out;
 }
 
 }  // namespace runnel::gguf

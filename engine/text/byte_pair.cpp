@@ -40,8 +40,8 @@ void append_character(std::string &text, uint32_t code_point) {
 
 }  // namespace
 
-BytePairEncoder::BytePairEncoder(const gguf::File &file, const Vocabulary &vocabulary, const PreTokenizerKind &kind,
-                                 TokenId unknown)
+BytePairEncoder::BytePairEncoder(const gguf::File &file, const Vocabulary &vocabulary,
+                                 const PreTokenizerKind &kind, TokenId unknown)
     : pre_tokenizer_(kind),
       merges_(MergeTable::load(file, vocabulary)),
       unknown_(unknown),

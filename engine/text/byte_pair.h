@@ -1,5 +1,5 @@
-// Byte-level BPE (`tokenizer.ggml.model` = "gpt2"): every byte has a token, words come from a pre-tokenizer, and
-// inside a word tokens are merged in the order of the file's list.
+// Byte-level BPE (`tokenizer.ggml.model` = "gpt2"): every byte has a token, words come from a pre-tokenizer,
+// and inside a word tokens are merged in the order of the file's list.
 #pragma once
 
 #include <array>

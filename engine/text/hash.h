@@ -27,7 +27,8 @@ inline uint64_t hash_bytes(std::string_view bytes) {
     const char *p = bytes.data();
     size_t n = bytes.size();
     uint64_t state = k1 ^ n;
-    for (; n > 16; n -= 16, p += 16) state = mix(load_word<uint64_t>(p) ^ k2, load_word<uint64_t>(p + 8) ^ state);
+    for (; n > 16; n -= 16, p += 16)
+        state = mix(load_word<uint64_t>(p) ^ k2, load_word<uint64_t>(p + 8) ^ state);
     uint64_t a = 0, b = 0;
     if (n >= 8) {
         a = load_word<uint64_t>(p);
@@ -45,8 +46,8 @@ inline uint64_t hash_pair(uint32_t a, uint32_t b) {
     return mix((static_cast<uint64_t>(a) << 32 | b) ^ 0xa0761d6478bd642f, 0xe7037ed1a0b428db);
 }
 
-// Longest run of occupied slots that a lookup may walk. Random keys at half load stay below 50; a file made to
-// collide is refused instead of being loaded in quadratic time.
+// Longest run of occupied slots that a lookup may walk. Random keys at half load stay below 50; a file made
+// to collide is refused instead of being loaded in quadratic time.
 inline constexpr int kMaxProbes = 512;
 
 }  // namespace runnel::text

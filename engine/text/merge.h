@@ -38,11 +38,13 @@ void merge_symbols(MergeScratch &scratch, uint32_t bytes, Find find) {
     Symbol *const symbols = scratch.symbols.data();
     const auto propose = [&](uint32_t left, uint32_t right) {
         const std::optional<Merge> merge = find(left, right);
-        if (merge) scratch.queue.push(merge->rank, {left, symbols[left].bytes + symbols[right].bytes, merge->id});
+        if (merge)
+            scratch.queue.push(merge->rank, {left, symbols[left].bytes + symbols[right].bytes, merge->id});
     };
     scratch.queue.start(bytes);
     for (uint32_t at = 0; symbols[at].next < bytes; at = symbols[at].next) propose(at, symbols[at].next);
     while (const auto candidate = scratch.queue.pop()) {
+        __builtin_prefetch(&symbols[scratch.queue.upcoming()]);
         Symbol &left = symbols[candidate->position];
         if (left.bytes == 0 || left.next >= bytes) continue;
         Symbol &right = symbols[left.next];

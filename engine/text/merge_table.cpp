@@ -35,7 +35,8 @@ class UnionFinder {
 
     TokenId find(std::string_view left, std::string_view right) {
         for (const TokenId guess : {last_, last_ + 1})
-            if (vocabulary_.contains(guess) && is_union(vocabulary_.piece(guess), left, right)) return last_ = guess;
+            if (vocabulary_.contains(guess) && is_union(vocabulary_.piece(guess), left, right))
+                return last_ = guess;
         text_.assign(left).append(right);
         const TokenId id = vocabulary_.find(text_);
         if (id != kNoToken) last_ = id;
@@ -44,7 +45,8 @@ class UnionFinder {
 
   private:
     static bool is_union(std::string_view piece, std::string_view left, std::string_view right) {
-        return piece.size() == left.size() + right.size() && piece.starts_with(left) && piece.ends_with(right);
+        return piece.size() == left.size() + right.size() && piece.starts_with(left) &&
+               piece.ends_with(right);
     }
     const Vocabulary &vocabulary_;
     TokenId last_ = 0;
@@ -52,7 +54,8 @@ class UnionFinder {
 };
 
 [[noreturn]] void fail_unknown(size_t rank, std::string_view which) {
-    fail(kMerges, "entry " + std::to_string(rank) + ": " + std::string(which) + " not in tokenizer.ggml.tokens");
+    fail(kMerges,
+         "entry " + std::to_string(rank) + ": " + std::string(which) + " not in tokenizer.ggml.tokens");
 }
 
 }  // namespace
@@ -76,7 +79,8 @@ MergeTable MergeTable::load(const gguf::File &file, const Vocabulary &vocabulary
         }
         for (size_t i = 0; i < count; ++i) {
             const auto &[left, right, left_hash, right_hash] = batch[i];
-            const TokenId left_id = vocabulary.find(left, left_hash), right_id = vocabulary.find(right, right_hash);
+            const TokenId left_id = vocabulary.find(left, left_hash),
+                          right_id = vocabulary.find(right, right_hash);
             if (left_id == kNoToken || right_id == kNoToken) fail_unknown(first + i, "one of its pieces is");
             const TokenId merged = unions.find(left, right);
             if (merged == kNoToken) fail_unknown(first + i, "the piece they make is");

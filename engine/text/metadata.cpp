@@ -11,7 +11,9 @@ const gguf::Value *find_array(const gguf::File &file, const std::string &key) {
 
 }  // namespace
 
-void fail(const std::string &key, const std::string &problem) { throw TokenizerError(key + ": " + problem); }
+void fail(const std::string &key, const std::string &problem) {
+    throw TokenizerError(key + ": " + problem);
+}
 
 std::optional<std::string_view> get_string(const gguf::File &file, const std::string &key) {
     const gguf::Value *value = file.find(key);
@@ -36,7 +38,8 @@ std::optional<TokenId> get_token_id(const gguf::File &file, const std::string &k
     if (!id) fail(key, "is not an integer");
     if (*id == -1 || *id == UINT32_MAX) return std::nullopt;
     if (*id < 0 || static_cast<uint64_t>(*id) >= size)
-        fail(key, "id " + std::to_string(*id) + " is outside the vocabulary of " + std::to_string(size) + " tokens");
+        fail(key, "id " + std::to_string(*id) + " is outside the vocabulary of " + std::to_string(size) +
+                      " tokens");
     return static_cast<TokenId>(*id);
 }
 

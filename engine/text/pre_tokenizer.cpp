@@ -21,8 +21,8 @@ std::string describe(int error) {
     return reinterpret_cast<const char *>(buffer);
 }
 
-// PCRE2 wants valid UTF-8: every byte that is not part of a character is replaced by a control character, which
-// belongs to none of the classes the patterns use. Offsets stay what they were.
+// PCRE2 wants valid UTF-8: every byte that is not part of a character is replaced by a control character,
+// which belongs to none of the classes the patterns use. Offsets stay what they were.
 std::string replace_invalid(std::string_view text) {
     std::string clean(text);
     for (size_t at = 0; at < text.size();) {
@@ -40,8 +40,8 @@ class PreTokenizer::Pattern {
     explicit Pattern(std::string_view source) {
         int error = 0;
         PCRE2_SIZE offset = 0;
-        code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(), PCRE2_UTF | PCRE2_UCP,
-                                  &error, &offset, nullptr));
+        code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(),
+                                  PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
         if (!code_) throw TokenizerError("pre-tokenizer pattern: " + describe(error));
         // Where the system forbids JIT (no executable memory), PCRE2 interprets the pattern.
         has_jit_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0;

@@ -1,8 +1,9 @@
 // Cutting text into words before byte-level BPE: merges never cross a word's edge.
 //
-// Each pre-tokenizer is a list of patterns, applied one after the other: every pattern cuts each piece that the
-// ones before it left into its matches and what lies between them (the "Isolated" splitting of Hugging Face's
-// tokenizer.json, where the patterns come from). They are run by PCRE2 with JIT, 6 ms for a megabyte of prose.
+// Each pre-tokenizer is a list of patterns, applied one after the other: every pattern cuts each piece that
+// the ones before it left into its matches and what lies between them (the "Isolated" splitting of Hugging
+// Face's tokenizer.json, where the patterns come from). They are run by PCRE2 with JIT, 6 ms for a megabyte
+// of prose.
 #pragma once
 
 #include <cstdint>

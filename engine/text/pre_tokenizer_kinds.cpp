@@ -1,4 +1,5 @@
-// The split patterns, from the models' own tokenizer.json (pre_tokenizer), and the names GGUF files use for them.
+// The split patterns, from the models' own tokenizer.json (pre_tokenizer), and the names GGUF files use for
+// them.
 #include "engine/text/pre_tokenizer.h"
 
 namespace runnel::text {

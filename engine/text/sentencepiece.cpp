@@ -8,10 +8,13 @@
 
 namespace runnel::text {
 
-SentencePieceEncoder::SentencePieceEncoder(const Vocabulary &vocabulary, TokenId unknown) : unknown_(unknown) {
-    if (vocabulary.scores().empty()) fail("tokenizer.ggml.scores", "is missing, and this kind of tokenizer needs it");
+SentencePieceEncoder::SentencePieceEncoder(const Vocabulary &vocabulary, TokenId unknown)
+    : unknown_(unknown) {
+    if (vocabulary.scores().empty())
+        fail("tokenizer.ggml.scores", "is missing, and this kind of tokenizer needs it");
     rank_pieces(vocabulary);
-    for (size_t byte = 0; byte < 256; ++byte) byte_tokens_[byte] = vocabulary.find_byte(static_cast<uint8_t>(byte));
+    for (size_t byte = 0; byte < 256; ++byte)
+        byte_tokens_[byte] = vocabulary.find_byte(static_cast<uint8_t>(byte));
     for (TokenId id = 0; id < vocabulary.size(); ++id) {
         const std::string_view piece = vocabulary.piece(id);
         for (size_t at = piece.find(kBlankMark, 1); at != piece.npos; at = piece.find(kBlankMark, at + 1))
@@ -85,7 +88,8 @@ void SentencePieceEncoder::encode_word(const Vocabulary &vocabulary, std::string
     }
 }
 
-void SentencePieceEncoder::spell(std::string_view character, size_t first, std::vector<TokenId> &output) const {
+void SentencePieceEncoder::spell(std::string_view character, size_t first,
+                                 std::vector<TokenId> &output) const {
     const auto byte_token = [&](char c) { return byte_tokens_[static_cast<uint8_t>(c)]; };
     if (std::all_of(character.begin(), character.end(), [&](char c) { return byte_token(c) != kNoToken; })) {
         for (const char c : character) output.push_back(byte_token(c));

@@ -1,5 +1,5 @@
-// SentencePiece BPE (`tokenizer.ggml.model` = "llama"): characters are merged as long as the result is a piece,
-// best score first; "▁" (U+2581) stands for a blank; what has no piece is spelled in byte tokens.
+// SentencePiece BPE (`tokenizer.ggml.model` = "llama"): characters are merged as long as the result is a
+// piece, best score first; "▁" (U+2581) stands for a blank; what has no piece is spelled in byte tokens.
 #pragma once
 
 #include <array>
@@ -19,7 +19,8 @@ inline constexpr std::string_view kBlankMark = "\xE2\x96\x81";  // "▁"
 class SentencePieceEncoder {
   public:
     // Throws TokenizerError when there are no scores. `unknown` (kNoToken for none) stands for text that has
-    // neither a piece nor byte tokens; a run of such characters in a word becomes one token, as in SentencePiece.
+    // neither a piece nor byte tokens; a run of such characters in a word becomes one token, as in
+    // SentencePiece.
     SentencePieceEncoder(const Vocabulary &vocabulary, TokenId unknown);
 
     // What one call of Tokenizer::encode needs.
@@ -43,8 +44,8 @@ class SentencePieceEncoder {
     std::vector<uint32_t> rank_;  // of each token; equal scores, equal ranks
     size_t ranks_ = 0;
     std::array<TokenId, 256> byte_tokens_;
-    // Bytes that stand right before a blank mark inside some piece. After any other byte a blank mark starts a
-    // new word: no piece reaches across, so the parts can be merged on their own.
+    // Bytes that stand right before a blank mark inside some piece. After any other byte a blank mark starts
+    // a new word: no piece reaches across, so the parts can be merged on their own.
     std::bitset<256> joins_blank_;
     TokenId unknown_;
 };

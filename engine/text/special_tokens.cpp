@@ -16,18 +16,19 @@ constexpr std::string_view kTurnEnds[] = {
 };
 // Ends of a text or of an answer in any model that has them.
 constexpr std::string_view kOtherEnds[] = {
-    "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "<|eom_id|>", "_<EOT>", "[EOT]", "[EOS]",
-    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+    "<|return|>", "<|call|>", "<|flush|>",       "<|calls|>",          "</s>",  "<|eom_id|>", "_<EOT>",
+    "[EOT]",      "[EOS]",    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
 };
-// Fill-in-the-middle: padding and what starts another file end a completion; the rest are control tokens only.
+// Fill-in-the-middle: padding and what starts another file end a completion; the rest are control tokens
+// only.
 constexpr std::string_view kFimEnds[] = {
-    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
-    "<repo_name>", "<|file_sep|>", "<file_sep>",
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>",   "<PAD>",        "<|fim_repo|>", "<|repo_name|>",
+    "<fim-repo>",  "<REPO>",    "<repo_name>", "<|file_sep|>", "<file_sep>",
 };
 constexpr std::string_view kFimOthers[] = {
     "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>",
-    "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>",
-    "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>",
+    "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>",  "<SUF>",
+    "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>",   "<MID>",
 };
 
 class Collector {
@@ -35,14 +36,16 @@ class Collector {
     Collector(const gguf::File &file, Vocabulary &vocabulary) : file_(file), vocabulary_(vocabulary) {}
 
     TokenId by_key(const std::string &name) const {
-        return get_token_id(file_, kPrefix + name, static_cast<size_t>(vocabulary_.size())).value_or(kNoToken);
+        return get_token_id(file_, kPrefix + name, static_cast<size_t>(vocabulary_.size()))
+            .value_or(kNoToken);
     }
     TokenId by_text(std::string_view text) const { return vocabulary_.find(text); }
     // Makes the token of this text a control token. In some vocabularies "</s>" or "<PRE>" is just a word: a
     // normal token is believed to be more only if nobody would write it.
     TokenId make_control(std::string_view text) {
         const TokenId id = by_text(text);
-        if (id == kNoToken || (vocabulary_.type(id) == TokenType::Normal && !is_unmistakable(text))) return kNoToken;
+        if (id == kNoToken || (vocabulary_.type(id) == TokenType::Normal && !is_unmistakable(text)))
+            return kNoToken;
         vocabulary_.set_type(id, TokenType::Control);
         return id;
     }
@@ -67,8 +70,8 @@ bool end_is_inside(const Collector &tokens) {
 }
 
 void collect_ends(Collector &tokens) {
-    for (const char *name : {"eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id",
-                             "fim_sep_token_id"})
+    for (const char *name :
+         {"eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"})
         tokens.add_end(tokens.by_key(name));
     for (const std::string_view text : kTurnEnds) tokens.add_end(tokens.make_control(text));
     for (const std::string_view text : kOtherEnds) tokens.add_end(tokens.make_control(text));
@@ -79,7 +82,8 @@ void collect_ends(Collector &tokens) {
 
 }  // namespace
 
-SpecialTokens SpecialTokens::load(const gguf::File &file, Vocabulary &vocabulary, const PreTokenizerKind *kind) {
+SpecialTokens SpecialTokens::load(const gguf::File &file, Vocabulary &vocabulary,
+                                  const PreTokenizerKind *kind) {
     Collector tokens(file, vocabulary);
     SpecialTokens special;
     // Files of SentencePiece models may leave these out and mean its own numbering. (For "gpt2", llama.cpp

@@ -8,11 +8,13 @@
 #include "engine/text/sentencepiece.h"
 #include "engine/text/special_matcher.h"
 #include "engine/text/special_tokens.h"
+#include "gguf/printable.h"
 
 namespace runnel::text {
 namespace {
 
-constexpr size_t kMaxTextBytes = size_t{1} << 30;  // with blanks written as three bytes, offsets fit in 32 bits
+constexpr size_t kMaxTextBytes = size_t{1}
+                                 << 30;  // with blanks written as three bytes, offsets fit in 32 bits
 
 // A stretch of the text that is still to be encoded (id == kNoToken), or a token found whole.
 struct Fragment {
@@ -27,7 +29,9 @@ std::string lower(std::string_view text) {
     return result;
 }
 
-bool is_ascii_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+bool is_ascii_space(char c) {
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
 
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
     std::string result;
@@ -36,8 +40,8 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
     return result.append(text);
 }
 
-// Phi-3 declares its added tokens with "rstrip": they swallow the white space behind them. GGUF has no key for
-// that, so, as llama.cpp does, the model's name decides.
+// Phi-3 declares its added tokens with "rstrip": they swallow the white space behind them. GGUF has no key
+// for that, so, as llama.cpp does, the model's name decides.
 bool swallows_space(const gguf::File &file) {
     const std::string name = lower(get_string(file, "general.name").value_or(""));
     return name.find("phi-3") != name.npos || name.find("phi3") != name.npos;
@@ -61,12 +65,12 @@ struct Tokenizer::Impl {
     bool add_space_prefix = false;
 
   private:
-    void load_encoder(const gguf::File &file, std::string_view model, const PreTokenizerKind *kind);
     void load_matcher(const gguf::File &file);
 
     std::optional<std::variant<SentencePieceEncoder, BytePairEncoder>> encoder_;
     SpecialMatcher matcher_;
-    std::vector<bool> swallows_space_;  // by id: white space behind the token belongs to it; empty for most models
+    std::vector<bool>
+        swallows_space_;  // by id: white space behind the token belongs to it; empty for most models
 
     friend class Tokenizer;
 };
@@ -79,10 +83,11 @@ Tokenizer::Impl::Impl(const gguf::File &file) {
     if (*model == "gpt2") {
         kind = find_pre_tokenizer(pre);
         if (!kind)
-            fail("tokenizer.ggml.pre",
-                 "pre-tokenizer '" + gguf::printable(pre) + "' is not supported (supported: " + pre_tokenizer_names() + ")");
+            fail("tokenizer.ggml.pre", "pre-tokenizer " + gguf::quoted(pre) +
+                                           " is not supported (supported: " + pre_tokenizer_names() + ")");
     } else if (*model != "llama") {
-        fail("tokenizer.ggml.model", "tokenizer '" + gguf::printable(*model) + "' is not supported (supported: llama, gpt2)");
+        fail("tokenizer.ggml.model",
+             "tokenizer " + gguf::quoted(*model) + " is not supported (supported: llama, gpt2)");
     }
     name = std::string(*model) + "/" + (kind ? std::string(pre) : "default");
     vocabulary = Vocabulary::load(file);
@@ -101,7 +106,8 @@ void Tokenizer::Impl::load_matcher(const gguf::File &file) {
     if (swallow) swallows_space_.resize(static_cast<size_t>(vocabulary.size()));
     for (TokenId id = 0; id < vocabulary.size(); ++id) {
         const TokenType type = vocabulary.type(id);
-        if (type != TokenType::Control && type != TokenType::UserDefined && type != TokenType::Unknown) continue;
+        if (type != TokenType::Control && type != TokenType::UserDefined && type != TokenType::Unknown)
+            continue;
         const std::string_view piece = vocabulary.piece(id);
         matcher_.add(piece, id, type == TokenType::UserDefined);
         if (swallow && piece != "<unk>" && piece != "<s>" && piece != "<|endoftext|>")
@@ -177,7 +183,7 @@ Tokenizer Tokenizer::load(const gguf::File &file) {
 }
 
 std::vector<TokenId> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
-    if (text.size() >= kMaxTextBytes) throw TokenizerError("the text is longer than 1 GiB");
+    if (text.size() >= kMaxTextBytes) throw TokenizerError("the text is longer than 512 MiB");
     const SpecialTokens &special = impl_->special;
     const auto fragments = impl_->partition(text, options.parse_special);
     std::vector<TokenId> ids;
@@ -201,13 +207,16 @@ std::string Tokenizer::decode(TokenId id, bool with_special) const {
         case TokenType::Normal:
             if (!impl_->is_sentencepiece()) return BytePairEncoder::bytes_of(text);
             return replace_all(text, kBlankMark, " ");
-        case TokenType::UserDefined: return std::string(text);
+        case TokenType::UserDefined:
+            return std::string(text);
         case TokenType::Control:
-        case TokenType::Unknown: return with_special ? std::string(text) : std::string();
+        case TokenType::Unknown:
+            return with_special ? std::string(text) : std::string();
         case TokenType::Byte:
             if (const auto byte = vocabulary.byte_value(id)) return std::string(1, static_cast<char>(*byte));
             return {};
-        case TokenType::Unused: return {};
+        case TokenType::Unused:
+            return {};
     }
     return {};
 }
@@ -230,7 +239,9 @@ std::string_view Tokenizer::piece(TokenId id) const {
     return impl_->vocabulary.contains(id) ? impl_->vocabulary.piece(id) : std::string_view();
 }
 
-int32_t Tokenizer::size() const { return impl_->vocabulary.size(); }
+int32_t Tokenizer::size() const {
+    return impl_->vocabulary.size();
+}
 
 bool Tokenizer::is_control(TokenId id) const {
     if (!impl_->vocabulary.contains(id)) return false;
@@ -248,19 +259,33 @@ bool Tokenizer::is_sampleable(TokenId id) const {
 }
 
 namespace {
-std::optional<TokenId> as_optional(TokenId id) { return id == kNoToken ? std::nullopt : std::optional(id); }
+std::optional<TokenId> as_optional(TokenId id) {
+    return id == kNoToken ? std::nullopt : std::optional(id);
+}
 }  // namespace
 
-std::optional<TokenId> Tokenizer::bos() const { return as_optional(impl_->special.bos); }
-std::optional<TokenId> Tokenizer::eos() const { return as_optional(impl_->special.eos); }
-std::optional<TokenId> Tokenizer::eot() const { return as_optional(impl_->special.eot); }
-bool Tokenizer::adds_bos() const { return impl_->special.add_bos; }
-bool Tokenizer::adds_eos() const { return impl_->special.add_eos; }
+std::optional<TokenId> Tokenizer::bos() const {
+    return as_optional(impl_->special.bos);
+}
+std::optional<TokenId> Tokenizer::eos() const {
+    return as_optional(impl_->special.eos);
+}
+std::optional<TokenId> Tokenizer::eot() const {
+    return as_optional(impl_->special.eot);
+}
+bool Tokenizer::adds_bos() const {
+    return impl_->special.add_bos;
+}
+bool Tokenizer::adds_eos() const {
+    return impl_->special.add_eos;
+}
 
 std::optional<TokenId> Tokenizer::find(std::string_view text) const {
     return as_optional(impl_->vocabulary.find(text));
 }
 
-const std::string &Tokenizer::model_name() const { return impl_->name; }
+const std::string &Tokenizer::model_name() const {
+    return impl_->name;
+}
 
 }  // namespace runnel::text

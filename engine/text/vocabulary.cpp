@@ -28,7 +28,8 @@ std::vector<TokenType> load_types(const gguf::File &file, size_t tokens) {
     for (size_t i = 0; i < numbers.size(); ++i) {
         // Type 0, "undefined", is what some converters write for padding.
         if (numbers[i] < 0 || numbers[i] > 6)
-            fail(kTypes, "entry " + std::to_string(i) + " is " + std::to_string(numbers[i]) + ", not a token type");
+            fail(kTypes,
+                 "entry " + std::to_string(i) + " is " + std::to_string(numbers[i]) + ", not a token type");
         types[i] = numbers[i] == 0 ? TokenType::Unused : static_cast<TokenType>(numbers[i]);
     }
     return types;
@@ -52,7 +53,8 @@ Vocabulary Vocabulary::load(const gguf::File &file) {
     vocabulary.types_ = load_types(file, tokens);
     vocabulary.scores_ = get_floats(file, kScores);
     check_length(kScores, vocabulary.scores_.size(), tokens);
-    if (std::any_of(vocabulary.scores_.begin(), vocabulary.scores_.end(), [](float s) { return std::isnan(s); }))
+    if (std::any_of(vocabulary.scores_.begin(), vocabulary.scores_.end(),
+                    [](float s) { return std::isnan(s); }))
         fail(kScores, "has an entry that is not a number");
     vocabulary.index_pieces();
     return vocabulary;

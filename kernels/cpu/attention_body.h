@@ -107,10 +107,12 @@ inline void prefetch(const void *address) {
     __builtin_prefetch(address);
 }
 
-// p[r][cell] = sum over d of q[d][r] * k[d][cell].
+// p[r][cell] = sum over d of q[r][d] * k[d][cell].
 template <typename L, int R, typename T>
 void scores(const float *q, const Page<T> &page, int32_t head_dim, float *p) {
     constexpr int W = L::kWidth;
+    const float *row[R];
+    for (int r = 0; r < R; ++r) row[r] = q + r * head_dim;
     for (int cell = 0; cell < kBlockTokens; cell += 2 * W) {
         typename L::Float low[R], high[R];
         for (int r = 0; r < R; ++r) low[r] = high[r] = L::zero();
@@ -119,7 +121,7 @@ void scores(const float *q, const Page<T> &page, int32_t head_dim, float *p) {
             if constexpr (sizeof(T) == 2) prefetch(page.next_k + d * kBlockTokens + cell);
             const auto k_low = load_as_float<L>(k), k_high = load_as_float<L>(k + W);
             for (int r = 0; r < R; ++r) {
-                const auto broadcast = L::set(q[d * R + r]);
+                const auto broadcast = L::set(row[r][d]);
                 low[r] = L::fma(broadcast, k_low, low[r]);
                 high[r] = L::fma(broadcast, k_high, high[r]);
             }
@@ -217,15 +219,15 @@ void weighted_sum(const float *p, const Page<T> &page, Visible cells, float *o, 
                                         head_dim - at);
 }
 
-// One page for the rows [first, first + R).
+// One page for the rows [first, first + R). whole: they see all its cells.
 template <typename L, int R, typename T>
 void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &page, int32_t page_cell,
-                  int first) {
+                  int first, bool whole) {
     const int32_t head_dim_v = tile.pages.head_dim_v;
     Visible cells[R];
     bool any = false;
     for (int r = 0; r < R; ++r) {
-        cells[r] = visible(tile, first + r, page_cell, kBlockTokens);
+        cells[r] = whole ? Visible{0, kBlockTokens} : visible(tile, first + r, page_cell, kBlockTokens);
         any |= cells[r].any();
     }
     if (!any) return;
@@ -259,10 +261,14 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &pa
 
 template <typename L, typename T>
 inline void attend_page(const AttentionTile &tile, const Rows &rows, Page<T> page, int32_t page_cell) {
+    // The first row sees least ahead, the last row least behind.
+    const Visible all{0, kBlockTokens};
+    const bool whole = visible(tile, 0, page_cell, kBlockTokens) == all &&
+                       visible(tile, rows.count - 1, page_cell, kBlockTokens) == all;
     for (int first = 0; first < rows.count; first += L::kRows) {
         const int left = rows.count - first;
         with_rows<L::kRows>(left < L::kRows ? left : L::kRows, [&](auto count) {
-            attend_block<L, decltype(count)::value>(tile, rows, page, page_cell, first);
+            attend_block<L, decltype(count)::value>(tile, rows, page, page_cell, first, whole);
         });
         // Later blocks find the next page on its way.
         if constexpr (sizeof(T) == 2) page.next_k = page.k, page.next_v = page.v;
@@ -285,19 +291,14 @@ inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Pa
     return {rows.k_page, rows.v_page, rows.o_stride, nullptr, nullptr};
 }
 
-// q of each block of R rows, transposed to [head_dim_k][R].
+// q of all rows, one after the other: rows of the batch lie a power of two apart and would fight for cache
+// sets.
 template <typename L>
 inline void pack_q(const AttentionTile &tile, const Rows &rows) {
-    const int32_t head_dim = tile.pages.head_dim_k;
-    float *out = rows.q;
-    for (int first = 0; first < rows.count; first += L::kRows) {
-        const int count = rows.count - first < L::kRows ? rows.count - first : L::kRows;
-        for (int r = 0; r < count; ++r) {
-            const int token = (first + r) / tile.heads, head = (first + r) % tile.heads;
-            const float *q = tile.q + token * tile.q_stride + int64_t{head} * head_dim;
-            for (int32_t d = 0; d < head_dim; ++d) out[d * count + r] = q[d];
-        }
-        out += count * head_dim;
+    const int64_t size = int64_t{tile.heads} * tile.pages.head_dim_k;
+    for (int32_t token = 0; token < tile.tokens; ++token) {
+        const float *q = tile.q + token * tile.q_stride;
+        map<L>(q, q, size, rows.q + token * size, [](auto x, auto) { return x; });
     }
 }
 
