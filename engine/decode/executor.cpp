@@ -12,8 +12,9 @@ namespace {
 
 using kernels::kBlockTokens;
 
-constexpr int64_t kLargestContext = std::numeric_limits<int32_t>::max() / 2;  // cells and blocks count in int32
-constexpr int64_t kLeastContext = 256;          // below that "reduced to what fits" helps nobody
+constexpr int64_t kLargestContext =
+    std::numeric_limits<int32_t>::max() / 2;       // cells and blocks count in int32
+constexpr int64_t kLeastContext = 256;             // below that "reduced to what fits" helps nobody
 constexpr size_t kWorkMemory = size_t{256} << 20;  // left for activations, logits, and everything else
 
 int32_t groups_of(const kernels::Program &program) {
@@ -33,7 +34,9 @@ int32_t embedding_rows(const kernels::Program &program) {
     return static_cast<int32_t>(program.vocab);
 }
 
-std::string megabytes(size_t bytes) { return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB"; }
+std::string megabytes(size_t bytes) {
+    return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
+}
 
 }  // namespace
 
@@ -61,7 +64,8 @@ ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceI
         const size_t bytes = cache_bytes(program, context);
         if (context < asked || bytes > free)
             fail("a context of " + std::to_string(asked) + " tokens needs " + megabytes(bytes) +
-                 " of cache, but only " + megabytes(free) + " of memory are free: choose a smaller one with -c");
+                 " of cache, but only " + megabytes(free) +
+                 " of memory are free: choose a smaller one with -c");
         return {static_cast<int32_t>(context), false, bytes};
     }
     // Weights are read from the page cache: memory that is only useful if they stay there.
@@ -116,9 +120,9 @@ bool Executor::step(std::span<const StepInput> inputs, std::vector<float> &logit
         rows += static_cast<size_t>(input.logit_rows);
         for (const TokenId id : input.tokens)
             if (id < 0 || id >= token_ids_)
-                throw DecodeError(DecodeError::Kind::BadInput,
-                                  "token " + std::to_string(id) + " is not in the model's vocabulary of " +
-                                      std::to_string(token_ids_));
+                throw DecodeError(DecodeError::Kind::BadInput, "token " + std::to_string(id) +
+                                                                   " is not in the model's vocabulary of " +
+                                                                   std::to_string(token_ids_));
     }
     logits.resize(rows * static_cast<size_t>(vocab_));
     const auto undo = [&] {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/cache/block_pool.h"
-#include "engine/text/tokenizer.h"
+#include "engine/text/token.h"
 #include "kernels/backend.h"
 
 namespace runnel::decode {
@@ -22,9 +22,9 @@ using text::TokenId;
 
 // How much of the model's context there is memory for.
 struct ContextPlan {
-    int32_t context;    // cells of one sequence
-    bool reduced;       // less than the model was made for, for want of memory
-    size_t cache_bytes; // of that context
+    int32_t context;     // cells of one sequence
+    bool reduced;        // less than the model was made for, for want of memory
+    size_t cache_bytes;  // of that context
 };
 
 // Bytes of cache for `cells` cells, rounded up to whole blocks.
@@ -73,11 +73,11 @@ class Executor {
 
     SequenceCache new_sequence();
 
-    // Runs one step. `logits` becomes [sum of logit_rows][vocab()], in the order of the inputs. Returns false,
-    // with the caches as they were before, when *cancel became true. Exceptions leave the caches as they were:
-    // DecodeError{OutOfMemory} when the pool has no blocks left, DecodeError{BadInput} for a token id that is
-    // not in the vocabulary, BackendError. Precondition: the tokens of all inputs together are at most
-    // batch_size(), and no sequence grows beyond context().
+    // Runs one step. `logits` becomes [sum of logit_rows][vocab()], in the order of the inputs. Returns
+    // false, with the caches as they were before, when *cancel became true. Exceptions leave the caches as
+    // they were: DecodeError{OutOfMemory} when the pool has no blocks left, DecodeError{BadInput} for a token
+    // id that is not in the vocabulary, BackendError. Precondition: the tokens of all inputs together are at
+    // most batch_size(), and no sequence grows beyond context().
     bool step(std::span<const StepInput> inputs, std::vector<float> &logits,
               const std::atomic<bool> *cancel = nullptr);
 
@@ -92,7 +92,7 @@ class Executor {
     std::unique_ptr<kernels::Backend> backend_;
     ExecutorOptions options_;
     int32_t vocab_;
-    int32_t token_ids_;  // rows of the embedding table
+    int32_t token_ids_;                                     // rows of the embedding table
     std::vector<std::unique_ptr<cache::BlockPool>> pools_;  // per group; sequences point at them
     std::vector<int32_t> tokens_, positions_, rows_;        // of the step at hand
     std::vector<kernels::SequenceSpan> spans_;

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/text/tokenizer.h"
+#include "engine/text/token.h"
 
 namespace runnel::decode {
 
@@ -35,7 +35,7 @@ struct SamplingOptions {
     float typical = 1.0f;         // >= 1: off
     float repeat_penalty = 1.0f;  // 1: off; > 0
     float presence_penalty = 0.0f, frequency_penalty = 0.0f;
-    int32_t repeat_last_n = 64;                       // -1: the whole history
+    int32_t repeat_last_n = 64;                         // -1: the whole history
     std::vector<std::pair<TokenId, float>> logit_bias;  // -infinity forbids a token
     uint64_t seed = 0;
 };
@@ -86,9 +86,9 @@ class Sampler {
     SamplingOptions options_;
     int32_t vocab_;
     uint32_t stream_ = 0;
-    bool sorted_ = false;                             // the candidates
-    std::vector<float> logits_;                       // after bias and penalties
-    std::unordered_map<TokenId, int32_t> counts_;     // of the penalties' window
+    bool sorted_ = false;                          // the candidates
+    std::vector<float> logits_;                    // after bias and penalties
+    std::unordered_map<TokenId, int32_t> counts_;  // of the penalties' window
     Distribution result_;
 };
 

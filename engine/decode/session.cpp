@@ -41,8 +41,8 @@ void Session::truncate(size_t length) {
 size_t Session::reuse(std::span<const TokenId> wanted) {
     const size_t most = std::min(tokens_.size(), wanted.empty() ? 0 : wanted.size() - 1);
     const auto end = tokens_.begin() + static_cast<std::ptrdiff_t>(most);
-    const size_t common = static_cast<size_t>(std::mismatch(tokens_.begin(), end, wanted.begin()).first -
-                                              tokens_.begin());
+    const size_t common =
+        static_cast<size_t>(std::mismatch(tokens_.begin(), end, wanted.begin()).first - tokens_.begin());
     truncate(common);
     return common;
 }

@@ -27,8 +27,8 @@ class Session {
     // Keeps the first `length` tokens. Precondition: 0 <= length <= tokens().size().
     void truncate(size_t length);
 
-    // Keeps what is a common prefix with `wanted`, but not all of `wanted`: at least its last token is left to
-    // be fed, so that there are logits to go on from. Returns the length kept.
+    // Keeps what is a common prefix with `wanted`, but not all of `wanted`: at least its last token is left
+    // to be fed, so that there are logits to go on from. Returns the length kept.
     size_t reuse(std::span<const TokenId> wanted);
 
     const std::vector<TokenId> &tokens() const { return tokens_; }
