@@ -1,0 +1,52 @@
+#include "kernels/cpu/vector.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/vector_tables.h"
+
+namespace runnel::kernels::cpu {
+
+bool cpu_has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+}
+
+bool cpu_has_avx512() {
+    return cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+
+const VectorKernels &vector_scalar() {
+    return kVectorScalar;
+}
+const VectorKernels *vector_avx2() {
+    return cpu_has_avx2() ? &kVectorAvx2 : nullptr;
+}
+const VectorKernels *vector_avx512() {
+    return cpu_has_avx512() ? &kVectorAvx512 : nullptr;
+}
+
+const VectorKernels &vector_best() {
+    if (cpu_has_avx512()) return kVectorAvx512;
+    return cpu_has_avx2() ? kVectorAvx2 : kVectorScalar;
+}
+
+void rope_row(const RopeTable &table, int32_t position, float *cos, float *sin) {
+    for (size_t j = 0; j < table.inv_freq.size(); ++j) {
+        const double angle = position * table.inv_freq[j], magnitude = table.magnitude;
+        cos[j] = static_cast<float>(std::cos(angle) * magnitude);
+        sin[j] = static_cast<float>(std::sin(angle) * magnitude);
+    }
+}
+
+double log_sum_exp(const float *x, int64_t n) {
+    const double largest = *std::max_element(x, x + n);
+    if (!std::isfinite(largest)) return largest;
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += std::exp(x[i] - largest);
+    return largest + std::log(sum);
+}
+
+}  // namespace runnel::kernels::cpu
