@@ -47,7 +47,7 @@ TEST_CASE("model maker: the same weights in every format, whatever the number of
         CHECK(b == values_of(dequantized.file, tensor.name));
         CHECK(dequantized.file.find_tensor(tensor.name)->type == Type::F32);
     }
-    CHECK(read_file(exact.path) == read_file(TemporaryModel([&] {
+    CHECK(read_bytes(exact.path) == read_bytes(TemporaryModel([&] {
                                                  shape.type = "F32", shape.dequantized = false;
                                                  return shape;
                                              }())
