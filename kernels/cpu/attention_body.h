@@ -164,16 +164,20 @@ inline void softmax_row(float *p, float scale, Visible cells, float *maximum, fl
 }
 
 // One register tile of weighted_sum: R rows x D vectors of dimensions. With `Partial` the one vector has only
-// `lanes` elements in v.
+// `lanes` elements in v. next: the same place of the next page, to prefetch.
 template <typename L, int R, int D, bool Partial, typename T>
-inline void weighted_columns(const float *p, const T *v, size_t v_stride, Visible cells, float *o,
-                             size_t o_stride, int lanes) {
-    constexpr int W = L::kWidth;
+inline void weighted_columns(const float *p, const T *v, const uint16_t *next, size_t v_stride, Visible cells,
+                             float *o, size_t o_stride, int lanes) {
+    constexpr int W = L::kWidth, kLine = 32;  // halves per cache line
     typename L::Float sum[R][D];
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < D; ++i) sum[r][i] = L::load(o + static_cast<size_t>(r) * o_stride + i * W);
     v += static_cast<size_t>(cells.begin) * v_stride;
     for (int cell = cells.begin; cell < cells.end; ++cell, v += v_stride) {
+        if constexpr (sizeof(T) == 2) {
+            for (int i = 0; i < D * W; i += kLine) prefetch(next + i);
+            next += v_stride;
+        }
         typename L::Float value[D];
         for (int i = 0; i < D; ++i) {
             if constexpr (Partial && sizeof(T) == 2) {
@@ -195,9 +199,11 @@ inline void weighted_columns(const float *p, const T *v, size_t v_stride, Visibl
 template <typename L, int R, int D, typename T>
 inline void weighted_vectors(const float *p, const Page<T> &page, Visible cells, float *o, size_t o_stride,
                              int at, int vectors) {
-    for (; at + D <= vectors; at += D)
-        weighted_columns<L, R, D, false>(p, page.v + at * L::kWidth, page.v_stride, cells, o + at * L::kWidth,
+    for (; at + D <= vectors; at += D) {
+        const int d = at * L::kWidth;
+        weighted_columns<L, R, D, false>(p, page.v + d, page.next_v + d, page.v_stride, cells, o + d,
                                          o_stride, 0);
+    }
     if constexpr (D > 1) weighted_vectors<L, R, D / 2>(p, page, cells, o, o_stride, at, vectors);
 }
 
@@ -215,8 +221,8 @@ void weighted_sum(const float *p, const Page<T> &page, Visible cells, float *o, 
     weighted_vectors<L, R, D>(p, page, cells, o, o_stride, 0, vectors);
     const int at = vectors * W;
     if (at < head_dim)
-        weighted_columns<L, R, 1, true>(p, page.v + at, page.v_stride, cells, o + at, o_stride,
-                                        head_dim - at);
+        weighted_columns<L, R, 1, true>(p, page.v + at, page.next_v + at, page.v_stride, cells, o + at,
+                                        o_stride, head_dim - at);
 }
 
 // One page for the rows [first, first + R). whole: they see all its cells.
@@ -233,10 +239,6 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &pa
     if (!any) return;
     scores<L, R>(rows.q + static_cast<size_t>(first) * static_cast<size_t>(tile.pages.head_dim_k), page,
                  tile.pages.head_dim_k, rows.p);
-    if constexpr (sizeof(T) == 2) {
-        for (int32_t i = 0; i < head_dim_v; ++i)
-            prefetch(page.next_v + i * 32);  // 32 cells: head_dim_v lines
-    }
     float *o = rows.o + static_cast<size_t>(first) * rows.o_stride;
     for (int r = 0; r < R; ++r) {
         if (!cells[r].any()) continue;
@@ -288,7 +290,7 @@ inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Pa
     from_half<L>(page.k, int64_t{kBlockTokens} * pages.head_dim_k, rows.k_page);
     for (size_t cell = 0; cell < kBlockTokens; ++cell)
         from_half<L>(page.v + cell * page.v_stride, pages.head_dim_v, rows.v_page + cell * rows.o_stride);
-    return {rows.k_page, rows.v_page, rows.o_stride, nullptr, nullptr};
+    return {rows.k_page, rows.v_page, rows.o_stride, page.next_k, page.next_v};
 }
 
 // q of all rows, one after the other: rows of the batch lie a power of two apart and would fight for cache
@@ -298,6 +300,8 @@ inline void pack_q(const AttentionTile &tile, const Rows &rows) {
     const int64_t size = int64_t{tile.heads} * tile.pages.head_dim_k;
     for (int32_t token = 0; token < tile.tokens; ++token) {
         const float *q = tile.q + token * tile.q_stride;
+        const float *next = token + 1 < tile.tokens ? q + tile.q_stride : q;
+        for (int64_t i = 0; i < size; i += 16) prefetch(next + i);
         map<L>(q, q, size, rows.q + token * size, [](auto x, auto) { return x; });
     }
 }
@@ -375,27 +379,37 @@ inline int32_t row_last_range(const AttentionTile &tile, int row) {
     return (tile.first_cell + row / tile.heads) / kRangeCells;
 }
 
+// Step 4: out = o / l. out may be o.
 template <typename L>
-inline void divide_row(float *out, float l, int32_t n) {
-    map<L>(out, out, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
+inline void divide_row(const float *o, float l, int32_t n, float *out) {
+    map<L>(o, o, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
 }
 
 template <typename L>
 void attend(const AttentionTile &tile, float *scratch) noexcept {
     const Rows rows = cut_scratch(tile, scratch);
-    const int32_t n = tile.pages.head_dim_v, last_range = row_last_range(tile, rows.count - 1);
+    const int32_t n = tile.pages.head_dim_v;
+    const int32_t first_range = tile_first_range(tile), last_range = row_last_range(tile, rows.count - 1);
+    const auto o = [&](int row) { return rows.o + static_cast<size_t>(row) * rows.o_stride; };
     pack_q<L>(tile, rows);
     clear_padding<L>(tile, rows);
-    for (int32_t range = tile_first_range(tile); range <= last_range; ++range) {
+    if (first_range == last_range) {
+        compute_range<L>(tile, rows, first_range);
+        for (int row = 0; row < rows.count; ++row)
+            divide_row<L>(o(row), rows.range_l[row], n, out_row(tile, row));
+        return;
+    }
+    for (int32_t range = first_range; range <= last_range; ++range) {
         compute_range<L>(tile, rows, range);
         for (int row = 0; row < rows.count; ++row) {
             const int32_t first = row_first_range(tile, row);
             if (range < first || range > row_last_range(tile, row)) continue;
             join_row<L>(rows.m + row, rows.l + row, out_row(tile, row), rows.range_m[row], rows.range_l[row],
-                        rows.o + static_cast<size_t>(row) * rows.o_stride, n, range == first);
+                        o(row), n, range == first);
         }
     }
-    for (int row = 0; row < rows.count; ++row) divide_row<L>(out_row(tile, row), rows.l[row], n);
+    for (int row = 0; row < rows.count; ++row)
+        divide_row<L>(out_row(tile, row), rows.l[row], n, out_row(tile, row));
 }
 
 template <typename L>
@@ -425,7 +439,7 @@ void join(const AttentionTile &tile, const float *partials, int32_t ranges) noex
             join_row<L>(&m, &l, out_row(tile, row), partial[0], partial[1], partial + kPartialHead, n,
                         range == first);
         }
-        divide_row<L>(out_row(tile, row), l, n);
+        divide_row<L>(out_row(tile, row), l, n, out_row(tile, row));
     }
 }
 

@@ -43,8 +43,22 @@ struct alignas(64) Partials {
 template <int first, int last>
 [[gnu::always_inline]] inline __m512i dot(__m512i start, const __m512i (&w)[8], const int8_t *q) {
 #pragma GCC unroll 8
-    for (int i = first; i < last; ++i) start = _mm512_dpbusd_epi32(start, w[i], broadcast_int(q + 4 * i));
+    for (int i = first; i < last; ++i)
+        // _mm512_dpbusd_epi32(start, w[i], broadcast): GCC 12 would spend an instruction on the broadcast.
+        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(start) : "v"(w[i]), "m"(*reinterpret_cast<const int32_t(*)>(q + 4 * i)));
     return start;
+}
+
+// The same for `count` tokens side by side, so that each one's additions need not wait for themselves.
+template <int first, int last, int count, typename Record>
+[[gnu::always_inline]] inline void dots(__m512i (&sums)[count], const __m512i (&w)[8], const Record *a, int column) {
+#pragma GCC unroll 8
+    for (int i = first; i < last; ++i)
+#pragma GCC unroll 8
+        for (int t = 0; t < count; ++t)
+            asm("vpdpbusd %2%{1to16%}, %1, %0"
+                : "+v"(sums[t])
+                : "v"(w[i]), "m"(*reinterpret_cast<const int32_t(*)>(a[t].q + column + 4 * i)));
 }
 
 // --- blocks of 32 ----------------------------------------------------------------------------------------
@@ -115,29 +129,41 @@ struct Engine256 {
         Scales256 s;
     };
 
-    // The integer of group j of 32 columns, scaled.
-    [[gnu::always_inline]] static __m512i scaled_dot(const __m512i (&w)[8], const Scales256 &s, int j,
-                                                     const Record &r) {
-        const int8_t *q = r.q + 32 * j;
-        const __m512i zero = _mm512_setzero_si512();
+    // Adds the scaled integers of group j of 32 columns to the totals of `count` tokens.
+    template <int count>
+    [[gnu::always_inline]] static void add_scaled(const __m512i (&w)[8], const Scales256 &s, int j, const Record *a,
+                                                  __m512i *totals) {
+        __m512i sums[count];
+        const auto start = [&](auto get) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+            for (int t = 0; t < count; ++t)
+                sums[t] = Format::kMinimum ? _mm512_setzero_si512() : broadcast_int(get(a[t]));
+        };
+        const auto finish_sums = [&](__m512i scale) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+            for (int t = 0; t < count; ++t) totals[t] = _mm512_add_epi32(totals[t], _mm512_mullo_epi32(sums[t], scale));
+        };
         if constexpr (Format::kStep == 32) {
-            const __m512i total = dot<0, 8>(Format::kMinimum ? zero : broadcast_int(&r.start32[j]), w, q);
-            return _mm512_mullo_epi32(total, s.scale[j]);
+            start([&](const Record &r) { return &r.start32[j]; });
+            dots<0, 8, count>(sums, w, a, 32 * j);
+            finish_sums(s.scale[j]);
         } else {
             const int at = start16_index(2 * j);  // the next subgroup is four on
-            const __m512i low = dot<0, 4>(Format::kMinimum ? zero : broadcast_int(&r.start16[at]), w, q);
-            const __m512i high = dot<4, 8>(Format::kMinimum ? zero : broadcast_int(&r.start16[at + 4]), w, q);
-            return _mm512_add_epi32(_mm512_mullo_epi32(low, s.scale[2 * j]),
-                                    _mm512_mullo_epi32(high, s.scale[2 * j + 1]));
+            start([&](const Record &r) { return &r.start16[at]; });
+            dots<0, 4, count>(sums, w, a, 32 * j);
+            finish_sums(s.scale[2 * j]);
+            start([&](const Record &r) { return &r.start16[at + 4]; });
+            dots<4, 8, count>(sums, w, a, 32 * j);
+            finish_sums(s.scale[2 * j + 1]);
         }
     }
 
-    [[gnu::always_inline]] static void add_group(const __m512i (&group)[8], const Scales256 &s, int j,
-                                                 const Record *a, int count, __m512i *totals) {
+    [[gnu::always_inline]] static void add_group(const __m512i (&group)[8], const Scales256 &s, int j, const Record *a,
+                                                 int count, __m512i *totals) {
         __m512i w[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) w[i] = group[i];
-        for (int t = 0; t < count; ++t) totals[t] = _mm512_add_epi32(totals[t], scaled_dot(w, s, j, a[t]));
+        for (int t = 0; t < count; ++t) add_scaled<1>(w, s, j, a + t, totals + t);
     }
 
     [[gnu::always_inline]] static __m512i minimum_sum(const Scales256 &s, const Record &r) {
@@ -170,11 +196,33 @@ struct Engine256 {
             });
     }
 
-    static void add(const Tile &tile, int, int64_t block, const Record *a, int count, Partials &sums) {
-        __m512i totals[kTokens];
+    // A fixed number of tokens, their totals in registers.
+    template <int count>
+    static void add_tokens(const Tile &tile, const Record *a, __m512 *partial) {
+        __m512i totals[count];
+#pragma GCC unroll 8
         for (int t = 0; t < count; ++t) totals[t] = _mm512_setzero_si512();
-        for (int j = 0; j < 8; ++j) add_group(tile.w[j], tile.s, j, a, count, totals);
-        finish(tile.s, a, count, totals, sums.p[block % 8]);
+        for (int j = 0; j < 8; ++j) {
+            __m512i w[8];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; ++i) w[i] = tile.w[j][i];
+            constexpr int side_by_side = count < 4 ? count : 4;
+#pragma GCC unroll 2
+            for (int t = 0; t < count; t += side_by_side)
+                add_scaled<side_by_side>(w, tile.s, j, a + t, totals + t);
+        }
+        finish(tile.s, a, count, totals, partial);
+    }
+
+    static void add(const Tile &tile, int, int64_t block, const Record *a, int count, Partials &sums) {
+        __m512 *partial = sums.p[block % 8];
+        int t = 0;
+        for (; t + 8 <= count; t += 8) add_tokens<8>(tile, a + t, partial + t);
+        if (count - t >= 4) {
+            add_tokens<4>(tile, a + t, partial + t);
+            t += 4;
+        }
+        for (; t < count; ++t) add_tokens<1>(tile, a + t, partial + t);
     }
 
     static void add_fused(Rows rows, int, int64_t block, const Record *a, int count, Partials &sums) {

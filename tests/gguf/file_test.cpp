@@ -231,7 +231,7 @@ TEST_CASE("file: what is not GGUF is named") {
     CHECK_SAYS(error("\x1f\x8b\x08"), "gzip");
     CHECK_SAYS(error("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull");
     CHECK_SAYS(error("<!DOCTYPE html>"), "web page");
-    CHECK_SAYS(error("hello\nworld"), "it starts with \"hell\"");
+    CHECK_SAYS(error("hello\nworld"), "it starts with 'hell'");
     CHECK_SAYS(error_of(directory / "none"), "missing: ");
     CHECK_SAYS(error_of(directory / "none"), "No such file");
     CHECK_SAYS(error_of(directory.path()), "missing: ");
