@@ -32,10 +32,10 @@ struct Vocabulary {
 Vocabulary vocabulary_of(const text::Tokenizer &tokenizer);  // keeps a reference
 
 struct GenerationOptions {
-    int64_t max_tokens = -1;          // < 0: until the model ends or the context is full
-    std::vector<std::string> stops{};    // strings that end the text; they are not part of it
+    int64_t max_tokens = -1;            // < 0: until the model ends or the context is full
+    std::vector<std::string> stops{};   // strings that end the text; they are not part of it
     std::vector<TokenId> end_tokens{};  // that end it beside the vocabulary's own
-    bool ignore_end = false;          // end-of-generation tokens are ordinary tokens
+    bool ignore_end = false;            // end-of-generation tokens are ordinary tokens
 };
 
 enum class FinishReason {
