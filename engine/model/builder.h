@@ -25,7 +25,7 @@ class Builder {
     // The named tensor as a weight of exactly this shape, added once however often it is asked for.
     // Throws ModelError when it is missing, has another shape, or a type that this build cannot read.
     kernels::WeightId matrix(const std::string &name, int64_t rows, int64_t cols);
-    kernels::WeightId vector(const std::string &name, int64_t size);           // F32
+    kernels::WeightId vector(const std::string &name, int64_t size);  // F32
     // kNoWeight when the file has no such tensor.
     kernels::WeightId optional_vector(const std::string &name, int64_t size);
     bool has(const std::string &name) const { return file_->find_tensor(name) != nullptr; }
@@ -33,7 +33,8 @@ class Builder {
     kernels::Slot slot(std::string name, int64_t width);
     void add(kernels::Step step) { program_.steps.push_back(std::move(step)); }
 
-    // The frequencies that the file's rope.* keys and `rope_freqs.weight` describe. Returns an index into ropes.
+    // The frequencies that the file's rope.* keys and `rope_freqs.weight` describe. Returns an index into
+    // ropes.
     int32_t rope(kernels::RopeTable::Pairs pairs);
 
     kernels::Program take();
@@ -54,8 +55,8 @@ class Builder {
 // and how they differ.
 struct DecoderTraits {
     kernels::RopeTable::Pairs pairs;
-    bool head_norm = false;         // RMS norm of q and k per head, before RoPE
-    bool biases_required = false;   // attn_{q,k,v}.bias must be present; otherwise they are used when present
+    bool head_norm = false;        // RMS norm of q and k per head, before RoPE
+    bool biases_required = false;  // attn_{q,k,v}.bias must be present; otherwise they are used when present
 };
 void emit_decoder(Builder &builder, const DecoderTraits &traits);
 

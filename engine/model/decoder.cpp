@@ -10,8 +10,8 @@ using namespace kernels;
 namespace {
 
 struct Slots {
-    Slot x;             // residual stream
-    Slot normed;        // input of the matrices
+    Slot x;       // residual stream
+    Slot normed;  // input of the matrices
     Slot q, k, v, attended;
     Slot gate, up;
 };

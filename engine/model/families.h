@@ -9,8 +9,8 @@
 namespace runnel::model {
 
 struct Family {
-    std::string_view architecture;      // general.architecture
-    void (*emit)(Builder &);            // writes the whole program
+    std::string_view architecture;  // general.architecture
+    void (*emit)(Builder &);        // writes the whole program
 };
 
 std::span<const Family> families();

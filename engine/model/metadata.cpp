@@ -8,7 +8,8 @@ Metadata::Metadata(const gguf::File &file) : file_(&file) {
     const gguf::Value *value = file.find("general.architecture");
     const auto name = value ? value->as_string() : std::nullopt;
     if (!name || name->empty())
-        throw ModelError(file.path().string() + ": no general.architecture: the file does not say what model it holds");
+        throw ModelError(file.path().string() +
+                         ": no general.architecture: the file does not say what model it holds");
     architecture_ = *name;
 }
 
@@ -28,11 +29,13 @@ std::optional<int64_t> Metadata::integer(std::string_view key, int64_t low, int6
         const std::vector<int64_t> entries = value->as_ints();
         if (!entries.empty()) number = entries.front();
         for (int64_t entry : entries)
-            if (entry != *number) fail(key, "differs between layers, which this architecture does not support");
+            if (entry != *number)
+                fail(key, "differs between layers, which this architecture does not support");
     }
     if (!number) fail(key, "not an integer");
     if (*number < low || *number > high)
-        fail(key, std::to_string(*number) + " is not between " + std::to_string(low) + " and " + std::to_string(high));
+        fail(key, std::to_string(*number) + " is not between " + std::to_string(low) + " and " +
+                      std::to_string(high));
     return number;
 }
 

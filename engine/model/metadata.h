@@ -17,8 +17,9 @@ class Metadata {
 
     const std::string &architecture() const { return architecture_; }
 
-    // Keys are given without the architecture prefix ("attention.head_count"). Absent: nullopt. Present but of
-    // another type or out of [low, high]: ModelError. An array whose entries are all equal counts as one number.
+    // Keys are given without the architecture prefix ("attention.head_count"). Absent: nullopt. Present but
+    // of another type or out of [low, high]: ModelError. An array whose entries are all equal counts as one
+    // number.
     std::optional<int64_t> integer(std::string_view key, int64_t low, int64_t high) const;
     std::optional<double> real(std::string_view key) const;
     std::optional<bool> boolean(std::string_view key) const;

@@ -1,5 +1,5 @@
-// qwen2: Qwen 1.5, 2, 2.5, QwQ and the DeepSeek-R1 distillations of them. Q, K and V have biases; rotated pairs
-// are half a head apart.
+// qwen2: Qwen 1.5, 2, 2.5, QwQ and the DeepSeek-R1 distillations of them. Q, K and V have biases; rotated
+// pairs are half a head apart.
 #include "engine/model/families.h"
 
 namespace runnel::model {

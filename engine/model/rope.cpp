@@ -14,9 +14,10 @@ double yarn_correction(int32_t dimensions, double context, double turns, double 
 
 // Share of the unscaled frequency that pair j keeps: 1 for fast pairs, 0 for slow ones.
 double yarn_mix(const RopeScaling &s, int32_t dimensions, double base, int32_t j) {
-    const double low = std::max(0.0, std::floor(yarn_correction(dimensions, s.original_context, s.beta_fast, base)));
-    const double high =
-        std::min(dimensions - 1.0, std::ceil(yarn_correction(dimensions, s.original_context, s.beta_slow, base)));
+    const double low =
+        std::max(0.0, std::floor(yarn_correction(dimensions, s.original_context, s.beta_fast, base)));
+    const double high = std::min(
+        dimensions - 1.0, std::ceil(yarn_correction(dimensions, s.original_context, s.beta_slow, base)));
     const double ramp = 1 - std::clamp((j - low) / std::max(0.001, high - low), 0.0, 1.0);
     return ramp * s.extrapolation;
 }

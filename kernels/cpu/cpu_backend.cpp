@@ -20,12 +20,13 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-// Rows per unit of work of a matrix: 16 is the height of a weight tile. Units handed out dynamically are large
-// enough to keep a stream of reads going, small enough to even out a busy core.
+// Rows per unit of work of a matrix: 16 is the height of a weight tile. Units handed out dynamically are
+// large enough to keep a stream of reads going, small enough to even out a busy core.
 constexpr int64_t kTileRows = 16;
-constexpr int64_t kGrainDecode = 4, kGrainPrefill = 2;   // in tiles
-constexpr int32_t kDecodeTokens = 8;                     // up to here a pass is bound by reading weights
-constexpr int64_t kPrepareBlock = 256;                   // columns: the unit in which activations are packed
+constexpr int64_t kGrainDecode = 4, kGrainPrefill = 2;  // in tiles
+constexpr int32_t kDecodeTokens = 8;                    // up to here a pass is bound by reading weights
+constexpr int32_t kRangeTokens = 4;                     // up to here attention may be split by ranges of keys
+constexpr int64_t kPrepareBlock = 256;                  // columns: the unit in which activations are packed
 
 struct Isa {
     const LinearKernels *linear;
@@ -42,7 +43,8 @@ Isa choose_isa() {
         {&linear_scalar(), &vector_scalar(), &attention_scalar()},
     }};
     for (const Isa &isa : all)
-        if (isa.linear && isa.vector && isa.attention && (name.empty() || name == isa.linear->name)) return isa;
+        if (isa.linear && isa.vector && isa.attention && (name.empty() || name == isa.linear->name))
+            return isa;
     throw BackendError(BackendError::Kind::Failed,
                        "RUNNEL_CPU=" + name + ": this CPU does not run it (choose avx512, avx2 or scalar)");
 }
@@ -50,7 +52,7 @@ Isa choose_isa() {
 // What one thread carries through the phases.
 struct Worker {
     int thread;
-    int32_t rows;                   // tokens that steps work on: all of the batch, fewer after SelectPhase
+    int32_t rows;  // tokens that steps work on: all of the batch, fewer after SelectPhase
 };
 
 class CpuBackend final : public Backend {
@@ -71,9 +73,15 @@ class CpuBackend final : public Backend {
     void run(const SelectPhase &phase, Worker &worker) noexcept;
     void run(const LogitsPhase &phase, Worker &worker) noexcept;
 
-    void prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0, int64_t col1) noexcept;
+    void prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
+                 int64_t col1) noexcept;
     void multiply(const Weight &weight, float *out, int64_t stride, const float *bias, const float *add,
                   const Worker &worker, int loop) noexcept;
+    size_t attention_scratch_of(const Attention &step) const;
+    size_t partials_of(const Attention &step, const CacheConfig &cache) const;
+    AttentionTile tile(const Attention &step, const SequenceSpan &sequence, int32_t kv_head, int32_t first,
+                       int32_t tokens) const noexcept;
+    void attend_by_ranges(const Attention &step, const Worker &worker) noexcept;
     bool cancelled_after_barrier(size_t phase, int thread) noexcept;
 
     const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
@@ -93,10 +101,11 @@ class CpuBackend final : public Backend {
     CacheMemory cache_;
     int32_t max_tokens_ = 0;
     std::vector<LazyBuffer> slots_;
-    std::array<LazyBuffer, 3> packed_;               // by ActFormat
-    LazyBuffer product_;                             // of a matrix whose result is added to a slot
-    std::vector<LazyBuffer> scratch_;                // per thread: weight tiles, attention
-    std::vector<LazyBuffer> cosines_, sines_;        // per RopeTable: [max_tokens][pairs]
+    std::array<LazyBuffer, 3> packed_;         // by ActFormat
+    LazyBuffer product_;                       // of a matrix whose result is added to a slot
+    LazyBuffer partials_;                      // of attention over ranges: [kv head][range]
+    std::vector<LazyBuffer> scratch_;          // per thread: weight tiles, attention
+    std::vector<LazyBuffer> cosines_, sines_;  // per RopeTable: [max_tokens][pairs]
 
     // The batch at hand.
     const Batch *batch_ = nullptr;
@@ -107,8 +116,8 @@ class CpuBackend final : public Backend {
 DeviceInfo CpuBackend::info() const {
     const auto pages = [](int name) { return static_cast<size_t>(std::max(0L, sysconf(name))); };
     const size_t page = pages(_SC_PAGESIZE);
-    return {std::string("CPU, ") + std::to_string(pool_.threads()) + (pool_.threads() == 1 ? " thread, " : " threads, ") +
-                isa_.linear->name,
+    return {std::string("CPU, ") + std::to_string(pool_.threads()) +
+                (pool_.threads() == 1 ? " thread, " : " threads, ") + isa_.linear->name,
             "cpu", pages(_SC_PHYS_PAGES) * page, pages(_SC_AVPHYS_PAGES) * page};
 }
 
@@ -130,13 +139,24 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
         widest_any = std::max(widest_any, w.cols);
     }
     for (size_t f = 0; f < packed_.size(); ++f)
-        packed_[f] = LazyBuffer(
-            widest[f] ? packed_bytes(static_cast<ActFormat>(f), widest[f], max_tokens) : 0, "packed activations");
+        packed_[f] =
+            LazyBuffer(widest[f] ? packed_bytes(static_cast<ActFormat>(f), widest[f], max_tokens) : 0,
+                       "packed activations");
 
-    size_t scratch = isa_.linear->scratch_bytes(widest_any);
-    for (const Step &step : program_.steps)
-        if (const auto *attention = std::get_if<Attention>(&step))
-            scratch = std::max(scratch, attention_scratch_bytes(*attention));
+    size_t scratch = isa_.linear->scratch_bytes(widest_any), partials = 0, product = 0;
+    for (const Step &step : program_.steps) {
+        if (const auto *attention = std::get_if<Attention>(&step)) {
+            scratch = std::max(scratch, sizeof(float) * attention_scratch_of(*attention));
+            partials = std::max(partials, sizeof(float) * partials_of(*attention, cache));
+        }
+        if (const auto *linear = std::get_if<Linear>(&step))
+            for (const Linear::Part &part : linear->parts)
+                if (part.add != kNoSlot)
+                    product = std::max(
+                        product, tokens * static_cast<size_t>(weight(part.weight).rows) * sizeof(float));
+    }
+    product_ = LazyBuffer(product, "activations");
+    partials_ = LazyBuffer(partials, "attention");
     scratch_.clear();
     for (int t = 0; t < pool_.threads(); ++t) scratch_.emplace_back(scratch, "work space");
 
@@ -169,17 +189,17 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
     return finished;
 }
 
-// Thread 0 looks at the flag and tells the others; two alternating cells, because it may already write the next
-// one while another thread still reads this.
+// Thread 0 looks at the flag and tells the others; two alternating cells, because it may already write the
+// next one while another thread still reads this.
 bool CpuBackend::cancelled_after_barrier(size_t phase, int thread) noexcept {
     std::atomic<bool> &stop = stop_[phase & 1];
     if (thread == 0)
-        stop.store(batch_->cancel && batch_->cancel->load(std::memory_order_relaxed), std::memory_order_relaxed);
+        stop.store(batch_->cancel && batch_->cancel->load(std::memory_order_relaxed),
+                   std::memory_order_relaxed);
     pool_.barrier();
     return stop.load(std::memory_order_relaxed);
 }
 
-// Angles are formed in double: at position 100,000 a float angle would be off by a hundredth.
 void CpuBackend::compute_rotations(const Worker &worker) noexcept {
     for (size_t r = 0; r < program_.ropes.size(); ++r) {
         const RopeTable &rope = program_.ropes[r];
@@ -187,12 +207,7 @@ void CpuBackend::compute_rotations(const Worker &worker) noexcept {
         for (int32_t t = worker.thread; t < worker.rows; t += pool_.threads()) {
             float *cosine = cosines_[r].as<float>() + static_cast<size_t>(t) * pairs;
             float *sine = sines_[r].as<float>() + static_cast<size_t>(t) * pairs;
-            const double position = batch_->positions[static_cast<size_t>(t)];
-            for (size_t j = 0; j < pairs; ++j) {
-                const double angle = position * rope.inv_freq[j];
-                cosine[j] = static_cast<float>(std::cos(angle)) * rope.magnitude;
-                sine[j] = static_cast<float>(std::sin(angle)) * rope.magnitude;
-            }
+            rope_row(rope, batch_->positions[static_cast<size_t>(t)], cosine, sine);
         }
     }
 }
@@ -205,13 +220,13 @@ void CpuBackend::run(const EmbedPhase &phase, Worker &worker) noexcept {
             const size_t token = static_cast<size_t>(batch_->tokens[static_cast<size_t>(t)]);
             float *out = row(phase.step.out, static_cast<int32_t>(t));
             isa_.linear->dequantize(table.type, table.data + token * row_bytes, table.cols, out);
-            if (phase.step.scale != 1)
-                for (int64_t i = 0; i < table.cols; ++i) out[i] *= phase.step.scale;
+            if (phase.step.scale != 1) isa_.vector->scale(phase.step.scale, out, table.cols, out);
         }
     });
 }
 
-void CpuBackend::prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0, int64_t col1) noexcept {
+void CpuBackend::prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
+                         int64_t col1) noexcept {
     for (int32_t t = t0; t < t1; ++t) {
         if (const auto *norm = std::get_if<Norm>(&phase.step))
             isa_.vector->rms_norm(row(norm->in, t), vector_of(norm->weight), width(norm->in), norm->eps,
@@ -221,8 +236,8 @@ void CpuBackend::prepare(const PreparePhase &phase, int32_t rows, int32_t t0, in
                                 row(gate->out, t) + col0);
         for (ActFormat format : {ActFormat::F32, ActFormat::Q8x32, ActFormat::Q8x256})
             if (phase.formats & format_bit(format))
-                isa_.linear->pack(format, row(phase.slot, 0), width(phase.slot), width(phase.slot), rows, t, t + 1, col0,
-                                  col1, packed(format));
+                isa_.linear->pack(format, row(phase.slot, 0), width(phase.slot), width(phase.slot), rows, t,
+                                  t + 1, col0, col1, packed(format));
     }
 }
 
@@ -236,8 +251,11 @@ void CpuBackend::run(const PreparePhase &phase, Worker &worker) noexcept {
         return;
     }
     const int64_t blocks = (cols + kPrepareBlock - 1) / kPrepareBlock;
-    const int64_t first = blocks * worker.thread / pool_.threads(), last = blocks * (worker.thread + 1) / pool_.threads();
-    if (first < last) prepare(phase, worker.rows, 0, worker.rows, first * kPrepareBlock, std::min(last * kPrepareBlock, cols));
+    const int64_t first = blocks * worker.thread / pool_.threads(),
+                  last = blocks * (worker.thread + 1) / pool_.threads();
+    if (first < last)
+        prepare(phase, worker.rows, 0, worker.rows, first * kPrepareBlock,
+                std::min(last * kPrepareBlock, cols));
 }
 
 void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const float *bias, const float *add,
@@ -256,7 +274,8 @@ void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const flo
         for (int32_t t = 0; t < worker.rows && (bias || add); ++t) {
             float *y = product + t * product_stride;
             if (bias) isa_.vector->add(y + row0, bias + row0, row1 - row0, y + row0);
-            if (add) isa_.vector->add(y + row0, add + t * stride + row0, row1 - row0, out + t * stride + row0);
+            if (add)
+                isa_.vector->add(y + row0, add + t * stride + row0, row1 - row0, out + t * stride + row0);
         }
     };
     const bool decode = worker.rows <= kDecodeTokens;
@@ -265,15 +284,133 @@ void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const flo
     else
         pool_.for_each(
             worker.thread, (tiles + kGrainPrefill - 1) / kGrainPrefill,
-            [&](int64_t unit) { body(unit * kGrainPrefill, std::min((unit + 1) * kGrainPrefill, tiles)); }, loop);
+            [&](int64_t unit) { body(unit * kGrainPrefill, std::min((unit + 1) * kGrainPrefill, tiles)); },
+            loop);
 }
 
 void CpuBackend::run(const MultiplyPhase &phase, Worker &worker) noexcept {
     int loop = 0;
     for (const Linear::Part &part : phase.step.parts) {
         const float *add = part.add == kNoSlot ? nullptr : row(part.add, 0);
-        multiply(weight(part.weight), row(part.out, 0), width(part.out), vector_of(part.bias), add, worker, loop++);
+        multiply(weight(part.weight), row(part.out, 0), width(part.out), vector_of(part.bias), add, worker,
+                 loop++);
     }
+}
+
+// A unit is one K/V head of one token with its query heads: norms, rotations, and the token's cell.
+void CpuBackend::run(const AppendPhase &phase, Worker &worker) noexcept {
+    const Attention &a = phase.step;
+    const int32_t group = a.heads / a.kv_heads;
+    const auto turn = [&](float *head, int32_t heads, WeightId norm, int32_t token) {
+        for (int32_t h = 0; h < heads && norm != kNoWeight; ++h) {
+            float *x = head + h * a.head_dim_k;
+            isa_.vector->rms_norm(x, vector_of(norm), a.head_dim_k, a.norm_eps, x);
+        }
+        if (a.rope < 0) return;
+        const RopeTable &rope = program_.ropes[static_cast<size_t>(a.rope)];
+        const size_t pairs = rope.inv_freq.size(), at = static_cast<size_t>(token) * pairs;
+        isa_.vector->rope(head, heads, a.head_dim_k, cosines_[static_cast<size_t>(a.rope)].as<float>() + at,
+                          sines_[static_cast<size_t>(a.rope)].as<float>() + at, static_cast<int32_t>(pairs),
+                          rope.pairs);
+    };
+    const size_t table = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
+    for (const SequenceSpan &sequence : batch_->sequences) {
+        const int64_t units = int64_t{sequence.count} * a.kv_heads;
+        const int64_t first = units * worker.thread / pool_.threads(),
+                      last = units * (worker.thread + 1) / pool_.threads();
+        for (int64_t unit = first; unit < last; ++unit) {
+            const int32_t i = static_cast<int32_t>(unit / a.kv_heads),
+                          kv_head = static_cast<int32_t>(unit % a.kv_heads);
+            const int32_t token = sequence.first + i;
+            float *k = row(a.k, token) + kv_head * a.head_dim_k,
+                  *v = row(a.v, token) + kv_head * a.head_dim_v;
+            turn(row(a.q, token) + kv_head * group * a.head_dim_k, group, a.q_norm, token);
+            turn(k, 1, a.k_norm, token);
+            isa_.attention->append(cache_.pages(a, kv_head, sequence.tables[table].data()), sequence.past + i,
+                                   1, k, width(a.k), v, width(a.v));
+        }
+    }
+}
+
+AttentionTile CpuBackend::tile(const Attention &a, const SequenceSpan &sequence, int32_t kv_head,
+                               int32_t first, int32_t tokens) const noexcept {
+    const int32_t group = a.heads / a.kv_heads;
+    const size_t table = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
+    return {.pages = cache_.pages(a, kv_head, sequence.tables[table].data()),
+            .q = row(a.q, sequence.first + first) + kv_head * group * a.head_dim_k,
+            .out = row(a.out, sequence.first + first) + kv_head * group * a.head_dim_v,
+            .q_stride = width(a.q),
+            .out_stride = width(a.out),
+            .tokens = tokens,
+            .heads = group,
+            .first_cell = sequence.past + first,
+            .window = a.window,
+            .scale = a.scale};
+}
+
+size_t CpuBackend::attention_scratch_of(const Attention &a) const {
+    const int32_t group = a.heads / a.kv_heads;
+    return attention_scratch(a.head_dim_k, a.head_dim_v,
+                             group * std::max(kRangeTokens, attention_tile_tokens(group)));
+}
+
+size_t CpuBackend::partials_of(const Attention &a, const CacheConfig &cache) const {
+    const size_t group = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
+    const size_t ranges = static_cast<size_t>(cache.blocks[group]) * kBlockTokens / kRangeCells + 2;
+    AttentionTile shape{};
+    shape.pages.head_dim_k = a.head_dim_k;
+    shape.pages.head_dim_v = a.head_dim_v;
+    shape.tokens = kRangeTokens;
+    shape.heads = a.heads / a.kv_heads;
+    return attention_partial(shape) * ranges * static_cast<size_t>(a.kv_heads);
+}
+
+// Few tokens, a long context and fewer K/V heads than would keep all threads busy: a unit is one range of
+// keys of one head. The ranges are those that attend() forms itself, so the result is the same.
+void CpuBackend::attend_by_ranges(const Attention &a, const Worker &worker) noexcept {
+    const SequenceSpan &sequence = batch_->sequences[0];
+    const int32_t ranges = range_count(tile(a, sequence, 0, 0, sequence.count));
+    const auto partial = [&](int32_t kv_head, int32_t range) {
+        const AttentionTile t = tile(a, sequence, kv_head, 0, sequence.count);
+        return partials_.as<float>() + attention_partial(t) * static_cast<size_t>(kv_head * ranges + range);
+    };
+    pool_.for_each(worker.thread, int64_t{a.kv_heads} * ranges, [&](int64_t unit) {
+        const int32_t kv_head = static_cast<int32_t>(unit / ranges),
+                      range = static_cast<int32_t>(unit % ranges);
+        isa_.attention->attend_range(tile(a, sequence, kv_head, 0, sequence.count), range,
+                                     partial(kv_head, range),
+                                     scratch_[static_cast<size_t>(worker.thread)].as<float>());
+    });
+    pool_.barrier();
+    pool_.for_each(worker.thread, a.kv_heads, [&](int64_t kv_head) {
+        const int32_t head = static_cast<int32_t>(kv_head);
+        isa_.attention->join(tile(a, sequence, head, 0, sequence.count), partial(head, 0), ranges);
+    });
+}
+
+void CpuBackend::run(const AttendPhase &phase, Worker &worker) noexcept {
+    const Attention &a = phase.step;
+    const bool one_short = batch_->sequences.size() == 1 && worker.rows <= kRangeTokens;
+    if (one_short && pool_.threads() > 1 && a.kv_heads < 4 * pool_.threads() &&
+        range_count(tile(a, batch_->sequences[0], 0, 0, worker.rows)) > 1) {
+        attend_by_ranges(a, worker);
+        return;
+    }
+    // Units of all sequences in one numbering; later tokens see more keys, so the largest units come first.
+    const int32_t step = attention_tile_tokens(a.heads / a.kv_heads);
+    const auto tiles = [&](const SequenceSpan &s) { return (s.count + step - 1) / step; };
+    int64_t units = 0;
+    for (const SequenceSpan &s : batch_->sequences) units += int64_t{tiles(s)} * a.kv_heads;
+    pool_.for_each(worker.thread, units, [&](int64_t unit) {
+        size_t s = 0;
+        while (unit >= int64_t{tiles(batch_->sequences[s])} * a.kv_heads)
+            unit -= int64_t{tiles(batch_->sequences[s++])} * a.kv_heads;
+        const SequenceSpan &sequence = batch_->sequences[s];
+        const int32_t first = (tiles(sequence) - 1 - static_cast<int32_t>(unit / a.kv_heads)) * step;
+        const int32_t kv_head = static_cast<int32_t>(unit % a.kv_heads);
+        isa_.attention->attend(tile(a, sequence, kv_head, first, std::min(step, sequence.count - first)),
+                               scratch_[static_cast<size_t>(worker.thread)].as<float>());
+    });
 }
 
 void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
@@ -284,7 +421,8 @@ void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
 void CpuBackend::run(const SelectPhase &phase, Worker &worker) noexcept {
     const int32_t kept = static_cast<int32_t>(batch_->logit_rows.size());
     if (kept < worker.rows)
-        for (size_t i = static_cast<size_t>(worker.thread); i < phase.slots.size(); i += static_cast<size_t>(pool_.threads()))
+        for (size_t i = static_cast<size_t>(worker.thread); i < phase.slots.size();
+             i += static_cast<size_t>(pool_.threads()))
             for (int32_t r = 0; r < kept; ++r) {
                 const int32_t from = batch_->logit_rows[static_cast<size_t>(r)];
                 const size_t bytes = static_cast<size_t>(width(phase.slots[i])) * sizeof(float);
@@ -292,3 +430,15 @@ void CpuBackend::run(const SelectPhase &phase, Worker &worker) noexcept {
             }
     worker.rows = kept;
 }
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(int threads) {
+    return std::make_unique<CpuBackend>(threads);
+}
+
+std::string instruction_set() {
+    return choose_isa().linear->name;
+}
+
+}  // namespace runnel::kernels::cpu

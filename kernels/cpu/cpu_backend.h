@@ -1,7 +1,8 @@
 // The CPU as a device: interprets a Program phase by phase (plan.h) on a team of threads (pool.h).
 //
-// Weights are used in place, from the mapped file: nothing is read, copied or repacked at load. Results follow
-// the contract of README.md beside this file: they depend on neither threads nor batch nor instruction set.
+// Weights are used in place, from the mapped file: nothing is read, copied or repacked at load. Results
+// follow the contract of README.md beside this file: they depend on neither threads nor batch nor instruction
+// set.
 #pragma once
 
 #include <memory>

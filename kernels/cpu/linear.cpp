@@ -2,6 +2,7 @@
 // run an instruction that the CPU has not been asked for.
 #include "kernels/cpu/linear.h"
 
+#include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/linear_packed.h"
 
 namespace runnel::kernels::cpu {
@@ -27,12 +28,22 @@ size_t packed_bytes(ActFormat format, int64_t cols, int32_t tokens) {
     return records * sizeof(PackedQ8x256);
 }
 
+const LinearKernels &linear_scalar() {
+    return kLinearScalar;
+}
+
 const LinearKernels *linear_avx2() {
     return nullptr;
 }
 
 const LinearKernels *linear_avx512() {
-    return nullptr;
+    // The names cover the operating system's part too: libgcc asks xgetbv.
+    const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx2") &&
+                      __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+                      __builtin_cpu_supports("bmi2");
+    return runs ? &kLinearAvx512 : nullptr;
 }
 
 }  // namespace runnel::kernels::cpu

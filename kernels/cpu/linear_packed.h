@@ -25,7 +25,9 @@ struct alignas(64) PackedQ8x32 {
     float scale[8];
     int32_t start[8];     // -128 * sum(q) of the group
     float scaled_sum[8];  // scale * sum(q), rounded once
+    std::byte padding[32];
 };
+static_assert(sizeof(PackedQ8x32) == 384);
 
 // One group of 256: x ~ scale * q.
 struct alignas(64) PackedQ8x256 {
@@ -37,14 +39,16 @@ struct alignas(64) PackedQ8x256 {
     int16_t sum32[8];    // sum(q) of 32 consecutive q
     int16_t sum16[16];   // sum(q) of 16 consecutive q
     float scale;
+    std::byte padding[44];
 };
+static_assert(sizeof(PackedQ8x256) == 448);
 
 // Index in PackedQ8x256::start16 of subgroup `s` (columns 16 s ... 16 s + 15 of the record).
-constexpr int start16_index(int s) {
+static constexpr int start16_index(int s) {
     return 4 * (s % 4) + s / 4;
 }
 
-constexpr int64_t record_count(int64_t cols) {
+static constexpr int64_t record_count(int64_t cols) {
     return (cols + kRecordCols - 1) / kRecordCols;
 }
 

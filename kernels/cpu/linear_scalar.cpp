@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/cpu/linear.h"
+#include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/linear_packed.h"
 
 namespace runnel::kernels::cpu {
@@ -468,12 +468,8 @@ void dequantize(Type type, const std::byte *row, int64_t cols, float *out) {
     with_block(type, [&]<typename Block>(Block) { dequantize_blocks<Block>(row, cols, out); });
 }
 
-constexpr LinearKernels kScalar{"scalar", pack, multiply, scratch_bytes, dequantize};
-
 }  // namespace
 
-const LinearKernels &linear_scalar() {
-    return kScalar;
-}
+const LinearKernels kLinearScalar{"scalar", pack, multiply, scratch_bytes, dequantize};
 
 }  // namespace runnel::kernels::cpu

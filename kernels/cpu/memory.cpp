@@ -12,9 +12,9 @@ LazyBuffer::LazyBuffer(size_t bytes, const char *what) : bytes_(bytes) {
     void *memory =
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
-        throw BackendError(BackendError::Kind::OutOfMemory, std::string("cannot reserve ") +
-                                                                std::to_string((bytes + (1 << 20) - 1) >> 20) +
-                                                                " MiB for " + what);
+        throw BackendError(BackendError::Kind::OutOfMemory,
+                           std::string("cannot reserve ") + std::to_string((bytes + (1 << 20) - 1) >> 20) +
+                               " MiB for " + what);
     data_ = static_cast<std::byte *>(memory);
 }
 
@@ -35,28 +35,30 @@ CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) {
     groups_.resize(config.blocks.size());
     for (const CacheLayer &layer : program.cache_layers) {
         Group &group = groups_[static_cast<size_t>(layer.group)];
-        LayerPlace place;
-        place.group = static_cast<size_t>(layer.group);
-        place.offset = group.block;
-        place.k_page = static_cast<size_t>(layer.head_dim_k) * kBlockTokens;
-        place.v_page = static_cast<size_t>(layer.head_dim_v) * kBlockTokens;
-        place.v_offset = place.k_page * static_cast<size_t>(layer.kv_heads);
-        group.block += place.v_offset + place.v_page * static_cast<size_t>(layer.kv_heads);
-        layers_.push_back(place);
+        const size_t head_cells = static_cast<size_t>(layer.kv_heads) * kBlockTokens;
+        const size_t k_offset = group.block,
+                     v_offset = k_offset + head_cells * static_cast<size_t>(layer.head_dim_k);
+        layers_.push_back({static_cast<size_t>(layer.group), k_offset, v_offset});
+        group.block = v_offset + head_cells * static_cast<size_t>(layer.head_dim_v);
     }
     for (size_t g = 0; g < groups_.size(); ++g)
-        groups_[g].memory = LazyBuffer(groups_[g].block * sizeof(uint16_t) * static_cast<size_t>(config.blocks[g]),
-                                       "the K/V cache; a smaller context (-c) needs less");
+        groups_[g].memory =
+            LazyBuffer(groups_[g].block * sizeof(uint16_t) * static_cast<size_t>(config.blocks[g]),
+                       "the K/V cache; a smaller context (-c) needs less");
 }
 
-uint16_t *CacheMemory::k_page(int32_t layer, BlockId block, int32_t kv_head) const {
-    const LayerPlace &place = layers_[static_cast<size_t>(layer)];
-    return layer_pages(place, block) + static_cast<size_t>(kv_head) * place.k_page;
-}
-
-uint16_t *CacheMemory::v_page(int32_t layer, BlockId block, int32_t kv_head) const {
-    const LayerPlace &place = layers_[static_cast<size_t>(layer)];
-    return layer_pages(place, block) + place.v_offset + static_cast<size_t>(kv_head) * place.v_page;
+KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId *table) const {
+    const LayerPlace &place = layers_[static_cast<size_t>(step.layer)];
+    const Group &group = groups_[place.group];
+    const size_t head_cells = static_cast<size_t>(kv_head) * kBlockTokens;
+    uint16_t *base = group.memory.as<uint16_t>();
+    return {.k = base + place.k_offset + head_cells * static_cast<size_t>(step.head_dim_k),
+            .v = base + place.v_offset + head_cells * static_cast<size_t>(step.head_dim_v),
+            .k_stride = group.block,
+            .v_stride = group.block,
+            .table = table,
+            .head_dim_k = step.head_dim_k,
+            .head_dim_v = step.head_dim_v};
 }
 
 }  // namespace runnel::kernels::cpu

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/cpu/attention.h"
 
 namespace runnel::kernels::cpu {
 
@@ -22,7 +23,9 @@ class LazyBuffer {
     std::byte *data() const { return data_; }
     size_t size() const { return bytes_; }
     template <typename T>
-    T *as() const { return reinterpret_cast<T *>(data_); }
+    T *as() const {
+        return reinterpret_cast<T *>(data_);
+    }
 
   private:
     std::byte *data_ = nullptr;
@@ -36,24 +39,18 @@ class CacheMemory {
     CacheMemory() = default;
     CacheMemory(const Program &program, const CacheConfig &config);
 
-    uint16_t *k_page(int32_t layer, BlockId block, int32_t kv_head) const;
-    uint16_t *v_page(int32_t layer, BlockId block, int32_t kv_head) const;
+    // The pages of one layer and K/V head, for the blocks of `table`.
+    KvPages pages(const Attention &step, int32_t kv_head, const BlockId *table) const;
 
   private:
     struct LayerPlace {
         size_t group;
-        size_t offset;              // of the layer's pages in a block, in halves
-        size_t k_page, v_page;      // halves per head
-        size_t v_offset;            // of the first V page, from `offset`
+        size_t k_offset, v_offset;  // of the layer's first K and V page in a block, in halves
     };
     struct Group {
         LazyBuffer memory;
-        size_t block = 0;           // halves per block
+        size_t block = 0;  // halves per block
     };
-    uint16_t *layer_pages(const LayerPlace &place, BlockId block) const {
-        const Group &group = groups_[place.group];
-        return group.memory.as<uint16_t>() + static_cast<size_t>(block) * group.block + place.offset;
-    }
 
     std::vector<LayerPlace> layers_;
     std::vector<Group> groups_;

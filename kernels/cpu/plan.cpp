@@ -56,7 +56,8 @@ std::vector<Slot> live_slots(const Program &program, size_t from) {
         visit_slots(
             program.steps[i],
             [&](Slot slot) {
-                if (!written[static_cast<size_t>(slot)] && std::find(live.begin(), live.end(), slot) == live.end())
+                if (!written[static_cast<size_t>(slot)] &&
+                    std::find(live.begin(), live.end(), slot) == live.end())
                     live.push_back(slot);
             },
             [&](Slot slot) { written[static_cast<size_t>(slot)] = true; });
@@ -71,14 +72,16 @@ std::vector<Phase> plan(const Program &program) {
     for (size_t i = 0; i < program.steps.size(); ++i)
         if (std::holds_alternative<Attention>(program.steps[i])) last_attention = i;
 
-    Slot packed = kNoSlot;          // the slot that is packed already, in packed_formats
+    Slot packed = kNoSlot;  // the slot that is packed already, in packed_formats
     FormatSet packed_formats = 0;
     for (size_t i = 0; i < program.steps.size(); ++i) {
         const Step &step = program.steps[i];
         const bool prepares = std::holds_alternative<Norm>(step) || std::holds_alternative<Gate>(step);
         if (prepares) {
-            const Slot out = std::holds_alternative<Norm>(step) ? std::get<Norm>(step).out : std::get<Gate>(step).out;
-            const bool consumed = i + 1 < program.steps.size() && input_of_multiply(program.steps[i + 1]) == out;
+            const Slot out =
+                std::holds_alternative<Norm>(step) ? std::get<Norm>(step).out : std::get<Gate>(step).out;
+            const bool consumed =
+                i + 1 < program.steps.size() && input_of_multiply(program.steps[i + 1]) == out;
             packed = out;
             packed_formats = consumed ? formats_read_by(program.steps[i + 1], program) : 0;
             PreparePhase phase{{}, out, packed_formats};

@@ -16,7 +16,9 @@ namespace runnel::kernels::cpu {
 
 // A set of ActFormat, by bit.
 using FormatSet = uint32_t;
-constexpr FormatSet format_bit(ActFormat format) { return 1u << static_cast<uint32_t>(format); }
+constexpr FormatSet format_bit(ActFormat format) {
+    return 1u << static_cast<uint32_t>(format);
+}
 
 struct EmbedPhase {
     Embed step;
@@ -26,7 +28,7 @@ struct EmbedPhase {
 struct PreparePhase {
     std::variant<std::monostate, Norm, Gate> step;
     Slot slot;
-    FormatSet formats;              // none: only the step is run
+    FormatSet formats;  // none: only the step is run
 };
 
 struct MultiplyPhase {

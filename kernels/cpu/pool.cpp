@@ -35,12 +35,12 @@ void futex_wake_all(std::atomic<uint32_t> &word) noexcept {
 // Sleeping without losing a wake-up: the waiter announces itself and then looks at the value again, the
 // releaser changes the value and then looks for waiters. Both orders are sequentially consistent, so one of
 // them sees the other; and the futex itself refuses to sleep when the value is not `seen` any more.
-void Gate::advance() noexcept {
+void Signal::advance() noexcept {
     value_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(value_);
 }
 
-void Gate::wait(uint32_t seen, bool spin) noexcept {
+void Signal::wait(uint32_t seen, bool spin) noexcept {
     if (spin) {
         const Clock::time_point until = Clock::now() + kSpin;
         do {

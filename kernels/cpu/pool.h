@@ -40,7 +40,7 @@ int physical_cores();
 int cgroup_cpu_limit(const std::filesystem::path &membership, const std::filesystem::path &mount);
 
 // A counter that threads wait on.
-class alignas(64) Gate {
+class alignas(64) Signal {
   public:
     uint32_t value() const noexcept { return value_.load(std::memory_order_acquire); }
     // Adds 1 and releases everyone who waits. What was written before is visible to them.
@@ -126,7 +126,7 @@ class Pool {
     const bool spin_;
     Job job_ = nullptr;  // null: the team is dismissed
     void *context_ = nullptr;
-    Gate start_, finish_, barrier_;
+    Signal start_, finish_, barrier_;
     alignas(64) std::atomic<int> arrived_{0};   // at the barrier
     alignas(64) std::atomic<int> finished_{0};  // other threads that have left f
     std::array<Counter, kLoops> counters_;

@@ -74,7 +74,8 @@ TEST_CASE("cache: random appends and truncations never share or lose a block") {
         for (const Sequence &each : sequences) {
             owned += each.table().size();
             used.insert(each.table().begin(), each.table().end());
-            REQUIRE(each.table().size() == static_cast<size_t>((each.length() + kBlockTokens - 1) / kBlockTokens));
+            REQUIRE(each.table().size() ==
+                    static_cast<size_t>((each.length() + kBlockTokens - 1) / kBlockTokens));
         }
         REQUIRE(used.size() == owned);
         REQUIRE(static_cast<int32_t>(owned) + pool.free_blocks() == pool.size());

@@ -1,0 +1,119 @@
+#include "engine/text/byte_pair.h"
+
+#include "engine/text/utf8.h"
+
+namespace runnel::text {
+namespace {
+
+// GPT-2's bytes_to_unicode: printable Latin-1 stands for itself, the other 68 bytes, in ascending order, for
+// U+0100 onwards.
+constexpr bool is_itself(uint32_t byte) {
+    return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
+}
+
+struct ByteAlphabet {
+    std::array<uint16_t, 256> character{};  // byte -> code point, all below U+0800
+    std::array<int16_t, 0x144> byte{};      // code point -> byte, -1 for none
+};
+
+constexpr ByteAlphabet make_alphabet() {
+    ByteAlphabet alphabet;
+    alphabet.byte.fill(-1);
+    uint32_t next = 0x100;
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+        const uint32_t character = is_itself(byte) ? byte : next++;
+        alphabet.character[byte] = static_cast<uint16_t>(character);
+        alphabet.byte[character] = static_cast<int16_t>(byte);
+    }
+    return alphabet;
+}
+constexpr ByteAlphabet kAlphabet = make_alphabet();
+
+void append_character(std::string &text, uint32_t code_point) {
+    if (code_point < 0x80) {
+        text += static_cast<char>(code_point);
+    } else {
+        text += static_cast<char>(0xC0 | code_point >> 6);
+        text += static_cast<char>(0x80 | (code_point & 0x3F));
+    }
+}
+
+}  // namespace
+
+BytePairEncoder::BytePairEncoder(const gguf::File &file, const Vocabulary &vocabulary,
+                                 const PreTokenizerKind &kind, TokenId unknown)
+    : pre_tokenizer_(kind),
+      merges_(MergeTable::load(file, vocabulary)),
+      unknown_(unknown),
+      ignores_merges_(kind.ignores_merges) {
+    for (size_t byte = 0; byte < 256; ++byte) {
+        std::string spelled;
+        append_character(spelled, kAlphabet.character[byte]);
+        byte_tokens_[byte] = vocabulary.find(spelled);
+    }
+}
+
+std::string BytePairEncoder::bytes_of(std::string_view piece) {
+    std::string bytes;
+    while (!piece.empty()) {
+        const Utf8Char c = first_char(piece);
+        const int byte = c.valid && c.code_point < kAlphabet.byte.size() ? kAlphabet.byte[c.code_point] : -1;
+        if (byte >= 0) {
+            bytes += static_cast<char>(byte);
+        } else {
+            bytes += piece.substr(0, c.bytes);
+        }
+        piece.remove_prefix(c.bytes);
+    }
+    return bytes;
+}
+
+void BytePairEncoder::encode(const Vocabulary &vocabulary, std::string_view text, Session &session,
+                             std::vector<TokenId> &output) const {
+    uint32_t begin = 0;
+    for (const uint32_t end : pre_tokenizer_.split(text)) {
+        const std::string_view word = text.substr(begin, end - begin);
+        begin = end;
+        if (session.cache.append(word, output)) continue;
+        const size_t first = output.size();
+        encode_word(vocabulary, word, session, output);
+        session.cache.remember(word, first, output);
+    }
+}
+
+TokenId BytePairEncoder::find_whole(const Vocabulary &vocabulary, std::string_view word,
+                                    std::string &spelled) const {
+    if (word.size() > vocabulary.longest_piece()) return kNoToken;
+    spelled.clear();
+    for (const char c : word) append_character(spelled, kAlphabet.character[static_cast<uint8_t>(c)]);
+    const TokenId id = vocabulary.find(spelled);
+    return id != kNoToken && vocabulary.is_text(id) ? id : kNoToken;
+}
+
+void BytePairEncoder::encode_word(const Vocabulary &vocabulary, std::string_view word, Session &session,
+                                  std::vector<TokenId> &output) const {
+    if (ignores_merges_) {
+        const TokenId whole = find_whole(vocabulary, word, session.spelled);
+        if (whole != kNoToken) {
+            output.push_back(whole);
+            return;
+        }
+    }
+    const auto bytes = static_cast<uint32_t>(word.size());
+    auto &symbols = session.scratch.symbols;
+    if (symbols.size() <= bytes) symbols.resize(word.size() + 1);
+    for (uint32_t i = 0; i < bytes; ++i) symbols[i] = {1, i > 0, byte_tokens_[static_cast<uint8_t>(word[i])]};
+    merge_symbols(session.scratch, bytes, [&](uint32_t left, uint32_t right) {
+        return merges_.find(symbols[left].id, symbols[right].id);
+    });
+    for (uint32_t at = 0; at < bytes; at += symbols[at].bytes) {
+        const TokenId id = symbols[at].id;
+        if (id != kNoToken) {
+            output.push_back(id);
+        } else if (unknown_ != kNoToken) {
+            output.push_back(unknown_);
+        }
+    }
+}
+
+}  // namespace runnel::text

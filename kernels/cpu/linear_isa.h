@@ -1,0 +1,16 @@
+// The tables of the instruction sets; linear.cpp hands them out when the CPU can run them.
+//
+// Files named *_avx2.cpp and *_avx512.cpp are compiled for those CPUs. They must not emit symbols that the
+// linker may merge with another file's copy (inline functions and templates with external linkage):
+// everything in them, and in the headers that only they include, lives in an anonymous namespace.
+#pragma once
+
+#include "kernels/cpu/linear.h"
+
+namespace runnel::kernels::cpu {
+
+extern const LinearKernels kLinearScalar;
+extern const LinearKernels kLinearAvx2;
+extern const LinearKernels kLinearAvx512;
+
+}  // namespace runnel::kernels::cpu
