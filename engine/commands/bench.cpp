@@ -76,10 +76,10 @@ class Bench {
         }
         // The cells that the middle token of the test reads.
         const kernels::Program &program = engine_.model().program;
-        const double cell = static_cast<double>(decode::cache_bytes(program, kernels::kBlockTokens)) /
-                            kernels::kBlockTokens;
-        row.bytes_per_token = static_cast<double>(program.weight_bytes_per_token()) +
-                              cell * (depth + options_.generate / 2.0);
+        const double cell =
+            static_cast<double>(decode::cache_bytes(program, kernels::kBlockTokens)) / kernels::kBlockTokens;
+        row.bytes_per_token =
+            static_cast<double>(program.weight_bytes_per_token()) + cell * (depth + options_.generate / 2.0);
         return row;
     }
 
@@ -100,7 +100,9 @@ class Bench {
     std::mt19937 random_{1};  // which tokens does not matter to the speed
 };
 
-double share(const Row &row, double bandwidth) { return row.mean() * row.bytes_per_token / bandwidth; }
+double share(const Row &row, double bandwidth) {
+    return row.mean() * row.bytes_per_token / bandwidth;
+}
 
 std::string table(const std::vector<Row> &rows, double bandwidth, const std::string &device) {
     char line[256];
@@ -109,11 +111,12 @@ std::string table(const std::vector<Row> &rows, double bandwidth, const std::str
     text += "test              tokens/s      +/-   first token   MB/token   of bandwidth\n";
     for (const Row &row : rows) {
         if (row.decode)
-            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %13s %10.1f %13.1f%%\n", row.test.c_str(), row.mean(),
-                          row.deviation(), "", row.bytes_per_token / 1e6, 100 * share(row, bandwidth));
+            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %13s %10.1f %13.1f%%\n", row.test.c_str(),
+                          row.mean(), row.deviation(), "", row.bytes_per_token / 1e6,
+                          100 * share(row, bandwidth));
         else
-            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %10.1f ms\n", row.test.c_str(), row.mean(), row.deviation(),
-                          row.first_token * 1e3);
+            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %10.1f ms\n", row.test.c_str(), row.mean(),
+                          row.deviation(), row.first_token * 1e3);
         text += line;
     }
     return text;
@@ -144,7 +147,8 @@ Json json_of(const std::vector<Row> &rows, double bandwidth, const Engine &engin
 }  // namespace
 
 int bench(const BenchOptions &options, Io &io) {
-    if (options.prompt <= 0 && options.generate <= 0) throw UsageError("nothing to measure: -p and -n are both 0");
+    if (options.prompt <= 0 && options.generate <= 0)
+        throw UsageError("nothing to measure: -p and -n are both 0");
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
     const int32_t deepest = *std::max_element(options.depths.begin(), options.depths.end());

@@ -1,5 +1,5 @@
-// The commands, a function and a file each. They return the exit code; what goes wrong is thrown (io.h and the
-// exceptions of the layers below) and becomes a line on stderr in main.cpp.
+// The commands, a function and a file each. They return the exit code; what goes wrong is thrown (io.h and
+// the exceptions of the layers below) and becomes a line on stderr in main.cpp.
 #pragma once
 
 #include <string>

@@ -20,14 +20,18 @@ std::pair<text::TokenId, float> parse_bias(const std::string &text) {
     const auto [sign, id_error] = std::from_chars(text.data(), end, id);
     float bias = 0;
     const bool has_sign = id_error == std::errc() && id >= 0 && sign != end && (*sign == '+' || *sign == '-');
-    const auto [rest, error] = has_sign ? std::from_chars(sign + 1, end, bias) : std::from_chars(end, end, bias);
-    if (!has_sign || error != std::errc() || rest != end || std::isnan(bias) || (*sign == '+' && std::isinf(bias)))
+    const auto [rest, error] =
+        has_sign ? std::from_chars(sign + 1, end, bias) : std::from_chars(end, end, bias);
+    if (!has_sign || error != std::errc() || rest != end || std::isnan(bias) ||
+        (*sign == '+' && std::isinf(bias)))
         throw UsageError("--logit-bias " + gguf::quoted(text) +
                          ": write a token id, + or -, and a number: 15043+1.5, 15043-inf");
     return {id, *sign == '-' ? -bias : bias};
 }
 
-double milliseconds(double seconds) { return std::round(seconds * 1e6) / 1e3; }
+double milliseconds(double seconds) {
+    return std::round(seconds * 1e6) / 1e3;
+}
 
 }  // namespace
 
@@ -80,7 +84,8 @@ std::string report_text(const Report &report) {
                   "first    %9.1f ms  to the first token\n"
                   "decode   %9.1f ms  %zu tokens  %.1f tokens/s\n"
                   "finish   %s, seed %llu\n",
-                  report.load_seconds * 1e3, t.prefill_seconds * 1e3, static_cast<long long>(t.prefill_tokens),
+                  report.load_seconds * 1e3, t.prefill_seconds * 1e3,
+                  static_cast<long long>(t.prefill_tokens),
                   static_cast<long long>(t.prompt_tokens - t.prefill_tokens), t.prefill_rate(),
                   t.first_token_seconds * 1e3, t.decode_seconds * 1e3, report.tokens, t.decode_rate(),
                   report.finish_reason.c_str(), static_cast<unsigned long long>(report.seed));
@@ -98,7 +103,8 @@ void write_stats(const StatsFlags &flags, const Report &report, Io &io) {
     if (flags.fd >= 0) Output(flags.fd, "the descriptor of --stats-fd").write(json);
 }
 
-std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file, int in) {
+std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,
+                          int in) {
     if (text && file) throw UsageError("give the system prompt with --system or --system-file, not both");
     std::string prompt = text ? *text : file ? read_all(*file, in) : std::string();
     if (file && prompt.ends_with('\n')) prompt.pop_back();

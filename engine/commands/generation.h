@@ -26,14 +26,15 @@ struct Report {
     size_t tokens;  // generated
     std::string finish_reason;
 };
-Json timings_json(const Report &report);  // load_ms, ttft_ms, prefill_tps, decode_tps
-Json report_json(const Report &report);   // for --stats-file
+Json timings_json(const Report &report);        // load_ms, ttft_ms, prefill_tps, decode_tps
+Json report_json(const Report &report);         // for --stats-file
 std::string report_text(const Report &report);  // lines for people
 
 // --stats, --stats-file and --stats-fd. Throws OutputError when the file cannot be written.
 void write_stats(const StatsFlags &flags, const Report &report, Io &io);
 
 // The system prompt of --system or --system-file; empty when there is none. Throws UsageError for both.
-std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file, int in);
+std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,
+                          int in);
 
 }  // namespace runnel::commands

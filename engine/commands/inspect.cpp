@@ -20,11 +20,12 @@ struct Summary {
     std::optional<int64_t> context_length;
     uint64_t parameters = 0, tensor_bytes = 0;
     std::optional<size_t> cache_per_1k, cache_at_context;
-    int64_t context = 0;  // of cache_at_context
+    int64_t context = 0;       // of cache_at_context
     std::string not_runnable;  // why, if it is not
 
     double bits_per_weight() const {
-        return parameters == 0 ? 0 : 8.0 * static_cast<double>(tensor_bytes) / static_cast<double>(parameters);
+        return parameters == 0 ? 0
+                               : 8.0 * static_cast<double>(tensor_bytes) / static_cast<double>(parameters);
     }
 };
 
@@ -156,20 +157,21 @@ std::string value_text(const gguf::Value &value, bool arrays) {
 }
 
 void print_text(const gguf::File &file, const Summary &s, const InspectOptions &options, Io &io) {
-    std::string text = line("file", gguf::printable(options.path, 4096) + " (GGUF " +
-                                        std::to_string(file.version()) + ", " + size_text(file.file_bytes()) +
-                                        ")");
+    std::string text =
+        line("file", gguf::printable(options.path, 4096) + " (GGUF " + std::to_string(file.version()) + ", " +
+                         size_text(file.file_bytes()) + ")");
     text += line("architecture", s.architecture.empty() ? "not given" : gguf::printable(s.architecture));
-    text += line("parameters", count_text(s.parameters) + " in " + std::to_string(file.tensors().size()) +
-                                   " tensors");
+    text += line("parameters",
+                 count_text(s.parameters) + " in " + std::to_string(file.tensors().size()) + " tensors");
     char bits[32];
     std::snprintf(bits, sizeof bits, "%.2f", s.bits_per_weight());
     text += line("bits per weight", bits);
     if (s.context_length) text += line("context length", std::to_string(*s.context_length));
     text += line("memory, weights", size_text(s.tensor_bytes));
     if (s.cache_per_1k) {
-        text += line("memory, cache", size_text(*s.cache_per_1k) + " per 1024 tokens, " +
-                                          size_text(*s.cache_at_context) + " for " + std::to_string(s.context));
+        text +=
+            line("memory, cache", size_text(*s.cache_per_1k) + " per 1024 tokens, " +
+                                      size_text(*s.cache_at_context) + " for " + std::to_string(s.context));
         text += line("memory, in all", size_text(s.tensor_bytes + *s.cache_at_context));
     }
     if (!s.not_runnable.empty()) text += line("cannot be run", gguf::printable(s.not_runnable, 4096));

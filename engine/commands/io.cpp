@@ -17,7 +17,9 @@ namespace {
 
 constexpr size_t kLargestInput = size_t{1} << 30;
 
-std::string reason() { return std::generic_category().message(errno); }
+std::string reason() {
+    return std::generic_category().message(errno);
+}
 
 // A handler has no other way to its target.
 std::atomic<decode::StopRequest *> interrupt_target{nullptr};
@@ -106,14 +108,14 @@ std::string read_all(const std::string &path, int in, const decode::StopRequest 
 }
 
 bool has_input(int in) {
-    struct stat status{};
+    struct stat status {};
     if (fstat(in, &status) != 0) return false;
     return S_ISFIFO(status.st_mode) || S_ISREG(status.st_mode);
 }
 
 InterruptScope::InterruptScope(decode::StopRequest &request) {
     interrupt_target.store(&request);
-    struct sigaction action{};
+    struct sigaction action {};
     action.sa_handler = on_interrupt;
     action.sa_flags = SA_RESETHAND;  // and no SA_RESTART: a read of the prompt returns
     sigaction(SIGINT, &action, nullptr);

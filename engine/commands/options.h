@@ -49,7 +49,7 @@ struct ChatOptions {
     GenerationFlags generation;
     StatsFlags stats;
     std::optional<std::string> system, system_file;
-    bool shift = true;   // drop the oldest turns when the context is full; otherwise that is an error
+    bool shift = true;  // drop the oldest turns when the context is full; otherwise that is an error
     std::string color = "auto";
 };
 

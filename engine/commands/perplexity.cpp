@@ -20,8 +20,8 @@ using decode::LogitsWriter;
 constexpr int32_t kDefaultContext = 512;
 
 // The chunks of the text, in one piece.
-std::vector<text::TokenId> text_tokens(const PerplexityOptions &options, const Engine &engine, int32_t context,
-                                       Io &io) {
+std::vector<text::TokenId> text_tokens(const PerplexityOptions &options, const Engine &engine,
+                                       int32_t context, Io &io) {
     std::string text = read_all(options.file, io.in);
     if (text.ends_with('\n')) text.pop_back();  // as llama.cpp reads prompts from files
     std::vector<text::TokenId> tokens = engine.tokenizer().encode(text);
@@ -36,10 +36,11 @@ std::string summary(const decode::Perplexity &result) {
     char text[256];
     int used = 0;
     if (result.divergence)
-        used = std::snprintf(text, sizeof text,
-                             "mean KL divergence: %.6f +/- %.6f\nmax KL divergence: %.6f\ntop-1 agreement: %.3f%%\n",
-                             result.divergence->mean, result.divergence->error, result.divergence->largest,
-                             100 * result.divergence->same_top);
+        used = std::snprintf(
+            text, sizeof text,
+            "mean KL divergence: %.6f +/- %.6f\nmax KL divergence: %.6f\ntop-1 agreement: %.3f%%\n",
+            result.divergence->mean, result.divergence->error, result.divergence->largest,
+            100 * result.divergence->same_top);
     std::snprintf(text + used, sizeof text - static_cast<size_t>(used), "perplexity: %.4f +/- %.5f\n",
                   result.value, result.error);
     return text;
@@ -60,8 +61,8 @@ Json summary_json(const decode::Perplexity &result) {
 int32_t chunk_size(const PerplexityOptions &options, const std::optional<LogitsReader> &base) {
     if (base) {
         if (options.model.context > 0 && options.model.context != base->context())
-            throw UsageError("-c " + std::to_string(options.model.context) + ", but the base was made with -c " +
-                             std::to_string(base->context()));
+            throw UsageError("-c " + std::to_string(options.model.context) +
+                             ", but the base was made with -c " + std::to_string(base->context()));
         return base->context();
     }
     const int64_t asked = options.model.context > 0 ? options.model.context : kDefaultContext;

@@ -82,7 +82,8 @@ int run(const RunOptions &options, Io &io) {
     StopRequest stop;
     const InterruptScope interrupts(stop);
     std::optional<decode::DeadlineTimer> deadline;
-    if (options.generation.deadline) deadline.emplace(stop, std::chrono::duration<double>(*options.generation.deadline));
+    if (options.generation.deadline)
+        deadline.emplace(stop, std::chrono::duration<double>(*options.generation.deadline));
 
     const decode::SamplingOptions sampling = sampling_options(options.generation);
     decode::GenerationOptions generation = generation_options(options.generation);
@@ -104,8 +105,9 @@ int run(const RunOptions &options, Io &io) {
         else
             show(*piece, io);
     }
-    const Report report{options.model.path,  sampling.seed,           engine.load_seconds(),
-                        generator.timings(), generator.tokens().size(), std::string(name(generator.finish_reason()))};
+    const Report report{options.model.path,        sampling.seed,
+                        engine.load_seconds(),     generator.timings(),
+                        generator.tokens().size(), std::string(name(generator.finish_reason()))};
     if (options.json)
         io.out.write(dump(result_json(generator, answer, report)));
     else if (io.out.is_terminal())
@@ -114,7 +116,8 @@ int run(const RunOptions &options, Io &io) {
         io.note("the context of " + std::to_string(engine.executor().context()) +
                 " tokens is full: the text ends here (a larger one with -c)");
     write_stats(options.stats, report, io);
-    return generator.finish_reason() == decode::FinishReason::Interrupt ? exit_code::kInterrupted : exit_code::kDone;
+    return generator.finish_reason() == decode::FinishReason::Interrupt ? exit_code::kInterrupted
+                                                                        : exit_code::kDone;
 }
 
 }  // namespace runnel::commands

@@ -59,8 +59,7 @@ void tokenize_lines(const std::string &input, const Tokenizer &tokenizer, const 
         ++number;
         if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
         const Json value = Json::parse(line, nullptr, false);
-        if (!value.is_string())
-            throw InputError("line " + std::to_string(number) + " is not a JSON string");
+        if (!value.is_string()) throw InputError("line " + std::to_string(number) + " is not a JSON string");
         io.out.write(list_of(tokenizer.encode(value.get_ref<const std::string &>(), how)));
     }
 }

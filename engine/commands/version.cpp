@@ -8,8 +8,8 @@
 namespace runnel::commands {
 
 std::string version() {
-    return std::string("runnel ") + RUNNEL_COMMIT + "\nCPU kernels in use: " +
-           kernels::cpu::instruction_set() + "\ndevices compiled in: cpu\n";
+    return std::string("runnel ") + RUNNEL_COMMIT +
+           "\nCPU kernels in use: " + kernels::cpu::instruction_set() + "\ndevices compiled in: cpu\n";
 }
 
 }  // namespace runnel::commands
