@@ -101,13 +101,12 @@ void BytePairEncoder::encode_word(const Vocabulary &vocabulary, std::string_view
     }
     const auto bytes = static_cast<uint32_t>(word.size());
     auto &symbols = session.scratch.symbols;
-    if (symbols.size() < bytes) symbols.resize(bytes);
-    for (uint32_t i = 0; i < bytes; ++i)
-        symbols[i] = {1, byte_tokens_[static_cast<uint8_t>(word[i])], i ? i - 1 : kNoSymbol, i + 1};
+    if (symbols.size() <= bytes) symbols.resize(word.size() + 1);
+    for (uint32_t i = 0; i < bytes; ++i) symbols[i] = {1, i > 0, byte_tokens_[static_cast<uint8_t>(word[i])]};
     merge_symbols(session.scratch, bytes, [&](uint32_t left, uint32_t right) {
         return merges_.find(symbols[left].id, symbols[right].id);
     });
-    for (uint32_t at = 0; at < bytes; at = symbols[at].next) {
+    for (uint32_t at = 0; at < bytes; at += symbols[at].bytes) {
         const TokenId id = symbols[at].id;
         if (id != kNoToken) {
             output.push_back(id);

@@ -63,15 +63,17 @@ void SentencePieceEncoder::encode_word(const Vocabulary &vocabulary, std::string
                                        std::vector<TokenId> &output) const {
     const auto bytes = static_cast<uint32_t>(word.size());
     auto &symbols = session.scratch.symbols;
-    if (symbols.size() < bytes) symbols.resize(bytes);
+    if (symbols.size() <= bytes) symbols.resize(word.size() + 1);
     const auto text_token = [&](std::string_view text) {
         if (text.size() > vocabulary.longest_piece()) return kNoToken;
         const TokenId id = vocabulary.find(text);
         return id != kNoToken && vocabulary.is_text(id) ? id : kNoToken;
     };
-    for (uint32_t at = 0, previous = kNoSymbol, length = 0; at < bytes; previous = at, at += length) {
+    for (uint32_t at = 0, length = 0; at < bytes; at += length) {
+        const auto before = static_cast<uint16_t>(length);
         length = first_char(word.substr(at)).bytes;
-        symbols[at] = {length, text_token(word.substr(at, length)), previous, at + length};
+        symbols[at] = {static_cast<uint16_t>(length), before, text_token(word.substr(at, length))};
+        for (uint32_t inner = 1; inner < length; ++inner) symbols[at + inner].bytes = 0;
     }
     merge_symbols(session.scratch, bytes, [&](uint32_t left, uint32_t right) -> std::optional<Merge> {
         const TokenId id = text_token(word.substr(left, symbols[left].bytes + symbols[right].bytes));
@@ -79,7 +81,7 @@ void SentencePieceEncoder::encode_word(const Vocabulary &vocabulary, std::string
         return Merge{rank_[static_cast<size_t>(id)], id};
     });
     const size_t first = output.size();
-    for (uint32_t at = 0; at < bytes; at = symbols[at].next) {
+    for (uint32_t at = 0; at < bytes; at += symbols[at].bytes) {
         if (symbols[at].id != kNoToken) {
             output.push_back(symbols[at].id);
         } else {

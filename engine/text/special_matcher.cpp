@@ -27,12 +27,17 @@ void SpecialMatcher::add(std::string_view text, TokenId id, bool always) {
     nodes_[node].always = always;
 }
 
-SpecialMatcher::Match SpecialMatcher::find(std::string_view text, size_t from, bool parse_special) const {
+SpecialMatcher::Match SpecialMatcher::find(std::string_view text, size_t from,
+                                           std::span<const Stretch> special) const {
     for (size_t begin = from; begin < text.size(); ++begin) {
-        Match best;
         uint32_t node = roots_[static_cast<uint8_t>(text[begin])];
+        if (!node) continue;
+        while (!special.empty() && special.front().end <= begin) special = special.subspan(1);
+        const size_t special_end =
+            !special.empty() && special.front().begin <= begin ? special.front().end : 0;
+        Match best;
         for (size_t at = begin + 1; node; ++at) {
-            if (nodes_[node].id != kNoToken && (parse_special || nodes_[node].always))
+            if (nodes_[node].id != kNoToken && (at <= special_end || nodes_[node].always))
                 best = {begin, at - begin, nodes_[node].id};
             node = at < text.size() ? find_child(node, static_cast<uint8_t>(text[at])) : 0;
         }

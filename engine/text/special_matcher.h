@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -14,7 +15,7 @@ namespace runnel::text {
 class SpecialMatcher {
   public:
     SpecialMatcher() { roots_.fill(0); }
-    // `always`: user-defined, found in every text; the others only where special tokens are parsed.
+    // `always`: user-defined, found in every text; the others only where the caller says.
     void add(std::string_view text, TokenId id, bool always);
 
     struct Match {
@@ -22,8 +23,12 @@ class SpecialMatcher {
         TokenId id = kNoToken;  // kNoToken: nothing found
     };
     // The leftmost match at or after `from`; the longest of those that start there (what Hugging Face's added
-    // vocabulary does). Time is linear in the text, times the length of the longest token at worst.
-    Match find(std::string_view text, size_t from, bool parse_special) const;
+    // vocabulary does). Tokens that are not found always are looked for within `special`, stretches of the
+    // text in ascending order. Time is linear in the text, times the length of the longest token at worst.
+    struct Stretch {
+        size_t begin, end;
+    };
+    Match find(std::string_view text, size_t from, std::span<const Stretch> special) const;
 
   private:
     struct Node {

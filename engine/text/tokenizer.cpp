@@ -52,7 +52,10 @@ bool swallows_space(const gguf::File &file) {
 struct Tokenizer::Impl {
     explicit Impl(const gguf::File &file);
 
-    std::vector<Fragment> partition(std::string_view text, bool parse_special) const;
+    std::vector<Fragment> partition(std::string_view text,
+                                    std::span<const SpecialMatcher::Stretch> special) const;
+    std::vector<TokenId> encode(std::string_view text, std::span<const SpecialMatcher::Stretch> special,
+                                const EncodeOptions &options) const;
     void encode(const SentencePieceEncoder &encoder, const std::vector<Fragment> &fragments, bool continues,
                 std::vector<TokenId> &output) const;
     void encode(const BytePairEncoder &encoder, const std::vector<Fragment> &fragments, bool continues,
@@ -115,11 +118,12 @@ void Tokenizer::Impl::load_matcher(const gguf::File &file) {
     }
 }
 
-std::vector<Fragment> Tokenizer::Impl::partition(std::string_view text, bool parse_special) const {
+std::vector<Fragment> Tokenizer::Impl::partition(
+    std::string_view text, std::span<const SpecialMatcher::Stretch> special_text) const {
     std::vector<Fragment> fragments;
     size_t at = 0;
     while (at < text.size()) {
-        const SpecialMatcher::Match match = matcher_.find(text, at, parse_special);
+        const SpecialMatcher::Match match = matcher_.find(text, at, special_text);
         const size_t end = match.id == kNoToken ? text.size() : match.begin;
         if (end > at) fragments.push_back({text.substr(at, end - at)});
         at = end;
@@ -182,21 +186,43 @@ Tokenizer Tokenizer::load(const gguf::File &file) {
     return tokenizer;
 }
 
-std::vector<TokenId> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
+std::vector<TokenId> Tokenizer::Impl::encode(std::string_view text,
+                                             std::span<const SpecialMatcher::Stretch> special_text,
+                                             const EncodeOptions &options) const {
     if (text.size() >= kMaxTextBytes) throw TokenizerError("the text is longer than 512 MiB");
-    const SpecialTokens &special = impl_->special;
-    const auto fragments = impl_->partition(text, options.parse_special);
+    const auto fragments = partition(text, special_text);
     std::vector<TokenId> ids;
     const auto add_unless = [&](const Fragment *fragment, TokenId id) {
         if (!fragment || fragment->id != id) ids.push_back(id);
     };
     if (options.add_special && special.add_bos)
         add_unless(fragments.empty() ? nullptr : &fragments.front(), special.bos);
-    std::visit([&](const auto &encoder) { impl_->encode(encoder, fragments, options.continues, ids); },
-               *impl_->encoder_);
+    std::visit([&](const auto &encoder) { encode(encoder, fragments, options.continues, ids); }, *encoder_);
     if (options.add_special && special.add_eos)
         add_unless(fragments.empty() ? nullptr : &fragments.back(), special.eos);
     return ids;
+}
+
+std::vector<TokenId> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
+    const SpecialMatcher::Stretch whole{0, options.parse_special ? text.size() : 0};
+    return impl_->encode(text, {&whole, 1}, options);
+}
+
+std::vector<TokenId> Tokenizer::encode(std::span<const Segment> segments, EncodeOptions options) const {
+    std::string text;
+    std::vector<SpecialMatcher::Stretch> special;
+    for (const Segment &segment : segments) {
+        const size_t begin = text.size();
+        text += segment.text;
+        if (!segment.special) continue;
+        // Neighbours make one stretch: a token may be spelled across them.
+        if (!special.empty() && special.back().end == begin) {
+            special.back().end = text.size();
+        } else {
+            special.push_back({begin, text.size()});
+        }
+    }
+    return impl_->encode(text, special, options);
 }
 
 std::string Tokenizer::decode(TokenId id, bool with_special) const {

@@ -34,6 +34,12 @@ struct EncodeOptions {
     bool continues = false;
 };
 
+// A stretch of a prompt. Text that spells a control token becomes that token only where `special`.
+struct Segment {
+    std::string text;
+    bool special = false;
+};
+
 class Tokenizer {
   public:
     // Throws TokenizerError for metadata it cannot work with, naming the key.
@@ -46,6 +52,10 @@ class Tokenizer {
     // them. User-defined tokens are found in every text. O(n log n) whatever the text, some 20 MB/s on prose.
     // Throws TokenizerError for a text of 512 MiB or more.
     std::vector<TokenId> encode(std::string_view text, EncodeOptions options = {}) const;
+
+    // The segments' texts, one after the other, as one text: but for control tokens, the result does not
+    // depend on where it is cut. options.parse_special does not matter.
+    std::vector<TokenId> encode(std::span<const Segment> segments, EncodeOptions options = {}) const;
 
     // The bytes a token stands for in running text (empty for control tokens unless `special`, for unused
     // ones and for ids outside the vocabulary).

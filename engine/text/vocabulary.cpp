@@ -66,6 +66,8 @@ void Vocabulary::index_pieces() {
     for (TokenId id = 0; id < size(); ++id) {
         const std::string_view text = piece(id);
         longest_piece_ = std::max(longest_piece_, text.size());
+        if (text.size() > kMaxPieceBytes)
+            fail(kTokens, "token " + std::to_string(id) + " is longer than 32 KiB");
         if (text.empty()) continue;
         const uint64_t hash = hash_bytes(text);
         const auto tag = static_cast<uint32_t>(hash >> 32);

@@ -12,11 +12,14 @@
 
 namespace runnel::text {
 
+inline constexpr size_t kMaxPieceBytes = 32767;
+
 // Holds views into the GGUF mapping: the File must outlive it.
 class Vocabulary {
   public:
     // Reads tokenizer.ggml.{tokens,token_type,scores}. Pieces must be unique but for empty ones (which can
-    // never be looked up); types default to Normal, scores stay empty when absent. Throws TokenizerError.
+    // never be looked up) and below 32 KiB; types default to Normal, scores stay empty when absent. Throws
+    // TokenizerError.
     static Vocabulary load(const gguf::File &file);
 
     TokenId size() const { return static_cast<TokenId>(pieces_.size()); }

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/cpu/vector_lanes_scalar.h"
 #include "tests/support/reference.h"
 
 using namespace runnel;
@@ -177,6 +178,37 @@ TEST_CASE("RoPE: both pair orders, partial rotation, odd sizes") {
             CHECK(same_bits(out, scalar));
         }
     }
+}
+
+TEST_CASE("the scalar fused multiply-add rounds once") {
+    Random random(9);
+    const auto any = [&](uint32_t mask = ~0u, uint32_t set = 0) {
+        const uint32_t bits = (random.bits() & mask) | set;
+        float x;
+        std::memcpy(&x, &bits, sizeof x);
+        return x;
+    };
+    const auto near_one = [&](uint32_t mantissa) { return any(0x80000000u | mantissa, 0x3f800000u); };
+    int differences = 0;
+    const auto check = [&](float a, float b, float c) {
+        const float ours = fused(a, b, c), exact = std::fma(a, b, c);
+        differences += !(std::isnan(exact) ? std::isnan(ours) : std::memcmp(&ours, &exact, sizeof ours) == 0);
+    };
+    for (int i = 0; i < 300000; ++i) {
+        check(any(), any(), any());
+        // Few mantissa bits (ties), sums of any distance, products that the sum nearly cancels, subnormal
+        // results.
+        const float a = near_one(0x7fffff), b = near_one(i % 2 == 0 ? 0x7fffff : 0x7ff000);
+        const int shift = static_cast<int>(random.between(-60, 60));
+        check(a, b, std::ldexp(near_one(0x7ff000), shift));
+        check(a, b, std::ldexp(1.0f, shift));
+        check(a, b, -(a * b));
+        check(a, b, std::nextafter(-(a * b), near_one(0)));
+        check(std::ldexp(a, -70), std::ldexp(b, -70),
+              std::ldexp(near_one(0x7fffff), static_cast<int>(random.between(-149, -130))));
+        check(std::ldexp(a, 70), std::ldexp(b, static_cast<int>(random.between(50, 60))), any());
+    }
+    CHECK(differences == 0);
 }
 
 TEST_CASE("add and scale") {
