@@ -16,8 +16,11 @@
 #include "engine/commands/arguments.h"
 #include "engine/commands/commands.h"
 #include "engine/decode/error.h"
+#include "engine/model/model.h"
+#include "engine/text/tokenizer.h"
 #include "gguf/printable.h"
 #include "gguf/writer.h"
+#include "kernels/backend.h"
 
 namespace {
 
