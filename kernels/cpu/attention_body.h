@@ -19,7 +19,7 @@ namespace runnel::kernels::cpu {
 namespace {
 
 constexpr float kNoMaximum = -1e30f;
-constexpr int kConvertRows = 24;  // from so many rows on, pages are converted to float32 first
+constexpr int kConvertRows = 64;  // from so many rows on, pages are converted to float32 first
 
 // A page in the form the products read: T is uint16_t (the cache's) or float (converted).
 template <typename T>
@@ -287,9 +287,14 @@ inline Page<uint16_t> cache_page(const KvPages &pages, int32_t page, int32_t nex
 
 template <typename L>
 inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Page<uint16_t> &page) {
-    from_half<L>(page.k, int64_t{kBlockTokens} * pages.head_dim_k, rows.k_page);
-    for (size_t cell = 0; cell < kBlockTokens; ++cell)
+    for (int32_t d = 0; d < pages.head_dim_k; ++d) {
+        prefetch(page.next_k + d * kBlockTokens);
+        from_half<L>(page.k + d * kBlockTokens, kBlockTokens, rows.k_page + d * kBlockTokens);
+    }
+    for (size_t cell = 0; cell < kBlockTokens; ++cell) {
+        for (int32_t d = 0; d < pages.head_dim_v; d += 32) prefetch(page.next_v + cell * page.v_stride + d);
         from_half<L>(page.v + cell * page.v_stride, pages.head_dim_v, rows.v_page + cell * rows.o_stride);
+    }
     return {rows.k_page, rows.v_page, rows.o_stride, page.next_k, page.next_v};
 }
 
