@@ -28,6 +28,28 @@ constexpr int kRows = 16;        // rows of a tile: lanes
 constexpr int kTokens = 16;      // tokens whose partial sums stay in L1
 constexpr int kFusedTokens = 4;  // up to here groups go straight from registers into the product
 
+template <typename Format>
+constexpr bool kHasMinimum = Format::kOffset == 0;
+
+// Tiles hold signed weights as w + 128, and that is what the packed sums are for. Unpacking leaves them at
+// w + kOffset: the difference is added on the way into a tile, or else the packed sum is scaled down.
+template <typename Format>
+[[gnu::always_inline]] inline __m512i to_tile(__m512i w) {
+    if constexpr (kHasMinimum<Format> || Format::kOffset == 128)
+        return w;
+    else
+        return _mm512_add_epi8(w, _mm512_set1_epi8(static_cast<char>(128 - Format::kOffset)));
+}
+
+// Where an accumulator starts, given the packed -128 * sum.
+template <typename Format, bool tiled>
+[[gnu::always_inline]] inline __m512i start_value(const int32_t *packed) {
+    if constexpr (kHasMinimum<Format>) return _mm512_setzero_si512();
+    const __m512i start = _mm512_set1_epi32(*packed);
+    if constexpr (tiled || Format::kOffset == 0 || Format::kOffset == 128) return start;
+    return _mm512_srai_epi32(start, 7 - __builtin_ctz(Format::kOffset | 256));  // / (128 / kOffset), exact
+}
+
 // The contract's partial sums: [number][token], lanes are rows.
 struct alignas(64) Partials {
     __m512 p[8][kTokens];
@@ -45,13 +67,16 @@ template <int first, int last>
 #pragma GCC unroll 8
     for (int i = first; i < last; ++i)
         // _mm512_dpbusd_epi32(start, w[i], broadcast): GCC 12 would spend an instruction on the broadcast.
-        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(start) : "v"(w[i]), "m"(*reinterpret_cast<const int32_t(*)>(q + 4 * i)));
+        asm("vpdpbusd %2%{1to16%}, %1, %0"
+            : "+v"(start)
+            : "v"(w[i]), "m"(*reinterpret_cast<const int32_t(*)>(q + 4 * i)));
     return start;
 }
 
 // The same for `count` tokens side by side, so that each one's additions need not wait for themselves.
 template <int first, int last, int count, typename Record>
-[[gnu::always_inline]] inline void dots(__m512i (&sums)[count], const __m512i (&w)[8], const Record *a, int column) {
+[[gnu::always_inline]] inline void dots(__m512i (&sums)[count], const __m512i (&w)[8], const Record *a,
+                                        int column) {
 #pragma GCC unroll 8
     for (int i = first; i < last; ++i)
 #pragma GCC unroll 8
@@ -80,9 +105,10 @@ struct Engine32 {
     [[gnu::always_inline]] static void unpack_group(Rows rows, Group32 &g) {
         Format::weights(rows, g.w);
         g.d = Format::scale(rows);
-        if constexpr (Format::kMinimum) g.m = Format::minimum(rows);
+        if constexpr (kHasMinimum<Format>) g.m = Format::minimum(rows);
     }
 
+    template <bool tiled>
     [[gnu::always_inline]] static void add_group(const Group32 &g, int j, const Record *a, int count,
                                                  Partials &sums) {
         __m512i w[8];
@@ -92,27 +118,33 @@ struct Engine32 {
         for (int t = 0; t < count; ++t) {
             const Record &r = a[t];
             __m512 p = sums.p[j][t];
-            const __m512i start = Format::kMinimum ? _mm512_setzero_si512() : broadcast_int(&r.start[j]);
-            const __m512i total = dot<0, 8>(start, w, r.q + 32 * j);
+            const __m512i total = dot<0, 8>(start_value<Format, tiled>(&r.start[j]), w, r.q + 32 * j);
             p = _mm512_fmadd_ps(_mm512_mul_ps(d, _mm512_set1_ps(r.scale[j])), _mm512_cvtepi32_ps(total), p);
-            if constexpr (Format::kMinimum) p = _mm512_fmadd_ps(g.m, _mm512_set1_ps(r.scaled_sum[j]), p);
+            if constexpr (kHasMinimum<Format>) p = _mm512_fmadd_ps(g.m, _mm512_set1_ps(r.scaled_sum[j]), p);
             sums.p[j][t] = p;
         }
     }
 
     static void unpack(Rows rows, int groups, Tile &tile) {
-        for (int j = 0; j < groups; ++j) unpack_group(rows + j * kGroupBytes, tile.groups[j]);
+        for (int j = 0; j < groups; ++j) {
+            Group32 g;
+            unpack_group(rows + j * kGroupBytes, g);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; ++i) tile.groups[j].w[i] = to_tile<Format>(g.w[i]);
+            tile.groups[j].d = g.d;
+            if constexpr (kHasMinimum<Format>) tile.groups[j].m = g.m;
+        }
     }
 
     static void add(const Tile &tile, int groups, int64_t, const Record *a, int count, Partials &sums) {
-        for (int j = 0; j < groups; ++j) add_group(tile.groups[j], j, a, count, sums);
+        for (int j = 0; j < groups; ++j) add_group<true>(tile.groups[j], j, a, count, sums);
     }
 
     static void add_fused(Rows rows, int groups, int64_t, const Record *a, int count, Partials &sums) {
         for (int j = 0; j < groups; ++j) {
             Group32 g;
             unpack_group(rows + j * kGroupBytes, g);
-            add_group(g, j, a, count, sums);
+            add_group<false>(g, j, a, count, sums);
         }
     }
 };
@@ -130,18 +162,18 @@ struct Engine256 {
     };
 
     // Adds the scaled integers of group j of 32 columns to the totals of `count` tokens.
-    template <int count>
-    [[gnu::always_inline]] static void add_scaled(const __m512i (&w)[8], const Scales256 &s, int j, const Record *a,
-                                                  __m512i *totals) {
+    template <int count, bool tiled>
+    [[gnu::always_inline]] static void add_scaled(const __m512i (&w)[8], const Scales256 &s, int j,
+                                                  const Record *a, __m512i *totals) {
         __m512i sums[count];
         const auto start = [&](auto get) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-            for (int t = 0; t < count; ++t)
-                sums[t] = Format::kMinimum ? _mm512_setzero_si512() : broadcast_int(get(a[t]));
+            for (int t = 0; t < count; ++t) sums[t] = start_value<Format, tiled>(get(a[t]));
         };
         const auto finish_sums = [&](__m512i scale) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-            for (int t = 0; t < count; ++t) totals[t] = _mm512_add_epi32(totals[t], _mm512_mullo_epi32(sums[t], scale));
+            for (int t = 0; t < count; ++t)
+                totals[t] = _mm512_add_epi32(totals[t], _mm512_mullo_epi32(sums[t], scale));
         };
         if constexpr (Format::kStep == 32) {
             start([&](const Record &r) { return &r.start32[j]; });
@@ -158,12 +190,12 @@ struct Engine256 {
         }
     }
 
-    [[gnu::always_inline]] static void add_group(const __m512i (&group)[8], const Scales256 &s, int j, const Record *a,
-                                                 int count, __m512i *totals) {
+    [[gnu::always_inline]] static void add_group(const __m512i (&group)[8], const Scales256 &s, int j,
+                                                 const Record *a, int count, __m512i *totals) {
         __m512i w[8];
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) w[i] = group[i];
-        for (int t = 0; t < count; ++t) add_scaled<1>(w, s, j, a + t, totals + t);
+        for (int t = 0; t < count; ++t) add_scaled<1, false>(w, s, j, a + t, totals + t);
     }
 
     [[gnu::always_inline]] static __m512i minimum_sum(const Scales256 &s, const Record &r) {
@@ -180,7 +212,7 @@ struct Engine256 {
         for (int t = 0; t < count; ++t) {
             const __m512 scale = _mm512_set1_ps(a[t].scale);
             __m512 p = _mm512_fmadd_ps(_mm512_mul_ps(s.d, scale), _mm512_cvtepi32_ps(totals[t]), partial[t]);
-            if constexpr (Format::kMinimum)
+            if constexpr (kHasMinimum<Format>)
                 p = _mm512_fnmadd_ps(_mm512_mul_ps(s.dmin, scale), _mm512_cvtepi32_ps(minimum_sum(s, a[t])),
                                      p);
             partial[t] = p;
@@ -192,7 +224,7 @@ struct Engine256 {
         Format::weights(
             rows, [&](int j, const __m512i(&w)[8]) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-                for (int i = 0; i < 8; ++i) tile.w[j][i] = w[i];
+                for (int i = 0; i < 8; ++i) tile.w[j][i] = to_tile<Format>(w[i]);
             });
     }
 
@@ -209,7 +241,7 @@ struct Engine256 {
             constexpr int side_by_side = count < 4 ? count : 4;
 #pragma GCC unroll 2
             for (int t = 0; t < count; t += side_by_side)
-                add_scaled<side_by_side>(w, tile.s, j, a + t, totals + t);
+                add_scaled<side_by_side, true>(w, tile.s, j, a + t, totals + t);
         }
         finish(tile.s, a, count, totals, partial);
     }

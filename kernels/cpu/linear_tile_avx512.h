@@ -4,7 +4,7 @@
 // of row r in lane r. From there each format is a few shifts and masks, the same in every lane. A group of 32
 // weights is eight registers w[0..7], weights 4 i ... 4 i + 3 in w[i].
 //
-// Formats whose integers are signed come out as w + 128, the others as they are; see kOffset.
+// Signed weights come out as w + kOffset; formats with minimums are unsigned as they are, kOffset is 0.
 #pragma once
 
 #include <immintrin.h>
@@ -39,10 +39,12 @@ struct Rows {
     __m512i z[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-        z[i] = _mm512_castsi128_si512(load16(rows[i]));
-        z[i] = _mm512_inserti32x4(z[i], load16(rows[4 + i]), 1);
-        z[i] = _mm512_inserti32x4(z[i], load16(rows[8 + i]), 2);
-        z[i] = _mm512_inserti32x4(z[i], load16(rows[12 + i]), 3);
+        // Two 256-bit halves: inserting from memory into 512 bits would take twice as long.
+        const __m256i low =
+            _mm256_inserti128_si256(_mm256_castsi128_si256(load16(rows[i])), load16(rows[4 + i]), 1);
+        const __m256i high =
+            _mm256_inserti128_si256(_mm256_castsi128_si256(load16(rows[8 + i])), load16(rows[12 + i]), 1);
+        z[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
     }
     const __m512i a = _mm512_unpacklo_epi32(z[0], z[1]), b = _mm512_unpacklo_epi32(z[2], z[3]);
     const __m512i c = _mm512_unpackhi_epi32(z[0], z[1]), d = _mm512_unpackhi_epi32(z[2], z[3]);
@@ -118,12 +120,12 @@ struct Rows {
 
 enum class Table { Q4_0, IQ4, MXFP4 };
 
-// The sixteen values of a 4-bit format, plus 128.
+// The sixteen values of a 4-bit format: Q4_0's plus 8, the others' plus 128.
 template <Table table>
 [[gnu::always_inline]] inline __m512i lookup(__m512i nibbles) {
     __m128i values;
     if constexpr (table == Table::Q4_0)
-        return _mm512_add_epi8(nibbles, _mm512_set1_epi8(120));
+        return nibbles;
     else if constexpr (table == Table::IQ4)
         values = _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15);
     else
@@ -133,12 +135,12 @@ template <Table table>
 }
 
 // --- formats with blocks of 32 weights -------------------------------------------------------------------
-// scale(rows) -> d of 16 rows, minimum(rows) -> m where kMinimum, weights(rows, w) -> one group.
+// scale(rows) -> d of 16 rows, minimum(rows) -> m where kOffset is 0, weights(rows, w) -> one group.
 
 template <int kBytes, Table table>
 struct Nibbles32 {
     static constexpr int kBlockBytes = kBytes;
-    static constexpr bool kMinimum = false;
+    static constexpr int kOffset = table == Table::Q4_0 ? 8 : 128;
     [[gnu::always_inline]] static void weights(Rows rows, __m512i (&w)[8]) {
         __m512i v[4];
         transpose_chunk(rows + (kBytes - 16), v);
@@ -174,7 +176,7 @@ struct FormatMXFP4 : Nibbles32<17, Table::MXFP4> {
 
 struct FormatQ4_1 {
     static constexpr int kBlockBytes = 20;
-    static constexpr bool kMinimum = true;
+    static constexpr int kOffset = 0;
     [[gnu::always_inline]] static __m512 scale(Rows rows) { return gather_scales(rows); }
     [[gnu::always_inline]] static __m512 minimum(Rows rows) { return gather_scales(rows + 2); }
     [[gnu::always_inline]] static void weights(Rows rows, __m512i (&w)[8]) {
@@ -209,18 +211,14 @@ template <int kBits>
 
 struct FormatQ5_0 {
     static constexpr int kBlockBytes = 22;
-    static constexpr bool kMinimum = false;
+    static constexpr int kOffset = 16;
     [[gnu::always_inline]] static __m512 scale(Rows rows) { return gather_scales(rows); }
-    [[gnu::always_inline]] static void weights(Rows rows, __m512i (&w)[8]) {
-        five_bit_weights<2>(rows, w);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) w[i] = _mm512_add_epi8(w[i], _mm512_set1_epi8(112));
-    }
+    [[gnu::always_inline]] static void weights(Rows rows, __m512i (&w)[8]) { five_bit_weights<2>(rows, w); }
 };
 
 struct FormatQ5_1 {
     static constexpr int kBlockBytes = 24;
-    static constexpr bool kMinimum = true;
+    static constexpr int kOffset = 0;
     [[gnu::always_inline]] static __m512 scale(Rows rows) { return gather_scales(rows); }
     [[gnu::always_inline]] static __m512 minimum(Rows rows) { return gather_scales(rows + 2); }
     [[gnu::always_inline]] static void weights(Rows rows, __m512i (&w)[8]) { five_bit_weights<4>(rows, w); }
@@ -228,7 +226,7 @@ struct FormatQ5_1 {
 
 struct FormatQ8_0 {
     static constexpr int kBlockBytes = 34;
-    static constexpr bool kMinimum = false;
+    static constexpr int kOffset = 128;
     [[gnu::always_inline]] static __m512 scale(Rows rows) { return gather_scales(rows); }
     [[gnu::always_inline]] static void weights(Rows rows, __m512i (&w)[8]) {
         transpose_chunks(rows + 2, w);
@@ -243,18 +241,18 @@ struct FormatQ8_0 {
 
 // What the integers of one block of 16 rows are multiplied with.
 struct Scales256 {
-    __m512 d, dmin;      // dmin: where kMinimum
+    __m512 d, dmin;      // dmin: where kOffset is 0
     __m512i scale[16];   // per group of kStep weights
     __m512i minimum[8];  // 16-bit pairs: minimums of groups 2 i and 2 i + 1 of kStep weights
 };
 
-// A format sets kStep (weights per integer scale: 16 or 32) and kMinimum; without minimums weights are w +
+// `step` weights share an integer scale (16 or 32); `offset` 0: the format has minimums.
 // 128.
-template <int kBytes, int step, bool minimum>
+template <int kBytes, int step, int offset>
 struct Super {
     static constexpr int kBlockBytes = kBytes;
     static constexpr int kStep = step;
-    static constexpr bool kMinimum = minimum;
+    static constexpr int kOffset = offset;
 };
 
 // The four bytes of each lane, minus `bias`, as the scales of four groups.
@@ -281,7 +279,7 @@ struct Super {
     s.minimum[3] = word_pair(m4, 1);
 }
 
-struct FormatQ4_K : Super<144, 32, true> {
+struct FormatQ4_K : Super<144, 32, 0> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) { scales_4_5(rows, s); }
     template <typename Emit>
     [[gnu::always_inline]] static void weights(Rows rows, Emit emit) {
@@ -298,7 +296,7 @@ struct FormatQ4_K : Super<144, 32, true> {
     }
 };
 
-struct FormatQ5_K : Super<176, 32, true> {
+struct FormatQ5_K : Super<176, 32, 0> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) { scales_4_5(rows, s); }
     template <typename Emit>
     [[gnu::always_inline]] static void weights(Rows rows, Emit emit) {
@@ -323,7 +321,7 @@ struct FormatQ5_K : Super<176, 32, true> {
     }
 };
 
-struct FormatQ6_K : Super<210, 16, false> {
+struct FormatQ6_K : Super<210, 16, 32> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         __m512i v[4];
         transpose_chunk(rows + 192, v);
@@ -334,8 +332,7 @@ struct FormatQ6_K : Super<210, 16, false> {
         s.d = gather_scales(rows + 208);
     }
     [[gnu::always_inline]] static __m512i value(__m512i low, __m512i high) {
-        const __m512i q = _mm512_or_si512(low, _mm512_and_si512(high, splat(0x30303030)));
-        return _mm512_add_epi8(q, _mm512_set1_epi8(96));
+        return _mm512_or_si512(low, _mm512_and_si512(high, splat(0x30303030)));
     }
     template <typename Emit>
     [[gnu::always_inline]] static void weights(Rows rows, Emit emit) {
@@ -358,7 +355,7 @@ struct FormatQ6_K : Super<210, 16, false> {
     }
 };
 
-struct FormatQ2_K : Super<84, 16, true> {
+struct FormatQ2_K : Super<84, 16, 0> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         __m512i v[4], tail[4];
         transpose_chunk(rows, v);
@@ -389,7 +386,7 @@ struct FormatQ2_K : Super<84, 16, true> {
     }
 };
 
-struct FormatQ3_K : Super<110, 16, false> {
+struct FormatQ3_K : Super<110, 16, 4> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         __m512i v[4];
         transpose_chunk(rows + 92, v);
@@ -411,8 +408,7 @@ struct FormatQ3_K : Super<110, 16, false> {
 #pragma GCC unroll 8
                 for (int i = 0; i < 8; ++i) {
                     const __m512i bit = _mm512_and_si512(_mm512_slli_epi32(high[i], 2), splat(0x04040404));
-                    const __m512i q = _mm512_or_si512(_mm512_and_si512(v[i], splat(0x03030303)), bit);
-                    w[i] = _mm512_add_epi8(q, _mm512_set1_epi8(124));
+                    w[i] = _mm512_or_si512(_mm512_and_si512(v[i], splat(0x03030303)), bit);
                     v[i] = _mm512_srli_epi32(v[i], 2);
                     high[i] = _mm512_srli_epi32(high[i], 1);
                 }
@@ -422,7 +418,7 @@ struct FormatQ3_K : Super<110, 16, false> {
     }
 };
 
-struct FormatIQ4_XS : Super<136, 32, false> {
+struct FormatIQ4_XS : Super<136, 32, 128> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         __m512i v[4];
         transpose_chunk(rows, v);
@@ -455,7 +451,7 @@ struct FormatIQ4_XS : Super<136, 32, false> {
     for (int j = 0; j < 8; ++j) scale[j] = splat(1);
 }
 
-struct FormatTQ2_0 : Super<66, 32, false> {
+struct FormatTQ2_0 : Super<66, 32, 1> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         unit_scales(s.scale);
         s.d = gather_scales(rows + 64);
@@ -468,7 +464,7 @@ struct FormatTQ2_0 : Super<66, 32, false> {
             for (int j = 0; j < 4; ++j) {
 #pragma GCC unroll 8
                 for (int i = 0; i < 8; ++i) {
-                    w[i] = _mm512_add_epi8(_mm512_and_si512(v[i], splat(0x03030303)), _mm512_set1_epi8(127));
+                    w[i] = _mm512_and_si512(v[i], splat(0x03030303));
                     v[i] = _mm512_srli_epi32(v[i], 2);
                 }
                 emit(4 * half + j, w);
@@ -477,19 +473,19 @@ struct FormatTQ2_0 : Super<66, 32, false> {
     }
 };
 
-struct FormatTQ1_0 : Super<54, 32, false> {
+struct FormatTQ1_0 : Super<54, 32, 1> {
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         unit_scales(s.scale);
         s.d = gather_scales(rows + 52);
     }
-    // The leading trit of each byte, as trit - 1 + 128; the byte is tripled so that the next trit leads.
+    // The leading trit of each byte; the byte is tripled so that the next trit leads.
     [[gnu::always_inline]] static __m512i next_trit(__m512i &x) {
         const __m512i three = _mm512_set1_epi16(3), low = splat(0x00ff00ff), high = splat(0xff00ff00);
         const __m512i even = _mm512_mullo_epi16(_mm512_and_si512(x, low), three);
         const __m512i odd = _mm512_mullo_epi16(_mm512_srli_epi16(x, 8), three);
         const __m512i trits = _mm512_or_si512(_mm512_srli_epi16(even, 8), _mm512_and_si512(odd, high));
         x = _mm512_or_si512(_mm512_and_si512(even, low), _mm512_slli_epi16(odd, 8));
-        return _mm512_add_epi8(trits, _mm512_set1_epi8(127));
+        return trits;
     }
     template <typename Emit>
     [[gnu::always_inline]] static void weights(Rows rows, Emit emit) {
