@@ -16,12 +16,19 @@
 #include "engine/commands/arguments.h"
 #include "engine/commands/commands.h"
 #include "engine/decode/error.h"
+#include "engine/model/model.h"
+#include "engine/text/tokenizer.h"
+#include "gguf/file.h"
 #include "gguf/printable.h"
-#include "gguf/writer.h"
+#include "kernels/backend.h"
 
 namespace {
 
-using namespace runnel;
+namespace gguf = runnel::gguf;
+namespace model = runnel::model;
+namespace text = runnel::text;
+namespace kernels = runnel::kernels;
+namespace decode = runnel::decode;
 using namespace runnel::commands;
 
 // What all commands have, and the model and text among the words of the command line.
