@@ -65,7 +65,8 @@ bool cpu_has_avx512();
 // cos, sin: [inv_freq.size()].
 void rope_row(const RopeTable &table, int32_t position, float *cos, float *sin);
 
-// log(sum(exp(x))) in double precision, for n >= 1: -log_sum_exp + x[i] is the log probability of token i.
+// log(sum(exp(x))) for n >= 1, the exponentials as above, their sum in double precision: x[i] - log_sum_exp
+// is the log probability of token i, with an absolute error below 1e-6.
 double log_sum_exp(const float *x, int64_t n);
 
 }  // namespace runnel::kernels::cpu

@@ -231,7 +231,7 @@ void draw(const Plan &plan, uint64_t seed, int64_t row, std::span<float> out) {
         std::copy(plan.values.begin(), plan.values.end(), out.begin());
         return;
     }
-    Random random(mix(mix(seed) ^ mix(hash(plan.name))) + static_cast<uint64_t>(row));
+    Random random(splitmix(splitmix(seed) ^ splitmix(hash(plan.name))) + static_cast<uint64_t>(row));
     for (float &value : out) value = plan.mean + plan.sigma * random.normal();
 }
 

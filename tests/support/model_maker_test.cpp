@@ -47,11 +47,8 @@ TEST_CASE("model maker: the same weights in every format, whatever the number of
         CHECK(b == values_of(dequantized.file, tensor.name));
         CHECK(dequantized.file.find_tensor(tensor.name)->type == Type::F32);
     }
-    CHECK(read_bytes(exact.path) == read_bytes(TemporaryModel([&] {
-                                                 shape.type = "F32", shape.dequantized = false;
-                                                 return shape;
-                                             }())
-                                                 .path));
+    shape.type = "F32", shape.dequantized = false;
+    CHECK(read_bytes(exact.path) == read_bytes(TemporaryModel(shape).path));
     shape.seed = 2;
     CHECK(values_of(exact.file, "output.weight") != values_of(TemporaryModel(shape).file, "output.weight"));
 }

@@ -7,7 +7,7 @@
 namespace runnel::testing {
 
 // The finaliser of splitmix64 (Steele, Lea, Flood 2014).
-constexpr uint64_t mix(uint64_t x) {
+constexpr uint64_t splitmix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;
@@ -23,9 +23,9 @@ constexpr uint64_t hash(std::string_view text) {
 
 class Random {
   public:
-    explicit Random(uint64_t seed) : state_(mix(seed)) {}
+    explicit Random(uint64_t seed) : state_(splitmix(seed)) {}
 
-    uint64_t bits() { return mix(state_ += 0x9e3779b97f4a7c15u); }
+    uint64_t bits() { return splitmix(state_ += 0x9e3779b97f4a7c15u); }
     // In [0, n). Biased by less than n / 2^32.
     uint64_t below(uint64_t n) { return (bits() >> 32) * n >> 32; }
     // In [0, 1).
