@@ -18,13 +18,17 @@
 #include "engine/decode/error.h"
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
+#include "gguf/file.h"
 #include "gguf/printable.h"
-#include "gguf/writer.h"
 #include "kernels/backend.h"
 
 namespace {
 
-using namespace runnel;
+namespace gguf = runnel::gguf;
+namespace model = runnel::model;
+namespace text = runnel::text;
+namespace kernels = runnel::kernels;
+namespace decode = runnel::decode;
 using namespace runnel::commands;
 
 // What all commands have, and the model and text among the words of the command line.
@@ -42,58 +46,98 @@ struct DeviceFlags {
     std::string cache_type_k = "f16", cache_type_v = "f16";
 };
 
+// Help without the names of environment variables, which follow a rule.
+class HelpFormatter final : public CLI::Formatter {
+  public:
+    HelpFormatter() { column_width(34); }
+    std::string make_option_opts(const CLI::Option *option) const override {
+        const bool flag = option->get_type_size() == 0 || option->get_type_name().empty();
+        return flag ? std::string() : " " + option->get_type_name();
+    }
+};
+
+// Whole numbers from `low` to `high`.
+CLI::Validator range(int64_t low, int64_t high) {
+    CLI::Range check(low, high);
+    check.description("");
+    return check;
+}
+
 class Parser {
   public:
-    Parser(const std::string &command, const std::string &description, const std::string &words_help)
+    // `text`: what the word after the model is called in help, if there is one.
+    Parser(const std::string &command, const std::string &description, bool has_model,
+           const char *text = nullptr)
         : app_(description, "runnel " + command) {
+        app_.formatter(std::make_shared<HelpFormatter>());
         app_.option_defaults()->take_last();
-        app_.add_option("words", common_.words, words_help)->type_name("")->take_all();
-        option("-m,--model", common_.model, "the model, a GGUF file (any part of a split one)");
+        if (has_model) {
+            words_.push_back(app_.add_option("MODEL", "the model, a GGUF file (any part of a split one)"));
+            text_option("-m,--model", common_.model, "the same as an option");
+        }
+        if (text) words_.push_back(app_.add_option(text, "see the options below"));
         flag("-q,--quiet", common_.quiet, "no progress, notes or statistics: errors only");
-        flag("--version", common_.version, "what this program is built from");
-        app_.add_option("--config", config_, "settings from a TOML or INI file; sections are commands");
+        app_.add_flag("--version", common_.version, "what this program is built from");
+        app_.add_option("--config", config_, "settings from a TOML or INI file; sections are commands")
+            ->type_name("FILE");
     }
     template <class T>
     CLI::Option *option(const std::string &names, T &value, const std::string &help) {
         CLI::Option *added = app_.add_option(names, value, help);
         environment(added);
-        return added;
+        return added->type_name("N");
     }
+    // Text as it stands, also empty.
     template <class T>
-    CLI::Option *list(const std::string &names, std::vector<T> &values, const std::string &help) {
-        return app_.add_option(names, values, help)->take_all()->allow_extra_args(false);
+    CLI::Option *text_option(const std::string &names, T &value, const std::string &help) {
+        CLI::Option *added = app_.add_option_function<std::string>(
+            names, [&value](const std::string &text) { value = text; }, help);
+        environment(added);
+        return added->type_name("TEXT");
+    }
+    CLI::Option *list(const std::string &names, std::vector<std::string> &values, const std::string &help) {
+        return app_.add_option(names, values, help)->take_all()->allow_extra_args(false)->type_name("TEXT");
     }
     void flag(const std::string &names, bool &value, const std::string &help) {
         environment(app_.add_flag(names, value, help));
     }
     CLI::App &app() { return app_; }
-    Common &common() { return common_; }
+
+    // What was parsed.
+    const Common &common() {
+        common_.words.clear();
+        for (const CLI::Option *word : words_)
+            if (word->count() > 0) common_.words.push_back(word->results().front());
+        return common_;
+    }
 
   private:
-    // RUNNEL_CTX_SIZE for --ctx-size. The model's is looked at in main().
+    // RUNNEL_CTX_SIZE for --ctx-size. The model's is looked at in dispatch().
     void environment(CLI::Option *added) {
         if (added->get_lnames().empty() || added->get_lnames().front() == "model") return;
         std::string name = "RUNNEL_";
         for (const char c : added->get_lnames().front())
-            name += c == '-' ? '_' : static_cast<char>(std::toupper(c));
+            name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
         added->envname(name);
     }
     CLI::App app_;
     Common common_;
+    std::vector<CLI::Option *> words_;
     std::string config_;
 };
 
 void add_model_options(Parser &p, ModelOptions &o, DeviceFlags &d) {
     p.option("-c,--ctx-size", o.context, "context in tokens; 0: the model's own, reduced to what fits")
-        ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
-    p.option("-t,--threads", o.threads, "CPU threads; 0: the physical cores")->check(CLI::Range(0, 4096));
+        ->check(range(int64_t{0}, int64_t{1} << 40));
+    p.option("-t,--threads", o.threads, "CPU threads; 0: the physical cores")->check(range(0, 4096));
     p.option("-b,--batch-size,--ubatch-size", o.batch, "tokens per step of a prefill (-ub)")
-        ->check(CLI::Range(1, 1 << 20));
-    p.option("--device", d.device, "where to run (-dev)")->check(CLI::IsMember({"auto", "cpu"}));
-    p.option("--gpu-layers,--n-gpu-layers", d.gpu_layers, "layers on a GPU (-ngl); this build has no GPU");
-    p.option("--cache-type-k", d.cache_type_k, "type of the cached keys (-ctk)")
+        ->check(range(1, 1 << 20));
+    p.text_option("--device", d.device, "where to run (-dev)")->check(CLI::IsMember({"auto", "cpu"}));
+    p.text_option("--gpu-layers,--n-gpu-layers", d.gpu_layers,
+                  "layers on a GPU (-ngl); this build has no GPU");
+    p.text_option("--cache-type-k", d.cache_type_k, "type of the cached keys (-ctk)")
         ->check(CLI::IsMember({"f16"}));
-    p.option("--cache-type-v", d.cache_type_v, "type of the cached values (-ctv)")
+    p.text_option("--cache-type-v", d.cache_type_v, "type of the cached values (-ctv)")
         ->check(CLI::IsMember({"f16"}));
 }
 
@@ -125,15 +169,14 @@ void add_generation_options(Parser &p, GenerationFlags &g, StatsFlags &stats) {
     p.option("--deadline", g.deadline, "stop after so many seconds, with what there is")
         ->check(CLI::NonNegativeNumber);
     p.flag("--stats", stats.print, "a summary on stderr");
-    p.option("--stats-file", stats.file, "the summary as JSON, to a file");
-    p.option("--stats-fd", stats.fd, "the summary as JSON, to a file descriptor")
-        ->check(CLI::Range(0, 1 << 20));
+    p.text_option("--stats-file", stats.file, "the summary as JSON, to a file");
+    p.option("--stats-fd", stats.fd, "the summary as JSON, to a file descriptor")->check(range(0, 1 << 20));
 }
 
 template <class Options>
 void add_system_options(Parser &p, Options &o) {
-    p.option("--system,--system-prompt", o.system, "the system prompt (-sys)");
-    p.option("--system-file", o.system_file, "the system prompt from a file (-sysf)");
+    p.text_option("--system,--system-prompt", o.system, "the system prompt (-sys)");
+    p.text_option("--system-file", o.system_file, "the system prompt from a file (-sysf)");
 }
 
 // A command ready to be parsed, and what to do then.
@@ -155,18 +198,18 @@ void note_gpu(const DeviceFlags &d, Io &io) {
 }
 
 Command make_run() {
-    auto parser = std::make_unique<Parser>("run", "One prompt in, one answer out.", "MODEL [PROMPT]");
+    auto parser = std::make_unique<Parser>("run", "One prompt in, one answer out.", true, "PROMPT");
     auto o = new_options<RunOptions>();
     add_model_options(*parser, o->first.model, o->second);
     add_generation_options(*parser, o->first.generation, o->first.stats);
     add_system_options(*parser, o->first);
-    parser->option("-p,--prompt", o->first.prompt, "the prompt, instead of the argument");
-    parser->option("-f,--file", o->first.file, "the prompt from a file; -: standard input");
+    parser->text_option("-p,--prompt", o->first.prompt, "the prompt, instead of the argument");
+    parser->text_option("-f,--file", o->first.file, "the prompt from a file; -: standard input");
     parser->flag("--raw", o->first.raw, "complete the text as it stands, without the chat template");
     parser->flag("--echo", o->first.echo, "the prompt first");
     parser->flag("--json", o->first.json, "one JSON object on stdout");
     auto overflow = std::make_shared<std::string>("error");
-    parser->option("--on-overflow", *overflow, "what to do with a prompt that outgrows the context")
+    parser->text_option("--on-overflow", *overflow, "what to do with a prompt that outgrows the context")
         ->check(CLI::IsMember({"error"}));
     const auto call = [o, overflow](const Words &words, Io &io) {
         RunOptions &options = o->first;
@@ -180,15 +223,15 @@ Command make_run() {
 }
 
 Command make_chat() {
-    auto parser = std::make_unique<Parser>("chat", "Talk to a model.", "MODEL");
+    auto parser = std::make_unique<Parser>("chat", "Talk to a model.", true);
     auto o = new_options<ChatOptions>();
     add_model_options(*parser, o->first.model, o->second);
     add_generation_options(*parser, o->first.generation, o->first.stats);
     add_system_options(*parser, o->first);
     auto overflow = std::make_shared<std::string>("shift");
-    parser->option("--on-overflow", *overflow, "when the context is full: shift drops the oldest turns")
+    parser->text_option("--on-overflow", *overflow, "when the context is full: shift drops the oldest turns")
         ->check(CLI::IsMember({"shift", "error"}));
-    parser->option("--color", o->first.color, "colours")->check(CLI::IsMember({"auto", "on", "off"}));
+    parser->text_option("--color", o->first.color, "colours")->check(CLI::IsMember({"auto", "on", "off"}));
     const auto call = [o, overflow](const Words &words, Io &io) {
         o->first.model.path = words.model;
         o->first.shift = *overflow == "shift";
@@ -199,13 +242,13 @@ Command make_chat() {
 }
 
 Command make_inspect() {
-    auto parser = std::make_unique<Parser>("inspect", "Metadata, tensors, memory plan.", "MODEL");
+    auto parser = std::make_unique<Parser>("inspect", "Metadata, tensors, memory plan.", true);
     auto o = std::make_shared<InspectOptions>();
     parser->flag("--json", o->json, "one JSON object");
     parser->flag("--tensors", o->tensors, "list the tensors (JSON always does)");
     parser->flag("--arrays", o->arrays, "metadata arrays in full length");
     parser->option("-c,--ctx-size", o->context, "context of the memory plan; 0: the model's own")
-        ->check(CLI::Range(0, 1 << 30));
+        ->check(range(0, 1 << 30));
     const auto call = [o](const Words &words, Io &io) {
         o->path = words.model;
         return inspect(*o, io);
@@ -214,9 +257,9 @@ Command make_inspect() {
 }
 
 Command make_tokenize() {
-    auto parser = std::make_unique<Parser>("tokenize", "Text to token ids and back.", "MODEL [TEXT]");
+    auto parser = std::make_unique<Parser>("tokenize", "Text to token ids and back.", true, "TEXT");
     auto o = std::make_shared<TokenizeOptions>();
-    parser->option("-f,--file", o->file, "the text from a file; -: standard input");
+    parser->text_option("-f,--file", o->file, "the text from a file; -: standard input");
     parser->flag("--ids", o->ids, "the ids as one list");
     parser->flag("--no-bos", o->no_bos, "without the tokens that the model adds");
     parser->flag("--special", o->special, "the text of special tokens becomes those tokens");
@@ -231,14 +274,14 @@ Command make_tokenize() {
 }
 
 Command make_perplexity() {
-    auto parser = std::make_unique<Parser>("perplexity", "Perplexity of a text.", "MODEL");
+    auto parser = std::make_unique<Parser>("perplexity", "Perplexity of a text.", true);
     auto o = new_options<PerplexityOptions>();
     add_model_options(*parser, o->first.model, o->second);
-    parser->option("-f,--file", o->first.file, "the text; -: standard input");
+    parser->text_option("-f,--file", o->first.file, "the text; -: standard input");
     parser->option("--chunks", o->first.chunks, "only so many chunks; -1: all");
-    parser->option("--save-logits", o->first.save_logits, "save the log-probabilities to a file");
-    parser->option("--kl-base", o->first.base,
-                   "compare with saved log-probabilities; the text is in that file");
+    parser->text_option("--save-logits", o->first.save_logits, "save the log-probabilities to a file");
+    parser->text_option("--kl-base", o->first.base,
+                        "compare with saved log-probabilities; the text is in that file");
     parser->flag("--json", o->first.json, "the result as JSON");
     const auto call = [o](const Words &words, Io &io) {
         o->first.model.path = words.model;
@@ -249,20 +292,20 @@ Command make_perplexity() {
 }
 
 Command make_bench() {
-    auto parser = std::make_unique<Parser>("bench", "Speed, against what the hardware allows.", "MODEL");
+    auto parser = std::make_unique<Parser>("bench", "Speed, against what the hardware allows.", true);
     auto o = new_options<BenchOptions>();
     add_model_options(*parser, o->first.model, o->second);
     parser->option("-p,--n-prompt", o->first.prompt, "tokens of the prefill test; 0: none")
-        ->check(CLI::Range(0, 1 << 24));
+        ->check(range(0, 1 << 24));
     parser->option("-n,--n-gen", o->first.generate, "tokens of the decode test; 0: none")
-        ->check(CLI::Range(0, 1 << 24));
-    parser->option("-r,--repetitions", o->first.repetitions, "how often each")->check(CLI::Range(1, 10000));
+        ->check(range(0, 1 << 24));
+    parser->option("-r,--repetitions", o->first.repetitions, "how often each")->check(range(1, 10000));
     parser->app()
         .add_option("-d,--depth", o->first.depths, "tokens in the cache before; a list: 0,4096")
         ->delimiter(',')
         ->take_all()
         ->allow_extra_args(false)
-        ->check(CLI::Range(0, 1 << 24));
+        ->check(range(0, 1 << 24));
     parser->flag("--json", o->first.json, "the result as JSON");
     const auto call = [o](const Words &words, Io &io) {
         o->first.model.path = words.model;
@@ -273,7 +316,7 @@ Command make_bench() {
 }
 
 Command make_devices() {
-    auto parser = std::make_unique<Parser>("devices", "What this machine offers.", "");
+    auto parser = std::make_unique<Parser>("devices", "What this machine offers.", false);
     auto o = std::make_shared<DevicesOptions>();
     parser->flag("--json", o->json, "as JSON");
     return {std::move(parser), [o](const Words &, Io &io) { return devices(*o, io); }, false, false};

@@ -60,13 +60,15 @@ ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceI
     };
     const size_t free = device.memory_free;
     if (asked > 0) {
-        const int64_t context = std::min(asked, kLargestContext);
-        const size_t bytes = cache_bytes(program, context);
-        if (context < asked || bytes > free)
+        if (asked > kLargestContext)
+            fail("a context of " + std::to_string(asked) + " tokens is more than can be numbered: choose " +
+                 std::to_string(kLargestContext) + " or less with -c");
+        const size_t bytes = cache_bytes(program, asked);
+        if (bytes > free)
             fail("a context of " + std::to_string(asked) + " tokens needs " + megabytes(bytes) +
                  " of cache, but only " + megabytes(free) +
                  " of memory are free: choose a smaller one with -c");
-        return {static_cast<int32_t>(context), false, bytes};
+        return {static_cast<int32_t>(asked), false, bytes};
     }
     // Weights are read from the page cache: memory that is only useful if they stay there.
     const size_t taken = weight_bytes(program) + kWorkMemory;
