@@ -49,6 +49,11 @@ $(BUILD)/librunnel.a: $(objects)
 $(BUILD)/tests: $(test_objects) $(BUILD)/librunnel.a
 	$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/librunnel.a $(LDLIBS)
 
+# Random-weight models (scripts/make-model): needs gguf/ alone.
+$(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/support/model_maker.o \
+  $(BUILD)/obj/tests/support/model_vocabulary.o $(filter $(BUILD)/obj/gguf/%,$(objects))
+	$(CXX) $(LDFLAGS) -o $@ $^
+
 $(BUILD)/obj/%.o: %.cpp Makefile | setup
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(ISA) -MMD -MP -c -o $@ $<
@@ -79,4 +84,4 @@ format:
 clean:
 	rm -rf build build-asan
 
--include $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d
+-include $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d

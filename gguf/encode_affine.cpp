@@ -79,8 +79,9 @@ Line search_line(const float *x, int n, float top, Effort effort) {
         return true;
     };
     const bool fast = effort == Effort::Fast;
-    const float step = fast ? 0.35f : 0.1f;
-    for (int k = fast ? -1 : -6; k <= (fast ? 1 : 12); ++k)
+    // Levels beyond the top mean clipping: the largest values lose a little so that all others gain.
+    const float step = fast ? 0.35f : 0.2f;
+    for (int k = fast ? -1 : -4; k <= (fast ? 1 : 16); ++k)
         attempt({range / (top + static_cast<float>(k) * step), -low});
     for (int again = 0; again < (fast ? 1 : 4) && attempt(best);) ++again;
     return best;

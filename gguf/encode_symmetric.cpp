@@ -23,13 +23,14 @@ constexpr float kLargestHalf = 65504;
 // v = lo, lo + 1, ..., hi.
 struct Integers {
     float lo, hi;
+    static constexpr float end_step = 1;  // between the outermost two values
     Lanes nearest(Lanes y) const { return clamp_lanes(round_lanes(y), lo, hi); }
 };
 
 // The values of IQ4_NL. All points halfway between two of them are multiples of a half, so that the integer
 // part of 2 y decides which one is nearest.
 struct IQ4Table {
-    static constexpr float lo = -127, hi = 113;
+    static constexpr float lo = -127, hi = 113, end_step = 23;
     static constexpr int kReach = 256;
     static constexpr std::array<uint8_t, 2 *kReach> kIndex = [] {
         std::array<uint8_t, 2 * kReach> index{};
@@ -89,12 +90,12 @@ float search_scale(const float *x, int n, Codebook book, Effort effort) {
         return true;
     };
     const bool fast = effort == Effort::Fast;
-    const float step =
-        (book.hi - book.lo) / (fast ? 24.0f : 120.0f) / std::max(1.0f, (book.hi - book.lo) / 24);
+    // From one step short of the end to one step beyond it, where the extreme value is clipped.
     const int steps = fast ? 1 : 6;
     for (int k = -steps; k <= steps; ++k) {
-        attempt((book.lo + static_cast<float>(k) * step) / most);
-        if (!fast) attempt((book.hi + static_cast<float>(k) * step) / most);
+        const float shift = book.end_step * static_cast<float>(k) / static_cast<float>(fast ? 3 : steps);
+        attempt((book.lo + shift) / most);
+        if (!fast) attempt((book.hi + shift) / most);
     }
     for (int again = 0; again < 3 && attempt(1 / best.scale());) ++again;
     return best.scale();

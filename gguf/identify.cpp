@@ -65,8 +65,7 @@ std::string identify(std::span<const std::byte> bytes) {
         if (head.starts_with(magic.start)) return std::string(magic.what);
     if (is_safetensors(head, bytes.size())) return "is a safetensors file; convert the model to GGUF first";
     if ("GGUF"sv.starts_with(head)) return "ends inside the GGUF magic (truncated)";
-    const std::string start = printable(head.substr(0, 4));
-    return "is not a GGUF file: it starts with \"" + start + "\" instead of \"GGUF\"";
+    return "is not a GGUF file: it starts with " + quoted(head.substr(0, 4)) + " instead of 'GGUF'";
 }
 
 }  // namespace runnel::gguf

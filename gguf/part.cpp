@@ -11,9 +11,12 @@ namespace runnel::gguf {
 namespace {
 
 constexpr std::string_view kMagic = "GGUF";
-constexpr uint64_t kMaxName = 65535;                 // of a key or a tensor, as the specification limits keys
-constexpr uint64_t kSmallestKeyValue = 8 + 4 + 1;    // empty key, type, a byte
-constexpr uint64_t kSmallestTensor = 8 + 4 + 4 + 8;  // empty name, rank 0, type, offset
+// Far beyond any real file; a damaged count must not make us collect nonsense from gigabytes of weights.
+constexpr uint64_t kMaxKeyValues = 1 << 16, kMaxTensors = 1 << 20;
+constexpr uint64_t kFirstReserve = 4096;  // entries to make room for on a count's word alone
+constexpr uint64_t kMaxName = 65535;      // of a key or a tensor, as the specification limits keys
+constexpr uint64_t kSmallestKeyValue = 8 + 1 + 4 + 1;    // key, type, value
+constexpr uint64_t kSmallestTensor = 8 + 1 + 4 + 4 + 8;  // name, rank 0, type, offset
 constexpr uint64_t kMinAlignment = 8, kMaxAlignment = uint64_t{1} << 30;
 
 struct Counts {
@@ -48,16 +51,24 @@ auto within(const auto &context, Read read) {
     }
 }
 
+void refuse_more(uint64_t count, uint64_t most, std::string_view things) {
+    if (count > most)
+        throw Malformed("claims " + std::to_string(count) + " " + std::string(things) + "; more than " +
+                        std::to_string(most) + " make no sense (damaged)");
+}
+
 std::string_view read_name(Cursor &cursor) {
     const std::string_view name = cursor.read_string();
+    if (name.empty()) throw Malformed("its name is empty");
     if (name.size() > kMaxName) throw Malformed("its name is " + std::to_string(name.size()) + " bytes long");
     return name;
 }
 
 void read_metadata(Cursor &cursor, uint64_t count, Part &part) {
     cursor.expect(count, kSmallestKeyValue, "metadata entries");
-    part.metadata.reserve(count);
-    part.keys.reserve(count);
+    refuse_more(count, kMaxKeyValues, "metadata entries");
+    part.metadata.reserve(std::min(count, kFirstReserve));
+    part.keys.reserve(std::min(count, kFirstReserve));
     for (uint64_t i = 0; i < count; ++i) {
         const std::string_view key =
             within([&] { return "metadata entry " + std::to_string(i); }, [&] { return read_name(cursor); });
@@ -114,10 +125,10 @@ void read_tensor(Cursor &cursor, Tensor &tensor) {
 
 void read_tensors(Cursor &cursor, uint64_t count, Part &part) {
     cursor.expect(count, kSmallestTensor, "tensors");
-    part.tensors.resize(count);
+    refuse_more(count, kMaxTensors, "tensors");
+    part.tensors.reserve(std::min(count, kFirstReserve));
     for (uint64_t i = 0; i < count; ++i) {
-        Tensor &tensor = part.tensors[i];
-        tensor.part = 0;
+        Tensor &tensor = part.tensors.emplace_back();
         tensor.name =
             within([&] { return "tensor " + std::to_string(i); }, [&] { return read_name(cursor); });
         within([&] { return "tensor " + quoted(tensor.name); }, [&] { read_tensor(cursor, tensor); });

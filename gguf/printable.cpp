@@ -30,20 +30,19 @@ bool harmless(uint32_t code) {
     return !(code >= 0x2060 && code <= 0x206f) && code != 0xfeff;    // isolates, invisible operators
 }
 
-}  // namespace
-
-std::string printable(std::string_view text, size_t most) {
+template <class Keep>
+std::string escaped(std::string_view text, size_t most, Keep keep) {
     constexpr char kHex[] = "0123456789abcdef";
     std::string out;
     while (!text.empty()) {
         if (out.size() >= most) return out + "...";
         uint32_t code = 0;
         const size_t length = utf8_sequence(text, code);
-        const bool keep = length > 0 && harmless(code);
+        const bool as_it_is = length > 0 && keep(code);
         const size_t used = length == 0 ? 1 : length;
         for (size_t i = 0; i < used; ++i) {
             const auto byte = static_cast<uint8_t>(text[i]);
-            if (keep)
+            if (as_it_is)
                 out += text[i];
             else
                 out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
@@ -53,8 +52,17 @@ std::string printable(std::string_view text, size_t most) {
     return out;
 }
 
+}  // namespace
+
+std::string printable(std::string_view text, size_t most) {
+    return escaped(text, most, harmless);
+}
+
 std::string quoted(std::string_view text) {
-    return "'" + printable(text) + "'";
+    std::string out = escaped(text, 80, [](uint32_t code) { return code >= 0x20 && code < 0x7f; });
+    out.insert(out.begin(), '\'');
+    out.push_back('\'');
+    return out;
 }
 
 }  // namespace runnel::gguf

@@ -12,7 +12,8 @@ namespace runnel::gguf {
 // bytes, with "..." to show it.
 std::string printable(std::string_view text, size_t most = 80);
 
-// printable(text) in single quotes.
+// A key or name from inside a file, in single quotes; they are ASCII by the specification, so that everything
+// else is shown as \xNN, too. Cut after about 80 bytes.
 std::string quoted(std::string_view text);
 
 }  // namespace runnel::gguf

@@ -53,7 +53,8 @@ class Value {
     std::optional<std::string_view> as_string() const;  // bytes as stored: not necessarily valid UTF-8
 
     // The elements of an array of that kind, converted as above; empty when it is anything else or when one
-    // of the elements does not convert. as_ints takes bools as 0 and 1.
+    // of the elements does not convert. as_ints takes bools as 0 and 1. They allocate up to 8 bytes per byte
+    // of the file: compare size() with what is expected first where the array could be anything.
     std::vector<int64_t> as_ints() const;
     std::vector<float> as_floats() const;
     std::vector<std::string_view> as_strings() const;

@@ -1,14 +1,18 @@
 // The attention of attention.h, written once over a type of lanes (vector_lanes_*.h) and compiled once per
 // instruction set; everything is local to the including file.
 //
-// The rows of a tile are cut into blocks of L::kRows. A page meets one block at a time:
-//   scores:       kRows x (2 vectors of cells) sums in registers; per dimension 2 loads of K, kRows
-//   broadcasts of q; softmax_row:  the 32 scores of a row -> p, its maximum and sums; weighted_sum: rows x
-//   (some vectors of dimensions) of o in registers; per cell loads of V, broadcasts of p.
-// Many rows share a page: it is converted to float32 once, into scratch. Few rows (decoding) convert while
-// they load, and prefetch the next page, which lies anywhere in memory. Both take the same values to the same
-// sums. Bytes moved per page: 64 * (head_dim_k + head_dim_v); multiply-adds: rows * 32 * (head_dim_k +
-// head_dim_v).
+// The rows of a tile are cut into blocks of L::kRows, so many that their sums fill the registers. A page
+// meets one block at a time, in three passes:
+// - scores: rows x 2 vectors of cells in registers; per dimension two loads of K, a broadcast of each row's
+// q;
+// - subtract_maximum, exponentials: the 32 scores of a row become p; its maximum and sums follow;
+// - weighted_sum: rows x some vectors of o in registers; per cell loads of V and a broadcast of each row's p.
+//
+// K and V are converted while they are loaded, and the next page, which lies anywhere in memory, is
+// prefetched meanwhile. When many blocks share a page it is converted once, into scratch. Both ways take the
+// same values to the same sums.
+//
+// Bytes moved per page: 64 * (head_dim_k + head_dim_v); multiply-adds: rows * 32 * (head_dim_k + head_dim_v).
 #pragma once
 
 #include "kernels/cpu/attention.h"
@@ -19,7 +23,7 @@ namespace runnel::kernels::cpu {
 namespace {
 
 constexpr float kNoMaximum = -1e30f;
-constexpr int kConvertRows = 24;  // from so many rows on, pages are converted to float32 first
+constexpr int kConvertRows = 64;  // from so many rows on, pages are converted to float32 first
 
 // A page in the form the products read: T is uint16_t (the cache's) or float (converted).
 template <typename T>
@@ -42,7 +46,7 @@ struct Rows {
     size_t o_stride;
     float *k_page, *v_page;    // [head_dim_k][32], [32][o_stride]
     float *p;                  // [kRows][32], of the block at hand
-    float *q;                  // per block of R rows: [head_dim_k][R]
+    float *q;                  // [count][head_dim_k]
     float *m, *l;              // [count], the joined ones
     float *range_m, *range_l;  // [count], of the range at hand
     float *sums;               // [count][16]
@@ -107,10 +111,12 @@ inline void prefetch(const void *address) {
     __builtin_prefetch(address);
 }
 
-// p[r][cell] = sum over d of q[d][r] * k[d][cell].
+// p[r][cell] = sum over d of q[r][d] * k[d][cell].
 template <typename L, int R, typename T>
 void scores(const float *q, const Page<T> &page, int32_t head_dim, float *p) {
     constexpr int W = L::kWidth;
+    const float *row[R];
+    for (int r = 0; r < R; ++r) row[r] = q + r * head_dim;
     for (int cell = 0; cell < kBlockTokens; cell += 2 * W) {
         typename L::Float low[R], high[R];
         for (int r = 0; r < R; ++r) low[r] = high[r] = L::zero();
@@ -119,7 +125,7 @@ void scores(const float *q, const Page<T> &page, int32_t head_dim, float *p) {
             if constexpr (sizeof(T) == 2) prefetch(page.next_k + d * kBlockTokens + cell);
             const auto k_low = load_as_float<L>(k), k_high = load_as_float<L>(k + W);
             for (int r = 0; r < R; ++r) {
-                const auto broadcast = L::set(q[d * R + r]);
+                const auto broadcast = L::set(row[r][d]);
                 low[r] = L::fma(broadcast, k_low, low[r]);
                 high[r] = L::fma(broadcast, k_high, high[r]);
             }
@@ -131,10 +137,10 @@ void scores(const float *q, const Page<T> &page, int32_t head_dim, float *p) {
     }
 }
 
-// Scores in p become probabilities relative to the row's maximum; o and the sums follow when that moves.
+// Scales the scores in p and subtracts the row's maximum; o and the sums follow when that moves.
 template <typename L>
-inline void softmax_row(float *p, float scale, Visible cells, float *maximum, float *sums, float *o,
-                        size_t o_size) {
+inline void subtract_maximum(float *p, float scale, Visible cells, float *maximum, float *sums, float *o,
+                             size_t o_size) {
     constexpr int W = L::kWidth, N = kBlockTokens / W, S = kSumLanes / W;
     const bool whole = cells == Visible{0, kBlockTokens};
     typename L::Float v[N];
@@ -153,8 +159,17 @@ inline void softmax_row(float *p, float scale, Visible cells, float *maximum, fl
         for (size_t d = 0; d < o_size; d += W) L::store(o + d, L::mul(L::load(o + d), factor));
         m = moved;
     }
+    for (int i = 0; i < N; ++i) L::store(p + i * W, L::sub(v[i], m));
+}
+
+// p = exp(p) where visible, else 0; added to the sums.
+template <typename L>
+inline void exponentials(float *p, Visible cells, float *sums) {
+    constexpr int W = L::kWidth, N = kBlockTokens / W, S = kSumLanes / W;
+    const bool whole = cells == Visible{0, kBlockTokens};
+    typename L::Float v[N];
     for (int i = 0; i < N; ++i) {
-        v[i] = exponential<L>(L::sub(v[i], m));
+        v[i] = exponential<L>(L::load(p + i * W));
         if (!whole) v[i] = L::keep(v[i], L::zero(), cells.begin - i * W, cells.end - i * W);
         L::store(p + i * W, v[i]);
     }
@@ -162,16 +177,20 @@ inline void softmax_row(float *p, float scale, Visible cells, float *maximum, fl
 }
 
 // One register tile of weighted_sum: R rows x D vectors of dimensions. With `Partial` the one vector has only
-// `lanes` elements in v.
+// `lanes` elements in v. next: the same place of the next page, to prefetch.
 template <typename L, int R, int D, bool Partial, typename T>
-inline void weighted_columns(const float *p, const T *v, size_t v_stride, Visible cells, float *o,
-                             size_t o_stride, int lanes) {
-    constexpr int W = L::kWidth;
+inline void weighted_columns(const float *p, const T *v, const uint16_t *next, size_t v_stride, Visible cells,
+                             float *o, size_t o_stride, int lanes) {
+    constexpr int W = L::kWidth, kLine = 32;  // halves per cache line
     typename L::Float sum[R][D];
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < D; ++i) sum[r][i] = L::load(o + static_cast<size_t>(r) * o_stride + i * W);
     v += static_cast<size_t>(cells.begin) * v_stride;
     for (int cell = cells.begin; cell < cells.end; ++cell, v += v_stride) {
+        if constexpr (sizeof(T) == 2) {
+            for (int i = 0; i < D * W; i += kLine) prefetch(next + i);
+            next += v_stride;
+        }
         typename L::Float value[D];
         for (int i = 0; i < D; ++i) {
             if constexpr (Partial && sizeof(T) == 2) {
@@ -193,9 +212,11 @@ inline void weighted_columns(const float *p, const T *v, size_t v_stride, Visibl
 template <typename L, int R, int D, typename T>
 inline void weighted_vectors(const float *p, const Page<T> &page, Visible cells, float *o, size_t o_stride,
                              int at, int vectors) {
-    for (; at + D <= vectors; at += D)
-        weighted_columns<L, R, D, false>(p, page.v + at * L::kWidth, page.v_stride, cells, o + at * L::kWidth,
+    for (; at + D <= vectors; at += D) {
+        const int d = at * L::kWidth;
+        weighted_columns<L, R, D, false>(p, page.v + d, page.next_v + d, page.v_stride, cells, o + d,
                                          o_stride, 0);
+    }
     if constexpr (D > 1) weighted_vectors<L, R, D / 2>(p, page, cells, o, o_stride, at, vectors);
 }
 
@@ -213,36 +234,33 @@ void weighted_sum(const float *p, const Page<T> &page, Visible cells, float *o, 
     weighted_vectors<L, R, D>(p, page, cells, o, o_stride, 0, vectors);
     const int at = vectors * W;
     if (at < head_dim)
-        weighted_columns<L, R, 1, true>(p, page.v + at, page.v_stride, cells, o + at, o_stride,
-                                        head_dim - at);
+        weighted_columns<L, R, 1, true>(p, page.v + at, page.next_v + at, page.v_stride, cells, o + at,
+                                        o_stride, head_dim - at);
 }
 
-// One page for the rows [first, first + R).
+// One page for the rows [first, first + R). whole: they see all its cells.
 template <typename L, int R, typename T>
 void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &page, int32_t page_cell,
-                  int first) {
+                  int first, bool whole) {
     const int32_t head_dim_v = tile.pages.head_dim_v;
     Visible cells[R];
     bool any = false;
     for (int r = 0; r < R; ++r) {
-        cells[r] = visible(tile, first + r, page_cell, kBlockTokens);
+        cells[r] = whole ? Visible{0, kBlockTokens} : visible(tile, first + r, page_cell, kBlockTokens);
         any |= cells[r].any();
     }
     if (!any) return;
     scores<L, R>(rows.q + static_cast<size_t>(first) * static_cast<size_t>(tile.pages.head_dim_k), page,
                  tile.pages.head_dim_k, rows.p);
-    if constexpr (sizeof(T) == 2) {
-        for (int32_t i = 0; i < head_dim_v; ++i)
-            prefetch(page.next_v + i * 32);  // 32 cells: head_dim_v lines
-    }
     float *o = rows.o + static_cast<size_t>(first) * rows.o_stride;
-    for (int r = 0; r < R; ++r) {
-        if (!cells[r].any()) continue;
-        const int row = first + r;
-        softmax_row<L>(rows.p + r * kBlockTokens, tile.scale, cells[r], rows.range_m + row,
-                       rows.sums + row * kSumLanes, o + static_cast<size_t>(r) * rows.o_stride,
-                       rows.o_stride);
-    }
+    float *sums = rows.sums + first * kSumLanes;
+    for (int r = 0; r < R; ++r)
+        if (cells[r].any())
+            subtract_maximum<L>(rows.p + r * kBlockTokens, tile.scale, cells[r], rows.range_m + first + r,
+                                sums + r * kSumLanes, o + static_cast<size_t>(r) * rows.o_stride,
+                                rows.o_stride);
+    for (int r = 0; r < R; ++r)
+        if (cells[r].any()) exponentials<L>(rows.p + r * kBlockTokens, cells[r], sums + r * kSumLanes);
     // Rows that see the same cells go together: no row touches a cell that it does not see.
     for (int r = 0; r < R;) {
         int same = 1;
@@ -259,10 +277,14 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &pa
 
 template <typename L, typename T>
 inline void attend_page(const AttentionTile &tile, const Rows &rows, Page<T> page, int32_t page_cell) {
+    // The first row sees least ahead, the last row least behind.
+    const Visible all{0, kBlockTokens};
+    const bool whole = visible(tile, 0, page_cell, kBlockTokens) == all &&
+                       visible(tile, rows.count - 1, page_cell, kBlockTokens) == all;
     for (int first = 0; first < rows.count; first += L::kRows) {
         const int left = rows.count - first;
         with_rows<L::kRows>(left < L::kRows ? left : L::kRows, [&](auto count) {
-            attend_block<L, decltype(count)::value>(tile, rows, page, page_cell, first);
+            attend_block<L, decltype(count)::value>(tile, rows, page, page_cell, first, whole);
         });
         // Later blocks find the next page on its way.
         if constexpr (sizeof(T) == 2) page.next_k = page.k, page.next_v = page.v;
@@ -279,25 +301,27 @@ inline Page<uint16_t> cache_page(const KvPages &pages, int32_t page, int32_t nex
 
 template <typename L>
 inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Page<uint16_t> &page) {
-    from_half<L>(page.k, int64_t{kBlockTokens} * pages.head_dim_k, rows.k_page);
-    for (size_t cell = 0; cell < kBlockTokens; ++cell)
+    for (int32_t d = 0; d < pages.head_dim_k; ++d) {
+        prefetch(page.next_k + d * kBlockTokens);
+        from_half<L>(page.k + d * kBlockTokens, kBlockTokens, rows.k_page + d * kBlockTokens);
+    }
+    for (size_t cell = 0; cell < kBlockTokens; ++cell) {
+        for (int32_t d = 0; d < pages.head_dim_v; d += 32) prefetch(page.next_v + cell * page.v_stride + d);
         from_half<L>(page.v + cell * page.v_stride, pages.head_dim_v, rows.v_page + cell * rows.o_stride);
-    return {rows.k_page, rows.v_page, rows.o_stride, nullptr, nullptr};
+    }
+    return {rows.k_page, rows.v_page, rows.o_stride, page.next_k, page.next_v};
 }
 
-// q of each block of R rows, transposed to [head_dim_k][R].
+// q of all rows, one after the other: rows of the batch lie a power of two apart and would fight for cache
+// sets.
 template <typename L>
 inline void pack_q(const AttentionTile &tile, const Rows &rows) {
-    const int32_t head_dim = tile.pages.head_dim_k;
-    float *out = rows.q;
-    for (int first = 0; first < rows.count; first += L::kRows) {
-        const int count = rows.count - first < L::kRows ? rows.count - first : L::kRows;
-        for (int r = 0; r < count; ++r) {
-            const int token = (first + r) / tile.heads, head = (first + r) % tile.heads;
-            const float *q = tile.q + token * tile.q_stride + int64_t{head} * head_dim;
-            for (int32_t d = 0; d < head_dim; ++d) out[d * count + r] = q[d];
-        }
-        out += count * head_dim;
+    const int64_t size = int64_t{tile.heads} * tile.pages.head_dim_k;
+    for (int32_t token = 0; token < tile.tokens; ++token) {
+        const float *q = tile.q + token * tile.q_stride;
+        const float *next = token + 1 < tile.tokens ? q + tile.q_stride : q;
+        for (int64_t i = 0; i < size; i += 16) prefetch(next + i);
+        map<L>(q, q, size, rows.q + token * size, [](auto x, auto) { return x; });
     }
 }
 
@@ -374,27 +398,37 @@ inline int32_t row_last_range(const AttentionTile &tile, int row) {
     return (tile.first_cell + row / tile.heads) / kRangeCells;
 }
 
+// Step 4: out = o / l. out may be o.
 template <typename L>
-inline void divide_row(float *out, float l, int32_t n) {
-    map<L>(out, out, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
+inline void divide_row(const float *o, float l, int32_t n, float *out) {
+    map<L>(o, o, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
 }
 
 template <typename L>
 void attend(const AttentionTile &tile, float *scratch) noexcept {
     const Rows rows = cut_scratch(tile, scratch);
-    const int32_t n = tile.pages.head_dim_v, last_range = row_last_range(tile, rows.count - 1);
+    const int32_t n = tile.pages.head_dim_v;
+    const int32_t first_range = tile_first_range(tile), last_range = row_last_range(tile, rows.count - 1);
+    const auto o = [&](int row) { return rows.o + static_cast<size_t>(row) * rows.o_stride; };
     pack_q<L>(tile, rows);
     clear_padding<L>(tile, rows);
-    for (int32_t range = tile_first_range(tile); range <= last_range; ++range) {
+    if (first_range == last_range) {
+        compute_range<L>(tile, rows, first_range);
+        for (int row = 0; row < rows.count; ++row)
+            divide_row<L>(o(row), rows.range_l[row], n, out_row(tile, row));
+        return;
+    }
+    for (int32_t range = first_range; range <= last_range; ++range) {
         compute_range<L>(tile, rows, range);
         for (int row = 0; row < rows.count; ++row) {
             const int32_t first = row_first_range(tile, row);
             if (range < first || range > row_last_range(tile, row)) continue;
             join_row<L>(rows.m + row, rows.l + row, out_row(tile, row), rows.range_m[row], rows.range_l[row],
-                        rows.o + static_cast<size_t>(row) * rows.o_stride, n, range == first);
+                        o(row), n, range == first);
         }
     }
-    for (int row = 0; row < rows.count; ++row) divide_row<L>(out_row(tile, row), rows.l[row], n);
+    for (int row = 0; row < rows.count; ++row)
+        divide_row<L>(out_row(tile, row), rows.l[row], n, out_row(tile, row));
 }
 
 template <typename L>
@@ -424,7 +458,7 @@ void join(const AttentionTile &tile, const float *partials, int32_t ranges) noex
             join_row<L>(&m, &l, out_row(tile, row), partial[0], partial[1], partial + kPartialHead, n,
                         range == first);
         }
-        divide_row<L>(out_row(tile, row), l, n);
+        divide_row<L>(out_row(tile, row), l, n, out_row(tile, row));
     }
 }
 

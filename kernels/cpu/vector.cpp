@@ -42,11 +42,19 @@ void rope_row(const RopeTable &table, int32_t position, float *cos, float *sin) 
 }
 
 double log_sum_exp(const float *x, int64_t n) {
-    const double largest = *std::max_element(x, x + n);
-    if (!std::isfinite(largest)) return largest;
-    double sum = 0;
-    for (int64_t i = 0; i < n; ++i) sum += std::exp(x[i] - largest);
-    return largest + std::log(sum);
+    const VectorKernels &kernels = vector_best();
+    const float largest = x[kernels.argmax(x, n)];
+    if (!std::isfinite(largest)) return static_cast<double>(largest);
+    constexpr int64_t kPiece = 512;
+    float piece[kPiece];
+    double sums[4] = {};  // independent chains: an addition takes four cycles
+    for (int64_t from = 0; from < n; from += kPiece) {
+        const int64_t count = std::min(kPiece, n - from);
+        for (int64_t i = 0; i < count; ++i) piece[i] = x[from + i] - largest;
+        kernels.exp(piece, count, piece);
+        for (int64_t i = 0; i < count; ++i) sums[i % 4] += static_cast<double>(piece[i]);
+    }
+    return static_cast<double>(largest) + std::log((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 }  // namespace runnel::kernels::cpu

@@ -22,9 +22,15 @@ struct Avx2Lanes {
         return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     }
     static Float load(const float *x) { return _mm256_loadu_ps(x); }
-    static Float load_n(const float *x, int n) { return _mm256_maskload_ps(x, first(n)); }
+    // (Masked stores are slow on AMD: whole vectors go the plain way.)
+    static Float load_n(const float *x, int n) {
+        return n >= kWidth ? load(x) : _mm256_maskload_ps(x, first(n));
+    }
     static void store(float *out, Float x) { _mm256_storeu_ps(out, x); }
-    static void store_n(float *out, Float x, int n) { _mm256_maskstore_ps(out, first(n), x); }
+    static void store_n(float *out, Float x, int n) {
+        if (n >= kWidth) return store(out, x);
+        _mm256_maskstore_ps(out, first(n), x);
+    }
     static Float load_half(const uint16_t *x) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(x)));
     }

@@ -20,6 +20,23 @@ inline float float_of(uint32_t bits) {
     return x;
 }
 
+// a * b + c, rounded once. std::fma is a call into the C library, which on a CPU without the instruction
+// costs microseconds. Here: the product of two floats is exact in double, the sum is rounded to odd (Boldo &
+// Melquiond 2008: the last bit set if anything was lost; TwoSum tells), and 53 bits of which the last tells
+// "there was more" are enough to round to 24 correctly.
+inline float fused(float a, float b, float c) {
+    const double product = static_cast<double>(a) * b, sum = product + c, back = sum - product;
+    const double lost = (product - (sum - back)) + (c - back);  // NaN if the sum is not finite
+    uint64_t bits;
+    std::memcpy(&bits, &sum, sizeof bits);
+    const bool inexact = (lost > 0) | (lost < 0), outwards = (lost > 0) == (sum > 0);
+    const uint64_t step = outwards ? 1 : ~uint64_t{0};
+    bits += (inexact & ((bits & 1) == 0)) ? step : 0;
+    double odd;
+    std::memcpy(&odd, &bits, sizeof odd);
+    return static_cast<float>(odd);
+}
+
 // binary16 -> float32, exactly; a signalling NaN becomes quiet, as the F16C instruction does it.
 inline float half_to_float(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, magnitude = half & 0x7fffu;
@@ -99,10 +116,10 @@ struct ScalarLanes {
         return each([&](int i) { return a.lane[i] / b.lane[i]; });
     }
     static Float fma(Float a, Float b, Float c) {  // a * b + c
-        return each([&](int i) { return __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i]); });
+        return each([&](int i) { return fused(a.lane[i], b.lane[i], c.lane[i]); });
     }
     static Float fms(Float a, Float b, Float c) {  // a * b - c
-        return each([&](int i) { return __builtin_fmaf(a.lane[i], b.lane[i], -c.lane[i]); });
+        return each([&](int i) { return fused(a.lane[i], b.lane[i], -c.lane[i]); });
     }
     // As the x86 instructions: the second operand if one is NaN.
     static Float max(Float a, Float b) {
@@ -139,8 +156,8 @@ struct ScalarLanes {
     static void rotate_adjacent(float *x, const float *cos, const float *sin, int n) {
         for (int i = 0; i < n; ++i) {
             const float a = x[2 * i], b = x[2 * i + 1];
-            x[2 * i] = __builtin_fmaf(a, cos[i], -(b * sin[i]));
-            x[2 * i + 1] = __builtin_fmaf(a, sin[i], b * cos[i]);
+            x[2 * i] = fused(a, cos[i], -(b * sin[i]));
+            x[2 * i + 1] = fused(a, sin[i], b * cos[i]);
         }
     }
 };

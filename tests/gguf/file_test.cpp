@@ -171,6 +171,19 @@ TEST_CASE("file: broken headers and metadata") {
         "metadata key 'k' appears twice");
 }
 
+TEST_CASE("file: damaged counts in a file large enough for them") {
+    const TemporaryDirectory directory;
+    const auto error_with_header = [&](uint64_t tensors, uint64_t key_values) {
+        write_file(directory / "m.gguf", GgufBytes().header(tensors, key_values).span());
+        std::filesystem::resize_file(directory / "m.gguf", uint64_t{1} << 36);  // a hole of zeros
+        return error_of(directory / "m.gguf");
+    };
+    CHECK_SAYS(error_with_header(0, 1u << 30), "claims 1073741824 metadata entries");
+    CHECK_SAYS(error_with_header(1u << 31, 0), "claims 2147483648 tensors");
+    CHECK_SAYS(error_with_header(0, 100), "metadata entry 0: its name is empty");
+    CHECK_SAYS(error_with_header(100, 0), "tensor 0: its name is empty");
+}
+
 TEST_CASE("file: broken tensor tables") {
     CHECK(error_of(one_tensor({4}, kF32, 0, 16)).empty());
     CHECK_SAYS(error_of(one_tensor({4}, kF32, 0, 15)),
@@ -231,7 +244,7 @@ TEST_CASE("file: what is not GGUF is named") {
     CHECK_SAYS(error("\x1f\x8b\x08"), "gzip");
     CHECK_SAYS(error("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull");
     CHECK_SAYS(error("<!DOCTYPE html>"), "web page");
-    CHECK_SAYS(error("hello\nworld"), "it starts with \"hell\"");
+    CHECK_SAYS(error("hello\nworld"), "it starts with 'hell'");
     CHECK_SAYS(error_of(directory / "none"), "missing: ");
     CHECK_SAYS(error_of(directory / "none"), "No such file");
     CHECK_SAYS(error_of(directory.path()), "missing: ");

@@ -11,7 +11,7 @@
 #include "tests/support/temporary.h"
 
 using namespace runnel::gguf;
-using runnel::testing::read_file;
+using runnel::testing::read_bytes;
 using runnel::testing::TemporaryDirectory;
 
 namespace {
@@ -101,20 +101,20 @@ TEST_CASE("writer: a copy through the reader is the same file") {
     const TemporaryDirectory directory;
     write_everything(directory / "one.gguf");
     copy(File::open(directory / "one.gguf"), directory / "two.gguf");
-    CHECK(read_file(directory / "one.gguf") == read_file(directory / "two.gguf"));
+    CHECK(read_bytes(directory / "one.gguf") == read_bytes(directory / "two.gguf"));
     const std::filesystem::path stories = "../shared/data/models/stories260K.gguf";
     if (!std::filesystem::exists(stories)) {
         MESSAGE("skipped: ", stories.native(), " is not there");
         return;
     }
     copy(File::open(stories), directory / "stories.gguf");
-    CHECK(read_file(stories) == read_file(directory / "stories.gguf"));
+    CHECK(read_bytes(stories) == read_bytes(directory / "stories.gguf"));
 }
 
 TEST_CASE("writer: an unfinished file does not appear and leaves nothing behind") {
     const TemporaryDirectory directory;
     write_everything(directory / "m.gguf");
-    const auto before = read_file(directory / "m.gguf");
+    const auto before = read_bytes(directory / "m.gguf");
     {
         Writer writer;
         writer.add_tensor("t", Type::F32, {1024});
@@ -124,7 +124,7 @@ TEST_CASE("writer: an unfinished file does not appear and leaves nothing behind"
         CHECK_THROWS_AS(writer.write(std::vector<std::byte>(4000)), std::logic_error);
         CHECK_THROWS_AS(writer.add("k", 1), std::logic_error);
     }
-    CHECK(read_file(directory / "m.gguf") == before);
+    CHECK(read_bytes(directory / "m.gguf") == before);
     const auto files = std::filesystem::directory_iterator(directory.path());
     CHECK(std::distance(begin(files), end(files)) == 1);
 }

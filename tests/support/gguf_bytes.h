@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,10 +17,7 @@ class GgufBytes {
     // Appends a little-endian number, or a string with its 64-bit length.
     template <class T>
     GgufBytes &put(T number) {
-        const auto at = bytes_.size();
-        bytes_.resize(at + sizeof number);
-        std::memcpy(bytes_.data() + at, &number, sizeof number);
-        return *this;
+        return put_raw({reinterpret_cast<const char *>(&number), sizeof number});
     }
     GgufBytes &put_string(std::string_view s) {
         put<uint64_t>(s.size());

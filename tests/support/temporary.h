@@ -41,7 +41,7 @@ inline void write_file(const std::filesystem::path &path, std::span<const std::b
         .write(reinterpret_cast<const char *>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
 }
 
-inline std::vector<std::byte> read_file(const std::filesystem::path &path) {
+inline std::vector<std::byte> read_bytes(const std::filesystem::path &path) {
     std::ifstream in(path, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(in), {}};
     const auto *data = reinterpret_cast<const std::byte *>(text.data());

@@ -5,7 +5,6 @@
 
 #include "gguf/half.h"
 #include "gguf/quantize.h"
-#include "tests/kernels/cpu/random_blocks.h"
 
 namespace runnel::tests {
 
@@ -37,19 +36,13 @@ Slot TinyProgram::slot(int64_t width) {
     return static_cast<Slot>(program_.slots.size() - 1);
 }
 
-// Plain numbers of the size that keeps activations near 1; random blocks otherwise.
+// Of the size that keeps activations near 1.
 WeightId TinyProgram::matrix(int64_t rows, int64_t cols) {
-    std::vector<std::byte> bytes;
-    if (shape_.type == gguf::Type::F32) {
-        std::normal_distribution<float> value(0, 1 / std::sqrt(static_cast<float>(cols)));
-        bytes.resize(static_cast<size_t>(rows * cols) * sizeof(float));
-        for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {
-            const float w = value(random_);
-            std::memcpy(bytes.data() + i, &w, sizeof w);
-        }
-    } else {
-        bytes = random_weights(shape_.type, rows, cols, random_);
-    }
+    std::normal_distribution<float> value(0, 1 / std::sqrt(static_cast<float>(cols)));
+    std::vector<float> values(static_cast<size_t>(rows * cols));
+    for (float &w : values) w = value(random_);
+    std::vector<std::byte> bytes(gguf::row_bytes(shape_.type, cols) * static_cast<size_t>(rows));
+    gguf::quantize_row(shape_.type, values.data(), bytes.data(), rows * cols);
     memory_.push_back(std::move(bytes));
     program_.weights.push_back({"matrix", shape_.type, rows, cols, memory_.back().data()});
     return static_cast<WeightId>(program_.weights.size() - 1);

@@ -175,6 +175,79 @@ bool same_bits(const Floats &a, const Floats &b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+float exponential(float x) {
+    vector_scalar().exp(&x, 1, &x);
+    return x;
+}
+
+// One row, literally as attention.h defines it: cells [begin, end) of q's sequence.
+struct Partial {
+    float m = -1e30f, l = 0;
+    Floats o;
+};
+
+Partial range_by_definition(const float *q, const Floats &k, const Floats &v, const AttentionTile &tile,
+                            int32_t begin, int32_t end) {
+    const int32_t dk = tile.pages.head_dim_k, dv = tile.pages.head_dim_v;
+    Partial out;
+    out.o.assign(static_cast<size_t>(dv), 0.0f);
+    float l[16] = {};
+    for (int32_t page = begin / 32; page * 32 < end; ++page) {
+        float s[32], p[32] = {}, largest = out.m;
+        const int32_t first = std::max(begin, page * 32), last = std::min(end, page * 32 + 32);
+        for (int32_t cell = first; cell < last; ++cell) {
+            float sum = 0;
+            for (int32_t d = 0; d < dk; ++d) sum = std::fma(q[d], k[static_cast<size_t>(cell * dk + d)], sum);
+            s[cell % 32] = sum * tile.scale;
+            largest = std::max(largest, s[cell % 32]);
+        }
+        if (largest > out.m) {
+            const float factor = exponential(out.m - largest);
+            for (float &x : l) x *= factor;
+            for (float &x : out.o) x *= factor;
+            out.m = largest;
+        }
+        for (int32_t cell = first; cell < last; ++cell) p[cell % 32] = exponential(s[cell % 32] - out.m);
+        for (int i = 0; i < 16; ++i) l[i] += p[i] + p[i + 16];
+        for (int32_t cell = first; cell < last; ++cell)
+            for (int32_t d = 0; d < dv; ++d)
+                out.o[static_cast<size_t>(d)] = std::fma(p[cell % 32], v[static_cast<size_t>(cell * dv + d)],
+                                                         out.o[static_cast<size_t>(d)]);
+    }
+    float s[8];
+    for (int i = 0; i < 8; ++i) s[i] = l[i] + l[i + 8];
+    out.l = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    return out;
+}
+
+Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32_t tokens) {
+    Floats out;
+    const AttentionTile tile = sequence.tile(cell, tokens, nullptr);
+    const Floats k = rounded_to_half(sequence.k), v = rounded_to_half(sequence.v);
+    for (int32_t row = 0; row < tokens * tile.heads; ++row) {
+        const int32_t own = cell + row / tile.heads;
+        const int32_t seen = tile.window == 0 ? 0 : std::max(0, own - tile.window + 1);
+        Partial joined;
+        for (int32_t range = seen / kRangeCells; range <= own / kRangeCells; ++range) {
+            const Partial part = range_by_definition(tile.q + int64_t{row} * tile.pages.head_dim_k, k, v,
+                                                     tile, std::max(seen, range * kRangeCells),
+                                                     std::min(own + 1, (range + 1) * kRangeCells));
+            if (joined.o.empty()) {
+                joined = part;
+                continue;
+            }
+            const float larger = std::max(joined.m, part.m);
+            const float a = exponential(joined.m - larger), b = exponential(part.m - larger);
+            joined.m = larger;
+            joined.l = std::fma(part.l, b, joined.l * a);
+            for (size_t d = 0; d < joined.o.size(); ++d)
+                joined.o[d] = std::fma(part.o[d], b, joined.o[d] * a);
+        }
+        for (const float o : joined.o) out.push_back(o / joined.l);
+    }
+    return out;
+}
+
 // Largest difference to the double-precision result, in units of the largest value.
 double error_against_reference(const Sequence &sequence, int32_t cell, int32_t tokens, const Floats &out) {
     const Shape &s = sequence.shape;
@@ -257,6 +330,20 @@ TEST_CASE("attention: against double precision over random shapes") {
             CHECK(same_bits(attend_in_ranges(*kernels, sequence, past, tokens), scalar));
             CHECK(same_bits(attend_one_by_one(*kernels, sequence, past, tokens), scalar));
         }
+    }
+}
+
+TEST_CASE("attention: rows are what the header defines, to the last bit") {
+    Engine engine(7);
+    for (const Shape shape : {Shape{1, 1, 32, 32, 0}, Shape{1090, 3, 33, 20, 0}, Shape{1090, 3, 33, 20, 600},
+                              Shape{700, 8, 64, 64, 33}, Shape{45, 5, 80, 96, 0}}) {
+        CAPTURE(shape.cells);
+        CAPTURE(shape.window);
+        Sequence sequence(engine, shape, kHalfNan, 3);
+        sequence.append_all(attention_best(), engine);
+        const int32_t tokens = std::min(shape.cells, 9), cell = shape.cells - tokens;
+        CHECK(same_bits(attend(attention_best(), sequence, cell, tokens),
+                        attend_by_definition(sequence, cell, tokens)));
     }
 }
 

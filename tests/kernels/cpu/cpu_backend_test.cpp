@@ -178,6 +178,8 @@ TEST_CASE("cpu backend: chunks, threads and instruction sets change no bit") {
         const TinyProgram tiny(all[i], 11);
         const std::vector<int32_t> tokens = random_tokens(100, all[i].vocab, 5);
         const Logits2 expected = Runner(tiny.program(), 1, "scalar").run(tokens, 100);
+        for (const std::vector<float> &row : expected)
+            REQUIRE(std::all_of(row.begin(), row.end(), [](float logit) { return std::isfinite(logit); }));
         for (const char *isa : instruction_sets())
             for (int threads : {1, 2, 3}) {
                 Runner runner(tiny.program(), threads, isa);

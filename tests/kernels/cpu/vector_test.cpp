@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/cpu/vector_lanes_scalar.h"
 #include "tests/support/reference.h"
 
 using namespace runnel;
@@ -79,6 +80,22 @@ TEST_CASE("RMS norm: against double precision, bit-equal between instruction set
                 CHECK(same_bits(in_place, scalar));
             }
         }
+    }
+}
+
+TEST_CASE("RMS norm sums in the documented order") {
+    Random random(10);
+    for (const int64_t n : kLengths) {
+        CAPTURE(n);
+        const Floats x = random.normal(static_cast<size_t>(n)), w = random.normal(static_cast<size_t>(n));
+        float s[8] = {};
+        for (size_t k = 0; k < x.size(); ++k) s[k % 8] = std::fma(x[k], x[k], s[k % 8]);
+        const float sum = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+        const float scale = 1.0f / std::sqrt(sum / static_cast<float>(n) + 1e-6f);
+        Floats expected(x.size()), out(x.size());
+        for (size_t k = 0; k < x.size(); ++k) expected[k] = (x[k] * scale) * w[k];
+        vector_scalar().rms_norm(x.data(), w.data(), n, 1e-6f, out.data());
+        CHECK(same_bits(out, expected));
     }
 }
 
@@ -177,6 +194,37 @@ TEST_CASE("RoPE: both pair orders, partial rotation, odd sizes") {
             CHECK(same_bits(out, scalar));
         }
     }
+}
+
+TEST_CASE("the scalar fused multiply-add rounds once") {
+    Random random(9);
+    const auto any = [&](uint32_t mask = ~0u, uint32_t set = 0) {
+        const uint32_t bits = (random.bits() & mask) | set;
+        float x;
+        std::memcpy(&x, &bits, sizeof x);
+        return x;
+    };
+    const auto near_one = [&](uint32_t mantissa) { return any(0x80000000u | mantissa, 0x3f800000u); };
+    int differences = 0;
+    const auto check = [&](float a, float b, float c) {
+        const float ours = fused(a, b, c), exact = std::fma(a, b, c);
+        differences += !(std::isnan(exact) ? std::isnan(ours) : std::memcmp(&ours, &exact, sizeof ours) == 0);
+    };
+    for (int i = 0; i < 300000; ++i) {
+        check(any(), any(), any());
+        // Few mantissa bits (ties), sums of any distance, products that the sum nearly cancels, subnormal
+        // results.
+        const float a = near_one(0x7fffff), b = near_one(i % 2 == 0 ? 0x7fffff : 0x7ff000);
+        const int shift = static_cast<int>(random.between(-60, 60));
+        check(a, b, std::ldexp(near_one(0x7ff000), shift));
+        check(a, b, std::ldexp(1.0f, shift));
+        check(a, b, -(a * b));
+        check(a, b, std::nextafter(-(a * b), near_one(0)));
+        check(std::ldexp(a, -70), std::ldexp(b, -70),
+              std::ldexp(near_one(0x7fffff), static_cast<int>(random.between(-149, -130))));
+        check(std::ldexp(a, 70), std::ldexp(b, static_cast<int>(random.between(50, 60))), any());
+    }
+    CHECK(differences == 0);
 }
 
 TEST_CASE("add and scale") {
@@ -280,10 +328,12 @@ TEST_CASE("log of a sum of exponentials") {
     for (const int64_t n : kLengths) {
         const Floats x = random.normal(static_cast<size_t>(n), 10);
         CHECK(log_sum_exp(x.data(), n) ==
-              doctest::Approx(reference::log_sum_exp(reference::to_row(x))).epsilon(1e-12));
+              doctest::Approx(reference::log_sum_exp(reference::to_row(x))).epsilon(1e-7));
     }
     const float inf = std::numeric_limits<float>::infinity();
-    const Floats one_left{-inf, 3.0f, -inf}, huge{3e38f, 3e38f};
+    const Floats one_left{-inf, 3.0f, -inf}, huge{3e38f, 3e38f}, none{-inf, -inf}, broken{1.0f, NAN, 2.0f};
+    CHECK(log_sum_exp(none.data(), 2) == -inf);
+    CHECK(std::isnan(log_sum_exp(broken.data(), 3)));
     CHECK(log_sum_exp(one_left.data(), 3) == 3.0);
     CHECK(log_sum_exp(huge.data(), 2) == doctest::Approx(3e38));
 }
