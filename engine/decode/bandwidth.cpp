@@ -2,16 +2,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <barrier>
 #include <chrono>
 #include <cstdint>
-#include <thread>
+#include <memory>
 #include <vector>
+
+#include "kernels/cpu/pool.h"
 
 namespace runnel::decode {
 namespace {
 
-// Four independent sums keep enough loads in flight; vectorised by the compiler.
+// Thirty-two independent sums keep enough loads in flight; vectorised by the compiler.
 uint64_t read_all(const uint64_t *data, size_t words) {
     uint64_t sums[32] = {};
     for (size_t i = 0; i + 32 <= words; i += 32)
@@ -24,29 +25,24 @@ uint64_t read_all(const uint64_t *data, size_t words) {
 }  // namespace
 
 double measure_read_bandwidth(int threads, size_t bytes, int passes) {
+    kernels::cpu::Pool pool(threads);
     const size_t words = bytes / sizeof(uint64_t) / static_cast<size_t>(threads) / 32 * 32;
-    std::vector<std::vector<uint64_t>> parts(static_cast<size_t>(threads));
+    std::vector<std::unique_ptr<uint64_t[]>> parts;
+    for (int t = 0; t < threads; ++t) parts.push_back(std::make_unique_for_overwrite<uint64_t[]>(words));
+    // Written by the thread that reads it, so that its pages are real and near.
+    pool.run([&](int thread) noexcept {
+        std::fill_n(parts[static_cast<size_t>(thread)].get(), words, 0x5bd1e995);
+    });
     std::atomic<uint64_t> sink{0};  // so that the reads are not optimised away
-    std::barrier<> together(threads + 1);
-    std::vector<std::thread> readers;
-    for (auto &part : parts)
-        readers.emplace_back([&] {
-            part.assign(words, 0x5bd1e995);  // touched by the thread that reads it
-            for (int pass = 0; pass < passes; ++pass) {
-                together.arrive_and_wait();
-                sink ^= read_all(part.data(), words);
-                together.arrive_and_wait();
-            }
-        });
     double best = 0;
     for (int pass = 0; pass < passes; ++pass) {
-        together.arrive_and_wait();
         const auto start = std::chrono::steady_clock::now();
-        together.arrive_and_wait();
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        pool.run(
+            [&](int thread) noexcept { sink ^= read_all(parts[static_cast<size_t>(thread)].get(), words); });
+        const double seconds =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         best = std::max(best, static_cast<double>(words * sizeof(uint64_t)) * threads / seconds);
     }
-    for (std::thread &reader : readers) reader.join();
     return best;
 }
 

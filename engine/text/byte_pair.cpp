@@ -44,12 +44,23 @@ BytePairEncoder::BytePairEncoder(const gguf::File &file, const Vocabulary &vocab
                                  const PreTokenizerKind &kind, TokenId unknown)
     : pre_tokenizer_(kind),
       merges_(MergeTable::load(file, vocabulary)),
-      unknown_(unknown),
       ignores_merges_(kind.ignores_merges) {
     for (size_t byte = 0; byte < 256; ++byte) {
         std::string spelled;
         append_character(spelled, kAlphabet.character[byte]);
-        byte_tokens_[byte] = vocabulary.find(spelled);
+        const TokenId id = vocabulary.find(spelled);
+        // DeepSeek Coder lacks the bytes that never occur in UTF-8; its user-defined "\u00F5" is not byte
+        // 0xF5.
+        const bool is_byte = id != kNoToken && vocabulary.type(id) == TokenType::Normal;
+        byte_tokens_[byte] = is_byte ? id : kNoToken;
+    }
+    if (unknown != kNoToken) {
+        unspellable_ = {unknown};
+    } else {
+        Session session(*this, 0);
+        std::vector<TokenId> replacement;
+        encode_word(vocabulary, "\xEF\xBF\xBD", session, replacement);
+        unspellable_ = std::move(replacement);
     }
 }
 
@@ -110,8 +121,8 @@ void BytePairEncoder::encode_word(const Vocabulary &vocabulary, std::string_view
         const TokenId id = symbols[at].id;
         if (id != kNoToken) {
             output.push_back(id);
-        } else if (unknown_ != kNoToken) {
-            output.push_back(unknown_);
+        } else {
+            output.insert(output.end(), unspellable_.begin(), unspellable_.end());
         }
     }
 }

@@ -16,7 +16,7 @@ namespace runnel::text {
 
 class BytePairEncoder {
   public:
-    // Throws TokenizerError. `unknown` (kNoToken for none) stands for bytes that have no token.
+    // Throws TokenizerError. Bytes that have no token become `unknown`, or U+FFFD when that is kNoToken.
     BytePairEncoder(const gguf::File &file, const Vocabulary &vocabulary, const PreTokenizerKind &kind,
                     TokenId unknown);
 
@@ -43,7 +43,7 @@ class BytePairEncoder {
     PreTokenizer pre_tokenizer_;
     MergeTable merges_;
     std::array<TokenId, 256> byte_tokens_;
-    TokenId unknown_;
+    std::vector<TokenId> unspellable_;  // what a byte becomes that has no token
     bool ignores_merges_;
 };
 

@@ -96,7 +96,11 @@ Tokenizer::Impl::Impl(const gguf::File &file) {
     vocabulary = Vocabulary::load(file);
     special = SpecialTokens::load(file, vocabulary, kind);
     if (kind) {
-        encoder_.emplace(std::in_place_type<BytePairEncoder>, file, vocabulary, *kind, special.unknown);
+        // StarCoder says that what it cannot spell is <|endoftext|>: nothing in a text may become that.
+        const bool is_end = std::binary_search(special.end_of_generation.begin(),
+                                               special.end_of_generation.end(), special.unknown);
+        encoder_.emplace(std::in_place_type<BytePairEncoder>, file, vocabulary, *kind,
+                         is_end ? kNoToken : special.unknown);
     } else {
         encoder_.emplace(std::in_place_type<SentencePieceEncoder>, vocabulary, special.unknown);
         add_space_prefix = get_bool(file, "tokenizer.ggml.add_space_prefix").value_or(true);

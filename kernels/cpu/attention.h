@@ -8,9 +8,11 @@
 //   1. score of a cell: fma chain over d ascending of q[d] * k[d], from 0; then * scale.
 //   2. Its visible cells are cut at multiples of kRangeCells of the sequence. Within a range, page by page in
 //      ascending order, with a maximum m (from -1e30), 16 sums l and o[head_dim_v] (from 0):
-//        m' = largest of m and the page's visible scores; if it moved: f = exp(m - m'), l *= f, o *= f, m =
-//        m'; p = exp(score - m); p = 0 for cells that are not visible; l[i] += p[i] + p[i + 16]; o[d]: fma
-//        chain over the visible cells ascending of p * v[d].
+//        m' = the largest of m and the page's visible scores;
+//        if it moved: f = exp(m - m'), l *= f, o *= f, m = m';
+//        p = exp(score - m), and 0 for cells that are not visible;
+//        l[i] += p[i] + p[i + 16];
+//        o[d]: fma chain over the visible cells ascending of p * v[d].
 //      At the end of the range: s[i] = l[i] + l[i + 8], l = ((s0+s4) + (s2+s6)) + ((s1+s5) + (s3+s7)).
 //   3. Ranges are joined in ascending order: m' = max(m, m_r), a = exp(m - m'), b = exp(m_r - m'),
 //      l = fma(l_r, b, l * a), o = fma(o_r, b, o * a). The first range is taken as it is.

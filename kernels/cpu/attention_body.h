@@ -1,14 +1,18 @@
 // The attention of attention.h, written once over a type of lanes (vector_lanes_*.h) and compiled once per
 // instruction set; everything is local to the including file.
 //
-// The rows of a tile are cut into blocks of L::kRows. A page meets one block at a time:
-//   scores:       kRows x (2 vectors of cells) sums in registers; per dimension 2 loads of K, kRows
-//   broadcasts of q; softmax_row:  the 32 scores of a row -> p, its maximum and sums; weighted_sum: rows x
-//   (some vectors of dimensions) of o in registers; per cell loads of V, broadcasts of p.
-// Many rows share a page: it is converted to float32 once, into scratch. Few rows (decoding) convert while
-// they load, and prefetch the next page, which lies anywhere in memory. Both take the same values to the same
-// sums. Bytes moved per page: 64 * (head_dim_k + head_dim_v); multiply-adds: rows * 32 * (head_dim_k +
-// head_dim_v).
+// The rows of a tile are cut into blocks of L::kRows, so many that their sums fill the registers. A page
+// meets one block at a time, in three passes:
+// - scores: rows x 2 vectors of cells in registers; per dimension two loads of K, a broadcast of each row's
+// q;
+// - subtract_maximum, exponentials: the 32 scores of a row become p; its maximum and sums follow;
+// - weighted_sum: rows x some vectors of o in registers; per cell loads of V and a broadcast of each row's p.
+//
+// K and V are converted while they are loaded, and the next page, which lies anywhere in memory, is
+// prefetched meanwhile. When many blocks share a page it is converted once, into scratch. Both ways take the
+// same values to the same sums.
+//
+// Bytes moved per page: 64 * (head_dim_k + head_dim_v); multiply-adds: rows * 32 * (head_dim_k + head_dim_v).
 #pragma once
 
 #include "kernels/cpu/attention.h"
@@ -19,7 +23,7 @@ namespace runnel::kernels::cpu {
 namespace {
 
 constexpr float kNoMaximum = -1e30f;
-constexpr int kConvertRows = 24;  // from so many rows on, pages are converted to float32 first
+constexpr int kConvertRows = 64;  // from so many rows on, pages are converted to float32 first
 
 // A page in the form the products read: T is uint16_t (the cache's) or float (converted).
 template <typename T>
@@ -42,7 +46,7 @@ struct Rows {
     size_t o_stride;
     float *k_page, *v_page;    // [head_dim_k][32], [32][o_stride]
     float *p;                  // [kRows][32], of the block at hand
-    float *q;                  // per block of R rows: [head_dim_k][R]
+    float *q;                  // [count][head_dim_k]
     float *m, *l;              // [count], the joined ones
     float *range_m, *range_l;  // [count], of the range at hand
     float *sums;               // [count][16]
@@ -133,10 +137,10 @@ void scores(const float *q, const Page<T> &page, int32_t head_dim, float *p) {
     }
 }
 
-// Scores in p become probabilities relative to the row's maximum; o and the sums follow when that moves.
+// Scales the scores in p and subtracts the row's maximum; o and the sums follow when that moves.
 template <typename L>
-inline void softmax_row(float *p, float scale, Visible cells, float *maximum, float *sums, float *o,
-                        size_t o_size) {
+inline void subtract_maximum(float *p, float scale, Visible cells, float *maximum, float *sums, float *o,
+                             size_t o_size) {
     constexpr int W = L::kWidth, N = kBlockTokens / W, S = kSumLanes / W;
     const bool whole = cells == Visible{0, kBlockTokens};
     typename L::Float v[N];
@@ -155,8 +159,17 @@ inline void softmax_row(float *p, float scale, Visible cells, float *maximum, fl
         for (size_t d = 0; d < o_size; d += W) L::store(o + d, L::mul(L::load(o + d), factor));
         m = moved;
     }
+    for (int i = 0; i < N; ++i) L::store(p + i * W, L::sub(v[i], m));
+}
+
+// p = exp(p) where visible, else 0; added to the sums.
+template <typename L>
+inline void exponentials(float *p, Visible cells, float *sums) {
+    constexpr int W = L::kWidth, N = kBlockTokens / W, S = kSumLanes / W;
+    const bool whole = cells == Visible{0, kBlockTokens};
+    typename L::Float v[N];
     for (int i = 0; i < N; ++i) {
-        v[i] = exponential<L>(L::sub(v[i], m));
+        v[i] = exponential<L>(L::load(p + i * W));
         if (!whole) v[i] = L::keep(v[i], L::zero(), cells.begin - i * W, cells.end - i * W);
         L::store(p + i * W, v[i]);
     }
@@ -240,13 +253,14 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &pa
     scores<L, R>(rows.q + static_cast<size_t>(first) * static_cast<size_t>(tile.pages.head_dim_k), page,
                  tile.pages.head_dim_k, rows.p);
     float *o = rows.o + static_cast<size_t>(first) * rows.o_stride;
-    for (int r = 0; r < R; ++r) {
-        if (!cells[r].any()) continue;
-        const int row = first + r;
-        softmax_row<L>(rows.p + r * kBlockTokens, tile.scale, cells[r], rows.range_m + row,
-                       rows.sums + row * kSumLanes, o + static_cast<size_t>(r) * rows.o_stride,
-                       rows.o_stride);
-    }
+    float *sums = rows.sums + first * kSumLanes;
+    for (int r = 0; r < R; ++r)
+        if (cells[r].any())
+            subtract_maximum<L>(rows.p + r * kBlockTokens, tile.scale, cells[r], rows.range_m + first + r,
+                                sums + r * kSumLanes, o + static_cast<size_t>(r) * rows.o_stride,
+                                rows.o_stride);
+    for (int r = 0; r < R; ++r)
+        if (cells[r].any()) exponentials<L>(rows.p + r * kBlockTokens, cells[r], sums + r * kSumLanes);
     // Rows that see the same cells go together: no row touches a cell that it does not see.
     for (int r = 0; r < R;) {
         int same = 1;
@@ -287,9 +301,14 @@ inline Page<uint16_t> cache_page(const KvPages &pages, int32_t page, int32_t nex
 
 template <typename L>
 inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Page<uint16_t> &page) {
-    from_half<L>(page.k, int64_t{kBlockTokens} * pages.head_dim_k, rows.k_page);
-    for (size_t cell = 0; cell < kBlockTokens; ++cell)
+    for (int32_t d = 0; d < pages.head_dim_k; ++d) {
+        prefetch(page.next_k + d * kBlockTokens);
+        from_half<L>(page.k + d * kBlockTokens, kBlockTokens, rows.k_page + d * kBlockTokens);
+    }
+    for (size_t cell = 0; cell < kBlockTokens; ++cell) {
+        for (int32_t d = 0; d < pages.head_dim_v; d += 32) prefetch(page.next_v + cell * page.v_stride + d);
         from_half<L>(page.v + cell * page.v_stride, pages.head_dim_v, rows.v_page + cell * rows.o_stride);
+    }
     return {rows.k_page, rows.v_page, rows.o_stride, page.next_k, page.next_v};
 }
 

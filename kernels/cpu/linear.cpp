@@ -32,17 +32,17 @@ const LinearKernels &linear_scalar() {
     return kLinearScalar;
 }
 
+// The names cover the operating system's part too: libgcc asks xgetbv.
 const LinearKernels *linear_avx2() {
-    return nullptr;
+    const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+    return runs ? &kLinearAvx2 : nullptr;
 }
 
 const LinearKernels *linear_avx512() {
-    // The names cover the operating system's part too: libgcc asks xgetbv.
-    const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx2") &&
-                      __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-                      __builtin_cpu_supports("bmi2");
+    const bool runs = linear_avx2() != nullptr && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     return runs ? &kLinearAvx512 : nullptr;
 }
 

@@ -9,8 +9,8 @@
 // exp is the same everywhere (softmax, SiLU, sampling):
 //   x clamped to [-87.3, 88.37]; t = fma(x, log2 e, 1.5 * 2^23); n = t - 1.5 * 2^23 (the nearest integer);
 //   r = fma(n, -ln2_low, fma(n, -ln2_high, x)); p = c2 + c3 r + .. + c6 r^4 (Horner, fma);
-//   exp = fma(r * r, p, 1 + r) with n added to the exponent bits. Error at most 1.25 ulp; exp(0) is
-//   exactly 1.
+//   exp = fma(r * r, p, 1 + r) with n added to the exponent bits.
+// Error at most 1.25 ulp; exp(0) is exactly 1.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,216 @@
+// From a request - rows, tokens, a format - to tiles of kRows rows and blocks of kTokens tokens.
+//
+// An instruction set brings two engines, Engine32<Format> and Engine256<Format>, which turn blocks of kRows
+// rows into partial sums:
+//   Record            the packed activations it reads;  Tile: 256 columns of kRows rows, unpacked
+//   kGroupBytes, kGroupCols  of one block of the format
+//   unpack(rows, groups, tile)                          unpack 256 columns (the last ones: `groups` blocks)
+//   add(tile, groups, block, a, count, sums)            multiply them with `count` tokens' records at a
+//   add_fused<count>(rows, groups, block, a, sums)      both at once, without a tile, for a few tokens
+// Few tokens: groups go from registers into the product. Many: all columns of kRows rows are unpacked into
+// `scratch` (it stays in L2) and reused for blocks of tokens, whose partial sums stay in L1. While it works
+// on one tile of rows it asks memory for the next, block by block, in the order of addresses: requests far
+// ahead, and a stream that the hardware understands although sixteen rows are read side by side.
+#pragma once
+
+#include "kernels/cpu/linear_isa.h"
+#include "kernels/cpu/linear_pack_simd.h"
+#include "kernels/cpu/linear_packed.h"
+#include "kernels/cpu/linear_plain_simd.h"
+#include "kernels/cpu/linear_tile.h"
+
+namespace runnel::kernels::cpu {
+namespace {
+
+constexpr int kTokens = 16;      // tokens whose partial sums stay in L1
+constexpr int kFusedTokens = 4;  // up to here a tile in memory does not pay
+
+template <typename Format>
+constexpr bool kHasMinimum = Format::kOffset == 0;
+
+// The contract's partial sums: [number][token], lanes are rows.
+struct alignas(64) Partials {
+    Floats p[8][kTokens];
+};
+
+[[gnu::always_inline]] inline void clear(Partials &sums, int count) {
+    for (int i = 0; i < 8; ++i)
+        for (int t = 0; t < count; ++t) sums.p[i][t] = zero_floats();
+}
+
+// Folds and stores the first `rows` lanes.
+[[gnu::always_inline]] inline void store_folded(const Partials &sums, int count, int rows, float *out,
+                                                int64_t out_stride) {
+    for (int t = 0; t < count; ++t) {
+        const auto p = [&](int i) { return sums.p[i][t]; };
+        const Floats y = ((p(0) + p(4)) + (p(2) + p(6))) + ((p(1) + p(5)) + (p(3) + p(7)));
+        float *to = out + t * out_stride;
+        if (rows == kRows) {
+            store_floats(to, y);
+        } else {
+            float lanes[kRows];
+            store_floats(lanes, y);
+            for (int r = 0; r < rows; ++r) to[r] = lanes[r];
+        }
+    }
+}
+
+// Asks for a stretch of what is read next; one call per unpacked block spreads the requests evenly.
+[[gnu::always_inline]] inline void prefetch(const std::byte *p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char *>(p + i), _MM_HINT_T1);
+}
+
+// What a tile of rows is multiplied with, and where it goes.
+struct Task {
+    int64_t cols;
+    const void *packed;
+    int32_t tokens;
+    float *out;  // of the tile's first row
+    int64_t out_stride;
+    int rows;  // rows of the tile that are stored
+    void *scratch;
+    const std::byte *next;  // where the bytes of the next tile begin, or null
+};
+
+// Groups of a format in the 256 columns of `block`: fewer in the last one.
+template <typename Engine>
+[[gnu::always_inline]] inline int groups_in(int64_t cols, int64_t block) {
+    constexpr int64_t full = kRecordCols / Engine::kGroupCols;
+    const int64_t left = (cols - block * kRecordCols) / Engine::kGroupCols;
+    return static_cast<int>(left < full ? left : full);
+}
+
+template <typename Engine, typename Record>
+[[gnu::always_inline]] inline void add_fused(Rows rows, int groups, int64_t block, const Record *a, int count,
+                                             Partials &sums) {
+    switch (count) {
+        case 1:
+            return Engine::template add_fused<1>(rows, groups, block, a, sums);
+        case 2:
+            return Engine::template add_fused<2>(rows, groups, block, a, sums);
+        case 3:
+            return Engine::template add_fused<3>(rows, groups, block, a, sums);
+        default:
+            return Engine::template add_fused<kFusedTokens>(rows, groups, block, a, sums);
+    }
+}
+
+template <typename Engine>
+void multiply_tile(Rows rows, const Task &task) {
+    using Record = typename Engine::Record;
+    const Record *records = static_cast<const Record *>(task.packed);
+    typename Engine::Tile *tiles = static_cast<typename Engine::Tile *>(task.scratch);
+    constexpr int64_t kBytes = int64_t{kRecordCols} / Engine::kGroupCols * Engine::kGroupBytes;
+    const int64_t blocks = record_count(task.cols);
+    const bool fused = task.tokens <= kFusedTokens;
+    Partials sums;
+    if (fused) clear(sums, task.tokens);
+    for (int64_t b = 0; b < blocks; ++b) {
+        const int groups = groups_in<Engine>(task.cols, b);
+        if (task.next != nullptr) prefetch(task.next + b * kRows * kBytes, kRows * kBytes);
+        if (fused)
+            add_fused<Engine>(rows + b * kBytes, groups, b, records + b * task.tokens, task.tokens, sums);
+        else
+            Engine::unpack(rows + b * kBytes, groups, tiles[b]);
+    }
+    if (fused) return store_folded(sums, task.tokens, task.rows, task.out, task.out_stride);
+    for (int32_t t0 = 0; t0 < task.tokens; t0 += kTokens) {
+        const int count = task.tokens - t0 < kTokens ? task.tokens - t0 : kTokens;
+        clear(sums, count);
+        for (int64_t b = 0; b < blocks; ++b)
+            Engine::add(tiles[b], groups_in<Engine>(task.cols, b), b, records + b * task.tokens + t0, count,
+                        sums);
+        store_folded(sums, count, task.rows, task.out + t0 * task.out_stride, task.out_stride);
+    }
+}
+
+// Scratch: the unpacked tile, then room for copies of kRows rows of the widest format (Q8_0).
+constexpr int64_t kCopyBytes = int64_t{kRows} * 8 * FormatQ8_0::kBlockBytes;  // per 256 columns
+
+template <typename Engine>
+void multiply_rows(const std::byte *weights, int64_t row0, int64_t row1, Task task, const std::byte *next) {
+    const int64_t stride = task.cols / Engine::kGroupCols * Engine::kGroupBytes;
+    float *out = task.out;
+    if (row1 - row0 < kRows) {  // a tile of its own, filled up with copies of the last row
+        std::byte *copies = static_cast<std::byte *>(task.scratch);
+        task.scratch = copies + record_count(task.cols) * kCopyBytes;
+        for (int64_t r = 0; r < kRows; ++r) {
+            const int64_t from = row0 + r < row1 ? row0 + r : row1 - 1;
+            __builtin_memcpy(copies + r * stride, weights + from * stride, static_cast<size_t>(stride));
+        }
+        task.out = out + row0;
+        task.rows = static_cast<int>(row1 - row0);
+        task.next = nullptr;
+        return multiply_tile<Engine>({copies, stride}, task);
+    }
+    task.rows = kRows;
+    for (int64_t r = row0; r < row1; r += kRows) {
+        const int64_t first =
+            r + kRows <= row1 ? r : row1 - kRows;  // the last tile may overlap the one before
+        task.out = out + first;
+        task.next = r + kRows < row1 ? weights + (r + kRows) * stride : next;
+        multiply_tile<Engine>({weights + first * stride, stride}, task);
+    }
+}
+
+template <template <typename> class Engine32, template <typename> class Engine256>
+void multiply(gguf::Type type, const std::byte *weights, int64_t cols, int64_t row0, int64_t row1,
+              const void *packed, int32_t tokens, float *out, int64_t out_stride, void *scratch,
+              const std::byte *next) {
+    using gguf::Type;
+    if (row0 >= row1) return;
+    const Task task{cols, packed, tokens, out, out_stride, kRows, scratch, nullptr};
+    switch (type) {
+        case Type::F32:
+            return multiply_plain<PlainF32>(weights, cols, row0, row1, packed, tokens, out, out_stride);
+        case Type::F16:
+            return multiply_plain<PlainF16>(weights, cols, row0, row1, packed, tokens, out, out_stride);
+        case Type::BF16:
+            return multiply_plain<PlainBF16>(weights, cols, row0, row1, packed, tokens, out, out_stride);
+        case Type::Q4_0:
+            return multiply_rows<Engine32<FormatQ4_0>>(weights, row0, row1, task, next);
+        case Type::Q4_1:
+            return multiply_rows<Engine32<FormatQ4_1>>(weights, row0, row1, task, next);
+        case Type::Q5_0:
+            return multiply_rows<Engine32<FormatQ5_0>>(weights, row0, row1, task, next);
+        case Type::Q5_1:
+            return multiply_rows<Engine32<FormatQ5_1>>(weights, row0, row1, task, next);
+        case Type::Q8_0:
+            return multiply_rows<Engine32<FormatQ8_0>>(weights, row0, row1, task, next);
+        case Type::IQ4_NL:
+            return multiply_rows<Engine32<FormatIQ4_NL>>(weights, row0, row1, task, next);
+        case Type::MXFP4:
+            return multiply_rows<Engine32<FormatMXFP4>>(weights, row0, row1, task, next);
+        case Type::Q2_K:
+            return multiply_rows<Engine256<FormatQ2_K>>(weights, row0, row1, task, next);
+        case Type::Q3_K:
+            return multiply_rows<Engine256<FormatQ3_K>>(weights, row0, row1, task, next);
+        case Type::Q4_K:
+            return multiply_rows<Engine256<FormatQ4_K>>(weights, row0, row1, task, next);
+        case Type::Q5_K:
+            return multiply_rows<Engine256<FormatQ5_K>>(weights, row0, row1, task, next);
+        case Type::Q6_K:
+            return multiply_rows<Engine256<FormatQ6_K>>(weights, row0, row1, task, next);
+        case Type::IQ4_XS:
+            return multiply_rows<Engine256<FormatIQ4_XS>>(weights, row0, row1, task, next);
+        case Type::TQ1_0:
+            return multiply_rows<Engine256<FormatTQ1_0>>(weights, row0, row1, task, next);
+        case Type::TQ2_0:
+            return multiply_rows<Engine256<FormatTQ2_0>>(weights, row0, row1, task, next);
+        default:
+            return;
+    }
+}
+
+template <template <typename> class Engine256>
+size_t scratch_bytes(int64_t cols) {
+    constexpr int64_t kTileBytes = sizeof(typename Engine256<FormatQ4_K>::Tile);  // no other is larger
+    return static_cast<size_t>(record_count(cols) * (kTileBytes + kCopyBytes));
+}
+
+inline void dequantize(gguf::Type type, const std::byte *row, int64_t cols, float *out) {
+    kLinearScalar.dequantize(type, row, cols, out);
+}
+
+}  // namespace
+}  // namespace runnel::kernels::cpu

@@ -1,0 +1,205 @@
+// The vector operations that unpacking weights needs, under one name for AVX2 and AVX-512: linear_tile.h is
+// written once on top of them. A vector has one 32-bit lane per row. Which set is meant follows from the
+// instructions the including file is compiled for; &, | and ^ work on vectors as they do on integers.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace runnel::kernels::cpu {
+namespace {
+
+[[gnu::always_inline]] inline __m128i load16(const std::byte *p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+}
+
+#ifdef __AVX512VNNI__
+
+using Ints = __m512i;
+using Floats = __m512;
+constexpr int kRows = 16;
+
+[[gnu::always_inline]] inline Ints splat(uint32_t x) {
+    return _mm512_set1_epi32(static_cast<int>(x));
+}
+[[gnu::always_inline]] inline Ints splat16(int16_t x) {
+    return _mm512_set1_epi16(x);
+}
+[[gnu::always_inline]] inline Ints add32(Ints a, Ints b) {
+    return _mm512_add_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints sub32(Ints a, Ints b) {
+    return _mm512_sub_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints add8(Ints a, Ints b) {
+    return _mm512_add_epi8(a, b);
+}
+[[gnu::always_inline]] inline Ints multiply32(Ints a, Ints b) {
+    return _mm512_mullo_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints multiply16(Ints a, Ints b) {
+    return _mm512_mullo_epi16(a, b);
+}
+[[gnu::always_inline]] inline Ints left32(Ints v, int n) {
+    return _mm512_slli_epi32(v, static_cast<unsigned>(n));
+}
+[[gnu::always_inline]] inline Ints right32(Ints v, int n) {
+    return _mm512_srli_epi32(v, static_cast<unsigned>(n));
+}
+[[gnu::always_inline]] inline Ints signed_right32(Ints v, int n) {
+    return _mm512_srai_epi32(v, static_cast<unsigned>(n));
+}
+[[gnu::always_inline]] inline Ints left16(Ints v, int n) {
+    return _mm512_slli_epi16(v, static_cast<unsigned>(n));
+}
+[[gnu::always_inline]] inline Ints right16(Ints v, int n) {
+    return _mm512_srli_epi16(v, static_cast<unsigned>(n));
+}
+[[gnu::always_inline]] inline Ints left32_by(Ints v, Ints n) {
+    return _mm512_sllv_epi32(v, n);
+}
+// a where a lane of `v` is less than `bound` (both below 2^31), else b
+[[gnu::always_inline]] inline Ints select_less(Ints v, Ints bound, Ints a, Ints b) {
+    return _mm512_mask_mov_epi32(b, _mm512_cmplt_epi32_mask(v, bound), a);
+}
+// table[i] for every byte i < 16
+[[gnu::always_inline]] inline Ints lookup_bytes(__m128i table, Ints i) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), i);
+}
+[[gnu::always_inline]] inline Ints widen_bytes(const uint8_t *p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
+[[gnu::always_inline]] inline Floats as_floats(Ints v) {
+    return _mm512_castsi512_ps(v);
+}
+[[gnu::always_inline]] inline Floats zero_floats() {
+    return _mm512_setzero_ps();
+}
+[[gnu::always_inline]] inline void store_floats(float *p, Floats v) {
+    _mm512_storeu_ps(p, v);
+}
+// Eight f16 in each part, lanes in order. (Through registers: a load that spans two stores would stall.)
+[[gnu::always_inline]] inline Floats halves_to_floats(const __m128i (&parts)[2]) {
+    return _mm512_cvtph_ps(_mm256_set_m128i(parts[1], parts[0]));
+}
+// The f16 in the low half of each lane.
+[[gnu::always_inline]] inline Floats low_halves_to_floats(Ints v) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v));
+}
+
+[[gnu::always_inline]] inline Ints interleave_low32(Ints a, Ints b) {
+    return _mm512_unpacklo_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_high32(Ints a, Ints b) {
+    return _mm512_unpackhi_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_low64(Ints a, Ints b) {
+    return _mm512_unpacklo_epi64(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_high64(Ints a, Ints b) {
+    return _mm512_unpackhi_epi64(a, b);
+}
+
+// 16 bytes at p, p + step, ... in the 128-bit parts of a vector.
+[[gnu::always_inline]] inline Ints load_parts(const std::byte *p, int64_t step) {
+    // Two 256-bit halves: inserting from memory into 512 bits would take twice as long.
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(p)), load16(p + step), 1);
+    const __m256i high =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(load16(p + 2 * step)), load16(p + 3 * step), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+#else
+
+using Ints = __m256i;
+using Floats = __m256;
+constexpr int kRows = 8;
+
+[[gnu::always_inline]] inline Ints splat(uint32_t x) {
+    return _mm256_set1_epi32(static_cast<int>(x));
+}
+[[gnu::always_inline]] inline Ints splat16(int16_t x) {
+    return _mm256_set1_epi16(x);
+}
+[[gnu::always_inline]] inline Ints add32(Ints a, Ints b) {
+    return _mm256_add_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints sub32(Ints a, Ints b) {
+    return _mm256_sub_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints add8(Ints a, Ints b) {
+    return _mm256_add_epi8(a, b);
+}
+[[gnu::always_inline]] inline Ints multiply32(Ints a, Ints b) {
+    return _mm256_mullo_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints multiply16(Ints a, Ints b) {
+    return _mm256_mullo_epi16(a, b);
+}
+[[gnu::always_inline]] inline Ints left32(Ints v, int n) {
+    return _mm256_slli_epi32(v, n);
+}
+[[gnu::always_inline]] inline Ints right32(Ints v, int n) {
+    return _mm256_srli_epi32(v, n);
+}
+[[gnu::always_inline]] inline Ints signed_right32(Ints v, int n) {
+    return _mm256_srai_epi32(v, n);
+}
+[[gnu::always_inline]] inline Ints left16(Ints v, int n) {
+    return _mm256_slli_epi16(v, n);
+}
+[[gnu::always_inline]] inline Ints right16(Ints v, int n) {
+    return _mm256_srli_epi16(v, n);
+}
+[[gnu::always_inline]] inline Ints left32_by(Ints v, Ints n) {
+    return _mm256_sllv_epi32(v, n);
+}
+[[gnu::always_inline]] inline Ints select_less(Ints v, Ints bound, Ints a, Ints b) {
+    return _mm256_blendv_epi8(b, a, _mm256_cmpgt_epi32(bound, v));
+}
+[[gnu::always_inline]] inline Ints lookup_bytes(__m128i table, Ints i) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), i);
+}
+[[gnu::always_inline]] inline Ints widen_bytes(const uint8_t *p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+}
+[[gnu::always_inline]] inline Floats as_floats(Ints v) {
+    return _mm256_castsi256_ps(v);
+}
+[[gnu::always_inline]] inline Floats zero_floats() {
+    return _mm256_setzero_ps();
+}
+[[gnu::always_inline]] inline void store_floats(float *p, Floats v) {
+    _mm256_storeu_ps(p, v);
+}
+[[gnu::always_inline]] inline Floats halves_to_floats(const __m128i (&parts)[1]) {
+    return _mm256_cvtph_ps(parts[0]);
+}
+[[gnu::always_inline]] inline Floats low_halves_to_floats(Ints v) {
+    const __m256i low = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
+    return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+}
+
+[[gnu::always_inline]] inline Ints interleave_low32(Ints a, Ints b) {
+    return _mm256_unpacklo_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_high32(Ints a, Ints b) {
+    return _mm256_unpackhi_epi32(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_low64(Ints a, Ints b) {
+    return _mm256_unpacklo_epi64(a, b);
+}
+[[gnu::always_inline]] inline Ints interleave_high64(Ints a, Ints b) {
+    return _mm256_unpackhi_epi64(a, b);
+}
+
+[[gnu::always_inline]] inline Ints load_parts(const std::byte *p, int64_t step) {
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(load16(p)), load16(p + step), 1);
+}
+
+#endif
+
+}  // namespace
+}  // namespace runnel::kernels::cpu
