@@ -1,4 +1,5 @@
 // Talk to a model in the terminal, or line by line through a pipe.
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,6 +48,8 @@ class Chat {
           system_(system_prompt(options.system, options.system_file, io.in)) {}
 
     int loop() {
+        // Between answer and line, Ctrl-C has nothing to stop; that is no reason to leave.
+        if (terminal_) signal(SIGINT, SIG_IGN);
         greet();
         const auto lines = terminal_ ? make_terminal_lines(history_path()) : make_plain_lines(io_.in);
         std::string message;
@@ -167,7 +170,8 @@ class Chat {
 
     std::string generate(const std::vector<text::TokenId> &prompt) {
         StopRequest stop;
-        const InterruptScope interrupts(stop);
+        const InterruptScope interrupts(
+            stop, terminal_ ? InterruptScope::Repeated::Ignored : InterruptScope::Repeated::Kills);
         std::optional<decode::DeadlineTimer> deadline;
         if (options_.generation.deadline)
             deadline.emplace(stop, std::chrono::duration<double>(*options_.generation.deadline));

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -113,16 +112,17 @@ bool has_input(int in) {
     return S_ISFIFO(status.st_mode) || S_ISREG(status.st_mode);
 }
 
-InterruptScope::InterruptScope(decode::StopRequest &request) {
+InterruptScope::InterruptScope(decode::StopRequest &request, Repeated repeated) {
     interrupt_target.store(&request);
     struct sigaction action {};
     action.sa_handler = on_interrupt;
-    action.sa_flags = SA_RESETHAND;  // and no SA_RESTART: a read of the prompt returns
-    sigaction(SIGINT, &action, nullptr);
+    action.sa_flags =
+        repeated == Repeated::Kills ? static_cast<int>(SA_RESETHAND) : 0;  // no SA_RESTART: reads return
+    sigaction(SIGINT, &action, &before_);
 }
 
 InterruptScope::~InterruptScope() {
-    signal(SIGINT, SIG_DFL);
+    sigaction(SIGINT, &before_, nullptr);
     interrupt_target.store(nullptr);
 }
 

@@ -1,6 +1,8 @@
 // Where commands write and read: file descriptors, written at once, with the errors that scripts rely on.
 #pragma once
 
+#include <signal.h>
+
 #include <filesystem>
 #include <stdexcept>
 #include <string>
@@ -72,14 +74,18 @@ std::string read_all(const std::string &path, int in, const decode::StopRequest 
 // Is there something on `in` that was meant for us: a pipe or a file, not a terminal?
 bool has_input(int in);
 
-// SIGINT requests a stop while this exists; a second SIGINT ends the program as if there were no handler.
-// One at a time.
+// SIGINT requests a stop while this exists, then does again what it did before. With Repeated::Kills, a
+// second SIGINT ends the program at once. One at a time.
 class InterruptScope {
   public:
-    explicit InterruptScope(decode::StopRequest &request);
+    enum class Repeated { Kills, Ignored };
+    explicit InterruptScope(decode::StopRequest &request, Repeated repeated = Repeated::Kills);
     ~InterruptScope();
     InterruptScope(const InterruptScope &) = delete;
     InterruptScope &operator=(const InterruptScope &) = delete;
+
+  private:
+    struct sigaction before_;
 };
 
 }  // namespace runnel::commands

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <histedit.h>
 #include <langinfo.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,14 +34,22 @@ class TerminalLines final : public LineSource {
             el, EL_PROMPT, +[](EditLine *e) { return self(e).prompt_.data(); });
         el_set(el, EL_EDITOR, "emacs");
         el_set(el, EL_HIST, history, history_.get());
-        // In a line, Ctrl-C gives up the line; the tty is not to make a signal of it.
-        el_set(el, EL_SETTY, "-d", "intr=", nullptr);
+        // In a line, Ctrl-C gives up the line; the tty is not to make signals of keys.
+        el_set(el, EL_SETTY, "-d", "-isig", nullptr);
         el_set(
             el, EL_ADDFN, "give-up-line", "Give up the line", +[](EditLine *e, int) -> unsigned char {
                 self(e).interrupted_ = true;
                 return CC_EOF;
             });
         el_set(el, EL_BIND, "^C", "give-up-line", nullptr);
+        el_set(
+            el, EL_ADDFN, "suspend", "Suspend the program", +[](EditLine *e, int) -> unsigned char {
+                el_set(e, EL_PREP_TERM, 0);
+                raise(SIGTSTP);
+                el_set(e, EL_PREP_TERM, 1);
+                return CC_REDISPLAY;
+            });
+        el_set(el, EL_BIND, "^Z", "suspend", nullptr);
         el_set(el, EL_BIND, "^R", "em-inc-search-prev", nullptr);
         el_source(el, nullptr);
         HistEvent event;
