@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <optional>
 #include <queue>
+#include <string_view>
 #include <vector>
 
 #include "engine/text/token.h"
@@ -68,16 +69,43 @@ concept MergeRules = requires(Rules rules, size_t position, std::vector<Symbol> 
     { rules.find(position, position) } -> std::same_as<std::optional<Merge>>;
     // The lowest rank at which the symbol at a position may merge with what follows behind it, at the other.
     { rules.lowest_rank_across(position, position) } -> std::same_as<std::optional<uint32_t>>;
+    // The text from a position on, as far as that rank depends on it.
+    { rules.ahead(position) } -> std::same_as<std::string_view>;
     // Puts out the symbols from the window's start to a position.
     rules.emit(position);
 };
 
-// Merges what is in the window; returns the edge. `is_open`: the word goes on behind the window.
+// The lowest rank across an edge, remembered: in a run of equal symbols it is asked for again and again.
+template <MergeRules Rules>
+class EdgeRank {
+  public:
+    EdgeRank(Rules &rules, const Symbol *symbols) : rules_(rules), symbols_(symbols) {}
+    std::optional<uint32_t> find(size_t last, size_t edge) {
+        const std::string_view ahead = rules_.ahead(edge);
+        if (id_ == kNoToken || id_ != symbols_[last].id || ahead_ != ahead) {
+            id_ = symbols_[last].id;
+            ahead_ = ahead;
+            rank_ = rules_.lowest_rank_across(last, edge);
+        }
+        return rank_;
+    }
+
+  private:
+    Rules &rules_;
+    const Symbol *symbols_;
+    TokenId id_ = kNoToken;
+    std::string_view ahead_;
+    std::optional<uint32_t> rank_;
+};
+
+// Merges what is in the window; returns the edge. `is_open`: the word goes on behind the window. Gives up
+// when the edge has come more than half the way.
 template <MergeRules Rules>
 size_t merge_window(MergeScratch &scratch, size_t bytes, bool is_open, Rules &rules) {
     Symbol *const symbols = scratch.symbols.data();
     auto &queue = scratch.queue;
     size_t edge = bytes;
+    EdgeRank<Rules> across(rules, symbols);
     const auto propose = [&](size_t left, size_t right) {
         if (const std::optional<Merge> merge = rules.find(left, right)) {
             const size_t both = static_cast<size_t>(symbols[left].bytes) + symbols[right].bytes;
@@ -86,7 +114,7 @@ size_t merge_window(MergeScratch &scratch, size_t bytes, bool is_open, Rules &ru
     };
     const auto watch = [&](size_t last) {
         if (!is_open) return;
-        if (const std::optional<uint32_t> rank = rules.lowest_rank_across(last, edge))
+        if (const std::optional<uint32_t> rank = across.find(last, edge))
             queue.push({*rank, last, symbols[last].bytes, Candidate::kEdge});
     };
     for (size_t left = 0, right = symbols[0].bytes; right < bytes;
@@ -100,7 +128,11 @@ size_t merge_window(MergeScratch &scratch, size_t bytes, bool is_open, Rules &ru
         if (candidate.id == Candidate::kEdge) {
             if (right != edge || end != edge) continue;
             edge = at;
-            if (edge > 0) watch(edge - symbols[edge].bytes_before);
+            if (2 * edge < bytes) {
+                queue = {};
+                break;
+            }
+            watch(edge - symbols[edge].bytes_before);
             continue;
         }
         // One of the two has merged with something else meanwhile, or is not known any more.
@@ -126,7 +158,7 @@ inline size_t first_window(size_t word_bytes, size_t longest_piece) {
 }
 
 // Merges a word of `bytes` > 0 bytes, putting out its tokens in order. A window in which the edge moves too
-// far is tried again at twice the size, up to the whole word: n log n at worst.
+// far is tried again at four times the size, up to the whole word: n log n at worst.
 template <MergeRules Rules>
 void merge_word(MergeScratch &scratch, size_t bytes, Rules rules, size_t first_size) {
     size_t window = first_size;
@@ -135,7 +167,7 @@ void merge_word(MergeScratch &scratch, size_t bytes, Rules rules, size_t first_s
         const bool is_open = begin + size < bytes;
         const size_t edge = merge_window(scratch, size, is_open, rules);
         if (is_open && 2 * edge < size) {
-            window *= 2;
+            window *= 4;
             continue;
         }
         rules.emit(edge);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
+#include <span>
 #include <string>
 
 #include "engine/text/metadata.h"
@@ -16,6 +16,7 @@ const std::string kMerges = "tokenizer.ggml.merges";
 struct Parts {
     std::string_view left, right;
     uint64_t left_hash, right_hash;
+    TokenId left_id, right_id, merged;
 };
 
 // A piece may start with a blank, so the separator is looked for from the second byte on.
@@ -24,7 +25,7 @@ Parts split_merge(std::string_view merge, size_t rank) {
     if (blank == std::string_view::npos || blank + 1 == merge.size())
         fail(kMerges, "entry " + std::to_string(rank) + " is not two pieces with a blank between them");
     const std::string_view left = merge.substr(0, blank), right = merge.substr(blank + 1);
-    return {left, right, hash_bytes(left), hash_bytes(right)};
+    return {left, right, hash_bytes(left), hash_bytes(right), kNoToken, kNoToken, kNoToken};
 }
 
 // Finds the token that the parts make. Files list the merges of one token together and tokens in the order of
@@ -58,33 +59,40 @@ class UnionFinder {
          "entry " + std::to_string(rank) + ": " + std::string(which) + " not in tokenizer.ggml.tokens");
 }
 
+void find_tokens(Parts &parts, size_t rank, const Vocabulary &vocabulary, UnionFinder &unions) {
+    parts.left_id = vocabulary.find(parts.left, parts.left_hash);
+    parts.right_id = vocabulary.find(parts.right, parts.right_hash);
+    if (parts.left_id == kNoToken || parts.right_id == kNoToken) fail_unknown(rank, "one of its pieces is");
+    parts.merged = unions.find(parts.left, parts.right);
+    if (parts.merged == kNoToken) fail_unknown(rank, "the piece they make is");
+}
+
 }  // namespace
 
 MergeTable MergeTable::load(const gguf::File &file, const Vocabulary &vocabulary) {
     const auto merges = require_strings(file, kMerges);
     if (merges.size() > (size_t{1} << 28)) fail(kMerges, "has more entries than any vocabulary needs");
     MergeTable table;
-    table.slots_.resize(std::bit_ceil(2 * merges.size() + 1));
+    table.slots_.resize(std::bit_ceil(merges.size() + merges.size() / 2 + 1));
     table.mask_ = table.slots_.size() - 1;
     UnionFinder unions(vocabulary);
-    // In batches: first the hashes, with their slots on the way from memory, then the look-ups.
+    // In batches, and in three rounds, so that what a round needs is on its way from memory: hashes, tokens,
+    // slots.
     std::array<Parts, 32> batch;
     for (size_t first = 0; first < merges.size(); first += batch.size()) {
-        const size_t count = std::min(batch.size(), merges.size() - first);
-        for (size_t i = 0; i < count; ++i) {
-            batch[i] = split_merge(merges[first + i], first + i);
-            vocabulary.prefetch(batch[i].left_hash);
-            vocabulary.prefetch(batch[i].right_hash);
+        const std::span<Parts> parts(batch.data(), std::min(batch.size(), merges.size() - first));
+        for (size_t i = 0; i < parts.size(); ++i) {
+            parts[i] = split_merge(merges[first + i], first + i);
+            vocabulary.prefetch(parts[i].left_hash);
+            vocabulary.prefetch(parts[i].right_hash);
         }
-        for (size_t i = 0; i < count; ++i) {
-            const auto &[left, right, left_hash, right_hash] = batch[i];
-            const TokenId left_id = vocabulary.find(left, left_hash),
-                          right_id = vocabulary.find(right, right_hash);
-            if (left_id == kNoToken || right_id == kNoToken) fail_unknown(first + i, "one of its pieces is");
-            const TokenId merged = unions.find(left, right);
-            if (merged == kNoToken) fail_unknown(first + i, "the piece they make is");
-            table.insert(left_id, right_id, static_cast<uint32_t>(first + i), merged);
+        for (size_t i = 0; i < parts.size(); ++i) {
+            find_tokens(parts[i], first + i, vocabulary, unions);
+            __builtin_prefetch(&table.slots_[table.slot(parts[i].left_id, parts[i].right_id)], 1);
         }
+        for (size_t i = 0; i < parts.size(); ++i)
+            table.insert(parts[i].left_id, parts[i].right_id, static_cast<uint32_t>(first + i),
+                         parts[i].merged);
     }
     return table;
 }

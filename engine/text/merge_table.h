@@ -40,7 +40,7 @@ class MergeTable {
     }
     void insert(TokenId left, TokenId right, uint32_t rank, TokenId merged);
 
-    std::vector<Slot> slots_;  // open addressing, at most half full
+    std::vector<Slot> slots_;  // open addressing, at most two thirds full
     uint64_t mask_ = 0;
 };
 

@@ -55,6 +55,10 @@ class SentencePieceEncoder::Rules {
         return lowest;
     }
 
+    std::string_view ahead(size_t edge) const {
+        return word_.substr(begin_ + edge, vocabulary_.longest_piece());
+    }
+
     void emit(size_t edge) {
         for (size_t at = 0; at < edge; at += symbols_[at].bytes) {
             if (symbols_[at].id != kNoToken) {

@@ -16,6 +16,11 @@ namespace {
 // Pieces are strings over a small alphabet; a pair of pieces has a rank or does not merge.
 struct Table {
     std::map<std::pair<std::string, std::string>, uint32_t> ranks;
+    mutable std::map<std::string, TokenId> ids;
+
+    TokenId id(const std::string &piece) const {
+        return ids.emplace(piece, static_cast<TokenId>(ids.size())).first->second;
+    }
 
     std::optional<uint32_t> rank(const std::string &left, const std::string &right) const {
         const auto found = ranks.find({left, right});
@@ -69,6 +74,7 @@ struct TableRules {
     size_t start(size_t from, size_t bytes, std::vector<Symbol> &made) {
         begin = from;
         made.assign(bytes + 1, {1, 1, 0});
+        for (size_t i = 0; i < bytes; ++i) made[i].id = table.id(word.substr(from + i, 1));
         made[0].bytes_before = 0;
         return bytes;
     }
@@ -77,7 +83,7 @@ struct TableRules {
         ++merges;
         const auto rank = table.rank(text(left), text(right));
         if (!rank) return std::nullopt;
-        return Merge{*rank, 0};
+        return Merge{*rank, table.id(text(left) + text(right))};
     }
     std::optional<uint32_t> lowest_rank_across(size_t at, size_t edge) {
         std::optional<uint32_t> lowest;
@@ -87,6 +93,7 @@ struct TableRules {
         }
         return lowest;
     }
+    std::string_view ahead(size_t edge) const { return std::string_view(word).substr(begin + edge, 12); }
     void emit(size_t edge) {
         for (size_t at = 0; at < edge; at += symbols[at].bytes) output.push_back(text(at));
     }
