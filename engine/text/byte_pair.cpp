@@ -40,6 +40,62 @@ void append_character(std::string &text, uint32_t code_point) {
 
 }  // namespace
 
+class BytePairEncoder::Rules {
+  public:
+    Rules(const BytePairEncoder &encoder, const Vocabulary &vocabulary, std::string_view word,
+          Session &session, std::vector<TokenId> &output)
+        : encoder_(encoder),
+          vocabulary_(vocabulary),
+          word_(word),
+          symbols_(session.scratch.symbols),
+          spelled_(session.spelled),
+          output_(output) {}
+
+    size_t start(size_t begin, size_t bytes, std::vector<Symbol> &symbols) {
+        begin_ = begin;
+        if (symbols.size() <= bytes) symbols.resize(bytes + 1);
+        for (size_t i = 0; i < bytes; ++i)
+            symbols[i] = {1, i > 0, encoder_.byte_tokens_[static_cast<uint8_t>(word_[begin + i])]};
+        symbols[bytes].bytes_before = 1;
+        return bytes;
+    }
+
+    std::optional<Merge> find(size_t left, size_t right) const {
+        return encoder_.merges_.find(symbols_[left].id, symbols_[right].id);
+    }
+
+    std::optional<uint32_t> lowest_rank_across(size_t at, size_t edge) {
+        std::optional<uint32_t> lowest;
+        spelled_.clear();
+        for (const char c : word_.substr(begin_ + edge, vocabulary_.longest_piece())) {
+            append_character(spelled_, kAlphabet.character[static_cast<uint8_t>(c)]);
+            if (spelled_.size() > vocabulary_.longest_piece(spelled_[0])) break;
+            const auto merge = encoder_.merges_.find(symbols_[at].id, vocabulary_.find(spelled_));
+            if (merge && (!lowest || merge->rank < *lowest)) lowest = merge->rank;
+        }
+        return lowest;
+    }
+
+    void emit(size_t edge) {
+        for (size_t at = 0; at < edge; at += symbols_[at].bytes) {
+            if (symbols_[at].id != kNoToken) {
+                output_.push_back(symbols_[at].id);
+            } else {
+                output_.insert(output_.end(), encoder_.unspellable_.begin(), encoder_.unspellable_.end());
+            }
+        }
+    }
+
+  private:
+    const BytePairEncoder &encoder_;
+    const Vocabulary &vocabulary_;
+    std::string_view word_;
+    std::vector<Symbol> &symbols_;
+    std::string &spelled_;
+    std::vector<TokenId> &output_;
+    size_t begin_ = 0;  // of the window
+};
+
 BytePairEncoder::BytePairEncoder(const gguf::File &file, const Vocabulary &vocabulary,
                                  const PreTokenizerKind &kind, TokenId unknown)
     : pre_tokenizer_(kind),
@@ -57,7 +113,7 @@ BytePairEncoder::BytePairEncoder(const gguf::File &file, const Vocabulary &vocab
     if (unknown != kNoToken) {
         unspellable_ = {unknown};
     } else {
-        Session session(*this, 0);
+        Session session(0);
         std::vector<TokenId> replacement;
         encode_word(vocabulary, "\xEF\xBF\xBD", session, replacement);
         unspellable_ = std::move(replacement);
@@ -110,21 +166,8 @@ void BytePairEncoder::encode_word(const Vocabulary &vocabulary, std::string_view
             return;
         }
     }
-    const auto bytes = static_cast<uint32_t>(word.size());
-    auto &symbols = session.scratch.symbols;
-    if (symbols.size() <= bytes) symbols.resize(word.size() + 1);
-    for (uint32_t i = 0; i < bytes; ++i) symbols[i] = {1, i > 0, byte_tokens_[static_cast<uint8_t>(word[i])]};
-    merge_symbols(session.scratch, bytes, [&](uint32_t left, uint32_t right) {
-        return merges_.find(symbols[left].id, symbols[right].id);
-    });
-    for (uint32_t at = 0; at < bytes; at += symbols[at].bytes) {
-        const TokenId id = symbols[at].id;
-        if (id != kNoToken) {
-            output.push_back(id);
-        } else {
-            output.insert(output.end(), unspellable_.begin(), unspellable_.end());
-        }
-    }
+    merge_word(session.scratch, word.size(), Rules(*this, vocabulary, word, session, output),
+               first_window(word.size(), vocabulary.longest_piece()));
 }
 
 }  // namespace runnel::text

@@ -22,8 +22,7 @@ class BytePairEncoder {
 
     // What one call of Tokenizer::encode needs; the text fragments must outlive it.
     struct Session {
-        Session(const BytePairEncoder &encoder, size_t text_bytes)
-            : scratch(encoder.merges_.ranks()), cache(text_bytes) {}
+        explicit Session(size_t text_bytes) : cache(text_bytes) {}
         MergeScratch scratch;
         WordCache cache;
         std::string spelled;
@@ -36,6 +35,7 @@ class BytePairEncoder {
     static std::string bytes_of(std::string_view piece);
 
   private:
+    class Rules;
     void encode_word(const Vocabulary &vocabulary, std::string_view word, Session &session,
                      std::vector<TokenId> &output) const;
     TokenId find_whole(const Vocabulary &vocabulary, std::string_view word, std::string &spelled) const;

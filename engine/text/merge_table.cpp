@@ -64,7 +64,6 @@ MergeTable MergeTable::load(const gguf::File &file, const Vocabulary &vocabulary
     const auto merges = require_strings(file, kMerges);
     if (merges.size() > (size_t{1} << 28)) fail(kMerges, "has more entries than any vocabulary needs");
     MergeTable table;
-    table.ranks_ = merges.size();
     table.slots_.resize(std::bit_ceil(2 * merges.size() + 1));
     table.mask_ = table.slots_.size() - 1;
     UnionFinder unions(vocabulary);

@@ -18,8 +18,6 @@ class MergeTable {
     // vocabulary; of a merge that is listed twice the first counts. Throws TokenizerError.
     static MergeTable load(const gguf::File &file, const Vocabulary &vocabulary);
 
-    size_t ranks() const { return ranks_; }
-
     std::optional<Merge> find(TokenId left, TokenId right) const {
         if (left < 0 || right < 0) return std::nullopt;
         const uint64_t key = pack(left, right);
@@ -44,7 +42,6 @@ class MergeTable {
 
     std::vector<Slot> slots_;  // open addressing, at most half full
     uint64_t mask_ = 0;
-    size_t ranks_ = 0;
 };
 
 }  // namespace runnel::text

@@ -8,6 +8,80 @@
 
 namespace runnel::text {
 
+class SentencePieceEncoder::Rules {
+  public:
+    Rules(const SentencePieceEncoder &encoder, const Vocabulary &vocabulary, std::string_view word,
+          Session &session, std::vector<TokenId> &output)
+        : encoder_(encoder),
+          vocabulary_(vocabulary),
+          word_(word),
+          symbols_(session.scratch.symbols),
+          output_(output),
+          first_(output.size()) {}
+
+    size_t start(size_t begin, size_t bytes, std::vector<Symbol> &symbols) {
+        begin_ = begin;
+        // Whole characters: the last may reach three bytes further.
+        if (symbols.size() < bytes + 4) symbols.resize(bytes + 4);
+        size_t at = 0;
+        for (uint16_t length = 0; at < bytes; at += length) {
+            symbols[at].bytes_before = length;
+            length = static_cast<uint16_t>(first_char(word_.substr(begin + at)).bytes);
+            symbols[at].bytes = length;
+            symbols[at].id = find_piece(at, length);
+            for (uint16_t inner = 1; inner < length; ++inner) symbols[at + inner].bytes = 0;
+            symbols[at + length].bytes_before = length;
+        }
+        return at;
+    }
+
+    std::optional<Merge> find(size_t left, size_t right) const {
+        const size_t bytes = static_cast<size_t>(symbols_[left].bytes) + symbols_[right].bytes;
+        const TokenId id = find_piece(left, bytes);
+        if (id == kNoToken) return std::nullopt;
+        return Merge{encoder_.rank_[static_cast<size_t>(id)], id};
+    }
+
+    std::optional<uint32_t> lowest_rank_across(size_t at, size_t edge) const {
+        std::optional<uint32_t> lowest;
+        const std::string_view rest = word_.substr(begin_ + at);
+        const size_t most = std::min(rest.size(), vocabulary_.longest_piece(rest[0]));
+        for (size_t bytes = edge - at + 1; bytes <= most; ++bytes) {
+            const TokenId id = find_piece(at, bytes);
+            if (id == kNoToken) continue;
+            const uint32_t rank = encoder_.rank_[static_cast<size_t>(id)];
+            if (!lowest || rank < *lowest) lowest = rank;
+        }
+        return lowest;
+    }
+
+    void emit(size_t edge) {
+        for (size_t at = 0; at < edge; at += symbols_[at].bytes) {
+            if (symbols_[at].id != kNoToken) {
+                output_.push_back(symbols_[at].id);
+            } else {
+                encoder_.spell(word_.substr(begin_ + at, symbols_[at].bytes), first_, output_);
+            }
+        }
+    }
+
+  private:
+    TokenId find_piece(size_t at, size_t bytes) const {
+        const std::string_view text = word_.substr(begin_ + at, bytes);
+        if (text.size() > vocabulary_.longest_piece(text[0])) return kNoToken;
+        const TokenId id = vocabulary_.find(text);
+        return id != kNoToken && vocabulary_.is_text(id) ? id : kNoToken;
+    }
+
+    const SentencePieceEncoder &encoder_;
+    const Vocabulary &vocabulary_;
+    std::string_view word_;
+    std::vector<Symbol> &symbols_;
+    std::vector<TokenId> &output_;
+    size_t first_;      // of this word, in the output
+    size_t begin_ = 0;  // of the window
+};
+
 SentencePieceEncoder::SentencePieceEncoder(const Vocabulary &vocabulary, TokenId unknown)
     : unknown_(unknown) {
     if (vocabulary.scores().empty())
@@ -32,11 +106,11 @@ void SentencePieceEncoder::rank_pieces(const Vocabulary &vocabulary) {
     // Nearly all vocabularies are stored in this order but for a few tokens at the start.
     std::stable_sort(order.begin(), order.end(), better);
     rank_.resize(scores.size());
+    uint32_t rank = 0;
     for (size_t i = 0; i < order.size(); ++i) {
-        if (i > 0 && better(order[i - 1], order[i])) ++ranks_;
-        rank_[static_cast<size_t>(order[i])] = static_cast<uint32_t>(ranks_);
+        if (i > 0 && better(order[i - 1], order[i])) ++rank;
+        rank_[static_cast<size_t>(order[i])] = rank;
     }
-    ++ranks_;
 }
 
 size_t SentencePieceEncoder::word_end(std::string_view text, size_t begin) const {
@@ -54,39 +128,9 @@ void SentencePieceEncoder::encode(const Vocabulary &vocabulary, std::string_view
         const std::string_view word = text.substr(begin, end - begin);
         if (session.cache.append(word, output)) continue;
         const size_t first = output.size();
-        encode_word(vocabulary, word, session, output);
+        merge_word(session.scratch, word.size(), Rules(*this, vocabulary, word, session, output),
+                   first_window(word.size(), vocabulary.longest_piece()));
         session.cache.remember(word, first, output);
-    }
-}
-
-void SentencePieceEncoder::encode_word(const Vocabulary &vocabulary, std::string_view word, Session &session,
-                                       std::vector<TokenId> &output) const {
-    const auto bytes = static_cast<uint32_t>(word.size());
-    auto &symbols = session.scratch.symbols;
-    if (symbols.size() <= bytes) symbols.resize(word.size() + 1);
-    const auto text_token = [&](std::string_view text) {
-        if (text.size() > vocabulary.longest_piece()) return kNoToken;
-        const TokenId id = vocabulary.find(text);
-        return id != kNoToken && vocabulary.is_text(id) ? id : kNoToken;
-    };
-    for (uint32_t at = 0, length = 0; at < bytes; at += length) {
-        const auto before = static_cast<uint16_t>(length);
-        length = first_char(word.substr(at)).bytes;
-        symbols[at] = {static_cast<uint16_t>(length), before, text_token(word.substr(at, length))};
-        for (uint32_t inner = 1; inner < length; ++inner) symbols[at + inner].bytes = 0;
-    }
-    merge_symbols(session.scratch, bytes, [&](uint32_t left, uint32_t right) -> std::optional<Merge> {
-        const TokenId id = text_token(word.substr(left, symbols[left].bytes + symbols[right].bytes));
-        if (id == kNoToken) return std::nullopt;
-        return Merge{rank_[static_cast<size_t>(id)], id};
-    });
-    const size_t first = output.size();
-    for (uint32_t at = 0; at < bytes; at += symbols[at].bytes) {
-        if (symbols[at].id != kNoToken) {
-            output.push_back(symbols[at].id);
-        } else {
-            spell(word.substr(at, symbols[at].bytes), first, output);
-        }
     }
 }
 

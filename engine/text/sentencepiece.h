@@ -25,8 +25,7 @@ class SentencePieceEncoder {
 
     // What one call of Tokenizer::encode needs.
     struct Session {
-        Session(const SentencePieceEncoder &encoder, size_t text_bytes)
-            : scratch(encoder.ranks_), cache(text_bytes) {}
+        explicit Session(size_t text_bytes) : cache(text_bytes) {}
         MergeScratch scratch;
         WordCache cache;
     };
@@ -35,14 +34,12 @@ class SentencePieceEncoder {
                 std::vector<TokenId> &output) const;
 
   private:
+    class Rules;
     void rank_pieces(const Vocabulary &vocabulary);
     size_t word_end(std::string_view text, size_t begin) const;
-    void encode_word(const Vocabulary &vocabulary, std::string_view word, Session &session,
-                     std::vector<TokenId> &output) const;
     void spell(std::string_view character, size_t first, std::vector<TokenId> &output) const;
 
     std::vector<uint32_t> rank_;  // of each token; equal scores, equal ranks
-    size_t ranks_ = 0;
     std::array<TokenId, 256> byte_tokens_;
     // Bytes that stand right before a blank mark inside some piece. After any other byte a blank mark starts
     // a new word: no piece reaches across, so the parts can be merged on their own.

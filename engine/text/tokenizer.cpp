@@ -155,7 +155,7 @@ void Tokenizer::Impl::encode(const SentencePieceEncoder &encoder, const std::vec
         texts.push_back(std::move(text));
         after_special = !is_text;
     }
-    SentencePieceEncoder::Session session(encoder, bytes);
+    SentencePieceEncoder::Session session(bytes);
     for (size_t i = 0; i < fragments.size(); ++i) {
         if (fragments[i].id == kNoToken) {
             encoder.encode(vocabulary, texts[i], session, output);
@@ -169,7 +169,7 @@ void Tokenizer::Impl::encode(const BytePairEncoder &encoder, const std::vector<F
                              std::vector<TokenId> &output) const {
     size_t bytes = 0;
     for (const Fragment &fragment : fragments) bytes += fragment.text.size();
-    BytePairEncoder::Session session(encoder, bytes);
+    BytePairEncoder::Session session(bytes);
     for (const Fragment &fragment : fragments) {
         if (fragment.id == kNoToken) {
             encoder.encode(vocabulary, fragment.text, session, output);

@@ -69,6 +69,8 @@ void Vocabulary::index_pieces() {
         if (text.size() > kMaxPieceBytes)
             fail(kTokens, "token " + std::to_string(id) + " is longer than 32 KiB");
         if (text.empty()) continue;
+        uint16_t &longest = longest_from_[static_cast<uint8_t>(text[0])];
+        longest = std::max(longest, static_cast<uint16_t>(text.size()));
         const uint64_t hash = hash_bytes(text);
         const auto tag = static_cast<uint32_t>(hash >> 32);
         int probes = 0;

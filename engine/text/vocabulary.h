@@ -1,6 +1,7 @@
 // The pieces of a vocabulary: their text, type and score, and the way back from text to id.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -30,6 +31,8 @@ class Vocabulary {
     void set_type(TokenId id, TokenType type) { types_[static_cast<size_t>(id)] = type; }
     const std::vector<float> &scores() const { return scores_; }  // [size], or empty
     size_t longest_piece() const { return longest_piece_; }       // bytes
+    // Of the pieces that start with this byte.
+    size_t longest_piece(char first) const { return longest_from_[static_cast<uint8_t>(first)]; }
 
     // kNoToken when there is no such piece.
     TokenId find(std::string_view piece) const { return find(piece, hash_bytes(piece)); }
@@ -60,6 +63,7 @@ class Vocabulary {
     std::vector<Slot> slots_;  // open addressing, at most half full
     uint64_t mask_ = 0;
     size_t longest_piece_ = 0;
+    std::array<uint16_t, 256> longest_from_{};  // by first byte
 };
 
 }  // namespace runnel::text
