@@ -45,6 +45,15 @@ decode::EngineOptions engine_options(const ModelOptions &options) {
 
 decode::SamplingOptions sampling_options(const GenerationFlags &flags) {
     decode::SamplingOptions options = flags.sampling;
+    const std::pair<const char *, float> numbers[] = {{"--temp", options.temperature},
+                                                      {"--top-p", options.top_p},
+                                                      {"--min-p", options.min_p},
+                                                      {"--typical", options.typical},
+                                                      {"--repeat-penalty", options.repeat_penalty},
+                                                      {"--presence-penalty", options.presence_penalty},
+                                                      {"--frequency-penalty", options.frequency_penalty}};
+    for (const auto &[name, value] : numbers)
+        if (!std::isfinite(value)) throw UsageError(std::string(name) + ": not a finite number");
     options.seed = flags.seed.value_or(decode::random_seed());
     for (const std::string &bias : flags.logit_bias) options.logit_bias.push_back(parse_bias(bias));
     return options;

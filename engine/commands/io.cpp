@@ -112,6 +112,11 @@ bool has_input(int in) {
     return S_ISFIFO(status.st_mode) || S_ISREG(status.st_mode);
 }
 
+bool input_ready(int in, double seconds) {
+    pollfd waiting{in, POLLIN, 0};
+    return poll(&waiting, 1, static_cast<int>(seconds * 1000)) != 0;
+}
+
 InterruptScope::InterruptScope(decode::StopRequest &request, Repeated repeated) {
     interrupt_target.store(&request);
     struct sigaction action {};

@@ -74,6 +74,9 @@ std::string read_all(const std::string &path, int in, const decode::StopRequest 
 // Is there something on `in` that was meant for us: a pipe or a file, not a terminal?
 bool has_input(int in);
 
+// Waits up to `seconds` for `in` to have something to read or to end. False when it has not.
+bool input_ready(int in, double seconds);
+
 // SIGINT requests a stop while this exists, then does again what it did before. With Repeated::Kills, a
 // second SIGINT ends the program at once. One at a time.
 class InterruptScope {

@@ -15,6 +15,8 @@ using decode::Engine;
 using decode::Generator;
 using decode::StopRequest;
 
+constexpr double kPatience = 3;  // seconds
+
 // The last line end of a file is not part of the text, as llama.cpp has it.
 std::string without_last_newline(std::string text) {
     if (text.ends_with('\n')) text.pop_back();
@@ -25,10 +27,14 @@ std::string without_last_newline(std::string text) {
 // The argument, then the file or what is piped in, after a blank line.
 std::string gather_prompt(const RunOptions &options, Io &io, const StopRequest &stop) {
     std::optional<std::string> more;
-    if (options.file)
+    if (options.file) {
         more = without_last_newline(read_all(*options.file, io.in, &stop));
-    else if (!options.prompt || has_input(io.in))
+    } else if (!options.prompt || has_input(io.in)) {
+        // A pipe that nobody writes to or closes, inherited by accident, looks like a hang otherwise.
+        if (options.prompt && !input_ready(io.in, kPatience))
+            io.note("waiting for the rest of the prompt on standard input (none is meant: add </dev/null)");
         more = without_last_newline(read_all("-", io.in, &stop));
+    }
     std::string text = options.prompt.value_or("");
     if (more && !more->empty()) text += (text.empty() ? "" : "\n\n") + *more;
     if (text.empty())

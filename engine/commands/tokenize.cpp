@@ -51,7 +51,9 @@ std::vector<TokenId> parse_ids(std::string_view text, const Tokenizer &tokenizer
 // A string per line in, an array per line out. Blank lines are skipped.
 void tokenize_lines(const std::string &input, const Tokenizer &tokenizer, const text::EncodeOptions &how,
                     Io &io) {
+    constexpr size_t kPiece = 1 << 16;
     size_t number = 0;
+    std::string lines;
     for (size_t at = 0; at < input.size();) {
         const size_t end = std::min(input.find('\n', at), input.size());
         const std::string_view line = std::string_view(input).substr(at, end - at);
@@ -59,9 +61,16 @@ void tokenize_lines(const std::string &input, const Tokenizer &tokenizer, const 
         ++number;
         if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
         const Json value = Json::parse(line, nullptr, false);
-        if (!value.is_string()) throw InputError("line " + std::to_string(number) + " is not a JSON string");
-        io.out.write(list_of(tokenizer.encode(value.get_ref<const std::string &>(), how)));
+        if (!value.is_string()) {
+            io.out.write(lines);
+            throw InputError("line " + std::to_string(number) + " is not a JSON string");
+        }
+        lines += list_of(tokenizer.encode(value.get_ref<const std::string &>(), how));
+        if (lines.size() < kPiece) continue;
+        io.out.write(lines);
+        lines.clear();
     }
+    io.out.write(lines);
 }
 
 }  // namespace

@@ -11,8 +11,6 @@
 namespace runnel::decode {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // On a second thread where the system gives one, otherwise when it is asked for.
 std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
     const auto load = [&file] { return text::Tokenizer::load(file); };
@@ -26,12 +24,11 @@ std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
 }  // namespace
 
 Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.model)) {
-    const auto start = Clock::now();
     std::future<text::Tokenizer> tokenizer = load_tokenizer(file_);
     model_ = model::build(file_);
     start_executor(options);
     tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
-    load_seconds_ = std::chrono::duration<double>(Clock::now() - start).count();
+    load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
 }
 
 void Engine::start_executor(const EngineOptions &options) {

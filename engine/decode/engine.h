@@ -2,6 +2,7 @@
 // size.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -47,6 +48,7 @@ class Engine {
   private:
     void start_executor(const EngineOptions &options);
 
+    std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     gguf::File file_;
     model::Model model_;
     std::unique_ptr<text::Tokenizer> tokenizer_;

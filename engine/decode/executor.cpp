@@ -98,7 +98,8 @@ Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Pro
       vocab_(static_cast<int32_t>(program.vocab)),
       token_ids_(embedding_rows(program)) {
     assert(options.context > 0 && options.batch > 0 && options.sequences > 0);
-    options_.batch = std::min(options.batch, options.context * options.sequences);
+    options_.batch =
+        static_cast<int32_t>(std::min<int64_t>(options.batch, int64_t{options.context} * options.sequences));
     kernels::CacheConfig config;
     for (int32_t group = 0; group < groups_of(program); ++group) {
         config.blocks.push_back(blocks_for(options.context) * options.sequences);

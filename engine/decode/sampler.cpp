@@ -75,7 +75,10 @@ void Sampler::load(std::span<const float> logits) {
         throw DecodeError(DecodeError::Kind::Failed,
                           "the model computed numbers that are not finite (NaN or infinity): the file's "
                           "weights are damaged or overflow");
-    for (const auto &[id, bias] : options_.logit_bias) logits_[static_cast<size_t>(id)] += bias;
+    for (const auto &[id, bias] : options_.logit_bias) {
+        float &l = logits_[static_cast<size_t>(id)];
+        l = std::min(l + bias, FLT_MAX);
+    }
 }
 
 void Sampler::penalize(std::span<const TokenId> history) {
@@ -90,7 +93,7 @@ void Sampler::penalize(std::span<const TokenId> history) {
         float &l = logits_[static_cast<size_t>(id)];
         if (l == kForbidden) continue;
         l = l > 0 ? l / o.repeat_penalty : l * o.repeat_penalty;
-        l -= static_cast<float>(count) * o.frequency_penalty + o.presence_penalty;
+        l = std::min(l - (static_cast<float>(count) * o.frequency_penalty + o.presence_penalty), FLT_MAX);
     }
 }
 

@@ -1,7 +1,5 @@
 #include "kernels/cpu/cpu_backend.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cassert>
@@ -15,6 +13,7 @@
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/plan.h"
 #include "kernels/cpu/pool.h"
+#include "kernels/cpu/system_memory.h"
 #include "kernels/cpu/vector.h"
 
 namespace runnel::kernels::cpu {
@@ -114,11 +113,10 @@ class CpuBackend final : public Backend {
 };
 
 DeviceInfo CpuBackend::info() const {
-    const auto pages = [](int name) { return static_cast<size_t>(std::max(0L, sysconf(name))); };
-    const size_t page = pages(_SC_PAGESIZE);
+    const SystemMemory memory = system_memory();
     return {std::string("CPU, ") + std::to_string(pool_.threads()) +
                 (pool_.threads() == 1 ? " thread, " : " threads, ") + isa_.linear->name,
-            "cpu", pages(_SC_PHYS_PAGES) * page, pages(_SC_AVPHYS_PAGES) * page};
+            "cpu", memory.total, memory.available};
 }
 
 void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {

@@ -8,6 +8,7 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 
+#include "gguf/writer.h"
 #include "tests/support/data.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/process.h"
@@ -43,6 +44,17 @@ Process process(std::vector<std::string> arguments) {
     p.stdout_limit = static_cast<size_t>(-1);
     p.arguments = std::move(arguments);
     return p;
+}
+
+// The tiny model with a chat template.
+void write_with_template(const std::filesystem::path &path, std::string_view chat_template) {
+    runnel::gguf::Writer writer;
+    for (const auto &[key, value] : tiny().file.metadata()) writer.add(key, value);
+    writer.add("tokenizer.chat_template", chat_template);
+    for (const auto &t : tiny().file.tensors()) writer.add_tensor(t.name, t.type, std::span(t.shape, t.rank));
+    writer.start(path);
+    for (const auto &t : tiny().file.tensors()) writer.write({t.data, t.bytes});
+    writer.finish();
 }
 
 // One line that begins with the program's name.
@@ -143,6 +155,35 @@ TEST_CASE("run: where the prompt comes from") {
     CHECK(echo({"--", "-dash"}) == "-dash");
     CHECK(echo({"[a, b]"}) == "[a, b]");
     CHECK(echo({"inspect"}) == "inspect");
+}
+
+TEST_CASE("run: the prompt is a turn of the chat template, unless --raw") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string model = (directory / "chat.gguf").string();
+    const auto tokens_of = [&](const std::string &text) {
+        return json::parse(runnel_with({"tokenize", model, "--ids", text}).out).size();
+    };
+    const auto prompt_tokens = [&](std::vector<std::string> more) {
+        std::vector<std::string> arguments = {"run", model, "hi", "-n", "1", "--json"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        const Result r = runnel_with(arguments);
+        REQUIRE(r.code == 0);
+        return json::parse(r.out)["prompt_tokens"].get<size_t>();
+    };
+    write_with_template(directory / "chat.gguf",
+                        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
+                        "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}");
+    const std::string turn = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
+    CHECK(prompt_tokens({}) == tokens_of(turn));
+    CHECK(prompt_tokens({"-sys", "be kind"}) == tokens_of("<|im_start|>system\nbe kind<|im_end|>\n" + turn));
+    CHECK(prompt_tokens({"--raw"}) == tokens_of("hi"));
+    CHECK(runnel_with({"run", model, "hi", "--raw", "--system", "x"}).code == 2);
+
+    write_with_template(directory / "chat.gguf", "{{ something unheard of }}");
+    const Result unknown = runnel_with({"run", model, "hi", "-n", "1"});
+    CHECK(unknown.code == 0);
+    CHECK(unknown.err.find("falling back to plain text") != std::string::npos);
 }
 
 TEST_CASE("run: stop strings, deadline, end of the context") {
