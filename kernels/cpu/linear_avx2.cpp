@@ -107,8 +107,11 @@ struct Engine32 {
         }
     }
 
-    static void unpack(Rows rows, int groups, Tile &tile) {
-        for (int j = 0; j < groups; ++j) unpack_group(rows + j * kGroupBytes, tile.groups[j]);
+    static void unpack(Rows rows, int groups, Tile &tile, const std::byte *next) {
+        for (int j = 0; j < groups; ++j) {
+            prefetch_share<Engine32>(rows, j, next);
+            unpack_group(rows + j * kGroupBytes, tile.groups[j]);
+        }
     }
 
     static void add(const Tile &tile, int groups, int64_t, const Record *a, int count, Partials &sums) {
@@ -116,9 +119,11 @@ struct Engine32 {
     }
 
     template <int count>
-    static void add_fused(Rows rows, int groups, int64_t, const Record *a, Partials &sums) {
+    [[gnu::always_inline]] static void add_fused(Rows rows, int groups, int64_t, const Record *a,
+                                                 Partials &sums, const std::byte *next) {
         for (int j = 0; j < groups; ++j) {
             Group32 g;
+            prefetch_share<Engine32>(rows, j, next);
             unpack_group(rows + j * kGroupBytes, g);
             add_group(g, j, a, count, sums);
         }
@@ -192,10 +197,11 @@ struct Engine256 {
         }
     }
 
-    static void unpack(Rows rows, int, Tile &tile) {
+    static void unpack(Rows rows, int, Tile &tile, const std::byte *next) {
         scales(rows, tile.s);
         Format::weights(
             rows, [&](int j, const Ints(&w)[8]) __attribute__((always_inline)) {
+                prefetch_share<Engine256>(rows, j, next);
 #pragma GCC unroll 8
                 for (int i = 0; i < 8; ++i) tile.w[j][i] = to_tile<Format>(w[i]);
             });
@@ -209,13 +215,15 @@ struct Engine256 {
     }
 
     template <int count>
-    static void add_fused(Rows rows, int, int64_t block, const Record *a, Partials &sums) {
+    [[gnu::always_inline]] static void add_fused(Rows rows, int, int64_t block, const Record *a,
+                                                 Partials &sums, const std::byte *next) {
         Scales256 s;
         scales(rows, s);
         Ints totals[count];
         for (int t = 0; t < count; ++t) totals[t] = _mm256_setzero_si256();
         Format::weights(
             rows, [&](int j, const Ints(&group)[8]) __attribute__((always_inline)) {
+                prefetch_share<Engine256>(rows, j, next);
                 Ints w[8];
 #pragma GCC unroll 8
                 for (int i = 0; i < 8; ++i) w[i] = to_tile<Format>(group[i]);

@@ -111,9 +111,10 @@ struct Engine32 {
         }
     }
 
-    static void unpack(Rows rows, int groups, Tile &tile) {
+    static void unpack(Rows rows, int groups, Tile &tile, const std::byte *next) {
         for (int j = 0; j < groups; ++j) {
             Group32 g;
+            prefetch_share<Engine32>(rows, j, next);
             unpack_group(rows + j * kGroupBytes, g);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; ++i) tile.groups[j].w[i] = to_tile<Format>(g.w[i]);
@@ -127,9 +128,11 @@ struct Engine32 {
     }
 
     template <int count>
-    static void add_fused(Rows rows, int groups, int64_t, const Record *a, Partials &sums) {
+    [[gnu::always_inline]] static void add_fused(Rows rows, int groups, int64_t, const Record *a,
+                                                 Partials &sums, const std::byte *next) {
         for (int j = 0; j < groups; ++j) {
             Group32 g;
+            prefetch_share<Engine32>(rows, j, next);
             unpack_group(rows + j * kGroupBytes, g);
             add_group<false>(g, j, a, count, sums);
         }
@@ -198,10 +201,11 @@ struct Engine256 {
         }
     }
 
-    static void unpack(Rows rows, int, Tile &tile) {
+    static void unpack(Rows rows, int, Tile &tile, const std::byte *next) {
         Format::scales(rows, tile.s);
         Format::weights(
             rows, [&](int j, const Ints(&w)[8]) __attribute__((always_inline)) {
+                prefetch_share<Engine256>(rows, j, next);
 #pragma GCC unroll 8
                 for (int i = 0; i < 8; ++i) tile.w[j][i] = to_tile<Format>(w[i]);
             });
@@ -237,15 +241,18 @@ struct Engine256 {
     }
 
     template <int count>
-    static void add_fused(Rows rows, int, int64_t block, const Record *a, Partials &sums) {
+    [[gnu::always_inline]] static void add_fused(Rows rows, int, int64_t block, const Record *a,
+                                                 Partials &sums, const std::byte *next) {
         Scales256 s;
         Format::scales(rows, s);
         Ints totals[count];
 #pragma GCC unroll 4
         for (int t = 0; t < count; ++t) totals[t] = _mm512_setzero_si512();
         Format::weights(
-            rows, [&](int j, const Ints(&w)[8])
-                      __attribute__((always_inline)) { add_scaled<count, false>(w, s, j, a, totals); });
+            rows, [&](int j, const Ints(&w)[8]) __attribute__((always_inline)) {
+                prefetch_share<Engine256>(rows, j, next);
+                add_scaled<count, false>(w, s, j, a, totals);
+            });
         finish(s, a, count, totals, sums.p[block % 8]);
     }
 };

@@ -4,9 +4,10 @@
 // rows into partial sums:
 //   Record            the packed activations it reads;  Tile: 256 columns of kRows rows, unpacked
 //   kGroupBytes, kGroupCols  of one block of the format
-//   unpack(rows, groups, tile)                          unpack 256 columns (the last ones: `groups` blocks)
+//   unpack(rows, groups, tile, next)                    unpack 256 columns (the last ones: `groups` blocks)
 //   add(tile, groups, block, a, count, sums)            multiply them with `count` tokens' records at a
-//   add_fused<count>(rows, groups, block, a, sums)      both at once, without a tile, for a few tokens
+//   add_fused<count>(rows, groups, block, a, sums, next)  both at once, without a tile, for a few tokens
+// The two that read weights ask for their share of the next tile's bytes, which begins at `next`.
 // Few tokens: groups go from registers into the product. Many: all columns of kRows rows are unpacked into
 // `scratch` (it stays in L2) and reused for blocks of tokens, whose partial sums stay in L1. While it works
 // on one tile of rows it asks memory for the next, block by block, in the order of addresses: requests far
@@ -55,11 +56,6 @@ struct alignas(64) Partials {
     }
 }
 
-// Asks for a stretch of what is read next; one call per unpacked block spreads the requests evenly.
-[[gnu::always_inline]] inline void prefetch(const std::byte *p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char *>(p + i), _MM_HINT_T1);
-}
-
 // What a tile of rows is multiplied with, and where it goes.
 struct Task {
     int64_t cols;
@@ -80,40 +76,58 @@ template <typename Engine>
     return static_cast<int>(left < full ? left : full);
 }
 
-template <typename Engine, typename Record>
-[[gnu::always_inline]] inline void add_fused(Rows rows, int groups, int64_t block, const Record *a, int count,
-                                             Partials &sums) {
-    switch (count) {
-        case 1:
-            return Engine::template add_fused<1>(rows, groups, block, a, sums);
-        case 2:
-            return Engine::template add_fused<2>(rows, groups, block, a, sums);
-        case 3:
-            return Engine::template add_fused<3>(rows, groups, block, a, sums);
-        default:
-            return Engine::template add_fused<kFusedTokens>(rows, groups, block, a, sums);
+// Bytes of one row's 256 columns.
+template <typename Engine>
+constexpr int64_t kBlockBytes = int64_t{kRecordCols} / Engine::kGroupCols *Engine::kGroupBytes;
+
+// Asks for what is read next, in equal shares per group j of 32 columns: requests in bursts would hold up the
+// loads behind them. From memory: the next tile's bytes in the order of addresses (`next`: its share that
+// belongs to this block). Into L1: the next 256 columns of the rows at hand.
+template <typename Engine>
+[[gnu::always_inline]] inline void prefetch_share(Rows rows, int64_t j, const std::byte *next) {
+    constexpr int row_bytes = static_cast<int>(kBlockBytes<Engine>), share_bytes = kRows * row_bytes / 8;
+#pragma GCC unroll 16
+    for (int i = 0; i < share_bytes; i += 64)
+        _mm_prefetch(reinterpret_cast<const char *>(next + j * share_bytes + i), _MM_HINT_T1);
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows / 8; ++r)
+#pragma GCC unroll 5
+        for (int i = 0; i < row_bytes; i += 64)
+            _mm_prefetch(reinterpret_cast<const char *>(rows[kRows / 8 * j + r] + row_bytes + i),
+                         _MM_HINT_T0);
+}
+
+// Where the share of the next tile begins that belongs to block b; without a next tile, bytes already at
+// hand.
+template <typename Engine>
+[[gnu::always_inline]] inline const std::byte *share(const Task &task, Rows rows, int64_t b) {
+    return task.next == nullptr ? rows.base : task.next + b * kRows * kBlockBytes<Engine>;
+}
+
+// Not inlined: GCC allocates registers for one number of tokens at a time far better.
+template <typename Engine, int count>
+[[gnu::noinline]] void multiply_tile_fused(Rows rows, const Task &task) {
+    const typename Engine::Record *records = static_cast<const typename Engine::Record *>(task.packed);
+    const int64_t blocks = record_count(task.cols);
+    Partials sums;
+    clear(sums, count);
+    for (int64_t b = 0; b < blocks; ++b) {
+        Engine::template add_fused<count>(rows + b * kBlockBytes<Engine>, groups_in<Engine>(task.cols, b), b,
+                                          records + b * count, sums, share<Engine>(task, rows, b));
     }
+    store_folded(sums, count, task.rows, task.out, task.out_stride);
 }
 
 template <typename Engine>
-void multiply_tile(Rows rows, const Task &task) {
-    using Record = typename Engine::Record;
-    const Record *records = static_cast<const Record *>(task.packed);
+[[gnu::noinline]] void multiply_tile_blocked(Rows rows, const Task &task) {
+    const typename Engine::Record *records = static_cast<const typename Engine::Record *>(task.packed);
     typename Engine::Tile *tiles = static_cast<typename Engine::Tile *>(task.scratch);
-    constexpr int64_t kBytes = int64_t{kRecordCols} / Engine::kGroupCols * Engine::kGroupBytes;
     const int64_t blocks = record_count(task.cols);
-    const bool fused = task.tokens <= kFusedTokens;
-    Partials sums;
-    if (fused) clear(sums, task.tokens);
     for (int64_t b = 0; b < blocks; ++b) {
-        const int groups = groups_in<Engine>(task.cols, b);
-        if (task.next != nullptr) prefetch(task.next + b * kRows * kBytes, kRows * kBytes);
-        if (fused)
-            add_fused<Engine>(rows + b * kBytes, groups, b, records + b * task.tokens, task.tokens, sums);
-        else
-            Engine::unpack(rows + b * kBytes, groups, tiles[b]);
+        Engine::unpack(rows + b * kBlockBytes<Engine>, groups_in<Engine>(task.cols, b), tiles[b],
+                       share<Engine>(task, rows, b));
     }
-    if (fused) return store_folded(sums, task.tokens, task.rows, task.out, task.out_stride);
+    Partials sums;
     for (int32_t t0 = 0; t0 < task.tokens; t0 += kTokens) {
         const int count = task.tokens - t0 < kTokens ? task.tokens - t0 : kTokens;
         clear(sums, count);
@@ -121,6 +135,23 @@ void multiply_tile(Rows rows, const Task &task) {
             Engine::add(tiles[b], groups_in<Engine>(task.cols, b), b, records + b * task.tokens + t0, count,
                         sums);
         store_folded(sums, count, task.rows, task.out + t0 * task.out_stride, task.out_stride);
+    }
+}
+
+template <typename Engine>
+void multiply_tile(Rows rows, const Task &task) {
+    static_assert(kFusedTokens == 4);
+    switch (task.tokens) {
+        case 1:
+            return multiply_tile_fused<Engine, 1>(rows, task);
+        case 2:
+            return multiply_tile_fused<Engine, 2>(rows, task);
+        case 3:
+            return multiply_tile_fused<Engine, 3>(rows, task);
+        case 4:
+            return multiply_tile_fused<Engine, 4>(rows, task);
+        default:
+            return multiply_tile_blocked<Engine>(rows, task);
     }
 }
 
