@@ -463,6 +463,7 @@ int guarded(const Arguments &arguments, Io &io) {
 }  // namespace
 
 int main(int argc, char **argv) {
+    signal(SIGINT, [](int) { _exit(exit_code::kInterrupted); });  // where no InterruptScope says otherwise
     signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write(), see ClosedPipe
     Io io;
     const int code = guarded(Arguments(argv + std::min(argc, 1), argv + argc), io);
