@@ -27,6 +27,10 @@ constexpr int32_t kDecodeTokens = 8;                    // up to here a pass is 
 constexpr int32_t kRangeTokens = 4;                     // up to here attention may be split by ranges of keys
 constexpr int64_t kPrepareBlock = 256;                  // columns: the unit in which activations are packed
 
+// A thread must have this much to read per token to be worth waiting for: on a busy machine a barrier can
+// cost a time slice, and a model of a megabyte would crawl.
+constexpr size_t kBytesPerThread = size_t{2} << 20;
+
 struct Isa {
     const LinearKernels *linear;
     const VectorKernels *vector;
@@ -56,13 +60,14 @@ struct Worker {
 
 class CpuBackend final : public Backend {
   public:
-    explicit CpuBackend(int threads) : isa_(choose_isa()), pool_(threads > 0 ? threads : physical_cores()) {}
+    explicit CpuBackend(int threads) : isa_(choose_isa()), threads_(threads) { start_pool(physical_cores()); }
 
     DeviceInfo info() const override;
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
     bool execute(const Batch &batch, std::span<float> logits) override;
 
   private:
+    void start_pool(int by_default);
     void compute_rotations(const Worker &worker) noexcept;
     void run(const EmbedPhase &phase, Worker &worker) noexcept;
     void run(const PreparePhase &phase, Worker &worker) noexcept;
@@ -94,7 +99,8 @@ class CpuBackend final : public Backend {
     std::byte *packed(ActFormat format) const { return packed_[static_cast<size_t>(format)].data(); }
 
     const Isa isa_;
-    Pool pool_;
+    const int threads_;  // as asked for; <= 0: chosen by start_pool
+    std::unique_ptr<Pool> pool_;
     Program program_;
     std::vector<Phase> phases_;
     CacheMemory cache_;
@@ -112,15 +118,22 @@ class CpuBackend final : public Backend {
     std::array<std::atomic<bool>, 2> stop_{};
 };
 
+void CpuBackend::start_pool(int by_default) {
+    const int threads = threads_ > 0 ? threads_ : by_default;
+    if (!pool_ || pool_->threads() != threads) pool_ = std::make_unique<Pool>(threads);
+}
+
 DeviceInfo CpuBackend::info() const {
     const SystemMemory memory = system_memory();
-    return {std::string("CPU, ") + std::to_string(pool_.threads()) +
-                (pool_.threads() == 1 ? " thread, " : " threads, ") + isa_.linear->name,
+    return {std::string("CPU, ") + std::to_string(pool_->threads()) +
+                (pool_->threads() == 1 ? " thread, " : " threads, ") + isa_.linear->name,
             "cpu", memory.total, memory.available};
 }
 
 void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
     program_ = program;
+    start_pool(static_cast<int>(std::clamp<size_t>(program_.weight_bytes_per_token() / kBytesPerThread, 1,
+                                                   static_cast<size_t>(physical_cores()))));
     phases_ = plan(program_);
     cache_ = CacheMemory(program_, cache);
     max_tokens_ = max_tokens;
@@ -156,7 +169,7 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
     product_ = LazyBuffer(product, "activations");
     partials_ = LazyBuffer(partials, "attention");
     scratch_.clear();
-    for (int t = 0; t < pool_.threads(); ++t) scratch_.emplace_back(scratch, "work space");
+    for (int t = 0; t < pool_->threads(); ++t) scratch_.emplace_back(scratch, "work space");
 
     cosines_.clear();
     sines_.clear();
@@ -172,7 +185,7 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
     batch_ = &batch;
     logits_ = logits;
     bool finished = true;
-    pool_.run([&](int thread) noexcept {
+    pool_->run([&](int thread) noexcept {
         Worker worker{thread, static_cast<int32_t>(batch.tokens.size())};
         compute_rotations(worker);
         // No rows: only logits that nobody asked for would follow.
@@ -194,7 +207,7 @@ bool CpuBackend::cancelled_after_barrier(size_t phase, int thread) noexcept {
     if (thread == 0)
         stop.store(batch_->cancel && batch_->cancel->load(std::memory_order_relaxed),
                    std::memory_order_relaxed);
-    pool_.barrier();
+    pool_->barrier();
     return stop.load(std::memory_order_relaxed);
 }
 
@@ -202,7 +215,7 @@ void CpuBackend::compute_rotations(const Worker &worker) noexcept {
     for (size_t r = 0; r < program_.ropes.size(); ++r) {
         const RopeTable &rope = program_.ropes[r];
         const size_t pairs = rope.inv_freq.size();
-        for (int32_t t = worker.thread; t < worker.rows; t += pool_.threads()) {
+        for (int32_t t = worker.thread; t < worker.rows; t += pool_->threads()) {
             float *cosine = cosines_[r].as<float>() + static_cast<size_t>(t) * pairs;
             float *sine = sines_[r].as<float>() + static_cast<size_t>(t) * pairs;
             rope_row(rope, batch_->positions[static_cast<size_t>(t)], cosine, sine);
@@ -213,7 +226,7 @@ void CpuBackend::compute_rotations(const Worker &worker) noexcept {
 void CpuBackend::run(const EmbedPhase &phase, Worker &worker) noexcept {
     const Weight &table = weight(phase.step.table);
     const size_t row_bytes = gguf::row_bytes(table.type, table.cols);
-    pool_.for_ranges(worker.thread, worker.rows, [&](int64_t t0, int64_t t1) {
+    pool_->for_ranges(worker.thread, worker.rows, [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; ++t) {
             const size_t token = static_cast<size_t>(batch_->tokens[static_cast<size_t>(t)]);
             float *out = row(phase.step.out, static_cast<int32_t>(t));
@@ -242,15 +255,15 @@ void CpuBackend::prepare(const PreparePhase &phase, int32_t rows, int32_t t0, in
 void CpuBackend::run(const PreparePhase &phase, Worker &worker) noexcept {
     const int64_t cols = width(phase.slot);
     // A norm needs its whole row; anything else may be cut into blocks of columns when tokens are few.
-    if (std::holds_alternative<Norm>(phase.step) || worker.rows >= 4 * pool_.threads()) {
-        pool_.for_ranges(worker.thread, worker.rows, [&](int64_t t0, int64_t t1) {
+    if (std::holds_alternative<Norm>(phase.step) || worker.rows >= 4 * pool_->threads()) {
+        pool_->for_ranges(worker.thread, worker.rows, [&](int64_t t0, int64_t t1) {
             prepare(phase, worker.rows, static_cast<int32_t>(t0), static_cast<int32_t>(t1), 0, cols);
         });
         return;
     }
     const int64_t blocks = (cols + kPrepareBlock - 1) / kPrepareBlock;
-    const int64_t first = blocks * worker.thread / pool_.threads(),
-                  last = blocks * (worker.thread + 1) / pool_.threads();
+    const int64_t first = blocks * worker.thread / pool_->threads(),
+                  last = blocks * (worker.thread + 1) / pool_->threads();
     if (first < last)
         prepare(phase, worker.rows, 0, worker.rows, first * kPrepareBlock,
                 std::min(last * kPrepareBlock, cols));
@@ -278,9 +291,9 @@ void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const flo
     };
     const bool decode = worker.rows <= kDecodeTokens;
     if (decode)
-        pool_.for_ranges(worker.thread, tiles, body, kGrainDecode, loop);
+        pool_->for_ranges(worker.thread, tiles, body, kGrainDecode, loop);
     else
-        pool_.for_each(
+        pool_->for_each(
             worker.thread, (tiles + kGrainPrefill - 1) / kGrainPrefill,
             [&](int64_t unit) { body(unit * kGrainPrefill, std::min((unit + 1) * kGrainPrefill, tiles)); },
             loop);
@@ -314,8 +327,8 @@ void CpuBackend::run(const AppendPhase &phase, Worker &worker) noexcept {
     const size_t table = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
     for (const SequenceSpan &sequence : batch_->sequences) {
         const int64_t units = int64_t{sequence.count} * a.kv_heads;
-        const int64_t first = units * worker.thread / pool_.threads(),
-                      last = units * (worker.thread + 1) / pool_.threads();
+        const int64_t first = units * worker.thread / pool_->threads(),
+                      last = units * (worker.thread + 1) / pool_->threads();
         for (int64_t unit = first; unit < last; ++unit) {
             const int32_t i = static_cast<int32_t>(unit / a.kv_heads),
                           kv_head = static_cast<int32_t>(unit % a.kv_heads);
@@ -372,15 +385,15 @@ void CpuBackend::attend_by_ranges(const Attention &a, const Worker &worker) noex
         const AttentionTile t = tile(a, sequence, kv_head, 0, sequence.count);
         return partials_.as<float>() + attention_partial(t) * static_cast<size_t>(kv_head * ranges + range);
     };
-    pool_.for_each(worker.thread, int64_t{a.kv_heads} * ranges, [&](int64_t unit) {
+    pool_->for_each(worker.thread, int64_t{a.kv_heads} * ranges, [&](int64_t unit) {
         const int32_t kv_head = static_cast<int32_t>(unit / ranges),
                       range = static_cast<int32_t>(unit % ranges);
         isa_.attention->attend_range(tile(a, sequence, kv_head, 0, sequence.count), range,
                                      partial(kv_head, range),
                                      scratch_[static_cast<size_t>(worker.thread)].as<float>());
     });
-    pool_.barrier();
-    pool_.for_each(worker.thread, a.kv_heads, [&](int64_t kv_head) {
+    pool_->barrier();
+    pool_->for_each(worker.thread, a.kv_heads, [&](int64_t kv_head) {
         const int32_t head = static_cast<int32_t>(kv_head);
         isa_.attention->join(tile(a, sequence, head, 0, sequence.count), partial(head, 0), ranges);
     });
@@ -389,7 +402,7 @@ void CpuBackend::attend_by_ranges(const Attention &a, const Worker &worker) noex
 void CpuBackend::run(const AttendPhase &phase, Worker &worker) noexcept {
     const Attention &a = phase.step;
     const bool one_short = batch_->sequences.size() == 1 && worker.rows <= kRangeTokens;
-    if (one_short && pool_.threads() > 1 && a.kv_heads < 4 * pool_.threads() &&
+    if (one_short && pool_->threads() > 1 && a.kv_heads < 4 * pool_->threads() &&
         range_count(tile(a, batch_->sequences[0], 0, 0, worker.rows)) > 1) {
         attend_by_ranges(a, worker);
         return;
@@ -399,7 +412,7 @@ void CpuBackend::run(const AttendPhase &phase, Worker &worker) noexcept {
     const auto tiles = [&](const SequenceSpan &s) { return (s.count + step - 1) / step; };
     int64_t units = 0;
     for (const SequenceSpan &s : batch_->sequences) units += int64_t{tiles(s)} * a.kv_heads;
-    pool_.for_each(worker.thread, units, [&](int64_t unit) {
+    pool_->for_each(worker.thread, units, [&](int64_t unit) {
         size_t s = 0;
         while (unit >= int64_t{tiles(batch_->sequences[s])} * a.kv_heads)
             unit -= int64_t{tiles(batch_->sequences[s++])} * a.kv_heads;
@@ -420,7 +433,7 @@ void CpuBackend::run(const SelectPhase &phase, Worker &worker) noexcept {
     const int32_t kept = static_cast<int32_t>(batch_->logit_rows.size());
     if (kept < worker.rows)
         for (size_t i = static_cast<size_t>(worker.thread); i < phase.slots.size();
-             i += static_cast<size_t>(pool_.threads()))
+             i += static_cast<size_t>(pool_->threads()))
             for (int32_t r = 0; r < kept; ++r) {
                 const int32_t from = batch_->logit_rows[static_cast<size_t>(r)];
                 const size_t bytes = static_cast<size_t>(width(phase.slots[i])) * sizeof(float);

@@ -12,7 +12,8 @@
 
 namespace runnel::kernels::cpu {
 
-// threads <= 0: one per physical core that this process may use.
+// threads <= 0: one per physical core that this process may use, fewer for a model so small that its threads
+// would mostly wait for each other.
 std::unique_ptr<Backend> make_cpu_backend(int threads);
 
 // The instruction set whose kernels run here: "avx512", "avx2" or "scalar". The environment variable
