@@ -6,15 +6,18 @@
 // address (a row of 18-byte blocks is 2-byte aligned at best, MXFP4 only 1-byte): read fields with memcpy or
 // through these packed structs, never through a cast to a wider type.
 //
-// This header is the only one of gguf/ that kernels/ may include: it knows bytes, not files.
+// This header (with half.h) is the only one of gguf/ that kernels/ may include: it knows bytes, not files.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
+#include "gguf/half.h"  // part of the layouts: most blocks hold f16 scales
+
 namespace runnel::gguf {
 
+// clang-format off
 // Values are the ids used in files. Ids that are absent (4, 5, 31-33, 36-38) were withdrawn by ggml.
 enum class Type : uint32_t {
     F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q8_1 = 9,
@@ -74,6 +77,7 @@ struct BlockTQ1_0 { uint8_t qs[48]; uint8_t qh[4]; f16_bits d; };
 // value = d * (q - 1); 2-bit q, four per byte, 32 apart.
 struct BlockTQ2_0 { uint8_t qs[64]; f16_bits d; };
 #pragma pack(pop)
+// clang-format on
 
 static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22);
 static_assert(sizeof(BlockQ5_1) == 24 && sizeof(BlockQ8_0) == 34 && sizeof(BlockQ2_K) == 84);
@@ -81,7 +85,8 @@ static_assert(sizeof(BlockQ3_K) == 110 && sizeof(BlockQ4_K) == 144 && sizeof(Blo
 static_assert(sizeof(BlockQ6_K) == 210 && sizeof(BlockIQ4_NL) == 18 && sizeof(BlockIQ4_XS) == 136);
 static_assert(sizeof(BlockMXFP4) == 17 && sizeof(BlockTQ1_0) == 54 && sizeof(BlockTQ2_0) == 66);
 
-inline constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+inline constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                          1,    13,   25,  38,  53,  69,  89,  113};
 inline constexpr int8_t kMXFP4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // Bytes of a row of `n` weights. Precondition: n is a multiple of the type's block size.

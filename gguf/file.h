@@ -3,84 +3,90 @@
 // A file is: header (magic, version, counts), metadata (typed key/value pairs), tensor table (name, shape,
 // type, offset), padding, tensor data. Opening parses everything but the tensor data, which is never read:
 // pages of weights are touched only by whoever computes with them.
+//
+// Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
-#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gguf/block.h"
+#include "gguf/mapping.h"
+#include "gguf/name_index.h"
+#include "gguf/value.h"
 
 namespace runnel::gguf {
 
-// A file that cannot be opened, or whose content breaks the format. what() is one line that names the file
-// and what is wrong (key, tensor, byte offset). Maps to exit code 3; `missing` (no such file, a directory,
-// no permission) maps to 2, since the file's content is not at fault.
+struct Part;  // gguf/part.h
+
+// A file that cannot be opened, or whose content breaks the format. what() is one printable line that names
+// the file and what is wrong (key, tensor, byte offset). Maps to exit code 3; `missing` (no such file, a
+// directory, no permission) maps to 2, since the file's content is not at fault.
 class FileError : public std::runtime_error {
   public:
-    explicit FileError(const std::string &what, bool missing = false) : std::runtime_error(what), missing(missing) {}
+    explicit FileError(const std::string &what, bool is_missing = false)
+        : std::runtime_error(what), missing(is_missing) {}
     bool missing;
-};
-
-enum class ValueType : uint32_t {
-    U8 = 0, I8 = 1, U16 = 2, I16 = 3, U32 = 4, I32 = 5, F32 = 6, Bool = 7, String = 8, Array = 9,
-    U64 = 10, I64 = 11, F64 = 12,
-};
-
-// A metadata value: a view into the mapped file. Cheap to copy; valid as long as its File.
-class Value {
-  public:
-    ValueType type() const;
-    ValueType element_type() const;  // of an array; Precondition: type() == Array
-    uint64_t size() const;           // elements of an array
-
-    // Conversions that keep the value: any integer type that fits, f32/f64 for floats, and integers that are
-    // exactly representable. nullopt if the type does not convert.
-    std::optional<int64_t> as_int() const;
-    std::optional<double> as_float() const;
-    std::optional<bool> as_bool() const;
-    std::optional<std::string_view> as_string() const;  // bytes as stored: not necessarily valid UTF-8
-
-    // Element i of an array. O(1) for fixed-size elements; strings and nested arrays are walked: use for_each.
-    // The views handed out live as long as the File.
-    void for_each_string(void (*each)(void *context, uint64_t i, std::string_view s), void *context) const;
-    std::vector<Value> elements() const;
-    std::vector<int64_t> as_ints() const;            // empty if not an array of integers (or bools)
-    std::vector<float> as_floats() const;            // empty if not an array of numbers
-    std::vector<std::string_view> as_strings() const;
-    // ... (representation: type + pointer into the mapping)
 };
 
 struct Tensor {
     std::string_view name;
-    Type type;
-    uint32_t rank;             // 1..4
-    int64_t shape[4];          // fastest first; unused dimensions are 1
-    uint64_t offset;           // of the data in its part of the file, absolute
-    uint64_t bytes;            // size of the data
-    const std::byte *data;     // in the mapping
-    uint32_t part;             // which file of a split set
+    Type type;              // of a known format; traits(type).supported tells whether its values can be read
+    uint32_t rank;          // 0..4
+    int64_t shape[4];       // fastest first, each > 0; dimensions from `rank` on are 1
+    uint64_t offset;        // of the data in its part of the file, absolute
+    uint64_t bytes;         // size of the data
+    const std::byte *data;  // in the mapping, 8-byte aligned at least
+    uint32_t part;          // which file of a split set, from 0
+    // Cannot overflow: the data lies in the file, and no format has more than 8 weights per byte.
     int64_t elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }
 };
 
+// Movable, not copyable. Everything handed out stays valid, at the same address, as long as the File that
+// owns it or the File it is moved to.
 class File {
   public:
-    // Opens a file or, when it is part of a split set (NAME-00001-of-0000N.gguf), the whole set from any part.
+    using KeyValue = std::pair<std::string_view, Value>;
+
+    // Opens a file or, when it is part of a split set (NAME-00001-of-0000N.gguf), the whole set from any
+    // part: metadata are those of part 1, tensors those of all parts. Throws FileError.
     static File open(const std::filesystem::path &path);
 
-    uint32_t version() const;
-    const std::filesystem::path &path() const;
-    uint64_t file_bytes() const;                       // over all parts
-    const std::vector<std::pair<std::string_view, Value>> &metadata() const;  // in file order
-    const Value *find(std::string_view key) const;     // null when absent
-    const std::vector<Tensor> &tensors() const;        // in file order
-    const Tensor *find_tensor(std::string_view name) const;
+    // Reads a file that already lies in memory, called `name` in messages; for tests and fuzzing. `bytes`
+    // must outlive the File. Throws FileError, also for a part of a split set.
+    static File from_bytes(std::span<const std::byte> bytes, const std::string &name);
+
+    uint32_t version() const { return version_; }
+    uint64_t alignment() const { return alignment_; }            // of part 1
+    const std::filesystem::path &path() const { return path_; }  // as given to open
+    size_t parts() const { return mappings_.size(); }
+    uint64_t file_bytes() const { return file_bytes_; }  // over all parts
+
+    const std::vector<KeyValue> &metadata() const { return metadata_; }  // in file order
+    const Value *find(std::string_view key) const;                       // null when absent
+
+    const std::vector<Tensor> &tensors() const { return tensors_; }  // in file order
+    const Tensor *find_tensor(std::string_view name) const;          // null when absent
+
+  private:
+    File() = default;
+    void take(Part &&part, uint32_t number);
+    void add_parts(const std::filesystem::path &path);
+    void index_tensors();
+
+    std::filesystem::path path_;
+    uint32_t version_ = 0;
+    uint64_t alignment_ = 0, file_bytes_ = 0;
+    std::vector<Mapping> mappings_;
+    std::vector<KeyValue> metadata_;
+    std::vector<Tensor> tensors_;
+    NameIndex keys_, names_;
 };
 
 }  // namespace runnel::gguf

@@ -21,7 +21,7 @@ namespace runnel::kernels {
 class BackendError : public std::runtime_error {
   public:
     enum class Kind { Failed, OutOfMemory };
-    BackendError(Kind kind, const std::string &what) : std::runtime_error(what), kind(kind) {}
+    BackendError(Kind error_kind, const std::string &what) : std::runtime_error(what), kind(error_kind) {}
     Kind kind;
 };
 
@@ -33,16 +33,16 @@ inline constexpr int kBlockTokens = 32;
 using BlockId = int32_t;
 
 struct CacheConfig {
-    std::vector<int32_t> blocks;    // per group: number of blocks in the pool
+    std::vector<int32_t> blocks;  // per group: number of blocks in the pool
 };
 
 // --- batch -----------------------------------------------------------------------------------------------
 
 // The tokens of one sequence in this batch: cells [past, past + count) of the sequence.
 struct SequenceSpan {
-    int32_t first;                  // index of its first token in Batch::tokens
+    int32_t first;  // index of its first token in Batch::tokens
     int32_t count;
-    int32_t past;                   // cells of the sequence already in the cache
+    int32_t past;  // cells of the sequence already in the cache
     // Per cache group: block ids of the sequence, enough for past + count cells: cell c is in block c / 32.
     std::vector<std::span<const BlockId>> tables;
 };
@@ -56,8 +56,8 @@ struct Batch {
 };
 
 struct DeviceInfo {
-    std::string name;               // "CPU (AMD EPYC, 2 threads, AVX-512 VNNI)"
-    std::string kind;               // "cpu", "cuda"
+    std::string name;  // "CPU (AMD EPYC, 2 threads, AVX-512 VNNI)"
+    std::string kind;  // "cpu", "cuda"
     size_t memory_total = 0, memory_free = 0;
 };
 
@@ -71,8 +71,8 @@ class Backend {
     virtual void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) = 0;
 
     // Runs the batch. logits: [logit_rows.size()][vocab], row-major, written in the order of logit_rows.
-    // Returns false when *cancel became true: the cells of this batch are then undefined, earlier ones intact.
-    // Preconditions: 0 < tokens.size() <= max_tokens; token ids < rows of the embedding table.
+    // Returns false when *cancel became true: the cells of this batch are then undefined, earlier ones
+    // intact. Preconditions: 0 < tokens.size() <= max_tokens; token ids < rows of the embedding table.
     virtual bool execute(const Batch &batch, std::span<float> logits) = 0;
 };
 

@@ -45,7 +45,8 @@ Sequence &Sequence::operator=(Sequence &&other) noexcept {
 }
 
 bool Sequence::append(int32_t count) {
-    const int32_t needed = (length_ + count + kBlockTokens - 1) / kBlockTokens - static_cast<int32_t>(table_.size());
+    const int32_t needed =
+        (length_ + count + kBlockTokens - 1) / kBlockTokens - static_cast<int32_t>(table_.size());
     if (needed > pool_->free_blocks()) return false;
     for (int32_t i = 0; i < needed; ++i) table_.push_back(pool_->take());
     length_ += count;

@@ -20,14 +20,14 @@ class BlockPool {
 
     int32_t size() const { return static_cast<int32_t>(references_.size()); }
     int32_t free_blocks() const { return static_cast<int32_t>(free_.size()); }
-    BlockId take();                         // Precondition: free_blocks() > 0. The count becomes 1.
+    BlockId take();  // Precondition: free_blocks() > 0. The count becomes 1.
     void retain(BlockId block);
     void release(BlockId block);
     int32_t references(BlockId block) const { return references_[static_cast<size_t>(block)]; }
 
   private:
     std::vector<int32_t> references_;
-    std::vector<BlockId> free_;             // a stack: the block freed last is taken first (its pages are warm)
+    std::vector<BlockId> free_;  // a stack: the block freed last is taken first (its pages are warm)
 };
 
 // The block table of one sequence in one pool. Cell c lives in table()[c / kBlockTokens].
@@ -45,7 +45,8 @@ class Sequence {
 
     // Makes room for `count` more cells. False, and nothing changes, when the pool has too few blocks.
     [[nodiscard]] bool append(int32_t count);
-    // Keeps the first `length` cells and returns the blocks behind them. Precondition: 0 <= length <= length().
+    // Keeps the first `length` cells and returns the blocks behind them. Precondition: 0 <= length <=
+    // length().
     void truncate(int32_t length);
 
   private:

@@ -19,10 +19,11 @@ class ModelError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The keys that every family shares, checked for range. Names as in the file, without the architecture prefix.
+// The keys that every family shares, checked for range. Names as in the file, without the architecture
+// prefix.
 struct HyperParameters {
     std::string architecture;
-    int64_t vocab;                  // rows of token_embd.weight
+    int64_t vocab;  // rows of token_embd.weight
     int64_t context_length;
     int64_t embedding_length;
     int32_t block_count;
@@ -31,7 +32,7 @@ struct HyperParameters {
     int32_t key_length, value_length;
     float norm_rms_epsilon;
     int32_t rope_dimensions;
-    int32_t sliding_window;         // 0: none
+    int32_t sliding_window;  // 0: none
 };
 
 struct Model {

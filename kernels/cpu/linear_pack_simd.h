@@ -28,12 +28,44 @@ struct GroupScale {
     float scale, inverse;  // inverse 0: all integers are 0, whatever the values
 };
 
-inline GroupScale group_scale(uint32_t amax_bits) {
+// fold() of four vectors at once: lane i is the fold of v[i].
+inline __m128 fold_four(const __m256 (&v)[4]) {
+    const auto halves = [](__m256 x) {
+        return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    };
+    const __m128 h0 = halves(v[0]), h1 = halves(v[1]), h2 = halves(v[2]), h3 = halves(v[3]);
+    const __m128 low = _mm_add_ps(_mm_unpacklo_ps(h0, h1), _mm_unpackhi_ps(h0, h1));  // 0 0' 1 1'
+    const __m128 high = _mm_add_ps(_mm_unpacklo_ps(h2, h3), _mm_unpackhi_ps(h2, h3));
+    return _mm_add_ps(_mm_movelh_ps(low, high), _mm_movehl_ps(high, low));
+}
+
+// The scale of `count` values, a multiple of 8: four candidates, the one with the least squared error.
+inline GroupScale group_scale(const float *x, int count, uint32_t amax_bits) {
     float amax;
     __builtin_memcpy(&amax, &amax_bits, sizeof amax);
     if (amax_bits >= 0x7f800000u) return {__builtin_nanf(""), 0};
     if (amax < kTinyActivation) return {0, 0};
-    return {amax / 127.0f, 127.0f / amax};
+    const __m128 largest = _mm_setr_ps(127, 126, 125, 124);
+    alignas(16) float inverse[4], slope[4], score[4];
+    _mm_store_ps(inverse, _mm_div_ps(largest, _mm_set1_ps(amax)));
+    __m256 uq[4] = {}, qq[4] = {};
+    for (int i = 0; i < count; i += 8) {
+        const __m256 v = _mm256_loadu_ps(x + i), u = _mm256_mul_ps(v, _mm256_set1_ps(inverse[0]));
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c) {
+            const __m256 q = _mm256_round_ps(_mm256_mul_ps(v, _mm256_set1_ps(inverse[c])),
+                                             _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+            uq[c] = _mm256_fmadd_ps(u, q, uq[c]);
+            qq[c] = _mm256_fmadd_ps(q, q, qq[c]);
+        }
+    }
+    const __m128 a = fold_four(uq), b = fold_four(qq);
+    _mm_store_ps(slope, _mm_div_ps(a, b));
+    _mm_store_ps(score, _mm_div_ps(_mm_mul_ps(a, a), b));
+    int best = 0;
+    for (int c = 1; c < 4; ++c)
+        if (score[c] > score[best]) best = c;
+    return {slope[best] * (amax / 127.0f), inverse[best]};
 }
 
 // Quantises 32 values into q; x holds them in order.
@@ -82,7 +114,7 @@ inline void pack_record(const float *x, int64_t count, PackedQ8x32 &record) {
             _mm256_max_epi32(magnitude_bits(_mm256_loadu_ps(v)), magnitude_bits(_mm256_loadu_ps(v + 8)));
         const __m256i high = _mm256_max_epi32(magnitude_bits(_mm256_loadu_ps(v + 16)),
                                               magnitude_bits(_mm256_loadu_ps(v + 24)));
-        const GroupScale s = group_scale(max_lane(_mm256_max_epi32(low, high)));
+        const GroupScale s = group_scale(v, 32, max_lane(_mm256_max_epi32(low, high)));
         quantize32(v, s.inverse, q);
         const HalfSums sums = half_sums(q);
         const int32_t sum = sums.low + sums.high;
@@ -96,7 +128,7 @@ inline void pack_record(const float *x, int64_t, PackedQ8x256 &record) {
     __m256i amax = _mm256_setzero_si256();
     for (int i = 0; i < kRecordCols; i += 8)
         amax = _mm256_max_epi32(amax, magnitude_bits(_mm256_loadu_ps(x + i)));
-    const GroupScale s = group_scale(max_lane(amax));
+    const GroupScale s = group_scale(x, kRecordCols, max_lane(amax));
     for (int g = 0; g < 8; ++g) {
         quantize32(x + 32 * g, s.inverse, record.q + 32 * g);
         const HalfSums sums = half_sums(record.q + 32 * g);

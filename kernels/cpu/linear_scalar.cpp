@@ -44,6 +44,29 @@ Block load(const std::byte *p) {
 
 // --- packing ---------------------------------------------------------------------------------------------
 
+using Partials = float[8];
+
+float fold(const Partials &p) {
+    return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
+}
+
+// How well x is represented by q = rint(x * inverse): least squares gives x * unit ~ slope * q, and the more
+// score, the less error.
+struct Fit {
+    float inverse, slope, score;
+};
+
+Fit fit(const float *x, int count, float unit, float inverse) {
+    Partials a = {}, b = {};
+    for (int i = 0; i < count; ++i) {
+        const float u = x[i] * unit, q = std::nearbyint(x[i] * inverse);
+        a[i % 8] = std::fma(u, q, a[i % 8]);
+        b[i % 8] = std::fma(q, q, b[i % 8]);
+    }
+    const float uq = fold(a), qq = fold(b);
+    return {inverse, uq / qq, uq * uq / qq};
+}
+
 // Quantises `count` values to int8 with one scale; see README.md, step 1.
 float quantize_group(const float *x, int count, int8_t *q) {
     uint32_t amax_bits = 0;
@@ -53,9 +76,12 @@ float quantize_group(const float *x, int count, int8_t *q) {
     std::fill_n(q, count, int8_t{0});
     if (amax_bits >= 0x7f800000u) return std::numeric_limits<float>::quiet_NaN();
     if (amax < kTinyActivation) return 0;
-    const float inverse = 127.0f / amax;
-    for (int i = 0; i < count; ++i) q[i] = static_cast<int8_t>(std::nearbyint(x[i] * inverse));
-    return amax / 127.0f;
+    const float unit = 127.0f / amax;
+    Fit best = fit(x, count, unit, unit);
+    for (float largest : {126.0f, 125.0f, 124.0f})
+        if (const Fit f = fit(x, count, unit, largest / amax); f.score > best.score) best = f;
+    for (int i = 0; i < count; ++i) q[i] = static_cast<int8_t>(std::nearbyint(x[i] * best.inverse));
+    return best.slope * (amax / 127.0f);
 }
 
 int sum(const int8_t *q, int count) {
@@ -338,12 +364,6 @@ concept HasMinimum256 = requires(const Block &b) {
 // --- multiplying -----------------------------------------------------------------------------------------
 
 constexpr int kTokenBlock = 16;  // tokens that share one unpacking of a block
-
-using Partials = float[8];
-
-float fold(const Partials &p) {
-    return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
-}
 
 int dot(const int *w, const int8_t *a, int count) {
     int s = 0;

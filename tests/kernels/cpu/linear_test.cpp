@@ -99,8 +99,24 @@ std::vector<double> kept(ActFormat format, const float *x, int64_t cols) {
     for (int64_t k0 = 0; k0 < cols; k0 += group) {
         float amax = 0;
         for (int64_t k = k0; k < k0 + group; ++k) amax = std::max(amax, std::abs(x[k]));
-        for (int64_t k = k0; k < k0 + group; ++k)
-            result[k] = amax == 0 ? 0.0 : std::nearbyint(x[k] * (127.0f / amax)) * double(amax / 127.0f);
+        float best_score = -1;
+        for (float largest : {127.0f, 126.0f, 125.0f, 124.0f}) {
+            float a[8] = {}, b[8] = {};
+            for (int64_t k = k0; k < k0 + group; ++k) {
+                const float q = std::nearbyint(x[k] * (largest / amax));
+                a[k % 8] = std::fma(x[k] * (127.0f / amax), q, a[k % 8]);
+                b[k % 8] = std::fma(q, q, b[k % 8]);
+            }
+            const auto fold = [](const float *p) {
+                return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
+            };
+            if (!(fold(a) * fold(a) / fold(b) > best_score)) continue;
+            best_score = fold(a) * fold(a) / fold(b);
+            for (int64_t k = k0; k < k0 + group; ++k)
+                result[k] =
+                    std::nearbyint(x[k] * (largest / amax)) * double(fold(a) / fold(b) * (amax / 127.0f));
+        }
+        if (amax == 0) std::fill_n(result.begin() + k0, group, 0.0);
     }
     return result;
 }

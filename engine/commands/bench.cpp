@@ -1,0 +1,181 @@
+// Prefill and decode speed against what the hardware allows.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <random>
+
+#include "engine/commands/commands.h"
+#include "engine/commands/generation.h"
+#include "engine/decode/bandwidth.h"
+#include "engine/decode/session.h"
+#include "kernels/cpu/pool.h"
+
+namespace runnel::commands {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using decode::Engine;
+using decode::Session;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct Row {
+    std::string test;  // "pp512", "tg128 @ d4096"
+    bool decode;
+    int32_t depth;
+    std::vector<double> rates;   // tokens per second, one per repetition
+    double bytes_per_token = 0;  // weights and cache that a token moves; of decoding
+    double first_token = 0;      // seconds, mean; of a prefill
+
+    double mean() const {
+        double sum = 0;
+        for (const double r : rates) sum += r;
+        return sum / static_cast<double>(rates.size());
+    }
+    double deviation() const {
+        if (rates.size() < 2) return 0;
+        double sum = 0;
+        for (const double r : rates) sum += (r - mean()) * (r - mean());
+        return std::sqrt(sum / static_cast<double>(rates.size() - 1));
+    }
+};
+
+// Runs tests on one engine; throws Interrupted.
+class Bench {
+  public:
+    Bench(const BenchOptions &options, Engine &engine, const decode::StopRequest &stop)
+        : options_(options), engine_(engine), stop_(stop) {}
+
+    Row prefill(int32_t depth) {
+        Row row{name("pp", options_.prompt, depth), false, depth, {}};
+        Session session(engine_.executor());
+        feed(session, depth);
+        for (int32_t i = 0; i < options_.repetitions; ++i) {
+            session.truncate(static_cast<size_t>(depth));
+            const auto start = Clock::now();
+            feed(session, options_.prompt);
+            const double seconds = seconds_since(start);
+            row.rates.push_back(options_.prompt / seconds);
+            row.first_token += seconds / options_.repetitions;
+        }
+        return row;
+    }
+
+    Row decode(int32_t depth) {
+        Row row{name("tg", options_.generate, depth), true, depth, {}};
+        Session session(engine_.executor());
+        feed(session, depth);
+        for (int32_t i = 0; i < options_.repetitions; ++i) {
+            session.truncate(static_cast<size_t>(depth));
+            const auto start = Clock::now();
+            for (int32_t n = 0; n < options_.generate; ++n) feed(session, 1);
+            row.rates.push_back(options_.generate / seconds_since(start));
+        }
+        // The cells that the middle token of the test reads.
+        const kernels::Program &program = engine_.model().program;
+        const double cell =
+            static_cast<double>(decode::cache_bytes(program, kernels::kBlockTokens)) / kernels::kBlockTokens;
+        row.bytes_per_token =
+            static_cast<double>(program.weight_bytes_per_token()) + cell * (depth + options_.generate / 2.0);
+        return row;
+    }
+
+  private:
+    static std::string name(const char *kind, int32_t tokens, int32_t depth) {
+        return kind + std::to_string(tokens) + (depth > 0 ? " @ d" + std::to_string(depth) : "");
+    }
+    void feed(Session &session, int32_t count) {
+        std::vector<text::TokenId> tokens(static_cast<size_t>(count));
+        const auto vocab = static_cast<uint32_t>(engine_.model().hyper.vocab);
+        for (text::TokenId &id : tokens) id = static_cast<text::TokenId>(random_() % vocab);
+        if (!session.feed(tokens, &stop_)) throw Interrupted{};
+    }
+
+    const BenchOptions &options_;
+    Engine &engine_;
+    const decode::StopRequest &stop_;
+    std::mt19937 random_{1};  // which tokens does not matter to the speed
+};
+
+double share(const Row &row, double bandwidth) {
+    return row.mean() * row.bytes_per_token / bandwidth;
+}
+
+std::string table(const std::vector<Row> &rows, double bandwidth, const std::string &device) {
+    char line[256];
+    std::snprintf(line, sizeof line, "%s, reads %.1f GB/s\n\n", device.c_str(), bandwidth / 1e9);
+    std::string text = line;
+    text += "test              tokens/s      +/-   first token   MB/token   of bandwidth\n";
+    for (const Row &row : rows) {
+        if (row.decode)
+            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %13s %10.1f %13.1f%%\n", row.test.c_str(),
+                          row.mean(), row.deviation(), "", row.bytes_per_token / 1e6,
+                          100 * share(row, bandwidth));
+        else
+            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %10.1f ms\n", row.test.c_str(), row.mean(),
+                          row.deviation(), row.first_token * 1e3);
+        text += line;
+    }
+    return text;
+}
+
+Json json_of(const std::vector<Row> &rows, double bandwidth, const Engine &engine, const std::string &device,
+             const BenchOptions &options) {
+    Json list = Json::array();
+    for (const Row &row : rows)
+        list.push_back({{"test", row.test},
+                        {"kind", row.decode ? "decode" : "prefill"},
+                        {"tokens", row.decode ? options.generate : options.prompt},
+                        {"depth", row.depth},
+                        {"tps_mean", row.mean()},
+                        {"tps_sd", row.deviation()},
+                        {"tps", row.rates},
+                        {"ttft_ms", row.decode ? Json() : Json(row.first_token * 1e3)},
+                        {"bytes_per_token", row.decode ? Json(row.bytes_per_token) : Json()},
+                        {"bandwidth_share", row.decode ? Json(share(row, bandwidth)) : Json()}});
+    return {{"model", options.model.path},
+            {"device", device},
+            {"bandwidth_bytes_per_second", bandwidth},
+            {"load_ms", engine.load_seconds() * 1e3},
+            {"repetitions", options.repetitions},
+            {"tests", std::move(list)}};
+}
+
+}  // namespace
+
+int bench(const BenchOptions &options, Io &io) {
+    if (options.prompt <= 0 && options.generate <= 0)
+        throw UsageError("nothing to measure: -p and -n are both 0");
+    decode::StopRequest stop;
+    const InterruptScope interrupts(stop);
+    const int32_t deepest = *std::max_element(options.depths.begin(), options.depths.end());
+    decode::EngineOptions engine_flags = engine_options(options.model);
+    const int64_t needed = int64_t{deepest} + std::max(options.prompt, options.generate);
+    if (engine_flags.context == 0) engine_flags.context = needed;
+    if (engine_flags.context < needed)
+        throw UsageError("the tests need a context of " + std::to_string(needed) + " tokens: leave -c away");
+    Engine engine(engine_flags);
+    const std::string device = engine.executor().device().name;
+    const int threads = options.model.threads > 0 ? options.model.threads : kernels::cpu::physical_cores();
+
+    double bandwidth = decode::measure_read_bandwidth(threads);
+    Bench bench(options, engine, stop);
+    std::vector<Row> rows;
+    {
+        Session warm(engine.executor());  // brings the weights into memory
+        if (!warm.feed(std::vector<text::TokenId>(1, 0), &stop)) throw Interrupted{};
+    }
+    for (const int32_t depth : options.depths) {
+        if (options.prompt > 0) rows.push_back(bench.prefill(depth));
+        if (options.generate > 0) rows.push_back(bench.decode(depth));
+    }
+    bandwidth = std::max(bandwidth, decode::measure_read_bandwidth(threads));
+    io.out.write(options.json ? dump(json_of(rows, bandwidth, engine, device, options), 2)
+                              : table(rows, bandwidth, device));
+    return exit_code::kDone;
+}
+
+}  // namespace runnel::commands

@@ -1,0 +1,23 @@
+// The commands, a function and a file each. They return the exit code; what goes wrong is thrown (io.h and
+// the exceptions of the layers below) and becomes a line on stderr in main.cpp.
+#pragma once
+
+#include <string>
+
+#include "engine/commands/io.h"
+#include "engine/commands/options.h"
+
+namespace runnel::commands {
+
+int run(const RunOptions &options, Io &io);
+int chat(const ChatOptions &options, Io &io);
+int inspect(const InspectOptions &options, Io &io);
+int tokenize(const TokenizeOptions &options, Io &io);
+int perplexity(const PerplexityOptions &options, Io &io);
+int bench(const BenchOptions &options, Io &io);
+int devices(const DevicesOptions &options, Io &io);
+
+// "runnel COMMIT ..." in a few lines: commit, instruction set in use, devices compiled in.
+std::string version();
+
+}  // namespace runnel::commands

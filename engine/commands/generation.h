@@ -1,0 +1,40 @@
+// What run and chat share: from flags to a sampler, and from a finished answer to numbers.
+#pragma once
+
+#include <string>
+
+#include "engine/commands/io.h"
+#include "engine/commands/json.h"
+#include "engine/commands/options.h"
+#include "engine/decode/engine.h"
+#include "engine/decode/generator.h"
+
+namespace runnel::commands {
+
+decode::EngineOptions engine_options(const ModelOptions &options);
+
+// With the seed that was asked for or a random one, and the biases parsed. Throws UsageError.
+decode::SamplingOptions sampling_options(const GenerationFlags &flags);
+decode::GenerationOptions generation_options(const GenerationFlags &flags);
+
+// One answer in numbers.
+struct Report {
+    std::string model;
+    uint64_t seed;
+    double load_seconds;
+    decode::Timings timings;
+    size_t tokens;  // generated
+    std::string finish_reason;
+};
+Json timings_json(const Report &report);        // load_ms, ttft_ms, prefill_tps, decode_tps
+Json report_json(const Report &report);         // for --stats-file
+std::string report_text(const Report &report);  // lines for people
+
+// --stats, --stats-file and --stats-fd. Throws OutputError when the file cannot be written.
+void write_stats(const StatsFlags &flags, const Report &report, Io &io);
+
+// The system prompt of --system or --system-file; empty when there is none. Throws UsageError for both.
+std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,
+                          int in);
+
+}  // namespace runnel::commands

@@ -1,0 +1,203 @@
+// What is in a file: metadata, tensors, and the memory it takes to run. Works on files that cannot be run.
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+
+#include "engine/commands/commands.h"
+#include "engine/commands/json.h"
+#include "engine/decode/executor.h"
+#include "engine/model/model.h"
+#include "gguf/file.h"
+#include "gguf/printable.h"
+
+namespace runnel::commands {
+namespace {
+
+constexpr uint64_t kShortArray = 16;  // shown whole
+
+struct Summary {
+    std::string architecture;
+    std::optional<int64_t> context_length;
+    uint64_t parameters = 0, tensor_bytes = 0;
+    std::optional<size_t> cache_per_1k, cache_at_context;
+    int64_t context = 0;       // of cache_at_context
+    std::string not_runnable;  // why, if it is not
+
+    double bits_per_weight() const {
+        return parameters == 0 ? 0
+                               : 8.0 * static_cast<double>(tensor_bytes) / static_cast<double>(parameters);
+    }
+};
+
+Summary summarize(const gguf::File &file, int64_t context) {
+    Summary s;
+    if (const gguf::Value *value = file.find("general.architecture"))
+        s.architecture = value->as_string().value_or("");
+    if (const gguf::Value *value = file.find(s.architecture + ".context_length"))
+        s.context_length = value->as_int();
+    for (const gguf::Tensor &tensor : file.tensors()) {
+        s.parameters += static_cast<uint64_t>(tensor.elements());
+        s.tensor_bytes += tensor.bytes;
+    }
+    try {
+        const model::Model model = model::build(file);
+        s.cache_per_1k = decode::cache_bytes(model.program, 1024);
+        s.context = std::clamp<int64_t>(context > 0 ? context : model.hyper.context_length, 1, 1 << 30);
+        s.cache_at_context = decode::cache_bytes(model.program, s.context);
+    } catch (const std::runtime_error &error) {
+        s.not_runnable = error.what();
+    }
+    return s;
+}
+
+Json scalar(const gguf::Value &value) {
+    if (const auto b = value.type() == gguf::ValueType::Bool ? value.as_bool() : std::nullopt) return *b;
+    if (const auto s = value.as_string()) return std::string(*s);
+    if (value.type() == gguf::ValueType::F32 || value.type() == gguf::ValueType::F64)
+        return value.as_float().value_or(0);
+    if (const auto i = value.as_int()) return *i;
+    if (const auto f = value.as_float()) return *f;
+    return nullptr;  // an integer beyond int64
+}
+
+// Long arrays (vocabularies) by their length and first elements, unless all are asked for.
+Json to_json(const gguf::Value &value, bool arrays) {
+    if (value.type() != gguf::ValueType::Array) return scalar(value);
+    const bool whole = arrays || value.size() <= kShortArray;
+    Json list = Json::array();
+    for (const gguf::Value &element : value.elements()) {
+        if (!whole && list.size() == 8) break;
+        list.push_back(to_json(element, arrays));
+    }
+    if (whole) return list;
+    return Json{{"length", value.size()}, {"first", std::move(list)}};
+}
+
+Json tensor_list(const gguf::File &file) {
+    Json list = Json::array();
+    for (const gguf::Tensor &t : file.tensors()) {
+        Json shape = Json::array();
+        for (uint32_t d = 0; d < t.rank; ++d) shape.push_back(t.shape[d]);
+        list.push_back({{"name", std::string(t.name)},
+                        {"type", std::string(gguf::traits(t.type).name)},
+                        {"shape", std::move(shape)},
+                        {"offset", t.offset},
+                        {"bytes", t.bytes}});
+    }
+    return list;
+}
+
+void print_json(const gguf::File &file, const Summary &s, bool arrays, Io &io) {
+    Json json;
+    json["architecture"] = s.architecture;
+    json["parameters"] = s.parameters;
+    json["bits_per_weight"] = s.bits_per_weight();
+    json["context_length"] = s.context_length ? Json(*s.context_length) : Json();
+    json["file_bytes"] = file.file_bytes();
+    json["version"] = file.version();
+    json["runnable"] = s.not_runnable.empty();
+    if (!s.not_runnable.empty()) json["problem"] = s.not_runnable;
+    json["memory"] = {{"weights", s.tensor_bytes},
+                      {"cache_per_1k_tokens", s.cache_per_1k ? Json(*s.cache_per_1k) : Json()}};
+    if (s.cache_at_context) {
+        json["memory"]["context"] = s.context;
+        json["memory"]["cache_at_context"] = *s.cache_at_context;
+    }
+    Json metadata = Json::object();
+    for (const auto &[key, value] : file.metadata()) metadata[std::string(key)] = to_json(value, arrays);
+    json["metadata"] = std::move(metadata);
+    json["tensors"] = tensor_list(file);
+    io.out.write(dump(json, 2));
+}
+
+std::string size_text(uint64_t bytes) {
+    char text[32];
+    const double b = static_cast<double>(bytes);
+    if (b >= 0x1p30)
+        std::snprintf(text, sizeof text, "%.2f GiB", b / 0x1p30);
+    else if (b >= 0x1p20)
+        std::snprintf(text, sizeof text, "%.1f MiB", b / 0x1p20);
+    else
+        std::snprintf(text, sizeof text, "%.1f KiB", b / 0x1p10);
+    return text;
+}
+
+std::string count_text(uint64_t count) {
+    char text[32];
+    const double c = static_cast<double>(count);
+    if (c >= 1e9)
+        std::snprintf(text, sizeof text, "%.2f B", c / 1e9);
+    else if (c >= 1e6)
+        std::snprintf(text, sizeof text, "%.1f M", c / 1e6);
+    else
+        std::snprintf(text, sizeof text, "%.1f K", c / 1e3);
+    return text;
+}
+
+std::string line(std::string_view name, const std::string &value) {
+    std::string padded(name);
+    padded.resize(std::max<size_t>(padded.size(), 18), ' ');
+    return padded + " " + value + "\n";
+}
+
+std::string shape_text(const gguf::Tensor &t) {
+    std::string text = "[";
+    for (uint32_t d = 0; d < t.rank; ++d) text += (d ? ", " : "") + std::to_string(t.shape[d]);
+    return text + "]";
+}
+
+std::string value_text(const gguf::Value &value, bool arrays) {
+    const Json json = to_json(value, arrays);
+    if (value.type() == gguf::ValueType::Array && json.is_object()) {
+        const std::string first = json["first"].dump(-1, ' ', false, Json::error_handler_t::replace);
+        return gguf::printable(first.substr(0, first.size() - 1), 120) + ", ...] (" +
+               std::to_string(value.size()) + " in all)";
+    }
+    return gguf::printable(json.dump(-1, ' ', false, Json::error_handler_t::replace), arrays ? 1 << 20 : 200);
+}
+
+void print_text(const gguf::File &file, const Summary &s, const InspectOptions &options, Io &io) {
+    std::string text =
+        line("file", gguf::printable(options.path, 4096) + " (GGUF " + std::to_string(file.version()) + ", " +
+                         size_text(file.file_bytes()) + ")");
+    text += line("architecture", s.architecture.empty() ? "not given" : gguf::printable(s.architecture));
+    text += line("parameters",
+                 count_text(s.parameters) + " in " + std::to_string(file.tensors().size()) + " tensors");
+    char bits[32];
+    std::snprintf(bits, sizeof bits, "%.2f", s.bits_per_weight());
+    text += line("bits per weight", bits);
+    if (s.context_length) text += line("context length", std::to_string(*s.context_length));
+    text += line("memory, weights", size_text(s.tensor_bytes));
+    if (s.cache_per_1k) {
+        text +=
+            line("memory, cache", size_text(*s.cache_per_1k) + " per 1024 tokens, " +
+                                      size_text(*s.cache_at_context) + " for " + std::to_string(s.context));
+        text += line("memory, in all", size_text(s.tensor_bytes + *s.cache_at_context));
+    }
+    if (!s.not_runnable.empty()) text += line("cannot be run", gguf::printable(s.not_runnable, 4096));
+    text += "\nmetadata\n";
+    for (const auto &[key, value] : file.metadata())
+        text += "  " + gguf::printable(key) + " = " + value_text(value, options.arrays) + "\n";
+    if (options.tensors) {
+        text += "\ntensors\n";
+        for (const gguf::Tensor &t : file.tensors())
+            text += "  " + gguf::printable(t.name) + "  " + std::string(gguf::traits(t.type).name) + "  " +
+                    shape_text(t) + "  " + std::to_string(t.bytes) + " bytes at " + std::to_string(t.offset) +
+                    "\n";
+    }
+    io.out.write(text);
+}
+
+}  // namespace
+
+int inspect(const InspectOptions &options, Io &io) {
+    const gguf::File file = gguf::File::open(options.path);
+    const Summary summary = summarize(file, options.context);
+    if (options.json)
+        print_json(file, summary, options.arrays, io);
+    else
+        print_text(file, summary, options, io);
+    return exit_code::kDone;
+}
+
+}  // namespace runnel::commands

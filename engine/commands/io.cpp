@@ -1,0 +1,134 @@
+#include "engine/commands/io.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+
+#include "gguf/printable.h"
+
+namespace runnel::commands {
+namespace {
+
+constexpr size_t kLargestInput = size_t{1} << 30;
+
+std::string reason() {
+    return std::generic_category().message(errno);
+}
+
+// A handler has no other way to its target.
+std::atomic<decode::StopRequest *> interrupt_target{nullptr};
+
+void on_interrupt(int) {
+    if (decode::StopRequest *target = interrupt_target.load())
+        target->request(decode::StopRequest::Reason::Interrupt);
+}
+
+// -1 for an error other than EAGAIN, which a descriptor that someone made non-blocking can give.
+ssize_t write_some(int fd, std::string_view bytes) {
+    for (;;) {
+        const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+        if (written >= 0 || (errno != EINTR && errno != EAGAIN)) return written;
+        if (errno == EAGAIN) {
+            pollfd waiting{fd, POLLOUT, 0};
+            poll(&waiting, 1, -1);
+        }
+    }
+}
+
+class Descriptor {
+  public:
+    Descriptor(int fd, bool owned) : fd_(fd), owned_(owned) {}
+    ~Descriptor() {
+        if (owned_ && fd_ >= 0) close(fd_);
+    }
+    Descriptor(const Descriptor &) = delete;
+    Descriptor &operator=(const Descriptor &) = delete;
+    int get() const { return fd_; }
+
+  private:
+    int fd_;
+    bool owned_;
+};
+
+}  // namespace
+
+Output::Output(int fd, std::string name) : fd_(fd), name_(std::move(name)), terminal_(isatty(fd) == 1) {}
+
+void Output::write(std::string_view bytes) {
+    while (!bytes.empty()) {
+        const ssize_t written = write_some(fd_, bytes);
+        if (written < 0 && errno == EPIPE) throw ClosedPipe{};
+        if (written < 0) throw OutputError("cannot write to " + name_ + ": " + reason());
+        bytes.remove_prefix(static_cast<size_t>(written));
+    }
+}
+
+void Output::try_write(std::string_view bytes) noexcept {
+    while (!bytes.empty()) {
+        const ssize_t written = write_some(fd_, bytes);
+        if (written <= 0) return;
+        bytes.remove_prefix(static_cast<size_t>(written));
+    }
+}
+
+void Io::note(std::string_view text) noexcept {
+    if (!quiet) err.try_write("runnel: " + gguf::printable(text, 4096) + "\n");
+}
+
+void Io::progress(std::string_view text) noexcept {
+    if (!quiet) err.try_write(text);
+}
+
+std::string read_all(const std::string &path, int in, const decode::StopRequest *stop) {
+    const bool standard = path == "-";
+    const std::string name = standard ? "standard input" : gguf::printable(path, 4096);
+    const Descriptor file(standard ? in : open(path.c_str(), O_RDONLY | O_CLOEXEC), !standard);
+    if (file.get() < 0) throw UsageError("cannot open " + name + ": " + reason());
+    std::string text;
+    size_t used = 0;
+    for (;;) {
+        if (stop && stop->requested()) throw Interrupted{};
+        text.resize(std::max<size_t>(1 << 16, used * 2));
+        const ssize_t n = read(file.get(), text.data() + used, text.size() - used);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EISDIR) throw UsageError("cannot read " + name + ": it is a directory");
+        if (n < 0) throw InputError("cannot read " + name + ": " + reason());
+        if (n == 0) break;
+        used += static_cast<size_t>(n);
+        if (used > kLargestInput) throw InputError(name + " is longer than 1 GiB");
+    }
+    text.resize(used);
+    return text;
+}
+
+bool has_input(int in) {
+    struct stat status {};
+    if (fstat(in, &status) != 0) return false;
+    return S_ISFIFO(status.st_mode) || S_ISREG(status.st_mode);
+}
+
+bool input_ready(int in, double seconds) {
+    pollfd waiting{in, POLLIN, 0};
+    return poll(&waiting, 1, static_cast<int>(seconds * 1000)) != 0;
+}
+
+InterruptScope::InterruptScope(decode::StopRequest &request, Repeated repeated) {
+    interrupt_target.store(&request);
+    struct sigaction action {};
+    action.sa_handler = on_interrupt;
+    action.sa_flags =
+        repeated == Repeated::Kills ? static_cast<int>(SA_RESETHAND) : 0;  // no SA_RESTART: reads return
+    sigaction(SIGINT, &action, &before_);
+}
+
+InterruptScope::~InterruptScope() {
+    sigaction(SIGINT, &before_, nullptr);
+    interrupt_target.store(nullptr);
+}
+
+}  // namespace runnel::commands

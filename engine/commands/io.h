@@ -1,0 +1,94 @@
+// Where commands write and read: file descriptors, written at once, with the errors that scripts rely on.
+#pragma once
+
+#include <signal.h>
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "engine/decode/stop_request.h"
+
+namespace runnel::commands {
+
+// Arguments that make no sense together. Exit code 2, as for unknown flags.
+class UsageError : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// A prompt, id list or base file that cannot be used. Exit code 5.
+class InputError : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// The result cannot be written (a full disk). Exit code 1.
+class OutputError : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// The reader of the result has gone (`| head -1`): the program ends quietly, exit code 0.
+struct ClosedPipe {};
+
+// SIGINT came while there was nothing yet to show for it: exit code 130.
+struct Interrupted {};
+
+namespace exit_code {
+inline constexpr int kDone = 0, kFailed = 1, kUsage = 2, kModelFile = 3, kMemory = 4, kInput = 5;
+inline constexpr int kInterrupted = 130;
+}  // namespace exit_code
+
+class Output {
+  public:
+    Output(int fd, std::string name);
+
+    // Unbuffered. Throws ClosedPipe or OutputError.
+    void write(std::string_view bytes);
+    // The same for messages, whose loss is no reason to stop.
+    void try_write(std::string_view bytes) noexcept;
+    bool is_terminal() const { return terminal_; }
+
+  private:
+    int fd_;
+    std::string name_;
+    bool terminal_;
+};
+
+struct Io {
+    Output out{1, "standard output"};
+    Output err{2, "standard error"};
+    int in = 0;
+    bool quiet = false;  // -q: errors only
+
+    // "runnel: text\n" on stderr, unless quiet; control characters made visible.
+    void note(std::string_view text) noexcept;
+    // Raw text on stderr, unless quiet.
+    void progress(std::string_view text) noexcept;
+};
+
+// All of a file ("-": of `in`). Throws UsageError when it cannot be opened (exit code 2, as for a model that
+// is not there), InputError when reading fails or it is larger than 1 GiB, Interrupted when `stop` asks for
+// it.
+std::string read_all(const std::string &path, int in, const decode::StopRequest *stop = nullptr);
+
+// Is there something on `in` that was meant for us: a pipe or a file, not a terminal?
+bool has_input(int in);
+
+// Waits up to `seconds` for `in` to have something to read or to end. False when it has not.
+bool input_ready(int in, double seconds);
+
+// SIGINT requests a stop while this exists, then does again what it did before. With Repeated::Kills, a
+// second SIGINT ends the program at once. One at a time.
+class InterruptScope {
+  public:
+    enum class Repeated { Kills, Ignored };
+    explicit InterruptScope(decode::StopRequest &request, Repeated repeated = Repeated::Kills);
+    ~InterruptScope();
+    InterruptScope(const InterruptScope &) = delete;
+    InterruptScope &operator=(const InterruptScope &) = delete;
+
+  private:
+    struct sigaction before_;
+};
+
+}  // namespace runnel::commands

@@ -1,0 +1,33 @@
+// Lines from the user: edited and remembered at a terminal, read as they are from a pipe.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace runnel::commands {
+
+class LineSource {
+  public:
+    enum class Event { Line, Interrupt, End };  // Interrupt: Ctrl-C in the line
+    virtual ~LineSource() = default;
+    // The next line, without its line end.
+    virtual Event read(const std::string &prompt, std::string &line) = 0;
+};
+
+// libedit on standard input and output: emacs keys (or what ~/.editrc says), UTF-8, a history that stays.
+// `history`: a file that only its owner may read; empty for none. Problems with it are no reason to stop.
+std::unique_ptr<LineSource> make_terminal_lines(const std::filesystem::path &history);
+
+// A descriptor without prompt or echo.
+std::unique_ptr<LineSource> make_plain_lines(int fd);
+
+// $XDG_STATE_HOME/runnel/history, by default ~/.local/state/runnel/history; made if need be. Empty when there
+// is no such place.
+std::filesystem::path history_path();
+
+// A message of the user: a line, or with """ at its beginning all text up to the next """.
+LineSource::Event read_message(LineSource &lines, const std::string &prompt, std::string &message);
+
+}  // namespace runnel::commands

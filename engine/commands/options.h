@@ -1,0 +1,87 @@
+// What the command line says, as values. Filled by main.cpp; names and meaning as in its help.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/decode/generator.h"
+#include "engine/decode/sampler.h"
+
+namespace runnel::commands {
+
+struct ModelOptions {
+    std::string path;
+    int threads = 0;
+    int64_t context = 0;
+    int32_t batch = 512;
+};
+
+struct GenerationFlags {
+    decode::SamplingOptions sampling;  // without seed and logit_bias, which stand below
+    std::optional<uint64_t> seed;
+    std::vector<std::string> logit_bias;  // "ID+B", "ID-B", "ID-inf"
+    int64_t predict = -1;
+    std::vector<std::string> stops;
+    bool ignore_eos = false;
+    std::optional<double> deadline;  // seconds
+};
+
+struct StatsFlags {
+    bool print = false;
+    std::string file;
+    int fd = -1;
+};
+
+struct RunOptions {
+    ModelOptions model;
+    GenerationFlags generation;
+    StatsFlags stats;
+    std::optional<std::string> prompt;
+    std::optional<std::string> file;  // "-": stdin
+    std::optional<std::string> system, system_file;
+    bool raw = false, echo = false, json = false;
+};
+
+struct ChatOptions {
+    ModelOptions model;
+    GenerationFlags generation;
+    StatsFlags stats;
+    std::optional<std::string> system, system_file;
+    bool shift = true;  // drop the oldest turns when the context is full; otherwise that is an error
+    std::string color = "auto";
+};
+
+struct InspectOptions {
+    std::string path;
+    bool json = false, tensors = false, arrays = false;
+    int64_t context = 0;  // of the memory plan; 0: the model's own
+};
+
+struct TokenizeOptions {
+    std::string path;
+    std::optional<std::string> text, file;
+    bool ids = false, no_bos = false, special = false, jsonl = false, decode = false;
+};
+
+struct PerplexityOptions {
+    ModelOptions model;
+    std::string file;
+    int64_t chunks = -1;
+    std::string save_logits, base;
+    bool json = false;
+};
+
+struct BenchOptions {
+    ModelOptions model;
+    int32_t prompt = 512, generate = 128, repetitions = 5;
+    std::vector<int32_t> depths = {0};
+    bool json = false;
+};
+
+struct DevicesOptions {
+    bool json = false;
+};
+
+}  // namespace runnel::commands

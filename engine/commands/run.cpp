@@ -1,0 +1,129 @@
+// One prompt in, one answer out.
+#include <chrono>
+#include <optional>
+
+#include "engine/commands/commands.h"
+#include "engine/commands/conversation.h"
+#include "engine/commands/generation.h"
+#include "engine/decode/session.h"
+#include "engine/text/utf8.h"
+
+namespace runnel::commands {
+namespace {
+
+using decode::Engine;
+using decode::Generator;
+using decode::StopRequest;
+
+constexpr double kPatience = 3;  // seconds
+
+// The last line end of a file is not part of the text, as llama.cpp has it.
+std::string without_last_newline(std::string text) {
+    if (text.ends_with('\n')) text.pop_back();
+    if (text.ends_with('\r')) text.pop_back();
+    return text;
+}
+
+// The argument, then the file or what is piped in, after a blank line.
+std::string gather_prompt(const RunOptions &options, Io &io, const StopRequest &stop) {
+    std::optional<std::string> more;
+    if (options.file) {
+        more = without_last_newline(read_all(*options.file, io.in, &stop));
+    } else if (!options.prompt || has_input(io.in)) {
+        // A pipe that nobody writes to or closes, inherited by accident, looks like a hang otherwise.
+        if (options.prompt && !input_ready(io.in, kPatience))
+            io.note("waiting for the rest of the prompt on standard input (none is meant: add </dev/null)");
+        more = without_last_newline(read_all("-", io.in, &stop));
+    }
+    std::string text = options.prompt.value_or("");
+    if (more && !more->empty()) text += (text.empty() ? "" : "\n\n") + *more;
+    if (text.empty())
+        throw InputError("the prompt is empty: give it as an argument, with -f FILE, or on standard input");
+    return text;
+}
+
+struct Prompt {
+    std::vector<text::TokenId> tokens;
+    std::vector<std::string> stops;
+};
+
+Prompt encode_prompt(const RunOptions &options, const std::string &text, const Engine &engine, Io &io) {
+    const std::string system = system_prompt(options.system, options.system_file, io.in);
+    if (options.raw && !system.empty()) throw UsageError("--raw has no place for a system prompt");
+    Prompt prompt;
+    const Conversation conversation(engine.file(), engine.tokenizer());
+    if (options.raw || !conversation.has_template()) {
+        if (!system.empty())
+            throw UsageError("the file has no chat template, so there is no place for a system prompt");
+        prompt.tokens = engine.tokenizer().encode(text);
+    } else {
+        if (!conversation.note().empty()) io.note(conversation.note());
+        std::vector<text::Message> messages;
+        if (!system.empty()) messages.push_back({"system", system});
+        messages.push_back({"user", text});
+        prompt.tokens = conversation.encode(messages);
+        prompt.stops = conversation.stops();
+    }
+    if (prompt.tokens.empty()) throw InputError("the prompt is empty: it has no tokens");
+    return prompt;
+}
+
+// Text to a terminal is made harmless; a pipe gets what the model said.
+void show(const std::string &text, Io &io) {
+    io.out.write(io.out.is_terminal() ? text::printable_for_terminal(text) : text);
+}
+
+Json result_json(const Generator &generator, const std::string &text, const Report &report) {
+    return {{"text", text},
+            {"tokens", generator.tokens()},
+            {"prompt_tokens", report.timings.prompt_tokens},
+            {"completion_tokens", report.tokens},
+            {"finish_reason", report.finish_reason},
+            {"timings", timings_json(report)}};
+}
+
+}  // namespace
+
+int run(const RunOptions &options, Io &io) {
+    StopRequest stop;
+    const InterruptScope interrupts(stop);
+    std::optional<decode::DeadlineTimer> deadline;
+    if (options.generation.deadline)
+        deadline.emplace(stop, std::chrono::duration<double>(*options.generation.deadline));
+
+    const decode::SamplingOptions sampling = sampling_options(options.generation);
+    decode::GenerationOptions generation = generation_options(options.generation);
+    Engine engine(engine_options(options.model));
+    for (const std::string &note : engine.notes()) io.note(note);
+    const std::string text = gather_prompt(options, io, stop);
+    const Prompt prompt = encode_prompt(options, text, engine, io);
+    generation.stops.insert(generation.stops.end(), prompt.stops.begin(), prompt.stops.end());
+
+    decode::Session session(engine.executor());
+    decode::Sampler sampler = engine.sampler(sampling);
+    Generator generator(session, sampler, engine.vocabulary(), generation, &stop);
+    if (options.echo && !options.json) show(text, io);
+    generator.start(prompt.tokens);
+    std::string answer = options.echo ? text : std::string();
+    while (const auto piece = generator.next()) {
+        if (options.json)
+            answer += *piece;
+        else
+            show(*piece, io);
+    }
+    const Report report{options.model.path,        sampling.seed,
+                        engine.load_seconds(),     generator.timings(),
+                        generator.tokens().size(), std::string(name(generator.finish_reason()))};
+    if (options.json)
+        io.out.write(dump(result_json(generator, answer, report)));
+    else if (io.out.is_terminal())
+        io.out.write("\n");
+    if (generator.context_full())
+        io.note("the context of " + std::to_string(engine.executor().context()) +
+                " tokens is full: the text ends here (a larger one with -c)");
+    write_stats(options.stats, report, io);
+    return generator.finish_reason() == decode::FinishReason::Interrupt ? exit_code::kInterrupted
+                                                                        : exit_code::kDone;
+}
+
+}  // namespace runnel::commands

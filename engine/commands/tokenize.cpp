@@ -1,0 +1,96 @@
+// Text to ids and back.
+#include <charconv>
+#include <limits>
+
+#include "engine/commands/commands.h"
+#include "engine/commands/json.h"
+#include "engine/text/tokenizer.h"
+#include "engine/text/utf8.h"
+#include "gguf/file.h"
+#include "gguf/printable.h"
+
+namespace runnel::commands {
+namespace {
+
+using text::TokenId;
+using text::Tokenizer;
+
+std::string list_of(const std::vector<TokenId> &ids) {
+    std::string line = "[";
+    for (size_t i = 0; i < ids.size(); ++i) line += (i ? ", " : "") + std::to_string(ids[i]);
+    return line + "]\n";
+}
+
+std::string table_of(const std::vector<TokenId> &ids, const Tokenizer &tokenizer) {
+    std::string lines;
+    for (const TokenId id : ids)
+        lines += std::to_string(id) + "\t" + gguf::printable(tokenizer.piece(id), 4096) + "\n";
+    return lines;
+}
+
+// Numbers with anything of blanks, commas and brackets around them.
+std::vector<TokenId> parse_ids(std::string_view text, const Tokenizer &tokenizer) {
+    std::vector<TokenId> ids;
+    const char *at = text.data(), *const end = at + text.size();
+    while (at != end) {
+        if (std::string_view(" \t\r\n,[]").find(*at) != std::string_view::npos) {
+            ++at;
+            continue;
+        }
+        TokenId id = 0;
+        const auto [next, error] = std::from_chars(at, end, id);
+        if (error != std::errc() || id < 0 || id >= tokenizer.size())
+            throw InputError("not a token id of this vocabulary of " + std::to_string(tokenizer.size()) +
+                             ": '" + gguf::printable(std::string_view(at, end).substr(0, 20)) + "'");
+        ids.push_back(id);
+        at = next;
+    }
+    return ids;
+}
+
+// A string per line in, an array per line out. Blank lines are skipped.
+void tokenize_lines(const std::string &input, const Tokenizer &tokenizer, const text::EncodeOptions &how,
+                    Io &io) {
+    constexpr size_t kPiece = 1 << 16;
+    size_t number = 0;
+    std::string lines;
+    for (size_t at = 0; at < input.size();) {
+        const size_t end = std::min(input.find('\n', at), input.size());
+        const std::string_view line = std::string_view(input).substr(at, end - at);
+        at = end + 1;
+        ++number;
+        if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+        const Json value = Json::parse(line, nullptr, false);
+        if (!value.is_string()) {
+            io.out.write(lines);
+            throw InputError("line " + std::to_string(number) + " is not a JSON string");
+        }
+        lines += list_of(tokenizer.encode(value.get_ref<const std::string &>(), how));
+        if (lines.size() < kPiece) continue;
+        io.out.write(lines);
+        lines.clear();
+    }
+    io.out.write(lines);
+}
+
+}  // namespace
+
+int tokenize(const TokenizeOptions &options, Io &io) {
+    const gguf::File file = gguf::File::open(options.path);
+    const Tokenizer tokenizer = Tokenizer::load(file);
+    const text::EncodeOptions how{.add_special = !options.no_bos, .parse_special = options.special};
+    if (options.text && options.file) throw UsageError("give the text as an argument or with -f, not both");
+    const std::string input = options.text ? *options.text : read_all(options.file.value_or("-"), io.in);
+    if (options.jsonl) {
+        tokenize_lines(input, tokenizer, how, io);
+    } else if (options.decode) {
+        const std::string text = tokenizer.decode(parse_ids(input, tokenizer), options.special);
+        io.out.write(io.out.is_terminal() ? text::printable_for_terminal(text) + "\n" : text);
+    } else {
+        const std::vector<TokenId> ids = tokenizer.encode(input, how);
+        io.out.write(options.ids ? list_of(ids) : table_of(ids, tokenizer));
+    }
+    return exit_code::kDone;
+}
+
+}  // namespace runnel::commands

@@ -1,0 +1,59 @@
+#include "engine/decode/engine.h"
+
+#include <chrono>
+#include <future>
+#include <limits>
+#include <system_error>
+
+#include "engine/decode/error.h"
+#include "kernels/cpu/cpu_backend.h"
+
+namespace runnel::decode {
+namespace {
+
+// On a second thread where the system gives one, otherwise when it is asked for.
+std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
+    const auto load = [&file] { return text::Tokenizer::load(file); };
+    try {
+        return std::async(std::launch::async, load);
+    } catch (const std::system_error &) {
+        return std::async(std::launch::deferred, load);
+    }
+}
+
+}  // namespace
+
+Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.model)) {
+    std::future<text::Tokenizer> tokenizer = load_tokenizer(file_);
+    model_ = model::build(file_);
+    start_executor(options);
+    tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
+    load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+}
+
+void Engine::start_executor(const EngineOptions &options) {
+    auto backend = kernels::cpu::make_cpu_backend(options.threads);
+    const ContextPlan plan =
+        plan_context(model_.program, backend->info(), options.context, model_.hyper.context_length);
+    const std::string own = std::to_string(model_.hyper.context_length);
+    if (plan.reduced)
+        notes_.push_back("context reduced from " + own + " to " + std::to_string(plan.context) +
+                         " tokens, which is what fits the free memory (choose with -c)");
+    if (plan.context > model_.hyper.context_length)
+        notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
+                         own + " that the model was made for");
+    executor_ = std::make_unique<Executor>(
+        std::move(backend), model_.program,
+        ExecutorOptions{.context = plan.context, .batch = options.batch, .sequences = options.sequences});
+}
+
+Sampler Engine::sampler(SamplingOptions options) const {
+    constexpr float kNever = -std::numeric_limits<float>::infinity();
+    const auto vocab = static_cast<int32_t>(model_.program.vocab);
+    Sampler checked(options, vocab);  // of the user's biases, before ours join them
+    for (TokenId id = 0; id < vocab; ++id)
+        if (!tokenizer_->is_sampleable(id)) options.logit_bias.emplace_back(id, kNever);
+    return Sampler(std::move(options), vocab);
+}
+
+}  // namespace runnel::decode

@@ -1,0 +1,60 @@
+// A model file made ready to run: the file, its program on a device, its tokenizer, a cache of the right
+// size.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/decode/executor.h"
+#include "engine/decode/generator.h"
+#include "engine/model/model.h"
+#include "engine/text/tokenizer.h"
+#include "gguf/file.h"
+
+namespace runnel::decode {
+
+struct EngineOptions {
+    std::filesystem::path model;
+    int threads = 0;      // <= 0: the physical cores
+    int64_t context = 0;  // 0: the model's own, reduced to what fits
+    int32_t batch = 512;  // tokens per step of a prefill
+    int32_t sequences = 1;
+};
+
+class Engine {
+  public:
+    // Reads no weights: what a token needs is read when it is computed. Throws gguf::FileError,
+    // model::ModelError, text::TokenizerError, kernels::BackendError, DecodeError{OutOfMemory}.
+    explicit Engine(const EngineOptions &options);
+
+    const gguf::File &file() const { return file_; }
+    const model::Model &model() const { return model_; }
+    const text::Tokenizer &tokenizer() const { return *tokenizer_; }
+    Executor &executor() { return *executor_; }
+    Vocabulary vocabulary() const { return vocabulary_of(*tokenizer_); }
+
+    // A sampler that never gives ids which stand for no token. Throws DecodeError{BadInput} for a bias on a
+    // token that there is not.
+    Sampler sampler(SamplingOptions options) const;
+
+    // What the user should know about how it was set up, a line each.
+    const std::vector<std::string> &notes() const { return notes_; }
+    double load_seconds() const { return load_seconds_; }
+
+  private:
+    void start_executor(const EngineOptions &options);
+
+    std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+    gguf::File file_;
+    model::Model model_;
+    std::unique_ptr<text::Tokenizer> tokenizer_;
+    std::unique_ptr<Executor> executor_;
+    std::vector<std::string> notes_;
+    double load_seconds_ = 0;
+};
+
+}  // namespace runnel::decode

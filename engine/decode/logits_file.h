@@ -1,0 +1,75 @@
+// The file of llama-perplexity's --kl-divergence-base: the log-probabilities of a model over a text.
+//
+// Little-endian:
+//   "_logits_", i32 context, i32 vocab, i32 chunks, i32 tokens[chunks][context],
+//   then, for each chunk, for each scored position p = context / 2 .. context - 2, a row:
+//     f32 scale, f32 min, u16 code[vocab rounded up to even]
+// log p(id | tokens 0..p of the chunk) = scale * code[id] + min. With l the logits and L the log of the sum
+// of exp l: min = max(min l, max l - 16) - L, scale = (max l - min l) / 65535, so logits more than 16 below
+// the largest count as 16 below.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <vector>
+
+#include "engine/text/token.h"
+#include "gguf/output_file.h"
+
+namespace runnel::decode {
+
+using text::TokenId;
+
+// The scored part of a chunk: the second half, without the last position, whose successor is in no chunk.
+inline int32_t first_scored(int32_t context) {
+    return context / 2;
+}
+inline int32_t scored_rows(int32_t context) {
+    return context - 1 - first_scored(context);
+}
+
+// Compresses one row of logits. Returns u16s as they lie in the file: scale and min are the first four.
+void compress_row(std::span<const float> logits, std::vector<uint16_t> &row);
+
+class LogitsWriter {
+  public:
+    // Throws gguf::WriteError, as do the others. `tokens`: chunks * context of them.
+    LogitsWriter(const std::filesystem::path &path, int32_t context, int32_t vocab,
+                 std::span<const TokenId> tokens);
+    void write(std::span<const float> logits);  // of the next scored position
+    void commit();                              // only now the file exists under its name
+
+  private:
+    gguf::OutputFile file_;
+    std::vector<uint16_t> row_;
+};
+
+// An untrusted file: its size, counts and token ids are checked when it is opened, rows when they are read.
+class LogitsReader {
+  public:
+    // Throws DecodeError{BadInput} when it is no such file, truncated, or of a vocabulary that is not
+    // `vocab`.
+    LogitsReader(const std::filesystem::path &path, int32_t vocab);
+
+    int32_t context() const { return context_; }
+    int32_t chunks() const { return chunks_; }
+    std::span<const TokenId> tokens() const { return tokens_; }  // chunks() * context()
+
+    // The log-probabilities of the next scored position. Valid until the next call.
+    std::span<const float> read();
+
+  private:
+    [[noreturn]] void fail(const std::string &problem) const;
+    void check_size(uint64_t bytes) const;
+
+    std::filesystem::path path_;
+    std::ifstream file_;
+    int32_t context_ = 0, vocab_ = 0, chunks_ = 0;
+    std::vector<TokenId> tokens_;
+    std::vector<uint16_t> row_;
+    std::vector<float> log_probabilities_;
+};
+
+}  // namespace runnel::decode

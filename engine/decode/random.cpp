@@ -1,0 +1,32 @@
+#include "engine/decode/random.h"
+
+#include <random>
+
+namespace runnel::decode {
+
+std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) noexcept {
+    constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
+    constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t p0 = kMultiplier0 * counter[0], p1 = kMultiplier1 * counter[2];
+        counter = {static_cast<uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(p1),
+                   static_cast<uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(p0)};
+        key[0] += kWeyl0;
+        key[1] += kWeyl1;
+    }
+    return counter;
+}
+
+double uniform(uint64_t seed, uint32_t stream, uint32_t position, Draw purpose) noexcept {
+    const auto words = philox({position, stream, static_cast<uint32_t>(purpose), 0},
+                              {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    const uint64_t bits = (uint64_t{words[0]} << 32 | words[1]) >> 11;
+    return static_cast<double>(bits) * 0x1p-53;
+}
+
+uint64_t random_seed() {
+    std::random_device device;
+    return device();  // 32 bits: short enough to be typed again
+}
+
+}  // namespace runnel::decode

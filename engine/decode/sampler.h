@@ -1,0 +1,95 @@
+// From logits to the next token: the sampling chain of llama.cpp, exact and without sorting the vocabulary.
+//
+// Order and formulas, l_i being the logit of token i and p_i = softmax(l)_i over the candidates left:
+//   1. bias        l_i += bias_i
+//   2. penalties   for the tokens of the last `repeat_last_n` of the history, n_i their number there:
+//                  l_i = l_i > 0 ? l_i / repeat : l_i * repeat;   l_i -= n_i * frequency + presence
+//                  (Keskar et al. 2019, CTRL, with the usual correction for negative logits)
+//      temperature <= 0: the candidate of largest l_i alone, the lowest id among equals. Otherwise
+//   3. top-k       the k largest l_i
+//   4. typical     in ascending order of |-log p_i - H|, H = -sum p_i log p_i, the shortest prefix with
+//                  sum p_i > typical                                    (Meister et al. 2022)
+//   5. top-p       in descending order of l_i, the shortest prefix with sum p_i >= top_p; p at temperature 1
+//   6. min-p       l_i >= max l + log(min_p)
+//   7. temperature l_i /= temperature
+// Equal values are ordered by id. Every filter keeps at least one candidate. Sums are in double.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/text/token.h"
+
+namespace runnel::decode {
+
+using text::TokenId;
+
+struct SamplingOptions {
+    float temperature = 0.8f;
+    int32_t top_k = 40;           // <= 0: off
+    float top_p = 0.95f;          // >= 1: off
+    float min_p = 0.05f;          // <= 0: off
+    float typical = 1.0f;         // >= 1: off
+    float repeat_penalty = 1.0f;  // 1: off; > 0
+    float presence_penalty = 0.0f, frequency_penalty = 0.0f;
+    int32_t repeat_last_n = 64;                         // -1: the whole history
+    std::vector<std::pair<TokenId, float>> logit_bias;  // -infinity forbids a token
+    uint64_t seed = 0;
+};
+
+struct Candidate {
+    TokenId id;
+    float logit;         // after the chain, before the temperature
+    double probability;  // after the chain
+};
+
+// What the chain leaves: probabilities sum to 1. By descending logit, or by id when no filter was on.
+struct Distribution {
+    std::vector<Candidate> candidates;
+
+    double probability_of(TokenId id) const;  // 0 for tokens that are no candidates
+    // The token at `uniform` in [0, 1) of the cumulative distribution.
+    TokenId pick(double uniform) const;
+};
+
+class Sampler {
+  public:
+    // Tokens from `vocab` on never come out. Bias on ids outside [0, vocab): DecodeError{BadInput}.
+    Sampler(SamplingOptions options, int32_t vocab);
+
+    // Sequences (or attempts) of one seed that are to differ.
+    void set_stream(uint32_t stream) { stream_ = stream; }
+
+    // The chain. `history`: the tokens before, for the penalties. Valid until the next call.
+    // Throws DecodeError{Failed} when a logit is not finite, or when nothing is allowed by the biases.
+    // Precondition: logits.size() >= vocab.
+    const Distribution &distribution(std::span<const float> logits, std::span<const TokenId> history);
+
+    // distribution(), and a draw that depends on the seed, the stream and history.size() only.
+    TokenId sample(std::span<const float> logits, std::span<const TokenId> history);
+
+    const SamplingOptions &options() const { return options_; }
+
+  private:
+    void load(std::span<const float> logits);
+    void penalize(std::span<const TokenId> history);
+    void keep_top_k();
+    void keep_typical();
+    void keep_top_p();
+    void keep_min_p();
+    double softmax(float temperature);  // fills probability; returns the log of the sum of exp(l / t)
+    void keep_argmax();
+
+    SamplingOptions options_;
+    int32_t vocab_;
+    uint32_t stream_ = 0;
+    bool sorted_ = false;                          // the candidates
+    std::vector<float> logits_;                    // after bias and penalties
+    std::unordered_map<TokenId, int32_t> counts_;  // of the penalties' window
+    Distribution result_;
+};
+
+}  // namespace runnel::decode

@@ -1,0 +1,78 @@
+#include "engine/model/metadata.h"
+
+#include <cmath>
+
+namespace runnel::model {
+
+Metadata::Metadata(const gguf::File &file) : file_(&file) {
+    const gguf::Value *value = file.find("general.architecture");
+    const auto name = value ? value->as_string() : std::nullopt;
+    if (!name || name->empty())
+        throw ModelError(file.path().string() +
+                         ": no general.architecture: the file does not say what model it holds");
+    architecture_ = *name;
+}
+
+const gguf::Value *Metadata::find(std::string_view key) const {
+    return file_->find(architecture_ + "." + std::string(key));
+}
+
+void Metadata::fail(std::string_view key, const std::string &problem) const {
+    throw ModelError(file_->path().string() + ": " + architecture_ + "." + std::string(key) + ": " + problem);
+}
+
+std::optional<int64_t> Metadata::integer(std::string_view key, int64_t low, int64_t high) const {
+    const gguf::Value *value = find(key);
+    if (!value) return std::nullopt;
+    std::optional<int64_t> number = value->as_int();
+    if (value->type() == gguf::ValueType::Array) {
+        const std::vector<int64_t> entries = value->as_ints();
+        if (!entries.empty()) number = entries.front();
+        for (int64_t entry : entries)
+            if (entry != *number)
+                fail(key, "differs between layers, which this architecture does not support");
+    }
+    if (!number) fail(key, "not an integer");
+    if (*number < low || *number > high)
+        fail(key, std::to_string(*number) + " is not between " + std::to_string(low) + " and " +
+                      std::to_string(high));
+    return number;
+}
+
+std::optional<double> Metadata::real(std::string_view key) const {
+    const gguf::Value *value = find(key);
+    if (!value) return std::nullopt;
+    const std::optional<double> number = value->as_float();
+    if (!number || !std::isfinite(*number)) fail(key, "not a finite number");
+    return number;
+}
+
+std::optional<bool> Metadata::boolean(std::string_view key) const {
+    const gguf::Value *value = find(key);
+    if (!value) return std::nullopt;
+    const std::optional<bool> flag = value->as_bool();
+    if (!flag) fail(key, "not a boolean");
+    return flag;
+}
+
+std::optional<std::string_view> Metadata::text(std::string_view key) const {
+    const gguf::Value *value = find(key);
+    if (!value) return std::nullopt;
+    const std::optional<std::string_view> string = value->as_string();
+    if (!string) fail(key, "not a string");
+    return string;
+}
+
+int64_t Metadata::required_integer(std::string_view key, int64_t low, int64_t high) const {
+    const std::optional<int64_t> number = integer(key, low, high);
+    if (!number) fail(key, "missing");
+    return *number;
+}
+
+double Metadata::required_real(std::string_view key) const {
+    const std::optional<double> number = real(key);
+    if (!number) fail(key, "missing");
+    return *number;
+}
+
+}  // namespace runnel::model

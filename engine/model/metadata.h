@@ -1,0 +1,40 @@
+// Typed, range-checked reading of a model's keys. Every error names the file's key and what was expected.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "engine/model/model.h"
+#include "gguf/file.h"
+
+namespace runnel::model {
+
+class Metadata {
+  public:
+    explicit Metadata(const gguf::File &file);
+
+    const std::string &architecture() const { return architecture_; }
+
+    // Keys are given without the architecture prefix ("attention.head_count"). Absent: nullopt. Present but
+    // of another type or out of [low, high]: ModelError. An array whose entries are all equal counts as one
+    // number.
+    std::optional<int64_t> integer(std::string_view key, int64_t low, int64_t high) const;
+    std::optional<double> real(std::string_view key) const;
+    std::optional<bool> boolean(std::string_view key) const;
+    std::optional<std::string_view> text(std::string_view key) const;
+
+    int64_t required_integer(std::string_view key, int64_t low, int64_t high) const;
+    double required_real(std::string_view key) const;
+
+    [[noreturn]] void fail(std::string_view key, const std::string &problem) const;
+
+  private:
+    const gguf::Value *find(std::string_view key) const;
+
+    const gguf::File *file_;
+    std::string architecture_;
+};
+
+}  // namespace runnel::model

@@ -1,0 +1,83 @@
+#include "engine/model/model.h"
+
+#include <algorithm>
+
+#include "engine/model/families.h"
+
+namespace runnel::model {
+namespace {
+
+// Limits far above any known model, low enough that products of a few of them fit in 64 bits.
+constexpr int64_t kMaxWidth = 1 << 20, kMaxLayers = 4096, kMaxHeads = 4096, kMaxHeadDim = 1024,
+                  kMaxContext = 1 << 28;
+
+int64_t vocabulary_rows(const gguf::File &file) {
+    const gguf::Tensor *embedding = file.find_tensor("token_embd.weight");
+    if (embedding) {
+        if (embedding->rank > 2 || embedding->shape[1] < 1 || embedding->shape[1] > INT32_MAX)
+            throw ModelError(file.path().string() +
+                             ": tensor token_embd.weight: not a table of token embeddings");
+        return embedding->shape[1];
+    }
+    const gguf::Value *tokens = file.find("tokenizer.ggml.tokens");
+    return tokens && tokens->type() == gguf::ValueType::Array ? static_cast<int64_t>(tokens->size()) : 0;
+}
+
+}  // namespace
+
+HyperParameters read_hyper_parameters(const gguf::File &file) {
+    const Metadata m(file);
+    HyperParameters h;
+    h.architecture = m.architecture();
+    h.vocab = vocabulary_rows(file);
+    h.context_length = m.required_integer("context_length", 1, kMaxContext);
+    h.embedding_length = m.required_integer("embedding_length", 1, kMaxWidth);
+    h.block_count = static_cast<int32_t>(m.required_integer("block_count", 1, kMaxLayers));
+    h.feed_forward_length = m.required_integer("feed_forward_length", 1, kMaxWidth);
+    h.head_count = static_cast<int32_t>(m.required_integer("attention.head_count", 1, kMaxHeads));
+    h.head_count_kv =
+        static_cast<int32_t>(m.integer("attention.head_count_kv", 1, kMaxHeads).value_or(h.head_count));
+    if (h.head_count % h.head_count_kv != 0)
+        m.fail("attention.head_count_kv", "does not divide attention.head_count");
+    const int64_t even_share = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);
+    h.key_length =
+        static_cast<int32_t>(m.integer("attention.key_length", 1, kMaxHeadDim).value_or(even_share));
+    h.value_length =
+        static_cast<int32_t>(m.integer("attention.value_length", 1, kMaxHeadDim).value_or(even_share));
+    h.norm_rms_epsilon = static_cast<float>(m.required_real("attention.layer_norm_rms_epsilon"));
+    h.rope_dimensions =
+        static_cast<int32_t>(m.integer("rope.dimension_count", 0, h.key_length).value_or(h.key_length));
+    if (h.rope_dimensions % 2 != 0) m.fail("rope.dimension_count", "odd");
+    h.sliding_window =
+        static_cast<int32_t>(m.integer("attention.sliding_window", 0, kMaxContext).value_or(0));
+    return h;
+}
+
+Model build(const gguf::File &file) {
+    const Metadata metadata(file);
+    const auto known = families();
+    const auto family = std::find_if(known.begin(), known.end(), [&](const Family &f) {
+        return f.architecture == metadata.architecture();
+    });
+    if (family == known.end()) {
+        std::string list;
+        for (const Family &f : known) list += (list.empty() ? "" : ", ") + std::string(f.architecture);
+        throw ModelError(file.path().string() + ": architecture \"" + metadata.architecture() +
+                         "\" is not supported (supported: " + list + ")");
+    }
+    if (file.tensors().empty())
+        throw ModelError(file.path().string() +
+                         ": holds metadata only, no tensors: it can be inspected, not run");
+    Builder builder(file, read_hyper_parameters(file));
+    family->emit(builder);
+    HyperParameters hyper = builder.hyper();
+    return {std::move(hyper), builder.take()};
+}
+
+std::vector<std::string_view> supported_architectures() {
+    std::vector<std::string_view> names;
+    for (const Family &f : families()) names.push_back(f.architecture);
+    return names;
+}
+
+}  // namespace runnel::model

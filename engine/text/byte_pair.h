@@ -1,0 +1,50 @@
+// Byte-level BPE (`tokenizer.ggml.model` = "gpt2"): every byte has a token, words come from a pre-tokenizer,
+// and inside a word tokens are merged in the order of the file's list.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/text/merge_table.h"
+#include "engine/text/pre_tokenizer.h"
+#include "engine/text/vocabulary.h"
+#include "engine/text/word_cache.h"
+
+namespace runnel::text {
+
+class BytePairEncoder {
+  public:
+    // Throws TokenizerError. Bytes that have no token become `unknown`, or U+FFFD when that is kNoToken.
+    BytePairEncoder(const gguf::File &file, const Vocabulary &vocabulary, const PreTokenizerKind &kind,
+                    TokenId unknown);
+
+    // What one call of Tokenizer::encode needs; the text fragments must outlive it.
+    struct Session {
+        explicit Session(size_t text_bytes) : cache(text_bytes) {}
+        MergeScratch scratch;
+        WordCache cache;
+        std::string spelled;
+    };
+    void encode(const Vocabulary &vocabulary, std::string_view text, Session &session,
+                std::vector<TokenId> &output) const;
+
+    // The bytes that a piece spells: GPT-2 writes each byte as one printable character. Characters that stand
+    // for no byte are kept as they are.
+    static std::string bytes_of(std::string_view piece);
+
+  private:
+    class Rules;
+    void encode_word(const Vocabulary &vocabulary, std::string_view word, Session &session,
+                     std::vector<TokenId> &output) const;
+    TokenId find_whole(const Vocabulary &vocabulary, std::string_view word, std::string &spelled) const;
+
+    PreTokenizer pre_tokenizer_;
+    MergeTable merges_;
+    std::array<TokenId, 256> byte_tokens_;
+    std::vector<TokenId> unspellable_;  // what a byte becomes that has no token
+    bool ignores_merges_;
+};
+
+}  // namespace runnel::text

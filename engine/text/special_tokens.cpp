@@ -1,0 +1,114 @@
+#include "engine/text/special_tokens.h"
+
+#include <algorithm>
+#include <string>
+
+#include "engine/text/metadata.h"
+
+namespace runnel::text {
+namespace {
+
+const std::string kPrefix = "tokenizer.ggml.";
+
+// Ends of a turn, in the order in which the first one found is taken for the end-of-turn token.
+constexpr std::string_view kTurnEnds[] = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<EOT>", "<｜end▁of▁sentence｜>",
+};
+// Ends of a text or of an answer in any model that has them.
+constexpr std::string_view kOtherEnds[] = {
+    "<|return|>", "<|call|>", "<|flush|>",       "<|calls|>",          "</s>",  "<|eom_id|>", "_<EOT>",
+    "[EOT]",      "[EOS]",    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+};
+// Fill-in-the-middle: padding and what starts another file end a completion; the rest are control tokens
+// only.
+constexpr std::string_view kFimEnds[] = {
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>",   "<PAD>",        "<|fim_repo|>", "<|repo_name|>",
+    "<fim-repo>",  "<REPO>",    "<repo_name>", "<|file_sep|>", "<file_sep>",
+};
+constexpr std::string_view kFimOthers[] = {
+    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>",
+    "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>",  "<SUF>",
+    "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>",   "<MID>",
+};
+
+class Collector {
+  public:
+    Collector(const gguf::File &file, Vocabulary &vocabulary) : file_(file), vocabulary_(vocabulary) {}
+
+    TokenId by_key(const std::string &name) const {
+        return get_token_id(file_, kPrefix + name, static_cast<size_t>(vocabulary_.size()))
+            .value_or(kNoToken);
+    }
+    TokenId by_text(std::string_view text) const { return vocabulary_.find(text); }
+    // Makes the token of this text a control token. In some vocabularies "</s>" or "<PRE>" is just a word: a
+    // normal token is believed to be more only if nobody would write it.
+    TokenId make_control(std::string_view text) {
+        const TokenId id = by_text(text);
+        if (id == kNoToken || (vocabulary_.type(id) == TokenType::Normal && !is_unmistakable(text)))
+            return kNoToken;
+        vocabulary_.set_type(id, TokenType::Control);
+        return id;
+    }
+    void add_end(TokenId id) {
+        if (id != kNoToken) ends.push_back(id);
+    }
+    std::vector<TokenId> ends;
+
+  private:
+    static bool is_unmistakable(std::string_view text) {
+        return text.starts_with("<|") || text.starts_with("<｜") || text.starts_with("<end_of_");
+    }
+    const gguf::File &file_;
+    Vocabulary &vocabulary_;
+};
+
+// "<|end|>" ends a message but not the answer where an answer has several messages (gpt-oss: analysis, then
+// final; solar alike).
+bool end_is_inside(const Collector &tokens) {
+    const auto has = [&](std::string_view text) { return tokens.by_text(text) != kNoToken; };
+    return (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
+}
+
+void collect_ends(Collector &tokens) {
+    for (const char *name :
+         {"eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"})
+        tokens.add_end(tokens.by_key(name));
+    for (const std::string_view text : kTurnEnds) tokens.add_end(tokens.make_control(text));
+    for (const std::string_view text : kOtherEnds) tokens.add_end(tokens.make_control(text));
+    for (const std::string_view text : kFimEnds) tokens.add_end(tokens.make_control(text));
+    for (const std::string_view text : kFimOthers) tokens.make_control(text);
+    if (end_is_inside(tokens)) std::erase(tokens.ends, tokens.by_text("<|end|>"));
+}
+
+}  // namespace
+
+SpecialTokens SpecialTokens::load(const gguf::File &file, Vocabulary &vocabulary,
+                                  const PreTokenizerKind *kind) {
+    Collector tokens(file, vocabulary);
+    SpecialTokens special;
+    // Files of SentencePiece models may leave these out and mean its own numbering. (For "gpt2", llama.cpp
+    // takes 11 then, which is right for Falcon only.)
+    const auto by_key = [&](const std::string &name, TokenId sentencepiece) {
+        if (file.find(kPrefix + name)) return tokens.by_key(name);
+        return !kind && vocabulary.contains(sentencepiece) ? sentencepiece : kNoToken;
+    };
+    special.bos = kind && !kind->has_bos ? kNoToken : by_key("bos_token_id", 1);
+    special.eos = by_key("eos_token_id", 2);
+    special.unknown = by_key("unknown_token_id", 0);
+    special.eot = tokens.by_key("eot_token_id");
+    for (const std::string_view text : kTurnEnds)
+        if (special.eot == kNoToken) special.eot = tokens.by_text(text);
+
+    collect_ends(tokens);
+    tokens.add_end(special.eos);
+    std::sort(tokens.ends.begin(), tokens.ends.end());
+    tokens.ends.erase(std::unique(tokens.ends.begin(), tokens.ends.end()), tokens.ends.end());
+    special.end_of_generation = tokens.ends;
+
+    const bool adds_bos = kind ? kind->adds_bos : true;
+    special.add_bos = get_bool(file, kPrefix + "add_bos_token").value_or(adds_bos) && special.bos != kNoToken;
+    special.add_eos = get_bool(file, kPrefix + "add_eos_token").value_or(false) && special.eos != kNoToken;
+    return special;
+}
+
+}  // namespace runnel::text

@@ -1,0 +1,29 @@
+// The words that everything about tokens shares.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+
+namespace runnel::text {
+
+// Index into the vocabulary.
+using TokenId = int32_t;
+
+inline constexpr TokenId kNoToken = -1;
+
+// What a token is, with the numbers that files use.
+enum class TokenType : uint8_t {
+    Normal = 1,
+    Unknown = 2,      // stands for text the vocabulary cannot spell
+    Control = 3,      // steers the model; never made from ordinary text
+    UserDefined = 4,  // taken whole wherever its text occurs
+    Unused = 5,       // padding; never made from text
+    Byte = 6,         // "<0x41>": one byte of what has no other spelling
+};
+
+// The file's tokenizer metadata is missing, contradictory or of a kind that is not supported. One line.
+class TokenizerError : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+}  // namespace runnel::text

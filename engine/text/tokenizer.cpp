@@ -1,0 +1,321 @@
+#include "engine/text/tokenizer.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "engine/text/byte_pair.h"
+#include "engine/text/metadata.h"
+#include "engine/text/sentencepiece.h"
+#include "engine/text/special_matcher.h"
+#include "engine/text/special_tokens.h"
+#include "gguf/printable.h"
+
+namespace runnel::text {
+namespace {
+
+constexpr size_t kMaxTextBytes = size_t{1}
+                                 << 30;  // with blanks written as three bytes, offsets fit in 32 bits
+
+// A stretch of the text that is still to be encoded (id == kNoToken), or a token found whole.
+struct Fragment {
+    std::string_view text;
+    TokenId id = kNoToken;
+};
+
+std::string lower(std::string_view text) {
+    std::string result(text);
+    for (char &c : result)
+        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    return result;
+}
+
+bool is_ascii_space(char c) {
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
+    std::string result;
+    for (size_t at; (at = text.find(from)) != text.npos; text.remove_prefix(at + from.size()))
+        result.append(text.substr(0, at)).append(to);
+    return result.append(text);
+}
+
+// Phi-3 declares its added tokens with "rstrip": they swallow the white space behind them. GGUF has no key
+// for that, so, as llama.cpp does, the model's name decides.
+bool swallows_space(const gguf::File &file) {
+    const std::string name = lower(get_string(file, "general.name").value_or(""));
+    return name.find("phi-3") != name.npos || name.find("phi3") != name.npos;
+}
+
+}  // namespace
+
+struct Tokenizer::Impl {
+    explicit Impl(const gguf::File &file);
+
+    std::vector<Fragment> partition(std::string_view text,
+                                    std::span<const SpecialMatcher::Stretch> special) const;
+    std::vector<TokenId> encode(std::string_view text, std::span<const SpecialMatcher::Stretch> special,
+                                const EncodeOptions &options) const;
+    void encode(const SentencePieceEncoder &encoder, const std::vector<Fragment> &fragments, bool continues,
+                std::vector<TokenId> &output) const;
+    void encode(const BytePairEncoder &encoder, const std::vector<Fragment> &fragments, bool continues,
+                std::vector<TokenId> &output) const;
+    bool is_sentencepiece() const { return std::holds_alternative<SentencePieceEncoder>(*encoder_); }
+
+    std::string name;
+    Vocabulary vocabulary;
+    SpecialTokens special;
+    bool add_space_prefix = false;
+
+  private:
+    void load_matcher(const gguf::File &file);
+
+    std::optional<std::variant<SentencePieceEncoder, BytePairEncoder>> encoder_;
+    SpecialMatcher matcher_;
+    std::vector<bool>
+        swallows_space_;  // by id: white space behind the token belongs to it; empty for most models
+
+    friend class Tokenizer;
+};
+
+Tokenizer::Impl::Impl(const gguf::File &file) {
+    const auto model = get_string(file, "tokenizer.ggml.model");
+    if (!model) fail("tokenizer.ggml.model", "is missing: the file has no tokenizer");
+    const std::string_view pre = get_string(file, "tokenizer.ggml.pre").value_or("default");
+    const PreTokenizerKind *kind = nullptr;
+    if (*model == "gpt2") {
+        kind = find_pre_tokenizer(pre);
+        if (!kind)
+            fail("tokenizer.ggml.pre", "pre-tokenizer " + gguf::quoted(pre) +
+                                           " is not supported (supported: " + pre_tokenizer_names() + ")");
+    } else if (*model != "llama") {
+        fail("tokenizer.ggml.model",
+             "tokenizer " + gguf::quoted(*model) + " is not supported (supported: llama, gpt2)");
+    }
+    name = std::string(*model) + "/" + (kind ? std::string(pre) : "default");
+    vocabulary = Vocabulary::load(file);
+    special = SpecialTokens::load(file, vocabulary, kind);
+    if (kind) {
+        // StarCoder says that what it cannot spell is <|endoftext|>: nothing in a text may become that.
+        const bool is_end = std::binary_search(special.end_of_generation.begin(),
+                                               special.end_of_generation.end(), special.unknown);
+        encoder_.emplace(std::in_place_type<BytePairEncoder>, file, vocabulary, *kind,
+                         is_end ? kNoToken : special.unknown);
+    } else {
+        encoder_.emplace(std::in_place_type<SentencePieceEncoder>, vocabulary, special.unknown);
+        add_space_prefix = get_bool(file, "tokenizer.ggml.add_space_prefix").value_or(true);
+    }
+    load_matcher(file);
+}
+
+void Tokenizer::Impl::load_matcher(const gguf::File &file) {
+    const bool swallow = swallows_space(file);
+    if (swallow) swallows_space_.resize(static_cast<size_t>(vocabulary.size()));
+    for (TokenId id = 0; id < vocabulary.size(); ++id) {
+        const TokenType type = vocabulary.type(id);
+        if (type != TokenType::Control && type != TokenType::UserDefined && type != TokenType::Unknown)
+            continue;
+        const std::string_view piece = vocabulary.piece(id);
+        matcher_.add(piece, id, type == TokenType::UserDefined);
+        if (swallow && piece != "<unk>" && piece != "<s>" && piece != "<|endoftext|>")
+            swallows_space_[static_cast<size_t>(id)] = true;
+    }
+}
+
+std::vector<Fragment> Tokenizer::Impl::partition(
+    std::string_view text, std::span<const SpecialMatcher::Stretch> special_text) const {
+    std::vector<Fragment> fragments;
+    size_t at = 0;
+    while (at < text.size()) {
+        const SpecialMatcher::Match match = matcher_.find(text, at, special_text);
+        const size_t end = match.id == kNoToken ? text.size() : match.begin;
+        if (end > at) fragments.push_back({text.substr(at, end - at)});
+        at = end;
+        if (match.id == kNoToken) continue;
+        fragments.push_back({{}, match.id});
+        at += match.bytes;
+        if (!swallows_space_.empty() && swallows_space_[static_cast<size_t>(match.id)])
+            while (at < text.size() && is_ascii_space(text[at])) ++at;
+    }
+    return fragments;
+}
+
+void Tokenizer::Impl::encode(const SentencePieceEncoder &encoder, const std::vector<Fragment> &fragments,
+                             bool continues, std::vector<TokenId> &output) const {
+    // The session remembers words by their place: the texts with blanks replaced must stay where they are.
+    std::vector<std::string> texts;
+    texts.reserve(fragments.size());
+    size_t bytes = 0;
+    bool after_special = !continues;
+    for (const Fragment &fragment : fragments) {
+        const bool is_text = fragment.id == kNoToken;
+        std::string text(is_text && after_special && add_space_prefix ? kBlankMark : "");
+        if (is_text) text += replace_all(fragment.text, " ", kBlankMark);
+        bytes += text.size();
+        texts.push_back(std::move(text));
+        after_special = !is_text;
+    }
+    SentencePieceEncoder::Session session(bytes);
+    for (size_t i = 0; i < fragments.size(); ++i) {
+        if (fragments[i].id == kNoToken) {
+            encoder.encode(vocabulary, texts[i], session, output);
+        } else {
+            output.push_back(fragments[i].id);
+        }
+    }
+}
+
+void Tokenizer::Impl::encode(const BytePairEncoder &encoder, const std::vector<Fragment> &fragments, bool,
+                             std::vector<TokenId> &output) const {
+    size_t bytes = 0;
+    for (const Fragment &fragment : fragments) bytes += fragment.text.size();
+    BytePairEncoder::Session session(bytes);
+    for (const Fragment &fragment : fragments) {
+        if (fragment.id == kNoToken) {
+            encoder.encode(vocabulary, fragment.text, session, output);
+        } else {
+            output.push_back(fragment.id);
+        }
+    }
+}
+
+Tokenizer::Tokenizer() = default;
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer &&) noexcept = default;
+Tokenizer &Tokenizer::operator=(Tokenizer &&) noexcept = default;
+
+Tokenizer Tokenizer::load(const gguf::File &file) {
+    Tokenizer tokenizer;
+    tokenizer.impl_ = std::make_unique<Impl>(file);
+    return tokenizer;
+}
+
+std::vector<TokenId> Tokenizer::Impl::encode(std::string_view text,
+                                             std::span<const SpecialMatcher::Stretch> special_text,
+                                             const EncodeOptions &options) const {
+    if (text.size() >= kMaxTextBytes) throw TokenizerError("the text is longer than 512 MiB");
+    const auto fragments = partition(text, special_text);
+    std::vector<TokenId> ids;
+    const auto add_unless = [&](const Fragment *fragment, TokenId id) {
+        if (!fragment || fragment->id != id) ids.push_back(id);
+    };
+    if (options.add_special && special.add_bos)
+        add_unless(fragments.empty() ? nullptr : &fragments.front(), special.bos);
+    std::visit([&](const auto &encoder) { encode(encoder, fragments, options.continues, ids); }, *encoder_);
+    if (options.add_special && special.add_eos)
+        add_unless(fragments.empty() ? nullptr : &fragments.back(), special.eos);
+    return ids;
+}
+
+std::vector<TokenId> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
+    const SpecialMatcher::Stretch whole{0, options.parse_special ? text.size() : 0};
+    return impl_->encode(text, {&whole, 1}, options);
+}
+
+std::vector<TokenId> Tokenizer::encode(std::span<const Segment> segments, EncodeOptions options) const {
+    std::string text;
+    std::vector<SpecialMatcher::Stretch> special;
+    for (const Segment &segment : segments) {
+        const size_t begin = text.size();
+        text += segment.text;
+        if (!segment.special) continue;
+        // Neighbours make one stretch: a token may be spelled across them.
+        if (!special.empty() && special.back().end == begin) {
+            special.back().end = text.size();
+        } else {
+            special.push_back({begin, text.size()});
+        }
+    }
+    return impl_->encode(text, special, options);
+}
+
+std::string Tokenizer::decode(TokenId id, bool with_special) const {
+    const Vocabulary &vocabulary = impl_->vocabulary;
+    if (!vocabulary.contains(id)) return {};
+    const std::string_view text = vocabulary.piece(id);
+    switch (vocabulary.type(id)) {
+        case TokenType::Normal:
+            if (!impl_->is_sentencepiece()) return BytePairEncoder::bytes_of(text);
+            return replace_all(text, kBlankMark, " ");
+        case TokenType::UserDefined:
+            return std::string(text);
+        case TokenType::Control:
+        case TokenType::Unknown:
+            return with_special ? std::string(text) : std::string();
+        case TokenType::Byte:
+            if (const auto byte = vocabulary.byte_value(id)) return std::string(1, static_cast<char>(*byte));
+            return {};
+        case TokenType::Unused:
+            return {};
+    }
+    return {};
+}
+
+std::string Tokenizer::decode(std::span<const TokenId> ids, bool with_special) const {
+    std::string text;
+    bool at_start = impl_->add_space_prefix;
+    for (const TokenId id : ids) {
+        std::string bytes = decode(id, with_special);
+        if (at_start && !is_control(id) && !bytes.empty()) {
+            if (bytes[0] == ' ' && impl_->vocabulary.type(id) == TokenType::Normal) bytes.erase(0, 1);
+            at_start = false;
+        }
+        text += bytes;
+    }
+    return text;
+}
+
+std::string_view Tokenizer::piece(TokenId id) const {
+    return impl_->vocabulary.contains(id) ? impl_->vocabulary.piece(id) : std::string_view();
+}
+
+int32_t Tokenizer::size() const {
+    return impl_->vocabulary.size();
+}
+
+bool Tokenizer::is_control(TokenId id) const {
+    if (!impl_->vocabulary.contains(id)) return false;
+    const TokenType type = impl_->vocabulary.type(id);
+    return type == TokenType::Control || type == TokenType::Unknown;
+}
+
+bool Tokenizer::is_end_of_generation(TokenId id) const {
+    const auto &ends = impl_->special.end_of_generation;
+    return std::binary_search(ends.begin(), ends.end(), id);
+}
+
+bool Tokenizer::is_sampleable(TokenId id) const {
+    return impl_->vocabulary.contains(id) && impl_->vocabulary.type(id) != TokenType::Unused;
+}
+
+namespace {
+std::optional<TokenId> as_optional(TokenId id) {
+    return id == kNoToken ? std::nullopt : std::optional(id);
+}
+}  // namespace
+
+std::optional<TokenId> Tokenizer::bos() const {
+    return as_optional(impl_->special.bos);
+}
+std::optional<TokenId> Tokenizer::eos() const {
+    return as_optional(impl_->special.eos);
+}
+std::optional<TokenId> Tokenizer::eot() const {
+    return as_optional(impl_->special.eot);
+}
+bool Tokenizer::adds_bos() const {
+    return impl_->special.add_bos;
+}
+bool Tokenizer::adds_eos() const {
+    return impl_->special.add_eos;
+}
+
+std::optional<TokenId> Tokenizer::find(std::string_view text) const {
+    return as_optional(impl_->vocabulary.find(text));
+}
+
+const std::string &Tokenizer::model_name() const {
+    return impl_->name;
+}
+
+}  // namespace runnel::text

@@ -1,0 +1,31 @@
+// One block of each quantised format from its float values. Internal to gguf/; see quantize.h for the
+// promises.
+#pragma once
+
+#include "gguf/block.h"
+#include "gguf/quantize.h"
+
+namespace runnel::gguf {
+
+// encode_simple.cpp: the largest value decides the scale.
+void encode(const float *in, BlockQ4_0 &block, Effort);
+void encode(const float *in, BlockQ4_1 &block, Effort);
+void encode(const float *in, BlockQ5_0 &block, Effort);
+void encode(const float *in, BlockQ5_1 &block, Effort);
+void encode(const float *in, BlockQ8_0 &block, Effort);
+void encode(const float *in, BlockMXFP4 &block, Effort);
+void encode(const float *in, BlockTQ1_0 &block, Effort);
+void encode(const float *in, BlockTQ2_0 &block, Effort);
+
+// encode_affine.cpp: groups with a scale and a minimum.
+void encode(const float *in, BlockQ2_K &block, Effort effort);
+void encode(const float *in, BlockQ4_K &block, Effort effort);
+void encode(const float *in, BlockQ5_K &block, Effort effort);
+
+// encode_symmetric.cpp: groups with a scale.
+void encode(const float *in, BlockQ3_K &block, Effort effort);
+void encode(const float *in, BlockQ6_K &block, Effort effort);
+void encode(const float *in, BlockIQ4_NL &block, Effort effort);
+void encode(const float *in, BlockIQ4_XS &block, Effort effort);
+
+}  // namespace runnel::gguf

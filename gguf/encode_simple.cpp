@@ -1,0 +1,121 @@
+// The formats whose scale follows from the largest value of a block. Every operation is ggml's, in float32
+// and in its order, so that the bytes are the same.
+#include <algorithm>
+#include <cmath>
+
+#include "gguf/encode.h"
+
+namespace runnel::gguf {
+namespace {
+
+// The value of largest magnitude, with its sign; of equal ones the first.
+float extreme(const float *in, int n) {
+    float best = 0;
+    for (int i = 0; i < n; ++i)
+        if (std::fabs(in[i]) > std::fabs(best)) best = in[i];
+    return best;
+}
+
+float largest(const float *in, int n) {
+    return std::fabs(extreme(in, n));
+}
+
+float inverse(float d) {
+    return d != 0 ? 1 / d : 0;
+}
+
+// qs[i] = level of weight i | level of weight i + 16 << 4.
+template <class Level>
+void pack_nibbles(uint8_t (&qs)[16], Level level) {
+    for (int i = 0; i < 16; ++i) qs[i] = static_cast<uint8_t>((level(i) & 15) | (level(i + 16) & 15) << 4);
+}
+
+// As above, with bit 4 of level i in bit i of qh.
+template <class Level>
+void pack_five_bits(uint8_t (&qs)[16], uint8_t (&qh)[4], Level level) {
+    pack_nibbles(qs, level);
+    for (uint8_t &byte : qh) byte = 0;
+    for (int i = 0; i < 32; ++i) qh[i / 8] = static_cast<uint8_t>(qh[i / 8] | (level(i) >> 4 & 1) << (i % 8));
+}
+
+}  // namespace
+
+void encode(const float *in, BlockQ4_0 &block, Effort) {
+    const float d = extreme(in, 32) / -8, inv = inverse(d);
+    block.d = f32_to_f16(d);
+    pack_nibbles(block.qs, [&](int i) { return std::min(15, static_cast<int>(in[i] * inv + 8.5f)); });
+}
+
+void encode(const float *in, BlockQ4_1 &block, Effort) {
+    const auto [min, max] = std::minmax_element(in, in + 32);
+    const float m = *min, d = (*max - m) / 15, inv = inverse(d);
+    block.d = f32_to_f16(d);
+    block.m = f32_to_f16(m);
+    pack_nibbles(block.qs, [&](int i) { return std::min(15, static_cast<int>((in[i] - m) * inv + 0.5f)); });
+}
+
+void encode(const float *in, BlockQ5_0 &block, Effort) {
+    const float d = extreme(in, 32) / -16, inv = inverse(d);
+    block.d = f32_to_f16(d);
+    pack_five_bits(block.qs, block.qh,
+                   [&](int i) { return std::min(31, static_cast<int>(in[i] * inv + 16.5f)); });
+}
+
+void encode(const float *in, BlockQ5_1 &block, Effort) {
+    const auto [min, max] = std::minmax_element(in, in + 32);
+    const float m = *min, d = (*max - m) / 31, inv = inverse(d);
+    block.d = f32_to_f16(d);
+    block.m = f32_to_f16(m);
+    pack_five_bits(block.qs, block.qh, [&](int i) { return static_cast<int>((in[i] - m) * inv + 0.5f); });
+}
+
+void encode(const float *in, BlockQ8_0 &block, Effort) {
+    const float d = largest(in, 32) / 127, inv = inverse(d);
+    block.d = f32_to_f16(d);
+    for (int i = 0; i < 32; ++i) block.qs[i] = static_cast<int8_t>(std::round(in[i] * inv));
+}
+
+// The exponent puts the largest value between 4 and 8 steps of the doubled E2M1 table's unit, as OCP's
+// Microscaling Formats 1.0 prescribes; larger ones (up to 8) saturate at 6.
+void encode(const float *in, BlockMXFP4 &block, Effort) {
+    const float most = largest(in, 32);
+    block.e =
+        most > 0 ? static_cast<uint8_t>(std::max(0.0f, std::floor(std::log2(most)) - 2 + 127)) : uint8_t{0};
+    const float d = std::ldexp(1.0f, block.e - 128);
+    pack_nibbles(block.qs, [&](int i) {
+        const auto error = [&](int q) { return std::fabs(static_cast<float>(kMXFP4Values[q]) * d - in[i]); };
+        int best = 0;
+        for (int q = 1; q < 16; ++q)
+            if (error(q) < error(best)) best = q;
+        return best;
+    });
+}
+
+// Five trits as a fraction of 256, rounded up; see the decoder. Missing trits are 0.
+void encode(const float *in, BlockTQ1_0 &block, Effort) {
+    const float d = largest(in, kSuperBlock), inv = inverse(d);
+    block.d = f32_to_f16(d);
+    const auto fraction = [&](int first, int stride, int count) {
+        int number = 0;
+        for (int n = 0; n < 5; ++n)
+            number =
+                3 * number + (n < count ? static_cast<int>(std::round(in[first + n * stride] * inv)) + 1 : 0);
+        return static_cast<uint8_t>((number * 256 + 242) / 243);
+    };
+    for (int i = 0; i < 32; ++i) block.qs[i] = fraction(i, 32, 5);
+    for (int i = 0; i < 16; ++i) block.qs[32 + i] = fraction(160 + i, 16, 5);
+    for (int i = 0; i < 4; ++i) block.qh[i] = fraction(240 + i, 4, 4);
+}
+
+void encode(const float *in, BlockTQ2_0 &block, Effort) {
+    const float d = largest(in, kSuperBlock), inv = inverse(d);
+    block.d = f32_to_f16(d);
+    for (uint8_t &byte : block.qs) byte = 0;
+    for (int i = 0; i < kSuperBlock; ++i) {
+        const int level = static_cast<int>(std::round(in[i] * inv)) + 1;
+        uint8_t &byte = block.qs[i / 128 * 32 + i % 32];
+        byte = static_cast<uint8_t>(byte | level << (i / 32 % 4 * 2));
+    }
+}
+
+}  // namespace runnel::gguf

@@ -1,0 +1,53 @@
+#include "gguf/mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "gguf/file.h"
+#include "gguf/printable.h"
+
+namespace runnel::gguf {
+namespace {
+
+[[noreturn]] void fail(const std::filesystem::path &path, const std::string &why, bool missing) {
+    throw FileError(printable(path.native(), 4096) + ": " + why, missing);
+}
+
+std::string reason() {
+    return std::generic_category().message(errno);
+}
+
+struct Descriptor {
+    int fd;
+    ~Descriptor() {
+        if (fd >= 0) close(fd);
+    }
+};
+
+}  // namespace
+
+Mapping::Mapping(const std::filesystem::path &path) {
+    // O_NONBLOCK: opening a FIFO must not wait for somebody to write to it.
+    const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    if (file.fd < 0) fail(path, "cannot open: " + reason(), true);
+    struct stat status = {};
+    if (fstat(file.fd, &status) != 0) fail(path, "cannot read: " + reason(), true);
+    if (S_ISDIR(status.st_mode)) fail(path, "is a directory, not a GGUF file", true);
+    if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file; a model must be a file on disk", true);
+    if (status.st_size == 0) return;
+    const auto size = static_cast<size_t>(status.st_size);
+    void *memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
+    if (memory == MAP_FAILED) fail(path, "cannot map into memory: " + reason(), true);
+    bytes_ = {static_cast<const std::byte *>(memory), size};
+}
+
+Mapping::~Mapping() {
+    if (!bytes_.empty()) munmap(const_cast<std::byte *>(bytes_.data()), bytes_.size());
+}
+
+}  // namespace runnel::gguf

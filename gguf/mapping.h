@@ -1,0 +1,30 @@
+// A file mapped into memory, read-only.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <utility>
+
+namespace runnel::gguf {
+
+class Mapping {
+  public:
+    Mapping() = default;
+    // Throws FileError: with missing == true when there is no such regular file that may be read.
+    explicit Mapping(const std::filesystem::path &path);
+    ~Mapping();
+    Mapping(Mapping &&other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+    Mapping &operator=(Mapping &&other) noexcept {
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+
+    // Page-aligned; stays where it is when the Mapping is moved. Empty for an empty file.
+    std::span<const std::byte> bytes() const { return bytes_; }
+
+  private:
+    std::span<const std::byte> bytes_;
+};
+
+}  // namespace runnel::gguf

@@ -1,0 +1,97 @@
+#include "gguf/quantize.h"
+
+#include <cassert>
+#include <cstring>
+
+#include "gguf/encode.h"
+
+namespace runnel::gguf {
+namespace {
+
+template <class Block, int kWeights>
+void encode_blocks(const float *in, std::byte *blocks, int64_t n, Effort effort) {
+    for (int64_t i = 0; i < n / kWeights; ++i) {
+        Block block;
+        encode(in + i * kWeights, block, effort);
+        std::memcpy(blocks + i * static_cast<int64_t>(sizeof block), &block, sizeof block);
+    }
+}
+
+template <class Convert>
+void convert(const float *in, std::byte *out, int64_t n, Convert to_bits) {
+    for (int64_t i = 0; i < n; ++i) {
+        const uint16_t bits = to_bits(in[i]);
+        std::memcpy(out + 2 * i, &bits, sizeof bits);
+    }
+}
+
+}  // namespace
+
+bool can_quantize(Type type) noexcept {
+    const TypeTraits &t = traits(type);
+    return t.supported && (t.quantized || type == Type::F32 || type == Type::F16 || type == Type::BF16);
+}
+
+void quantize_row(Type type, const float *in, std::byte *blocks, int64_t n, Effort effort) {
+    assert(can_quantize(type) && n % traits(type).block_size == 0);
+    switch (type) {
+        case Type::F32:
+            std::memcpy(blocks, in, static_cast<size_t>(n) * sizeof(float));
+            break;
+        case Type::F16:
+            convert(in, blocks, n, f32_to_f16);
+            break;
+        case Type::BF16:
+            convert(in, blocks, n, f32_to_bf16);
+            break;
+        case Type::Q4_0:
+            encode_blocks<BlockQ4_0, 32>(in, blocks, n, effort);
+            break;
+        case Type::Q4_1:
+            encode_blocks<BlockQ4_1, 32>(in, blocks, n, effort);
+            break;
+        case Type::Q5_0:
+            encode_blocks<BlockQ5_0, 32>(in, blocks, n, effort);
+            break;
+        case Type::Q5_1:
+            encode_blocks<BlockQ5_1, 32>(in, blocks, n, effort);
+            break;
+        case Type::Q8_0:
+            encode_blocks<BlockQ8_0, 32>(in, blocks, n, effort);
+            break;
+        case Type::Q2_K:
+            encode_blocks<BlockQ2_K, kSuperBlock>(in, blocks, n, effort);
+            break;
+        case Type::Q3_K:
+            encode_blocks<BlockQ3_K, kSuperBlock>(in, blocks, n, effort);
+            break;
+        case Type::Q4_K:
+            encode_blocks<BlockQ4_K, kSuperBlock>(in, blocks, n, effort);
+            break;
+        case Type::Q5_K:
+            encode_blocks<BlockQ5_K, kSuperBlock>(in, blocks, n, effort);
+            break;
+        case Type::Q6_K:
+            encode_blocks<BlockQ6_K, kSuperBlock>(in, blocks, n, effort);
+            break;
+        case Type::IQ4_NL:
+            encode_blocks<BlockIQ4_NL, 32>(in, blocks, n, effort);
+            break;
+        case Type::IQ4_XS:
+            encode_blocks<BlockIQ4_XS, kSuperBlock>(in, blocks, n, effort);
+            break;
+        case Type::MXFP4:
+            encode_blocks<BlockMXFP4, 32>(in, blocks, n, effort);
+            break;
+        case Type::TQ1_0:
+            encode_blocks<BlockTQ1_0, kSuperBlock>(in, blocks, n, effort);
+            break;
+        case Type::TQ2_0:
+            encode_blocks<BlockTQ2_0, kSuperBlock>(in, blocks, n, effort);
+            break;
+        default:
+            assert(false);
+    }
+}
+
+}  // namespace runnel::gguf

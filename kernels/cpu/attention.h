@@ -1,0 +1,93 @@
+// Attention over the paged K/V cache, for query rows that share one K/V head.
+//
+// The cache keeps K and V as binary16 in pages of kBlockTokens = 32 cells, per layer and K/V head:
+//   K page: [head_dim_k][32 cells]    transposed: the lanes of a vector are cells in q.k,
+//   V page: [32 cells][head_dim_v]    and dimensions in p.v, so neither product sums across lanes.
+//
+// A row is one query head of one token. What a row computes (all float32, fma means one rounding):
+//   1. score of a cell: fma chain over d ascending of q[d] * k[d], from 0; then * scale.
+//   2. Its visible cells are cut at multiples of kRangeCells of the sequence. Within a range, page by page in
+//      ascending order, with a maximum m (from -1e30), 16 sums l and o[head_dim_v] (from 0):
+//        m' = the largest of m and the page's visible scores;
+//        if it moved: f = exp(m - m'), l *= f, o *= f, m = m';
+//        p = exp(score - m), and 0 for cells that are not visible;
+//        l[i] += p[i] + p[i + 16];
+//        o[d]: fma chain over the visible cells ascending of p * v[d].
+//      At the end of the range: s[i] = l[i] + l[i + 8], l = ((s0+s4) + (s2+s6)) + ((s1+s5) + (s3+s7)).
+//   3. Ranges are joined in ascending order: m' = max(m, m_r), a = exp(m - m'), b = exp(m_r - m'),
+//      l = fma(l_r, b, l * a), o = fma(o_r, b, o * a). The first range is taken as it is.
+//   4. out = o / l.
+// (Online softmax: Milakov & Gimelshein 2018; exp: vector.h.) No step depends on what else is computed: tiles
+// of any size, ranges on different threads and all instruction sets give bit-equal rows. Cells outside a
+// row's window are never read into its result, whatever bits they hold.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/backend.h"
+
+namespace runnel::kernels::cpu {
+
+inline constexpr int32_t kRangeCells = 512;
+
+// The K/V pages of one sequence for one layer and one K/V head.
+struct KvPages {
+    uint16_t *k, *v;            // the pages that block 0 has for this layer and head
+    size_t k_stride, v_stride;  // binary16 elements from a block's page to the next block's
+    const BlockId *table;       // cell c is in block table[c / 32]
+    int32_t head_dim_k, head_dim_v;
+};
+
+// Rows of one sequence: `tokens` consecutive tokens x the `heads` query heads of one K/V head. Token t stands
+// in cell first_cell + t and sees the cells from max(0, own - window + 1) (0 if window is 0) to its own.
+struct AttentionTile {
+    KvPages pages;
+    const float *q;                // row (t, h): q + t * q_stride + h * head_dim_k, after RoPE
+    float *out;                    // row (t, h): out + t * out_stride + h * head_dim_v
+    int64_t q_stride, out_stride;  // floats from token to token
+    int32_t tokens, heads;
+    int32_t first_cell;
+    int32_t window;
+    float scale;
+};
+
+struct AttentionKernels {
+    const char *name;  // "scalar", "avx2", "avx512"
+
+    // Stores k and v of tokens for cells [cell, cell + tokens). k: [tokens][k_stride], the first head_dim_k
+    // of each row; v likewise.
+    void (*append)(const KvPages &pages, int32_t cell, int32_t tokens, const float *k, int64_t k_stride,
+                   const float *v, int64_t v_stride) noexcept;
+
+    // Steps 1-4 for all rows. scratch: attention_scratch(...) floats, aligned to 64 bytes.
+    void (*attend)(const AttentionTile &tile, float *scratch) noexcept;
+
+    // Steps 1 and 2 for the range number first_range(tile) + `index`: writes the tile's partial results for
+    // join(). partial: attention_partial(tile) floats, any alignment. For few rows and a long sequence: every
+    // (K/V head, range) is then a unit of work of its own.
+    void (*attend_range)(const AttentionTile &tile, int32_t index, float *partial, float *scratch) noexcept;
+
+    // Steps 3 and 4 over `ranges` = range_count(tile) partial results that follow one another.
+    void (*join)(const AttentionTile &tile, const float *partials, int32_t ranges) noexcept;
+};
+
+const AttentionKernels &attention_scalar();
+const AttentionKernels *attention_avx2();  // null if the CPU lacks it (cpu_has_avx2() in vector.h)
+const AttentionKernels *attention_avx512();
+const AttentionKernels &attention_best();
+
+// Floats of scratch for tiles of up to tokens * heads = `rows` rows.
+size_t attention_scratch(int32_t head_dim_k, int32_t head_dim_v, int32_t rows);
+
+// Tokens per tile that keep a tile's rows in cache while each page is converted once: for prefill.
+int32_t attention_tile_tokens(int32_t heads);
+
+// The ranges that some row of the tile sees: first_range .. first_range + range_count - 1.
+int32_t first_range(const AttentionTile &tile);
+int32_t range_count(const AttentionTile &tile);
+
+// Floats of the partial results of one range.
+size_t attention_partial(const AttentionTile &tile);
+
+}  // namespace runnel::kernels::cpu

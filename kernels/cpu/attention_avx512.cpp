@@ -1,0 +1,9 @@
+#include "kernels/cpu/attention_body.h"
+#include "kernels/cpu/vector_lanes_avx512.h"
+#include "kernels/cpu/vector_tables.h"
+
+namespace runnel::kernels::cpu {
+
+constinit const AttentionKernels kAttentionAvx512 = attention_table<Avx512Lanes>("avx512");
+
+}  // namespace runnel::kernels::cpu

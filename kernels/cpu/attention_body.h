@@ -1,0 +1,489 @@
+// The attention of attention.h, written once over a type of lanes (vector_lanes_*.h) and compiled once per
+// instruction set; everything is local to the including file.
+//
+// The rows of a tile are cut into blocks of L::kRows, so many that their sums fill the registers. A page
+// meets one block at a time, in three passes:
+// - scores: rows x 2 vectors of cells in registers; per dimension two loads of K, a broadcast of each row's
+// q;
+// - subtract_maximum, exponentials: the 32 scores of a row become p; its maximum and sums follow;
+// - weighted_sum: rows x some vectors of o in registers; per cell loads of V and a broadcast of each row's p.
+//
+// K and V are converted while they are loaded, and the next page, which lies anywhere in memory, is
+// prefetched meanwhile. When many blocks share a page it is converted once, into scratch. Both ways take the
+// same values to the same sums.
+//
+// Bytes moved per page: 64 * (head_dim_k + head_dim_v); multiply-adds: rows * 32 * (head_dim_k + head_dim_v).
+#pragma once
+
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_layout.h"
+#include "kernels/cpu/vector_body.h"
+
+namespace runnel::kernels::cpu {
+namespace {
+
+constexpr float kNoMaximum = -1e30f;
+constexpr int kConvertRows = 64;  // from so many rows on, pages are converted to float32 first
+
+// A page in the form the products read: T is uint16_t (the cache's) or float (converted).
+template <typename T>
+struct Page {
+    const T *k, *v;
+    size_t v_stride;                  // elements from cell to cell
+    const uint16_t *next_k, *next_v;  // to prefetch while this page is computed
+};
+
+// Cells [begin, end) of a page are visible to a row; none if begin >= end.
+struct Visible {
+    int begin, end;
+    bool any() const { return begin < end; }
+    bool operator==(const Visible &) const = default;
+};
+
+// The scratch of a tile, cut up.
+struct Rows {
+    int count;
+    size_t o_stride;
+    float *k_page, *v_page;    // [head_dim_k][32], [32][o_stride]
+    float *p;                  // [kRows][32], of the block at hand
+    float *q;                  // [count][head_dim_k]
+    float *m, *l;              // [count], the joined ones
+    float *range_m, *range_l;  // [count], of the range at hand
+    float *sums;               // [count][16]
+    float *o;                  // [count][o_stride]
+};
+
+inline Rows cut_scratch(const AttentionTile &tile, float *scratch) {
+    Rows rows{};
+    rows.count = tile.tokens * tile.heads;
+    rows.o_stride = padded(tile.pages.head_dim_v);
+    const size_t per_row = padded(rows.count);
+    const auto take = [&](size_t floats) {
+        float *taken = scratch;
+        scratch += floats;
+        return taken;
+    };
+    rows.k_page = take(kBlockTokens * static_cast<size_t>(tile.pages.head_dim_k));
+    rows.v_page = take(kBlockTokens * rows.o_stride);
+    rows.p = take(kMaxBlockRows * kBlockTokens);
+    rows.q = take(per_row * static_cast<size_t>(tile.pages.head_dim_k));
+    rows.m = take(per_row);
+    rows.l = take(per_row);
+    rows.range_m = take(per_row);
+    rows.range_l = take(per_row);
+    rows.sums = take(static_cast<size_t>(rows.count) * kSumLanes);
+    rows.o = take(static_cast<size_t>(rows.count) * rows.o_stride);
+    return rows;
+}
+
+// Visible cells of a row within [from, from + cells), counted from `from`.
+inline Visible visible(const AttentionTile &tile, int row, int32_t from, int32_t cells) {
+    const int32_t own = tile.first_cell + row / tile.heads;
+    const int32_t first = tile.window == 0 || own < tile.window ? 0 : own - tile.window + 1;
+    const int32_t begin = first > from ? first - from : 0, end = own + 1 - from;
+    return {begin, end < cells ? end : cells};
+}
+
+template <int R>
+struct RowCount {
+    static constexpr int value = R;
+};
+
+// f(RowCount<rows>{}) for 1 <= rows <= R.
+template <int R, typename F>
+inline void with_rows(int rows, F f) {
+    if constexpr (R > 1) {
+        if (rows < R) return with_rows<R - 1>(rows, f);
+    }
+    f(RowCount<R>{});
+}
+
+template <typename L>
+inline typename L::Float load_as_float(const float *x) {
+    return L::load(x);
+}
+template <typename L>
+inline typename L::Float load_as_float(const uint16_t *x) {
+    return L::load_half(x);
+}
+
+inline void prefetch(const void *address) {
+    __builtin_prefetch(address);
+}
+
+// p[r][cell] = sum over d of q[r][d] * k[d][cell].
+template <typename L, int R, typename T>
+void scores(const float *q, const Page<T> &page, int32_t head_dim, float *p) {
+    constexpr int W = L::kWidth;
+    const float *row[R];
+    for (int r = 0; r < R; ++r) row[r] = q + r * head_dim;
+    for (int cell = 0; cell < kBlockTokens; cell += 2 * W) {
+        typename L::Float low[R], high[R];
+        for (int r = 0; r < R; ++r) low[r] = high[r] = L::zero();
+        const T *k = page.k + cell;
+        for (int32_t d = 0; d < head_dim; ++d, k += kBlockTokens) {
+            if constexpr (sizeof(T) == 2) prefetch(page.next_k + d * kBlockTokens + cell);
+            const auto k_low = load_as_float<L>(k), k_high = load_as_float<L>(k + W);
+            for (int r = 0; r < R; ++r) {
+                const auto broadcast = L::set(row[r][d]);
+                low[r] = L::fma(broadcast, k_low, low[r]);
+                high[r] = L::fma(broadcast, k_high, high[r]);
+            }
+        }
+        for (int r = 0; r < R; ++r) {
+            L::store(p + r * kBlockTokens + cell, low[r]);
+            L::store(p + r * kBlockTokens + cell + W, high[r]);
+        }
+    }
+}
+
+// Scales the scores in p and subtracts the row's maximum; o and the sums follow when that moves.
+template <typename L>
+inline void subtract_maximum(float *p, float scale, Visible cells, float *maximum, float *sums, float *o,
+                             size_t o_size) {
+    constexpr int W = L::kWidth, N = kBlockTokens / W, S = kSumLanes / W;
+    const bool whole = cells == Visible{0, kBlockTokens};
+    typename L::Float v[N];
+    for (int i = 0; i < N; ++i) {
+        v[i] = L::mul(L::load(p + i * W), L::set(scale));
+        if (!whole) v[i] = L::keep(v[i], L::set(kNoMaximum), cells.begin - i * W, cells.end - i * W);
+    }
+    auto largest = v[0];
+    for (int i = 1; i < N; ++i) largest = L::max(largest, v[i]);
+    auto m = L::set(*maximum);
+    if (L::any_greater(largest, m)) {
+        *maximum = L::reduce_max(largest);
+        const auto moved = L::set(*maximum);
+        const auto factor = exponential<L>(L::sub(m, moved));
+        for (int i = 0; i < S; ++i) L::store(sums + i * W, L::mul(L::load(sums + i * W), factor));
+        for (size_t d = 0; d < o_size; d += W) L::store(o + d, L::mul(L::load(o + d), factor));
+        m = moved;
+    }
+    for (int i = 0; i < N; ++i) L::store(p + i * W, L::sub(v[i], m));
+}
+
+// p = exp(p) where visible, else 0; added to the sums.
+template <typename L>
+inline void exponentials(float *p, Visible cells, float *sums) {
+    constexpr int W = L::kWidth, N = kBlockTokens / W, S = kSumLanes / W;
+    const bool whole = cells == Visible{0, kBlockTokens};
+    typename L::Float v[N];
+    for (int i = 0; i < N; ++i) {
+        v[i] = exponential<L>(L::load(p + i * W));
+        if (!whole) v[i] = L::keep(v[i], L::zero(), cells.begin - i * W, cells.end - i * W);
+        L::store(p + i * W, v[i]);
+    }
+    for (int i = 0; i < S; ++i) L::store(sums + i * W, L::add(L::load(sums + i * W), L::add(v[i], v[i + S])));
+}
+
+// One register tile of weighted_sum: R rows x D vectors of dimensions. With `Partial` the one vector has only
+// `lanes` elements in v. next: the same place of the next page, to prefetch.
+template <typename L, int R, int D, bool Partial, typename T>
+inline void weighted_columns(const float *p, const T *v, const uint16_t *next, size_t v_stride, Visible cells,
+                             float *o, size_t o_stride, int lanes) {
+    constexpr int W = L::kWidth, kLine = 32;  // halves per cache line
+    typename L::Float sum[R][D];
+    for (int r = 0; r < R; ++r)
+        for (int i = 0; i < D; ++i) sum[r][i] = L::load(o + static_cast<size_t>(r) * o_stride + i * W);
+    v += static_cast<size_t>(cells.begin) * v_stride;
+    for (int cell = cells.begin; cell < cells.end; ++cell, v += v_stride) {
+        if constexpr (sizeof(T) == 2) {
+            for (int i = 0; i < D * W; i += kLine) prefetch(next + i);
+            next += v_stride;
+        }
+        typename L::Float value[D];
+        for (int i = 0; i < D; ++i) {
+            if constexpr (Partial && sizeof(T) == 2) {
+                value[i] = L::load_half_n(v + i * W, lanes);
+            } else {
+                value[i] = load_as_float<L>(v + i * W);
+            }
+        }
+        for (int r = 0; r < R; ++r) {
+            const auto weight = L::set(p[r * kBlockTokens + cell]);
+            for (int i = 0; i < D; ++i) sum[r][i] = L::fma(weight, value[i], sum[r][i]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int i = 0; i < D; ++i) L::store(o + static_cast<size_t>(r) * o_stride + i * W, sum[r][i]);
+}
+
+// Whole vectors [at, vectors) of the dimensions, D at a time, then fewer.
+template <typename L, int R, int D, typename T>
+inline void weighted_vectors(const float *p, const Page<T> &page, Visible cells, float *o, size_t o_stride,
+                             int at, int vectors) {
+    for (; at + D <= vectors; at += D) {
+        const int d = at * L::kWidth;
+        weighted_columns<L, R, D, false>(p, page.v + d, page.next_v + d, page.v_stride, cells, o + d,
+                                         o_stride, 0);
+    }
+    if constexpr (D > 1) weighted_vectors<L, R, D / 2>(p, page, cells, o, o_stride, at, vectors);
+}
+
+constexpr int power_of_two_below(int n) {
+    return n >= 8 ? 8 : n >= 4 ? 4 : n >= 2 ? 2 : 1;
+}
+
+// o[r][d] += sum over the visible cells of p[r][cell] * v[cell][d], for rows that see the same cells.
+template <typename L, int R, typename T>
+void weighted_sum(const float *p, const Page<T> &page, Visible cells, float *o, size_t o_stride,
+                  int32_t head_dim) {
+    constexpr int W = L::kWidth, D = power_of_two_below(L::kAccumulators / R);
+    // Converted pages are padded to whole vectors.
+    const int vectors = sizeof(T) == 2 ? head_dim / W : (head_dim + W - 1) / W;
+    weighted_vectors<L, R, D>(p, page, cells, o, o_stride, 0, vectors);
+    const int at = vectors * W;
+    if (at < head_dim)
+        weighted_columns<L, R, 1, true>(p, page.v + at, page.next_v + at, page.v_stride, cells, o + at,
+                                        o_stride, head_dim - at);
+}
+
+// One page for the rows [first, first + R). whole: they see all its cells.
+template <typename L, int R, typename T>
+void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &page, int32_t page_cell,
+                  int first, bool whole) {
+    const int32_t head_dim_v = tile.pages.head_dim_v;
+    Visible cells[R];
+    bool any = false;
+    for (int r = 0; r < R; ++r) {
+        cells[r] = whole ? Visible{0, kBlockTokens} : visible(tile, first + r, page_cell, kBlockTokens);
+        any |= cells[r].any();
+    }
+    if (!any) return;
+    scores<L, R>(rows.q + static_cast<size_t>(first) * static_cast<size_t>(tile.pages.head_dim_k), page,
+                 tile.pages.head_dim_k, rows.p);
+    float *o = rows.o + static_cast<size_t>(first) * rows.o_stride;
+    float *sums = rows.sums + first * kSumLanes;
+    for (int r = 0; r < R; ++r)
+        if (cells[r].any())
+            subtract_maximum<L>(rows.p + r * kBlockTokens, tile.scale, cells[r], rows.range_m + first + r,
+                                sums + r * kSumLanes, o + static_cast<size_t>(r) * rows.o_stride,
+                                rows.o_stride);
+    for (int r = 0; r < R; ++r)
+        if (cells[r].any()) exponentials<L>(rows.p + r * kBlockTokens, cells[r], sums + r * kSumLanes);
+    // Rows that see the same cells go together: no row touches a cell that it does not see.
+    for (int r = 0; r < R;) {
+        int same = 1;
+        while (r + same < R && cells[r + same] == cells[r]) ++same;
+        if (cells[r].any())
+            with_rows<R>(same, [&](auto count) {
+                weighted_sum<L, decltype(count)::value>(rows.p + r * kBlockTokens, page, cells[r],
+                                                        o + static_cast<size_t>(r) * rows.o_stride,
+                                                        rows.o_stride, head_dim_v);
+            });
+        r += same;
+    }
+}
+
+template <typename L, typename T>
+inline void attend_page(const AttentionTile &tile, const Rows &rows, Page<T> page, int32_t page_cell) {
+    // The first row sees least ahead, the last row least behind.
+    const Visible all{0, kBlockTokens};
+    const bool whole = visible(tile, 0, page_cell, kBlockTokens) == all &&
+                       visible(tile, rows.count - 1, page_cell, kBlockTokens) == all;
+    for (int first = 0; first < rows.count; first += L::kRows) {
+        const int left = rows.count - first;
+        with_rows<L::kRows>(left < L::kRows ? left : L::kRows, [&](auto count) {
+            attend_block<L, decltype(count)::value>(tile, rows, page, page_cell, first, whole);
+        });
+        // Later blocks find the next page on its way.
+        if constexpr (sizeof(T) == 2) page.next_k = page.k, page.next_v = page.v;
+    }
+}
+
+template <typename L>
+inline Page<uint16_t> cache_page(const KvPages &pages, int32_t page, int32_t next) {
+    const auto block = [&](int32_t i) { return static_cast<size_t>(pages.table[i]); };
+    return {pages.k + block(page) * pages.k_stride, pages.v + block(page) * pages.v_stride,
+            static_cast<size_t>(pages.head_dim_v), pages.k + block(next) * pages.k_stride,
+            pages.v + block(next) * pages.v_stride};
+}
+
+template <typename L>
+inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Page<uint16_t> &page) {
+    for (int32_t d = 0; d < pages.head_dim_k; ++d) {
+        prefetch(page.next_k + d * kBlockTokens);
+        from_half<L>(page.k + d * kBlockTokens, kBlockTokens, rows.k_page + d * kBlockTokens);
+    }
+    for (size_t cell = 0; cell < kBlockTokens; ++cell) {
+        for (int32_t d = 0; d < pages.head_dim_v; d += 32) prefetch(page.next_v + cell * page.v_stride + d);
+        from_half<L>(page.v + cell * page.v_stride, pages.head_dim_v, rows.v_page + cell * rows.o_stride);
+    }
+    return {rows.k_page, rows.v_page, rows.o_stride, page.next_k, page.next_v};
+}
+
+// q of all rows, one after the other: rows of the batch lie a power of two apart and would fight for cache
+// sets.
+template <typename L>
+inline void pack_q(const AttentionTile &tile, const Rows &rows) {
+    const int64_t size = int64_t{tile.heads} * tile.pages.head_dim_k;
+    for (int32_t token = 0; token < tile.tokens; ++token) {
+        const float *q = tile.q + token * tile.q_stride;
+        const float *next = token + 1 < tile.tokens ? q + tile.q_stride : q;
+        for (int64_t i = 0; i < size; i += 16) prefetch(next + i);
+        map<L>(q, q, size, rows.q + token * size, [](auto x, auto) { return x; });
+    }
+}
+
+// Zeros behind the last dimension, so that whole vectors of a converted page hold numbers.
+template <typename L>
+inline void clear_padding(const AttentionTile &tile, const Rows &rows) {
+    for (size_t cell = 0; cell < kBlockTokens; ++cell)
+        for (size_t d = static_cast<size_t>(tile.pages.head_dim_v); d < rows.o_stride; ++d)
+            rows.v_page[cell * rows.o_stride + d] = 0;
+}
+
+// Steps 1 and 2 of attention.h for one range of the sequence: range_m, range_l and o of every row.
+template <typename L>
+void compute_range(const AttentionTile &tile, const Rows &rows, int32_t range) {
+    for (int row = 0; row < rows.count; ++row) rows.range_m[row] = kNoMaximum;
+    const size_t cleared = static_cast<size_t>(rows.count) * (kSumLanes + rows.o_stride);
+    for (size_t i = 0; i < cleared; i += L::kWidth)
+        L::store(rows.sums + i, L::zero());  // and o, which follows
+
+    const int32_t from = range * kRangeCells, last_row = rows.count - 1;
+    const int32_t first_page = (from + visible(tile, 0, from, kRangeCells).begin) / kBlockTokens;
+    const int32_t end_page =
+        (from + visible(tile, last_row, from, kRangeCells).end + kBlockTokens - 1) / kBlockTokens;
+    for (int32_t index = first_page; index < end_page; ++index) {
+        const auto page = cache_page<L>(tile.pages, index, index + 1 < end_page ? index + 1 : index);
+        if (rows.count < kConvertRows) {
+            attend_page<L>(tile, rows, page, index * kBlockTokens);
+        } else {
+            attend_page<L>(tile, rows, convert_page<L>(rows, tile.pages, page), index * kBlockTokens);
+        }
+    }
+    for (int row = 0; row < rows.count; ++row) {
+        float half[8];
+        const float *sums = rows.sums + row * kSumLanes;
+        for (int i = 0; i < 8; ++i) half[i] = sums[i] + sums[i + 8];
+        rows.range_l[row] = fold_8(half);
+    }
+}
+
+// Step 3 of attention.h: joins a range's m, l and o to a row's.
+template <typename L>
+inline void join_row(float *m, float *l, float *out, float range_m, float range_l, const float *o, int32_t n,
+                     bool first) {
+    if (first) {
+        *m = range_m;
+        *l = range_l;
+        map<L>(o, o, n, out, [](auto x, auto) { return x; });
+        return;
+    }
+    const float larger = *m > range_m ? *m : range_m;
+    const auto a = exponential<L>(L::set(*m - larger)), b = exponential<L>(L::set(range_m - larger));
+    *m = larger;
+    float lanes[L::kWidth];
+    L::store(lanes, L::fma(L::set(range_l), b, L::mul(L::set(*l), a)));
+    *l = lanes[0];
+    map<L>(out, o, n, out, [&](auto x, auto y) { return L::fma(y, b, L::mul(x, a)); });
+}
+
+inline float *out_row(const AttentionTile &tile, int row) {
+    return tile.out + row / tile.heads * tile.out_stride + int64_t{row % tile.heads} * tile.pages.head_dim_v;
+}
+
+inline int32_t tile_first_range(const AttentionTile &tile) {
+    return visible(tile, 0, 0, tile.first_cell + 1).begin / kRangeCells;
+}
+
+// The first range that a row sees.
+inline int32_t row_first_range(const AttentionTile &tile, int row) {
+    return visible(tile, row, 0, tile.first_cell + tile.tokens).begin / kRangeCells;
+}
+
+// The last range that a row sees.
+inline int32_t row_last_range(const AttentionTile &tile, int row) {
+    return (tile.first_cell + row / tile.heads) / kRangeCells;
+}
+
+// Step 4: out = o / l. out may be o.
+template <typename L>
+inline void divide_row(const float *o, float l, int32_t n, float *out) {
+    map<L>(o, o, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
+}
+
+template <typename L>
+void attend(const AttentionTile &tile, float *scratch) noexcept {
+    const Rows rows = cut_scratch(tile, scratch);
+    const int32_t n = tile.pages.head_dim_v;
+    const int32_t first_range = tile_first_range(tile), last_range = row_last_range(tile, rows.count - 1);
+    const auto o = [&](int row) { return rows.o + static_cast<size_t>(row) * rows.o_stride; };
+    pack_q<L>(tile, rows);
+    clear_padding<L>(tile, rows);
+    if (first_range == last_range) {
+        compute_range<L>(tile, rows, first_range);
+        for (int row = 0; row < rows.count; ++row)
+            divide_row<L>(o(row), rows.range_l[row], n, out_row(tile, row));
+        return;
+    }
+    for (int32_t range = first_range; range <= last_range; ++range) {
+        compute_range<L>(tile, rows, range);
+        for (int row = 0; row < rows.count; ++row) {
+            const int32_t first = row_first_range(tile, row);
+            if (range < first || range > row_last_range(tile, row)) continue;
+            join_row<L>(rows.m + row, rows.l + row, out_row(tile, row), rows.range_m[row], rows.range_l[row],
+                        o(row), n, range == first);
+        }
+    }
+    for (int row = 0; row < rows.count; ++row)
+        divide_row<L>(out_row(tile, row), rows.l[row], n, out_row(tile, row));
+}
+
+template <typename L>
+void attend_range(const AttentionTile &tile, int32_t index, float *partial, float *scratch) noexcept {
+    const Rows rows = cut_scratch(tile, scratch);
+    const int32_t n = tile.pages.head_dim_v;
+    pack_q<L>(tile, rows);
+    clear_padding<L>(tile, rows);
+    compute_range<L>(tile, rows, tile_first_range(tile) + index);
+    for (int row = 0; row < rows.count; ++row, partial += kPartialHead + n) {
+        partial[0] = rows.range_m[row];
+        partial[1] = rows.range_l[row];
+        const float *o = rows.o + static_cast<size_t>(row) * rows.o_stride;
+        map<L>(o, o, n, partial + kPartialHead, [](auto x, auto) { return x; });
+    }
+}
+
+template <typename L>
+void join(const AttentionTile &tile, const float *partials, int32_t ranges) noexcept {
+    const int32_t n = tile.pages.head_dim_v, row_size = kPartialHead + n, count = tile.tokens * tile.heads;
+    const int32_t tile_first = tile_first_range(tile);
+    for (int row = 0; row < count; ++row) {
+        const int32_t first = row_first_range(tile, row), last = row_last_range(tile, row);
+        float m = 0, l = 0;
+        for (int32_t range = first; range <= last && range - tile_first < ranges; ++range) {
+            const float *partial = partials + (int64_t{range - tile_first} * count + row) * row_size;
+            join_row<L>(&m, &l, out_row(tile, row), partial[0], partial[1], partial + kPartialHead, n,
+                        range == first);
+        }
+        divide_row<L>(out_row(tile, row), l, n, out_row(tile, row));
+    }
+}
+
+template <typename L>
+void append(const KvPages &pages, int32_t cell, int32_t tokens, const float *k, int64_t k_stride,
+            const float *v, int64_t v_stride) noexcept {
+    constexpr int W = L::kWidth;
+    for (int32_t end = cell + tokens; cell < end; ++cell, k += k_stride, v += v_stride) {
+        const auto block = static_cast<size_t>(pages.table[cell / kBlockTokens]);
+        const int32_t column = cell % kBlockTokens;
+        to_half<L>(v, pages.head_dim_v, pages.v + block * pages.v_stride + column * pages.head_dim_v);
+        uint16_t *page = pages.k + block * pages.k_stride + column;
+        for (int32_t d = 0; d < pages.head_dim_k; d += W) {
+            const int n = pages.head_dim_k - d < W ? pages.head_dim_k - d : W;
+            uint16_t half[W];
+            L::store_half(half, L::load_n(k + d, n));
+            for (int i = 0; i < n; ++i) page[(d + i) * kBlockTokens] = half[i];
+        }
+    }
+}
+
+template <typename L>
+constexpr AttentionKernels attention_table(const char *name) {
+    return {name, append<L>, attend<L>, attend_range<L>, join<L>};
+}
+
+}  // namespace
+}  // namespace runnel::kernels::cpu

@@ -1,0 +1,455 @@
+#include "kernels/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/linear.h"
+#include "kernels/cpu/memory.h"
+#include "kernels/cpu/plan.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/system_memory.h"
+#include "kernels/cpu/vector.h"
+
+namespace runnel::kernels::cpu {
+namespace {
+
+// Rows per unit of work of a matrix: 16 is the height of a weight tile. Units handed out dynamically are
+// large enough to keep a stream of reads going, small enough to even out a busy core.
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kGrainDecode = 4, kGrainPrefill = 2;  // in tiles
+constexpr int32_t kDecodeTokens = 8;                    // up to here a pass is bound by reading weights
+constexpr int32_t kRangeTokens = 4;                     // up to here attention may be split by ranges of keys
+constexpr int64_t kPrepareBlock = 256;                  // columns: the unit in which activations are packed
+
+// A thread must have this much to read per token to be worth waiting for: on a busy machine a barrier can
+// cost a time slice, and a model of a megabyte would crawl.
+constexpr size_t kBytesPerThread = size_t{2} << 20;
+
+struct Isa {
+    const LinearKernels *linear;
+    const VectorKernels *vector;
+    const AttentionKernels *attention;
+};
+
+Isa choose_isa() {
+    const char *wish = std::getenv("RUNNEL_CPU");
+    const std::string name = wish ? wish : "";
+    const std::array<Isa, 3> all = {{
+        {linear_avx512(), vector_avx512(), attention_avx512()},
+        {linear_avx2(), vector_avx2(), attention_avx2()},
+        {&linear_scalar(), &vector_scalar(), &attention_scalar()},
+    }};
+    for (const Isa &isa : all)
+        if (isa.linear && isa.vector && isa.attention && (name.empty() || name == isa.linear->name))
+            return isa;
+    throw BackendError(BackendError::Kind::Failed,
+                       "RUNNEL_CPU=" + name + ": this CPU does not run it (choose avx512, avx2 or scalar)");
+}
+
+// What one thread carries through the phases.
+struct Worker {
+    int thread;
+    int32_t rows;  // tokens that steps work on: all of the batch, fewer after SelectPhase
+};
+
+class CpuBackend final : public Backend {
+  public:
+    explicit CpuBackend(int threads) : isa_(choose_isa()), threads_(threads) { start_pool(physical_cores()); }
+
+    DeviceInfo info() const override;
+    void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
+    bool execute(const Batch &batch, std::span<float> logits) override;
+
+  private:
+    void start_pool(int by_default);
+    void compute_rotations(const Worker &worker) noexcept;
+    void run(const EmbedPhase &phase, Worker &worker) noexcept;
+    void run(const PreparePhase &phase, Worker &worker) noexcept;
+    void run(const MultiplyPhase &phase, Worker &worker) noexcept;
+    void run(const AppendPhase &phase, Worker &worker) noexcept;
+    void run(const AttendPhase &phase, Worker &worker) noexcept;
+    void run(const SelectPhase &phase, Worker &worker) noexcept;
+    void run(const LogitsPhase &phase, Worker &worker) noexcept;
+
+    void prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
+                 int64_t col1) noexcept;
+    void multiply(const Weight &weight, float *out, int64_t stride, const float *bias, const float *add,
+                  const Worker &worker, int loop) noexcept;
+    size_t attention_scratch_of(const Attention &step) const;
+    size_t partials_of(const Attention &step, const CacheConfig &cache) const;
+    AttentionTile tile(const Attention &step, const SequenceSpan &sequence, int32_t kv_head, int32_t first,
+                       int32_t tokens) const noexcept;
+    void attend_by_ranges(const Attention &step, const Worker &worker) noexcept;
+    bool cancelled_after_barrier(size_t phase, int thread) noexcept;
+
+    const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
+    const float *vector_of(WeightId id) const {
+        return id == kNoWeight ? nullptr : reinterpret_cast<const float *>(weight(id).data);
+    }
+    int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
+    float *row(Slot slot, int32_t token) const {
+        return slots_[static_cast<size_t>(slot)].as<float>() + token * width(slot);
+    }
+    std::byte *packed(ActFormat format) const { return packed_[static_cast<size_t>(format)].data(); }
+
+    const Isa isa_;
+    const int threads_;  // as asked for; <= 0: chosen by start_pool
+    std::unique_ptr<Pool> pool_;
+    Program program_;
+    std::vector<Phase> phases_;
+    CacheMemory cache_;
+    int32_t max_tokens_ = 0;
+    std::vector<LazyBuffer> slots_;
+    std::array<LazyBuffer, 3> packed_;         // by ActFormat
+    LazyBuffer product_;                       // of a matrix whose result is added to a slot
+    LazyBuffer partials_;                      // of attention over ranges: [kv head][range]
+    std::vector<LazyBuffer> scratch_;          // per thread: weight tiles, attention
+    std::vector<LazyBuffer> cosines_, sines_;  // per RopeTable: [max_tokens][pairs]
+
+    // The batch at hand.
+    const Batch *batch_ = nullptr;
+    std::span<float> logits_;
+    std::array<std::atomic<bool>, 2> stop_{};
+};
+
+void CpuBackend::start_pool(int by_default) {
+    const int threads = threads_ > 0 ? threads_ : by_default;
+    if (!pool_ || pool_->threads() != threads) pool_ = std::make_unique<Pool>(threads);
+}
+
+DeviceInfo CpuBackend::info() const {
+    const SystemMemory memory = system_memory();
+    return {std::string("CPU, ") + std::to_string(pool_->threads()) +
+                (pool_->threads() == 1 ? " thread, " : " threads, ") + isa_.linear->name,
+            "cpu", memory.total, memory.available};
+}
+
+void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
+    program_ = program;
+    start_pool(static_cast<int>(std::clamp<size_t>(program_.weight_bytes_per_token() / kBytesPerThread, 1,
+                                                   static_cast<size_t>(physical_cores()))));
+    phases_ = plan(program_);
+    cache_ = CacheMemory(program_, cache);
+    max_tokens_ = max_tokens;
+    const size_t tokens = static_cast<size_t>(max_tokens);
+    slots_.clear();
+    for (const SlotInfo &slot : program_.slots)
+        slots_.emplace_back(tokens * static_cast<size_t>(slot.width) * sizeof(float), "activations");
+
+    std::array<int64_t, 3> widest{};
+    int64_t widest_any = 0;
+    for (const Weight &w : program_.weights) {
+        int64_t &cols = widest[static_cast<size_t>(act_format(w.type))];
+        cols = std::max(cols, w.cols);
+        widest_any = std::max(widest_any, w.cols);
+    }
+    for (size_t f = 0; f < packed_.size(); ++f)
+        packed_[f] =
+            LazyBuffer(widest[f] ? packed_bytes(static_cast<ActFormat>(f), widest[f], max_tokens) : 0,
+                       "packed activations");
+
+    size_t scratch = isa_.linear->scratch_bytes(widest_any), partials = 0, product = 0;
+    for (const Step &step : program_.steps) {
+        if (const auto *attention = std::get_if<Attention>(&step)) {
+            scratch = std::max(scratch, sizeof(float) * attention_scratch_of(*attention));
+            partials = std::max(partials, sizeof(float) * partials_of(*attention, cache));
+        }
+        if (const auto *linear = std::get_if<Linear>(&step))
+            for (const Linear::Part &part : linear->parts)
+                if (part.add != kNoSlot)
+                    product = std::max(
+                        product, tokens * static_cast<size_t>(weight(part.weight).rows) * sizeof(float));
+    }
+    product_ = LazyBuffer(product, "activations");
+    partials_ = LazyBuffer(partials, "attention");
+    scratch_.clear();
+    for (int t = 0; t < pool_->threads(); ++t) scratch_.emplace_back(scratch, "work space");
+
+    cosines_.clear();
+    sines_.clear();
+    for (const RopeTable &rope : program_.ropes) {
+        cosines_.emplace_back(tokens * rope.inv_freq.size() * sizeof(float), "rotations");
+        sines_.emplace_back(tokens * rope.inv_freq.size() * sizeof(float), "rotations");
+    }
+}
+
+bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
+    assert(!batch.tokens.empty() && static_cast<int32_t>(batch.tokens.size()) <= max_tokens_);
+    assert(logits.size() == batch.logit_rows.size() * static_cast<size_t>(program_.vocab));
+    batch_ = &batch;
+    logits_ = logits;
+    bool finished = true;
+    pool_->run([&](int thread) noexcept {
+        Worker worker{thread, static_cast<int32_t>(batch.tokens.size())};
+        compute_rotations(worker);
+        // No rows: only logits that nobody asked for would follow.
+        for (size_t i = 0; i < phases_.size() && worker.rows > 0; ++i) {
+            std::visit([&](const auto &phase) { run(phase, worker); }, phases_[i]);
+            if (cancelled_after_barrier(i, thread)) {
+                if (thread == 0) finished = false;
+                break;
+            }
+        }
+    });
+    return finished;
+}
+
+// Thread 0 looks at the flag and tells the others; two alternating cells, because it may already write the
+// next one while another thread still reads this.
+bool CpuBackend::cancelled_after_barrier(size_t phase, int thread) noexcept {
+    std::atomic<bool> &stop = stop_[phase & 1];
+    if (thread == 0)
+        stop.store(batch_->cancel && batch_->cancel->load(std::memory_order_relaxed),
+                   std::memory_order_relaxed);
+    pool_->barrier();
+    return stop.load(std::memory_order_relaxed);
+}
+
+void CpuBackend::compute_rotations(const Worker &worker) noexcept {
+    for (size_t r = 0; r < program_.ropes.size(); ++r) {
+        const RopeTable &rope = program_.ropes[r];
+        const size_t pairs = rope.inv_freq.size();
+        for (int32_t t = worker.thread; t < worker.rows; t += pool_->threads()) {
+            float *cosine = cosines_[r].as<float>() + static_cast<size_t>(t) * pairs;
+            float *sine = sines_[r].as<float>() + static_cast<size_t>(t) * pairs;
+            rope_row(rope, batch_->positions[static_cast<size_t>(t)], cosine, sine);
+        }
+    }
+}
+
+void CpuBackend::run(const EmbedPhase &phase, Worker &worker) noexcept {
+    const Weight &table = weight(phase.step.table);
+    const size_t row_bytes = gguf::row_bytes(table.type, table.cols);
+    pool_->for_ranges(worker.thread, worker.rows, [&](int64_t t0, int64_t t1) {
+        for (int64_t t = t0; t < t1; ++t) {
+            const size_t token = static_cast<size_t>(batch_->tokens[static_cast<size_t>(t)]);
+            float *out = row(phase.step.out, static_cast<int32_t>(t));
+            isa_.linear->dequantize(table.type, table.data + token * row_bytes, table.cols, out);
+            if (phase.step.scale != 1) isa_.vector->scale(phase.step.scale, out, table.cols, out);
+        }
+    });
+}
+
+void CpuBackend::prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
+                         int64_t col1) noexcept {
+    for (int32_t t = t0; t < t1; ++t) {
+        if (const auto *norm = std::get_if<Norm>(&phase.step))
+            isa_.vector->rms_norm(row(norm->in, t), vector_of(norm->weight), width(norm->in), norm->eps,
+                                  row(norm->out, t));
+        if (const auto *gate = std::get_if<Gate>(&phase.step))
+            isa_.vector->swiglu(row(gate->gate, t) + col0, row(gate->up, t) + col0, col1 - col0,
+                                row(gate->out, t) + col0);
+        for (ActFormat format : {ActFormat::F32, ActFormat::Q8x32, ActFormat::Q8x256})
+            if (phase.formats & format_bit(format))
+                isa_.linear->pack(format, row(phase.slot, 0), width(phase.slot), width(phase.slot), rows, t,
+                                  t + 1, col0, col1, packed(format));
+    }
+}
+
+void CpuBackend::run(const PreparePhase &phase, Worker &worker) noexcept {
+    const int64_t cols = width(phase.slot);
+    // A norm needs its whole row; anything else may be cut into blocks of columns when tokens are few.
+    if (std::holds_alternative<Norm>(phase.step) || worker.rows >= 4 * pool_->threads()) {
+        pool_->for_ranges(worker.thread, worker.rows, [&](int64_t t0, int64_t t1) {
+            prepare(phase, worker.rows, static_cast<int32_t>(t0), static_cast<int32_t>(t1), 0, cols);
+        });
+        return;
+    }
+    const int64_t blocks = (cols + kPrepareBlock - 1) / kPrepareBlock;
+    const int64_t first = blocks * worker.thread / pool_->threads(),
+                  last = blocks * (worker.thread + 1) / pool_->threads();
+    if (first < last)
+        prepare(phase, worker.rows, 0, worker.rows, first * kPrepareBlock,
+                std::min(last * kPrepareBlock, cols));
+}
+
+void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const float *bias, const float *add,
+                          const Worker &worker, int loop) noexcept {
+    const int64_t tiles = (w.rows + kTileRows - 1) / kTileRows;
+    const size_t row_bytes = gguf::row_bytes(w.type, w.cols);
+    const std::byte *x = packed(act_format(w.type));
+    // `add` may be `out` itself, so a product that something is added to is formed elsewhere.
+    float *product = add ? product_.as<float>() : out;
+    const int64_t product_stride = add ? w.rows : stride;
+    const auto body = [&](int64_t tile0, int64_t tile1) {
+        const int64_t row0 = tile0 * kTileRows, row1 = std::min(tile1 * kTileRows, w.rows);
+        const std::byte *next = row1 < w.rows ? w.data + static_cast<size_t>(row1) * row_bytes : nullptr;
+        isa_.linear->multiply(w.type, w.data, w.cols, row0, row1, x, worker.rows, product, product_stride,
+                              scratch_[static_cast<size_t>(worker.thread)].data(), next);
+        for (int32_t t = 0; t < worker.rows && (bias || add); ++t) {
+            float *y = product + t * product_stride;
+            if (bias) isa_.vector->add(y + row0, bias + row0, row1 - row0, y + row0);
+            if (add)
+                isa_.vector->add(y + row0, add + t * stride + row0, row1 - row0, out + t * stride + row0);
+        }
+    };
+    const bool decode = worker.rows <= kDecodeTokens;
+    if (decode)
+        pool_->for_ranges(worker.thread, tiles, body, kGrainDecode, loop);
+    else
+        pool_->for_each(
+            worker.thread, (tiles + kGrainPrefill - 1) / kGrainPrefill,
+            [&](int64_t unit) { body(unit * kGrainPrefill, std::min((unit + 1) * kGrainPrefill, tiles)); },
+            loop);
+}
+
+void CpuBackend::run(const MultiplyPhase &phase, Worker &worker) noexcept {
+    int loop = 0;
+    for (const Linear::Part &part : phase.step.parts) {
+        const float *add = part.add == kNoSlot ? nullptr : row(part.add, 0);
+        multiply(weight(part.weight), row(part.out, 0), width(part.out), vector_of(part.bias), add, worker,
+                 loop++);
+    }
+}
+
+// A unit is one K/V head of one token with its query heads: norms, rotations, and the token's cell.
+void CpuBackend::run(const AppendPhase &phase, Worker &worker) noexcept {
+    const Attention &a = phase.step;
+    const int32_t group = a.heads / a.kv_heads;
+    const auto turn = [&](float *head, int32_t heads, WeightId norm, int32_t token) {
+        for (int32_t h = 0; h < heads && norm != kNoWeight; ++h) {
+            float *x = head + h * a.head_dim_k;
+            isa_.vector->rms_norm(x, vector_of(norm), a.head_dim_k, a.norm_eps, x);
+        }
+        if (a.rope < 0) return;
+        const RopeTable &rope = program_.ropes[static_cast<size_t>(a.rope)];
+        const size_t pairs = rope.inv_freq.size(), at = static_cast<size_t>(token) * pairs;
+        isa_.vector->rope(head, heads, a.head_dim_k, cosines_[static_cast<size_t>(a.rope)].as<float>() + at,
+                          sines_[static_cast<size_t>(a.rope)].as<float>() + at, static_cast<int32_t>(pairs),
+                          rope.pairs);
+    };
+    const size_t table = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
+    for (const SequenceSpan &sequence : batch_->sequences) {
+        const int64_t units = int64_t{sequence.count} * a.kv_heads;
+        const int64_t first = units * worker.thread / pool_->threads(),
+                      last = units * (worker.thread + 1) / pool_->threads();
+        for (int64_t unit = first; unit < last; ++unit) {
+            const int32_t i = static_cast<int32_t>(unit / a.kv_heads),
+                          kv_head = static_cast<int32_t>(unit % a.kv_heads);
+            const int32_t token = sequence.first + i;
+            float *k = row(a.k, token) + kv_head * a.head_dim_k,
+                  *v = row(a.v, token) + kv_head * a.head_dim_v;
+            turn(row(a.q, token) + kv_head * group * a.head_dim_k, group, a.q_norm, token);
+            turn(k, 1, a.k_norm, token);
+            isa_.attention->append(cache_.pages(a, kv_head, sequence.tables[table].data()), sequence.past + i,
+                                   1, k, width(a.k), v, width(a.v));
+        }
+    }
+}
+
+AttentionTile CpuBackend::tile(const Attention &a, const SequenceSpan &sequence, int32_t kv_head,
+                               int32_t first, int32_t tokens) const noexcept {
+    const int32_t group = a.heads / a.kv_heads;
+    const size_t table = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
+    return {.pages = cache_.pages(a, kv_head, sequence.tables[table].data()),
+            .q = row(a.q, sequence.first + first) + kv_head * group * a.head_dim_k,
+            .out = row(a.out, sequence.first + first) + kv_head * group * a.head_dim_v,
+            .q_stride = width(a.q),
+            .out_stride = width(a.out),
+            .tokens = tokens,
+            .heads = group,
+            .first_cell = sequence.past + first,
+            .window = a.window,
+            .scale = a.scale};
+}
+
+size_t CpuBackend::attention_scratch_of(const Attention &a) const {
+    const int32_t group = a.heads / a.kv_heads;
+    return attention_scratch(a.head_dim_k, a.head_dim_v,
+                             group * std::max(kRangeTokens, attention_tile_tokens(group)));
+}
+
+size_t CpuBackend::partials_of(const Attention &a, const CacheConfig &cache) const {
+    const size_t group = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
+    const size_t ranges = static_cast<size_t>(cache.blocks[group]) * kBlockTokens / kRangeCells + 2;
+    AttentionTile shape{};
+    shape.pages.head_dim_k = a.head_dim_k;
+    shape.pages.head_dim_v = a.head_dim_v;
+    shape.tokens = kRangeTokens;
+    shape.heads = a.heads / a.kv_heads;
+    return attention_partial(shape) * ranges * static_cast<size_t>(a.kv_heads);
+}
+
+// Few tokens, a long context and fewer K/V heads than would keep all threads busy: a unit is one range of
+// keys of one head. The ranges are those that attend() forms itself, so the result is the same.
+void CpuBackend::attend_by_ranges(const Attention &a, const Worker &worker) noexcept {
+    const SequenceSpan &sequence = batch_->sequences[0];
+    const int32_t ranges = range_count(tile(a, sequence, 0, 0, sequence.count));
+    const auto partial = [&](int32_t kv_head, int32_t range) {
+        const AttentionTile t = tile(a, sequence, kv_head, 0, sequence.count);
+        return partials_.as<float>() + attention_partial(t) * static_cast<size_t>(kv_head * ranges + range);
+    };
+    pool_->for_each(worker.thread, int64_t{a.kv_heads} * ranges, [&](int64_t unit) {
+        const int32_t kv_head = static_cast<int32_t>(unit / ranges),
+                      range = static_cast<int32_t>(unit % ranges);
+        isa_.attention->attend_range(tile(a, sequence, kv_head, 0, sequence.count), range,
+                                     partial(kv_head, range),
+                                     scratch_[static_cast<size_t>(worker.thread)].as<float>());
+    });
+    pool_->barrier();
+    pool_->for_each(worker.thread, a.kv_heads, [&](int64_t kv_head) {
+        const int32_t head = static_cast<int32_t>(kv_head);
+        isa_.attention->join(tile(a, sequence, head, 0, sequence.count), partial(head, 0), ranges);
+    });
+}
+
+void CpuBackend::run(const AttendPhase &phase, Worker &worker) noexcept {
+    const Attention &a = phase.step;
+    const bool one_short = batch_->sequences.size() == 1 && worker.rows <= kRangeTokens;
+    if (one_short && pool_->threads() > 1 && a.kv_heads < 4 * pool_->threads() &&
+        range_count(tile(a, batch_->sequences[0], 0, 0, worker.rows)) > 1) {
+        attend_by_ranges(a, worker);
+        return;
+    }
+    // Units of all sequences in one numbering; later tokens see more keys, so the largest units come first.
+    const int32_t step = attention_tile_tokens(a.heads / a.kv_heads);
+    const auto tiles = [&](const SequenceSpan &s) { return (s.count + step - 1) / step; };
+    int64_t units = 0;
+    for (const SequenceSpan &s : batch_->sequences) units += int64_t{tiles(s)} * a.kv_heads;
+    pool_->for_each(worker.thread, units, [&](int64_t unit) {
+        size_t s = 0;
+        while (unit >= int64_t{tiles(batch_->sequences[s])} * a.kv_heads)
+            unit -= int64_t{tiles(batch_->sequences[s++])} * a.kv_heads;
+        const SequenceSpan &sequence = batch_->sequences[s];
+        const int32_t first = (tiles(sequence) - 1 - static_cast<int32_t>(unit / a.kv_heads)) * step;
+        const int32_t kv_head = static_cast<int32_t>(unit % a.kv_heads);
+        isa_.attention->attend(tile(a, sequence, kv_head, first, std::min(step, sequence.count - first)),
+                               scratch_[static_cast<size_t>(worker.thread)].as<float>());
+    });
+}
+
+void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
+    const Weight &w = weight(phase.step.weight);
+    multiply(w, logits_.data(), w.rows, nullptr, nullptr, worker, 0);
+}
+
+void CpuBackend::run(const SelectPhase &phase, Worker &worker) noexcept {
+    const int32_t kept = static_cast<int32_t>(batch_->logit_rows.size());
+    if (kept < worker.rows)
+        for (size_t i = static_cast<size_t>(worker.thread); i < phase.slots.size();
+             i += static_cast<size_t>(pool_->threads()))
+            for (int32_t r = 0; r < kept; ++r) {
+                const int32_t from = batch_->logit_rows[static_cast<size_t>(r)];
+                const size_t bytes = static_cast<size_t>(width(phase.slots[i])) * sizeof(float);
+                if (from != r) std::memcpy(row(phase.slots[i], r), row(phase.slots[i], from), bytes);
+            }
+    worker.rows = kept;
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(int threads) {
+    return std::make_unique<CpuBackend>(threads);
+}
+
+std::string instruction_set() {
+    return choose_isa().linear->name;
+}
+
+}  // namespace runnel::kernels::cpu

@@ -1,0 +1,64 @@
+#include "kernels/cpu/memory.h"
+
+#include <sys/mman.h>
+
+#include <string>
+#include <utility>
+
+namespace runnel::kernels::cpu {
+
+LazyBuffer::LazyBuffer(size_t bytes, const char *what) : bytes_(bytes) {
+    if (bytes == 0) return;
+    void *memory =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        throw BackendError(BackendError::Kind::OutOfMemory,
+                           std::string("cannot reserve ") + std::to_string((bytes + (1 << 20) - 1) >> 20) +
+                               " MiB for " + what);
+    data_ = static_cast<std::byte *>(memory);
+}
+
+LazyBuffer::~LazyBuffer() {
+    if (data_) munmap(data_, bytes_);
+}
+
+LazyBuffer::LazyBuffer(LazyBuffer &&other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+LazyBuffer &LazyBuffer::operator=(LazyBuffer &&other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+}
+
+CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) {
+    groups_.resize(config.blocks.size());
+    for (const CacheLayer &layer : program.cache_layers) {
+        Group &group = groups_[static_cast<size_t>(layer.group)];
+        const size_t head_cells = static_cast<size_t>(layer.kv_heads) * kBlockTokens;
+        const size_t k_offset = group.block,
+                     v_offset = k_offset + head_cells * static_cast<size_t>(layer.head_dim_k);
+        layers_.push_back({static_cast<size_t>(layer.group), k_offset, v_offset});
+        group.block = v_offset + head_cells * static_cast<size_t>(layer.head_dim_v);
+    }
+    for (size_t g = 0; g < groups_.size(); ++g)
+        groups_[g].memory =
+            LazyBuffer(groups_[g].block * sizeof(uint16_t) * static_cast<size_t>(config.blocks[g]),
+                       "the K/V cache; a smaller context (-c) needs less");
+}
+
+KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId *table) const {
+    const LayerPlace &place = layers_[static_cast<size_t>(step.layer)];
+    const Group &group = groups_[place.group];
+    const size_t head_cells = static_cast<size_t>(kv_head) * kBlockTokens;
+    uint16_t *base = group.memory.as<uint16_t>();
+    return {.k = base + place.k_offset + head_cells * static_cast<size_t>(step.head_dim_k),
+            .v = base + place.v_offset + head_cells * static_cast<size_t>(step.head_dim_v),
+            .k_stride = group.block,
+            .v_stride = group.block,
+            .table = table,
+            .head_dim_k = step.head_dim_k,
+            .head_dim_v = step.head_dim_v};
+}
+
+}  // namespace runnel::kernels::cpu

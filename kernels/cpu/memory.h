@@ -1,0 +1,59 @@
+// Memory of the CPU backend: large buffers that cost nothing until they are written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/attention.h"
+
+namespace runnel::kernels::cpu {
+
+// Zero-filled anonymous pages, taken from the system on first touch. 4096-byte aligned.
+class LazyBuffer {
+  public:
+    LazyBuffer() = default;
+    // Throws BackendError{OutOfMemory} naming `what` when the address space or the commit limit is exhausted.
+    LazyBuffer(size_t bytes, const char *what);
+    ~LazyBuffer();
+    LazyBuffer(LazyBuffer &&other) noexcept;
+    LazyBuffer &operator=(LazyBuffer &&other) noexcept;
+
+    std::byte *data() const { return data_; }
+    size_t size() const { return bytes_; }
+    template <typename T>
+    T *as() const {
+        return reinterpret_cast<T *>(data_);
+    }
+
+  private:
+    std::byte *data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+// K and V pages in f16. A block holds, for every layer of its group and every K/V head, one K page
+// [head_dim_k][kBlockTokens] (transposed: lanes are keys in q . k) and one V page [kBlockTokens][head_dim_v].
+class CacheMemory {
+  public:
+    CacheMemory() = default;
+    CacheMemory(const Program &program, const CacheConfig &config);
+
+    // The pages of one layer and K/V head, for the blocks of `table`.
+    KvPages pages(const Attention &step, int32_t kv_head, const BlockId *table) const;
+
+  private:
+    struct LayerPlace {
+        size_t group;
+        size_t k_offset, v_offset;  // of the layer's first K and V page in a block, in halves
+    };
+    struct Group {
+        LazyBuffer memory;
+        size_t block = 0;  // halves per block
+    };
+
+    std::vector<LayerPlace> layers_;
+    std::vector<Group> groups_;
+};
+
+}  // namespace runnel::kernels::cpu

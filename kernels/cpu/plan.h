@@ -1,0 +1,61 @@
+// How the CPU runs a Program: its steps regrouped into phases with one barrier between them.
+//
+// All threads walk the same list of phases. A phase is split by tokens (cheap row-wise work) or by rows of a
+// matrix (everything that reads weights); nothing within a phase depends on another thread's part of it.
+// Steps that only prepare the input of a matrix (norm, gate) are merged with its quantisation.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "kernels/cpu/linear.h"
+#include "kernels/program.h"
+
+namespace runnel::kernels::cpu {
+
+// A set of ActFormat, by bit.
+using FormatSet = uint32_t;
+constexpr FormatSet format_bit(ActFormat format) {
+    return 1u << static_cast<uint32_t>(format);
+}
+
+struct EmbedPhase {
+    Embed step;
+};
+
+// Computes the slot that the next multiply reads, if a step precedes it, and packs it in every format needed.
+struct PreparePhase {
+    std::variant<std::monostate, Norm, Gate> step;
+    Slot slot;
+    FormatSet formats;  // none: only the step is run
+};
+
+struct MultiplyPhase {
+    Linear step;
+};
+
+// Head norms, RoPE, append of K and V to the cache.
+struct AppendPhase {
+    Attention step;
+};
+
+struct AttendPhase {
+    Attention step;
+};
+
+// From here on only the tokens whose logits are wanted matter: their rows move to the front of these slots.
+struct SelectPhase {
+    std::vector<Slot> slots;
+};
+
+struct LogitsPhase {
+    Logits step;
+};
+
+using Phase =
+    std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, SelectPhase, LogitsPhase>;
+
+std::vector<Phase> plan(const Program &program);
+
+}  // namespace runnel::kernels::cpu

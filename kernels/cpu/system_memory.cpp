@@ -1,0 +1,66 @@
+#include "kernels/cpu/system_memory.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+
+namespace runnel::kernels::cpu {
+namespace {
+
+std::string read_text(const std::filesystem::path &path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::optional<size_t> number(std::string_view text) {
+    const size_t begin = text.find_first_not_of(" \t");
+    if (begin == text.npos) return std::nullopt;
+    size_t value = 0;
+    const auto [end, error] = std::from_chars(text.data() + begin, text.data() + text.size(), value);
+    return error == std::errc() ? std::optional(value) : std::nullopt;
+}
+
+// The number behind `name` at the beginning of a line.
+std::optional<size_t> field(std::string_view text, std::string_view name) {
+    for (size_t at = text.find(name); at != text.npos; at = text.find(name, at + 1))
+        if (at == 0 || text[at - 1] == '\n') return number(text.substr(at + name.size()));
+    return std::nullopt;
+}
+
+}  // namespace
+
+SystemMemory parse_meminfo(std::string_view text) {
+    const auto bytes = [&](std::string_view name) { return field(text, name).value_or(0) * 1024; };
+    return {bytes("MemTotal:"), bytes("MemAvailable:")};
+}
+
+SystemMemory limit_by_cgroups(SystemMemory memory, const std::filesystem::path &membership,
+                              const std::filesystem::path &mount) {
+    const std::string groups = read_text(membership);
+    const size_t begin = groups.find("0::/");
+    if (begin == std::string::npos) return memory;
+    const size_t end = groups.find('\n', begin);
+    std::filesystem::path group = groups.substr(begin + 4, end == groups.npos ? end : end - begin - 4);
+    for (;; group = group.parent_path()) {
+        const std::filesystem::path directory = mount / group;
+        if (const auto limit = number(read_text(directory / "memory.max"))) {
+            const std::string stat = read_text(directory / "memory.stat");
+            const size_t cache =
+                field(stat, "inactive_file ").value_or(0) + field(stat, "active_file ").value_or(0);
+            const size_t used = number(read_text(directory / "memory.current")).value_or(0);
+            const size_t taken = used - std::min(used, cache);
+            memory.total = std::min(memory.total, *limit);
+            memory.available = std::min(memory.available, *limit - std::min(*limit, taken));
+        }
+        if (group.empty()) return memory;
+    }
+}
+
+SystemMemory system_memory() {
+    return limit_by_cgroups(parse_meminfo(read_text("/proc/meminfo")), "/proc/self/cgroup", "/sys/fs/cgroup");
+}
+
+}  // namespace runnel::kernels::cpu

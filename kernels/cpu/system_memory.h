@@ -1,0 +1,25 @@
+// How much memory this process may still use.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string_view>
+
+namespace runnel::kernels::cpu {
+
+struct SystemMemory {
+    size_t total = 0, available = 0;  // bytes; 0 when unknown
+};
+
+// MemTotal and MemAvailable of /proc/meminfo (which counts page cache that can be dropped as available),
+// limited by the memory limits of the process's control groups.
+SystemMemory system_memory();
+
+// The parts of it.
+SystemMemory parse_meminfo(std::string_view text);
+// Lowers `memory` to what a control group of version 2 and its ancestors allow; its page cache counts as
+// available. membership: /proc/self/cgroup; mount: /sys/fs/cgroup.
+SystemMemory limit_by_cgroups(SystemMemory memory, const std::filesystem::path &membership,
+                              const std::filesystem::path &mount);
+
+}  // namespace runnel::kernels::cpu

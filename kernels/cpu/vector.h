@@ -1,0 +1,72 @@
+// The small operators between the matrix products: norms, rotations, gates, conversions, and the arithmetic
+// of a vocabulary. All work on float32 rows.
+//
+// One table of functions per instruction set. Every table computes bit-equal results: a result is defined by
+// a sequence of IEEE float operations (given with each function), fma means one rounding, and a wider
+// vector only does more elements at a time. The scalar table is the definition, the others are tested
+// against it with memcmp. (NaN results are NaN everywhere, but their payload is not defined.)
+//
+// exp is the same everywhere (softmax, SiLU, sampling):
+//   x clamped to [-87.3, 88.37]; t = fma(x, log2 e, 1.5 * 2^23); n = t - 1.5 * 2^23 (the nearest integer);
+//   r = fma(n, -ln2_low, fma(n, -ln2_high, x)); p = c2 + c3 r + .. + c6 r^4 (Horner, fma);
+//   exp = fma(r * r, p, 1 + r) with n added to the exponent bits.
+// Error at most 1.25 ulp; exp(0) is exactly 1.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/program.h"
+
+namespace runnel::kernels::cpu {
+
+struct VectorKernels {
+    const char *name;  // "scalar", "avx2", "avx512"
+
+    // out[k] = (x[k] * scale) * weight[k], scale = 1 / sqrt(sum / n + eps); sum of squares: lane k mod 8 sums
+    // fma(x[k], x[k], lane), then ((0+4) + (2+6)) + ((1+5) + (3+7)). out may be x.
+    void (*rms_norm)(const float *x, const float *weight, int64_t n, float eps, float *out) noexcept;
+
+    // out = (gate / (1 + exp(-gate))) * up. out may be gate or up.
+    void (*swiglu)(const float *gate, const float *up, int64_t n, float *out) noexcept;
+
+    // Rotates the first 2 * half_rot dimensions of each of `heads` consecutive heads of one token, in place:
+    // (a, b) -> (fma(a, cos, -(b * sin)), fma(a, sin, b * cos)) for the pairs that `pairs` names.
+    // cos, sin: [half_rot], the token's row of rope_row(). Precondition: 2 * half_rot <= head_dim.
+    void (*rope)(float *x, int32_t heads, int32_t head_dim, const float *cos, const float *sin,
+                 int32_t half_rot, RopeTable::Pairs pairs) noexcept;
+
+    // out = a + b. out may be a or b.
+    void (*add)(const float *a, const float *b, int64_t n, float *out) noexcept;
+
+    // out = a * x. out may be x.
+    void (*scale)(float a, const float *x, int64_t n, float *out) noexcept;
+
+    // out = exp(x). out may be x.
+    void (*exp)(const float *x, int64_t n, float *out) noexcept;
+
+    // float32 to binary16, to nearest even; NaN stays NaN, too large becomes infinite. And back, exactly.
+    void (*to_half)(const float *x, int64_t n, uint16_t *out) noexcept;
+    void (*from_half)(const uint16_t *x, int64_t n, float *out) noexcept;
+
+    // Index of the largest element, the first of equals. NaN is never the largest; 0 if there is nothing
+    // else.
+    int64_t (*argmax)(const float *x, int64_t n) noexcept;
+};
+
+const VectorKernels &vector_scalar();
+const VectorKernels *vector_avx2();    // null if the CPU lacks AVX2, FMA or F16C
+const VectorKernels *vector_avx512();  // null if the CPU lacks AVX-512 F, BW, DQ, VL or VNNI
+const VectorKernels &vector_best();    // the widest that this CPU has
+
+bool cpu_has_avx2();
+bool cpu_has_avx512();
+
+// cos and sin of every pair of a table at a position, times its magnitude, computed in double precision.
+// cos, sin: [inv_freq.size()].
+void rope_row(const RopeTable &table, int32_t position, float *cos, float *sin);
+
+// log(sum(exp(x))) for n >= 1, the exponentials as above, their sum in double precision: x[i] - log_sum_exp
+// is the log probability of token i, with an absolute error below 1e-6.
+double log_sum_exp(const float *x, int64_t n);
+
+}  // namespace runnel::kernels::cpu

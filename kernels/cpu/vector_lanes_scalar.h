@@ -1,0 +1,166 @@
+// Eight float lanes as a plain array: the operations of vector_body.h and attention_body.h for any CPU, and
+// the definition of what each operation means. Included once per kernel file, so everything is local to it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace runnel::kernels::cpu {
+namespace {
+
+inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+inline float float_of(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// a * b + c, rounded once. std::fma is a call into the C library, which on a CPU without the instruction
+// costs microseconds. Here: the product of two floats is exact in double, the sum is rounded to odd (Boldo &
+// Melquiond 2008: the last bit set if anything was lost; TwoSum tells), and 53 bits of which the last tells
+// "there was more" are enough to round to 24 correctly.
+inline float fused(float a, float b, float c) {
+    const double product = static_cast<double>(a) * b, sum = product + c, back = sum - product;
+    const double lost = (product - (sum - back)) + (c - back);  // NaN if the sum is not finite
+    uint64_t bits;
+    std::memcpy(&bits, &sum, sizeof bits);
+    const bool inexact = (lost > 0) | (lost < 0), outwards = (lost > 0) == (sum > 0);
+    const uint64_t step = outwards ? 1 : ~uint64_t{0};
+    bits += (inexact & ((bits & 1) == 0)) ? step : 0;
+    double odd;
+    std::memcpy(&odd, &bits, sizeof odd);
+    return static_cast<float>(odd);
+}
+
+// binary16 -> float32, exactly; a signalling NaN becomes quiet, as the F16C instruction does it.
+inline float half_to_float(uint16_t half) {
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, magnitude = half & 0x7fffu;
+    if (magnitude > 0x7c00) return float_of(sign | 0x7fc00000u | magnitude << 13);
+    if (magnitude == 0x7c00) return float_of(sign | 0x7f800000u);
+    // The exponent bias differs by 112; the product is exact and turns subnormal halves into normal floats.
+    return float_of(sign | bits_of(float_of(magnitude << 13) * 0x1p112f));
+}
+
+// float32 -> binary16, to nearest even.
+inline uint16_t float_to_half(float x) {
+    const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
+    const uint32_t sign = bits >> 16 & 0x8000u;
+    uint32_t half;
+    if (magnitude > 0x7f800000u) {
+        half = 0x7e00u | (magnitude >> 13 & 0x3ffu);
+    } else if (magnitude >= 0x47800000u) {  // 2^16
+        half = 0x7c00u;
+    } else if (magnitude < 0x38800000u) {  // 2^-14: one ulp of 0.5f is one subnormal step
+        half = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
+    } else {
+        half = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+    }
+    return static_cast<uint16_t>(sign | half);
+}
+
+struct ScalarLanes {
+    static constexpr int kWidth = 8;
+    static constexpr int kRows = 4;          // query rows per register tile (attention_body.h)
+    static constexpr int kAccumulators = 8;  // vectors of output per register tile
+    struct Float {
+        float lane[kWidth];
+    };
+
+    template <typename F>
+    static Float each(F f) {
+        Float out;
+        for (int i = 0; i < kWidth; ++i) out.lane[i] = f(i);
+        return out;
+    }
+    static Float set(float x) {
+        return each([&](int) { return x; });
+    }
+    static Float zero() { return set(0); }
+    static Float load(const float *x) {
+        return each([&](int i) { return x[i]; });
+    }
+    // The first n lanes; the others are 0.
+    static Float load_n(const float *x, int n) {
+        return each([&](int i) { return i < n ? x[i] : 0.0f; });
+    }
+    static void store(float *out, Float x) { std::memcpy(out, x.lane, sizeof x.lane); }
+    static void store_n(float *out, Float x, int n) {
+        for (int i = 0; i < n; ++i) out[i] = x.lane[i];
+    }
+    static Float load_half(const uint16_t *x) {
+        return each([&](int i) { return half_to_float(x[i]); });
+    }
+    static Float load_half_n(const uint16_t *x, int n) {
+        return each([&](int i) { return i < n ? half_to_float(x[i]) : 0.0f; });
+    }
+    static void store_half(uint16_t *out, Float x) { store_half_n(out, x, kWidth); }
+    static void store_half_n(uint16_t *out, Float x, int n) {
+        for (int i = 0; i < n; ++i) out[i] = float_to_half(x.lane[i]);
+    }
+
+    static Float add(Float a, Float b) {
+        return each([&](int i) { return a.lane[i] + b.lane[i]; });
+    }
+    static Float sub(Float a, Float b) {
+        return each([&](int i) { return a.lane[i] - b.lane[i]; });
+    }
+    static Float mul(Float a, Float b) {
+        return each([&](int i) { return a.lane[i] * b.lane[i]; });
+    }
+    static Float div(Float a, Float b) {
+        return each([&](int i) { return a.lane[i] / b.lane[i]; });
+    }
+    static Float fma(Float a, Float b, Float c) {  // a * b + c
+        return each([&](int i) { return fused(a.lane[i], b.lane[i], c.lane[i]); });
+    }
+    static Float fms(Float a, Float b, Float c) {  // a * b - c
+        return each([&](int i) { return fused(a.lane[i], b.lane[i], -c.lane[i]); });
+    }
+    // As the x86 instructions: the second operand if one is NaN.
+    static Float max(Float a, Float b) {
+        return each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+    }
+    static Float min(Float a, Float b) {
+        return each([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+    }
+    static float reduce_max(Float a) {
+        float best = a.lane[0];
+        for (int i = 1; i < kWidth; ++i) best = a.lane[i] > best ? a.lane[i] : best;
+        return best;
+    }
+    static bool any_greater(Float a, Float b) {
+        bool any = false;
+        for (int i = 0; i < kWidth; ++i) any |= a.lane[i] > b.lane[i];
+        return any;
+    }
+    // Lanes begin <= i < end of a, the others of b; begin and end may lie outside [0, kWidth].
+    static Float keep(Float a, Float b, int begin, int end) {
+        return each([&](int i) { return i >= begin && i < end ? a.lane[i] : b.lane[i]; });
+    }
+    // Index of the first lane that equals x, or kWidth.
+    static int find(Float a, float x) {
+        int i = 0;
+        while (i < kWidth && !(a.lane[i] == x)) ++i;
+        return i;
+    }
+    // The low bits of t, an integer n, added to the exponent of a: a * 2^n.
+    static Float add_exponent(Float a, Float t) {
+        return each([&](int i) { return float_of(bits_of(a.lane[i]) + (bits_of(t.lane[i]) << 23)); });
+    }
+    // Rotates n <= kWidth / 2 adjacent pairs at x.
+    static void rotate_adjacent(float *x, const float *cos, const float *sin, int n) {
+        for (int i = 0; i < n; ++i) {
+            const float a = x[2 * i], b = x[2 * i + 1];
+            x[2 * i] = fused(a, cos[i], -(b * sin[i]));
+            x[2 * i + 1] = fused(a, sin[i], b * cos[i]);
+        }
+    }
+};
+
+}  // namespace
+}  // namespace runnel::kernels::cpu

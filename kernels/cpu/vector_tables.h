@@ -1,0 +1,12 @@
+// The tables behind vector.h and attention.h. Data only: reading them runs no code of their instruction set.
+#pragma once
+
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/vector.h"
+
+namespace runnel::kernels::cpu {
+
+extern const VectorKernels kVectorScalar, kVectorAvx2, kVectorAvx512;
+extern const AttentionKernels kAttentionScalar, kAttentionAvx2, kAttentionAvx512;
+
+}  // namespace runnel::kernels::cpu

@@ -1,0 +1,38 @@
+#include "kernels/program.h"
+
+#include "kernels/backend.h"
+
+namespace runnel::kernels {
+
+size_t Program::weight_bytes_per_token() const {
+    size_t bytes = 0;
+    const auto count = [&](WeightId id) {
+        if (id != kNoWeight) bytes += weights[static_cast<size_t>(id)].bytes();
+    };
+    for (const Step &step : steps) {
+        if (const auto *embed = std::get_if<Embed>(&step)) {
+            const Weight &table = weights[static_cast<size_t>(embed->table)];
+            bytes += gguf::row_bytes(table.type, table.cols);
+        } else if (const auto *norm = std::get_if<Norm>(&step)) {
+            count(norm->weight);
+        } else if (const auto *linear = std::get_if<Linear>(&step)) {
+            for (const Linear::Part &part : linear->parts) count(part.weight), count(part.bias);
+        } else if (const auto *attention = std::get_if<Attention>(&step)) {
+            count(attention->q_norm), count(attention->k_norm);
+        } else if (const auto *logits = std::get_if<Logits>(&step)) {
+            count(logits->weight);
+        }
+    }
+    return bytes;
+}
+
+size_t cache_block_bytes(const Program &program, int32_t group) {
+    size_t bytes = 0;
+    for (const CacheLayer &layer : program.cache_layers)
+        if (layer.group == group)
+            bytes += size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads) *
+                     static_cast<size_t>(layer.head_dim_k + layer.head_dim_v) * sizeof(uint16_t);
+    return bytes;
+}
+
+}  // namespace runnel::kernels

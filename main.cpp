@@ -1,0 +1,473 @@
+// The command line: parse, call one function of engine/commands, turn what goes wrong into one line and an
+// exit code.
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <new>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/commands/arguments.h"
+#include "engine/commands/commands.h"
+#include "engine/decode/error.h"
+#include "engine/model/model.h"
+#include "engine/text/tokenizer.h"
+#include "gguf/file.h"
+#include "gguf/printable.h"
+#include "kernels/backend.h"
+
+namespace {
+
+namespace gguf = runnel::gguf;
+namespace model = runnel::model;
+namespace text = runnel::text;
+namespace kernels = runnel::kernels;
+namespace decode = runnel::decode;
+using namespace runnel::commands;
+
+// What all commands have, and the model and text among the words of the command line.
+struct Common {
+    bool quiet = false;
+    bool version = false;
+    std::optional<std::string> model;
+    Arguments words;
+};
+
+// Flags of llama.cpp that say how to use a GPU, understood so that scripts run: this build has none.
+struct DeviceFlags {
+    std::string gpu_layers = "auto";
+    std::string device = "auto";
+    std::string cache_type_k = "f16", cache_type_v = "f16";
+};
+
+// Help without the names of environment variables, which follow a rule.
+class HelpFormatter final : public CLI::Formatter {
+  public:
+    HelpFormatter() { column_width(34); }
+    std::string make_option_opts(const CLI::Option *option) const override {
+        const bool flag = option->get_type_size() == 0 || option->get_type_name().empty();
+        return flag ? std::string() : " " + option->get_type_name();
+    }
+};
+
+// Whole numbers from `low` to `high`.
+CLI::Validator range(int64_t low, int64_t high) {
+    CLI::Range check(low, high);
+    check.description("");
+    return check;
+}
+
+class Parser {
+  public:
+    // `text`: what the word after the model is called in help, if there is one.
+    Parser(const std::string &command, const std::string &description, bool has_model,
+           const char *text = nullptr)
+        : app_(description, "runnel " + command) {
+        app_.formatter(std::make_shared<HelpFormatter>());
+        app_.option_defaults()->take_last();
+        if (has_model) {
+            words_.push_back(app_.add_option("MODEL", "the model, a GGUF file (any part of a split one)"));
+            text_option("-m,--model", common_.model, "the same as an option");
+        }
+        if (text) words_.push_back(app_.add_option(text, "see the options below"));
+        flag("-q,--quiet", common_.quiet, "no progress, notes or statistics: errors only");
+        app_.add_flag("--version", common_.version, "what this program is built from");
+        app_.add_option("--config", config_, "settings from a TOML or INI file; sections are commands")
+            ->type_name("FILE");
+    }
+    template <class T>
+    CLI::Option *option(const std::string &names, T &value, const std::string &help) {
+        CLI::Option *added = app_.add_option(names, value, help);
+        environment(added);
+        return added->type_name("N");
+    }
+    // Text as it stands, also empty.
+    template <class T>
+    CLI::Option *text_option(const std::string &names, T &value, const std::string &help) {
+        CLI::Option *added = app_.add_option_function<std::string>(
+            names, [&value](const std::string &text) { value = text; }, help);
+        environment(added);
+        return added->type_name("TEXT");
+    }
+    CLI::Option *list(const std::string &names, std::vector<std::string> &values, const std::string &help) {
+        return app_.add_option(names, values, help)->take_all()->allow_extra_args(false)->type_name("TEXT");
+    }
+    void flag(const std::string &names, bool &value, const std::string &help) {
+        environment(app_.add_flag(names, value, help));
+    }
+    CLI::App &app() { return app_; }
+
+    // What was parsed.
+    const Common &common() {
+        common_.words.clear();
+        for (const CLI::Option *word : words_)
+            if (word->count() > 0) common_.words.push_back(word->results().front());
+        return common_;
+    }
+
+  private:
+    // RUNNEL_CTX_SIZE for --ctx-size. The model's is looked at in dispatch().
+    void environment(CLI::Option *added) {
+        if (added->get_lnames().empty() || added->get_lnames().front() == "model") return;
+        std::string name = "RUNNEL_";
+        for (const char c : added->get_lnames().front())
+            name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+        added->envname(name);
+    }
+    CLI::App app_;
+    Common common_;
+    std::vector<CLI::Option *> words_;
+    std::string config_;
+};
+
+void add_model_options(Parser &p, ModelOptions &o, DeviceFlags &d) {
+    p.option("-c,--ctx-size", o.context, "context in tokens; 0: the model's own, reduced to what fits")
+        ->check(range(int64_t{0}, int64_t{1} << 40));
+    p.option("-t,--threads", o.threads, "CPU threads; 0: the physical cores")->check(range(0, 4096));
+    p.option("-b,--batch-size,--ubatch-size", o.batch, "tokens per step of a prefill (-ub)")
+        ->check(range(1, 1 << 20));
+    p.text_option("--device", d.device, "where to run (-dev)")->check(CLI::IsMember({"auto", "cpu"}));
+    p.text_option("--gpu-layers,--n-gpu-layers", d.gpu_layers,
+                  "layers on a GPU (-ngl); this build has no GPU");
+    p.text_option("--cache-type-k", d.cache_type_k, "type of the cached keys (-ctk)")
+        ->check(CLI::IsMember({"f16"}));
+    p.text_option("--cache-type-v", d.cache_type_v, "type of the cached values (-ctv)")
+        ->check(CLI::IsMember({"f16"}));
+}
+
+void add_generation_options(Parser &p, GenerationFlags &g, StatsFlags &stats) {
+    decode::SamplingOptions &s = g.sampling;
+    p.option("-n,--predict,--n-predict,--max-tokens", g.predict,
+             "most tokens to generate; -1: until the end");
+    p.option("-s,--seed", g.seed, "sampling seed; random, and shown by --stats, if not given")
+        ->check(CLI::Validator(
+            [](std::string &text) {
+                return text.find_first_not_of("0123456789") == std::string::npos
+                           ? std::string()
+                           : "the seed is a number (the system prompt is --system or -sys)";
+            },
+            "UINT"));
+    p.option("--temp,--temperature", s.temperature, "temperature; 0: greedy");
+    p.option("--top-k", s.top_k, "the K most probable tokens only; 0: off");
+    p.option("--top-p", s.top_p, "the most probable tokens up to this probability; 1: off");
+    p.option("--min-p", s.min_p, "tokens of at least this share of the best one's probability; 0: off");
+    p.option("--typical", s.typical, "locally typical sampling; 1: off");
+    p.option("--repeat-penalty", s.repeat_penalty, "penalty on repeated tokens; 1: off")
+        ->check(CLI::PositiveNumber);
+    p.option("--repeat-last-n", s.repeat_last_n, "tokens that the penalties look at; -1: all");
+    p.option("--presence-penalty", s.presence_penalty, "penalty on tokens that were there; 0: off");
+    p.option("--frequency-penalty", s.frequency_penalty, "penalty by how often they were; 0: off");
+    p.list("--stop,-r,--reverse-prompt", g.stops, "end in front of this text; repeatable");
+    p.flag("--ignore-eos", g.ignore_eos, "go on when the model wants to end");
+    p.list("--logit-bias", g.logit_bias, "ID+B or ID-B: add to a token's logit; repeatable");
+    p.option("--deadline", g.deadline, "stop after so many seconds, with what there is")
+        ->check(CLI::NonNegativeNumber);
+    p.flag("--stats", stats.print, "a summary on stderr");
+    p.text_option("--stats-file", stats.file, "the summary as JSON, to a file");
+    p.option("--stats-fd", stats.fd, "the summary as JSON, to a file descriptor")->check(range(0, 1 << 20));
+}
+
+template <class Options>
+void add_system_options(Parser &p, Options &o) {
+    p.text_option("--system,--system-prompt", o.system, "the system prompt (-sys)");
+    p.text_option("--system-file", o.system_file, "the system prompt from a file (-sysf)");
+}
+
+// A command ready to be parsed, and what to do then.
+struct Command {
+    std::unique_ptr<Parser> parser;
+    std::function<int(const Words &, Io &)> call;
+    bool takes_text = false, takes_model = true;
+};
+
+template <class Options>
+std::shared_ptr<std::pair<Options, DeviceFlags>> new_options() {
+    return std::make_shared<std::pair<Options, DeviceFlags>>();
+}
+
+void note_gpu(const DeviceFlags &d, Io &io) {
+    if (d.gpu_layers != "auto" && d.gpu_layers != "0")
+        io.note("this build has no GPU support: -ngl " + d.gpu_layers +
+                " has no effect, everything runs on the CPU");
+}
+
+Command make_run() {
+    auto parser = std::make_unique<Parser>("run", "One prompt in, one answer out.", true, "PROMPT");
+    auto o = new_options<RunOptions>();
+    add_model_options(*parser, o->first.model, o->second);
+    add_generation_options(*parser, o->first.generation, o->first.stats);
+    add_system_options(*parser, o->first);
+    parser->text_option("-p,--prompt", o->first.prompt, "the prompt, instead of the argument");
+    parser->text_option("-f,--file", o->first.file, "the prompt from a file; -: standard input");
+    parser->flag("--raw", o->first.raw, "complete the text as it stands, without the chat template");
+    parser->flag("--echo", o->first.echo, "the prompt first");
+    parser->flag("--json", o->first.json, "one JSON object on stdout");
+    auto overflow = std::make_shared<std::string>("error");
+    parser->text_option("--on-overflow", *overflow, "what to do with a prompt that outgrows the context")
+        ->check(CLI::IsMember({"error"}));
+    const auto call = [o, overflow](const Words &words, Io &io) {
+        RunOptions &options = o->first;
+        options.model.path = words.model;
+        if (words.text && options.prompt) throw UsageError("two prompts: one as an argument, one with -p");
+        if (words.text) options.prompt = words.text;
+        note_gpu(o->second, io);
+        return run(options, io);
+    };
+    return {std::move(parser), call, true};
+}
+
+Command make_chat() {
+    auto parser = std::make_unique<Parser>("chat", "Talk to a model.", true);
+    auto o = new_options<ChatOptions>();
+    add_model_options(*parser, o->first.model, o->second);
+    add_generation_options(*parser, o->first.generation, o->first.stats);
+    add_system_options(*parser, o->first);
+    auto overflow = std::make_shared<std::string>("shift");
+    parser->text_option("--on-overflow", *overflow, "when the context is full: shift drops the oldest turns")
+        ->check(CLI::IsMember({"shift", "error"}));
+    parser->text_option("--color", o->first.color, "colours")->check(CLI::IsMember({"auto", "on", "off"}));
+    const auto call = [o, overflow](const Words &words, Io &io) {
+        o->first.model.path = words.model;
+        o->first.shift = *overflow == "shift";
+        note_gpu(o->second, io);
+        return chat(o->first, io);
+    };
+    return {std::move(parser), call};
+}
+
+Command make_inspect() {
+    auto parser = std::make_unique<Parser>("inspect", "Metadata, tensors, memory plan.", true);
+    auto o = std::make_shared<InspectOptions>();
+    parser->flag("--json", o->json, "one JSON object");
+    parser->flag("--tensors", o->tensors, "list the tensors (JSON always does)");
+    parser->flag("--arrays", o->arrays, "metadata arrays in full length");
+    parser->option("-c,--ctx-size", o->context, "context of the memory plan; 0: the model's own")
+        ->check(range(0, 1 << 30));
+    const auto call = [o](const Words &words, Io &io) {
+        o->path = words.model;
+        return inspect(*o, io);
+    };
+    return {std::move(parser), call};
+}
+
+Command make_tokenize() {
+    auto parser = std::make_unique<Parser>("tokenize", "Text to token ids and back.", true, "TEXT");
+    auto o = std::make_shared<TokenizeOptions>();
+    parser->text_option("-f,--file", o->file, "the text from a file; -: standard input");
+    parser->flag("--ids", o->ids, "the ids as one list");
+    parser->flag("--no-bos", o->no_bos, "without the tokens that the model adds");
+    parser->flag("--special", o->special, "the text of special tokens becomes those tokens");
+    parser->flag("--jsonl", o->jsonl, "a JSON string per line in, a list of ids per line out");
+    parser->flag("--decode", o->decode, "ids to text");
+    const auto call = [o](const Words &words, Io &io) {
+        o->path = words.model;
+        o->text = words.text;
+        return tokenize(*o, io);
+    };
+    return {std::move(parser), call, true};
+}
+
+Command make_perplexity() {
+    auto parser = std::make_unique<Parser>("perplexity", "Perplexity of a text.", true);
+    auto o = new_options<PerplexityOptions>();
+    add_model_options(*parser, o->first.model, o->second);
+    parser->text_option("-f,--file", o->first.file, "the text; -: standard input");
+    parser->option("--chunks", o->first.chunks, "only so many chunks; -1: all");
+    parser->text_option("--save-logits", o->first.save_logits, "save the log-probabilities to a file");
+    parser->text_option("--kl-base", o->first.base,
+                        "compare with saved log-probabilities; the text is in that file");
+    parser->flag("--json", o->first.json, "the result as JSON");
+    const auto call = [o](const Words &words, Io &io) {
+        o->first.model.path = words.model;
+        note_gpu(o->second, io);
+        return perplexity(o->first, io);
+    };
+    return {std::move(parser), call};
+}
+
+Command make_bench() {
+    auto parser = std::make_unique<Parser>("bench", "Speed, against what the hardware allows.", true);
+    auto o = new_options<BenchOptions>();
+    add_model_options(*parser, o->first.model, o->second);
+    parser->option("-p,--n-prompt", o->first.prompt, "tokens of the prefill test; 0: none")
+        ->check(range(0, 1 << 24));
+    parser->option("-n,--n-gen", o->first.generate, "tokens of the decode test; 0: none")
+        ->check(range(0, 1 << 24));
+    parser->option("-r,--repetitions", o->first.repetitions, "how often each")->check(range(1, 10000));
+    parser->app()
+        .add_option("-d,--depth", o->first.depths, "tokens in the cache before; a list: 0,4096")
+        ->delimiter(',')
+        ->take_all()
+        ->allow_extra_args(false)
+        ->check(range(0, 1 << 24));
+    parser->flag("--json", o->first.json, "the result as JSON");
+    const auto call = [o](const Words &words, Io &io) {
+        o->first.model.path = words.model;
+        note_gpu(o->second, io);
+        return bench(o->first, io);
+    };
+    return {std::move(parser), call};
+}
+
+Command make_devices() {
+    auto parser = std::make_unique<Parser>("devices", "What this machine offers.", false);
+    auto o = std::make_shared<DevicesOptions>();
+    parser->flag("--json", o->json, "as JSON");
+    return {std::move(parser), [o](const Words &, Io &io) { return devices(*o, io); }, false, false};
+}
+
+struct Entry {
+    std::string_view name;
+    Command (*make)();
+};
+constexpr Entry kCommands[] = {
+    {"chat", make_chat},       {"run", make_run},
+    {"bench", make_bench},     {"perplexity", make_perplexity},
+    {"inspect", make_inspect}, {"tokenize", make_tokenize},
+    {"devices", make_devices},
+};
+
+constexpr const char *kHelp =
+    "runnel: language models from GGUF files\n\n"
+    "  runnel chat MODEL             talk to a model in the terminal\n"
+    "  runnel run MODEL [PROMPT]     one prompt in, one answer out (argument, -f FILE, or stdin)\n"
+    "  runnel bench MODEL            prefill and decode speed against what the hardware allows\n"
+    "  runnel perplexity MODEL -f F  perplexity of a text, divergence from saved logits\n"
+    "  runnel inspect MODEL          metadata, tensors, memory plan\n"
+    "  runnel tokenize MODEL [TEXT]  ids and pieces\n"
+    "  runnel devices                what this machine offers\n"
+    "  runnel --version\n\n"
+    "runnel COMMAND --help explains a command. MODEL is a GGUF file; -m FILE is the same.\n"
+    "Every option can be set as RUNNEL_NAME in the environment and in a --config file.\n";
+
+bool has_option(Parser &parser, const std::string &name) {
+    return name != "config" && parser.app().get_option_no_throw("--" + name) != nullptr;
+}
+
+bool any_command_has(const std::string &name) {
+    for (const Entry &entry : kCommands)
+        if (has_option(*entry.make().parser, name)) return true;
+    return false;
+}
+
+std::optional<std::string> environment(const char *name) {
+    const char *value = std::getenv(name);
+    return value && *value ? std::optional<std::string>(value) : std::nullopt;
+}
+
+// Environment, then configuration, then the command line: the last one to set an option counts.
+int dispatch(const Entry &entry, Arguments arguments, Io &io) {
+    Command command = entry.make();
+    Parser &parser = *command.parser;
+    arguments = with_long_spellings(std::move(arguments));
+    std::optional<std::string> config = take_config(arguments);
+    if (!config) config = environment("RUNNEL_CONFIG");
+    std::optional<std::string> model = environment("RUNNEL_MODEL");
+    Arguments all;
+    if (config)
+        for (std::string &setting :
+             config_arguments(*config, std::string(entry.name), [&](const auto &name, bool anywhere) {
+                 return anywhere ? any_command_has(name) : has_option(parser, name);
+             })) {
+            if (setting.starts_with("--model="))
+                model = setting.substr(8);
+            else
+                all.push_back(std::move(setting));
+        }
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    std::reverse(all.begin(), all.end());  // as CLI11 wants it
+    try {
+        parser.app().parse(all);
+    } catch (const CLI::CallForHelp &) {
+        io.out.write(parser.app().help());
+        return exit_code::kDone;
+    }
+    const Common &common = parser.common();
+    io.quiet = common.quiet;
+    if (common.version) {
+        io.out.write(version());
+        return exit_code::kDone;
+    }
+    if (!command.takes_model && common.words.empty()) return command.call({}, io);
+    if (!command.takes_model)
+        throw UsageError("unexpected argument '" + gguf::printable(common.words[0]) + "'");
+    return command.call(split_words(common.words, common.model, model, command.takes_text), io);
+}
+
+int call(const Arguments &arguments, Io &io) {
+    if (arguments.empty()) {
+        io.err.try_write(kHelp);
+        return exit_code::kUsage;
+    }
+    const std::string &first = arguments[0];
+    if (first == "--version" || first == "version") {
+        io.out.write(version());
+        return exit_code::kDone;
+    }
+    if (first == "--help" || first == "-h" || first == "help") {
+        io.out.write(kHelp);
+        return exit_code::kDone;
+    }
+    for (const Entry &entry : kCommands)
+        if (first == entry.name) return dispatch(entry, {arguments.begin() + 1, arguments.end()}, io);
+    throw UsageError("there is no command '" + gguf::printable(first) + "'; runnel --help lists them");
+}
+
+// One line on stderr, whatever it holds.
+int fail(int code, std::string_view what, Io &io) {
+    io.err.try_write("runnel: " + gguf::printable(what, 4096) + "\n");
+    return code;
+}
+
+int guarded(const Arguments &arguments, Io &io) {
+    try {
+        return call(arguments, io);
+    } catch (const ClosedPipe &) {
+        return exit_code::kDone;
+    } catch (const Interrupted &) {
+        return exit_code::kInterrupted;
+    } catch (const UsageError &error) {
+        return fail(exit_code::kUsage, error.what(), io);
+    } catch (const CLI::ParseError &error) {
+        return fail(exit_code::kUsage, error.what(), io);
+    } catch (const InputError &error) {
+        return fail(exit_code::kInput, error.what(), io);
+    } catch (const gguf::FileError &error) {
+        return fail(error.missing ? exit_code::kUsage : exit_code::kModelFile, error.what(), io);
+    } catch (const model::ModelError &error) {
+        return fail(exit_code::kModelFile, error.what(), io);
+    } catch (const text::TokenizerError &error) {
+        return fail(exit_code::kModelFile, error.what(), io);
+    } catch (const kernels::BackendError &error) {
+        const bool memory = error.kind == kernels::BackendError::Kind::OutOfMemory;
+        return fail(memory ? exit_code::kMemory : exit_code::kFailed, error.what(), io);
+    } catch (const decode::DecodeError &error) {
+        using Kind = decode::DecodeError::Kind;
+        return fail(error.kind == Kind::OutOfMemory ? exit_code::kMemory
+                    : error.kind == Kind::BadInput  ? exit_code::kInput
+                                                    : exit_code::kFailed,
+                    error.what(), io);
+    } catch (const std::bad_alloc &) {
+        return fail(exit_code::kMemory, "out of memory", io);
+    } catch (const std::exception &error) {
+        return fail(exit_code::kFailed, error.what(), io);
+    }
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+    signal(SIGINT, [](int) { _exit(exit_code::kInterrupted); });  // where no InterruptScope says otherwise
+    signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write(), see ClosedPipe
+    Io io;
+    const int code = guarded(Arguments(argv + std::min(argc, 1), argv + argc), io);
+    // Everything is written, nothing is buffered: unmapping gigabytes and joining threads would only take
+    // time.
+    _exit(code);
+}

@@ -1,0 +1,160 @@
+#include "engine/decode/generator.h"
+
+#include <doctest/doctest.h>
+
+#include "engine/decode/error.h"
+#include "tests/support/toy_backend.h"
+
+using namespace runnel::decode;
+using namespace runnel::testing;
+namespace kernels = runnel::kernels;
+
+namespace {
+
+// A model that says its script, whatever the prompt: token i of the script follows prompt + i tokens.
+struct Rig {
+    static constexpr TokenId kEnd = 0;
+    std::vector<std::string> pieces;  // by id
+    ToyBackend *backend;
+    std::unique_ptr<Executor> executor;
+    std::vector<TokenId> prompt = {1, 1, 1};
+
+    explicit Rig(std::vector<std::string> script, int32_t context = 64) {
+        pieces = {"<end>", "<prompt>"};
+        pieces.insert(pieces.end(), script.begin(), script.end());
+        auto toy = std::make_unique<ToyBackend>();
+        backend = toy.get();
+        backend->model = [this](const std::vector<int32_t> &prefix, std::span<float> logits) {
+            std::fill(logits.begin(), logits.end(), 0.0f);
+            const size_t next = prefix.size() - prompt.size() + 2;
+            logits[next < pieces.size() ? next : kEnd] = 9;
+        };
+        executor =
+            std::make_unique<Executor>(std::move(toy), toy_program(static_cast<int32_t>(pieces.size())),
+                                       ExecutorOptions{.context = context, .batch = 8});
+    }
+    Vocabulary vocabulary() {
+        return {[this](TokenId id) { return pieces[static_cast<size_t>(id)]; },
+                [](TokenId id) { return id == kEnd; }};
+    }
+    SamplingOptions greedy() {
+        SamplingOptions o;
+        o.temperature = 0;
+        return o;
+    }
+};
+
+struct Result {
+    std::string text;
+    std::vector<std::string> parts;
+    FinishReason reason;
+    size_t tokens;
+    bool context_full;
+};
+
+Result generate(Rig &rig, const GenerationOptions &options, StopRequest *stop = nullptr) {
+    Session session(*rig.executor);
+    Sampler sampler(rig.greedy(), static_cast<int32_t>(rig.pieces.size()));
+    Generator generator(session, sampler, rig.vocabulary(), options, stop);
+    generator.start(rig.prompt);
+    Result result{};
+    while (auto text = generator.next()) {
+        result.parts.push_back(*text);
+        result.text += *text;
+    }
+    result.reason = generator.finish_reason();
+    result.tokens = generator.tokens().size();
+    result.context_full = generator.context_full();
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("generator: ends where the model ends") {
+    Rig rig({"Hello", ",", " world"});
+    const Result r = generate(rig, {});
+    CHECK(r.text == "Hello, world");
+    CHECK(r.reason == FinishReason::Stop);
+    CHECK(r.tokens == 3);
+    // The prompt, and a step per token: the one that follows the last is the end.
+    CHECK(rig.backend->records.size() == 4);
+}
+
+TEST_CASE("generator: a token limit costs no step after the last token") {
+    Rig rig({"a", "b", "c", "d"});
+    const Result r = generate(rig, {.max_tokens = 2});
+    CHECK(r.text == "ab");
+    CHECK(r.reason == FinishReason::Length);
+    CHECK(rig.backend->records.size() == 2);
+    CHECK(generate(rig, {.max_tokens = 0}).text == "");
+}
+
+TEST_CASE("generator: stop strings over tokens") {
+    Rig rig({"one ", "tw", "o th", "ree"});
+    const Result r = generate(rig, {.stops = {"two"}});
+    CHECK(r.text == "one ");
+    CHECK(r.reason == FinishReason::Stop);
+    CHECK(r.tokens == 3);
+    CHECK(generate(rig, {.stops = {"threx"}}).text == "one two three");
+}
+
+TEST_CASE("generator: whole characters only, and what can be none is replaced") {
+    Rig rig({"\xe2\x82", "\xac!", "\xff", "\xc3"});
+    const Result r = generate(rig, {});
+    CHECK(r.parts[0] == "");
+    CHECK(r.parts[1] == "\xe2\x82\xac!");
+    CHECK(r.text == "\xe2\x82\xac!\xef\xbf\xbd\xef\xbf\xbd");
+}
+
+TEST_CASE("generator: the end of the context is told") {
+    Rig rig({"a", "b", "c", "d", "e", "f"}, 5);
+    const Result r = generate(rig, {});
+    CHECK(r.text == "abc");  // two fit after the prompt; the third needs no place
+    CHECK(r.reason == FinishReason::Length);
+    CHECK(r.context_full);
+    rig.prompt.assign(6, 1);
+    CHECK_THROWS_AS(generate(rig, {}), DecodeError);
+}
+
+TEST_CASE("generator: interrupts give what there is") {
+    Rig rig({"a", "b", "c", "d"});
+    StopRequest stop;
+    rig.backend->on_execute = [&](const kernels::Batch &batch) {
+        if (batch.positions[0] == 4) stop.request(StopRequest::Reason::Interrupt);
+    };
+    Result r = generate(rig, {}, &stop);
+    CHECK(r.text == "ab");
+    CHECK(r.reason == FinishReason::Interrupt);
+
+    stop.reset();
+    stop.request(StopRequest::Reason::Deadline);
+    r = generate(rig, {}, &stop);
+    CHECK(r.text == "");
+    CHECK(r.reason == FinishReason::Length);
+}
+
+TEST_CASE("generator: ends can be ignored and added") {
+    Rig rig({"a", "b"});
+    Result r = generate(rig, {.max_tokens = 4, .ignore_end = true});
+    CHECK(r.text == "ab<end><end>");
+    r = generate(rig, {.end_tokens = {3}});
+    CHECK(r.text == "a");
+    CHECK(r.reason == FinishReason::Stop);
+}
+
+TEST_CASE("generator: a conversation continues from what is in the cache") {
+    Rig rig({"a", "b"});
+    Session session(*rig.executor);
+    Sampler sampler(rig.greedy(), static_cast<int32_t>(rig.pieces.size()));
+    Generator first(session, sampler, rig.vocabulary(), {});
+    first.start(rig.prompt);
+    while (first.next()) continue;
+    CHECK(first.timings().prefill_tokens == 3);
+    std::vector<TokenId> longer = rig.prompt;
+    longer.insert(longer.end(), first.tokens().begin(), first.tokens().end());
+    longer.push_back(1);
+    Generator second(session, sampler, rig.vocabulary(), {});
+    second.start(longer);
+    CHECK(second.timings().prompt_tokens == 6);
+    CHECK(second.timings().prefill_tokens == 1);
+}

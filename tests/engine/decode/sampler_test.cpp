@@ -1,0 +1,232 @@
+#include "engine/decode/sampler.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+
+#include "engine/decode/error.h"
+#include "engine/decode/random.h"
+
+using namespace runnel::decode;
+
+namespace {
+
+// The chain, step by step over a fully sorted vocabulary.
+struct Naive {
+    struct Entry {
+        TokenId id;
+        double logit, p;
+    };
+    std::vector<Entry> set;
+
+    void sort() {
+        std::sort(set.begin(), set.end(), [](const Entry &a, const Entry &b) {
+            return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+        });
+    }
+    void softmax(double t) {
+        double top = -1e300, sum = 0;
+        for (const Entry &e : set) top = std::max(top, e.logit);
+        for (Entry &e : set) sum += e.p = std::exp((e.logit - top) / t);
+        for (Entry &e : set) e.p /= sum;
+    }
+
+    Naive(const SamplingOptions &o, std::vector<float> logits, const std::vector<TokenId> &history) {
+        for (const auto &[id, b] : o.logit_bias) logits[static_cast<size_t>(id)] += b;
+        std::map<TokenId, int> counts;
+        const size_t window = o.repeat_last_n < 0 ? history.size() : static_cast<size_t>(o.repeat_last_n);
+        for (size_t i = history.size() - std::min(history.size(), window); i < history.size(); ++i)
+            ++counts[history[i]];
+        for (const auto &[id, n] : counts) {
+            float &l = logits[static_cast<size_t>(id)];
+            l = l > 0 ? l / o.repeat_penalty : l * o.repeat_penalty;
+            l -= static_cast<float>(n) * o.frequency_penalty + o.presence_penalty;
+        }
+        for (size_t i = 0; i < logits.size(); ++i)
+            if (std::isfinite(logits[i])) set.push_back({static_cast<TokenId>(i), double{logits[i]}, 0});
+        sort();
+        if (o.temperature <= 0) {
+            set.resize(1);
+            set[0].p = 1;
+            return;
+        }
+        if (o.top_k > 0) set.resize(std::min(set.size(), static_cast<size_t>(o.top_k)));
+        if (o.typical < 1) typical(double{o.typical});
+        if (o.top_p < 1) {
+            softmax(1);
+            double sum = 0;
+            size_t n = 0;
+            while (n < set.size() && sum < double{o.top_p}) sum += set[n++].p;
+            set.resize(std::max<size_t>(n, 1));
+        }
+        if (o.min_p > 0) {
+            const double least = set[0].logit + std::log(double{o.min_p});
+            std::erase_if(set, [&](const Entry &e) { return e.logit < least; });
+        }
+        softmax(double{o.temperature});
+    }
+    void typical(double limit) {
+        softmax(1);
+        double entropy = 0, sum = 0;
+        for (const Entry &e : set) entropy -= e.p * std::log(e.p);
+        std::stable_sort(set.begin(), set.end(), [&](const Entry &a, const Entry &b) {
+            return std::abs(-std::log(a.p) - entropy) < std::abs(-std::log(b.p) - entropy);
+        });
+        size_t n = 0;
+        while (n < set.size() && !(sum > limit)) sum += set[n++].p;
+        set.resize(n);
+        sort();
+    }
+};
+
+void compare(const Distribution &ours, Naive &naive) {
+    REQUIRE(ours.candidates.size() == naive.set.size());
+    auto mine = ours.candidates;  // by id where nothing was filtered
+    std::sort(mine.begin(), mine.end(), [](const auto &a, const auto &b) {
+        return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+    });
+    double sum = 0;
+    for (size_t i = 0; i < mine.size(); ++i) {
+        CHECK(mine[i].id == naive.set[i].id);
+        CHECK(mine[i].probability == doctest::Approx(naive.set[i].p).epsilon(1e-9));
+        sum += mine[i].probability;
+    }
+    CHECK(sum == doctest::Approx(1));
+}
+
+template <class T>
+T choose(std::mt19937 &rng, std::initializer_list<T> values) {
+    return values.begin()[rng() % values.size()];
+}
+
+}  // namespace
+
+TEST_CASE("philox: the vectors of its authors") {
+    CHECK(philox({0, 0, 0, 0}, {0, 0}) ==
+          std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+    CHECK(philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}) ==
+          std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+    CHECK(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+          std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("uniform: in range, of the right mean, different for position, stream, seed and purpose") {
+    double sum = 0;
+    for (uint32_t i = 0; i < 20000; ++i) {
+        const double u = uniform(7, 0, i);
+        REQUIRE((u >= 0 && u < 1));
+        sum += u;
+    }
+    CHECK(sum / 20000 == doctest::Approx(0.5).epsilon(0.02));
+    CHECK(uniform(7, 0, 0) == uniform(7, 0, 0));
+    CHECK(uniform(7, 0, 0) != uniform(7, 0, 1));
+    CHECK(uniform(7, 0, 0) != uniform(7, 1, 0));
+    CHECK(uniform(7, 0, 0) != uniform(uint64_t{7} << 32, 0, 0));
+    CHECK(uniform(7, 0, 0) != uniform(7, 0, 0, Draw::Acceptance));
+}
+
+TEST_CASE("sampler: equals a naive implementation that sorts everything") {
+    for (uint32_t seed = 0; seed < 400; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        const int32_t vocab = choose(rng, {1, 2, 17, 300, 1000, 5000});
+        std::vector<float> logits(static_cast<size_t>(vocab));
+        const bool ties = seed % 5 == 0;  // many equal values
+        std::normal_distribution<float> normal(0, choose(rng, {0.1f, 2.0f, 6.0f}));
+        for (float &l : logits) l = ties ? std::round(normal(rng)) : normal(rng);
+        SamplingOptions o;
+        o.temperature = choose(rng, {0.0f, 0.3f, 0.8f, 1.0f, 1.7f});
+        o.top_k = choose(rng, {0, 1, 5, 40, 700, 1000000});
+        o.top_p = choose(rng, {0.0f, 0.2f, 0.95f, 0.999f, 1.0f});
+        o.min_p = choose(rng, {0.0f, 0.05f, 0.9f, 1.0f});
+        // With ties, which of the equally typical comes first is decided by the last bit of a logarithm.
+        o.typical = ties ? 1.0f : choose(rng, {1.0f, 1.0f, 0.9f, 0.2f});
+        o.repeat_penalty = choose(rng, {1.0f, 1.1f, 2.0f});
+        o.presence_penalty = choose(rng, {0.0f, 0.5f});
+        o.frequency_penalty = choose(rng, {0.0f, -0.3f});
+        o.repeat_last_n = choose(rng, {-1, 0, 3, 64});
+        std::vector<TokenId> history;
+        for (int i = 0; i < 100; ++i)
+            history.push_back(static_cast<TokenId>(rng() % static_cast<uint32_t>(vocab)));
+        if (seed % 3 == 0) o.logit_bias = {{0, 1.5f}};
+        if (seed % 7 == 0 && vocab > 2) o.logit_bias.push_back({1, -std::numeric_limits<float>::infinity()});
+        Naive naive(o, logits, history);
+        Sampler sampler(o, vocab);
+        compare(sampler.distribution(logits, history), naive);
+    }
+}
+
+TEST_CASE("sampler: greedy takes the lowest id among equals, whatever else is set") {
+    SamplingOptions o;
+    o.temperature = 0;
+    o.typical = 0.1f;
+    Sampler sampler(o, 5);
+    const std::vector<float> logits = {1, 3, 2, 3, -1};
+    CHECK(sampler.sample(logits, {}) == 1);
+    CHECK(sampler.distribution(logits, {}).probability_of(1) == 1);
+    CHECK(sampler.distribution(logits, {}).probability_of(3) == 0);
+}
+
+TEST_CASE("sampler: draws follow the distribution and depend on seed, stream and position only") {
+    SamplingOptions o;
+    o.temperature = 1, o.top_k = 0, o.top_p = 1, o.min_p = 0, o.seed = 42;
+    Sampler sampler(o, 4);
+    const std::vector<float> logits = {std::log(0.1f), std::log(0.2f), std::log(0.3f), std::log(0.4f)};
+    std::array<int, 4> counts{};
+    std::vector<TokenId> history, drawn;
+    for (int i = 0; i < 20000; ++i) {
+        drawn.push_back(sampler.sample(logits, history));
+        ++counts[static_cast<size_t>(drawn.back())];
+        history.push_back(0);
+    }
+    for (size_t i = 0; i < 4; ++i)
+        CHECK(counts[i] / 20000.0 == doctest::Approx(0.1 * double(i + 1)).epsilon(0.05));
+
+    Sampler again(o, 4);
+    CHECK(again.sample(logits, std::span(history).first(777)) == drawn[777]);
+    int different = 0;
+    again.set_stream(1);
+    for (size_t i = 0; i < 100; ++i)
+        different += again.sample(logits, std::span(history).first(i)) != drawn[i];
+    CHECK(different > 30);
+}
+
+TEST_CASE("sampler: what cannot be sampled is an error") {
+    Sampler sampler({}, 3);
+    const float inf = std::numeric_limits<float>::infinity();
+    CHECK_THROWS_AS(sampler.sample(std::vector<float>{0, std::nanf(""), 1}, {}), DecodeError);
+    CHECK_THROWS_AS(sampler.sample(std::vector<float>{0, inf, 1}, {}), DecodeError);
+    CHECK_THROWS_AS(sampler.sample(std::vector<float>{0, -inf, 1}, {}), DecodeError);
+    SamplingOptions o;
+    o.logit_bias = {{3, 1.0f}};
+    CHECK_THROWS_WITH_AS(Sampler(o, 3), doctest::Contains("no token 3"), DecodeError);
+    o.logit_bias = {{0, -inf}, {1, -inf}, {2, -inf}};
+    for (const float temperature : {0.0f, 1.0f}) {
+        o.temperature = temperature;
+        Sampler forbidden(o, 3);
+        CHECK_THROWS_WITH_AS(forbidden.sample(std::vector<float>{0, 1, 2}, {}),
+                             doctest::Contains("forbidden"), DecodeError);
+    }
+}
+
+TEST_CASE("sampler: rows beyond the vocabulary are ignored") {
+    SamplingOptions o;
+    o.temperature = 0;
+    Sampler sampler(o, 2);
+    CHECK(sampler.sample(std::vector<float>{0, 1, 99}, {}) == 1);
+}
+
+TEST_CASE("distribution: pick covers the whole unit interval") {
+    const Distribution d{{{5, 0, 0.25}, {2, 0, 0.5}, {9, 0, 0.25}}};
+    CHECK(d.pick(0) == 5);
+    CHECK(d.pick(0.2499) == 5);
+    CHECK(d.pick(0.25) == 2);
+    CHECK(d.pick(0.75) == 9);
+    CHECK(d.pick(std::nextafter(1.0, 0.0)) == 9);
+    CHECK(Distribution{{{5, 0, 0.5}, {2, 0, 0.4999999999999}, {3, 0, 0}}}.pick(std::nextafter(1.0, 0.0)) ==
+          2);
+}

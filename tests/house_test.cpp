@@ -1,0 +1,13 @@
+// The rules of the house, so that a plain `make test` finds a wrong include.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+TEST_CASE("house: includes run one way") {
+    if (!std::filesystem::exists(".git") || !std::filesystem::exists("scripts/check-includes")) {
+        MESSAGE("not in a checkout: skipped");
+        return;
+    }
+    CHECK(std::system("scripts/check-includes >&2") == 0);
+}

@@ -1,0 +1,448 @@
+#include "kernels/cpu/attention.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "kernels/cpu/vector.h"
+#include "tests/support/reference.h"
+
+using namespace runnel;
+using namespace runnel::kernels;
+using namespace runnel::kernels::cpu;
+
+namespace {
+
+using Floats = std::vector<float>;
+using Engine = std::mt19937;
+
+constexpr uint16_t kHalfNan = 0x7e01, kHalfInfinity = 0x7c00;
+
+std::vector<const AttentionKernels *> all_kernels() {
+    std::vector<const AttentionKernels *> kernels{&attention_scalar()};
+    if (attention_avx2() != nullptr) kernels.push_back(attention_avx2());
+    if (attention_avx512() != nullptr) kernels.push_back(attention_avx512());
+    return kernels;
+}
+
+int32_t pick(Engine &engine, int32_t low, int32_t high) {
+    return std::uniform_int_distribution<int32_t>(low, high)(engine);
+}
+
+Floats normal(Engine &engine, int64_t n, float scale = 1) {
+    std::normal_distribution<float> distribution(0, scale);
+    Floats out(static_cast<size_t>(n));
+    for (float &x : out) x = distribution(engine);
+    return out;
+}
+
+// What the cache will hold of x.
+Floats rounded_to_half(const Floats &x) {
+    std::vector<uint16_t> half(x.size());
+    Floats out(x.size());
+    vector_scalar().to_half(x.data(), static_cast<int64_t>(x.size()), half.data());
+    vector_scalar().from_half(half.data(), static_cast<int64_t>(x.size()), out.data());
+    return out;
+}
+
+struct Shape {
+    int32_t cells, heads, head_dim_k, head_dim_v, window;
+};
+
+// A sequence in a cache with two K/V heads whose blocks lie in random order among others; what nobody has
+// written holds `stale`. Queries for every cell, for `heads` query heads of K/V head 1.
+class Sequence {
+  public:
+    Sequence(Engine &engine, Shape sizes, uint16_t stale = kHalfNan, float spread = 1) : shape(sizes) {
+        const int32_t blocks = (shape.cells + kBlockTokens - 1) / kBlockTokens, pool = blocks + 3;
+        const size_t k_page = static_cast<size_t>(kBlockTokens * shape.head_dim_k);
+        const size_t v_page = static_cast<size_t>(kBlockTokens * shape.head_dim_v);
+        k_cache_.assign(2 * k_page * static_cast<size_t>(pool), stale);
+        v_cache_.assign(2 * v_page * static_cast<size_t>(pool), stale);
+        for (BlockId id = 0; id < pool; ++id) table.push_back(id);
+        std::shuffle(table.begin(), table.end(), engine);
+        table.resize(static_cast<size_t>(blocks));
+        pages = {k_cache_.data() + k_page, v_cache_.data() + v_page, 2 * k_page, 2 * v_page, table.data(),
+                 shape.head_dim_k,         shape.head_dim_v};
+        q = normal(engine, int64_t{shape.cells} * shape.heads * shape.head_dim_k, spread);
+        k = normal(engine, int64_t{shape.cells} * shape.head_dim_k);
+        v = normal(engine, int64_t{shape.cells} * shape.head_dim_v);
+    }
+
+    void append(const AttentionKernels &kernels, int32_t cell, int32_t tokens) {
+        kernels.append(pages, cell, tokens, k.data() + cell * shape.head_dim_k, shape.head_dim_k,
+                       v.data() + cell * shape.head_dim_v, shape.head_dim_v);
+    }
+
+    // Writes all cells, in chunks of random size.
+    void append_all(const AttentionKernels &kernels, Engine &engine) {
+        for (int32_t cell = 0; cell < shape.cells;) {
+            const int32_t tokens = std::min(pick(engine, 1, 50), shape.cells - cell);
+            append(kernels, cell, tokens);
+            cell += tokens;
+        }
+    }
+
+    size_t rows_size(int32_t tokens) const {
+        return static_cast<size_t>(tokens * shape.heads * shape.head_dim_v);
+    }
+
+    AttentionTile tile(int32_t cell, int32_t tokens, float *out) const {
+        AttentionTile tile{};
+        tile.pages = pages;
+        tile.q = q.data() + int64_t{cell} * shape.heads * shape.head_dim_k;
+        tile.q_stride = shape.heads * shape.head_dim_k;
+        tile.out = out;
+        tile.out_stride = shape.heads * shape.head_dim_v;
+        tile.tokens = tokens;
+        tile.heads = shape.heads;
+        tile.first_cell = cell;
+        tile.window = shape.window;
+        tile.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim_k));
+        return tile;
+    }
+
+    Shape shape;
+    std::vector<BlockId> table;
+    KvPages pages;
+    Floats q, k, v;
+
+  private:
+    std::vector<uint16_t> k_cache_, v_cache_;
+};
+
+struct Free {
+    void operator()(float *p) const { std::free(p); }
+};
+
+// Exactly the promised scratch, so that the sanitizers see an access beyond it; full of NaN.
+std::unique_ptr<float, Free> scratch_for(const AttentionTile &tile) {
+    const size_t floats =
+        attention_scratch(tile.pages.head_dim_k, tile.pages.head_dim_v, tile.tokens * tile.heads);
+    std::unique_ptr<float, Free> scratch(
+        static_cast<float *>(std::aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64)));
+    std::fill(scratch.get(), scratch.get() + floats, NAN);
+    return scratch;
+}
+
+Floats attend(const AttentionKernels &kernels, const Sequence &sequence, int32_t cell, int32_t tokens) {
+    Floats out(sequence.rows_size(tokens), NAN);
+    const AttentionTile tile = sequence.tile(cell, tokens, out.data());
+    kernels.attend(tile, scratch_for(tile).get());
+    return out;
+}
+
+// The same, as if every range were computed by another thread, in descending order.
+Floats attend_in_ranges(const AttentionKernels &kernels, const Sequence &sequence, int32_t cell,
+                        int32_t tokens) {
+    Floats out(sequence.rows_size(tokens), NAN);
+    const AttentionTile tile = sequence.tile(cell, tokens, out.data());
+    const int32_t ranges = range_count(tile);
+    const size_t size = attention_partial(tile);
+    Floats partials(size * static_cast<size_t>(ranges), NAN);
+    for (int32_t range = ranges - 1; range >= 0; --range)
+        kernels.attend_range(tile, range, partials.data() + size * static_cast<size_t>(range),
+                             scratch_for(tile).get());
+    kernels.join(tile, partials.data(), ranges);
+    return out;
+}
+
+// One tile per query head and token.
+Floats attend_one_by_one(const AttentionKernels &kernels, const Sequence &sequence, int32_t cell,
+                         int32_t tokens) {
+    Floats out(sequence.rows_size(tokens), NAN);
+    const AttentionTile whole = sequence.tile(cell, tokens, out.data());
+    for (int32_t t = 0; t < tokens; ++t) {
+        for (int32_t h = 0; h < whole.heads; ++h) {
+            AttentionTile tile = whole;
+            tile.q += t * whole.q_stride + h * whole.pages.head_dim_k;
+            tile.out += t * whole.out_stride + h * whole.pages.head_dim_v;
+            tile.first_cell += t;
+            tile.tokens = tile.heads = 1;
+            kernels.attend(tile, scratch_for(tile).get());
+        }
+    }
+    return out;
+}
+
+bool same_bits(const Floats &a, const Floats &b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+float exponential(float x) {
+    vector_scalar().exp(&x, 1, &x);
+    return x;
+}
+
+// One row, literally as attention.h defines it: cells [begin, end) of q's sequence.
+struct Partial {
+    float m = -1e30f, l = 0;
+    Floats o;
+};
+
+Partial range_by_definition(const float *q, const Floats &k, const Floats &v, const AttentionTile &tile,
+                            int32_t begin, int32_t end) {
+    const int32_t dk = tile.pages.head_dim_k, dv = tile.pages.head_dim_v;
+    Partial out;
+    out.o.assign(static_cast<size_t>(dv), 0.0f);
+    float l[16] = {};
+    for (int32_t page = begin / 32; page * 32 < end; ++page) {
+        float s[32], p[32] = {}, largest = out.m;
+        const int32_t first = std::max(begin, page * 32), last = std::min(end, page * 32 + 32);
+        for (int32_t cell = first; cell < last; ++cell) {
+            float sum = 0;
+            for (int32_t d = 0; d < dk; ++d) sum = std::fma(q[d], k[static_cast<size_t>(cell * dk + d)], sum);
+            s[cell % 32] = sum * tile.scale;
+            largest = std::max(largest, s[cell % 32]);
+        }
+        if (largest > out.m) {
+            const float factor = exponential(out.m - largest);
+            for (float &x : l) x *= factor;
+            for (float &x : out.o) x *= factor;
+            out.m = largest;
+        }
+        for (int32_t cell = first; cell < last; ++cell) p[cell % 32] = exponential(s[cell % 32] - out.m);
+        for (int i = 0; i < 16; ++i) l[i] += p[i] + p[i + 16];
+        for (int32_t cell = first; cell < last; ++cell)
+            for (int32_t d = 0; d < dv; ++d)
+                out.o[static_cast<size_t>(d)] = std::fma(p[cell % 32], v[static_cast<size_t>(cell * dv + d)],
+                                                         out.o[static_cast<size_t>(d)]);
+    }
+    float s[8];
+    for (int i = 0; i < 8; ++i) s[i] = l[i] + l[i + 8];
+    out.l = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+    return out;
+}
+
+Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32_t tokens) {
+    Floats out;
+    const AttentionTile tile = sequence.tile(cell, tokens, nullptr);
+    const Floats k = rounded_to_half(sequence.k), v = rounded_to_half(sequence.v);
+    for (int32_t row = 0; row < tokens * tile.heads; ++row) {
+        const int32_t own = cell + row / tile.heads;
+        const int32_t seen = tile.window == 0 ? 0 : std::max(0, own - tile.window + 1);
+        Partial joined;
+        for (int32_t range = seen / kRangeCells; range <= own / kRangeCells; ++range) {
+            const Partial part = range_by_definition(tile.q + int64_t{row} * tile.pages.head_dim_k, k, v,
+                                                     tile, std::max(seen, range * kRangeCells),
+                                                     std::min(own + 1, (range + 1) * kRangeCells));
+            if (joined.o.empty()) {
+                joined = part;
+                continue;
+            }
+            const float larger = std::max(joined.m, part.m);
+            const float a = exponential(joined.m - larger), b = exponential(part.m - larger);
+            joined.m = larger;
+            joined.l = std::fma(part.l, b, joined.l * a);
+            for (size_t d = 0; d < joined.o.size(); ++d)
+                joined.o[d] = std::fma(part.o[d], b, joined.o[d] * a);
+        }
+        for (const float o : joined.o) out.push_back(o / joined.l);
+    }
+    return out;
+}
+
+// Largest difference to the double-precision result, in units of the largest value.
+double error_against_reference(const Sequence &sequence, int32_t cell, int32_t tokens, const Floats &out) {
+    const Shape &s = sequence.shape;
+    const auto k = reference::to_row(rounded_to_half(sequence.k)),
+               v = reference::to_row(rounded_to_half(sequence.v));
+    const auto q = reference::to_row(sequence.q);
+    double worst = 0;
+    for (int32_t t = 0; t < tokens; ++t) {
+        const int64_t own = cell + t, width = int64_t{s.heads} * s.head_dim_k;
+        const auto expected = reference::attention_heads(
+            std::span(q).subspan(static_cast<size_t>(own * width), static_cast<size_t>(width)), k, v, s.heads,
+            1, s.head_dim_k, s.head_dim_v, own, s.window, 1 / std::sqrt(static_cast<double>(s.head_dim_k)));
+        for (size_t i = 0; i < expected.size(); ++i) {
+            const double difference =
+                std::fabs(out[static_cast<size_t>(t) * expected.size() + i] - expected[i]);
+            worst = std::isnan(difference) ? 1e9 : std::max(worst, difference);
+        }
+    }
+    return worst;
+}
+
+}  // namespace
+
+TEST_CASE("append writes K transposed and V in rows") {
+    Engine engine(1);
+    for (const AttentionKernels *kernels : all_kernels()) {
+        CAPTURE(kernels->name);
+        for (const auto &[dk, dv] : std::vector<std::pair<int32_t, int32_t>>{{64, 64}, {33, 47}, {100, 36}}) {
+            Sequence sequence(engine, {70, 1, dk, dv, 0});
+            sequence.append_all(*kernels, engine);
+            std::vector<uint16_t> k(sequence.k.size()), v(sequence.v.size());
+            vector_scalar().to_half(sequence.k.data(), static_cast<int64_t>(k.size()), k.data());
+            vector_scalar().to_half(sequence.v.data(), static_cast<int64_t>(v.size()), v.data());
+            int wrong = 0;
+            for (int32_t cell = 0; cell < 96; ++cell) {
+                const auto block = static_cast<size_t>(sequence.table[static_cast<size_t>(cell / 32)]);
+                const uint16_t *k_page = sequence.pages.k + block * sequence.pages.k_stride;
+                const uint16_t *v_page = sequence.pages.v + block * sequence.pages.v_stride;
+                const bool written = cell < 70;
+                for (int32_t d = 0; d < dk; ++d)
+                    wrong += k_page[d * 32 + cell % 32] !=
+                             (written ? k[static_cast<size_t>(cell * dk + d)] : kHalfNan);
+                for (int32_t d = 0; d < dv; ++d)
+                    wrong += v_page[cell % 32 * dv + d] !=
+                             (written ? v[static_cast<size_t>(cell * dv + d)] : kHalfNan);
+            }
+            CHECK(wrong == 0);
+        }
+    }
+}
+
+TEST_CASE("attention: against double precision over random shapes") {
+    Engine engine(2);
+    const std::vector<int32_t> dims{1, 7, 16, 32, 33, 48, 64, 80, 96, 100, 128, 192, 256};
+    const auto any_dim = [&] {
+        return dims[static_cast<size_t>(pick(engine, 0, static_cast<int32_t>(dims.size()) - 1))];
+    };
+    for (int round = 0; round < 80; ++round) {
+        const int32_t tokens = round % 3 == 0 ? 1 : pick(engine, 1, 40);
+        const int32_t past = pick(engine, 0, 3) == 0 ? 0 : pick(engine, 0, 200);
+        const int32_t heads =
+            std::vector<int32_t>{1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 64}[static_cast<size_t>(round) % 11];
+        const int32_t head_dim_k = any_dim();
+        const Shape shape{past + tokens, heads, head_dim_k, round % 4 == 0 ? any_dim() : head_dim_k,
+                          round % 2 == 0 ? 0 : pick(engine, 1, past + tokens)};
+        CAPTURE(round);
+        CAPTURE(tokens);
+        CAPTURE(past);
+        CAPTURE(heads);
+        CAPTURE(shape.head_dim_k);
+        CAPTURE(shape.head_dim_v);
+        CAPTURE(shape.window);
+        Sequence sequence(engine, shape, round % 5 == 0 ? kHalfInfinity : kHalfNan, 2);
+        sequence.append_all(attention_best(), engine);
+        const Floats scalar = attend(attention_scalar(), sequence, past, tokens);
+        CHECK(error_against_reference(sequence, past, tokens, scalar) < 5e-6);
+        for (const AttentionKernels *kernels : all_kernels()) {
+            CAPTURE(kernels->name);
+            CHECK(same_bits(attend(*kernels, sequence, past, tokens), scalar));
+            CHECK(same_bits(attend_in_ranges(*kernels, sequence, past, tokens), scalar));
+            CHECK(same_bits(attend_one_by_one(*kernels, sequence, past, tokens), scalar));
+        }
+    }
+}
+
+TEST_CASE("attention: rows are what the header defines, to the last bit") {
+    Engine engine(7);
+    for (const Shape shape : {Shape{1, 1, 32, 32, 0}, Shape{1090, 3, 33, 20, 0}, Shape{1090, 3, 33, 20, 600},
+                              Shape{700, 8, 64, 64, 33}, Shape{45, 5, 80, 96, 0}}) {
+        CAPTURE(shape.cells);
+        CAPTURE(shape.window);
+        Sequence sequence(engine, shape, kHalfNan, 3);
+        sequence.append_all(attention_best(), engine);
+        const int32_t tokens = std::min(shape.cells, 9), cell = shape.cells - tokens;
+        CHECK(same_bits(attend(attention_best(), sequence, cell, tokens),
+                        attend_by_definition(sequence, cell, tokens)));
+    }
+}
+
+TEST_CASE("attention: page and range boundaries, windows") {
+    Engine engine(3);
+    for (const int32_t cells : {1, 31, 32, 33, 64, 65, 511, 512, 513, 1023, 1024, 1025, 1100}) {
+        for (const int32_t window : {0, 1, 2, 31, 32, 33, 500, 512, 513, 1024}) {
+            CAPTURE(cells);
+            CAPTURE(window);
+            Sequence sequence(engine, {cells, 3, 33, 40, window});
+            sequence.append_all(attention_best(), engine);
+            const int32_t tokens = std::min(cells, 4);
+            const Floats scalar = attend(attention_scalar(), sequence, cells - tokens, tokens);
+            CHECK(error_against_reference(sequence, cells - tokens, tokens, scalar) < 5e-6);
+            for (const AttentionKernels *kernels : all_kernels()) {
+                CAPTURE(kernels->name);
+                CHECK(same_bits(attend(*kernels, sequence, cells - tokens, tokens), scalar));
+                CHECK(same_bits(attend_in_ranges(*kernels, sequence, cells - tokens, tokens), scalar));
+                CHECK(same_bits(attend_one_by_one(*kernels, sequence, cells - tokens, tokens), scalar));
+            }
+        }
+    }
+}
+
+TEST_CASE("attention: a prompt in any chunks gives the same rows as token by token") {
+    Engine engine(4);
+    for (const Shape shape : {Shape{600, 1, 64, 64, 0}, Shape{560, 4, 32, 32, 100}, Shape{150, 7, 80, 80, 0},
+                              Shape{90, 16, 36, 36, 37}}) {
+        CAPTURE(shape.cells);
+        CAPTURE(shape.heads);
+        Floats expected;
+        {
+            Sequence sequence(engine, shape);
+            const AttentionKernels &kernels = attention_best();
+            for (int32_t cell = 0; cell < shape.cells; ++cell) {
+                sequence.append(kernels, cell, 1);
+                const Floats row = attend(kernels, sequence, cell, 1);
+                expected.insert(expected.end(), row.begin(), row.end());
+            }
+            for (const int32_t chunk : {2, 3, 16, 17, 31, 32, 33, 64}) {
+                CAPTURE(chunk);
+                Floats out;
+                for (int32_t cell = 0; cell < shape.cells; cell += chunk) {
+                    const Floats rows = attend(kernels, sequence, cell, std::min(chunk, shape.cells - cell));
+                    out.insert(out.end(), rows.begin(), rows.end());
+                }
+                CHECK(same_bits(out, expected));
+            }
+        }
+    }
+}
+
+TEST_CASE("attention: what a row does not see does not reach it") {
+    Engine engine(5);
+    for (const AttentionKernels *kernels : all_kernels()) {
+        for (const int32_t window : {0, 40}) {
+            CAPTURE(kernels->name);
+            CAPTURE(window);
+            const int32_t cells = 150, first = 118, tokens = 32;
+            Sequence clean(engine, {cells, 2, 64, 64, window});
+            clean.append_all(*kernels, engine);
+            const Floats expected = attend(*kernels, clean, first, tokens);
+
+            // A later token of the same tile holds NaN and infinities: only rows from there on change.
+            const int32_t poisoned = 133;
+            for (int32_t d = 0; d < 64; ++d) {
+                clean.k[static_cast<size_t>(poisoned * 64 + d)] = d % 2 == 0 ? NAN : INFINITY;
+                clean.v[static_cast<size_t>(poisoned * 64 + d)] = d % 2 == 0 ? INFINITY : NAN;
+            }
+            clean.append(*kernels, poisoned, 1);
+            const Floats out = attend(*kernels, clean, first, tokens);
+            const size_t before = clean.rows_size(poisoned - first);
+            CHECK(std::memcmp(out.data(), expected.data(), before * sizeof(float)) == 0);
+            CHECK(std::all_of(out.begin() + static_cast<ptrdiff_t>(before), out.end(),
+                              [](float x) { return std::isnan(x); }));
+
+            // Blocks that left the window are never looked up.
+            if (window == 0) continue;
+            const int32_t seen = 79;  // the first cell that the tile's first row sees
+            std::fill(clean.table.begin(), clean.table.begin() + seen / kBlockTokens, 1 << 30);
+            CHECK(std::memcmp(attend(*kernels, clean, first, tokens).data(), expected.data(),
+                              before * sizeof(float)) == 0);
+        }
+    }
+}
+
+TEST_CASE("attention: large and equal scores") {
+    Engine engine(6);
+    Sequence sequence(engine, {1200, 8, 64, 64, 0}, kHalfNan, 200);
+    sequence.append_all(attention_best(), engine);
+    const Floats scalar = attend(attention_scalar(), sequence, 1196, 4);
+    CHECK(error_against_reference(sequence, 1196, 4, scalar) <
+          2e-4);  // scores of +-600 keep 4 digits behind the point
+    for (const AttentionKernels *kernels : all_kernels()) {
+        CAPTURE(kernels->name);
+        CHECK(same_bits(attend(*kernels, sequence, 1196, 4), scalar));
+        CHECK(same_bits(attend_in_ranges(*kernels, sequence, 1196, 4), scalar));
+    }
+    // All queries zero: the mean of the values.
+    std::fill(sequence.q.begin(), sequence.q.end(), 0.0f);
+    CHECK(error_against_reference(sequence, 1196, 4, attend(attention_best(), sequence, 1196, 4)) < 1e-6);
+}

@@ -1,0 +1,301 @@
+#include "tests/support/model_maker.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numbers>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "gguf/writer.h"
+#include "tests/support/model_vocabulary.h"
+#include "tests/support/random.h"
+
+namespace runnel::testing {
+namespace {
+
+using gguf::Type;
+
+void require(bool condition, const std::string &what) {
+    if (!condition) throw std::invalid_argument("make_model: " + what);
+}
+
+// The shape with its defaults filled in, checked.
+ModelShape complete(ModelShape shape) {
+    require(shape.arch == "llama" || shape.arch == "qwen2" || shape.arch == "qwen3",
+            "unknown arch " + shape.arch);
+    const std::string &scaling = shape.rope_scaling;
+    require(scaling.empty() || scaling == "linear" || scaling == "yarn" || scaling == "llama3",
+            "unknown rope scaling " + scaling);
+    for (const int64_t n : {shape.layers, shape.width, shape.ff, shape.heads, shape.kv_heads, shape.context})
+        require(n > 0, "sizes must be positive");
+    require(shape.heads % shape.kv_heads == 0, "heads must be a multiple of kv_heads");
+    require(shape.head_dim > 0 || shape.width % shape.heads == 0, "width must be a multiple of heads");
+    if (shape.head_dim == 0) shape.head_dim = shape.width / shape.heads;
+    require(shape.head_dim % 2 == 0, "head_dim must be even");
+    if (shape.arch == "qwen2") shape.bias = true;
+    if (shape.original_context == 0)
+        shape.original_context = static_cast<int64_t>(static_cast<double>(shape.context) / shape.rope_factor);
+    return shape;
+}
+
+// --- which tensors there are
+// -------------------------------------------------------------------------------------
+
+struct Plan {
+    std::string name;
+    std::vector<int64_t> shape;  // fastest first
+    Type type = Type::F32;       // what the values go through
+    float mean = 0, sigma = 0;   // of the normal distribution
+    std::vector<float> values;   // instead of random ones
+};
+
+enum class Role { Plain, Embedding, Output, AttentionV, AttentionOutput, FfnDown };
+
+// The layers that llama.cpp's mixes give more bits: the first and last eighth and every third between.
+bool more_bits(int64_t layer, int64_t layers) {
+    return layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
+}
+
+Type mixed(const ModelShape &shape, Role role, int64_t layer) {
+    const bool more = more_bits(layer, shape.layers);
+    const bool sensitive = role == Role::AttentionV || role == Role::FfnDown;
+    if (shape.type == "Q5_K_M") return sensitive && more ? Type::Q6_K : Type::Q5_K;
+    if (shape.type == "Q4_K_M") return sensitive && more ? Type::Q6_K : Type::Q4_K;
+    if (shape.type != "Q3_K_M") return parse_type(shape.type);
+    if (role == Role::AttentionV) return layer < 2 ? Type::Q5_K : Type::Q4_K;
+    if (role == Role::FfnDown) return layer < shape.layers / 16 ? Type::Q5_K : more ? Type::Q4_K : Type::Q3_K;
+    return role == Role::AttentionOutput ? Type::Q4_K : Type::Q3_K;
+}
+
+// What a matrix becomes whose rows are not whole blocks of `type`.
+Type fitting(Type type, int64_t row) {
+    if (row % gguf::traits(type).block_size == 0) return type;
+    if (row % 32 != 0) return Type::F16;
+    switch (type) {
+        case Type::Q4_K:
+            return Type::Q5_0;
+        case Type::Q5_K:
+            return Type::Q5_1;
+        case Type::Q6_K:
+            return Type::Q8_0;
+        case Type::TQ1_0:
+        case Type::TQ2_0:
+            return Type::Q4_0;
+        default:
+            return Type::IQ4_NL;
+    }
+}
+
+Type matrix_type(const ModelShape &shape, Role role, int64_t layer, int64_t row) {
+    Type type = mixed(shape, role, layer);
+    const bool output = role == Role::Output || (role == Role::Embedding && shape.tied);
+    if (!shape.pure && gguf::traits(type).quantized) {
+        if (output && type != Type::Q8_0)
+            type = Type::Q6_K;
+        else if (role == Role::Embedding && (type == Type::TQ1_0 || type == Type::TQ2_0))
+            type = Type::Q4_K;
+    }
+    return fitting(type, row);
+}
+
+// What llama3 scaling divides each rotation frequency by: 1 for wavelengths that fit four times into the
+// original context, the factor for those that do not fit, and a smooth passage between (Llama 3.1's reference
+// code).
+std::vector<float> llama3_divisors(const ModelShape &shape) {
+    std::vector<float> divisors;
+    const auto context = static_cast<double>(shape.original_context);
+    for (int64_t i = 0; i < shape.head_dim; i += 2) {
+        const double exponent = static_cast<double>(i) / static_cast<double>(shape.head_dim);
+        const double turns = context / (2 * std::numbers::pi * std::pow(shape.rope_freq_base, exponent));
+        const double smooth = std::clamp((turns - 1) / (4 - 1), 0.0, 1.0);
+        divisors.push_back(static_cast<float>(1 / ((1 - smooth) / shape.rope_factor + smooth)));
+    }
+    return divisors;
+}
+
+class Planner {
+  public:
+    explicit Planner(const ModelShape &shape) : shape_(shape) {}
+
+    std::vector<Plan> plan() {
+        // Tied embeddings decide the size of the logits; others the size of the residual stream.
+        matrix("token_embd", Role::Embedding, shape_.width, shape_.vocab,
+               shape_.tied ? 2.5f : root(shape_.width));
+        if (shape_.rope_scaling == "llama3")
+            tensors_.push_back(
+                {"rope_freqs.weight", {shape_.head_dim / 2}, Type::F32, 0, 0, llama3_divisors(shape_)});
+        for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
+        layer_ = -1;
+        vector("output_norm.weight", shape_.width, 1);
+        if (!shape_.tied) matrix("output", Role::Output, shape_.width, shape_.vocab, 2.5f);
+        return std::move(tensors_);
+    }
+
+  private:
+    void plan_layer() {
+        const int64_t width = shape_.width, q = shape_.heads * shape_.head_dim,
+                      kv = shape_.kv_heads * shape_.head_dim;
+        const float residual = 1 / root(2 * shape_.layers);  // what 2 * layers additions sum up to is near 1
+        vector("attn_norm.weight", width, 1);
+        matrix("attn_q", Role::Plain, width, q, 1.2f);
+        matrix("attn_k", Role::Plain, width, kv, 1.2f);
+        matrix("attn_v", Role::AttentionV, width, kv, 1);
+        if (shape_.bias) {
+            vector("attn_q.bias", q, 0);
+            vector("attn_k.bias", kv, 0);
+            vector("attn_v.bias", kv, 0);
+        }
+        if (shape_.arch == "qwen3") {
+            vector("attn_q_norm.weight", shape_.head_dim, 1);
+            vector("attn_k_norm.weight", shape_.head_dim, 1);
+        }
+        matrix("attn_output", Role::AttentionOutput, q, width, 2 * residual);
+        if (shape_.bias && shape_.arch == "llama") vector("attn_output.bias", width, 0);
+        vector("ffn_norm.weight", width, 1);
+        matrix("ffn_gate", Role::Plain, width, shape_.ff, 1);
+        matrix("ffn_up", Role::Plain, width, shape_.ff, 1);
+        matrix("ffn_down", Role::FfnDown, shape_.ff, width, 2 * residual);
+    }
+
+    static float root(int64_t n) { return std::sqrt(static_cast<float>(n)); }
+    std::string prefix() const { return layer_ < 0 ? "" : "blk." + std::to_string(layer_) + "."; }
+
+    // gain: standard deviation of the outputs for inputs of standard deviation 1.
+    void matrix(const std::string &name, Role role, int64_t cols, int64_t rows, float gain) {
+        const Type type = matrix_type(shape_, role, layer_, cols);
+        tensors_.push_back({prefix() + name + ".weight", {cols, rows}, type, 0, gain / root(cols), {}});
+    }
+    void vector(const std::string &name, int64_t n, float mean) {
+        tensors_.push_back({prefix() + name, {n}, Type::F32, mean, 0.1f, {}});
+    }
+
+    const ModelShape &shape_;
+    int64_t layer_ = -1;
+    std::vector<Plan> tensors_;
+};
+
+// --- metadata
+// ----------------------------------------------------------------------------------------------------
+
+// llama.cpp's number for the kind of file, -1 if it has none.
+int file_type(const std::string &type) {
+    constexpr std::pair<const char *, int> kTypes[] = {
+        {"F32", 0},    {"F16", 1},     {"Q4_0", 2},   {"Q4_1", 3},    {"Q8_0", 7},    {"Q5_0", 8},
+        {"Q5_1", 9},   {"Q2_K", 10},   {"Q3_K", 11},  {"Q3_K_M", 12}, {"Q4_K", 14},   {"Q4_K_M", 15},
+        {"Q5_K", 16},  {"Q5_K_M", 17}, {"Q6_K", 18},  {"IQ4_NL", 25}, {"IQ4_XS", 30}, {"BF16", 32},
+        {"TQ1_0", 36}, {"TQ2_0", 37},  {"MXFP4", 38},
+    };
+    for (const auto &[name, number] : kTypes)
+        if (type == name) return number;
+    return -1;
+}
+
+void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
+    const auto key = [&](const std::string &name) { return shape.arch + "." + name; };
+    const auto add_size = [&](const std::string &name, int64_t n) {
+        writer.add(key(name), static_cast<uint32_t>(n));
+    };
+    writer.add("general.architecture", shape.arch);
+    writer.add("general.name", "random " + shape.arch);
+    const int number = file_type(shape.dequantized ? "F32" : shape.type);
+    if (number >= 0) writer.add("general.file_type", static_cast<uint32_t>(number));
+    if (number > 1) writer.add("general.quantization_version", 2u);
+    add_size("context_length", shape.context);
+    add_size("embedding_length", shape.width);
+    add_size("block_count", shape.layers);
+    add_size("feed_forward_length", shape.ff);
+    add_size("attention.head_count", shape.heads);
+    add_size("attention.head_count_kv", shape.kv_heads);
+    add_size("attention.key_length", shape.head_dim);
+    add_size("attention.value_length", shape.head_dim);
+    add_size("rope.dimension_count", shape.head_dim);
+    add_size("vocab_size", shape.vocab);
+    writer.add(key("attention.layer_norm_rms_epsilon"), 1e-5f);
+    writer.add(key("rope.freq_base"), static_cast<float>(shape.rope_freq_base));
+    if (shape.sliding_window > 0) add_size("attention.sliding_window", shape.sliding_window);
+    if (shape.rope_scaling == "linear" || shape.rope_scaling == "yarn") {
+        writer.add(key("rope.scaling.type"), shape.rope_scaling);
+        writer.add(key("rope.scaling.factor"), static_cast<float>(shape.rope_factor));
+        add_size("rope.scaling.original_context_length", shape.original_context);
+    }
+}
+
+// --- weights
+// -----------------------------------------------------------------------------------------------------
+
+// Fills row `row` of the tensor.
+void draw(const Plan &plan, uint64_t seed, int64_t row, std::span<float> out) {
+    if (!plan.values.empty()) {
+        std::copy(plan.values.begin(), plan.values.end(), out.begin());
+        return;
+    }
+    Random random(splitmix(splitmix(seed) ^ splitmix(hash(plan.name))) + static_cast<uint64_t>(row));
+    for (float &value : out) value = plan.mean + plan.sigma * random.normal();
+}
+
+// Calls body(first, last) for parts of [0, count) on `threads` threads, with the last one here.
+void split(int64_t count, int threads, const std::function<void(int64_t, int64_t)> &body) {
+    std::vector<std::jthread> others;
+    for (int i = 1; i < threads; ++i)
+        others.emplace_back([&, i] { body(count * (i - 1) / threads, count * i / threads); });
+    body(count * (threads - 1) / threads, count);
+}
+
+void write_tensor(const Plan &plan, const ModelShape &shape, gguf::Writer &writer) {
+    constexpr int64_t kChunk = 1 << 21;  // weights at a time
+    const int64_t cols = plan.shape[0], rows = plan.shape.size() > 1 ? plan.shape[1] : 1;
+    const size_t row_bytes = gguf::row_bytes(plan.type, cols),
+                 float_bytes = static_cast<size_t>(cols) * sizeof(float);
+    const size_t stored = shape.dequantized ? float_bytes : row_bytes;
+    const int64_t most = std::min(rows, std::max<int64_t>(1, kChunk / cols));
+    std::vector<std::byte> buffer(static_cast<size_t>(most) * stored);
+    const auto make_row = [&](int64_t row, std::span<float> values, std::byte *out) {
+        draw(plan, shape.seed, row, values);
+        if (!shape.dequantized) return gguf::quantize_row(plan.type, values.data(), out, cols, shape.effort);
+        std::vector<std::byte> blocks(row_bytes);
+        gguf::quantize_row(plan.type, values.data(), blocks.data(), cols, shape.effort);
+        gguf::dequantize_row(plan.type, blocks.data(), values.data(), cols);
+        std::copy_n(reinterpret_cast<const std::byte *>(values.data()), float_bytes, out);
+    };
+    for (int64_t first = 0; first < rows; first += most) {
+        const int64_t count = std::min(most, rows - first);
+        split(count, count * cols > 10000 ? shape.threads : 1, [&](int64_t from, int64_t to) {
+            std::vector<float> values(static_cast<size_t>(cols));
+            for (int64_t r = from; r < to; ++r)
+                make_row(first + r, values, buffer.data() + static_cast<size_t>(r) * stored);
+        });
+        writer.write(std::span(buffer).first(static_cast<size_t>(count) * stored));
+    }
+}
+
+}  // namespace
+
+gguf::Type parse_type(const std::string &name) {
+    const auto same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
+    for (uint32_t id = 0; id < 64; ++id) {
+        const gguf::TypeTraits *type = gguf::find_type(id);
+        if (type == nullptr || !gguf::can_quantize(type->type)) continue;
+        if (std::equal(name.begin(), name.end(), type->name.begin(), type->name.end(), same))
+            return type->type;
+    }
+    throw std::invalid_argument("make_model: unknown type " + name);
+}
+
+void make_model(const ModelShape &wanted, const std::filesystem::path &out) {
+    ModelShape shape = complete(wanted);
+    const Vocabulary vocabulary(shape.vocab_from, shape.vocab);
+    shape.vocab = vocabulary.size();
+    const std::vector<Plan> plans = Planner(shape).plan();
+    gguf::Writer writer;
+    add_metadata(shape, writer);
+    vocabulary.add_to(writer);
+    for (const Plan &plan : plans)
+        writer.add_tensor(plan.name, shape.dequantized ? Type::F32 : plan.type, plan.shape);
+    writer.start(out);
+    for (const Plan &plan : plans) write_tensor(plan, shape, writer);
+    writer.finish();
+}
+
+}  // namespace runnel::testing

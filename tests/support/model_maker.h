@@ -1,0 +1,75 @@
+// Models with random weights, for tests and benchmarks: the real tensors, metadata and vocabulary of a
+// family, of any size, in any format.
+//
+//   ModelShape shape;                                   // a tiny llama in F32
+//   shape.arch = "qwen3", shape.type = "Q4_K_M", shape.width = 256;
+//   const TemporaryModel model(shape);                  // gone with its directory when it goes out of scope
+//   model.file.find_tensor("blk.0.attn_q.weight");      // a gguf::File
+//
+//   make_model(shape, "model.gguf");                    // a file to keep; scripts/make-model is a main()
+//   over this
+//
+// The weights depend on seed, name and size of a tensor only, not on its format: the same model can be made
+// in every format, and `dequantized` writes the values that a format keeps of them as F32. They are scaled so
+// that a network of any depth has activations near 1, attention that is neither uniform nor one-hot, and
+// logits with a standard deviation of about 2.5.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "gguf/file.h"
+#include "gguf/quantize.h"
+#include "tests/support/temporary.h"
+
+namespace runnel::testing {
+
+struct ModelShape {
+    std::string arch = "llama";  // llama, qwen2, qwen3
+    int64_t layers = 2, width = 64, ff = 160;
+    int64_t heads = 4, kv_heads = 2;
+    int64_t head_dim = 0;  // 0: width / heads
+    int64_t vocab = 320;   // at least 260
+    int64_t context = 512;
+
+    // A format ("F32", "Q4_0", ..., any that quantize_row writes) or one of llama.cpp's mixes (Q3_K_M,
+    // Q4_K_M, Q5_K_M). As in llama.cpp, the output matrix is Q6_K in quantised models of all formats but
+    // Q8_0; a matrix whose rows are not whole blocks falls back to a format of 32 weights per block, or F16.
+    // Norms and biases are F32.
+    std::string type = "F32";
+    bool pure = false;         // no mix and no habits: every matrix in `type`, where rows allow
+    bool dequantized = false;  // F32 values that went through `type`
+
+    bool tied = false;  // no output matrix: the embeddings are used
+    bool bias = false;  // on q, k, v (and attention output in llama); qwen2 always has q, k, v biases
+
+    double rope_freq_base = 10000;
+    std::string rope_scaling;  // "", "linear", "yarn", "llama3" (as rope_freqs.weight)
+    double rope_factor = 4;
+    int64_t original_context = 0;  // before scaling; 0: context / rope_factor
+    int64_t sliding_window = 0;
+
+    uint64_t seed = 1;
+    std::filesystem::path vocab_from;  // copy tokenizer.* of this GGUF file, and the size of its vocabulary
+    gguf::Effort effort = gguf::Effort::Thorough;
+    int threads = 2;
+};
+
+// Throws std::invalid_argument for shapes that make no sense, gguf::WriteError, gguf::FileError (vocab_from).
+void make_model(const ModelShape &shape, const std::filesystem::path &out);
+
+// A model in a temporary directory.
+struct TemporaryModel {
+    explicit TemporaryModel(const ModelShape &shape)
+        : path((make_model(shape, directory / "model.gguf"), directory / "model.gguf")),
+          file(gguf::File::open(path)) {}
+    TemporaryDirectory directory;
+    std::filesystem::path path;
+    gguf::File file;
+};
+
+// The format called `name` in any case ("q4_K", "Q4_K"); throws std::invalid_argument.
+gguf::Type parse_type(const std::string &name);
+
+}  // namespace runnel::testing

@@ -1,0 +1,149 @@
+#include "tests/support/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+
+namespace runnel::testing {
+namespace {
+
+struct Pipe {
+    int read = -1, write = -1;
+    Pipe() {
+        int fds[2];
+        if (pipe2(fds, O_CLOEXEC) != 0) throw std::runtime_error("pipe");
+        read = fds[0], write = fds[1];
+    }
+    ~Pipe() { close_read(), close_write(); }
+    Pipe(const Pipe &) = delete;
+    Pipe &operator=(const Pipe &) = delete;
+    void close_read() {
+        if (read >= 0) close(read);
+        read = -1;
+    }
+    void close_write() {
+        if (write >= 0) close(write);
+        write = -1;
+    }
+};
+
+[[noreturn]] void become(const Process &process, const std::string &program) {
+    signal(SIGPIPE, SIG_DFL);
+    signal(SIGINT, SIG_DFL);
+    std::vector<char *> argv{const_cast<char *>(program.c_str())};
+    for (const std::string &a : process.arguments) argv.push_back(const_cast<char *>(a.c_str()));
+    argv.push_back(nullptr);
+    for (const std::string &e : process.environment) putenv(const_cast<char *>(e.c_str()));
+    execv(program.c_str(), argv.data());
+    _exit(127);
+}
+
+bool read_some(int fd, std::string &into, size_t most = 65536) {
+    char bytes[65536];
+    const ssize_t n = read(fd, bytes, std::min(most, sizeof bytes));
+    if (n <= 0) return false;
+    into.append(bytes, static_cast<size_t>(n));
+    return true;
+}
+
+int wait_for(int pid, bool killed) {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    if (killed) return 124;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+using Clock = std::chrono::steady_clock;
+
+int milliseconds_to(Clock::time_point end) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
+    return static_cast<int>(std::max<int64_t>(left, 0));
+}
+
+Result execute_in_terminal(const Process &process, const std::string &program, Clock::time_point end) {
+    int master = -1;
+    const int pid = forkpty(&master, nullptr, nullptr, nullptr);
+    if (pid < 0) throw std::runtime_error("forkpty");
+    if (pid == 0) become(process, program);
+    Result result{};
+    bool killed = false;
+    for (;;) {
+        pollfd waiting{master, POLLIN, 0};
+        if (poll(&waiting, 1, milliseconds_to(end)) <= 0) {
+            kill(pid, SIGKILL);
+            killed = true;
+            break;
+        }
+        if (!read_some(master, result.out)) break;
+        if (process.watch) process.watch(result.out, pid);
+        const std::string typed = process.type ? process.type(result.out) : "";
+        if (!typed.empty() && write(master, typed.data(), typed.size()) < 0) break;
+    }
+    result.code = wait_for(pid, killed);
+    close(master);
+    return result;
+}
+
+}  // namespace
+
+std::optional<std::string> program_under_test() {
+    const char *name = std::getenv("RUNNEL");
+    const std::string path = name && *name ? name : "build/runnel";
+    return std::filesystem::exists(path) ? std::optional(path) : std::nullopt;
+}
+
+Result execute(const Process &process, double seconds) {
+    const std::string program = program_under_test().value();
+    const auto end = Clock::now() + std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6));
+    if (process.terminal) return execute_in_terminal(process, program, end);
+    Pipe in, out, err;
+    const int pid = fork();
+    if (pid < 0) throw std::runtime_error("fork");
+    if (pid == 0) {
+        dup2(process.input ? in.read : open("/dev/null", O_RDONLY), 0);
+        dup2(process.stdout_to.empty() ? out.write : open(process.stdout_to.c_str(), O_WRONLY), 1);
+        dup2(err.write, 2);
+        become(process, program);
+    }
+    in.close_read(), out.close_write(), err.close_write();
+    signal(SIGPIPE, SIG_IGN);
+    fcntl(in.write, F_SETFL, O_NONBLOCK);
+    Result result{};
+    bool killed = false;
+    size_t written = 0;
+    while (out.read >= 0 || err.read >= 0) {
+        if (in.write >= 0 && (!process.input || written == process.input->size())) in.close_write();
+        pollfd waiting[3] = {{out.read, POLLIN, 0}, {err.read, POLLIN, 0}, {in.write, POLLOUT, 0}};
+        if (poll(waiting, 3, milliseconds_to(end)) <= 0) {
+            kill(pid, SIGKILL);
+            killed = true;
+            break;
+        }
+        if (waiting[2].revents) {
+            const ssize_t n =
+                write(in.write, process.input->data() + written, process.input->size() - written);
+            if (n < 0 && errno != EAGAIN) in.close_write();
+            if (n > 0) written += static_cast<size_t>(n);
+        }
+        if (waiting[0].revents) {
+            if (!read_some(out.read, result.out, process.stdout_limit - result.out.size())) out.close_read();
+            if (process.watch) process.watch(result.out, pid);
+            if (result.out.size() >= process.stdout_limit) out.close_read();
+        }
+        if (waiting[1].revents && !read_some(err.read, result.err)) err.close_read();
+    }
+    result.code = wait_for(pid, killed);
+    return result;
+}
+
+}  // namespace runnel::testing

@@ -1,0 +1,189 @@
+#include "tests/support/tiny_program.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "gguf/half.h"
+#include "gguf/quantize.h"
+
+namespace runnel::tests {
+
+using namespace kernels;
+using reference::Row;
+
+TinyProgram::TinyProgram(const TinyShape &shape, uint32_t seed) : shape_(shape), random_(seed) {
+    x_ = slot(shape.width);
+    normed_ = slot(shape.width);
+    q_ = slot(int64_t{shape.heads} * shape.head_dim_k);
+    k_ = slot(int64_t{shape.kv_heads} * shape.head_dim_k);
+    v_ = slot(int64_t{shape.kv_heads} * shape.head_dim_v);
+    attended_ = slot(int64_t{shape.heads} * shape.head_dim_v);
+    gate_ = slot(shape.feed_forward);
+    up_ = slot(shape.feed_forward);
+    RopeTable rope{.pairs = shape.pairs, .magnitude = 1, .inv_freq = {}};
+    for (int32_t j = 0; j < shape.head_dim_k / 2; ++j)
+        rope.inv_freq.push_back(std::pow(10000.0, -2.0 * j / shape.head_dim_k));
+    program_.ropes.push_back(std::move(rope));
+    program_.vocab = shape.vocab;
+    program_.steps.push_back(Embed{matrix(shape.vocab, shape.width), x_});
+    for (int32_t layer = 0; layer < shape.layers; ++layer) add_layer(layer);
+    program_.steps.push_back(Norm{x_, normed_, vector(shape.width, 1, 0.2f), 1e-5f});
+    program_.steps.push_back(Logits{normed_, matrix(shape.vocab, shape.width)});
+}
+
+Slot TinyProgram::slot(int64_t width) {
+    program_.slots.push_back({"slot " + std::to_string(program_.slots.size()), width});
+    return static_cast<Slot>(program_.slots.size() - 1);
+}
+
+// Of the size that keeps activations near 1.
+WeightId TinyProgram::matrix(int64_t rows, int64_t cols) {
+    std::normal_distribution<float> value(0, 1 / std::sqrt(static_cast<float>(cols)));
+    std::vector<float> values(static_cast<size_t>(rows * cols));
+    for (float &w : values) w = value(random_);
+    std::vector<std::byte> bytes(gguf::row_bytes(shape_.type, cols) * static_cast<size_t>(rows));
+    gguf::quantize_row(shape_.type, values.data(), bytes.data(), rows * cols);
+    memory_.push_back(std::move(bytes));
+    program_.weights.push_back({"matrix", shape_.type, rows, cols, memory_.back().data()});
+    return static_cast<WeightId>(program_.weights.size() - 1);
+}
+
+WeightId TinyProgram::vector(int64_t size, float center, float spread) {
+    std::uniform_real_distribution<float> value(center - spread, center + spread);
+    std::vector<std::byte> bytes(static_cast<size_t>(size) * sizeof(float));
+    for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {
+        const float w = value(random_);
+        std::memcpy(bytes.data() + i, &w, sizeof w);
+    }
+    memory_.push_back(std::move(bytes));
+    program_.weights.push_back({"vector", gguf::Type::F32, 1, size, memory_.back().data()});
+    return static_cast<WeightId>(program_.weights.size() - 1);
+}
+
+void TinyProgram::add_layer(int32_t layer) {
+    const TinyShape &s = shape_;
+    const auto part = [&](Slot in, Slot out, Slot add) {
+        const int64_t rows = program_.slots[static_cast<size_t>(out)].width;
+        const int64_t cols = program_.slots[static_cast<size_t>(in)].width;
+        return Linear::Part{matrix(rows, cols), s.bias ? vector(rows, 0, 0.3f) : kNoWeight, out, add};
+    };
+    program_.cache_layers.push_back({s.kv_heads, s.head_dim_k, s.head_dim_v});
+    program_.steps.push_back(Norm{x_, normed_, vector(s.width, 1, 0.2f), 1e-5f});
+    program_.steps.push_back(Linear{
+        normed_, {part(normed_, q_, kNoSlot), part(normed_, k_, kNoSlot), part(normed_, v_, kNoSlot)}});
+    Attention attention{.q = q_,
+                        .k = k_,
+                        .v = v_,
+                        .out = attended_,
+                        .layer = layer,
+                        .heads = s.heads,
+                        .kv_heads = s.kv_heads,
+                        .head_dim_k = s.head_dim_k,
+                        .head_dim_v = s.head_dim_v,
+                        .scale = 1 / std::sqrt(static_cast<float>(s.head_dim_k)),
+                        .window = s.window,
+                        .rope = 0,
+                        .norm_eps = 1e-5f};
+    if (s.head_norm) {
+        attention.q_norm = vector(s.head_dim_k, 1, 0.2f);
+        attention.k_norm = vector(s.head_dim_k, 1, 0.2f);
+    }
+    program_.steps.push_back(attention);
+    program_.steps.push_back(Linear{attended_, {part(attended_, x_, x_)}});
+    program_.steps.push_back(Norm{x_, normed_, vector(s.width, 1, 0.2f), 1e-5f});
+    program_.steps.push_back(Linear{normed_, {part(normed_, gate_, kNoSlot), part(normed_, up_, kNoSlot)}});
+    program_.steps.push_back(Gate{gate_, up_, gate_});
+    program_.steps.push_back(Linear{gate_, {part(gate_, x_, x_)}});
+}
+
+namespace {
+
+// One sequence going through a program, token by token.
+class Interpreter {
+  public:
+    explicit Interpreter(const Program &program)
+        : program_(program),
+          slots_(program.slots.size()),
+          keys_(program.cache_layers.size()),
+          values_(keys_) {
+        for (const Weight &w : program.weights) {
+            std::vector<float> values(static_cast<size_t>(w.rows * w.cols));
+            gguf::dequantize_row(w.type, w.data, values.data(), w.rows * w.cols);
+            weights_.push_back(reference::to_row(values));
+        }
+    }
+
+    Row logits_of(int32_t token, int32_t position) {
+        token_ = token;
+        position_ = position;
+        for (const Step &step : program_.steps) std::visit([&](const auto &s) { run(s); }, step);
+        return logits_;
+    }
+
+  private:
+    Row &slot(Slot s) { return slots_[static_cast<size_t>(s)]; }
+    Row weight(WeightId id) const { return id == kNoWeight ? Row{} : weights_[static_cast<size_t>(id)]; }
+
+    void run(const Embed &s) {
+        const size_t cols = static_cast<size_t>(program_.weights[static_cast<size_t>(s.table)].cols);
+        const Row table = weight(s.table);
+        const auto row = table.begin() + static_cast<std::ptrdiff_t>(cols) * token_;
+        slot(s.out).assign(row, row + static_cast<std::ptrdiff_t>(cols));
+        for (double &value : slot(s.out)) value *= static_cast<double>(s.scale);
+    }
+    void run(const Norm &s) { slot(s.out) = reference::rms_norm(slot(s.in), weight(s.weight), s.eps); }
+    void run(const Linear &s) {
+        std::vector<Row> results;
+        for (const Linear::Part &part : s.parts) {
+            results.push_back(reference::linear(weight(part.weight), slot(s.in), weight(part.bias)));
+            if (part.add != kNoSlot)
+                for (size_t i = 0; i < results.back().size(); ++i) results.back()[i] += slot(part.add)[i];
+        }
+        for (size_t i = 0; i < results.size(); ++i) slot(s.parts[i].out) = results[i];
+    }
+    void turn(Row &heads, int32_t head_dim, const Attention &s, WeightId norm) {
+        const Row norm_weight = weight(norm);
+        for (size_t at = 0; at < heads.size(); at += static_cast<size_t>(head_dim)) {
+            const std::span<double> head = std::span(heads).subspan(at, static_cast<size_t>(head_dim));
+            if (!norm_weight.empty()) {
+                const Row normed = reference::rms_norm(head, norm_weight, s.norm_eps);
+                std::copy(normed.begin(), normed.end(), head.begin());
+            }
+            if (s.rope >= 0) reference::rope(head, program_.ropes[static_cast<size_t>(s.rope)], position_);
+        }
+    }
+    static void append_as_half(Row &cache, const Row &values) {
+        for (double value : values)
+            cache.push_back(
+                static_cast<double>(gguf::f16_to_f32(gguf::f32_to_f16(static_cast<float>(value)))));
+    }
+    void run(const Attention &s) {
+        const size_t layer = static_cast<size_t>(s.layer);
+        turn(slot(s.q), s.head_dim_k, s, s.q_norm);
+        turn(slot(s.k), s.head_dim_k, s, s.k_norm);
+        append_as_half(keys_[layer], slot(s.k));
+        append_as_half(values_[layer], slot(s.v));
+        slot(s.out) = reference::attention_heads(slot(s.q), keys_[layer], values_[layer], s.heads, s.kv_heads,
+                                                 s.head_dim_k, s.head_dim_v, position_, s.window,
+                                                 static_cast<double>(s.scale));
+    }
+    void run(const Gate &s) { slot(s.out) = reference::swiglu(slot(s.gate), slot(s.up)); }
+    void run(const Logits &s) { logits_ = reference::linear(weight(s.weight), slot(s.in)); }
+
+    const Program &program_;
+    std::vector<Row> weights_, slots_, keys_, values_;
+    Row logits_;
+    int32_t token_ = 0, position_ = 0;
+};
+
+}  // namespace
+
+std::vector<Row> reference_logits(const Program &program, std::span<const int32_t> tokens) {
+    Interpreter interpreter(program);
+    std::vector<Row> logits;
+    for (size_t i = 0; i < tokens.size(); ++i)
+        logits.push_back(interpreter.logits_of(tokens[i], static_cast<int32_t>(i)));
+    return logits;
+}
+
+}  // namespace runnel::tests

@@ -1,0 +1,49 @@
+// Small random programs of the decoder shape, and what they compute in double precision.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "kernels/program.h"
+#include "tests/support/reference.h"
+
+namespace runnel::tests {
+
+struct TinyShape {
+    int32_t layers = 2;
+    int64_t width = 64, feed_forward = 96, vocab = 50;
+    int32_t heads = 4, kv_heads = 2, head_dim_k = 16, head_dim_v = 16;
+    int32_t window = 0;
+    kernels::RopeTable::Pairs pairs = kernels::RopeTable::Pairs::Adjacent;
+    bool head_norm = false, bias = false;
+    gguf::Type type = gguf::Type::F32;  // of all matrices
+};
+
+// A Program and the memory its weights point into. Movable.
+class TinyProgram {
+  public:
+    TinyProgram(const TinyShape &shape, uint32_t seed);
+    const kernels::Program &program() const { return program_; }
+
+  private:
+    kernels::WeightId matrix(int64_t rows, int64_t cols);
+    kernels::WeightId vector(int64_t size, float center, float spread);
+    kernels::Slot slot(int64_t width);
+    void add_layer(int32_t layer);
+
+    TinyShape shape_;
+    std::mt19937 random_;
+    kernels::Program program_;
+    std::vector<std::vector<std::byte>> memory_;
+    kernels::Slot x_, normed_, q_, k_, v_, attended_, gate_, up_;
+};
+
+// Logits of every token of a sequence: the program's steps in double precision, one token after the other.
+// K and V are rounded to binary16 as the cache does.
+std::vector<reference::Row> reference_logits(const kernels::Program &program,
+                                             std::span<const int32_t> tokens);
+
+}  // namespace runnel::tests

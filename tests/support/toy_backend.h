@@ -1,0 +1,112 @@
+// A language model that needs no weights: its logits are a hash of all tokens of the sequence so far, read
+// back through the block tables, so that a wrong table, cell or position changes them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace runnel::testing {
+
+inline uint64_t mix(uint64_t x) {  // SplitMix64's finalizer
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+}
+
+inline uint64_t hash_tokens(const std::vector<int32_t> &tokens) {
+    uint64_t h = 1;
+    for (const int32_t t : tokens) h = mix(h * 31 + static_cast<uint64_t>(t));
+    return h;
+}
+
+// In [-8, 8).
+inline float toy_logit(uint64_t hash, int32_t id) {
+    return static_cast<float>(mix(hash ^ static_cast<uint64_t>(id) << 20) >> 40) * 0x1p-24f * 16 - 8;
+}
+
+inline kernels::Program toy_program(int32_t vocab) {
+    kernels::Program program;
+    program.vocab = vocab;
+    program.cache_layers = {{1, 8, 8, 0}, {1, 8, 8, 1}};  // two groups
+    return program;
+}
+
+class ToyBackend final : public kernels::Backend {
+  public:
+    // Called in every execute, before anything is computed.
+    std::function<void(const kernels::Batch &)> on_execute;
+    // What every execute was given.
+    struct Record {
+        size_t tokens, sequences, rows;
+    };
+    std::vector<Record> records;
+    // Replaces the logits of a prefix.
+    std::function<void(const std::vector<int32_t> &prefix, std::span<float> logits)> model;
+    size_t memory = size_t{1} << 33;
+
+    kernels::DeviceInfo info() const override { return {"toy", "toy", memory, memory}; }
+
+    void load(const kernels::Program &program, const kernels::CacheConfig &cache,
+              int32_t max_tokens) override {
+        vocab_ = static_cast<int32_t>(program.vocab);
+        max_tokens_ = max_tokens;
+        pools_.clear();
+        for (const int32_t blocks : cache.blocks)
+            pools_.emplace_back(static_cast<size_t>(blocks) * kernels::kBlockTokens, -1);
+    }
+
+    bool execute(const kernels::Batch &batch, std::span<float> logits) override {
+        records.push_back({batch.tokens.size(), batch.sequences.size(), batch.logit_rows.size()});
+        if (batch.tokens.empty() || static_cast<int32_t>(batch.tokens.size()) > max_tokens_)
+            throw std::logic_error("batch size");
+        if (logits.size() != batch.logit_rows.size() * static_cast<size_t>(vocab_))
+            throw std::logic_error("logits size");
+        if (on_execute) on_execute(batch);
+        if (batch.cancel && batch.cancel->load()) return false;
+        std::map<int32_t, std::vector<int32_t>> prefixes;  // of each token of the batch
+        for (const kernels::SequenceSpan &s : batch.sequences) append(batch, s, prefixes);
+        for (size_t r = 0; r < batch.logit_rows.size(); ++r) {
+            const auto row = logits.subspan(r * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
+            const std::vector<int32_t> &prefix = prefixes.at(batch.logit_rows[r]);
+            const uint64_t hash = hash_tokens(prefix);
+            for (int32_t id = 0; id < vocab_; ++id) row[static_cast<size_t>(id)] = toy_logit(hash, id);
+            if (model) model(prefix, row);
+        }
+        return true;
+    }
+
+  private:
+    void append(const kernels::Batch &batch, const kernels::SequenceSpan &s,
+                std::map<int32_t, std::vector<int32_t>> &prefixes) {
+        if (s.tables.size() != pools_.size()) throw std::logic_error("a table per group");
+        const auto cell = [&](size_t group, int32_t c) -> int32_t & {
+            const kernels::BlockId block = s.tables[group][static_cast<size_t>(c / kernels::kBlockTokens)];
+            return pools_[group].at(
+                static_cast<size_t>(block * kernels::kBlockTokens + c % kernels::kBlockTokens));
+        };
+        for (int32_t i = 0; i < s.count; ++i) {
+            const size_t t = static_cast<size_t>(s.first + i);
+            if (batch.positions[t] != s.past + i) throw std::logic_error("position");
+            for (size_t g = 0; g < pools_.size(); ++g) cell(g, s.past + i) = batch.tokens[t];
+            std::vector<int32_t> &prefix = prefixes[s.first + i];
+            for (int32_t c = 0; c <= s.past + i; ++c) {
+                prefix.push_back(cell(0, c));
+                if (cell(1, c) != prefix.back()) throw std::logic_error("groups differ");
+            }
+        }
+    }
+
+    int32_t vocab_ = 0, max_tokens_ = 0;
+    std::vector<std::vector<int32_t>> pools_;  // per group: the token in every cell
+};
+
+}  // namespace runnel::testing

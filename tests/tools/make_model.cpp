@@ -1,0 +1,48 @@
+// Writes a model with random weights; see tests/support/model_maker.h.
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+
+#include "tests/support/model_maker.h"
+
+int main(int argc, char **argv) {
+    runnel::testing::ModelShape shape;
+    std::string out;
+    bool fast = false;
+    CLI::App app("Writes a GGUF model with random weights, for tests and benchmarks.");
+    app.option_defaults()->always_capture_default();
+    app.add_option("--out", out, "the file to write")->required();
+    app.add_option("--arch", shape.arch)->check(CLI::IsMember({"llama", "qwen2", "qwen3"}));
+    app.add_option("--layers", shape.layers);
+    app.add_option("--width", shape.width);
+    app.add_option("--ff", shape.ff);
+    app.add_option("--heads", shape.heads);
+    app.add_option("--kv-heads", shape.kv_heads);
+    app.add_option("--head-dim", shape.head_dim, "0: width / heads");
+    app.add_option("--vocab", shape.vocab, "size of the made-up vocabulary");
+    app.add_option("--vocab-from", shape.vocab_from, "copy the vocabulary of this GGUF file");
+    app.add_option("--ctx", shape.context);
+    app.add_option("--type", shape.type, "F32, F16, BF16, Q4_0, ..., or a mix: Q3_K_M, Q4_K_M, Q5_K_M");
+    app.add_flag("--pure", shape.pure, "every matrix in that type, without llama.cpp's habits");
+    app.add_flag("--dequantized", shape.dequantized, "write F32 values that went through the type");
+    app.add_flag("--tied", shape.tied, "no output matrix of its own");
+    app.add_flag("--bias", shape.bias, "biases in attention (qwen2 always has them)");
+    app.add_option("--rope-freq-base", shape.rope_freq_base);
+    app.add_option("--rope-scaling", shape.rope_scaling)
+        ->check(CLI::IsMember({"", "linear", "yarn", "llama3"}));
+    app.add_option("--rope-factor", shape.rope_factor);
+    app.add_option("--original-ctx", shape.original_context, "before scaling; 0: ctx / rope-factor");
+    app.add_option("--sliding-window", shape.sliding_window);
+    app.add_option("--seed", shape.seed);
+    app.add_option("--threads", shape.threads)->check(CLI::Range(1, 64));
+    app.add_flag("--fast", fast, "a cheaper search in the K and IQ4 formats");
+    CLI11_PARSE(app, argc, argv);
+    if (fast) shape.effort = runnel::gguf::Effort::Fast;
+    try {
+        runnel::testing::make_model(shape, out);
+    } catch (const std::exception &error) {
+        std::cerr << "make-model: " << error.what() << '\n';
+        return 1;
+    }
+    return 0;
+}
