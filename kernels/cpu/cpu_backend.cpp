@@ -277,9 +277,11 @@ void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const flo
     // `add` may be `out` itself, so a product that something is added to is formed elsewhere.
     float *product = add ? product_.as<float>() : out;
     const int64_t product_stride = add ? w.rows : stride;
-    const auto body = [&](int64_t tile0, int64_t tile1) {
+    // next_tile: where this thread goes on, or -1
+    const auto body = [&](int64_t tile0, int64_t tile1, int64_t next_tile) {
         const int64_t row0 = tile0 * kTileRows, row1 = std::min(tile1 * kTileRows, w.rows);
-        const std::byte *next = row1 < w.rows ? w.data + static_cast<size_t>(row1) * row_bytes : nullptr;
+        const std::byte *next =
+            next_tile >= 0 ? w.data + static_cast<size_t>(next_tile * kTileRows) * row_bytes : nullptr;
         isa_.linear->multiply(w.type, w.data, w.cols, row0, row1, x, worker.rows, product, product_stride,
                               scratch_[static_cast<size_t>(worker.thread)].data(), next);
         for (int32_t t = 0; t < worker.rows && (bias || add); ++t) {
@@ -291,11 +293,14 @@ void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const flo
     };
     const bool decode = worker.rows <= kDecodeTokens;
     if (decode)
-        pool_->for_ranges(worker.thread, tiles, body, kGrainDecode, loop);
+        pool_->for_ranges_ahead(worker.thread, tiles, body, kGrainDecode, loop);
     else
         pool_->for_each(
             worker.thread, (tiles + kGrainPrefill - 1) / kGrainPrefill,
-            [&](int64_t unit) { body(unit * kGrainPrefill, std::min((unit + 1) * kGrainPrefill, tiles)); },
+            [&](int64_t unit) {
+                const int64_t end = std::min((unit + 1) * kGrainPrefill, tiles);
+                body(unit * kGrainPrefill, end, end < tiles ? end : -1);
+            },
             loop);
 }
 
