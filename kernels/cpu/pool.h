@@ -105,6 +105,11 @@ class Pool {
             body(at, std::min(at + grain, units));
     }
 
+    // The unit that a thread's first range of for_ranges(_ahead) begins with.
+    int64_t first_unit(int thread, int64_t units, int64_t grain) const noexcept {
+        return threads_ == 1 ? 0 : units * 3 / 4 / threads_ / grain * grain * thread;
+    }
+
     // As for_ranges, and body(begin, end, next) also learns where this thread goes on: the unit that its next
     // range begins with, or -1 for none. (Each range of the counter is taken one range early.)
     template <typename Body>
