@@ -56,7 +56,8 @@ Isa choose_isa() {
 // What one thread carries through the phases.
 struct Worker {
     int thread;
-    int32_t rows;  // tokens that steps work on: all of the batch, fewer after SelectPhase
+    int32_t rows;      // tokens that steps work on: all of the batch, fewer after SelectPhase
+    size_t phase = 0;  // the one at work
 };
 
 class CpuBackend final : public Backend {
@@ -81,7 +82,9 @@ class CpuBackend final : public Backend {
     void prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
                  int64_t col1) noexcept;
     void multiply(const Weight &weight, float *out, int64_t stride, const float *bias, const float *add,
-                  const Worker &worker, int loop) noexcept;
+                  const Worker &worker, int loop, const Weight *after) noexcept;
+    const Weight *weight_after(size_t phase) const noexcept;
+    const std::byte *first_bytes(const Weight *w, int thread) const noexcept;
     size_t attention_scratch_of(const Attention &step) const;
     size_t partials_of(const Attention &step, const CacheConfig &cache) const;
     AttentionTile tile(const Attention &step, const SequenceSpan &sequence, int32_t kv_head, int32_t first,
@@ -198,6 +201,7 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
         compute_rotations(worker);
         // No rows: only logits that nobody asked for would follow.
         for (size_t i = 0; i < phases_.size() && worker.rows > 0; ++i) {
+            worker.phase = i;
             std::visit([&](const auto &phase) { run(phase, worker); }, phases_[i]);
             if (cancelled_after_barrier(i, thread)) {
                 if (thread == 0) finished = false;
@@ -277,17 +281,38 @@ void CpuBackend::run(const PreparePhase &phase, Worker &worker) noexcept {
                 std::min(last * kPrepareBlock, cols));
 }
 
+// The matrix that comes next after a phase, or null.
+const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
+    while (++phase < phases_.size()) {
+        if (const auto *p = std::get_if<MultiplyPhase>(&phases_[phase]))
+            if (!p->step.parts.empty()) return &weight(p->step.parts.front().weight);
+        if (const auto *p = std::get_if<LogitsPhase>(&phases_[phase])) return &weight(p->step.weight);
+    }
+    return nullptr;
+}
+
+// Where a thread begins to read a matrix when it decodes.
+const std::byte *CpuBackend::first_bytes(const Weight *w, int thread) const noexcept {
+    if (w == nullptr) return nullptr;
+    const int64_t tiles = (w->rows + kTileRows - 1) / kTileRows;
+    const int64_t row = pool_->first_unit(thread, tiles, kGrainDecode) * kTileRows;
+    return w->data + static_cast<size_t>(row) * gguf::row_bytes(w->type, w->cols);
+}
+
 void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const float *bias, const float *add,
-                          const Worker &worker, int loop) noexcept {
+                          const Worker &worker, int loop, const Weight *after) noexcept {
     const int64_t tiles = (w.rows + kTileRows - 1) / kTileRows;
     const size_t row_bytes = gguf::row_bytes(w.type, w.cols);
     const std::byte *x = packed(act_format(w.type));
     // `add` may be `out` itself, so a product that something is added to is formed elsewhere.
     float *product = add ? product_.as<float>() : out;
     const int64_t product_stride = add ? w.rows : stride;
-    const auto body = [&](int64_t tile0, int64_t tile1) {
+    // next_tile: where this thread goes on, or -1
+    const auto body = [&](int64_t tile0, int64_t tile1, int64_t next_tile) {
         const int64_t row0 = tile0 * kTileRows, row1 = std::min(tile1 * kTileRows, w.rows);
-        const std::byte *next = row1 < w.rows ? w.data + static_cast<size_t>(row1) * row_bytes : nullptr;
+        const std::byte *next = next_tile >= 0
+                                    ? w.data + static_cast<size_t>(next_tile * kTileRows) * row_bytes
+                                    : first_bytes(after, worker.thread);
         isa_.linear->multiply(w.type, w.data, w.cols, row0, row1, x, worker.rows, product, product_stride,
                               scratch_[static_cast<size_t>(worker.thread)].data(), next);
         for (int32_t t = 0; t < worker.rows && (bias || add); ++t) {
@@ -299,20 +324,27 @@ void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const flo
     };
     const bool decode = worker.rows <= kDecodeTokens;
     if (decode)
-        pool_->for_ranges(worker.thread, tiles, body, kGrainDecode, loop);
+        pool_->for_ranges_ahead(worker.thread, tiles, body, kGrainDecode, loop);
     else
         pool_->for_each(
             worker.thread, (tiles + kGrainPrefill - 1) / kGrainPrefill,
-            [&](int64_t unit) { body(unit * kGrainPrefill, std::min((unit + 1) * kGrainPrefill, tiles)); },
+            [&](int64_t unit) {
+                const int64_t end = std::min((unit + 1) * kGrainPrefill, tiles);
+                body(unit * kGrainPrefill, end, end < tiles ? end : -1);
+            },
             loop);
 }
 
 void CpuBackend::run(const MultiplyPhase &phase, Worker &worker) noexcept {
     int loop = 0;
-    for (const Linear::Part &part : phase.step.parts) {
+    const auto &parts = phase.step.parts;
+    for (const Linear::Part &part : parts) {
+        const size_t i = static_cast<size_t>(loop);
+        const Weight *after =
+            i + 1 < parts.size() ? &weight(parts[i + 1].weight) : weight_after(worker.phase);
         const float *add = part.add == kNoSlot ? nullptr : row(part.add, 0);
         multiply(weight(part.weight), row(part.out, 0), width(part.out), vector_of(part.bias), add, worker,
-                 loop++);
+                 loop++, after);
     }
 }
 
@@ -434,7 +466,7 @@ void CpuBackend::run(const AttendPhase &phase, Worker &worker) noexcept {
 
 void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
     const Weight &w = weight(phase.step.weight);
-    multiply(w, logits_.data(), w.rows, nullptr, nullptr, worker, 0);
+    multiply(w, logits_.data(), w.rows, nullptr, nullptr, worker, 0, nullptr);
 }
 
 void CpuBackend::run(const SelectPhase &phase, Worker &worker) noexcept {

@@ -105,6 +105,34 @@ class Pool {
             body(at, std::min(at + grain, units));
     }
 
+    // The unit that a thread's first range of for_ranges(_ahead) begins with.
+    int64_t first_unit(int thread, int64_t units, int64_t grain) const noexcept {
+        return threads_ == 1 ? 0 : units * 3 / 4 / threads_ / grain * grain * thread;
+    }
+
+    // As for_ranges, and body(begin, end, next) also learns where this thread goes on: the unit that its next
+    // range begins with, or -1 for none. (Each range of the counter is taken one range early.)
+    template <typename Body>
+    void for_ranges_ahead(int thread, int64_t units, Body &&body, int64_t grain = 1, int loop = 0) noexcept {
+        if (threads_ == 1) {
+            if (units > 0) body(int64_t{0}, units, int64_t{-1});
+            return;
+        }
+        const int64_t share = units * 3 / 4 / threads_ / grain * grain;
+        const int64_t fixed = share * threads_;
+        const auto next_range = [&]() {
+            const int64_t at = fixed + take(loop, grain);
+            return at < units ? at : int64_t{-1};
+        };
+        int64_t at = next_range();
+        if (share > 0) body(share * thread, share * (thread + 1), at);
+        while (at >= 0) {
+            const int64_t next = next_range();
+            body(at, std::min(at + grain, units), next);
+            at = next;
+        }
+    }
+
     // Adds `count` to the phase's counter number `loop` and returns its value before: the building block of
     // loops of another shape.
     int64_t take(int loop, int64_t count) noexcept {
