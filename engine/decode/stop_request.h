@@ -33,7 +33,7 @@ class StopRequest {
     std::atomic<Reason> reason_{Reason::None};
 };
 
-// Requests a stop when the time is over, unless it is destroyed before.
+// Requests a stop when the time is over (no time: at once), unless it is destroyed before.
 class DeadlineTimer {
   public:
     DeadlineTimer(StopRequest &request, std::chrono::duration<double> time);
