@@ -12,7 +12,9 @@
 namespace runnel::commands {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kSpellings = {{
+// Also of options that this program does not have (yet): a message names those better than what "-md FILE"
+// would be otherwise, a model called "d".
+constexpr std::array<std::pair<std::string_view, std::string_view>, 11> kSpellings = {{
     {"-ngl", "--gpu-layers"},
     {"-ctk", "--cache-type-k"},
     {"-ctv", "--cache-type-v"},
@@ -20,6 +22,10 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kSpelling
     {"-sysf", "--system-file"},
     {"-ub", "--batch-size"},
     {"-dev", "--device"},
+    {"-md", "--draft-model"},
+    {"-ngld", "--gpu-layers-draft"},
+    {"-cmoe", "--cpu-moe"},
+    {"-ncmoe", "--n-cpu-moe"},
 }};
 
 std::string section_of(const CLI::ConfigItem &item) {
