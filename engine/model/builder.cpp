@@ -1,7 +1,10 @@
 #include "engine/model/builder.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+
+#include "gguf/printable.h"
 
 namespace runnel::model {
 
@@ -12,7 +15,7 @@ Builder::Builder(const gguf::File &file, const HyperParameters &hyper)
     : file_(&file), hyper_(hyper), metadata_(file) {}
 
 void Builder::fail(const std::string &tensor, const std::string &problem) const {
-    throw ModelError(file_->path().string() + ": tensor " + tensor + ": " + problem);
+    throw ModelError(name_of(*file_) + ": tensor " + tensor + ": " + problem);
 }
 
 WeightId Builder::weight(const gguf::Tensor &tensor, int64_t rows, int64_t cols) {
@@ -60,21 +63,19 @@ kernels::Slot Builder::slot(std::string name, int64_t width) {
     return static_cast<kernels::Slot>(program_.slots.size() - 1);
 }
 
-int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
+RopeScaling Builder::rope_scaling() const {
     RopeScaling scaling;
     const std::string_view kind = metadata_.text("rope.scaling.type").value_or("linear");
-    double factor =
-        metadata_.real("rope.scaling.factor").value_or(metadata_.real("rope.scale_linear").value_or(0));
-    if (factor == 0) factor = 1;
-    if (factor < 0) metadata_.fail("rope.scaling.factor", "negative");
+    const double factor =
+        metadata_.real("rope.scaling.factor", 0).value_or(metadata_.real("rope.scale_linear", 0).value_or(0));
+    scaling.factor = factor == 0 ? 1 : factor;
     if (kind == "yarn")
         scaling.kind = RopeScaling::Kind::Yarn;
-    else if (kind == "linear" && factor != 1)
+    else if (kind == "linear" && scaling.factor != 1)
         scaling.kind = RopeScaling::Kind::Linear;
     else if (kind != "linear" && kind != "none")
         metadata_.fail("rope.scaling.type",
-                       "\"" + std::string(kind) + "\" is not supported for this architecture");
-    scaling.factor = factor;
+                       "\"" + gguf::printable(kind) + "\" is not supported for this architecture");
     scaling.original_context =
         static_cast<double>(metadata_.integer("rope.scaling.original_context_length", 1, INT32_MAX)
                                 .value_or(hyper_.context_length));
@@ -83,19 +84,30 @@ int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
     scaling.extrapolation = metadata_.real("rope.scaling.yarn_ext_factor").value_or(1);
     scaling.attention_factor = metadata_.real("rope.scaling.attn_factor").value_or(1);
     scaling.log_multiplier = metadata_.real("rope.scaling.yarn_log_multiplier").value_or(0);
+    return scaling;
+}
 
+std::vector<float> Builder::rope_divisors() {
+    const WeightId id = optional_vector("rope_freqs.weight", hyper_.rope_dimensions / 2);
+    if (id == kNoWeight) return {};
+    const kernels::Weight &w = program_.weights[static_cast<size_t>(id)];
+    std::vector<float> divisors(static_cast<size_t>(w.cols));
+    std::memcpy(divisors.data(), w.data, w.bytes());
+    for (const float d : divisors)
+        if (!(d > 0) || !std::isfinite(d)) fail(w.name, "holds a factor that is not a positive number");
+    return divisors;
+}
+
+int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
     const double base = metadata_.real("rope.freq_base").value_or(10000);
     if (!(base > 1)) metadata_.fail("rope.freq_base", "must be greater than 1");
-    std::vector<float> divisors;
-    if (const WeightId id = optional_vector("rope_freqs.weight", hyper_.rope_dimensions / 2);
-        id != kNoWeight) {
-        const kernels::Weight &w = program_.weights[static_cast<size_t>(id)];
-        divisors.resize(static_cast<size_t>(w.cols));
-        std::memcpy(divisors.data(), w.data, w.bytes());
-        for (float d : divisors)
-            if (!(d > 0) || !std::isfinite(d)) fail(w.name, "holds a factor that is not a positive number");
-    }
-    program_.ropes.push_back(make_rope(pairs, hyper_.rope_dimensions, base, scaling, divisors));
+    kernels::RopeTable table =
+        make_rope(pairs, hyper_.rope_dimensions, base, rope_scaling(), rope_divisors());
+    // Each number by itself may make sense when together they do not: a tiny divisor and a tiny factor.
+    const auto finite = [](double number) { return std::isfinite(number); };
+    if (!finite(table.magnitude) || !std::all_of(table.inv_freq.begin(), table.inv_freq.end(), finite))
+        metadata_.fail("rope.*", "together with rope_freqs.weight, these give rotations without end");
+    program_.ropes.push_back(std::move(table));
     return static_cast<int32_t>(program_.ropes.size() - 1);
 }
 

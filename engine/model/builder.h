@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "engine/model/metadata.h"
 #include "engine/model/model.h"
@@ -41,6 +42,8 @@ class Builder {
 
   private:
     kernels::WeightId weight(const gguf::Tensor &tensor, int64_t rows, int64_t cols);
+    RopeScaling rope_scaling() const;
+    std::vector<float> rope_divisors();  // empty when the file has none
     [[noreturn]] void fail(const std::string &tensor, const std::string &problem) const;
 
     const gguf::File *file_;

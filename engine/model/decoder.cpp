@@ -35,7 +35,7 @@ void emit_attention(Builder &b, const DecoderTraits &traits, const Slots &s, int
     b.add(Linear{s.normed,
                  {part("attn_q", q_width, d, s.q, kNoSlot), part("attn_k", k_width, d, s.k, kNoSlot),
                   part("attn_v", v_width, d, s.v, kNoSlot)}});
-    const double scale = b.metadata().real("attention.scale").value_or(0);
+    const double scale = b.metadata().real("attention.scale", 0).value_or(0);
     Attention attention{.q = s.q,
                         .k = s.k,
                         .v = s.v,

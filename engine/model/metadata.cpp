@@ -1,14 +1,30 @@
 #include "engine/model/metadata.h"
 
 #include <cmath>
+#include <cstdio>
+
+#include "gguf/printable.h"
 
 namespace runnel::model {
+namespace {
+
+std::string shortest(double number) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", number);
+    return text;
+}
+
+}  // namespace
+
+std::string name_of(const gguf::File &file) {
+    return gguf::printable(file.path().native(), 4096);
+}
 
 Metadata::Metadata(const gguf::File &file) : file_(&file) {
     const gguf::Value *value = file.find("general.architecture");
     const auto name = value ? value->as_string() : std::nullopt;
     if (!name || name->empty())
-        throw ModelError(file.path().string() +
+        throw ModelError(name_of(file) +
                          ": no general.architecture: the file does not say what model it holds");
     architecture_ = *name;
 }
@@ -18,7 +34,8 @@ const gguf::Value *Metadata::find(std::string_view key) const {
 }
 
 void Metadata::fail(std::string_view key, const std::string &problem) const {
-    throw ModelError(file_->path().string() + ": " + architecture_ + "." + std::string(key) + ": " + problem);
+    throw ModelError(name_of(*file_) + ": " + gguf::printable(architecture_) + "." + std::string(key) + ": " +
+                     problem);
 }
 
 std::optional<int64_t> Metadata::integer(std::string_view key, int64_t low, int64_t high) const {
@@ -39,11 +56,13 @@ std::optional<int64_t> Metadata::integer(std::string_view key, int64_t low, int6
     return number;
 }
 
-std::optional<double> Metadata::real(std::string_view key) const {
+std::optional<double> Metadata::real(std::string_view key, double low, double high) const {
     const gguf::Value *value = find(key);
     if (!value) return std::nullopt;
     const std::optional<double> number = value->as_float();
     if (!number || !std::isfinite(*number)) fail(key, "not a finite number");
+    if (*number < low || *number > high)
+        fail(key, shortest(*number) + " is not between " + shortest(low) + " and " + shortest(high));
     return number;
 }
 
@@ -69,8 +88,8 @@ int64_t Metadata::required_integer(std::string_view key, int64_t low, int64_t hi
     return *number;
 }
 
-double Metadata::required_real(std::string_view key) const {
-    const std::optional<double> number = real(key);
+double Metadata::required_real(std::string_view key, double low, double high) const {
+    const std::optional<double> number = real(key, low, high);
     if (!number) fail(key, "missing");
     return *number;
 }

@@ -1,6 +1,7 @@
 // Typed, range-checked reading of a model's keys. Every error names the file's key and what was expected.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,6 +12,9 @@
 
 namespace runnel::model {
 
+// The path of a file as messages name it: printable, whatever it is.
+std::string name_of(const gguf::File &file);
+
 class Metadata {
   public:
     explicit Metadata(const gguf::File &file);
@@ -19,14 +23,14 @@ class Metadata {
 
     // Keys are given without the architecture prefix ("attention.head_count"). Absent: nullopt. Present but
     // of another type or out of [low, high]: ModelError. An array whose entries are all equal counts as one
-    // number.
+    // number. A real number is finite, also as a float.
     std::optional<int64_t> integer(std::string_view key, int64_t low, int64_t high) const;
-    std::optional<double> real(std::string_view key) const;
+    std::optional<double> real(std::string_view key, double low = -FLT_MAX, double high = FLT_MAX) const;
     std::optional<bool> boolean(std::string_view key) const;
     std::optional<std::string_view> text(std::string_view key) const;
 
     int64_t required_integer(std::string_view key, int64_t low, int64_t high) const;
-    double required_real(std::string_view key) const;
+    double required_real(std::string_view key, double low = -FLT_MAX, double high = FLT_MAX) const;
 
     [[noreturn]] void fail(std::string_view key, const std::string &problem) const;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/model/families.h"
+#include "gguf/printable.h"
 
 namespace runnel::model {
 namespace {
@@ -15,8 +16,7 @@ int64_t vocabulary_rows(const gguf::File &file) {
     const gguf::Tensor *embedding = file.find_tensor("token_embd.weight");
     if (embedding) {
         if (embedding->rank > 2 || embedding->shape[1] < 1 || embedding->shape[1] > INT32_MAX)
-            throw ModelError(file.path().string() +
-                             ": tensor token_embd.weight: not a table of token embeddings");
+            throw ModelError(name_of(file) + ": tensor token_embd.weight: not a table of token embeddings");
         return embedding->shape[1];
     }
     const gguf::Value *tokens = file.find("tokenizer.ggml.tokens");
@@ -44,7 +44,7 @@ HyperParameters read_hyper_parameters(const gguf::File &file) {
         static_cast<int32_t>(m.integer("attention.key_length", 1, kMaxHeadDim).value_or(even_share));
     h.value_length =
         static_cast<int32_t>(m.integer("attention.value_length", 1, kMaxHeadDim).value_or(even_share));
-    h.norm_rms_epsilon = static_cast<float>(m.required_real("attention.layer_norm_rms_epsilon"));
+    h.norm_rms_epsilon = static_cast<float>(m.required_real("attention.layer_norm_rms_epsilon", 0, 1));
     h.rope_dimensions =
         static_cast<int32_t>(m.integer("rope.dimension_count", 0, h.key_length).value_or(h.key_length));
     if (h.rope_dimensions % 2 != 0) m.fail("rope.dimension_count", "odd");
@@ -62,12 +62,11 @@ Model build(const gguf::File &file) {
     if (family == known.end()) {
         std::string list;
         for (const Family &f : known) list += (list.empty() ? "" : ", ") + std::string(f.architecture);
-        throw ModelError(file.path().string() + ": architecture \"" + metadata.architecture() +
+        throw ModelError(name_of(file) + ": architecture \"" + gguf::printable(metadata.architecture()) +
                          "\" is not supported (supported: " + list + ")");
     }
     if (file.tensors().empty())
-        throw ModelError(file.path().string() +
-                         ": holds metadata only, no tensors: it can be inspected, not run");
+        throw ModelError(name_of(file) + ": holds metadata only, no tensors: it can be inspected, not run");
     Builder builder(file, read_hyper_parameters(file));
     family->emit(builder);
     HyperParameters hyper = builder.hyper();

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <system_error>
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/linear.h"
@@ -120,7 +121,14 @@ class CpuBackend final : public Backend {
 
 void CpuBackend::start_pool(int by_default) {
     const int threads = threads_ > 0 ? threads_ : by_default;
-    if (!pool_ || pool_->threads() != threads) pool_ = std::make_unique<Pool>(threads);
+    if (pool_ && pool_->threads() == threads) return;
+    try {
+        pool_ = std::make_unique<Pool>(threads);
+    } catch (const std::system_error &error) {
+        throw BackendError(BackendError::Kind::Failed, "cannot start " + std::to_string(threads) +
+                                                           " threads (" + error.code().message() +
+                                                           "): choose fewer with -t");
+    }
 }
 
 DeviceInfo CpuBackend::info() const {

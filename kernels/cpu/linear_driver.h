@@ -8,10 +8,10 @@
 //   add(tile, groups, block, a, count, sums)            multiply them with `count` tokens' records at a
 //   add_fused<count>(rows, groups, block, a, sums, next)  both at once, without a tile, for a few tokens
 // The two that read weights ask for their share of the next tile's bytes, which begins at `next`.
-// Few tokens: groups go from registers into the product. Many: all columns of kRows rows are unpacked into
-// `scratch` (it stays in L2) and reused for blocks of tokens, whose partial sums stay in L1. While it works
-// on one tile of rows it asks memory for the next, block by block, in the order of addresses: requests far
-// ahead, and a stream that the hardware understands although sixteen rows are read side by side.
+// Up to kFewTokens, groups go from registers into the product. More: all columns of kRows rows are unpacked
+// into `scratch` (it stays in L2) and reused for blocks of tokens, whose partial sums stay in L1. While it
+// works on one tile of rows it asks memory for the next, block by block, in the order of addresses: requests
+// far ahead, and a stream that the hardware understands although sixteen rows are read side by side.
 #pragma once
 
 #include "kernels/cpu/linear_isa.h"
@@ -24,7 +24,8 @@ namespace runnel::kernels::cpu {
 namespace {
 
 constexpr int kTokens = 16;      // tokens whose partial sums stay in L1
-constexpr int kFusedTokens = 4;  // up to here a tile in memory does not pay
+constexpr int kFusedTokens = 8;  // tokens whose totals stay in registers while weights are unpacked
+constexpr int kFewTokens = 12;   // up to here unpacking again for every kFusedTokens beats a tile in memory
 
 template <typename Format>
 constexpr bool kHasMinimum = Format::kOffset == 0;
@@ -104,18 +105,18 @@ template <typename Engine>
     return task.next == nullptr ? rows.base : task.next + b * kRows * kBlockBytes<Engine>;
 }
 
-// Not inlined: GCC allocates registers for one number of tokens at a time far better.
+// Tokens [t0, t0 + count). Not inlined: GCC allocates registers far better for one number of tokens at a
+// time.
 template <typename Engine, int count>
-[[gnu::noinline]] void multiply_tile_fused(Rows rows, const Task &task) {
-    const typename Engine::Record *records = static_cast<const typename Engine::Record *>(task.packed);
+[[gnu::noinline]] void multiply_tile_fused(Rows rows, const Task &task, int32_t t0) {
+    const typename Engine::Record *records = static_cast<const typename Engine::Record *>(task.packed) + t0;
     const int64_t blocks = record_count(task.cols);
     Partials sums;
     clear(sums, count);
-    for (int64_t b = 0; b < blocks; ++b) {
+    for (int64_t b = 0; b < blocks; ++b)
         Engine::template add_fused<count>(rows + b * kBlockBytes<Engine>, groups_in<Engine>(task.cols, b), b,
-                                          records + b * count, sums, share<Engine>(task, rows, b));
-    }
-    store_folded(sums, count, task.rows, task.out, task.out_stride);
+                                          records + b * task.tokens, sums, share<Engine>(task, rows, b));
+    store_folded(sums, count, task.rows, task.out + t0 * task.out_stride, task.out_stride);
 }
 
 template <typename Engine>
@@ -139,19 +140,36 @@ template <typename Engine>
 }
 
 template <typename Engine>
-void multiply_tile(Rows rows, const Task &task) {
-    static_assert(kFusedTokens == 4);
-    switch (task.tokens) {
+void multiply_tile_fused(Rows rows, const Task &task, int32_t t0, int count) {
+    static_assert(kFusedTokens == 8);
+    switch (count) {
         case 1:
-            return multiply_tile_fused<Engine, 1>(rows, task);
+            return multiply_tile_fused<Engine, 1>(rows, task, t0);
         case 2:
-            return multiply_tile_fused<Engine, 2>(rows, task);
+            return multiply_tile_fused<Engine, 2>(rows, task, t0);
         case 3:
-            return multiply_tile_fused<Engine, 3>(rows, task);
+            return multiply_tile_fused<Engine, 3>(rows, task, t0);
         case 4:
-            return multiply_tile_fused<Engine, 4>(rows, task);
+            return multiply_tile_fused<Engine, 4>(rows, task, t0);
+        case 5:
+            return multiply_tile_fused<Engine, 5>(rows, task, t0);
+        case 6:
+            return multiply_tile_fused<Engine, 6>(rows, task, t0);
+        case 7:
+            return multiply_tile_fused<Engine, 7>(rows, task, t0);
         default:
-            return multiply_tile_blocked<Engine>(rows, task);
+            return multiply_tile_fused<Engine, 8>(rows, task, t0);
+    }
+}
+
+template <typename Engine>
+void multiply_tile(Rows rows, Task task) {
+    if (task.tokens > kFewTokens) return multiply_tile_blocked<Engine>(rows, task);
+    const int passes = (task.tokens + kFusedTokens - 1) / kFusedTokens;
+    for (int i = 0; i < passes; ++i) {
+        const int32_t t0 = task.tokens * i / passes, t1 = task.tokens * (i + 1) / passes;
+        multiply_tile_fused<Engine>(rows, task, t0, t1 - t0);
+        task.next = nullptr;  // asked for by the first pass
     }
 }
 

@@ -44,22 +44,35 @@ struct PlainBF16 {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-constexpr int kPlainRows = 4;    // rows in registers
-constexpr int kPlainTokens = 3;  // tokens in registers
+constexpr int kPlainRows = 4;         // rows in registers
+constexpr int kPlainTokens = 3;       // tokens in registers
+constexpr int kPanelRows = 32;        // rows that stay in L2 while all tokens pass
+constexpr int64_t kPanelCols = 1024;  // columns of three tokens that stay in L1 while the panel's rows pass
 
-// Prefetch distance within a row, bytes.
-constexpr int kPlainAhead = 2048;
+// The partial sums of a panel's rows for the tokens at hand.
+template <int count>
+using PlainSums = __m256[kPanelRows][count];
 
-// `row` + i * stride for i < rows; `a` is the token's first record, the next block of 256 is `tokens` on.
+// A panel: `rows` rows from `base`, `stride` bytes apart, and what lies behind them.
+struct PlainPanel {
+    const std::byte *base;
+    int64_t stride;
+    int64_t cols;
+};
+
+// Adds columns [k0, k1) of `rows` rows from `row`. `a` is the first token's first record; blocks of 256
+// columns are `tokens` records apart.
 template <typename Format, int rows, int count>
-[[gnu::always_inline]] inline void plain_tile(const std::byte *row, int64_t stride, int64_t cols,
-                                              const PackedF32 *a, int64_t tokens, float *out,
-                                              int64_t out_stride) {
+[[gnu::always_inline]] inline void add_plain(const PlainPanel &panel, int64_t row, int64_t k0, int64_t k1,
+                                             const PackedF32 *a, int64_t tokens, PlainSums<count> &sums) {
+    constexpr int64_t kLine = 64 / Format::kBytes;  // columns per cache line
+    constexpr int kNear = 512;                      // bytes; from L2 to L1
+    const std::byte *base = panel.base + row * panel.stride;
     __m256 p[rows][count];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 3
-        for (int t = 0; t < count; ++t) p[r][t] = _mm256_setzero_ps();
+        for (int t = 0; t < count; ++t) p[r][t] = sums[row + r][t];
     const auto step = [&](const std::byte *w, int64_t w_stride, const float *x)
         __attribute__((always_inline)) {
         __m256 values[count];
@@ -72,58 +85,71 @@ template <typename Format, int rows, int count>
             for (int t = 0; t < count; ++t) p[r][t] = _mm256_fmadd_ps(weights, values[t], p[r][t]);
         }
     };
-    int64_t k = 0;
-    for (; k + 8 <= cols; k += 8) {
-        const std::byte *w = row + k * Format::kBytes;
-        if constexpr (count == 1)
-            if (k % (64 / Format::kBytes) == 0)
+    int64_t k = k0;
+    for (; k + kLine <= k1; k += kLine) {
+        const std::byte *w = base + k * Format::kBytes;
 #pragma GCC unroll 4
-                for (int r = 0; r < rows; ++r)
-                    _mm_prefetch(reinterpret_cast<const char *>(w + r * stride + kPlainAhead), _MM_HINT_T0);
-        step(w, stride, a[k / kRecordCols * tokens].x + k % kRecordCols);
+        for (int r = 0; r < rows; ++r) {  // these rows into L1; from memory, what follows them, in order
+            _mm_prefetch(reinterpret_cast<const char *>(w + r * panel.stride + kNear), _MM_HINT_T0);
+            const std::byte *next = base + rows * panel.stride + (k / kLine * rows + r) * 64;
+            _mm_prefetch(reinterpret_cast<const char *>(next), _MM_HINT_T1);
+        }
+        const float *x = a[k / kRecordCols * tokens].x + k % kRecordCols;
+#pragma GCC unroll 4
+        for (int i = 0; i < kLine; i += 8) step(w + i * Format::kBytes, panel.stride, x + i);
     }
-    if (k < cols) {  // the rest of the rows, continued with zeros
+    for (; k + 8 <= k1; k += 8)
+        step(base + k * Format::kBytes, panel.stride, a[k / kRecordCols * tokens].x + k % kRecordCols);
+    if (k < k1) {  // the end of the rows, continued with zeros
         alignas(32) std::byte rest[rows][8 * Format::kBytes] = {};
         for (int r = 0; r < rows; ++r)
-            for (int64_t i = 0; i < (cols - k) * Format::kBytes; ++i)
-                rest[r][i] = row[r * stride + k * Format::kBytes + i];
+            for (int64_t i = 0; i < (k1 - k) * Format::kBytes; ++i)
+                rest[r][i] = base[r * panel.stride + k * Format::kBytes + i];
         step(rest[0], 8 * Format::kBytes, a[k / kRecordCols * tokens].x + k % kRecordCols);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 3
-        for (int t = 0; t < count; ++t) out[t * out_stride + r] = fold_lanes(p[r][t]);
+        for (int t = 0; t < count; ++t) sums[row + r][t] = p[r][t];
 }
 
+// All rows of a panel times `count` tokens. The first tokens take whole rows, so that memory is read in
+// order.
 template <typename Format, int count>
-void plain_rows(const std::byte *weights, int64_t stride, int64_t cols, int64_t row0, int64_t row1,
-                const PackedF32 *a, int64_t tokens, float *out, int64_t out_stride) {
-    int64_t r = row0;
-    for (; r + kPlainRows <= row1; r += kPlainRows)
-        plain_tile<Format, kPlainRows, count>(weights + r * stride, stride, cols, a, tokens, out + r,
-                                              out_stride);
-    for (; r < row1; ++r)
-        plain_tile<Format, 1, count>(weights + r * stride, stride, cols, a, tokens, out + r, out_stride);
+void multiply_panel(const PlainPanel &panel, int64_t rows, bool first, const PackedF32 *a, int64_t tokens,
+                    float *out, int64_t out_stride) {
+    PlainSums<count> sums;
+    for (int64_t r = 0; r < rows; ++r)
+        for (int t = 0; t < count; ++t) sums[r][t] = _mm256_setzero_ps();
+    const int64_t step = first ? panel.cols : kPanelCols;
+    for (int64_t k0 = 0; k0 < panel.cols; k0 += step) {
+        const int64_t k1 = k0 + step < panel.cols ? k0 + step : panel.cols;
+        int64_t r = 0;
+        for (; r + kPlainRows <= rows; r += kPlainRows)
+            add_plain<Format, kPlainRows, count>(panel, r, k0, k1, a, tokens, sums);
+        for (; r < rows; ++r) add_plain<Format, 1, count>(panel, r, k0, k1, a, tokens, sums);
+    }
+    for (int64_t r = 0; r < rows; ++r)
+        for (int t = 0; t < count; ++t) out[t * out_stride + r] = fold_lanes(sums[r][t]);
 }
 
 template <typename Format>
 void multiply_plain(const std::byte *weights, int64_t cols, int64_t row0, int64_t row1, const void *packed,
                     int64_t tokens, float *out, int64_t out_stride) {
-    constexpr int64_t kRowsInCache = 32;  // read again for every three tokens
     const int64_t stride = cols * Format::kBytes;
     const PackedF32 *a = static_cast<const PackedF32 *>(packed);
-    for (int64_t r = row0; r < row1; r += kRowsInCache) {
-        const int64_t end = r + kRowsInCache < row1 ? r + kRowsInCache : row1;
+    for (int64_t r = row0; r < row1; r += kPanelRows) {
+        const int64_t rows = r + kPanelRows < row1 ? kPanelRows : row1 - r;
+        const PlainPanel panel{weights + r * stride, stride, cols};
+        float *to = out + r;
         int64_t t = 0;
         for (; t + kPlainTokens <= tokens; t += kPlainTokens)
-            plain_rows<Format, kPlainTokens>(weights, stride, cols, r, end, a + t, tokens,
-                                             out + t * out_stride, out_stride);
+            multiply_panel<Format, kPlainTokens>(panel, rows, t == 0, a + t, tokens, to + t * out_stride,
+                                                 out_stride);
         if (tokens - t == 2)
-            plain_rows<Format, 2>(weights, stride, cols, r, end, a + t, tokens, out + t * out_stride,
-                                  out_stride);
+            multiply_panel<Format, 2>(panel, rows, t == 0, a + t, tokens, to + t * out_stride, out_stride);
         else if (tokens - t == 1)
-            plain_rows<Format, 1>(weights, stride, cols, r, end, a + t, tokens, out + t * out_stride,
-                                  out_stride);
+            multiply_panel<Format, 1>(panel, rows, t == 0, a + t, tokens, to + t * out_stride, out_stride);
     }
 }
 

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -41,10 +42,13 @@ CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) {
         layers_.push_back({static_cast<size_t>(layer.group), k_offset, v_offset});
         group.block = v_offset + head_cells * static_cast<size_t>(layer.head_dim_v);
     }
-    for (size_t g = 0; g < groups_.size(); ++g)
-        groups_[g].memory =
-            LazyBuffer(groups_[g].block * sizeof(uint16_t) * static_cast<size_t>(config.blocks[g]),
-                       "the K/V cache; a smaller context (-c) needs less");
+    for (size_t g = 0; g < groups_.size(); ++g) {
+        size_t bytes = 0;
+        if (__builtin_mul_overflow(groups_[g].block * sizeof(uint16_t), static_cast<size_t>(config.blocks[g]),
+                                   &bytes))
+            bytes = SIZE_MAX / 2;  // no less impossible, and can be written down
+        groups_[g].memory = LazyBuffer(bytes, "the K/V cache; a smaller context (-c) needs less");
+    }
 }
 
 KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId *table) const {

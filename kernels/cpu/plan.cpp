@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
+
+#include "kernels/cpu/pool.h"
 
 namespace runnel::kernels::cpu {
 namespace {
@@ -10,6 +13,8 @@ template <class... F>
 struct Overloaded : F... {
     using F::operator()...;
 };
+template <class... F>
+Overloaded(F...) -> Overloaded<F...>;  // C++20 needs no guide here, compilers of its first years do
 
 FormatSet formats_read_by(const Step &step, const Program &program) {
     const auto format_of = [&](WeightId id) {
@@ -64,50 +69,96 @@ std::vector<Slot> live_slots(const Program &program, size_t from) {
     return live;
 }
 
+// The parts of a phase run side by side, each with a loop counter of its own, and share one buffer for a
+// product that something is added to: at most Pool::kLoops of them, at most one with `add`.
+void push_multiplies(const Linear &step, std::vector<Phase> &phases) {
+    Linear together{step.in, {}};
+    bool adds = false;
+    for (const Linear::Part &part : step.parts) {
+        const bool part_adds = part.add != kNoSlot;
+        if (together.parts.size() == Pool::kLoops || (adds && part_adds)) {
+            phases.push_back(MultiplyPhase{together});
+            together.parts.clear();
+            adds = false;
+        }
+        together.parts.push_back(part);
+        adds |= part_adds;
+    }
+    if (!together.parts.empty()) phases.push_back(MultiplyPhase{together});
+}
+
+// The last step in which tokens meet, or the first step of all: behind it, only the tokens whose logits are
+// wanted go on.
+size_t last_step_for_all(const Program &program) {
+    size_t last = 0;
+    for (size_t i = 0; i < program.steps.size(); ++i)
+        if (std::holds_alternative<Attention>(program.steps[i])) last = i;
+    return last;
+}
+
+class Planner {
+  public:
+    explicit Planner(const Program &program) : program_(program) {}
+
+    void add(size_t index) {
+        const Step &step = program_.steps[index];
+        if (const auto *norm = std::get_if<Norm>(&step)) {
+            prepare(*norm, norm->out, index);
+        } else if (const auto *gate = std::get_if<Gate>(&step)) {
+            prepare(*gate, gate->out, index);
+        } else {
+            pack_input(step);
+            std::visit(Overloaded{
+                           [&](const Embed &s) { phases.push_back(EmbedPhase{s}); },
+                           [&](const Linear &s) { push_multiplies(s, phases); },
+                           [&](const Attention &s) {
+                               phases.push_back(AppendPhase{s});
+                               phases.push_back(AttendPhase{s});
+                           },
+                           [&](const Logits &s) { phases.push_back(LogitsPhase{s}); },
+                           [&](const auto &) { assert(false && "norm and gate are prepared above"); },
+                       },
+                       step);
+            packed_ = kNoSlot;
+        }
+    }
+    void select(size_t from) {
+        phases.push_back(SelectPhase{live_slots(program_, from)});
+        packed_ = kNoSlot;
+    }
+    std::vector<Phase> phases;
+
+  private:
+    // A step that computes the input of the next multiply packs it as well.
+    template <typename Preparation>
+    void prepare(const Preparation &step, Slot out, size_t index) {
+        const bool consumed =
+            index + 1 < program_.steps.size() && input_of_multiply(program_.steps[index + 1]) == out;
+        packed_ = out;
+        packed_formats_ = consumed ? formats_read_by(program_.steps[index + 1], program_) : 0;
+        phases.push_back(PreparePhase{step, out, packed_formats_});
+    }
+    void pack_input(const Step &step) {
+        const FormatSet formats = formats_read_by(step, program_);
+        if (formats != 0 && (packed_ != input_of_multiply(step) || (formats & ~packed_formats_) != 0))
+            phases.push_back(PreparePhase{{}, input_of_multiply(step), formats});
+    }
+
+    const Program &program_;
+    Slot packed_ = kNoSlot;  // the slot that is packed already, in packed_formats_
+    FormatSet packed_formats_ = 0;
+};
+
 }  // namespace
 
 std::vector<Phase> plan(const Program &program) {
-    std::vector<Phase> phases;
-    size_t last_attention = program.steps.size();
-    for (size_t i = 0; i < program.steps.size(); ++i)
-        if (std::holds_alternative<Attention>(program.steps[i])) last_attention = i;
-
-    Slot packed = kNoSlot;  // the slot that is packed already, in packed_formats
-    FormatSet packed_formats = 0;
+    Planner planner(program);
+    const size_t last = last_step_for_all(program);
     for (size_t i = 0; i < program.steps.size(); ++i) {
-        const Step &step = program.steps[i];
-        const bool prepares = std::holds_alternative<Norm>(step) || std::holds_alternative<Gate>(step);
-        if (prepares) {
-            const Slot out =
-                std::holds_alternative<Norm>(step) ? std::get<Norm>(step).out : std::get<Gate>(step).out;
-            const bool consumed =
-                i + 1 < program.steps.size() && input_of_multiply(program.steps[i + 1]) == out;
-            packed = out;
-            packed_formats = consumed ? formats_read_by(program.steps[i + 1], program) : 0;
-            PreparePhase phase{{}, out, packed_formats};
-            if (const auto *norm = std::get_if<Norm>(&step)) phase.step = *norm;
-            if (const auto *gate = std::get_if<Gate>(&step)) phase.step = *gate;
-            phases.push_back(phase);
-            continue;
-        }
-        const FormatSet formats = formats_read_by(step, program);
-        if (formats != 0 && (packed != input_of_multiply(step) || (formats & ~packed_formats) != 0))
-            phases.push_back(PreparePhase{{}, input_of_multiply(step), formats});
-        std::visit(Overloaded{
-                       [&](const Embed &s) { phases.push_back(EmbedPhase{s}); },
-                       [&](const Linear &s) { phases.push_back(MultiplyPhase{s}); },
-                       [&](const Attention &s) {
-                           phases.push_back(AppendPhase{s});
-                           phases.push_back(AttendPhase{s});
-                       },
-                       [&](const Logits &s) { phases.push_back(LogitsPhase{s}); },
-                       [&](const auto &) { assert(false && "norm and gate are prepared above"); },
-                   },
-                   step);
-        packed = kNoSlot;
-        if (i == last_attention) phases.push_back(SelectPhase{live_slots(program, i + 1)});
+        planner.add(i);
+        if (i == last) planner.select(i + 1);
     }
-    return phases;
+    return std::move(planner.phases);
 }
 
 }  // namespace runnel::kernels::cpu

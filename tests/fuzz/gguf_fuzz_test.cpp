@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gguf/file.h"
+#include "tests/support/damage.h"
 #include "tests/support/gguf_bytes.h"
 #include "tests/support/random.h"
 #include "tests/support/temporary.h"
@@ -85,82 +86,6 @@ bool survives(const Bytes &bytes) {
     } catch (const FileError &error) {
         check_message(error.what());
         return false;
-    }
-}
-
-template <class T>
-void overwrite(Bytes &bytes, Random &random, T value) {
-    if (bytes.size() < sizeof value) return;
-    const size_t at = random.below(bytes.size() - sizeof value + 1);
-    std::memcpy(bytes.data() + at, &value, sizeof value);
-}
-
-// Numbers that counts, lengths and offsets go wrong at.
-uint64_t awkward(Random &random, size_t size) {
-    const uint64_t values[] = {0,
-                               1,
-                               2,
-                               7,
-                               8,
-                               size - 1,
-                               size,
-                               size + 1,
-                               0x7fffffff,
-                               0x80000000,
-                               1u << 20,
-                               0xffffffff,
-                               1ull << 32,
-                               1ull << 61,
-                               1ull << 62,
-                               INT64_MAX,
-                               1ull << 63,
-                               UINT64_MAX,
-                               UINT64_MAX - 31,
-                               random.bits() >> 40,
-                               random.bits()};
-    return values[random.below(std::size(values))];
-}
-
-void mutate(Bytes &bytes, Random &random) {
-    if (bytes.empty()) return;
-    const size_t at = random.below(bytes.size()),
-                 length = 1 + random.below(std::min<size_t>(40, bytes.size() - at));
-    const auto from = bytes.begin() + static_cast<std::ptrdiff_t>(at);
-    const auto to = from + static_cast<std::ptrdiff_t>(length);
-    switch (random.below(9)) {
-        case 0:
-            bytes[at] ^= static_cast<std::byte>(1u << random.below(8));
-            break;
-        case 1:
-            bytes[at] = static_cast<std::byte>(random.bits());
-            break;
-        case 2:
-            bytes[at] = random.below(2) != 0 ? std::byte{0xff} : std::byte{0};
-            break;
-        case 3:
-            overwrite(bytes, random, awkward(random, bytes.size()));
-            break;
-        case 4:
-            overwrite(bytes, random, static_cast<uint32_t>(awkward(random, bytes.size())));
-            break;
-        case 5:
-            std::generate(from, to, [&] { return static_cast<std::byte>(random.bits()); });
-            break;
-        case 6:
-            bytes.erase(from, to);
-            break;
-        case 7: {
-            const Bytes piece(from, to);
-            bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(random.below(bytes.size())),
-                         piece.begin(), piece.end());
-            break;
-        }
-        case 8: {  // a piece of the file over another place
-            const Bytes piece(from, to);
-            const size_t target = random.below(bytes.size() - length + 1);
-            std::copy(piece.begin(), piece.end(), bytes.begin() + static_cast<std::ptrdiff_t>(target));
-            break;
-        }
     }
 }
 

@@ -11,9 +11,13 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "engine/cache/block_pool.h"
+#include "kernels/cpu/memory.h"
+#include "kernels/cpu/plan.h"
+#include "kernels/cpu/pool.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
@@ -300,14 +304,79 @@ TEST_CASE("cpu backend: an instruction set that does not exist is refused") {
     unsetenv("RUNNEL_CPU");
 }
 
+// Nothing but embedding, norm and output: still only the rows asked for, no more than the caller has room
+// for.
+TEST_CASE("cpu backend: a program without attention computes only the logits asked for") {
+    const TinyProgram tiny({.layers = 0}, 31);
+    const std::vector<int32_t> tokens = random_tokens(20, 50, 8);
+    std::vector<int32_t> positions(20);
+    std::iota(positions.begin(), positions.end(), 0);
+    const SequenceSpan span{0, 20, 0, {}};
+    const auto expected = tests::reference_logits(tiny.program(), tokens);
+    for (int threads : {1, 2}) {
+        auto backend = cpu::make_cpu_backend(threads);
+        backend->load(tiny.program(), {}, kMaxTokens);
+        const std::vector<int32_t> rows = {3, 19};
+        std::vector<float> logits(rows.size() * 50 + 18 * 50, 12345);  // with a margin that must stay
+        REQUIRE(backend->execute({tokens, positions, {&span, 1}, rows}, std::span(logits).first(100)));
+        for (size_t r = 0; r < rows.size(); ++r)
+            for (size_t i = 0; i < 50; ++i)
+                CHECK(static_cast<double>(logits[r * 50 + i]) ==
+                      doctest::Approx(expected[static_cast<size_t>(rows[r])][i]).epsilon(1e-4));
+        CHECK(std::all_of(logits.begin() + 100, logits.end(), [](float x) { return x == 12345; }));
+    }
+}
+
+TEST_CASE("cpu backend: a linear step of any number of parts, several of them added to something") {
+    const TinyProgram tiny({.layers = 1}, 37);
+    Program program = tiny.program();
+    for (Step &step : program.steps) {
+        auto *linear = std::get_if<Linear>(&step);
+        if (!linear || linear->parts.size() != 2) continue;  // gate and up
+        // Six parts: up to four at a time and one product at a time are what a phase can hold.
+        const std::vector<Linear::Part> pair = linear->parts;
+        for (int copy = 0; copy < 2; ++copy)
+            for (Linear::Part part : pair) {
+                program.slots.push_back(program.slots[static_cast<size_t>(part.out)]);
+                part.add = part.out;
+                part.out = static_cast<Slot>(program.slots.size() - 1);
+                linear->parts.push_back(part);
+            }
+        for (const cpu::Phase &phase : cpu::plan(program))
+            if (const auto *multiply = std::get_if<cpu::MultiplyPhase>(&phase)) {
+                const auto &parts = multiply->step.parts;
+                CHECK(parts.size() <= static_cast<size_t>(cpu::Pool::kLoops));
+                CHECK(std::count_if(parts.begin(), parts.end(),
+                                    [](const Linear::Part &p) { return p.add != kNoSlot; }) <= 1);
+            }
+    }
+    const std::vector<int32_t> tokens = random_tokens(30, 50, 9);
+    for (int threads : {1, 2, 4})
+        check_equal(Runner(program, threads).run(tokens, 7), Runner(tiny.program(), 1).run(tokens, 30),
+                    "with " + std::to_string(threads) + " threads");
+}
+
+TEST_CASE("cpu backend: a cache whose size overflows is refused") {
+    Program program;
+    program.cache_layers = {{1 << 30, 1, 1}};
+    try {
+        const cpu::CacheMemory memory(program, {{1 << 27}});  // 2^37 bytes a block: 2^64 in all
+        FAIL("accepted");
+    } catch (const BackendError &error) {
+        CHECK(error.kind == BackendError::Kind::OutOfMemory);
+        CHECK(std::string(error.what()).find("K/V cache") != std::string::npos);
+    }
+}
+
 TEST_CASE("cpu backend: a cache beyond the address space is refused before anything runs") {
-    const TinyProgram tiny({}, 29);
+    const TinyProgram tiny({.layers = 64, .width = 8, .feed_forward = 8, .vocab = 8}, 29);
+    REQUIRE(cache_block_bytes(tiny.program(), 0) == size_t{1} << 18);  // 2^49 bytes in all
     auto backend = cpu::make_cpu_backend(1);
     try {
         backend->load(tiny.program(), {{INT32_MAX}}, kMaxTokens);
-        MESSAGE("this machine reserves " << (size_t{INT32_MAX} * cache_block_bytes(tiny.program(), 0) >> 40)
-                                         << " TiB");
+        FAIL("accepted");
     } catch (const BackendError &error) {
         CHECK(error.kind == BackendError::Kind::OutOfMemory);
+        CHECK(std::string(error.what()).find("a smaller context (-c)") != std::string::npos);
     }
 }

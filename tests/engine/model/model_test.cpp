@@ -1,0 +1,179 @@
+// What a file says against what build() makes of it: every contradiction is refused by name, before anything
+// is computed with it.
+#include "engine/model/model.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gguf/writer.h"
+#include "tests/support/model_maker.h"
+#include "tests/support/temporary.h"
+
+using namespace runnel;
+using namespace runnel::testing;
+
+namespace {
+
+// A model's file with some of its keys and tensors changed.
+class EditedModel {
+  public:
+    explicit EditedModel(const ModelShape &shape = {}) : original_(shape) {
+        for (const gguf::Tensor &t : original_.file.tensors())
+            tensors_.push_back({std::string(t.name), t.type, std::vector<int64_t>(t.shape, t.shape + t.rank),
+                                std::vector<std::byte>(t.data, t.data + t.bytes)});
+    }
+
+    template <class T>
+    EditedModel &set(const std::string &key, T value) {
+        without(key);
+        added_.push_back([key, value](gguf::Writer &writer) { writer.add(key, value); });
+        return *this;
+    }
+    EditedModel &without(const std::string &key) {
+        removed_.push_back(key);
+        return *this;
+    }
+    EditedModel &without_tensor(const std::string &name) {
+        std::erase_if(tensors_, [&](const Tensor &t) { return t.name == name; });
+        return *this;
+    }
+    EditedModel &tensor(const std::string &name, gguf::Type type, const std::vector<int64_t> &shape,
+                        float value = 0) {
+        without_tensor(name);
+        size_t bytes = gguf::row_bytes(type, shape[0]);
+        for (size_t d = 1; d < shape.size(); ++d) bytes *= static_cast<size_t>(shape[d]);
+        Tensor added{name, type, shape, std::vector<std::byte>(bytes)};
+        if (type == gguf::Type::F32)
+            for (size_t at = 0; at < bytes; at += sizeof value)
+                std::memcpy(added.data.data() + at, &value, sizeof value);
+        tensors_.push_back(std::move(added));
+        return *this;
+    }
+
+    // What build() refuses it with; empty if it does not.
+    std::string error() const {
+        const TemporaryDirectory directory;
+        gguf::Writer writer;
+        for (const auto &[key, value] : original_.file.metadata())
+            if (std::find(removed_.begin(), removed_.end(), key) == removed_.end()) writer.add(key, value);
+        for (const auto &add : added_) add(writer);
+        for (const Tensor &t : tensors_) writer.add_tensor(t.name, t.type, t.shape);
+        writer.start(directory / "edited.gguf");
+        for (const Tensor &t : tensors_) writer.write(t.data);
+        writer.finish();
+        const gguf::File file = gguf::File::open(directory / "edited.gguf");
+        try {
+            model::build(file);
+        } catch (const model::ModelError &error) {
+            return error.what();
+        }
+        return {};
+    }
+
+  private:
+    struct Tensor {
+        std::string name;
+        gguf::Type type;
+        std::vector<int64_t> shape;
+        std::vector<std::byte> data;
+    };
+    TemporaryModel original_;
+    std::vector<std::string> removed_;
+    std::vector<std::function<void(gguf::Writer &)>> added_;
+    std::vector<Tensor> tensors_;
+};
+
+void check_refused(const EditedModel &model, const std::string &why) {
+    const std::string error = model.error();
+    CAPTURE(error);
+    CAPTURE(why);
+    CHECK(error.find(why) != std::string::npos);
+    CHECK(error.size() < 400);
+    CHECK(std::all_of(error.begin(), error.end(), [](char c) { return c >= 0x20 && c < 0x7f; }));
+}
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+
+}  // namespace
+
+TEST_CASE("model: an edited copy that changes nothing builds") {
+    CHECK(EditedModel().error().empty());
+    ModelShape tied;
+    tied.tied = true;
+    tied.type = "Q4_0";
+    CHECK(EditedModel(tied).error().empty());
+}
+
+TEST_CASE("model: sizes that make no sense are refused by key") {
+    for (const char *key : {"context_length", "embedding_length", "block_count", "feed_forward_length",
+                            "attention.head_count", "attention.head_count_kv"}) {
+        const std::string full = std::string("llama.") + key;
+        check_refused(EditedModel().set(full, 0u), full);
+        check_refused(EditedModel().set(full, UINT32_MAX), full);
+        check_refused(EditedModel().set(full, INT64_MIN), full);
+        check_refused(EditedModel().set(full, 2.0f), full + ": not an integer");
+    }
+    check_refused(EditedModel().set("llama.attention.key_length", 1u << 30), "key_length");
+    check_refused(EditedModel().set("llama.attention.head_count_kv", 3u), "does not divide");
+    check_refused(EditedModel().set("llama.rope.dimension_count", 1000u), "rope.dimension_count");
+    check_refused(EditedModel().set("llama.rope.dimension_count", 15u), "odd");
+    check_refused(EditedModel().set("llama.attention.sliding_window", -1), "sliding_window");
+    check_refused(EditedModel().set("llama.block_count", 4096u), "blk.2.");
+    check_refused(EditedModel().without("llama.block_count"), "llama.block_count: missing");
+}
+
+TEST_CASE("model: an epsilon, a scale or a rotation that would compute NaN is refused") {
+    const std::string eps = "llama.attention.layer_norm_rms_epsilon", scale = "llama.attention.scale";
+    for (const float bad : {kNan, kInf, -1e-5f, 2.0f}) check_refused(EditedModel().set(eps, bad), eps);
+    for (const float bad : {kNan, -kInf, -1.0f}) check_refused(EditedModel().set(scale, bad), scale);
+    check_refused(EditedModel().set(scale, 1e300), scale);  // finite, but not as a float
+    CHECK(EditedModel().set(eps, 0.0f).error().empty());
+    for (const float bad : {kNan, 1.0f, 0.0f, -10.0f})
+        check_refused(EditedModel().set("llama.rope.freq_base", bad), "rope.freq_base");
+    check_refused(EditedModel().set("llama.rope.scaling.factor", -2.0f), "rope.scaling.factor");
+    check_refused(EditedModel().set("llama.rope.scaling.factor", 1e-310), "without end");
+    check_refused(EditedModel()
+                      .set("llama.rope.scaling.type", "yarn")
+                      .set("llama.rope.scaling.factor", 1e10f)
+                      .set("llama.rope.scaling.attn_factor", 3e38f),
+                  "without end");
+    for (const float bad : {kNan, kInf, 0.0f, -1.0f})
+        check_refused(EditedModel().tensor("rope_freqs.weight", gguf::Type::F32, {8}, bad), "rope_freqs");
+    check_refused(EditedModel().tensor("rope_freqs.weight", gguf::Type::F32, {9}, 1), "rope_freqs");
+}
+
+TEST_CASE("model: tensors that are missing, of another shape or of a wrong type are refused by name") {
+    using gguf::Type;
+    check_refused(EditedModel().without_tensor("token_embd.weight"), "token_embd.weight: missing");
+    check_refused(EditedModel().without_tensor("blk.1.ffn_up.weight"), "blk.1.ffn_up.weight: missing");
+    check_refused(EditedModel().tensor("token_embd.weight", Type::F32, {64}), "the metadata asks for 64 x 1");
+    check_refused(EditedModel().tensor("token_embd.weight", Type::I32, {64, 320}), "i32");
+    check_refused(EditedModel().tensor("token_embd.weight", Type::Q8_K, {256, 320}), "token_embd.weight");
+    check_refused(EditedModel().tensor("output.weight", Type::F32, {64, 319}), "output.weight");
+    check_refused(EditedModel().tensor("blk.0.attn_norm.weight", Type::F16, {64}), "f32 is expected");
+    check_refused(EditedModel().tensor("blk.0.attn_q.bias", Type::F16, {64}), "blk.0.attn_q.bias");
+    check_refused(EditedModel().tensor("blk.0.attn_q.bias", Type::F32, {63}), "blk.0.attn_q.bias");
+    check_refused(EditedModel().tensor("blk.0.attn_q.weight", Type::F32, {64, 32, 2}), "attn_q.weight");
+    check_refused(EditedModel().tensor("blk.0.ffn_down.weight", Type::IQ2_S, {256, 64}), "ffn_down");
+    ModelShape qwen2;
+    qwen2.arch = "qwen2";
+    check_refused(EditedModel(qwen2).without_tensor("blk.0.attn_k.bias"), "blk.0.attn_k.bias: missing");
+    ModelShape qwen3;
+    qwen3.arch = "qwen3";
+    check_refused(EditedModel(qwen3).without_tensor("blk.0.attn_q_norm.weight"), "attn_q_norm");
+}
+
+TEST_CASE("model: what a file calls itself cannot disturb the message") {
+    check_refused(EditedModel().set("general.architecture", "gpt\x1b[2J\nx"), "gpt\\x1b[2J\\x0ax");
+    check_refused(EditedModel().set("general.architecture", std::string(100000, 'x').c_str()), "xxx...");
+    check_refused(EditedModel().without("general.architecture"), "general.architecture");
+    check_refused(EditedModel().set("llama.rope.scaling.type", "\x1b]0;\a"), "\\x1b");
+}
