@@ -13,10 +13,13 @@ class StopRequest {
   public:
     enum class Reason : int { None, Interrupt, Deadline };
 
-    // The first reason counts. Safe in a signal handler.
+    // An interrupt counts, whatever came before it. Safe in a signal handler.
     void request(Reason reason) noexcept {
         Reason none = Reason::None;
-        reason_.compare_exchange_strong(none, reason);
+        if (reason == Reason::Interrupt)
+            reason_.store(reason);
+        else
+            reason_.compare_exchange_strong(none, reason);
         flag_.store(true);
     }
     void reset() noexcept {
