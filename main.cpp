@@ -372,9 +372,10 @@ bool has_option(Parser &parser, const std::string &name) {
     return name != "config" && parser.app().get_option_no_throw("--" + name) != nullptr;
 }
 
-bool any_command_has(const std::string &name) {
+// The empty command stands for any.
+bool command_has(const std::string &command, const std::string &name) {
     for (const Entry &entry : kCommands)
-        if (has_option(*entry.make().parser, name)) return true;
+        if ((command.empty() || command == entry.name) && has_option(*entry.make().parser, name)) return true;
     return false;
 }
 
@@ -421,10 +422,7 @@ int dispatch(const Entry &entry, Arguments arguments, Io &io) {
     std::optional<std::string> model = environment("RUNNEL_MODEL");
     Arguments all;
     if (config)
-        for (std::string &setting :
-             config_arguments(*config, std::string(entry.name), [&](const auto &name, bool anywhere) {
-                 return anywhere ? any_command_has(name) : has_option(parser, name);
-             })) {
+        for (std::string &setting : config_arguments(*config, std::string(entry.name), command_has)) {
             if (setting.starts_with("--model="))
                 model = setting.substr(8);
             else
@@ -522,7 +520,7 @@ void on_bus_error(int, siginfo_t *info, void *) {
     }
     constexpr std::string_view kMessage =
         "runnel: the model file can no longer be read: it was cut short while in use, or its disk fails\n";
-    if (write(2, kMessage.data(), kMessage.size()) < 0) _exit(exit_code::kFailed);  // there is no other way
+    [[maybe_unused]] const ssize_t written = write(2, kMessage.data(), kMessage.size());
     _exit(exit_code::kFailed);
 }
 

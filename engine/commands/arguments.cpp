@@ -71,8 +71,7 @@ std::optional<std::string> take_config(Arguments &arguments) {
     return path;
 }
 
-Arguments config_arguments(const std::string &path, const std::string &command,
-                           const std::function<bool(const std::string &option, bool anywhere)> &knows) {
+Arguments config_arguments(const std::string &path, const std::string &command, const HasOption &has) {
     std::istringstream text(read_all(path, 0));
     std::vector<CLI::ConfigItem> items;
     try {
@@ -85,11 +84,11 @@ Arguments config_arguments(const std::string &path, const std::string &command,
         if (item.name == "++" || item.name == "--")
             continue;  // CLI11's marks for the begin and end of a section
         const std::string section = section_of(item);
-        if (!knows(item.name, section != command))
+        if (!has(section, item.name))
             throw UsageError(gguf::printable(path, 4096) + ": unknown setting '" +
                              gguf::printable(item.name) +
                              (section.empty() ? "'" : "' in [" + gguf::printable(section) + "]"));
-        if ((!section.empty() && section != command) || !knows(item.name, false)) continue;
+        if ((!section.empty() && section != command) || !has(command, item.name)) continue;
         for (const std::string &value : item.inputs)
             (section.empty() ? common : own).push_back("--" + item.name + "=" + value);
     }
