@@ -18,6 +18,7 @@ CXXFLAGS += -std=c++20 $(OPT) -g1 $(WARN) $(SANITIZE) -ffp-contract=off -fno-mat
 LDLIBS = -l:libpcre2-8.a -l:libutf8proc.a -l:libedit.a -l:libtinfo.a -l:libbsd.a -l:libmd.a
 LDFLAGS += $(SANITIZE) -pthread -static-libstdc++ -static-libgcc
 
+ISA =
 # The same kernels are compiled for several instruction sets and chosen at run time: the file name says which.
 %_avx2.o: ISA = -mavx2 -mfma -mf16c -mbmi2
 # (GCC 12 takes the deliberately undefined operands of its own AVX-512 intrinsics for mistakes: PR 105593.)

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -56,6 +58,20 @@ class HelpFormatter final : public CLI::Formatter {
     }
 };
 
+// Finite numbers from 0 on; without 0 itself when `above`.
+CLI::Validator not_negative(bool above = false) {
+    return CLI::Validator(
+        [above](std::string &text) {
+            double value = 0;
+            const bool good = CLI::detail::lexical_cast(text, value) && std::isfinite(value) &&
+                              (above ? value > 0 : value >= 0);
+            return good ? std::string()
+                        : "a number " + std::string(above ? "above 0" : "from 0 on") + ", not " +
+                              gguf::quoted(text);
+        },
+        "");
+}
+
 // Whole numbers from `low` to `high`.
 CLI::Validator range(int64_t low, int64_t high) {
     CLI::Range check(low, high);
@@ -96,7 +112,9 @@ class Parser {
         return added->type_name("TEXT");
     }
     CLI::Option *list(const std::string &names, std::vector<std::string> &values, const std::string &help) {
-        return app_.add_option(names, values, help)->take_all()->allow_extra_args(false)->type_name("TEXT");
+        CLI::Option *added = app_.add_option(names, values, help);
+        environment(added);
+        return added->take_all()->allow_extra_args(false)->type_name("TEXT");
     }
     void flag(const std::string &names, bool &value, const std::string &help) {
         environment(app_.add_flag(names, value, help));
@@ -148,9 +166,12 @@ void add_generation_options(Parser &p, GenerationFlags &g, StatsFlags &stats) {
     p.option("-s,--seed", g.seed, "sampling seed; random, and shown by --stats, if not given")
         ->check(CLI::Validator(
             [](std::string &text) {
-                return text.find_first_not_of("0123456789") == std::string::npos
+                uint64_t seed = 0;
+                const char *const end = text.data() + text.size();
+                const auto [rest, error] = std::from_chars(text.data(), end, seed);
+                return error == std::errc() && rest == end
                            ? std::string()
-                           : "the seed is a number (the system prompt is --system or -sys)";
+                           : "the seed is a number below 2^64 (the system prompt is --system or -sys)";
             },
             "UINT"));
     p.option("--temp,--temperature", s.temperature, "temperature; 0: greedy");
@@ -159,7 +180,7 @@ void add_generation_options(Parser &p, GenerationFlags &g, StatsFlags &stats) {
     p.option("--min-p", s.min_p, "tokens of at least this share of the best one's probability; 0: off");
     p.option("--typical", s.typical, "locally typical sampling; 1: off");
     p.option("--repeat-penalty", s.repeat_penalty, "penalty on repeated tokens; 1: off")
-        ->check(CLI::PositiveNumber);
+        ->check(not_negative(true));
     p.option("--repeat-last-n", s.repeat_last_n, "tokens that the penalties look at; -1: all");
     p.option("--presence-penalty", s.presence_penalty, "penalty on tokens that were there; 0: off");
     p.option("--frequency-penalty", s.frequency_penalty, "penalty by how often they were; 0: off");
@@ -167,7 +188,7 @@ void add_generation_options(Parser &p, GenerationFlags &g, StatsFlags &stats) {
     p.flag("--ignore-eos", g.ignore_eos, "go on when the model wants to end");
     p.list("--logit-bias", g.logit_bias, "ID+B or ID-B: add to a token's logit; repeatable");
     p.option("--deadline", g.deadline, "stop after so many seconds, with what there is")
-        ->check(CLI::NonNegativeNumber);
+        ->check(not_negative());
     p.flag("--stats", stats.print, "a summary on stderr");
     p.text_option("--stats-file", stats.file, "the summary as JSON, to a file");
     p.option("--stats-fd", stats.fd, "the summary as JSON, to a file descriptor")->check(range(0, 1 << 20));
@@ -302,6 +323,7 @@ Command make_bench() {
     parser->option("-r,--repetitions", o->first.repetitions, "how often each")->check(range(1, 10000));
     parser->app()
         .add_option("-d,--depth", o->first.depths, "tokens in the cache before; a list: 0,4096")
+        ->envname("RUNNEL_DEPTH")
         ->delimiter(',')
         ->take_all()
         ->allow_extra_args(false)
@@ -350,15 +372,44 @@ bool has_option(Parser &parser, const std::string &name) {
     return name != "config" && parser.app().get_option_no_throw("--" + name) != nullptr;
 }
 
-bool any_command_has(const std::string &name) {
+// The empty command stands for any.
+bool command_has(const std::string &command, const std::string &name) {
     for (const Entry &entry : kCommands)
-        if (has_option(*entry.make().parser, name)) return true;
+        if ((command.empty() || command == entry.name) && has_option(*entry.make().parser, name)) return true;
     return false;
 }
 
 std::optional<std::string> environment(const char *name) {
     const char *value = std::getenv(name);
     return value && *value ? std::optional<std::string>(value) : std::nullopt;
+}
+
+// "--name=" becomes "--name" "", where the option takes a value: CLI11 would take the next argument for it.
+Arguments with_empty_values(const Arguments &arguments, Parser &parser) {
+    Arguments result;
+    bool plain = false;  // behind "--"
+    for (const std::string &argument : arguments) {
+        plain = plain || argument == "--";
+        const CLI::Option *option = nullptr;
+        if (!plain && argument.starts_with("--") && argument.find('=') == argument.size() - 1)
+            option = parser.app().get_option_no_throw(argument.substr(0, argument.size() - 1));
+        if (option && option->get_type_size() != 0) {
+            result.push_back(argument.substr(0, argument.size() - 1));
+            result.emplace_back();
+        } else {
+            result.push_back(argument);
+        }
+    }
+    return result;
+}
+
+// Throws UsageError for an option that there is not, or a word too many.
+[[noreturn]] void fail_on_extras(const Entry &entry, const Arguments &extras) {
+    const std::string help = "; runnel " + std::string(entry.name) + " --help lists the options";
+    for (const std::string &extra : extras)
+        if (extra.size() > 1 && extra.starts_with('-'))
+            throw UsageError("there is no option " + gguf::quoted(extra) + help);
+    throw UsageError("unexpected argument " + gguf::quoted(extras.empty() ? "" : extras.front()) + help);
 }
 
 // Environment, then configuration, then the command line: the last one to set an option counts.
@@ -371,22 +422,22 @@ int dispatch(const Entry &entry, Arguments arguments, Io &io) {
     std::optional<std::string> model = environment("RUNNEL_MODEL");
     Arguments all;
     if (config)
-        for (std::string &setting :
-             config_arguments(*config, std::string(entry.name), [&](const auto &name, bool anywhere) {
-                 return anywhere ? any_command_has(name) : has_option(parser, name);
-             })) {
+        for (std::string &setting : config_arguments(*config, std::string(entry.name), command_has)) {
             if (setting.starts_with("--model="))
                 model = setting.substr(8);
             else
                 all.push_back(std::move(setting));
         }
     all.insert(all.end(), arguments.begin(), arguments.end());
+    all = with_empty_values(all, parser);
     std::reverse(all.begin(), all.end());  // as CLI11 wants it
     try {
         parser.app().parse(all);
     } catch (const CLI::CallForHelp &) {
         io.out.write(parser.app().help());
         return exit_code::kDone;
+    } catch (const CLI::ExtrasError &) {
+        fail_on_extras(entry, parser.app().remaining());
     }
     const Common &common = parser.common();
     io.quiet = common.quiet;
@@ -460,11 +511,32 @@ int guarded(const Arguments &arguments, Io &io) {
     }
 }
 
+// Weights are used where they lie in the file. When someone cuts the file short, or the disk fails, reading
+// them is this signal. Another cause of it is a bug, and ends as bugs do.
+void on_bus_error(int, siginfo_t *info, void *) {
+    if (info->si_code != BUS_ADRERR && info->si_code != BUS_OBJERR) {
+        signal(SIGBUS, SIG_DFL);  // the instruction runs again
+        return;
+    }
+    constexpr std::string_view kMessage =
+        "runnel: the model file can no longer be read: it was cut short while in use, or its disk fails\n";
+    [[maybe_unused]] const ssize_t written = write(2, kMessage.data(), kMessage.size());
+    _exit(exit_code::kFailed);
+}
+
+void set_signals() {
+    signal(SIGINT, [](int) { _exit(exit_code::kInterrupted); });  // where no InterruptScope says otherwise
+    signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write(), see ClosedPipe
+    struct sigaction action {};
+    action.sa_sigaction = on_bus_error;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &action, nullptr);
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
-    signal(SIGINT, [](int) { _exit(exit_code::kInterrupted); });  // where no InterruptScope says otherwise
-    signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write(), see ClosedPipe
+    set_signals();
     Io io;
     const int code = guarded(Arguments(argv + std::min(argc, 1), argv + argc), io);
     // Everything is written, nothing is buffered: unmapping gigabytes and joining threads would only take

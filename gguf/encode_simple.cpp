@@ -24,6 +24,17 @@ float inverse(float d) {
     return d != 0 ? 1 / d : 0;
 }
 
+// The integer part of x in 0..top. Where a scale is so small that its inverse overflows, or a range is so
+// large that it does, x is infinite or NaN: any level will do then, but no undefined conversion.
+int level_of(float x, int top) {
+    return x > 0 ? static_cast<int>(std::min(x, static_cast<float>(top))) : 0;
+}
+
+// x rounded, in -most..most, likewise.
+int rounded(float x, int most) {
+    return level_of(std::round(x) + static_cast<float>(most), 2 * most) - most;
+}
+
 // qs[i] = level of weight i | level of weight i + 16 << 4.
 template <class Level>
 void pack_nibbles(uint8_t (&qs)[16], Level level) {
@@ -43,7 +54,7 @@ void pack_five_bits(uint8_t (&qs)[16], uint8_t (&qh)[4], Level level) {
 void encode(const float *in, BlockQ4_0 &block, Effort) {
     const float d = extreme(in, 32) / -8, inv = inverse(d);
     block.d = f32_to_f16(d);
-    pack_nibbles(block.qs, [&](int i) { return std::min(15, static_cast<int>(in[i] * inv + 8.5f)); });
+    pack_nibbles(block.qs, [&](int i) { return level_of(in[i] * inv + 8.5f, 15); });
 }
 
 void encode(const float *in, BlockQ4_1 &block, Effort) {
@@ -51,14 +62,13 @@ void encode(const float *in, BlockQ4_1 &block, Effort) {
     const float m = *min, d = (*max - m) / 15, inv = inverse(d);
     block.d = f32_to_f16(d);
     block.m = f32_to_f16(m);
-    pack_nibbles(block.qs, [&](int i) { return std::min(15, static_cast<int>((in[i] - m) * inv + 0.5f)); });
+    pack_nibbles(block.qs, [&](int i) { return level_of((in[i] - m) * inv + 0.5f, 15); });
 }
 
 void encode(const float *in, BlockQ5_0 &block, Effort) {
     const float d = extreme(in, 32) / -16, inv = inverse(d);
     block.d = f32_to_f16(d);
-    pack_five_bits(block.qs, block.qh,
-                   [&](int i) { return std::min(31, static_cast<int>(in[i] * inv + 16.5f)); });
+    pack_five_bits(block.qs, block.qh, [&](int i) { return level_of(in[i] * inv + 16.5f, 31); });
 }
 
 void encode(const float *in, BlockQ5_1 &block, Effort) {
@@ -66,13 +76,13 @@ void encode(const float *in, BlockQ5_1 &block, Effort) {
     const float m = *min, d = (*max - m) / 31, inv = inverse(d);
     block.d = f32_to_f16(d);
     block.m = f32_to_f16(m);
-    pack_five_bits(block.qs, block.qh, [&](int i) { return static_cast<int>((in[i] - m) * inv + 0.5f); });
+    pack_five_bits(block.qs, block.qh, [&](int i) { return level_of((in[i] - m) * inv + 0.5f, 31); });
 }
 
 void encode(const float *in, BlockQ8_0 &block, Effort) {
     const float d = largest(in, 32) / 127, inv = inverse(d);
     block.d = f32_to_f16(d);
-    for (int i = 0; i < 32; ++i) block.qs[i] = static_cast<int8_t>(std::round(in[i] * inv));
+    for (int i = 0; i < 32; ++i) block.qs[i] = static_cast<int8_t>(rounded(in[i] * inv, 127));
 }
 
 // The exponent puts the largest value between 4 and 8 steps of the doubled E2M1 table's unit, as OCP's
@@ -98,8 +108,7 @@ void encode(const float *in, BlockTQ1_0 &block, Effort) {
     const auto fraction = [&](int first, int stride, int count) {
         int number = 0;
         for (int n = 0; n < 5; ++n)
-            number =
-                3 * number + (n < count ? static_cast<int>(std::round(in[first + n * stride] * inv)) + 1 : 0);
+            number = 3 * number + (n < count ? rounded(in[first + n * stride] * inv, 1) + 1 : 0);
         return static_cast<uint8_t>((number * 256 + 242) / 243);
     };
     for (int i = 0; i < 32; ++i) block.qs[i] = fraction(i, 32, 5);
@@ -112,7 +121,7 @@ void encode(const float *in, BlockTQ2_0 &block, Effort) {
     block.d = f32_to_f16(d);
     for (uint8_t &byte : block.qs) byte = 0;
     for (int i = 0; i < kSuperBlock; ++i) {
-        const int level = static_cast<int>(std::round(in[i] * inv)) + 1;
+        const int level = rounded(in[i] * inv, 1) + 1;
         uint8_t &byte = block.qs[i / 128 * 32 + i % 32];
         byte = static_cast<uint8_t>(byte | level << (i / 32 % 4 * 2));
     }

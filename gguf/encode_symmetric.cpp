@@ -42,8 +42,9 @@ struct IQ4Table {
         return index;
     }();
     static int nearest_index(float y) {
-        const float place = std::clamp(2 * y + kReach, 0.0f, 2.0f * kReach - 1);
-        return kIndex[static_cast<size_t>(place)];
+        // NaN, from a scale too small to have an inverse, counts as low: clamp would let it through.
+        const float place = 2 * y + kReach;
+        return kIndex[place > 0 ? static_cast<size_t>(std::min(place, 2.0f * kReach - 1)) : 0];
     }
     Lanes nearest(Lanes y) const {
         for (int k = 0; k < 4; ++k) y[k] = kIQ4Values[nearest_index(y[k])];

@@ -27,7 +27,8 @@ bool harmless(uint32_t code) {
     if (code < 0x20 || (code >= 0x7f && code < 0xa0)) return false;  // C0, DEL, C1
     if (code >= 0x200b && code <= 0x200f) return false;              // zero width, direction marks
     if (code >= 0x2028 && code <= 0x202e) return false;              // separators, bidirectional overrides
-    return !(code >= 0x2060 && code <= 0x206f) && code != 0xfeff;    // isolates, invisible operators
+    if (code == 0x061c) return false;  // the Arabic letter mark, a bidirectional control
+    return !(code >= 0x2060 && code <= 0x206f) && code != 0xfeff;  // isolates, invisible operators
 }
 
 template <class Keep>

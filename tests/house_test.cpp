@@ -5,8 +5,8 @@
 #include <filesystem>
 
 TEST_CASE("house: includes run one way") {
-    if (!std::filesystem::exists(".git") || !std::filesystem::exists("scripts/check-includes")) {
-        MESSAGE("not in a checkout: skipped");
+    if (!std::filesystem::exists("scripts/check-includes")) {
+        MESSAGE("not run from the root of the sources: skipped");
         return;
     }
     CHECK(std::system("scripts/check-includes >&2") == 0);

@@ -12,7 +12,9 @@
 namespace runnel::commands {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kSpellings = {{
+// Also of options that this program does not have (yet): a message names those better than what "-md FILE"
+// would be otherwise, a model called "d".
+constexpr std::array<std::pair<std::string_view, std::string_view>, 11> kSpellings = {{
     {"-ngl", "--gpu-layers"},
     {"-ctk", "--cache-type-k"},
     {"-ctv", "--cache-type-v"},
@@ -20,6 +22,10 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kSpelling
     {"-sysf", "--system-file"},
     {"-ub", "--batch-size"},
     {"-dev", "--device"},
+    {"-md", "--draft-model"},
+    {"-ngld", "--gpu-layers-draft"},
+    {"-cmoe", "--cpu-moe"},
+    {"-ncmoe", "--n-cpu-moe"},
 }};
 
 std::string section_of(const CLI::ConfigItem &item) {
@@ -65,8 +71,7 @@ std::optional<std::string> take_config(Arguments &arguments) {
     return path;
 }
 
-Arguments config_arguments(const std::string &path, const std::string &command,
-                           const std::function<bool(const std::string &option, bool anywhere)> &knows) {
+Arguments config_arguments(const std::string &path, const std::string &command, const HasOption &has) {
     std::istringstream text(read_all(path, 0));
     std::vector<CLI::ConfigItem> items;
     try {
@@ -79,11 +84,11 @@ Arguments config_arguments(const std::string &path, const std::string &command,
         if (item.name == "++" || item.name == "--")
             continue;  // CLI11's marks for the begin and end of a section
         const std::string section = section_of(item);
-        if (!knows(item.name, section != command))
+        if (!has(section, item.name))
             throw UsageError(gguf::printable(path, 4096) + ": unknown setting '" +
                              gguf::printable(item.name) +
                              (section.empty() ? "'" : "' in [" + gguf::printable(section) + "]"));
-        if ((!section.empty() && section != command) || !knows(item.name, false)) continue;
+        if ((!section.empty() && section != command) || !has(command, item.name)) continue;
         for (const std::string &value : item.inputs)
             (section.empty() ? common : own).push_back("--" + item.name + "=" + value);
     }

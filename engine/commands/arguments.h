@@ -17,12 +17,13 @@ Arguments with_long_spellings(Arguments arguments);
 // Removes "--config FILE" (or "--config=FILE"; the last one counts) and returns FILE.
 std::optional<std::string> take_config(Arguments &arguments);
 
+// Whether `command` has the long option of that name; the empty command: whether any has it.
+using HasOption = std::function<bool(const std::string &command, const std::string &option)>;
+
 // The settings of a TOML/INI file for one command, as arguments: those at the top of the file, where the
-// command has such an option, then those of the section [command]. knows(option, anywhere) tells whether the
-// command (or any command) has the long option of that name. Throws UsageError when the file cannot be read
-// or names something that no command knows.
-Arguments config_arguments(const std::string &path, const std::string &command,
-                           const std::function<bool(const std::string &option, bool anywhere)> &knows);
+// command has such an option, then those of the section [command]. Throws UsageError when the file cannot be
+// read or has a setting, at the top or in any section, that is none.
+Arguments config_arguments(const std::string &path, const std::string &command, const HasOption &has);
 
 // MODEL [TEXT] on the command line, where the model may also come from -m, or from a default (environment or
 // configuration).

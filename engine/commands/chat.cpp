@@ -33,6 +33,23 @@ constexpr const char *kHelp =
     "\"\"\"              begins and ends a message of several lines\n"
     "Ctrl-C           stops the answer\n";
 
+// The colour of answers while this exists, also when one ends with an error.
+class Coloured {
+  public:
+    Coloured(Output &out, bool on) : out_(out), on_(on) {
+        if (on_) out_.write("\x1b[36m");
+    }
+    ~Coloured() {
+        if (on_) out_.try_write("\x1b[0m");
+    }
+    Coloured(const Coloured &) = delete;
+    Coloured &operator=(const Coloured &) = delete;
+
+  private:
+    Output &out_;
+    bool on_;
+};
+
 class Chat {
   public:
     Chat(const ChatOptions &options, Engine &engine, Io &io)
@@ -114,9 +131,11 @@ class Chat {
             io_.err.try_write("no message to answer again\n");
             return;
         }
-        if (messages_.back().role == "assistant") messages_.pop_back();
+        const std::vector<text::Message> before = messages_;
+        messages_.pop_back();  // the answer: every message has one
         sampler_.set_stream(++stream_);
         answer();
+        if (messages_.empty() || messages_.back().role != "assistant") messages_ = before;
     }
 
     void answer_to(const std::string &message) {
@@ -179,14 +198,19 @@ class Chat {
         how.stops.insert(how.stops.end(), conversation_.stops().begin(), conversation_.stops().end());
         Generator generator(session_, sampler_, engine_.vocabulary(), how, &stop);
         generator.start(prompt);
+        const std::string text = show(generator);
+        io_.out.write("\n");
+        finish(generator);
+        return text;
+    }
+
+    std::string show(Generator &generator) {
+        const Coloured coloured(io_.out, color_);
         std::string text;
-        if (color_) io_.out.write("\x1b[36m");
         while (const auto piece = generator.next()) {
             io_.out.write(io_.out.is_terminal() ? text::printable_for_terminal(*piece) : *piece);
             text += *piece;
         }
-        io_.out.write(color_ ? "\x1b[0m\n" : "\n");
-        finish(generator);
         return text;
     }
 

@@ -113,9 +113,9 @@ void write_stats(const StatsFlags &flags, const Report &report, Io &io) {
 }
 
 std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,
-                          int in) {
+                          int in, const decode::StopRequest *stop) {
     if (text && file) throw UsageError("give the system prompt with --system or --system-file, not both");
-    std::string prompt = text ? *text : file ? read_all(*file, in) : std::string();
+    std::string prompt = text ? *text : file ? read_all(*file, in, stop) : std::string();
     if (file && prompt.ends_with('\n')) prompt.pop_back();
     return prompt;
 }

@@ -35,6 +35,6 @@ void write_stats(const StatsFlags &flags, const Report &report, Io &io);
 
 // The system prompt of --system or --system-file; empty when there is none. Throws UsageError for both.
 std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,
-                          int in);
+                          int in, const decode::StopRequest *stop = nullptr);
 
 }  // namespace runnel::commands

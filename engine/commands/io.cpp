@@ -40,6 +40,19 @@ ssize_t write_some(int fd, std::string_view bytes) {
     }
 }
 
+bool interrupted(const decode::StopRequest *stop) {
+    return stop && stop->reason() == decode::StopRequest::Reason::Interrupt;
+}
+
+// -1 when it cannot be opened. A named pipe is waited for until it has a writer.
+int open_to_read(const std::string &path, const decode::StopRequest *stop) {
+    for (;;) {
+        if (interrupted(stop)) throw Interrupted{};
+        const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        if (fd >= 0 || errno != EINTR) return fd;
+    }
+}
+
 class Descriptor {
   public:
     Descriptor(int fd, bool owned) : fd_(fd), owned_(owned) {}
@@ -87,12 +100,12 @@ void Io::progress(std::string_view text) noexcept {
 std::string read_all(const std::string &path, int in, const decode::StopRequest *stop) {
     const bool standard = path == "-";
     const std::string name = standard ? "standard input" : gguf::printable(path, 4096);
-    const Descriptor file(standard ? in : open(path.c_str(), O_RDONLY | O_CLOEXEC), !standard);
+    const Descriptor file(standard ? in : open_to_read(path, stop), !standard);
     if (file.get() < 0) throw UsageError("cannot open " + name + ": " + reason());
     std::string text;
     size_t used = 0;
     for (;;) {
-        if (stop && stop->requested()) throw Interrupted{};
+        if (interrupted(stop)) throw Interrupted{};
         text.resize(std::max<size_t>(1 << 16, used * 2));
         const ssize_t n = read(file.get(), text.data() + used, text.size() - used);
         if (n < 0 && errno == EINTR) continue;

@@ -67,8 +67,8 @@ struct Io {
 };
 
 // All of a file ("-": of `in`). Throws UsageError when it cannot be opened (exit code 2, as for a model that
-// is not there), InputError when reading fails or it is larger than 1 GiB, Interrupted when `stop` asks for
-// it.
+// is not there), InputError when reading fails or it is larger than 1 GiB, Interrupted when the user asked
+// `stop` for it. (A deadline does not cut a prompt: what is generated for half a question helps nobody.)
 std::string read_all(const std::string &path, int in, const decode::StopRequest *stop = nullptr);
 
 // Is there something on `in` that was meant for us: a pipe or a file, not a terminal?

@@ -33,6 +33,9 @@ class TerminalLines final : public LineSource {
         el_set(
             el, EL_PROMPT, +[](EditLine *e) { return self(e).prompt_.data(); });
         el_set(el, EL_EDITOR, "emacs");
+        // A window that changes its size is drawn anew, and who is ended or suspended leaves the terminal as
+        // it was.
+        el_set(el, EL_SIGNAL, 1);
         el_set(el, EL_HIST, history, history_.get());
         // In a line, Ctrl-C gives up the line; the tty is not to make signals of keys.
         el_set(el, EL_SETTY, "-d", "-isig", nullptr);
@@ -63,7 +66,8 @@ class TerminalLines final : public LineSource {
         interrupted_ = false;
         int length = 0;
         const char *text = el_gets(editor_.get(), &length);
-        if (interrupted_) {
+        // A SIGINT that did not come from the keyboard gives up the line just the same.
+        if (interrupted_ || (text == nullptr && length < 0 && errno == EINTR)) {
             std::fputs("^C\n", stdout);
             std::fflush(stdout);
             return Event::Interrupt;

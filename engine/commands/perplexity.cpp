@@ -21,8 +21,8 @@ constexpr int32_t kDefaultContext = 512;
 
 // The chunks of the text, in one piece.
 std::vector<text::TokenId> text_tokens(const PerplexityOptions &options, const Engine &engine,
-                                       int32_t context, Io &io) {
-    std::string text = read_all(options.file, io.in);
+                                       int32_t context, const decode::StopRequest &stop, Io &io) {
+    std::string text = read_all(options.file, io.in, &stop);
     if (text.ends_with('\n')) text.pop_back();  // as llama.cpp reads prompts from files
     std::vector<text::TokenId> tokens = engine.tokenizer().encode(text);
     if (tokens.size() < 2 * static_cast<size_t>(context))
@@ -32,18 +32,20 @@ std::vector<text::TokenId> text_tokens(const PerplexityOptions &options, const E
     return tokens;
 }
 
-std::string summary(const decode::Perplexity &result) {
-    char text[256];
-    int used = 0;
-    if (result.divergence)
-        used = std::snprintf(
-            text, sizeof text,
-            "mean KL divergence: %.6f +/- %.6f\nmax KL divergence: %.6f\ntop-1 agreement: %.3f%%\n",
-            result.divergence->mean, result.divergence->error, result.divergence->largest,
-            100 * result.divergence->same_top);
-    std::snprintf(text + used, sizeof text - static_cast<size_t>(used), "perplexity: %.4f +/- %.5f\n",
-                  result.value, result.error);
+// With so many places behind the point, however large.
+std::string decimal(double value, int places) {
+    char text[512];  // the largest double has 309 digits in front of it
+    std::snprintf(text, sizeof text, "%.*f", places, value);
     return text;
+}
+
+std::string summary(const decode::Perplexity &result) {
+    std::string text;
+    if (const auto &d = result.divergence)
+        text = "mean KL divergence: " + decimal(d->mean, 6) + " +/- " + decimal(d->error, 6) +
+               "\nmax KL divergence: " + decimal(d->largest, 6) +
+               "\ntop-1 agreement: " + decimal(100 * d->same_top, 3) + "%\n";
+    return text + "perplexity: " + decimal(result.value, 4) + " +/- " + decimal(result.error, 5) + "\n";
 }
 
 Json summary_json(const decode::Perplexity &result) {
@@ -69,6 +71,27 @@ int32_t chunk_size(const PerplexityOptions &options, const std::optional<LogitsR
     if (asked < 4 || asked > 1 << 24) throw UsageError("-c: the context must be from 4 to 16777216 tokens");
     return static_cast<int32_t>(asked);
 }
+
+// A line on stderr that grows; ended also by what goes wrong, whose message is a line of its own.
+class ProgressLine {
+  public:
+    explicit ProgressLine(Io &io) : io_(io) {}
+    ~ProgressLine() { end(); }
+    ProgressLine(const ProgressLine &) = delete;
+    ProgressLine &operator=(const ProgressLine &) = delete;
+    void show(std::string_view text) {
+        io_.progress(text);
+        open_ = true;
+    }
+    void end() {
+        if (open_) io_.progress("\n");
+        open_ = false;
+    }
+
+  private:
+    Io &io_;
+    bool open_ = false;
+};
 
 int32_t vocabulary_size(const std::string &path) {
     return static_cast<int32_t>(model::read_hyper_parameters(gguf::File::open(path)).vocab);
@@ -100,7 +123,7 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     if (base)
         tokens.assign(base->tokens().begin(), base->tokens().end());
     else
-        tokens = text_tokens(options, engine, context, io);
+        tokens = text_tokens(options, engine, context, stop, io);
     size_t chunks = tokens.size() / static_cast<size_t>(context);
     if (options.chunks > 0) chunks = std::min(chunks, static_cast<size_t>(options.chunks));
     tokens.resize(chunks * static_cast<size_t>(context));
@@ -111,14 +134,12 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     decode::PerplexityRun run(engine.executor(), tokens, context,
                               engine.tokenizer().adds_bos() ? engine.tokenizer().bos() : std::nullopt,
                               save ? &*save : nullptr, base ? &*base : nullptr);
+    ProgressLine progress(io);
     while (run.done() < run.chunks()) {
         if (!run.step(&stop)) throw Interrupted{};
-        char progress[64];
-        std::snprintf(progress, sizeof progress, "[%lld]%.4f,", static_cast<long long>(run.done()),
-                      run.result().value);
-        io.progress(progress);
+        progress.show("[" + std::to_string(run.done()) + "]" + decimal(run.result().value, 4) + ",");
     }
-    io.progress("\n");
+    progress.end();
     if (save) save->commit();
     io.out.write(options.json ? dump(summary_json(run.result())) : summary(run.result()));
     return exit_code::kDone;

@@ -47,8 +47,9 @@ struct Prompt {
     std::vector<std::string> stops;
 };
 
-Prompt encode_prompt(const RunOptions &options, const std::string &text, const Engine &engine, Io &io) {
-    const std::string system = system_prompt(options.system, options.system_file, io.in);
+Prompt encode_prompt(const RunOptions &options, const std::string &text, const Engine &engine,
+                     const StopRequest &stop, Io &io) {
+    const std::string system = system_prompt(options.system, options.system_file, io.in, &stop);
     if (options.raw && !system.empty()) throw UsageError("--raw has no place for a system prompt");
     Prompt prompt;
     const Conversation conversation(engine.file(), engine.tokenizer());
@@ -96,7 +97,7 @@ int run(const RunOptions &options, Io &io) {
     Engine engine(engine_options(options.model));
     for (const std::string &note : engine.notes()) io.note(note);
     const std::string text = gather_prompt(options, io, stop);
-    const Prompt prompt = encode_prompt(options, text, engine, io);
+    const Prompt prompt = encode_prompt(options, text, engine, stop, io);
     generation.stops.insert(generation.stops.end(), prompt.stops.begin(), prompt.stops.end());
 
     decode::Session session(engine.executor());

@@ -19,6 +19,7 @@ constexpr std::string_view kMagic = "_logits_";
 constexpr size_t kHeader = 8 + 3 * sizeof(int32_t);
 constexpr size_t kScaleWords = 4;  // two floats in front of the codes
 constexpr int32_t kLargestContext = 1 << 24;
+constexpr float kRounding = 1e-3f;  // of a log-probability of 0, made from scale and min
 
 size_t row_words(int32_t vocab) {
     return kScaleWords + (static_cast<size_t>(vocab) + 1) / 2 * 2;
@@ -50,7 +51,8 @@ void compress_row(std::span<const float> logits, std::vector<uint16_t> &row) {
 LogitsWriter::LogitsWriter(const std::filesystem::path &path, int32_t context, int32_t vocab,
                            std::span<const TokenId> tokens)
     : file_(path) {
-    const int32_t counts[] = {context, vocab, static_cast<int32_t>(tokens.size()) / context};
+    const int32_t counts[] = {context, vocab,
+                              static_cast<int32_t>(tokens.size() / static_cast<size_t>(context))};
     file_.write(bytes_of(std::span(kMagic)));
     file_.write(bytes_of(std::span<const int32_t>(counts)));
     file_.write(bytes_of(tokens));
@@ -116,8 +118,12 @@ std::span<const float> LogitsReader::read() {
     std::memcpy(floats, row_.data(), sizeof floats);
     if (!std::isfinite(floats[0]) || !std::isfinite(floats[1]) || floats[0] < 0)
         fail("damaged: a scale is not a number that it can be");
-    for (size_t i = 0; i < log_probabilities_.size(); ++i)
+    float most = floats[1];
+    for (size_t i = 0; i < log_probabilities_.size(); ++i) {
         log_probabilities_[i] = floats[0] * static_cast<float>(row_[kScaleWords + i]) + floats[1];
+        most = std::max(most, log_probabilities_[i]);
+    }
+    if (!(most <= kRounding)) fail("damaged: it holds a probability above 1");
     return log_probabilities_;
 }
 

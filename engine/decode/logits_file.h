@@ -57,7 +57,8 @@ class LogitsReader {
     int32_t chunks() const { return chunks_; }
     std::span<const TokenId> tokens() const { return tokens_; }  // chunks() * context()
 
-    // The log-probabilities of the next scored position. Valid until the next call.
+    // The log-probabilities of the next scored position, none (but for rounding) above 0. Valid until the
+    // next call. Throws DecodeError{BadInput} for a row that cannot be one.
     std::span<const float> read();
 
   private:

@@ -8,6 +8,10 @@ DeadlineTimer::DeadlineTimer(StopRequest &request, std::chrono::duration<double>
     // A year is for ever, and far from the clock's overflow.
     const auto wait = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
         std::clamp(time, std::chrono::duration<double>(0), std::chrono::duration<double>(365.0 * 86400)));
+    if (wait.count() == 0) {
+        request.request(StopRequest::Reason::Deadline);
+        return;
+    }
     thread_ = std::thread([this, &request, end = std::chrono::steady_clock::now() + wait] {
         std::unique_lock lock(mutex_);
         if (!over_.wait_until(lock, end, [this] { return cancelled_; }))
@@ -21,7 +25,7 @@ DeadlineTimer::~DeadlineTimer() {
         cancelled_ = true;
     }
     over_.notify_one();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace runnel::decode

@@ -13,10 +13,13 @@ class StopRequest {
   public:
     enum class Reason : int { None, Interrupt, Deadline };
 
-    // The first reason counts. Safe in a signal handler.
+    // An interrupt counts, whatever came before it. Safe in a signal handler.
     void request(Reason reason) noexcept {
         Reason none = Reason::None;
-        reason_.compare_exchange_strong(none, reason);
+        if (reason == Reason::Interrupt)
+            reason_.store(reason);
+        else
+            reason_.compare_exchange_strong(none, reason);
         flag_.store(true);
     }
     void reset() noexcept {
@@ -33,7 +36,7 @@ class StopRequest {
     std::atomic<Reason> reason_{Reason::None};
 };
 
-// Requests a stop when the time is over, unless it is destroyed before.
+// Requests a stop when the time is over (no time: at once), unless it is destroyed before.
 class DeadlineTimer {
   public:
     DeadlineTimer(StopRequest &request, std::chrono::duration<double> time);

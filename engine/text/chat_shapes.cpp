@@ -3,16 +3,10 @@
 #include <initializer_list>
 
 #include "engine/text/chat_template.h"
+#include "engine/text/replace.h"
 
 namespace runnel::text {
 namespace {
-
-std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
-    std::string result;
-    for (size_t at; (at = text.find(from)) != text.npos; text.remove_prefix(at + from.size()))
-        result.append(text.substr(0, at)).append(to);
-    return result.append(text);
-}
 
 // Takes out of a template what differs between ways to write the same: inside tags, white space between
 // tokens; the kind of quotes; "\n" for a line break; x['content'] for x.content; 'a' + 'b' for 'ab'.
@@ -64,11 +58,16 @@ class Template {
     }
     // What stands between `before` and `after` within one string of the template.
     std::optional<std::string> between(std::string_view before, std::string_view after) const {
+        // The next `after` and the next edge of a string, looked for once each: templates are untrusted, and
+        // a long one must not take the square of its length.
+        size_t end = 0, edge = 0;
         for (size_t at = text_.find(before); at != text_.npos; at = text_.find(before, at + 1)) {
-            const size_t begin = at + before.size(), end = text_.find(after, begin);
+            const size_t begin = at + before.size();
+            if (end < begin) end = text_.find(after, begin);
             if (end == text_.npos) return std::nullopt;
+            if (edge < begin) edge = text_.find_first_of("'{}", begin);
+            if (edge < end) continue;
             std::string found = text_.substr(begin, end - begin);
-            if (found.find_first_of("'{}") != found.npos) continue;
             std::replace(found.begin(), found.end(), kApostrophe, '\'');
             return found;
         }

@@ -5,6 +5,7 @@
 
 #include "engine/text/byte_pair.h"
 #include "engine/text/metadata.h"
+#include "engine/text/replace.h"
 #include "engine/text/sentencepiece.h"
 #include "engine/text/special_matcher.h"
 #include "engine/text/special_tokens.h"
@@ -13,8 +14,8 @@
 namespace runnel::text {
 namespace {
 
-constexpr size_t kMaxTextBytes = size_t{1}
-                                 << 30;  // with blanks written as three bytes, offsets fit in 32 bits
+// With blanks written as three bytes, offsets fit in 32 bits.
+constexpr size_t kMaxTextBytes = size_t{512} << 20;
 
 // A stretch of the text that is still to be encoded (id == kNoToken), or a token found whole.
 struct Fragment {
@@ -31,13 +32,6 @@ std::string lower(std::string_view text) {
 
 bool is_ascii_space(char c) {
     return c == ' ' || (c >= '\t' && c <= '\r');
-}
-
-std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
-    std::string result;
-    for (size_t at; (at = text.find(from)) != text.npos; text.remove_prefix(at + from.size()))
-        result.append(text.substr(0, at)).append(to);
-    return result.append(text);
 }
 
 // Phi-3 declares its added tokens with "rstrip": they swallow the white space behind them. GGUF has no key
@@ -193,7 +187,8 @@ Tokenizer Tokenizer::load(const gguf::File &file) {
 std::vector<TokenId> Tokenizer::Impl::encode(std::string_view text,
                                              std::span<const SpecialMatcher::Stretch> special_text,
                                              const EncodeOptions &options) const {
-    if (text.size() >= kMaxTextBytes) throw TokenizerError("the text is longer than 512 MiB");
+    if (text.size() >= kMaxTextBytes)
+        throw TokenizerError("the text has 512 MiB or more: encode it in parts");
     const auto fragments = partition(text, special_text);
     std::vector<TokenId> ids;
     const auto add_unless = [&](const Fragment *fragment, TokenId id) {

@@ -221,6 +221,10 @@ TEST_CASE("file: messages are one printable line of bounded length") {
     CHECK(printable("Grüße 日本語 🦜") == "Grüße 日本語 🦜");
     CHECK(printable("\xed\xa0\x80\xf8\xc0\x80") == "\\xed\\xa0\\x80\\xf8\\xc0\\x80");
     CHECK(printable("\xe6\x97") == "\\xe6\\x97");
+    CHECK(printable("a\xd8\x9c\xe2\x80\xae"
+                    "b") ==
+          "a\\xd8\\x9c\\xe2\\x80\\xae"
+          "b");  // turn the line around
     CHECK(printable("abcdef", 3) == "abc...");
 }
 

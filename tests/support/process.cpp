@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
@@ -115,6 +116,7 @@ Result execute(const Process &process, double seconds) {
         dup2(err.write, 2);
         become(process, program);
     }
+    if (process.started) process.started(pid);
     in.close_read(), out.close_write(), err.close_write();
     signal(SIGPIPE, SIG_IGN);
     fcntl(in.write, F_SETFL, O_NONBLOCK);

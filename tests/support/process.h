@@ -16,6 +16,7 @@ struct Process {
     size_t stdout_limit = static_cast<size_t>(-1);  // the pipe is closed after so many bytes
     // Called after every piece of output, with all of it and the process id.
     std::function<void(const std::string &, int pid)> watch = nullptr;
+    std::function<void(int pid)> started = nullptr;  // called once, when it runs
     bool terminal = false;  // stdin, stdout and stderr are a terminal; `input` is typed, err is in out
     // The terminal's text so far -> what to type next; called after every piece of output.
     std::function<std::string(const std::string &)> type = nullptr;

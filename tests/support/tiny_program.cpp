@@ -1,7 +1,9 @@
 #include "tests/support/tiny_program.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "gguf/half.h"
 #include "gguf/quantize.h"

@@ -1,5 +1,6 @@
 // The program from outside: streams, exit codes, bad input, signals. Needs $RUNNEL (default build/runnel).
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <cctype>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "gguf/writer.h"
 #include "tests/support/data.h"
@@ -204,9 +206,16 @@ TEST_CASE("run: stop strings, deadline, end of the context") {
     const Result full = runnel_with({"run", model, "ab", "-c", "20", "--ignore-eos"});
     CHECK(full.code == 0);
     CHECK(full.err.find("the context of 20 tokens is full") != std::string::npos);
-    const Result late = runnel_with({"run", model, "ab", "--ignore-eos", "--deadline", "0", "--json"});
-    CHECK(late.code == 0);
-    CHECK(json::parse(late.out)["finish_reason"] == "length");
+    // Also while the prompt was still on its way: that is no interrupt.
+    for (const bool piped : {false, true}) {
+        CAPTURE(piped);
+        const std::vector<std::string> words = {"run",        model, piped ? "--echo" : "ab",
+                                                "--deadline", "0",   "--json"};
+        const Result late = runnel_with(words, piped ? std::optional("ab") : std::nullopt);
+        REQUIRE(late.code == 0);
+        CHECK(json::parse(late.out)["finish_reason"] == "length");
+        CHECK(json::parse(late.out)["completion_tokens"] == 0);
+    }
 }
 
 TEST_CASE("bad usage and bad input have their exit codes and one line") {
@@ -225,10 +234,18 @@ TEST_CASE("bad usage and bad input have their exit codes and one line") {
         {{"run"}, 2, "no model"},
         {{"run", model, "a", "b"}, 2, "b"},
         {{"run", model, "a", "-p", "b"}, 2, "two prompts"},
-        {{"run", model, "a", "--lookup"}, 2, "--lookup"},
-        {{"run", model, "a", "--samples", "2"}, 2, "--samples"},
+        {{"run", model, "a", "--lookup"}, 2, "no option '--lookup'"},
+        {{"run", model, "a", "--samples", "2"}, 2, "no option '--samples'"},
+        {{"run", model, "a", "-md", "draft"}, 2, "--draft-model"},
+        {{"run", model, "a", "-cmoe"}, 2, "--cpu-moe"},
         {{"run", model, "a", "--temp", "hot"}, 2, "--temp"},
         {{"run", model, "a", "-s", "be kind"}, 2, "--system"},
+        {{"run", model, "a", "-s", ""}, 2, "--seed"},
+        {{"run", model, "a", "-s", "18446744073709551616"}, 2, "2^64"},
+        {{"run", model, "a", "--temp", "nan"}, 2, "--temp"},
+        {{"run", model, "a", "--deadline", "nan"}, 2, "a number from 0 on, not 'nan'"},
+        {{"run", model, "a", "--deadline", "-1"}, 2, "a number from 0 on, not '-1'"},
+        {{"run", model, "a", "--repeat-penalty", "0"}, 2, "a number above 0, not '0'"},
         {{"run", model, "a", "-ctk", "q4_0"}, 2, "--cache-type-k"},
         {{"run", model, "a", "--device", "cuda"}, 2, "--device"},
         {{"run", model, "a", "--logit-bias", "12"}, 2, "--logit-bias"},
@@ -376,6 +393,51 @@ TEST_CASE("an interrupt ends with 130, and what was generated is written") {
     }
 }
 
+TEST_CASE("an interrupt ends the wait for standard input") {
+    if (absent()) return;
+    // A named pipe that is open for writing, so that it has no end.
+    const TemporaryDirectory directory;
+    const std::string pipe = (directory / "pipe").string(), model = tiny().path.string();
+    REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+    const int writer = open(pipe.c_str(), O_RDWR | O_CLOEXEC);
+    REQUIRE(writer >= 0);
+    const std::vector<std::vector<std::string>> commands = {{"run", model, "-f", pipe},
+                                                            {"run", model, "a", "-sysf", pipe},
+                                                            {"perplexity", model, "-f", pipe},
+                                                            {"tokenize", model, "-f", pipe}};
+    for (const auto &arguments : commands) {
+        CAPTURE(arguments[2]);
+        Process p = process(arguments);
+        p.started = [](int pid) {
+            std::thread([pid] {
+                usleep(300000);
+                kill(pid, SIGINT);
+            }).detach();
+        };
+        const Result r = execute(p, 10);
+        CHECK(r.code == 130);
+        CHECK(r.err == "");
+    }
+    close(writer);
+}
+
+TEST_CASE("a model file that is cut short while in use ends with one line") {
+    if (absent()) return;
+    ModelShape shape;
+    shape.context = 100000;
+    const TemporaryModel endless(shape);
+    Process p = process({"run", endless.path.string(), "ab", "--ignore-eos", "-s", "1"});
+    bool cut = false;
+    p.watch = [&](const std::string &out, int) {
+        if (out.size() > 50 && !cut) cut = true, std::filesystem::resize_file(endless.path, 4096);
+    };
+    const Result r = execute(p);
+    CHECK(cut);
+    CHECK(r.code == 1);
+    CHECK(r.err.starts_with("runnel: the model file can no longer be read"));
+    CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
+}
+
 TEST_CASE("tokenize: ids, pieces, lines, and back") {
     if (absent()) return;
     const std::string model = tiny().path.string();
@@ -440,6 +502,14 @@ TEST_CASE("settings come from the environment, a file, and the command line, the
     CHECK(tokens({"--config", file}, {"RUNNEL_PREDICT=3"}) == 5);
     CHECK(tokens({"--config", file, "-n", "7"}, {}) == 7);
     CHECK(tokens({}, {"RUNNEL_CONFIG=" + file}) == 5);
+    CHECK(tokens({"--ignore-eos", "-n", "20", "--stop", "\x01"}, {}) == 20);
+    // Options that can be repeated, too.
+    Process biased = process({"run", tiny().path.string(), "ab", "--json", "-n", "1"});
+    biased.environment = {"RUNNEL_LOGIT_BIAS=99999+1"};
+    CHECK(execute(biased).code == 5);
+    // An empty value is a value: it does not take the next argument.
+    write_file(file, std::as_bytes(std::span(std::string_view("stats-file = \"\"\n"))));
+    CHECK(tokens({"--config", file, "--system-prompt=", "-n", "3", "--ignore-eos"}, {}) == 3);
 }
 
 TEST_CASE("chat: through pipes, nothing but answers") {
@@ -484,7 +554,9 @@ TEST_CASE("chat: at a terminal") {
     int stage = 0;
     bool stopped = false;
     size_t answer_at = 0;
-    // A message; Ctrl-C in its endless answer; Ctrl-C in a line; Ctrl-D.
+    // A message; Ctrl-C in its endless answer; Ctrl-C in a line; SIGINT from elsewhere in a line; Ctrl-D.
+    int program = 0;
+    p.watch = [&](const std::string &, int pid) { program = pid; };
     p.type = [&](const std::string &out) -> std::string {
         usleep(20000);  // libedit shows its prompt a moment before it takes over the terminal
         const size_t prompt = out.rfind(">>> ");
@@ -493,13 +565,17 @@ TEST_CASE("chat: at a terminal") {
         if (stage == 1 && out.size() > answer_at + 200) return stage = 2, stopped = true, "\x03";
         if (stage == 2 && at_prompt && prompt > answer_at)
             return stage = 3, answer_at = out.size(), "given up\x03";
-        if (stage == 3 && at_prompt && prompt > answer_at) return stage = 4, "\x04";
+        if (stage == 3 && at_prompt && prompt > answer_at) {
+            kill(program, SIGINT);
+            return stage = 4, answer_at = out.size(), "";
+        }
+        if (stage == 4 && at_prompt && prompt >= answer_at) return stage = 5, "\x04";
         return "";
     };
     const Result r = execute(p, 30);
     CAPTURE(r.out);
     CHECK(stopped);
-    CHECK(stage == 4);
+    CHECK(stage == 5);
     CHECK(r.code == 0);
     const std::filesystem::path history = directory / "runnel/history";
     REQUIRE(std::filesystem::exists(history));

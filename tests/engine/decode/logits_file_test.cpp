@@ -105,6 +105,12 @@ TEST_CASE("logits file: every truncation and any damage is an error, not a crash
             CHECK(error.kind == DecodeError::Kind::BadInput);
         }
     }
+    auto more_than_one = whole;
+    const float log_probability = 600;
+    std::memcpy(more_than_one.data() + 20 + 4 * 20 + 4, &log_probability, sizeof log_probability);
+    write_file(directory / "bad", more_than_one);
+    LogitsReader damaged(directory / "bad", kVocab);
+    CHECK_THROWS_WITH_AS(damaged.read(), doctest::Contains("a probability above 1"), DecodeError);
     CHECK_THROWS_WITH_AS(LogitsReader(directory / "base", 8), doctest::Contains("vocabulary of 7"),
                          DecodeError);
     CHECK_THROWS_AS(LogitsReader(directory / "absent", 8), DecodeError);

@@ -194,6 +194,16 @@ TEST_CASE("deadline: stops a computation once, and not after it was cancelled") 
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     CHECK(stop.reason() == StopRequest::Reason::Deadline);
-    stop.request(StopRequest::Reason::Interrupt);
+    stop.reset();
+    const DeadlineTimer at_once(stop, std::chrono::seconds(0));
     CHECK(stop.reason() == StopRequest::Reason::Deadline);
+}
+
+TEST_CASE("stop request: an interrupt counts, before and after a deadline") {
+    StopRequest stop;
+    stop.request(StopRequest::Reason::Deadline);
+    stop.request(StopRequest::Reason::Interrupt);
+    CHECK(stop.reason() == StopRequest::Reason::Interrupt);
+    stop.request(StopRequest::Reason::Deadline);
+    CHECK(stop.reason() == StopRequest::Reason::Interrupt);
 }

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -101,9 +102,9 @@ TEST_CASE("chat templates of known shapes render plain conversations exactly") {
         ++rendered[model];
     }
     CHECK(rendered.size() == kShapes.size());
-    for (const auto &[model, count] : rendered) {
-        CAPTURE(model);
-        CHECK(count >= 4);
+    for (const auto &entry : rendered) {
+        CAPTURE(entry.first);
+        CHECK(entry.second >= 4);
     }
 }
 
@@ -163,4 +164,13 @@ TEST_CASE("an apostrophe in a template's default system message") {
     CHECK(
         render_plain(shape, chat) ==
         "<|im_start|>system\nYou're kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+}
+
+TEST_CASE("a template made to be searched in vain takes no longer than its length allows") {
+    std::string source = "{{ '<|im_start|>' }}";
+    for (int i = 0; i < 200000; ++i) source += "<|im_start|>system\n{";
+    source += "<|im_end|>\n";
+    const auto start = std::chrono::steady_clock::now();
+    CHECK(text::recognise(source).has_value());
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
 }
