@@ -62,14 +62,17 @@ struct Worker {
 
 class CpuBackend final : public Backend {
   public:
-    explicit CpuBackend(int threads) : isa_(choose_isa()), threads_(threads) { start_pool(physical_cores()); }
+    explicit CpuBackend(int threads) : isa_(choose_isa()), threads_(threads) {}
 
     DeviceInfo info() const override;
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
     bool execute(const Batch &batch, std::span<float> logits) override;
 
   private:
-    void start_pool(int by_default);
+    int thread_count() const;
+    void start_pool();
+    void reserve_activations();
+    void reserve_work_space(const CacheConfig &cache);
     void compute_rotations(const Worker &worker) noexcept;
     void run(const EmbedPhase &phase, Worker &worker) noexcept;
     void run(const PreparePhase &phase, Worker &worker) noexcept;
@@ -103,7 +106,7 @@ class CpuBackend final : public Backend {
     std::byte *packed(ActFormat format) const { return packed_[static_cast<size_t>(format)].data(); }
 
     const Isa isa_;
-    const int threads_;  // as asked for; <= 0: chosen by start_pool
+    const int threads_;  // as asked for; <= 0: chosen by thread_count
     std::unique_ptr<Pool> pool_;
     Program program_;
     std::vector<Phase> phases_;
@@ -122,8 +125,15 @@ class CpuBackend final : public Backend {
     std::array<std::atomic<bool>, 2> stop_{};
 };
 
-void CpuBackend::start_pool(int by_default) {
-    const int threads = threads_ > 0 ? threads_ : by_default;
+int CpuBackend::thread_count() const {
+    if (threads_ > 0) return threads_;
+    if (program_.steps.empty()) return physical_cores();
+    const size_t worth = program_.weight_bytes_per_token() / kBytesPerThread;
+    return static_cast<int>(std::clamp<size_t>(worth, 1, static_cast<size_t>(physical_cores())));
+}
+
+void CpuBackend::start_pool() {
+    const int threads = thread_count();
     if (pool_ && pool_->threads() == threads) return;
     try {
         pool_ = std::make_unique<Pool>(threads);
@@ -136,58 +146,64 @@ void CpuBackend::start_pool(int by_default) {
 
 DeviceInfo CpuBackend::info() const {
     const SystemMemory memory = system_memory();
-    return {std::string("CPU, ") + std::to_string(pool_->threads()) +
-                (pool_->threads() == 1 ? " thread, " : " threads, ") + isa_.linear->name,
+    const int threads = thread_count();
+    return {std::string("CPU, ") + std::to_string(threads) + (threads == 1 ? " thread, " : " threads, ") +
+                isa_.linear->name,
             "cpu", memory.total, memory.available};
 }
 
 void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
     program_ = program;
-    start_pool(static_cast<int>(std::clamp<size_t>(program_.weight_bytes_per_token() / kBytesPerThread, 1,
-                                                   static_cast<size_t>(physical_cores()))));
     phases_ = plan(program_);
-    cache_ = CacheMemory(program_, cache);
     max_tokens_ = max_tokens;
-    const size_t tokens = static_cast<size_t>(max_tokens);
+    start_pool();
+    cache_ = CacheMemory(program_, cache);
+    reserve_activations();
+    reserve_work_space(cache);
+}
+
+void CpuBackend::reserve_activations() {
+    const size_t tokens = static_cast<size_t>(max_tokens_);
     slots_.clear();
     for (const SlotInfo &slot : program_.slots)
         slots_.emplace_back(tokens * static_cast<size_t>(slot.width) * sizeof(float), "activations");
-
-    std::array<int64_t, 3> widest{};
-    int64_t widest_any = 0;
-    for (const Weight &w : program_.weights) {
-        int64_t &cols = widest[static_cast<size_t>(act_format(w.type))];
-        cols = std::max(cols, w.cols);
-        widest_any = std::max(widest_any, w.cols);
-    }
-    for (size_t f = 0; f < packed_.size(); ++f)
-        packed_[f] =
-            LazyBuffer(widest[f] ? packed_bytes(static_cast<ActFormat>(f), widest[f], max_tokens) : 0,
-                       "packed activations");
-
-    size_t scratch = isa_.linear->scratch_bytes(widest_any), partials = 0, product = 0;
-    for (const Step &step : program_.steps) {
-        if (const auto *attention = std::get_if<Attention>(&step)) {
-            scratch = std::max(scratch, sizeof(float) * attention_scratch_of(*attention));
-            partials = std::max(partials, sizeof(float) * partials_of(*attention, cache));
-        }
-        if (const auto *linear = std::get_if<Linear>(&step))
-            for (const Linear::Part &part : linear->parts)
-                if (part.add != kNoSlot)
-                    product = std::max(
-                        product, tokens * static_cast<size_t>(weight(part.weight).rows) * sizeof(float));
-    }
-    product_ = LazyBuffer(product, "activations");
-    partials_ = LazyBuffer(partials, "attention");
-    scratch_.clear();
-    for (int t = 0; t < pool_->threads(); ++t) scratch_.emplace_back(scratch, "work space");
-
     cosines_.clear();
     sines_.clear();
     for (const RopeTable &rope : program_.ropes) {
         cosines_.emplace_back(tokens * rope.inv_freq.size() * sizeof(float), "rotations");
         sines_.emplace_back(tokens * rope.inv_freq.size() * sizeof(float), "rotations");
     }
+    size_t product = 0;
+    for (const Step &step : program_.steps)
+        if (const auto *linear = std::get_if<Linear>(&step))
+            for (const Linear::Part &part : linear->parts)
+                if (part.add != kNoSlot)
+                    product = std::max(
+                        product, tokens * static_cast<size_t>(weight(part.weight).rows) * sizeof(float));
+    product_ = LazyBuffer(product, "activations");
+}
+
+void CpuBackend::reserve_work_space(const CacheConfig &cache) {
+    std::array<int64_t, 3> widest{};  // columns, by ActFormat
+    for (const Weight &w : program_.weights) {
+        int64_t &cols = widest[static_cast<size_t>(act_format(w.type))];
+        cols = std::max(cols, w.cols);
+    }
+    for (size_t f = 0; f < packed_.size(); ++f)
+        packed_[f] =
+            LazyBuffer(widest[f] ? packed_bytes(static_cast<ActFormat>(f), widest[f], max_tokens_) : 0,
+                       "packed activations");
+
+    size_t scratch = isa_.linear->scratch_bytes(*std::max_element(widest.begin(), widest.end())),
+           partials = 0;
+    for (const Step &step : program_.steps)
+        if (const auto *attention = std::get_if<Attention>(&step)) {
+            scratch = std::max(scratch, sizeof(float) * attention_scratch_of(*attention));
+            partials = std::max(partials, sizeof(float) * partials_of(*attention, cache));
+        }
+    partials_ = LazyBuffer(partials, "attention");
+    scratch_.clear();
+    for (int t = 0; t < pool_->threads(); ++t) scratch_.emplace_back(scratch, "work space");
 }
 
 bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
