@@ -50,6 +50,10 @@ $(BUILD)/librunnel.a: $(objects)
 $(BUILD)/tests: $(test_objects) $(BUILD)/librunnel.a
 	$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/librunnel.a $(LDLIBS)
 
+# Speed of the matrix kernels alone (kernels/cpu/README.md).
+$(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunnel.a
+	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 # Random-weight models (scripts/make-model): needs gguf/ alone.
 $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/support/model_maker.o \
   $(BUILD)/obj/tests/support/model_vocabulary.o $(filter $(BUILD)/obj/gguf/%,$(objects))
