@@ -17,6 +17,11 @@ const AttentionKernels *attention_avx512() {
     return cpu_has_avx512() ? &kAttentionAvx512 : nullptr;
 }
 
+const AttentionKernels &attention_best() {
+    if (cpu_has_avx512()) return kAttentionAvx512;
+    return cpu_has_avx2() ? kAttentionAvx2 : kAttentionScalar;
+}
+
 size_t attention_scratch(int32_t head_dim_k, int32_t head_dim_v, int32_t rows) {
     const size_t k = static_cast<size_t>(head_dim_k), v = padded(head_dim_v), n = static_cast<size_t>(rows);
     // The pages in float32, the scores of one block, and of each row: q, two o, l, m and the joined l and m.

@@ -75,6 +75,7 @@ struct AttentionKernels {
 const AttentionKernels &attention_scalar();
 const AttentionKernels *attention_avx2();  // null if the CPU lacks it (cpu_has_avx2() in vector.h)
 const AttentionKernels *attention_avx512();
+const AttentionKernels &attention_best();
 
 // Floats of scratch for tiles of up to tokens * heads = `rows` rows.
 size_t attention_scratch(int32_t head_dim_k, int32_t head_dim_v, int32_t rows);
