@@ -1,0 +1,200 @@
+// How weights lie in device memory: tiles of 16 rows x 256 columns, in the order in which a warp feeds its
+// tensor cores. One layout serves one token, small batches and prefill.
+//
+// A matrix [rows][cols] is ceil(rows / 16) row tiles, each contiguous; a row tile is its 256-column blocks in
+// ascending order; a block is
+//     side planes   scales, minimums, upper bits of the weights: always for 256 columns
+//     main plane    per 64 columns ("chunk"): the low bits of the weights, or the weights
+// A last block of fewer columns has fewer chunks. Padding - rows up to 16, columns up to 64 - is zero bits,
+// which are weights of value 0 in every format (their scales are 0). All planes and blocks start at multiples
+// of 16 bytes, and a block takes no more bytes than the 16 x 256 weights in the file (the types converted
+// below excepted).
+//
+// Fragment order (PTX ISA, mma.m16n8k32.s8): lane 4g + t of a warp holds rows g and g + 8 of operand A in
+// four registers a0..a3 of 4 bytes; byte i of register a belongs to
+//     row g + 8 * (a & 1), column 16 * (a >> 1) + 4t + i      of the 32 columns of one group.
+// A "code" is the unsigned integer that the file stores for a weight (0..15 for 4-bit types ...; int8 for
+// Q8_0). Which plane holds what of it:
+//     nibbles   [chunk][lane][a] words, byte i: code & 15 of group 2 * chunk in the low nibble, of group
+//               2 * chunk + 1 in the high nibble.
+//     bytes     [chunk][group of the chunk][lane][a] words: Q8_0.
+//     pairs     [half of 128 columns][lane][2 * w + r] words (Q2_K, Q3_K): bits 2j, 2j + 1 of byte i are code
+//               & 3 of row g + 8r, column 16 * (8 * half + 4w + j) + 4t + i: groups of 16 for m16n8k16.
+//     bit 4     [lane][chunk] words (Q5_*): bit 4 * s + a of byte i is bit 4 of the code in register a of
+//               group 2 * chunk + s.
+//     bits 4-5  [chunk pair][lane][2 * (chunk & 1) + s] words (Q6_K): bits 2a, 2a + 1 of byte i likewise.
+//     bit 2     [lane][2 * h + r] words (Q3_K): bit j of byte i belongs to row g + 8r, column 16 * (8h + j) +
+//               4t + i.
+//     f16, bf16 [16 columns][lane][a] words of two: row g + 8 * (a & 1), columns 8 * (a >> 1) + 2t, + 1
+//               (m16n8k16).
+//     f32       [16 columns][row half r][lane][4]: row g + 8r, columns 4t .. 4t + 3.
+// The planes of scales are described with TileFormat.
+//
+// TQ1_0 and TQ2_0, which no tensor-core recipe is worth, become Q2_K tiles of the same values: scale 1,
+// minimum 1, both factors d.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gguf/block.h"
+
+namespace runnel::kernels::cuda {
+
+inline constexpr int kTileRows = 16, kTileCols = 256, kChunkCols = 64;
+
+// What a tile holds. Side planes in their order; "pair" means {row g, row g + 8} for g = 0..7.
+enum class TileFormat : uint8_t {
+    F32,     // none
+    F16,     // none
+    BF16,    // none
+    Q4_0,    // f16 d[16 rows][8 groups]
+    Q4_1,    // f16 d[16][8], f16 m[16][8]
+    Q5_0,    // f16 d[16][8], bit 4
+    Q5_1,    // f16 d[16][8], f16 m[16][8], bit 4
+    Q8_0,    // f16 d[16][8]
+    IQ4_NL,  // f16 d[16][8]
+    MXFP4,   // uint8 exponent[16][8]
+    Q2_K,    // uint8 scales[16][16] as in the file, f16 {d, dmin}[8 pairs][2]
+    Q3_K,    // 6-bit scales[8 pairs][2][12 bytes] as in the file, f16 d[8 pairs][2], bit 2
+    Q4_K,    // [16]{f16 d, f16 dmin, 12 bytes of scales and minimums as in the file}
+    Q5_K,    // as Q4_K, bit 4
+    Q6_K,    // int8 scales[16][16], f16 d[8 pairs][2], bits 4-5
+    IQ4_XS,  // [8 pairs]{scales_l of row g, of row g + 8 (4 bytes each), scales_h (2 each), f16 d (2 each)}
+};
+
+// Bytes of the planes of a block. Offsets from the block's start; the main plane follows at `side`.
+struct TileLayout {
+    int scales2;  // the second plane of scales (m, or d of the K types)
+    int high;     // bit 4, bits 4-5 or bit 2
+    int side;     // all side planes
+    int chunk;    // main plane, per 64 columns
+};
+
+constexpr TileLayout tile_layout(TileFormat format) {
+    switch (format) {
+        case TileFormat::F32:
+            return {0, 0, 0, 4096};
+        case TileFormat::F16:
+        case TileFormat::BF16:
+            return {0, 0, 0, 2048};
+        case TileFormat::Q4_0:
+        case TileFormat::IQ4_NL:
+            return {0, 0, 256, 512};
+        case TileFormat::Q4_1:
+            return {256, 0, 512, 512};
+        case TileFormat::Q5_0:
+            return {0, 256, 768, 512};
+        case TileFormat::Q5_1:
+            return {256, 512, 1024, 512};
+        case TileFormat::Q8_0:
+            return {0, 0, 256, 1024};
+        case TileFormat::MXFP4:
+            return {0, 0, 128, 512};
+        case TileFormat::Q2_K:
+            return {256, 0, 320, 256};
+        case TileFormat::Q3_K:
+            return {192, 224, 736, 256};
+        case TileFormat::Q4_K:
+            return {0, 0, 256, 512};
+        case TileFormat::Q5_K:
+            return {0, 256, 768, 512};
+        case TileFormat::Q6_K:
+            return {256, 288, 1312, 512};
+        case TileFormat::IQ4_XS:
+            return {0, 0, 128, 512};
+    }
+    return {};
+}
+
+// Whether matrices of a type can be put into tiles: F32, F16, BF16 and every block format of gguf/block.h.
+constexpr bool has_tiles(gguf::Type type) {
+    switch (type) {
+        case gguf::Type::F32:
+        case gguf::Type::F16:
+        case gguf::Type::BF16:
+        case gguf::Type::Q4_0:
+        case gguf::Type::Q4_1:
+        case gguf::Type::Q5_0:
+        case gguf::Type::Q5_1:
+        case gguf::Type::Q8_0:
+        case gguf::Type::Q2_K:
+        case gguf::Type::Q3_K:
+        case gguf::Type::Q4_K:
+        case gguf::Type::Q5_K:
+        case gguf::Type::Q6_K:
+        case gguf::Type::IQ4_NL:
+        case gguf::Type::IQ4_XS:
+        case gguf::Type::MXFP4:
+        case gguf::Type::TQ1_0:
+        case gguf::Type::TQ2_0:
+            return true;
+        default:
+            return false;
+    }
+}
+
+// Precondition: has_tiles(type).
+constexpr TileFormat tile_format(gguf::Type type) {
+    switch (type) {
+        case gguf::Type::F16:
+            return TileFormat::F16;
+        case gguf::Type::BF16:
+            return TileFormat::BF16;
+        case gguf::Type::Q4_0:
+            return TileFormat::Q4_0;
+        case gguf::Type::Q4_1:
+            return TileFormat::Q4_1;
+        case gguf::Type::Q5_0:
+            return TileFormat::Q5_0;
+        case gguf::Type::Q5_1:
+            return TileFormat::Q5_1;
+        case gguf::Type::Q8_0:
+            return TileFormat::Q8_0;
+        case gguf::Type::IQ4_NL:
+            return TileFormat::IQ4_NL;
+        case gguf::Type::MXFP4:
+            return TileFormat::MXFP4;
+        case gguf::Type::Q2_K:
+        case gguf::Type::TQ1_0:
+        case gguf::Type::TQ2_0:
+            return TileFormat::Q2_K;
+        case gguf::Type::Q3_K:
+            return TileFormat::Q3_K;
+        case gguf::Type::Q4_K:
+            return TileFormat::Q4_K;
+        case gguf::Type::Q5_K:
+            return TileFormat::Q5_K;
+        case gguf::Type::Q6_K:
+            return TileFormat::Q6_K;
+        case gguf::Type::IQ4_XS:
+            return TileFormat::IQ4_XS;
+        default:
+            return TileFormat::F32;
+    }
+}
+
+constexpr int64_t row_tiles(int64_t rows) {
+    return (rows + kTileRows - 1) / kTileRows;
+}
+constexpr int64_t col_blocks(int64_t cols) {
+    return (cols + kTileCols - 1) / kTileCols;
+}
+constexpr int64_t col_chunks(int64_t cols) {
+    return (cols + kChunkCols - 1) / kChunkCols;
+}
+
+// Bytes of a full block, of 16 rows, and of a matrix.
+constexpr int64_t block_bytes(TileFormat format) {
+    const TileLayout layout = tile_layout(format);
+    return layout.side + kTileCols / kChunkCols * layout.chunk;
+}
+constexpr int64_t row_tile_bytes(TileFormat format, int64_t cols) {
+    const TileLayout layout = tile_layout(format);
+    return col_blocks(cols) * layout.side + col_chunks(cols) * layout.chunk;
+}
+constexpr int64_t tiled_bytes(TileFormat format, int64_t rows, int64_t cols) {
+    return row_tiles(rows) * row_tile_bytes(format, cols);
+}
+
+}  // namespace runnel::kernels::cuda
