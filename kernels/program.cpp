@@ -19,6 +19,16 @@ size_t Program::weight_bytes_per_token() const {
             for (const Linear::Part &part : linear->parts) count(part.weight), count(part.bias);
         } else if (const auto *attention = std::get_if<Attention>(&step)) {
             count(attention->q_norm), count(attention->k_norm);
+        } else if (const auto *experts = std::get_if<Experts>(&step)) {
+            for (WeightId id : {experts->gate, experts->up, experts->down})
+                if (id != kNoWeight)
+                    bytes += weights[static_cast<size_t>(id)].matrix_bytes() *
+                             static_cast<size_t>(experts->routing.used);
+            for (WeightId id : {experts->gate_bias, experts->up_bias, experts->down_bias})
+                if (id != kNoWeight)
+                    bytes += gguf::row_bytes(gguf::Type::F32, weights[static_cast<size_t>(id)].cols) *
+                             static_cast<size_t>(experts->routing.used);
+            count(experts->routing.selection_bias);
         } else if (const auto *logits = std::get_if<Logits>(&step)) {
             count(logits->weight);
         }

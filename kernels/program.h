@@ -30,7 +30,9 @@ struct Weight {
     gguf::Type type;
     int64_t rows, cols;
     const std::byte *data;
-    size_t bytes() const { return gguf::row_bytes(type, cols) * static_cast<size_t>(rows); }
+    int64_t count = 1;  // matrices of this shape, one behind the other: one per expert
+    size_t matrix_bytes() const { return gguf::row_bytes(type, cols) * static_cast<size_t>(rows); }
+    size_t bytes() const { return matrix_bytes() * static_cast<size_t>(count); }
 };
 using WeightId = int32_t;  // index into Program::weights
 inline constexpr WeightId kNoWeight = -1;
@@ -98,13 +100,51 @@ struct Gate {
     Act act = Act::Silu;
 };
 
+// Which `used` of the experts a token goes to, and with which weights w, from its router logits l:
+//   1. p = softmax(l), or sigmoid(l), or l itself (SelectedSoftmax);
+//   2. s = p + selection_bias; without a bias and groups s = l, which has the same order;
+//   3. groups > 1: the experts form that many groups of neighbours, a group counts as the sum of its
+//      `group_best` largest s, and only the experts of the `groups_used` best groups stay;
+//   4. the `used` experts with the largest s are chosen, of equals the first;
+//   5. w = p of the chosen, without the bias; SelectedSoftmax: the softmax over the chosen logits alone;
+//   6. normalize: w /= max(sum of the chosen w, 2^-14);  7. w *= scale.
+// (Shazeer et al. 2017; groups and bias: DeepSeek-V3, 2024.)
+struct Routing {
+    enum class Score { Softmax, Sigmoid, SelectedSoftmax };
+    Score score = Score::Softmax;
+    int32_t used;
+    WeightId selection_bias = kNoWeight;  // F32, [1][experts]
+    int32_t groups = 1, groups_used = 1, group_best = 2;
+    bool normalize = false;
+    float scale = 1;
+};
+
+// A mixture of experts. The router is an ordinary Linear before it, a shared expert ordinary steps beside it.
+//   out[t] = add[t] + sum of w_e * (Wdown_e h_e + bdown_e)  over the chosen experts e in ascending order,
+//   h_e = act(Wgate_e x + bgate_e) * (Wup_e x + bup_e),  x = in[t].
+// With weights_on_input, w_e multiplies Wgate_e x and Wup_e x instead (Llama 4 scales what goes in).
+// Biases are F32: one row per expert.
+struct Experts {
+    Slot in;
+    Slot logits;  // [t][experts], from the router
+    Slot out;
+    Slot add = kNoSlot;  // may be `out`
+    Routing routing;
+    WeightId gate;  // count = experts; [width][cols]; [2 * width][cols] if it holds both, gate first
+    WeightId up = kNoWeight;  // [width][cols]; none: `gate` holds it as well
+    WeightId down;            // [rows][width]
+    WeightId gate_bias = kNoWeight, up_bias = kNoWeight, down_bias = kNoWeight;  // [experts][rows of each]
+    Gate::Act act = Gate::Act::Silu;
+    bool weights_on_input = false;
+};
+
 // logits[r] = W in[row r's token], only for the tokens whose logits the batch asks for.
 struct Logits {
     Slot in;
     WeightId weight;  // [vocab][width]
 };
 
-using Step = std::variant<Embed, Norm, Linear, Attention, Gate, Logits>;
+using Step = std::variant<Embed, Norm, Linear, Attention, Gate, Experts, Logits>;
 
 struct SlotInfo {
     std::string name;
@@ -125,7 +165,8 @@ struct Program {
     std::vector<Step> steps;
     int64_t vocab = 0;  // rows of the output matrix
 
-    // Bytes of weights that one decoded token reads: all matrices once, of the embedding table one row.
+    // Bytes of weights that one decoded token reads: all matrices once, of the embedding table one row, of
+    // the experts those that are used.
     size_t weight_bytes_per_token() const;
 };
 

@@ -4,6 +4,7 @@
 #include <cassert>
 #include <utility>
 
+#include "kernels/backend.h"
 #include "kernels/cpu/pool.h"
 
 namespace runnel::kernels::cpu {
@@ -48,6 +49,11 @@ void visit_slots(const Step &step, Reads &&reads, Writes &&writes) {
                    },
                    [&](const Attention &s) { reads(s.q), reads(s.k), reads(s.v), writes(s.out); },
                    [&](const Gate &s) { reads(s.gate), reads(s.up), writes(s.out); },
+                   [&](const Experts &s) {
+                       reads(s.in), reads(s.logits);
+                       if (s.add != kNoSlot) reads(s.add);
+                       writes(s.out);
+                   },
                    [&](const Logits &s) { reads(s.in); },
                },
                step);
@@ -114,6 +120,10 @@ class Planner {
                            [&](const Attention &s) {
                                phases.push_back(AppendPhase{s});
                                phases.push_back(AttendPhase{s});
+                           },
+                           [&](const Experts &) {
+                               throw BackendError(BackendError::Kind::Failed,
+                                                  "the CPU does not run mixtures of experts yet");
                            },
                            [&](const Logits &s) { phases.push_back(LogitsPhase{s}); },
                            [&](const auto &) { assert(false && "norm and gate are prepared above"); },

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 namespace runnel::reference {
@@ -92,6 +94,67 @@ Row linear(std::span<const double> weight, std::span<const double> x, std::span<
     for (size_t r = 0; r < out.size(); ++r)
         out[r] = dot(weight.subspan(r * x.size(), x.size()), x) + (bias.empty() ? 0.0 : bias[r]);
     return out;
+}
+
+namespace {
+
+// Indices of the `count` largest, best first, of equals the first.
+std::vector<size_t> largest(std::span<const double> x, size_t count) {
+    std::vector<size_t> order(x.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return x[a] > x[b]; });
+    order.resize(count);
+    return order;
+}
+
+Row softmax(std::span<const double> x) {
+    Row out;
+    for (const double value : x) out.push_back(std::exp(value - log_sum_exp(x)));
+    return out;
+}
+
+// Experts outside the best groups get minus infinity.
+void drop_groups(Row &s, const kernels::Routing &routing) {
+    const size_t size = s.size() / static_cast<size_t>(routing.groups);
+    Row scores;
+    for (size_t g = 0; g < static_cast<size_t>(routing.groups); ++g) {
+        const auto group = std::span(s).subspan(g * size, size);
+        double score = 0;
+        for (const size_t i : largest(group, static_cast<size_t>(routing.group_best))) score += group[i];
+        scores.push_back(score);
+    }
+    std::vector<size_t> kept = largest(scores, static_cast<size_t>(routing.groups_used));
+    for (size_t i = 0; i < s.size(); ++i)
+        if (std::find(kept.begin(), kept.end(), i / size) == kept.end())
+            s[i] = -std::numeric_limits<double>::infinity();
+}
+
+}  // namespace
+
+std::vector<std::pair<size_t, double>> route(std::span<const double> logits,
+                                             std::span<const double> selection_bias,
+                                             const kernels::Routing &routing) {
+    using Score = kernels::Routing::Score;
+    Row p(logits.begin(), logits.end());
+    if (routing.score == Score::Softmax) p = softmax(logits);
+    if (routing.score == Score::Sigmoid)
+        for (double &value : p) value = 1 / (1 + std::exp(-value));
+    Row s = p;
+    for (size_t i = 0; i < selection_bias.size(); ++i) s[i] += selection_bias[i];
+    if (routing.groups > 1) drop_groups(s, routing);
+    std::vector<size_t> chosen = largest(s, static_cast<size_t>(routing.used));
+    std::sort(chosen.begin(), chosen.end());
+    Row w;
+    for (const size_t expert : chosen) w.push_back(p[expert]);
+    if (routing.score == Score::SelectedSoftmax) w = softmax(w);
+    if (routing.normalize) {
+        const double sum = std::max(std::accumulate(w.begin(), w.end(), 0.0), 0x1p-14);
+        for (double &value : w) value /= sum;
+    }
+    std::vector<std::pair<size_t, double>> result;
+    for (size_t i = 0; i < chosen.size(); ++i)
+        result.emplace_back(chosen[i], w[i] * static_cast<double>(routing.scale));
+    return result;
 }
 
 double log_sum_exp(std::span<const double> x) {

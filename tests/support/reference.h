@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels/program.h"
@@ -37,6 +38,11 @@ Row swiglu(std::span<const double> gate, std::span<const double> up);
 
 // W x (+ bias, if not empty); W: [bias or rows][x.size()].
 Row linear(std::span<const double> weight, std::span<const double> x, std::span<const double> bias = {});
+
+// The chosen experts in ascending order, each with its weight. selection_bias: [experts] or empty.
+std::vector<std::pair<size_t, double>> route(std::span<const double> logits,
+                                             std::span<const double> selection_bias,
+                                             const kernels::Routing &routing);
 
 double log_sum_exp(std::span<const double> x);
 

@@ -22,6 +22,7 @@ TinyProgram::TinyProgram(const TinyShape &shape, uint32_t seed) : shape_(shape),
     attended_ = slot(int64_t{shape.heads} * shape.head_dim_v);
     gate_ = slot(shape.feed_forward);
     up_ = slot(shape.feed_forward);
+    router_ = slot(shape.experts.count);
     RopeTable rope{.pairs = shape.pairs, .magnitude = 1, .inv_freq = {}};
     for (int32_t j = 0; j < shape.head_dim_k / 2; ++j)
         rope.inv_freq.push_back(std::pow(10000.0, -2.0 * j / shape.head_dim_k));
@@ -39,15 +40,19 @@ Slot TinyProgram::slot(int64_t width) {
 }
 
 // Of the size that keeps activations near 1.
-WeightId TinyProgram::matrix(int64_t rows, int64_t cols) {
+WeightId TinyProgram::matrices(gguf::Type type, int64_t count, int64_t rows, int64_t cols) {
     std::normal_distribution<float> value(0, 1 / std::sqrt(static_cast<float>(cols)));
-    std::vector<float> values(static_cast<size_t>(rows * cols));
+    std::vector<float> values(static_cast<size_t>(count * rows * cols));
     for (float &w : values) w = value(random_);
-    std::vector<std::byte> bytes(gguf::row_bytes(shape_.type, cols) * static_cast<size_t>(rows));
-    gguf::quantize_row(shape_.type, values.data(), bytes.data(), rows * cols);
+    std::vector<std::byte> bytes(gguf::row_bytes(type, cols) * static_cast<size_t>(count * rows));
+    gguf::quantize_row(type, values.data(), bytes.data(), count * rows * cols);
     memory_.push_back(std::move(bytes));
-    program_.weights.push_back({"matrix", shape_.type, rows, cols, memory_.back().data()});
+    program_.weights.push_back({"matrix", type, rows, cols, memory_.back().data(), count});
     return static_cast<WeightId>(program_.weights.size() - 1);
+}
+
+WeightId TinyProgram::matrix(int64_t rows, int64_t cols) {
+    return matrices(shape_.type, 1, rows, cols);
 }
 
 WeightId TinyProgram::vector(int64_t size, float center, float spread) {
@@ -62,13 +67,14 @@ WeightId TinyProgram::vector(int64_t size, float center, float spread) {
     return static_cast<WeightId>(program_.weights.size() - 1);
 }
 
+Linear::Part TinyProgram::part(Slot in, Slot out, Slot add) {
+    const int64_t rows = program_.slots[static_cast<size_t>(out)].width;
+    const int64_t cols = program_.slots[static_cast<size_t>(in)].width;
+    return {matrix(rows, cols), shape_.bias ? vector(rows, 0, 0.3f) : kNoWeight, out, add};
+}
+
 void TinyProgram::add_layer(int32_t layer) {
     const TinyShape &s = shape_;
-    const auto part = [&](Slot in, Slot out, Slot add) {
-        const int64_t rows = program_.slots[static_cast<size_t>(out)].width;
-        const int64_t cols = program_.slots[static_cast<size_t>(in)].width;
-        return Linear::Part{matrix(rows, cols), s.bias ? vector(rows, 0, 0.3f) : kNoWeight, out, add};
-    };
     program_.cache_layers.push_back({s.kv_heads, s.head_dim_k, s.head_dim_v});
     program_.steps.push_back(Norm{x_, normed_, vector(s.width, 1, 0.2f), 1e-5f});
     program_.steps.push_back(Linear{
@@ -93,6 +99,40 @@ void TinyProgram::add_layer(int32_t layer) {
     program_.steps.push_back(attention);
     program_.steps.push_back(Linear{attended_, {part(attended_, x_, x_)}});
     program_.steps.push_back(Norm{x_, normed_, vector(s.width, 1, 0.2f), 1e-5f});
+    if (s.experts.count > 0) add_experts();
+    if (s.experts.count == 0 || s.experts.shared) add_feed_forward();
+}
+
+// The router's logits are spread so that the choice does not hang on rounding.
+void TinyProgram::add_experts() {
+    const TinyExperts &e = shape_.experts;
+    const int64_t width = shape_.width, ff = shape_.feed_forward;
+    const auto biases = [&](int64_t rows) {
+        if (!e.biases) return kNoWeight;
+        const WeightId id = vector(e.count * rows, 0, 0.3f);
+        Weight &w = program_.weights[static_cast<size_t>(id)];
+        w.rows = e.count, w.cols = rows;
+        return id;
+    };
+    program_.steps.push_back(
+        Linear{normed_, {{matrices(gguf::Type::F32, 1, e.count, width), kNoWeight, router_, kNoSlot}}});
+    Experts step{.in = normed_,
+                 .logits = router_,
+                 .out = x_,
+                 .add = x_,
+                 .routing = e.routing,
+                 .gate = matrices(shape_.type, e.count, e.merged ? 2 * ff : ff, width),
+                 .up = e.merged ? kNoWeight : matrices(shape_.type, e.count, ff, width),
+                 .down = matrices(shape_.type, e.count, width, ff),
+                 .weights_on_input = e.weights_on_input};
+    if (e.selection_bias) step.routing.selection_bias = vector(e.count, 0, 0.3f);
+    step.gate_bias = biases(e.merged ? 2 * ff : ff);
+    if (!e.merged) step.up_bias = biases(ff);
+    step.down_bias = biases(width);
+    program_.steps.push_back(step);
+}
+
+void TinyProgram::add_feed_forward() {
     program_.steps.push_back(Linear{normed_, {part(normed_, gate_, kNoSlot), part(normed_, up_, kNoSlot)}});
     program_.steps.push_back(Gate{gate_, up_, gate_});
     program_.steps.push_back(Linear{gate_, {part(gate_, x_, x_)}});
@@ -109,8 +149,8 @@ class Interpreter {
           keys_(program.cache_layers.size()),
           values_(keys_) {
         for (const Weight &w : program.weights) {
-            std::vector<float> values(static_cast<size_t>(w.rows * w.cols));
-            gguf::dequantize_row(w.type, w.data, values.data(), w.rows * w.cols);
+            std::vector<float> values(static_cast<size_t>(w.count * w.rows * w.cols));
+            gguf::dequantize_row(w.type, w.data, values.data(), w.count * w.rows * w.cols);
             weights_.push_back(reference::to_row(values));
         }
     }
@@ -170,10 +210,47 @@ class Interpreter {
                                                  static_cast<double>(s.scale));
     }
     void run(const Gate &s) { slot(s.out) = reference::swiglu(slot(s.gate), slot(s.up)); }
+    // The matrix of one expert, or its row of biases.
+    Row of_expert(WeightId id, size_t expert, int64_t experts) const {
+        const Row all = weight(id);
+        const auto size = static_cast<std::ptrdiff_t>(all.size() / static_cast<size_t>(experts));
+        const auto first = all.begin() + size * static_cast<std::ptrdiff_t>(expert);
+        return {first, first + size};
+    }
+    // gate and up of one expert
+    std::pair<Row, Row> gate_and_up(const Experts &s, size_t expert, int64_t experts) {
+        const auto product = [&](WeightId w, WeightId bias, double scale) {
+            Row y = reference::linear(of_expert(w, expert, experts), slot(s.in));
+            const Row b = of_expert(bias, expert, experts);
+            for (size_t i = 0; i < y.size(); ++i) y[i] = y[i] * scale + (b.empty() ? 0.0 : b[i]);
+            return y;
+        };
+        double scale = 1;
+        for (const auto &[chosen, w] : chosen_)
+            if (chosen == expert && s.weights_on_input) scale = w;
+        Row gate = product(s.gate, s.gate_bias, scale);
+        if (s.up != kNoWeight) return {gate, product(s.up, s.up_bias, scale)};
+        const auto middle = gate.begin() + static_cast<std::ptrdiff_t>(gate.size() / 2);
+        return {{gate.begin(), middle}, {middle, gate.end()}};
+    }
+    void run(const Experts &s) {
+        const int64_t experts = program_.weights[static_cast<size_t>(s.down)].count;
+        chosen_ = reference::route(slot(s.logits), weight(s.routing.selection_bias), s.routing);
+        Row out = s.add == kNoSlot ? Row(slot(s.out).size(), 0.0) : slot(s.add);
+        for (const auto &[expert, w] : chosen_) {
+            const auto [gate, up] = gate_and_up(s, expert, experts);
+            const Row y = reference::linear(of_expert(s.down, expert, experts), reference::swiglu(gate, up),
+                                            of_expert(s.down_bias, expert, experts));
+            out.resize(y.size());
+            for (size_t i = 0; i < y.size(); ++i) out[i] += (s.weights_on_input ? 1 : w) * y[i];
+        }
+        slot(s.out) = out;
+    }
     void run(const Logits &s) { logits_ = reference::linear(weight(s.weight), slot(s.in)); }
 
     const Program &program_;
     std::vector<Row> weights_, slots_, keys_, values_;
+    std::vector<std::pair<size_t, double>> chosen_;  // experts of the token
     Row logits_;
     int32_t token_ = 0, position_ = 0;
 };

@@ -12,6 +12,16 @@
 
 namespace runnel::tests {
 
+// A feed-forward part of experts, each `feed_forward` wide.
+struct TinyExperts {
+    int32_t count = 0;  // 0: none, the program is dense
+    kernels::Routing routing{.used = 2};
+    bool selection_bias = false, biases = false;
+    bool merged = false;  // gate and up in one tensor
+    bool weights_on_input = false;
+    bool shared = false;  // an expert for all tokens beside them
+};
+
 struct TinyShape {
     int32_t layers = 2;
     int64_t width = 64, feed_forward = 96, vocab = 50;
@@ -20,6 +30,7 @@ struct TinyShape {
     kernels::RopeTable::Pairs pairs = kernels::RopeTable::Pairs::Adjacent;
     bool head_norm = false, bias = false;
     gguf::Type type = gguf::Type::F32;  // of all matrices
+    TinyExperts experts = {};
 };
 
 // A Program and the memory its weights point into. Movable.
@@ -29,16 +40,21 @@ class TinyProgram {
     const kernels::Program &program() const { return program_; }
 
   private:
+    // `count` matrices in a tensor of their own.
+    kernels::WeightId matrices(gguf::Type type, int64_t count, int64_t rows, int64_t cols);
     kernels::WeightId matrix(int64_t rows, int64_t cols);
     kernels::WeightId vector(int64_t size, float center, float spread);
     kernels::Slot slot(int64_t width);
+    kernels::Linear::Part part(kernels::Slot in, kernels::Slot out, kernels::Slot add);
     void add_layer(int32_t layer);
+    void add_feed_forward();
+    void add_experts();
 
     TinyShape shape_;
     std::mt19937 random_;
     kernels::Program program_;
     std::vector<std::vector<std::byte>> memory_;
-    kernels::Slot x_, normed_, q_, k_, v_, attended_, gate_, up_;
+    kernels::Slot x_, normed_, q_, k_, v_, attended_, gate_, up_, router_;
 };
 
 // Logits of every token of a sequence: the program's steps in double precision, one token after the other.
