@@ -25,7 +25,29 @@ ISA =
 %_avx512.o: ISA = -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512 \
   -Wno-uninitialized -Wno-maybe-uninitialized
 
-sources := $(shell find gguf kernels engine -name '*.cpp' 2>/dev/null)
+# CUDA: where nvcc is, kernels/cuda/ is compiled for CUDA_ARCHS and linked in (the runtime statically: the program
+# runs without a driver, too); elsewhere devices_absent.cpp says that there is none.
+NVCC ?= $(firstword $(shell command -v nvcc; ls /usr/local/cuda/bin/nvcc 2>/dev/null))
+CUDA_ARCHS ?= $(if $(shell nvidia-smi -L 2>/dev/null),native,80 90)
+cuda_runtime := kernels/cuda/runtime.cpp
+cuda_kernels := $(wildcard kernels/cuda/*.cu)
+cuda_host := $(filter-out $(cuda_runtime) kernels/cuda/devices_absent.cpp,$(wildcard kernels/cuda/*.cpp))
+ifneq ($(NVCC),)
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+# -fmad=false: as -ffp-contract=off. PTX of the newest architecture serves the ones after it.
+cuda_arch = -gencode arch=compute_$(1),code=sm_$(1)
+newest_arch = $(lastword $(CUDA_ARCHS))
+gencode = $(if $(filter native,$(CUDA_ARCHS)),-arch=native,$(foreach a,$(CUDA_ARCHS),$(call cuda_arch,$(a))) \
+  -gencode arch=compute_$(newest_arch),code=compute_$(newest_arch))
+NVCCFLAGS += -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Werror all-warnings -I. -Xcompiler -Wall,-Wextra
+CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
+cuda_objects := $(cuda_kernels:%.cu=$(BUILD)/obj/%.cuda.o) $(cuda_runtime:%.cpp=$(BUILD)/obj/%.o) \
+  $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
+else
+cuda_objects := $(BUILD)/obj/kernels/cuda/devices_absent.o
+endif
+
+sources := $(shell find gguf kernels engine -name '*.cpp' -not -path 'kernels/cuda/*' 2>/dev/null)
 tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' 2>/dev/null)
 tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 objects := $(sources:%.cpp=$(BUILD)/obj/%.o)
@@ -40,15 +62,28 @@ setup:
 	  '#define PCRE2_CODE_UNIT_WIDTH 8' '#include <pcre2.h>' '#include <histedit.h>' '#include <utf8proc.h>' \
 	  | $(CXX) -std=c++20 -E -x c++ - >/dev/null 2>&1 || scripts/setup
 
-$(BUILD)/runnel: $(BUILD)/obj/main.o $(BUILD)/librunnel.a
-	$(CXX) $(LDFLAGS) -o $@ $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(LDLIBS)
+$(BUILD)/runnel: $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
+	$(CXX) $(LDFLAGS) -o $@ $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects) $(LDLIBS) $(CUDA_LIBS)
 
 $(BUILD)/librunnel.a: $(objects)
 	@rm -f $@
 	ar rcs $@ $(objects)
 
-$(BUILD)/tests: $(test_objects) $(BUILD)/librunnel.a
-	$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/librunnel.a $(LDLIBS)
+# In the tests the same kernel sources run in an emulator of the device (tests/simt/), which hears of every load
+# and store through the calls that -fsanitize=thread puts in; kernels/cuda/'s host code is the program's own.
+simt_objects := $(cuda_kernels:%.cu=$(BUILD)/simt/%.o) $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
+SIMT_TRACE = -O2 -fno-tree-vectorize -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -Wno-unknown-pragmas \
+  $(if $(SANITIZE),-fsanitize=undefined -fno-sanitize-recover=all)
+$(BUILD)/simt/%.o: %.cu Makefile | setup
+	@mkdir -p $(@D)
+	$(CXX) $(filter-out $(SANITIZE),$(CXXFLAGS)) $(SIMT_TRACE) -MMD -MP -x c++ -c -o $@ $<
+
+$(BUILD)/libsimt.a: $(simt_objects)
+	@rm -f $@
+	ar rcs $@ $(simt_objects)
+
+$(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a
+	$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
 
 # Speed of the matrix kernels alone (kernels/cpu/README.md).
 $(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunnel.a
@@ -62,6 +97,11 @@ $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/su
 $(BUILD)/obj/%.o: %.cpp Makefile | setup
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(ISA) -MMD -MP -c -o $@ $<
+
+$(BUILD)/obj/%.cuda.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) $(gencode) -MMD -MP -c -o $@ $<
+$(cuda_runtime:%.cpp=$(BUILD)/obj/%.o): CXXFLAGS += -isystem $(CUDA_HOME)/include
 
 # The commit is compiled into one file, rebuilt when it changes.
 commit := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
@@ -79,12 +119,13 @@ asan: setup
 demo: $(BUILD)/runnel
 	@scripts/demo $(BUILD)/runnel
 
+# For the check that the CPU-only build is complete: make BUILD=build-cpu NVCC= all
 lint:
 	@command -v clang-format >/dev/null || scripts/setup --lint
 	scripts/lint
 
 format:
-	clang-format -i $$(git ls-files '*.cpp' '*.h')
+	clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu')
 
 clean:
 	rm -rf build build-asan

@@ -1,0 +1,27 @@
+// Rows of float32 -> quantised activations (activations.h), optionally RMS-normalised on the way.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/activations.h"
+#include "kernels/cuda/kernel.h"
+
+namespace runnel::kernels::cuda {
+
+// One block per row. With `weight`: y = (x * (1 / sqrt(sum(x^2) / width + eps))) * weight, without: y = x;
+// then y is quantised. Sum of squares: lane l of warp w takes, in ascending order, the eight values
+// activation_first(l) names of the groups w, w + 8, ...: a chain of fma from 0; lanes are added by warp_sum,
+// warps in order from 0 to 7.
+struct QuantiseParams {
+    const float *x;       // [rows][x_stride]
+    const float *weight;  // [width] or null
+    float *normed;        // [rows][x_stride]: y, or null
+    float eps;
+    int32_t width;  // multiple of 32
+    int64_t x_stride;
+    Activations out;
+};
+Kernel<QuantiseParams> quantise_kernel();
+inline constexpr size_t kQuantiseShared = 32;  // bytes
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,259 @@
+// runtime.h on the CUDA runtime. Compiled only where the CUDA toolkit is.
+#include "kernels/cuda/runtime.h"
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+
+#include "kernels/cuda/devices.h"
+
+namespace runnel::kernels::cuda {
+
+namespace {
+
+[[noreturn]] void fail(cudaError_t error, const std::string &what) {
+    cudaGetLastError();  // an error that is not fatal stays remembered otherwise
+    const auto kind =
+        error == cudaErrorMemoryAllocation ? BackendError::Kind::OutOfMemory : BackendError::Kind::Failed;
+    throw BackendError(kind, "CUDA: " + what + ": " + cudaGetErrorString(error));
+}
+
+void check(cudaError_t error, const char *what) {
+    if (error != cudaSuccess) fail(error, what);
+}
+
+int attribute(cudaDeviceAttr name, int device) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, name, device), "reading a device's properties");
+    return value;
+}
+
+std::string why_none(cudaError_t error) {
+    if (error == cudaErrorInsufficientDriver) {
+        int driver = 0;
+        if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) return "no NVIDIA driver was found";
+        return "the NVIDIA driver is too old for this runnel: it offers CUDA " +
+               std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10) + ", needed is " +
+               std::to_string(CUDART_VERSION / 1000) + ".0 or later";
+    }
+    if (error == cudaErrorNoDevice || error == cudaSuccess) return "the NVIDIA driver knows no device";
+    return std::string("the NVIDIA driver failed: ") + cudaGetErrorString(error);
+}
+
+DeviceInfo describe(int device) {
+    const DeviceProperties p = properties(device);
+    return {p.name + " (sm_" + std::to_string(p.major) + std::to_string(p.minor) + ", " +
+                std::to_string(p.multiprocessors) + " multiprocessors)",
+            "cuda", p.memory_total, free_memory(device)};
+}
+
+}  // namespace
+
+// --- devices ---------------------------------------------------------------------------------------------
+
+Devices find_devices() noexcept {
+    Devices devices;
+    devices.compiled_in = true;
+    try {
+        int count = 0;
+        const cudaError_t error = cudaGetDeviceCount(&count);
+        if (error != cudaSuccess || count == 0) {
+            cudaGetLastError();
+            devices.why_none = why_none(error);
+            return devices;
+        }
+        for (int i = 0; i < count; ++i) devices.found.push_back(describe(i));
+    } catch (const std::exception &e) {
+        devices.found.clear();
+        devices.why_none = e.what();
+    }
+    return devices;
+}
+
+DeviceProperties properties(int device) {
+    cudaDeviceProp p;
+    check(cudaGetDeviceProperties(&p, device), "reading a device's properties");
+    return {p.name,
+            p.major,
+            p.minor,
+            p.multiProcessorCount,
+            p.totalGlobalMem,
+            static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)),
+            static_cast<size_t>(p.l2CacheSize)};
+}
+
+size_t free_memory(int device) {
+    use_device(device);
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "asking for the free memory");
+    return free;
+}
+
+void use_device(int device) {
+    check(cudaSetDevice(device), "choosing the device");
+}
+
+// --- memory ----------------------------------------------------------------------------------------------
+
+DeviceMemory::DeviceMemory(size_t bytes, const char *name) : size_(bytes) {
+    void *p = nullptr;
+    const cudaError_t error = cudaMalloc(&p, bytes);
+    if (error != cudaSuccess) fail(error, "allocating " + std::to_string(bytes >> 20) + " MiB for " + name);
+    bytes_.reset(p);
+}
+
+void DeviceMemory::Free::operator()(void *p) const noexcept {
+    cudaFree(p);
+}
+
+PinnedMemory::PinnedMemory(size_t bytes) : size_(bytes) {
+    void *p = nullptr;
+    const cudaError_t error = cudaHostAlloc(&p, bytes, cudaHostAllocDefault);
+    if (error != cudaSuccess) fail(error, "pinning " + std::to_string(bytes >> 20) + " MiB of host memory");
+    bytes_.reset(p);
+}
+
+void PinnedMemory::Free::operator()(void *p) const noexcept {
+    cudaFreeHost(p);
+}
+
+void name_region(const void *, size_t, const char *, Region) {}
+
+// --- streams ---------------------------------------------------------------------------------------------
+
+struct Event::Implementation {
+    cudaEvent_t event;
+};
+
+Event::Event() : implementation_(new Implementation{}) {
+    check(cudaEventCreate(&implementation_->event), "creating an event");
+}
+
+void Event::Delete::operator()(Implementation *p) const noexcept {
+    if (p->event) cudaEventDestroy(p->event);
+    delete p;
+}
+
+bool Event::done() const {
+    const cudaError_t state = cudaEventQuery(implementation_->event);
+    if (state == cudaErrorNotReady) return false;
+    check(state, "running kernels");
+    return true;
+}
+
+void Event::wait() const {
+    check(cudaEventSynchronize(implementation_->event), "running kernels");
+}
+
+float Event::milliseconds(const Event &from, const Event &to) {
+    float time = 0;
+    check(cudaEventElapsedTime(&time, from.get().event, to.get().event), "measuring a time");
+    return time;
+}
+
+struct Graph::Implementation {
+    cudaGraphExec_t graph;
+};
+
+void Graph::Delete::operator()(Implementation *p) const noexcept {
+    if (p->graph) cudaGraphExecDestroy(p->graph);
+    delete p;
+}
+
+struct Stream::Implementation {
+    cudaStream_t stream;
+};
+
+Stream::Stream() : implementation_(new Implementation{}) {
+    check(cudaStreamCreateWithFlags(&implementation_->stream, cudaStreamNonBlocking), "creating a stream");
+}
+
+void Stream::Delete::operator()(Implementation *p) const noexcept {
+    if (p->stream) cudaStreamDestroy(p->stream);
+    delete p;
+}
+
+void Stream::copy_to_device(void *device, const void *host, size_t bytes) {
+    check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, get().stream),
+          "copying to the device");
+}
+
+void Stream::copy_to_host(void *host, const void *device, size_t bytes) {
+    check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, get().stream),
+          "copying from the device");
+}
+
+void Stream::copy_on_device(void *to, const void *from, size_t bytes) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, get().stream), "copying on the device");
+}
+
+void Stream::fill(void *device, int byte, size_t bytes) {
+    check(cudaMemsetAsync(device, byte, bytes, get().stream), "filling memory");
+}
+
+void Stream::record(Event &event) {
+    check(cudaEventRecord(event.get().event, get().stream), "recording an event");
+}
+
+void Stream::wait_for(const Event &event) {
+    check(cudaStreamWaitEvent(get().stream, event.get().event, 0), "waiting for an event");
+}
+
+void Stream::wait() {
+    check(cudaStreamSynchronize(get().stream), "running kernels");
+}
+
+void Stream::begin_capture() {
+    check(cudaStreamBeginCapture(get().stream, cudaStreamCaptureModeThreadLocal), "recording a graph");
+}
+
+Graph Stream::end_capture() {
+    cudaGraph_t recorded = nullptr;
+    check(cudaStreamEndCapture(get().stream, &recorded), "recording a graph");
+    auto graph = Graph(new Graph::Implementation{});
+    const cudaError_t error = cudaGraphInstantiate(&graph.get().graph, recorded, 0);
+    cudaGraphDestroy(recorded);
+    check(error, "instantiating a graph");
+    check(cudaGraphUpload(graph.get().graph, get().stream), "uploading a graph");
+    return graph;
+}
+
+void Stream::replay(const Graph &graph) {
+    check(cudaGraphLaunch(graph.get().graph, get().stream), "launching a graph");
+}
+
+void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const void *params, size_t) {
+    cudaLaunchAttribute dependent{};
+    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    dependent.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(shape.blocks);
+    config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = get().stream;
+    config.attrs = &dependent;
+    config.numAttrs = shape.dependent ? 1 : 0;
+    std::array<void *, 1> arguments = {const_cast<void *>(params)};
+    const cudaError_t error = cudaLaunchKernelExC(&config, kernel.entry, arguments.data());
+    if (error != cudaSuccess) fail(error, std::string("launching the kernel ") + kernel.name);
+}
+
+void prepare(const KernelHandle &kernel, size_t shared_bytes) {
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.entry);  // loads it
+    constexpr size_t kAlwaysAllowed = 48 << 10;
+    if (error == cudaSuccess && shared_bytes > kAlwaysAllowed)
+        error = cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     static_cast<int>(shared_bytes));
+    if (error != cudaSuccess) fail(error, std::string("preparing the kernel ") + kernel.name);
+}
+
+int resident_blocks(const KernelHandle &kernel, size_t shared_bytes) {
+    int blocks = 0;
+    const cudaError_t error =
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel.entry, kernel.threads, shared_bytes);
+    if (error != cudaSuccess) fail(error, std::string("asking how often fits the kernel ") + kernel.name);
+    return blocks;
+}
+
+}  // namespace runnel::kernels::cuda
