@@ -15,6 +15,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "engine/commands/terminal.h"
+
 namespace runnel::commands {
 namespace {
 
@@ -51,6 +53,14 @@ class TerminalLines final : public LineSource {
             });
         el_set(el, EL_BIND, "^Z", "suspend", nullptr);
         el_set(el, EL_BIND, "^R", "em-inc-search-prev", nullptr);
+        el_set(
+            el, EL_ADDFN, "paste", "Insert what the terminal pastes",
+            +[](EditLine *e, int) -> unsigned char { return insert_paste(e); });
+        el_set(el, EL_BIND, "\\e[200~", "paste", nullptr);
+        el_set(
+            el, EL_ADDFN, "edit-outside", "Edit the line in $VISUAL or $EDITOR",
+            +[](EditLine *e, int) -> unsigned char { return edit_outside(e); });
+        el_set(el, EL_BIND, "^G", "edit-outside", nullptr);
         el_source(el, nullptr);
         HistEvent event;
         history(history_.get(), &event, H_SETSIZE, kHistoryLines);
@@ -65,7 +75,11 @@ class TerminalLines final : public LineSource {
         // process group, which ends scripts.)
         el_resize(editor_.get());
         int length = 0;
-        const char *text = el_gets(editor_.get(), &length);
+        const char *text = nullptr;
+        {
+            const RawTerminal raw(STDIN_FILENO, STDOUT_FILENO);
+            text = el_gets(editor_.get(), &length);
+        }
         if (interrupted_) {
             std::fputs("^C\n", stdout);
             std::fflush(stdout);
@@ -83,6 +97,40 @@ class TerminalLines final : public LineSource {
         void *data = nullptr;
         el_get(e, EL_CLIENTDATA, &data);
         return *static_cast<TerminalLines *>(data);
+    }
+    // A pasted text goes into the line as it is, line ends and all: only a key sends it. (Without this, each
+    // of its lines would be a message.)
+    static unsigned char insert_paste(EditLine *e) {
+        constexpr std::wstring_view kEnd = L"\x1b[201~";
+        std::wstring text;
+        for (wchar_t c = 0; !text.ends_with(kEnd); text.push_back(c))
+            if (el_wgetc(e, &c) != 1) return CC_EOF;
+        text.resize(text.size() - kEnd.size());
+        std::wstring plain;
+        for (size_t i = 0; i < text.size(); ++i) {
+            if (text[i] == L'\r') {
+                if (i + 1 == text.size() || text[i + 1] != L'\n') plain.push_back(L'\n');
+            } else if (text[i] == L'\n' || text[i] == L'\t' || (text[i] >= L' ' && text[i] != L'\x7f')) {
+                plain.push_back(text[i]);
+            }
+        }
+        while (plain.ends_with(L'\n')) plain.pop_back();
+        if (!plain.empty() && el_winsertstr(e, plain.c_str()) != 0) return CC_ERROR;
+        return CC_REFRESH;
+    }
+    static unsigned char edit_outside(EditLine *e) {
+        const LineInfo *line = el_line(e);
+        const std::string before(line->buffer, line->lastchar);
+        el_set(e, EL_PREP_TERM, 0);
+        const std::optional<std::string> after = edit_in_editor(before);
+        el_set(e, EL_PREP_TERM, 1);
+        if (!after) return CC_REDISPLAY;
+        const LineInfoW *wide = el_wline(e);
+        const int length = static_cast<int>(wide->lastchar - wide->buffer);
+        el_cursor(e, static_cast<int>(wide->lastchar - wide->cursor));
+        el_deletestr(e, length);
+        if (!after->empty()) el_insertstr(e, after->c_str());
+        return CC_REDISPLAY;
     }
     // libedit takes the encoding from the locale; a plain "C" locale would break every umlaut.
     static void use_utf8() {

@@ -1,0 +1,27 @@
+// What line editing changes about a terminal, and undoes whatever ends it; and text edited in another
+// program.
+#pragma once
+
+#include <termios.h>
+
+#include <optional>
+#include <string>
+
+namespace runnel::commands {
+
+// While this exists the terminal marks what is pasted ("bracketed paste"), and a signal that ends the program
+// (SIGTERM, SIGHUP, SIGQUIT) first gives the terminal back as it was found: an editor that dies in raw mode
+// leaves a shell that shows nothing of what is typed. One at a time.
+class RawTerminal {
+  public:
+    RawTerminal(int in, int out);
+    ~RawTerminal();
+    RawTerminal(const RawTerminal &) = delete;
+    RawTerminal &operator=(const RawTerminal &) = delete;
+};
+
+// The text as it is after $VISUAL, $EDITOR or vi had it, without line ends at its end; nullopt when there is
+// no such program, it failed, or the file could not be written or read (then stderr has its own words).
+std::optional<std::string> edit_in_editor(const std::string &text);
+
+}  // namespace runnel::commands
