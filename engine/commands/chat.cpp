@@ -6,11 +6,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <span>
 
 #include "engine/commands/commands.h"
 #include "engine/commands/conversation.h"
 #include "engine/commands/generation.h"
 #include "engine/commands/line_editor.h"
+#include "engine/commands/settings.h"
+#include "engine/commands/terminal.h"
+#include "engine/commands/transcript.h"
 #include "engine/decode/error.h"
 #include "engine/decode/session.h"
 #include "engine/text/utf8.h"
@@ -22,16 +26,6 @@ namespace {
 using decode::Engine;
 using decode::Generator;
 using decode::StopRequest;
-
-constexpr const char *kHelp =
-    "/help            this\n"
-    "/exit, /bye      leave (also Ctrl-D)\n"
-    "/reset, /clear   forget the conversation\n"
-    "/system [TEXT]   show or set the system prompt; \"\" for none\n"
-    "/regen           another answer to the last message\n"
-    "/stats           numbers of the last answer\n"
-    "\"\"\"              begins and ends a message of several lines\n"
-    "Ctrl-C           stops the answer\n";
 
 // The colour of answers while this exists, also when one ends with an error.
 class Coloured {
@@ -58,11 +52,12 @@ class Chat {
           io_(io),
           terminal_(isatty(io.in) && io.out.is_terminal()),
           color_(terminal_ && wants_color()),
-          sampling_(sampling_options(options.generation)),
+          generation_(options.generation),
+          sampling_(sampling_options(generation_)),
           conversation_(engine.file(), engine.tokenizer()),
           session_(engine.executor()),
           sampler_(engine.sampler(sampling_)),
-          system_(system_prompt(options.system, options.system_file, io.in)) {}
+          transcript_{system_prompt(options.system, options.system_file, io.in), {}} {}
 
     int loop() {
         // Between answer and line, Ctrl-C has nothing to stop; that is no reason to leave.
@@ -76,7 +71,7 @@ class Chat {
             if (event == LineSource::Event::Interrupt ||
                 message.find_first_not_of(" \t\n") == std::string::npos)
                 continue;
-            if (message.starts_with('/'))
+            if (message.starts_with('/') && message.find('\n') == std::string::npos)
                 obey(message);
             else
                 answer_to(message);
@@ -100,46 +95,143 @@ class Chat {
                          std::to_string(engine_.executor().context()) + " tokens. /help for help.\n");
     }
 
+    struct Command {
+        const char *name, *argument, *help;
+        void (Chat::*call)(const std::string &argument);
+    };
+    static std::span<const Command> commands() {
+        static constexpr Command kCommands[] = {
+            {"/help", "", "this", &Chat::help},
+            {"/exit", "", "leave (also /bye, Ctrl-D)", &Chat::leave},
+            {"/clear", "", "forget the conversation (also /reset)", &Chat::clear},
+            {"/regen", "", "another answer to your last message", &Chat::regenerate},
+            {"/undo", "", "take your last message and its answer back", &Chat::undo},
+            {"/edit", "[TEXT]", "change your last message and ask again", &Chat::edit},
+            {"/system", "[TEXT]", "show or set the system prompt; \"\" for none", &Chat::system},
+            {"/set", "[NAME N]", "change a setting: /set temp 0.5", &Chat::change_setting},
+            {"/show", "", "settings, and how full the context is", &Chat::show_state},
+            {"/read", "FILE", "a message from a file", &Chat::read},
+            {"/save", "FILE", "save the conversation as JSON", &Chat::save},
+            {"/load", "FILE", "go on with a saved conversation", &Chat::load},
+            {"/stats", "", "numbers of the last answer", &Chat::stats},
+        };
+        return kCommands;
+    }
+
     void obey(const std::string &line) {
         const size_t blank = line.find_first_of(" \t\n");
-        const std::string command = line.substr(0, blank);
+        std::string name = line.substr(0, blank);
         const size_t begin = line.find_first_not_of(" \t\n", blank);
         const std::string rest = begin == std::string::npos ? "" : line.substr(begin);
-        if (command == "/exit" || command == "/bye" || command == "/quit") {
-            over_ = true;
-        } else if (command == "/help" || command == "/?") {
-            io_.err.try_write(kHelp);
-        } else if (command == "/reset" || command == "/clear") {
-            messages_.clear();
-        } else if (command == "/system") {
-            if (rest.empty())
-                io_.err.try_write(
-                    text::printable_for_terminal(system_.empty() ? "no system prompt" : system_) + "\n");
-            else
-                system_ = rest == "\"\"" ? "" : rest;
-        } else if (command == "/stats") {
-            io_.err.try_write(last_ ? report_text(*last_) : "no answer yet\n");
-        } else if (command == "/regen") {
-            regenerate();
-        } else {
-            io_.err.try_write("there is no command " + gguf::printable(command) + "; /help lists them\n");
+        if (name == "/bye" || name == "/quit") name = "/exit";
+        if (name == "/reset") name = "/clear";
+        if (name == "/?") name = "/help";
+        for (const Command &command : commands())
+            if (name == command.name) return attempt([&] { (this->*command.call)(rest); });
+        io_.err.try_write("there is no command " + gguf::printable(name) + "; /help lists them\n");
+    }
+
+    // At a terminal, what a person asked for and cannot have is a line, and the chat goes on.
+    template <class Work>
+    void attempt(Work work) {
+        const auto say = [&](const std::exception &error) {
+            io_.err.try_write("runnel: " + gguf::printable(error.what(), 4096) + "\n");
+        };
+        try {
+            work();
+        } catch (const InputError &error) {
+            say(error);
+        } catch (const UsageError &error) {
+            say(error);
+        } catch (const OutputError &error) {
+            say(error);
         }
     }
 
-    void regenerate() {
-        if (messages_.empty()) {
-            io_.err.try_write("no message to answer again\n");
-            return;
+    void help(const std::string &) {
+        std::string text;
+        for (const Command &c : commands()) {
+            std::string left = std::string(c.name) + (*c.argument ? " " : "") + c.argument;
+            left.resize(std::max<size_t>(left.size(), 17), ' ');
+            text += left + c.help + "\n";
         }
-        const std::vector<text::Message> before = messages_;
-        messages_.pop_back();  // the answer: every message has one
+        io_.err.try_write(
+            text +
+            "\"\"\"              begins and ends a message of several lines; a pasted text is one "
+            "message\n"
+            "Ctrl-G           write the message in $EDITOR\n"
+            "Ctrl-C           stops the answer\n");
+    }
+    void leave(const std::string &) { over_ = true; }
+    void clear(const std::string &) { transcript_.messages.clear(); }
+    void undo(const std::string &) {
+        const std::string message = transcript_.undo();
+        io_.err.try_write(message.empty() ? "no message to take back\n"
+                                          : "taken back: " + gguf::printable(message, 200) + "\n");
+    }
+    void edit(const std::string &text) {
+        const Transcript before = transcript_;
+        const std::string old = transcript_.undo();
+        if (old.empty()) throw InputError("no message to change");
+        const std::optional<std::string> changed = !text.empty() ? text
+                                                   : terminal_   ? edit_in_editor(old)
+                                                                 : std::nullopt;
+        if (changed && changed->find_first_not_of(" \t\n") != std::string::npos)
+            answer_to(*changed);
+        else
+            transcript_ = before;
+    }
+    void system(const std::string &text) {
+        if (text.empty())
+            io_.err.try_write(text::printable_for_terminal(transcript_.system.empty() ? "no system prompt"
+                                                                                      : transcript_.system) +
+                              "\n");
+        else
+            transcript_.system = text == "\"\"" ? "" : text;
+    }
+    void change_setting(const std::string &text) {
+        const size_t blank = text.find_first_of(" \t"), value = text.find_first_not_of(" \t", blank);
+        if (text.empty()) return show_state("");
+        if (value == std::string::npos) throw InputError("/set NAME N: the number is missing");
+        set(generation_, text.substr(0, blank), text.substr(value));
+        sampling_ = sampling_options(generation_);
+        sampler_ = engine_.sampler(sampling_);
+    }
+    void show_state(const std::string &) {
+        io_.err.try_write(list_settings(generation_) + "messages " +
+                          std::to_string(transcript_.messages.size()) + "\ncontext " +
+                          std::to_string(transcript_.messages.empty() ? 0 : encode().size()) + " of " +
+                          std::to_string(engine_.executor().context()) + " tokens\n");
+    }
+    void read(const std::string &path) {
+        if (path.empty()) throw InputError("/read FILE: the file's name is missing");
+        const std::string text = read_all(path, -1);
+        if (text.find_first_not_of(" \t\r\n") == std::string::npos)
+            throw InputError(path + " has no text in it");
+        answer_to(text);
+    }
+    void save(const std::string &path) {
+        if (path.empty()) throw InputError("/save FILE: the file's name is missing");
+        transcript_.save(path);
+    }
+    void load(const std::string &path) {
+        if (path.empty()) throw InputError("/load FILE: the file's name is missing");
+        transcript_ = Transcript::load(path);
+        io_.err.try_write(std::to_string(transcript_.messages.size()) + " messages\n");
+    }
+    void stats(const std::string &) { io_.err.try_write(last_ ? report_text(*last_) : "no answer yet\n"); }
+
+    void regenerate(const std::string &) {
+        const Transcript before = transcript_;
+        const std::string message = transcript_.undo();
+        if (message.empty()) throw InputError("no message to answer again");
         sampler_.set_stream(++stream_);
-        answer();
-        if (messages_.empty() || messages_.back().role != "assistant") messages_ = before;
+        answer_to(message);
+        if (transcript_.messages.size() < before.messages.size()) transcript_ = before;
     }
 
     void answer_to(const std::string &message) {
-        messages_.push_back({"user", message});
+        transcript_.messages.push_back({"user", message});
         answer();
     }
 
@@ -149,23 +241,18 @@ class Chat {
             const std::vector<text::TokenId> prompt = fitting_prompt();
             const std::string text = generate(prompt);
             if (text.empty())
-                messages_.pop_back();
+                transcript_.messages.pop_back();
             else
-                messages_.push_back({"assistant", text});
+                transcript_.messages.push_back({"assistant", text});
         } catch (const decode::DecodeError &error) {
             if (error.kind != decode::DecodeError::Kind::BadInput) throw;
-            messages_.pop_back();
+            transcript_.messages.pop_back();
             if (!terminal_) throw;
             io_.err.try_write("runnel: " + gguf::printable(error.what(), 4096) + "\n");
         }
     }
 
-    std::vector<text::TokenId> encode() const {
-        std::vector<text::Message> all;
-        if (!system_.empty()) all.push_back({"system", system_});
-        all.insert(all.end(), messages_.begin(), messages_.end());
-        return conversation_.encode(all);
-    }
+    std::vector<text::TokenId> encode() const { return conversation_.encode(transcript_.all()); }
 
     // Where the conversation leaves less than a quarter of the context for the answer, the oldest turns go,
     // down to half of it, so that this does not happen again with the next message.
@@ -173,17 +260,11 @@ class Chat {
         std::vector<text::TokenId> prompt = encode();
         const size_t context = static_cast<size_t>(engine_.executor().context());
         if (!options_.shift || prompt.size() <= context - context / 4) return prompt;
-        const size_t before = messages_.size();
-        while (messages_.size() > 1 && prompt.size() > context / 2) {
-            // A turn is a message of the user and the answer to it.
-            size_t next = 1;
-            while (next + 1 < messages_.size() && messages_[next].role != "user") ++next;
-            messages_.erase(messages_.begin(), messages_.begin() + static_cast<std::ptrdiff_t>(next));
-            prompt = encode();
-        }
-        if (messages_.size() < before)
+        const size_t before = transcript_.messages.size();
+        while (prompt.size() > context / 2 && transcript_.forget_oldest()) prompt = encode();
+        if (const size_t left = transcript_.messages.size(); left < before)
             io_.note("the context of " + std::to_string(context) + " tokens is full: the oldest " +
-                     std::to_string(before - messages_.size()) + " messages are forgotten");
+                     std::to_string(before - left) + " messages are forgotten");
         return prompt;
     }
 
@@ -194,7 +275,7 @@ class Chat {
         std::optional<decode::DeadlineTimer> deadline;
         if (options_.generation.deadline)
             deadline.emplace(stop, std::chrono::duration<double>(*options_.generation.deadline));
-        decode::GenerationOptions how = generation_options(options_.generation);
+        decode::GenerationOptions how = generation_options(generation_);
         how.stops.insert(how.stops.end(), conversation_.stops().begin(), conversation_.stops().end());
         Generator generator(session_, sampler_, engine_.vocabulary(), how, &stop);
         generator.start(prompt);
@@ -230,12 +311,12 @@ class Chat {
     Engine &engine_;
     Io &io_;
     const bool terminal_, color_;
-    const decode::SamplingOptions sampling_;
+    GenerationFlags generation_;
+    decode::SamplingOptions sampling_;
     Conversation conversation_;
     decode::Session session_;
     decode::Sampler sampler_;
-    std::string system_;
-    std::vector<text::Message> messages_;  // without the system prompt
+    Transcript transcript_;
     std::optional<Report> last_;
     uint32_t stream_ = 0;
     bool over_ = false;

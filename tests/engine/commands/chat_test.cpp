@@ -1,0 +1,136 @@
+// `runnel chat` from outside: its commands, and what it does at a terminal. Needs $RUNNEL.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/model_maker.h"
+#include "tests/support/process.h"
+#include "tests/support/temporary.h"
+
+using namespace runnel::testing;
+
+namespace {
+
+std::string model() {
+    static const TemporaryModel made{ModelShape{}};
+    return made.path.string();
+}
+
+Process chat_process(std::vector<std::string> more) {
+    Process p{};
+    p.stdout_limit = static_cast<size_t>(-1);
+    p.arguments = {"chat", model(), "--temp", "0", "-n", "6", "--ignore-eos"};
+    p.arguments.insert(p.arguments.end(), more.begin(), more.end());
+    return p;
+}
+
+bool absent() {
+    if (program_under_test()) return false;
+    MESSAGE("no program to test: set RUNNEL, or build build/runnel");
+    return true;
+}
+
+std::string answers(const std::string &input) {
+    Process p = chat_process({"-q"});
+    p.input = input;
+    const Result r = execute(p);
+    CHECK(r.code == 0);
+    return r.out;
+}
+
+std::string read_file(const std::filesystem::path &path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+}  // namespace
+
+TEST_CASE("chat: what is taken back or changed was never said") {
+    if (absent()) return;
+    const std::string plain = answers("hello\nsecond\n");
+    CHECK(answers("hello\nother\n/undo\nsecond\n").ends_with(plain.substr(plain.find('\n') + 1)));
+    CHECK(answers("hello\nother\n/edit second\n").ends_with(plain.substr(plain.find('\n') + 1)));
+    CHECK(answers("x\n/clear\nhello\nsecond\n").ends_with(plain));
+    CHECK(answers("/undo\n/edit\n/edit x\n/regen\nhello\nsecond\n") == plain);
+}
+
+TEST_CASE("chat: a saved conversation goes on where it was, files can be messages") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string talk = (directory / "talk.json").string(), text = (directory / "text").string();
+    const std::string plain = answers("/system be kind\nhello\nsecond\n");
+    answers("/system be kind\nhello\n/save " + talk + "\n");
+    const auto json = nlohmann::json::parse(read_file(talk));
+    REQUIRE(json["messages"].size() == 3);
+    CHECK(json["messages"][0]["content"] == "be kind");
+    CHECK(json["messages"][1]["content"] == "hello");
+    CHECK(plain.ends_with(answers("/load " + talk + "\nsecond\n")));
+    std::ofstream(text) << "second";
+    CHECK(plain.ends_with(answers("/load " + talk + "\n/read " + text + "\n")));
+    // what cannot be is said, and the conversation stays
+    CHECK(plain.ends_with(answers("/load " + talk + "\n/load /nowhere\n/load " + text +
+                                  "\n/read /nowhere\n/save /nowhere/x\n/save\nsecond\n")));
+}
+
+TEST_CASE("chat: settings change the answers that follow") {
+    if (absent()) return;
+    Process p = chat_process({});
+    p.input = "/set predict 2\nhello\n/show\n/set predict\n/set wrong 1\n/set temp x\n";
+    const Result r = execute(p);
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    CHECK(r.out.size() < answers("hello\n").size());
+    CHECK(r.err.find("predict 2\n") != std::string::npos);
+    CHECK(r.err.find("messages 2\n") != std::string::npos);
+    CHECK(r.err.find("there is no setting 'wrong'") != std::string::npos);
+    CHECK(r.err.find("the number is missing") != std::string::npos);
+    CHECK(r.err.find("temp is not set to 'x'") != std::string::npos);
+}
+
+// Types at a terminal: each step waits for the prompt that follows the step before it.
+TEST_CASE("chat: a pasted text and an edited one are one message each; a signal leaves the terminal usable") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::filesystem::path editor = directory / "editor";
+    std::ofstream(editor) << "#!/bin/sh\nprintf 'from the editor\\nin two lines\\n' > \"$1\"\n";
+    chmod(editor.c_str(), 0700);
+    Process p = chat_process({});
+    p.environment = {"XDG_STATE_HOME=" + directory.path().string(), "TERM=xterm", "LC_ALL=C",
+                     "VISUAL=" + editor.string()};
+    p.terminal = true;
+    const std::string talk = (directory / "talk.json").string();
+    const std::vector<std::string> typed = {"\x1b[200~pasted\r\rin \x07lines\r\x1b[201~\r", "draft\x07",
+                                            "/save " + talk + "\r", ""};
+    size_t step = 0, after = 0;
+    bool sent_editor_line = false;
+    int program = 0;
+    p.watch = [&](const std::string &, int pid) { program = pid; };
+    p.type = [&](const std::string &out) -> std::string {
+        usleep(20000);  // libedit shows its prompt a moment before it takes over the terminal
+        if (step == 2 && !sent_editor_line) {
+            if (out.find("in two lines", after) == std::string::npos) return "";
+            sent_editor_line = true;
+            after = out.size();
+            return "\r";
+        }
+        const size_t prompt = out.find(">>> ", after);
+        if (prompt == std::string::npos || step == typed.size()) return "";
+        after = out.size();
+        if (step + 1 == typed.size() && program > 0) kill(program, SIGTERM);
+        return typed[step++];
+    };
+    const Result r = execute(p, 30);
+    CAPTURE(r.out);
+    CHECK(r.code == 128 + SIGTERM);
+    CHECK(r.out.find("\x1b[?2004h") != std::string::npos);
+    CHECK(r.out.ends_with("\x1b[?2004l"));
+    const auto json = nlohmann::json::parse(read_file(talk), nullptr, false);
+    REQUIRE(json.is_object());
+    REQUIRE(json["messages"].size() == 4);
+    CHECK(json["messages"][0]["content"] == "pasted\n\nin lines");
+    CHECK(json["messages"][2]["content"] == "from the editor\nin two lines");
+}
