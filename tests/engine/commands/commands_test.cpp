@@ -491,7 +491,7 @@ TEST_CASE("settings come from the environment, a file, and the command line, the
     const std::string file = (directory / "c.toml").string();
     write_file(file, std::as_bytes(std::span(std::string_view("predict = 5\n[run]\nignore-eos = true\n"))));
     const auto tokens = [&](std::vector<std::string> more, std::vector<std::string> environment) {
-        Process p = process({"run", tiny().path.string(), "ab", "--json"});
+        Process p = process({"run", tiny().path.string(), "ab", "--json", "-s", "2"});
         p.arguments.insert(p.arguments.end(), more.begin(), more.end());
         p.environment = std::move(environment);
         const Result r = execute(p);
