@@ -91,6 +91,17 @@ void SequenceCache::truncate(int32_t length) {
     length_ = length;
 }
 
+bool SequenceCache::append(int32_t count) {
+    const int32_t before = length();
+    for (size_t i = 0; i < groups_.size(); ++i)
+        if (!groups_[i].append(count)) {
+            for (size_t done = 0; done < i; ++done) groups_[done].truncate(before);
+            return false;
+        }
+    length_ = before + count;
+    return true;
+}
+
 Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Program &program,
                    const ExecutorOptions &options)
     : backend_(std::move(backend)),
@@ -98,11 +109,14 @@ Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Pro
       vocab_(static_cast<int32_t>(program.vocab)),
       token_ids_(embedding_rows(program)) {
     assert(options.context > 0 && options.batch > 0 && options.sequences > 0);
+    if (options_.cells == 0)  // whole blocks for each
+        options_.cells = int64_t{blocks_for(options.context)} * kBlockTokens * options.sequences;
+    options_.cells = std::clamp<int64_t>(options_.cells, options.context, kLargestContext);
     options_.batch =
         static_cast<int32_t>(std::min<int64_t>(options.batch, int64_t{options.context} * options.sequences));
     kernels::CacheConfig config;
     for (int32_t group = 0; group < groups_of(program); ++group) {
-        config.blocks.push_back(blocks_for(options.context) * options.sequences);
+        config.blocks.push_back(blocks_for(options_.cells));
         pools_.push_back(std::make_unique<cache::BlockPool>(config.blocks.back()));
     }
     backend_->load(program, config, options_.batch);
@@ -114,61 +128,82 @@ SequenceCache Executor::new_sequence() {
     return sequence;
 }
 
-bool Executor::step(std::span<const StepInput> inputs, std::vector<float> &logits,
-                    const std::atomic<bool> *cancel) {
-    std::vector<int32_t> before;
-    size_t rows = 0;
-    for (const StepInput &input : inputs) {
-        before.push_back(input.cache->length());
-        rows += static_cast<size_t>(input.logit_rows);
-        for (const TokenId id : input.tokens)
-            if (id < 0 || id >= token_ids_)
-                throw DecodeError(DecodeError::Kind::BadInput, "token " + std::to_string(id) +
-                                                                   " is not in the model's vocabulary of " +
-                                                                   std::to_string(token_ids_));
-    }
-    logits.resize(rows * static_cast<size_t>(vocab_));
-    const auto undo = [&] {
-        for (size_t i = 0; i < inputs.size(); ++i)
-            inputs[i].cache->truncate(std::min(before[i], inputs[i].cache->length()));
-    };
-    try {
-        if (execute(inputs, logits, cancel)) return true;
-    } catch (...) {
-        undo();
-        throw;
-    }
-    undo();
-    return false;
+FreeBlocks Executor::free_blocks() const {
+    FreeBlocks free;
+    for (const auto &pool : pools_) free.push_back(pool->free_blocks());
+    return free;
 }
 
-bool Executor::execute(std::span<const StepInput> inputs, std::span<float> logits,
-                       const std::atomic<bool> *cancel) {
+bool Executor::claim(FreeBlocks &free, const SequenceCache &cache, int64_t length) const {
+    const int32_t blocks = blocks_for(std::min<int64_t>(length, options_.context));
+    for (size_t i = 0; i < free.size(); ++i) {
+        free[i] -= std::max(0, blocks - static_cast<int32_t>(cache.groups_[i].table().size()));
+        if (free[i] < 0) return false;
+    }
+    return true;
+}
+
+bool Executor::add(const StepInput &input) {
+    SequenceCache &cache = *input.cache;
+    const int32_t count = static_cast<int32_t>(input.tokens.size()), past = cache.length();
+    const int32_t first = step_tokens();
+    assert(count > 0 && input.logit_rows <= count && past + count <= options_.context);
+    assert(first + count <= options_.batch);
+    for (const TokenId id : input.tokens)
+        if (id < 0 || id >= token_ids_)
+            throw DecodeError(DecodeError::Kind::BadInput, "token " + std::to_string(id) +
+                                                               " is not in the model's vocabulary of " +
+                                                               std::to_string(token_ids_));
+    if (!cache.append(count)) return false;
+    grown_.push_back({&cache, past});
+    kernels::SequenceSpan span{first, count, past, {}};
+    for (const cache::Sequence &group : cache.groups_) span.tables.push_back(group.table());
+    spans_.push_back(std::move(span));
+    tokens_.insert(tokens_.end(), input.tokens.begin(), input.tokens.end());
+    for (int32_t i = 0; i < count; ++i) positions_.push_back(past + i);
+    for (int32_t i = count - input.logit_rows; i < count; ++i) rows_.push_back(first + i);
+    return true;
+}
+
+void Executor::begin_step() {
     tokens_.clear();
     positions_.clear();
     rows_.clear();
     spans_.clear();
-    for (const StepInput &input : inputs) {
-        SequenceCache &cache = *input.cache;
-        const int32_t count = static_cast<int32_t>(input.tokens.size()), past = cache.length();
-        assert(count > 0 && input.logit_rows <= count && past + count <= options_.context);
-        kernels::SequenceSpan span{static_cast<int32_t>(tokens_.size()), count, past, {}};
-        // All groups grow, or step() undoes those that did.
-        for (cache::Sequence &group : cache.groups_)
-            if (!group.append(count))
+    grown_.clear();
+}
+
+void Executor::discard() {
+    for (const Grown &grown : grown_) grown.cache->truncate(grown.before);
+    begin_step();
+}
+
+bool Executor::run(std::vector<float> &logits, const std::atomic<bool> *cancel) {
+    assert(!tokens_.empty());
+    logits.resize(rows_.size() * static_cast<size_t>(vocab_));
+    bool finished = false;
+    try {
+        finished = backend_->execute({tokens_, positions_, spans_, rows_, cancel}, logits);
+    } catch (...) {
+        discard();
+        throw;
+    }
+    finished ? begin_step() : discard();
+    return finished;
+}
+
+bool Executor::step(std::span<const StepInput> inputs, std::vector<float> &logits,
+                    const std::atomic<bool> *cancel) {
+    try {
+        for (const StepInput &input : inputs)
+            if (!add(input))
                 throw DecodeError(DecodeError::Kind::OutOfMemory,
                                   "the cache is full: choose a larger context with -c");
-        cache.length_ = past + count;
-        for (const cache::Sequence &group : cache.groups_) span.tables.push_back(group.table());
-        for (int32_t i = 0; i < count; ++i) {
-            if (i >= count - input.logit_rows) rows_.push_back(static_cast<int32_t>(tokens_.size()));
-            tokens_.push_back(input.tokens[static_cast<size_t>(i)]);
-            positions_.push_back(past + i);
-        }
-        spans_.push_back(std::move(span));
+    } catch (...) {
+        discard();
+        throw;
     }
-    assert(!tokens_.empty() && static_cast<int32_t>(tokens_.size()) <= options_.batch);
-    return backend_->execute({tokens_, positions_, spans_, rows_, cancel}, logits);
+    return run(logits, cancel);
 }
 
 }  // namespace runnel::decode

@@ -1,7 +1,7 @@
 // A program on a device with a paged cache: the one place that runs batches. Knows tokens, not text.
 //
 // A step takes any number of sequences, each with any number of tokens: a chunk of a prompt, one token of a
-// running sequence, several drafts to verify. A scheduler fills a step; a Session is a scheduler of one.
+// running sequence, several drafts to verify. The Scheduler fills steps.
 #pragma once
 
 #include <atomic>
@@ -48,9 +48,15 @@ class SequenceCache {
 
   private:
     friend class Executor;
+    // Makes room for `count` more cells in all groups, or changes nothing and returns false.
+    [[nodiscard]] bool append(int32_t count);
+
     std::vector<cache::Sequence> groups_;
     int32_t length_ = 0;  // of programs without attention
 };
+
+// Blocks that are free in each group's pool, for a caller that plans ahead.
+using FreeBlocks = std::vector<int32_t>;
 
 // The tokens that one sequence brings to a step; they go to the cells from cache->length() on.
 struct StepInput {
@@ -60,9 +66,10 @@ struct StepInput {
 };
 
 struct ExecutorOptions {
-    int32_t context;        // cells per sequence
+    int32_t context;        // most cells of a sequence
     int32_t batch = 512;    // most tokens of a step
-    int32_t sequences = 1;  // that exist at the same time
+    int32_t sequences = 1;  // that share the pool
+    int64_t cells = 0;      // in the pool; 0: context * sequences. At least one context.
 };
 
 class Executor {
@@ -73,13 +80,29 @@ class Executor {
 
     SequenceCache new_sequence();
 
-    // Runs one step. `logits` becomes [sum of logit_rows][vocab()], in the order of the inputs. Returns
-    // false, with the caches as they were before, when *cancel became true. Exceptions leave the caches as
-    // they were: DecodeError{OutOfMemory} when the pool has no blocks left, DecodeError{BadInput} for a token
-    // id that is not in the vocabulary, BackendError. Precondition: the tokens of all inputs together are at
-    // most batch_size(), and no sequence grows beyond context().
+    // A step is built of inputs, then run. add() takes the blocks that the input needs; false, and nothing
+    // changes, when the pool has too few. Throws DecodeError{BadInput} for a token id that is not in the
+    // vocabulary. The cache must stay where it is, and keep its length, until run() or discard().
+    // Preconditions: the tokens of all inputs together are at most batch_size(), no sequence grows beyond
+    // context() or comes twice.
+    [[nodiscard]] bool add(const StepInput &input);
+    int32_t step_tokens() const { return static_cast<int32_t>(tokens_.size()); }  // of the step being built
+    // Runs the step that was built (not an empty one). `logits` becomes [sum of logit_rows][vocab()], in the
+    // order of the inputs. Returns false when *cancel became true; the caches are then as they were before
+    // add(), also when BackendError is thrown.
+    bool run(std::vector<float> &logits, const std::atomic<bool> *cancel = nullptr);
+    // Forgets the step; the caches are as they were before it.
+    void discard();
+
+    // Builds and runs a step of these inputs. Throws what add() and run() do, and DecodeError{OutOfMemory}
+    // when the pool has no blocks left; the caches are then as they were.
     bool step(std::span<const StepInput> inputs, std::vector<float> &logits,
               const std::atomic<bool> *cancel = nullptr);
+
+    FreeBlocks free_blocks() const;
+    // Takes from `free` the blocks that growing `cache` to `length` cells (at most context()) needs. False
+    // when there are too few; `free` is then undefined.
+    [[nodiscard]] bool claim(FreeBlocks &free, const SequenceCache &cache, int64_t length) const;
 
     int32_t context() const { return options_.context; }
     int32_t batch_size() const { return options_.batch; }
@@ -87,15 +110,21 @@ class Executor {
     kernels::DeviceInfo device() const { return backend_->info(); }
 
   private:
-    bool execute(std::span<const StepInput> inputs, std::span<float> logits, const std::atomic<bool> *cancel);
+    struct Grown {
+        SequenceCache *cache;
+        int32_t before;  // its length before the step
+    };
+    void begin_step();
 
     std::unique_ptr<kernels::Backend> backend_;
     ExecutorOptions options_;
     int32_t vocab_;
     int32_t token_ids_;                                     // rows of the embedding table
     std::vector<std::unique_ptr<cache::BlockPool>> pools_;  // per group; sequences point at them
-    std::vector<int32_t> tokens_, positions_, rows_;        // of the step at hand
+    // The step being built.
+    std::vector<int32_t> tokens_, positions_, rows_;
     std::vector<kernels::SequenceSpan> spans_;
+    std::vector<Grown> grown_;
 };
 
 }  // namespace runnel::decode

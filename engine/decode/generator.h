@@ -8,42 +8,17 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "engine/decode/answer.h"
 #include "engine/decode/sampler.h"
 #include "engine/decode/session.h"
-#include "engine/decode/stop.h"
 #include "engine/decode/stop_request.h"
-#include "engine/text/tokenizer.h"
-#include "engine/text/utf8.h"
 
 namespace runnel::decode {
-
-// What the generator needs to know about tokens.
-struct Vocabulary {
-    std::function<std::string(TokenId)> text;  // bytes in running text
-    std::function<bool(TokenId)> is_end;       // of generation
-};
-Vocabulary vocabulary_of(const text::Tokenizer &tokenizer);  // keeps a reference
-
-struct GenerationOptions {
-    int64_t max_tokens = -1;            // < 0: until the model ends or the context is full
-    std::vector<std::string> stops{};   // strings that end the text; they are not part of it
-    std::vector<TokenId> end_tokens{};  // that end it beside the vocabulary's own
-    bool ignore_end = false;            // end-of-generation tokens are ordinary tokens
-};
-
-enum class FinishReason {
-    Stop,       // the model ended, or a stop string came
-    Length,     // max_tokens, the deadline, or the end of the context
-    Interrupt,  // a stop was requested by the user
-};
-std::string_view name(FinishReason reason);  // "stop", "length", "interrupt"
 
 struct Timings {
     int64_t prompt_tokens = 0;   // of the whole prompt
@@ -71,30 +46,21 @@ class Generator {
     // that can be none replaced by U+FFFD. nullopt: the text is over.
     std::optional<std::string> next();
 
-    FinishReason finish_reason() const { return reason_; }
+    FinishReason finish_reason() const { return answer_.reason(); }
     bool context_full() const { return context_full_; }  // why it is Length
-    const std::vector<TokenId> &tokens() const {
-        return tokens_;
-    }  // generated, without the one that ended it
+    // Generated, without the one that ended it.
+    const std::vector<TokenId> &tokens() const { return answer_.tokens(); }
     const Timings &timings() const { return timings_; }
 
   private:
-    std::optional<std::string> finish(FinishReason reason);
-    FinishReason stop_reason() const;
-    bool is_end(TokenId id) const;
     bool feed_last();
 
     Session *session_;
     Sampler *sampler_;
-    Vocabulary vocabulary_;
-    GenerationOptions options_;
+    Answer answer_;
     StopRequest *stop_;
-    StopMatcher matcher_;
-    text::Utf8Stream characters_;
-    std::vector<TokenId> tokens_;
-    FinishReason reason_ = FinishReason::Stop;
-    bool fed_ = true;  // the last token of tokens_ is in the session
-    bool over_ = false, context_full_ = false;
+    bool fed_ = true;  // the last token of the answer is in the session
+    bool context_full_ = false;
     std::chrono::steady_clock::time_point started_{};
     Timings timings_;
 };

@@ -5,37 +5,49 @@
 #include <string>
 
 #include "engine/decode/error.h"
+#include "engine/decode/scheduler.h"
 
 namespace runnel::decode {
 
-bool Session::feed(std::span<const TokenId> tokens, const StopRequest *stop) {
+void Session::append(std::span<const TokenId> tokens, int32_t rows) {
+    assert(!due_ && rows >= 1 && static_cast<size_t>(rows) <= tokens.size());
+    assert(rows <= executor_->batch_size());
     if (tokens.size() > room())
         throw DecodeError(DecodeError::Kind::BadInput,
                           "the text has " + std::to_string(tokens_.size() + tokens.size()) +
                               " tokens, but the context holds " + std::to_string(executor_->context()) +
                               ": shorten it, or choose a larger context with -c");
-    const size_t chunk = static_cast<size_t>(executor_->batch_size());
-    while (!tokens.empty()) {
-        const auto part = tokens.first(std::min(chunk, tokens.size()));
-        const bool last = part.size() == tokens.size();
-        has_logits_ = false;
-        const StepInput input{&cache_, part, last ? 1 : 0};
-        if ((stop && stop->requested()) ||
-            !executor_->step({&input, 1}, logits_, stop ? stop->flag() : nullptr))
-            return false;
-        tokens_.insert(tokens_.end(), part.begin(), part.end());
-        has_logits_ = last;
-        tokens = tokens.subspan(part.size());
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    rows_ = rows;
+    due_ = true;
+    logits_ = {};
+}
+
+bool Session::feed(std::span<const TokenId> tokens, const StopRequest *stop) {
+    if (tokens.empty()) return true;
+    append(tokens);
+    Scheduler alone(*executor_, {.parallel = 1, .logits = std::move(own_logits_)});
+    alone.add(*this);
+    bool going = true;
+    try {
+        while (due_ && going) going = alone.step(stop);
+    } catch (...) {
+        truncate(static_cast<size_t>(cache_.length()));
+        throw;
     }
-    return true;
+    if (!going) truncate(static_cast<size_t>(cache_.length()));
+    own_logits_ = alone.take_logits();
+    logits_ = going ? std::span<const float>(own_logits_) : std::span<const float>();
+    return going;
 }
 
 void Session::truncate(size_t length) {
     assert(length <= tokens_.size());
+    due_ = false;
     if (length == tokens_.size()) return;
-    cache_.truncate(static_cast<int32_t>(length));
+    if (length < static_cast<size_t>(cache_.length())) cache_.truncate(static_cast<int32_t>(length));
     tokens_.resize(length);
-    has_logits_ = false;
+    logits_ = {};
 }
 
 size_t Session::reuse(std::span<const TokenId> wanted) {
@@ -45,6 +57,11 @@ size_t Session::reuse(std::span<const TokenId> wanted) {
         static_cast<size_t>(std::mismatch(tokens_.begin(), end, wanted.begin()).first - tokens_.begin());
     truncate(common);
     return common;
+}
+
+void Session::evict() {
+    cache_.truncate(0);
+    logits_ = {};
 }
 
 }  // namespace runnel::decode

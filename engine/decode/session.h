@@ -1,4 +1,6 @@
-// One sequence of tokens and its cache: fed in chunks, rolled back, continued from a common prefix.
+// One sequence of tokens and its cache: given tokens, computed in steps, rolled back, continued from a common
+// prefix. The cache may lag behind the tokens: what it lacks is computed by a Scheduler, from a prompt's
+// first chunk to the one token of a running answer, and again when the blocks had to be given up in between.
 #pragma once
 
 #include <cstdint>
@@ -14,33 +16,51 @@ class Session {
   public:
     explicit Session(Executor &executor) : executor_(&executor), cache_(executor.new_sequence()) {}
 
-    // Appends tokens, at most batch_size() at a time. Then logits() are those after the last one. Returns
-    // false when a stop was requested on the way: tokens() tells how far it came, and logits() are undefined.
-    // Throws DecodeError{BadInput} when there is no room for all of them (nothing is fed then), and what
-    // Executor::step throws (the session keeps the chunks before).
+    // Appends tokens and computes them, at most batch_size() at a time. Then logits() are those after the
+    // last one. Returns false when a stop was requested on the way: tokens() tells how far it came, and there
+    // are no logits. Throws DecodeError{BadInput} when there is no room for all of them (nothing is fed
+    // then), and what Scheduler::step throws (the session keeps the chunks before).
     bool feed(std::span<const TokenId> tokens, const StopRequest *stop = nullptr);
 
-    // After the token fed last. Precondition: has_logits().
-    std::span<const float> logits() const { return logits_; }
-    bool has_logits() const { return has_logits_; }
+    // Appends tokens for a scheduler to compute; then logits() are those after the last `rows` of them.
+    // Throws DecodeError{BadInput} when there is no room for all of them. Preconditions: !due(),
+    // 1 <= rows <= tokens.size() <= executor().batch_size() or rows == 1.
+    void append(std::span<const TokenId> tokens, int32_t rows = 1);
 
-    // Keeps the first `length` tokens. Precondition: 0 <= length <= tokens().size().
+    // Waits for a scheduler to compute what it lacks.
+    bool due() const { return due_; }
+    // Tokens that are not in the cache.
+    size_t pending() const { return tokens_.size() - static_cast<size_t>(cache_.length()); }
+
+    // [rows][vocab]: after the last tokens appended. Precondition: has_logits(). Valid until the next step of
+    // the scheduler that computed them.
+    std::span<const float> logits() const { return logits_; }
+    bool has_logits() const { return !logits_.empty(); }
+
+    // Keeps the first `length` tokens. Precondition: length <= tokens().size().
     void truncate(size_t length);
 
     // Keeps what is a common prefix with `wanted`, but not all of `wanted`: at least its last token is left
     // to be fed, so that there are logits to go on from. Returns the length kept.
     size_t reuse(std::span<const TokenId> wanted);
 
+    // Gives the cache's blocks back and keeps the tokens: they are computed again when it is due.
+    void evict();
+
     const std::vector<TokenId> &tokens() const { return tokens_; }
     size_t room() const { return static_cast<size_t>(executor_->context()) - tokens_.size(); }
     Executor &executor() const { return *executor_; }
 
   private:
+    friend class Scheduler;
+
     Executor *executor_;
     SequenceCache cache_;
     std::vector<TokenId> tokens_;
-    std::vector<float> logits_;
-    bool has_logits_ = false;
+    int32_t rows_ = 1;
+    bool due_ = false;
+    std::span<const float> logits_;
+    std::vector<float> own_logits_;  // of feed()
 };
 
 }  // namespace runnel::decode

@@ -1,0 +1,57 @@
+#include "engine/decode/answer.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace runnel::decode {
+
+Vocabulary vocabulary_of(const text::Tokenizer &tokenizer) {
+    return {[&tokenizer](TokenId id) { return id < tokenizer.size() ? tokenizer.decode(id) : std::string(); },
+            [&tokenizer](TokenId id) { return id < tokenizer.size() && tokenizer.is_end_of_generation(id); }};
+}
+
+std::string_view name(FinishReason reason) {
+    switch (reason) {
+        case FinishReason::Stop:
+            return "stop";
+        case FinishReason::Length:
+            return "length";
+        case FinishReason::Interrupt:
+            return "interrupt";
+    }
+    return {};
+}
+
+Answer::Answer(Vocabulary vocabulary, GenerationOptions options)
+    : vocabulary_(std::move(vocabulary)), options_(std::move(options)), matcher_(options_.stops) {}
+
+bool Answer::complete() const {
+    return options_.max_tokens >= 0 && static_cast<int64_t>(tokens_.size()) >= options_.max_tokens;
+}
+
+bool Answer::is_end(TokenId id) const {
+    const auto &ends = options_.end_tokens;
+    if (std::find(ends.begin(), ends.end(), id) != ends.end()) return true;
+    return !options_.ignore_end && vocabulary_.is_end(id);
+}
+
+std::string Answer::take(TokenId id) {
+    assert(!over_);
+    if (is_end(id)) return end(FinishReason::Stop);
+    tokens_.push_back(id);
+    std::string text = characters_.push(matcher_.push(vocabulary_.text(id)));
+    if (matcher_.stopped()) text += end(FinishReason::Stop);
+    return text;
+}
+
+std::string Answer::end(FinishReason reason) {
+    assert(!over_);
+    over_ = true;
+    reason_ = reason;
+    std::string rest = characters_.push(matcher_.flush());
+    rest += characters_.flush();
+    return rest;
+}
+
+}  // namespace runnel::decode

@@ -1,0 +1,69 @@
+// One answer in the making: what sampled tokens become, as text, until a stop string, an end token or a limit
+// ends it. Knows tokens and text, neither model nor cache.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/decode/stop.h"
+#include "engine/text/tokenizer.h"
+#include "engine/text/utf8.h"
+
+namespace runnel::decode {
+
+using text::TokenId;
+
+// What must be known about tokens.
+struct Vocabulary {
+    std::function<std::string(TokenId)> text;  // bytes in running text
+    std::function<bool(TokenId)> is_end;       // of generation
+};
+Vocabulary vocabulary_of(const text::Tokenizer &tokenizer);  // keeps a reference
+
+struct GenerationOptions {
+    int64_t max_tokens = -1;            // < 0: until the model ends or the context is full
+    std::vector<std::string> stops{};   // strings that end the text; they are not part of it
+    std::vector<TokenId> end_tokens{};  // that end it beside the vocabulary's own
+    bool ignore_end = false;            // end-of-generation tokens are ordinary tokens
+};
+
+enum class FinishReason {
+    Stop,       // the model ended, or a stop string came
+    Length,     // max_tokens, the deadline, or the end of the context
+    Interrupt,  // a stop was requested by the user
+};
+std::string_view name(FinishReason reason);  // "stop", "length", "interrupt"
+
+class Answer {
+  public:
+    Answer(Vocabulary vocabulary, GenerationOptions options);
+
+    // As many tokens as were asked for are there.
+    bool complete() const;
+    // Takes the next token; the text that is certain now: possibly empty, in whole UTF-8 characters, bytes
+    // that can be none replaced by U+FFFD. Precondition: !over().
+    std::string take(TokenId id);
+    // Ends it; the text that was kept back. Precondition: !over().
+    std::string end(FinishReason reason);
+
+    bool over() const { return over_; }
+    FinishReason reason() const { return reason_; }
+    // Without the one that ended it.
+    const std::vector<TokenId> &tokens() const { return tokens_; }
+
+  private:
+    bool is_end(TokenId id) const;
+
+    Vocabulary vocabulary_;
+    GenerationOptions options_;
+    StopMatcher matcher_;
+    text::Utf8Stream characters_;
+    std::vector<TokenId> tokens_;
+    FinishReason reason_ = FinishReason::Stop;
+    bool over_ = false;
+};
+
+}  // namespace runnel::decode

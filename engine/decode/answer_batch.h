@@ -1,0 +1,93 @@
+// Many answers at once: prompts in at any time, finished answers out as they end.
+//
+//   AnswerBatch batch(executor, vocabulary, 32);
+//   batch.submit({.key = 7, .prompt = tokens, .sampler = sampler, .options = {}});
+//   while (batch.unfinished() > 0 && batch.step(&stop))
+//       for (AnswerBatch::Finished &f : batch.take_finished()) write(f.key, f.text);
+//
+// Every answer has its own sampler, limits and stop strings, and is the same as if it were alone.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/decode/answer.h"
+#include "engine/decode/sampler.h"
+#include "engine/decode/scheduler.h"
+#include "engine/decode/session.h"
+
+namespace runnel::decode {
+
+class AnswerBatch {
+  public:
+    struct Job {
+        uint64_t key;                 // the caller's
+        std::vector<TokenId> prompt;  // not empty
+        Sampler sampler;
+        GenerationOptions options;
+    };
+    struct Finished {
+        uint64_t key;
+        std::string text;
+        std::vector<TokenId> tokens;
+        size_t prompt_tokens;
+        FinishReason reason;
+        bool context_full = false;  // why the reason is Length
+        std::string error{};        // not empty: there is no answer, and this is why
+    };
+    struct Counts {
+        int64_t finished = 0, failed = 0;
+        int64_t prompt_tokens = 0, generated_tokens = 0;  // of finished answers
+        int64_t sampled_tokens = 0;                       // of all
+    };
+
+    // At most `parallel` answers are computed at a time; others wait.
+    AnswerBatch(Executor &executor, Vocabulary vocabulary, int32_t parallel)
+        : executor_(&executor),
+          vocabulary_(std::move(vocabulary)),
+          scheduler_(executor, {.parallel = parallel}) {}
+
+    // What cannot be answered (a prompt longer than the context) is finished at once, with an error.
+    void submit(Job job);
+    // Forgets an answer that is not finished. False when there is none of that key.
+    bool cancel(uint64_t key);
+    size_t unfinished() const { return entries_.size(); }
+
+    // Computes one step and samples a token for every sequence that is ready. False when a stop was
+    // requested. Throws what Scheduler::step throws.
+    bool step(const StopRequest *stop = nullptr);
+    std::vector<Finished> take_finished() { return std::exchange(finished_, {}); }
+
+    const Counts &counts() const { return counts_; }
+    const SchedulerCounts &schedule() const { return scheduler_.counts(); }
+
+  private:
+    struct Entry {
+        uint64_t key;
+        size_t prompt_tokens;
+        Session session;
+        Sampler sampler;
+        Answer answer;
+        std::string text{};
+        bool context_full = false;
+        std::string error{};
+    };
+    using Entries = std::list<Entry>;
+
+    void sample(Entry &entry);
+    bool go_on(Entry &entry);
+    void finish(Entries::iterator entry);
+
+    Executor *executor_;
+    Vocabulary vocabulary_;
+    Entries entries_;
+    std::unordered_map<const Session *, Entries::iterator> by_session_;
+    Scheduler scheduler_;
+    std::vector<Finished> finished_;
+    Counts counts_;
+};
+
+}  // namespace runnel::decode

@@ -1,0 +1,142 @@
+#include "engine/decode/scheduler.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "engine/decode/error.h"
+
+namespace runnel::decode {
+namespace {
+
+// One answer's next token, or a few drafts: what must not wait behind a prompt.
+bool is_continuation(const Session &session) {
+    constexpr size_t kMostDrafts = 32;
+    return session.pending() <= kMostDrafts;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(Executor &executor, SchedulerOptions options)
+    : executor_(&executor), parallel_(options.parallel), logits_(std::move(options.logits)) {
+    assert(parallel_ >= 1);
+}
+
+void Scheduler::add(Session &session) {
+    assert(&session.executor() == executor_);
+    waiting_.push_back(&session);
+}
+
+void Scheduler::remove(Session &session) {
+    std::erase(waiting_, &session);
+    std::erase(running_, &session);
+    std::erase(ready_, &session);
+}
+
+// First come, first served. Everyone who runs, and the newcomer, gets a claim on the blocks for all its
+// tokens and one more, so that a sequence is not let in only to be thrown out again.
+void Scheduler::admit() {
+    if (waiting_.empty() || running_.size() >= static_cast<size_t>(parallel_)) return;
+    FreeBlocks free = executor_->free_blocks();
+    const auto claim = [&](const Session &s) {
+        return executor_->claim(free, s.cache_, static_cast<int64_t>(s.tokens_.size()) + cache::kBlockTokens);
+    };
+    bool room = std::all_of(running_.begin(), running_.end(), [&](const Session *s) { return claim(*s); });
+    while (!waiting_.empty() && running_.size() < static_cast<size_t>(parallel_)) {
+        room = room && claim(*waiting_.front());
+        if (!room && !running_.empty()) return;  // alone it may try
+        running_.push_back(waiting_.front());
+        waiting_.pop_front();
+    }
+}
+
+bool Scheduler::in_step(const Session &session) const {
+    return std::any_of(parts_.begin(), parts_.end(), [&](const Part &p) { return p.session == &session; });
+}
+
+// The newest that has no part in the step yet, `oldest` or one that came after it. False when there is none.
+bool Scheduler::preempt_last(const Session &oldest) {
+    for (size_t i = running_.size(); i-- > 0;) {
+        Session *session = running_[i];
+        if (in_step(*session) || session->cache_.length() == 0) {
+            if (session == &oldest) return false;
+            continue;
+        }
+        session->evict();
+        running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
+        waiting_.push_front(session);
+        ++counts_.preemptions;
+        return true;
+    }
+    return false;
+}
+
+// As much of the sequence as the step has place for. The rows that logits are wanted for stay together.
+void Scheduler::plan(Session &session) {
+    const size_t place = static_cast<size_t>(executor_->batch_size() - executor_->step_tokens());
+    const size_t pending = session.pending(), rows = static_cast<size_t>(session.rows_);
+    size_t count = std::min(pending, place);
+    if (count < pending && pending - count < rows) count = pending - rows;
+    if (count == 0) return;
+    const int32_t wanted = count == pending ? session.rows_ : 0;
+    const StepInput input{
+        &session.cache_,
+        std::span(session.tokens_).subspan(static_cast<size_t>(session.cache_.length()), count), wanted};
+    while (!executor_->add(input)) {
+        // Who needs room takes it from the newest, which may be itself.
+        if (!preempt_last(session) || session.pending() != pending) return;
+    }
+    parts_.push_back({&session, count, wanted});
+}
+
+void Scheduler::plan() {
+    parts_.clear();
+    const std::vector<Session *> candidates = running_;  // preempting changes running_
+    for (const bool continued : {true, false})
+        for (Session *session : candidates) {
+            const bool still = std::find(running_.begin(), running_.end(), session) != running_.end();
+            if (still && session->due() && !in_step(*session) && is_continuation(*session) == continued)
+                plan(*session);
+        }
+}
+
+void Scheduler::finish() {
+    size_t at = 0;
+    ++counts_.steps;
+    for (const Part &part : parts_) {
+        ++counts_.sequences;
+        counts_.tokens += static_cast<int64_t>(part.tokens);
+        if (part.rows == 0) continue;
+        const size_t floats = static_cast<size_t>(part.rows) * static_cast<size_t>(executor_->vocab());
+        part.session->logits_ = std::span<const float>(logits_).subspan(at, floats);
+        part.session->due_ = false;
+        at += floats;
+        ready_.push_back(part.session);
+    }
+}
+
+bool Scheduler::step(const StopRequest *stop) {
+    for (Session *session : ready_) session->logits_ = {};  // their memory is about to be written
+    ready_.clear();
+    if (stop && stop->requested()) return false;
+    admit();
+    try {
+        plan();
+    } catch (...) {
+        executor_->discard();
+        throw;
+    }
+    if (parts_.empty()) {
+        const auto due = [](const Session *s) { return s->due(); };
+        if (std::any_of(running_.begin(), running_.end(), due) ||
+            std::any_of(waiting_.begin(), waiting_.end(), due))
+            throw DecodeError(DecodeError::Kind::OutOfMemory,
+                              "the cache is full: choose a larger context with -c");
+        return true;
+    }
+    if (!executor_->run(logits_, stop ? stop->flag() : nullptr)) return false;
+    finish();
+    return true;
+}
+
+}  // namespace runnel::decode

@@ -1,0 +1,89 @@
+// The one loop: which sequence brings which tokens to the next step. A chat is a batch of one; speculation is
+// a sequence that brings several tokens and gets several rows of logits.
+//
+//   Scheduler scheduler(executor, {.parallel = 32});
+//   scheduler.add(session);                           // any number, at any time, with tokens appended
+//   while (scheduler.step(&stop))
+//       for (Session *s : scheduler.ready()) {        // all their tokens are computed
+//           const TokenId id = sample(s->logits());
+//           over ? scheduler.remove(*s) : s->append({&id, 1});
+//       }
+//
+// Every step holds first the tokens of sequences that are being continued, then chunks of prompts, oldest
+// first, until batch_size() tokens are full: a long prompt never starves the others, and a step is as large
+// as there is work for. Sequences wait, first come first served, until the pool has blocks for all their
+// tokens. When it runs dry nevertheless (answers grow), the newest sequence gives its blocks back and waits
+// at the head of the queue; its tokens are computed again later. As logits depend on nothing but the tokens
+// before them, the text is the same.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "engine/decode/session.h"
+#include "engine/decode/stop_request.h"
+
+namespace runnel::decode {
+
+struct SchedulerOptions {
+    int32_t parallel = 1;         // most sequences that hold blocks at a time
+    std::vector<float> logits{};  // memory to begin with
+};
+
+struct SchedulerCounts {
+    int64_t steps = 0;
+    int64_t tokens = 0;       // computed, also again
+    int64_t sequences = 0;    // summed over the steps: how many took part
+    int64_t preemptions = 0;  // how often a sequence gave its blocks back
+};
+
+class Scheduler {
+  public:
+    Scheduler(Executor &executor, SchedulerOptions options);
+
+    // To the end of the queue. The session belongs to the same executor and must stay where it is until
+    // remove() or the end of the scheduler.
+    void add(Session &session);
+    // Takes it out, whatever its state; it keeps its tokens and blocks.
+    void remove(Session &session);
+
+    // Runs one step; without anyone due, nothing. Returns false when a stop was requested: nothing has
+    // changed then, but that preempted sequences wait. Throws what Executor::add and run throw, and
+    // DecodeError{OutOfMemory} when the pool is too small for a single sequence, or is held by sequences
+    // that this scheduler does not know.
+    bool step(const StopRequest *stop = nullptr);
+
+    // Whose tokens were all computed by the last step, in the order they came. Valid until the next call.
+    std::span<Session *const> ready() const { return ready_; }
+
+    size_t running() const { return running_.size(); }
+    size_t waiting() const { return waiting_.size(); }
+    const SchedulerCounts &counts() const { return counts_; }
+    std::vector<float> take_logits() { return std::move(logits_); }
+
+  private:
+    struct Part {
+        Session *session;
+        size_t tokens;
+        int32_t rows;
+    };
+    void admit();
+    void plan();
+    void plan(Session &session);
+    bool in_step(const Session &session) const;
+    bool preempt_last(const Session &oldest);
+    void finish();
+
+    Executor *executor_;
+    int32_t parallel_;
+    std::deque<Session *> waiting_;
+    std::vector<Session *> running_;  // in the order they came
+    std::vector<Part> parts_;         // of the step at hand
+    std::vector<Session *> ready_;
+    std::vector<float> logits_;
+    SchedulerCounts counts_;
+};
+
+}  // namespace runnel::decode
