@@ -13,12 +13,16 @@ size_t Program::weight_bytes_per_token() const {
         if (const auto *embed = std::get_if<Embed>(&step)) {
             const Weight &table = weights[static_cast<size_t>(embed->table)];
             bytes += gguf::row_bytes(table.type, table.cols);
+            if (embed->positions != kNoWeight) {
+                const Weight &positions = weights[static_cast<size_t>(embed->positions)];
+                bytes += gguf::row_bytes(positions.type, positions.cols);
+            }
         } else if (const auto *norm = std::get_if<Norm>(&step)) {
-            count(norm->weight);
+            count(norm->weight), count(norm->bias);
         } else if (const auto *linear = std::get_if<Linear>(&step)) {
             for (const Linear::Part &part : linear->parts) count(part.weight), count(part.bias);
         } else if (const auto *attention = std::get_if<Attention>(&step)) {
-            count(attention->q_norm), count(attention->k_norm);
+            count(attention->q_norm), count(attention->k_norm), count(attention->sinks);
         } else if (const auto *experts = std::get_if<Experts>(&step)) {
             for (WeightId id : {experts->gate, experts->up, experts->down})
                 if (id != kNoWeight)
@@ -30,7 +34,7 @@ size_t Program::weight_bytes_per_token() const {
                              static_cast<size_t>(experts->routing.used);
             count(experts->routing.selection_bias);
         } else if (const auto *logits = std::get_if<Logits>(&step)) {
-            count(logits->weight);
+            count(logits->weight), count(logits->bias);
         }
     }
     return bytes;

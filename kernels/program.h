@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -24,7 +25,8 @@ namespace runnel::kernels {
 using Slot = int32_t;  // index into Program::slots
 inline constexpr Slot kNoSlot = -1;
 
-// A matrix (or a vector: rows == 1) whose bytes live in the mapped file; see gguf/block.h for the layouts.
+// A matrix (or a vector: rows == 1); see gguf/block.h for the layouts. Its bytes live in the mapped file, or
+// in Program::constants where a family computes them.
 struct Weight {
     std::string name;  // of the tensor, for messages and profiles
     gguf::Type type;
@@ -39,63 +41,100 @@ inline constexpr WeightId kNoWeight = -1;
 
 // --- steps -----------------------------------------------------------------------------------------------
 
-// out[t] = scale * table[token[t]]
+// out[t] = scale * table[token[t]] (+ positions[min(position[t], rows - 1)])
 struct Embed {
     WeightId table;
     Slot out;
     float scale = 1;
+    WeightId positions = kNoWeight;  // learned position embeddings, [positions][width]
 };
 
-// out[t] = weight * in[t] / sqrt(mean(in[t]^2) + eps)        (RMSNorm, Zhang & Sennrich 2019)
+// out[t] = norm(in[t]) (+ add[t]): of the whole row, or of each of `parts` equal pieces of it by itself:
+//   Rms:   weight * x / sqrt(mean(x^2) + eps) (+ bias)                      (Zhang & Sennrich 2019)
+//   Layer: weight * (x - m) / sqrt(mean((x - m)^2) + eps) (+ bias), m = mean(x)    (Ba et al. 2016)
+// out may be the same slot as in or add, or as both.
 struct Norm {
-    Slot in, out;     // may be the same slot
-    WeightId weight;  // [1][width], F32
+    enum class Kind { Rms, Layer };
+    Slot in, out;
+    WeightId weight;  // F32, [1][width] or [1][width / parts], which all pieces share; kNoWeight: ones
     float eps;
+    Kind kind = Kind::Rms;
+    WeightId bias = kNoWeight;  // F32, of the same size as weight
+    Slot add = kNoSlot;         // of a norm behind a block: the residual stream
+    int32_t parts = 1;
 };
 
-// For every part: out[t] = W in[t] (+ bias) (+ add[t]). Parts share their input, which a device may quantise
-// once; `add` may be the same slot as `out` (a residual stream updated in place).
+// For every part: out[t] = scale * (W in[t] + bias) + add[t]. Parts share their input, which a device may
+// quantise once; `add` may be the same slot as `out` (a residual stream updated in place).
 struct Linear {
     struct Part {
         WeightId weight;
         WeightId bias;  // [1][rows], F32, or kNoWeight
         Slot out;
         Slot add;  // or kNoSlot
+        float scale = 1;
     };
     Slot in;
     std::vector<Part> parts;
 };
 
 // How positions turn into rotations. Angle of pair j at position p: p * inv_freq[j]; both cos and sin are
-// multiplied by `magnitude` (YaRN). Dimensions from 2 * inv_freq.size() on pass through unchanged.
+// multiplied by `magnitude` (YaRN). The rotated dimensions of a head are [first, first + n_rot), n_rot = 2 *
+// inv_freq.size(); the others pass through unchanged.
 struct RopeTable {
     enum class Pairs { Adjacent, Halves };  // (2j, 2j+1) or (j, j + n_rot/2): "norm" and "neox" in llama.cpp
     Pairs pairs;
     float magnitude = 1;
     std::vector<double> inv_freq;  // radians per position, [n_rot / 2]
+    int32_t first = 0;             // MLA rotates the last dimensions of a head
 };
 
 // Q, K and V of the batch's tokens -> K/V appended to the cache -> attention output.
 //   q: [t][heads * head_dim_k], k: [t][kv_heads * head_dim_k], v: [t][kv_heads * head_dim_v],
 //   out: [t][heads * head_dim_v].
-// Per head, in this order: optional RMS norm of q and k over the head (weight [1][head_dim_k], shared by the
-// heads), RoPE of q and k, append k and v to the cache, then
-//   out = sum_i softmax_i(scale * q . k_i) v_i   over the keys i of the sequence with 0 <= p - p_i < window.
-// The cache keeps k after RoPE.
+// Per head, in this order:
+//   1. RMS norm of q and k over the head if there are weights for it (Norm::Kind::Rms with norm_eps);
+//   2. RoPE of q and k. With norm_after_rope, 2 goes before 1;
+//   3. q *= 1 + temperature.beta * ln(1 + floor((p + temperature.offset) / temperature.length)), p being the
+//      position of q's token, if beta is not 0;
+//   4. k and v are appended to the cache (so it keeps k after RoPE);
+//   5. scores s_i = scale * q . k_i, with a soft-cap c: s_i = c * tanh(s_i / c) (Gemma 2);
+//   6. weights p_i = exp(s_i) / (sum_j exp(s_j) + exp(sinks[head])), the last term only if there are sinks,
+//      over the keys of the sequence that the token sees: itself and the earlier ones of its window;
+//   7. out = sum_i p_i v_i.
+// Without a slot for v, the values are the first head_dim_v dimensions of the cached keys (multi-head latent
+// attention). Without one for k, nothing is appended: the layer reads what an earlier Attention with the same
+// `layer` has put there for these tokens (shared K/V).
 struct Attention {
+    // Sliding: a token at p sees p_i with p - p_i < window. Chunked: p_i >= p - p % window.
+    enum class Window { Sliding, Chunked };
+    struct Temperature {
+        float beta = 0;
+        int32_t length = 1, offset = 0;
+    };
     Slot q, k, v, out;
-    int32_t layer;  // index into CacheLayout::layers
+    int32_t layer;  // index into Program::cache_layers
     int32_t heads, kv_heads, head_dim_k, head_dim_v;
     float scale;
     int32_t window = 0;  // 0: all earlier keys
     int32_t rope = -1;   // index into Program::ropes; -1: positions are not encoded
-    WeightId q_norm = kNoWeight, k_norm = kNoWeight;
+    WeightId q_norm = kNoWeight, k_norm = kNoWeight;  // F32, [1][head_dim_k], shared by the heads
     float norm_eps = 0;
+    bool norm_after_rope = false;
+    Window window_kind = Window::Sliding;
+    float softcap = 0;           // 0: none
+    WeightId sinks = kNoWeight;  // F32, [1][heads]
+    Temperature temperature = {};
 };
 
-// out[t] = act(gate[t]) * up[t]
+// out[t] = act(gate[t]) * up[t], or act(gate[t]) without `up`. out may be gate or up.
+//   Silu: x / (1 + exp(-x))
+//   GeluTanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)));  GeluErf: x / 2 * (1 + erf(x / sqrt(2)))
+//   ReluSquared: max(x, 0)^2
+//   SiluClamped: with g = min(gate, 7), u = min(max(up, -7), 7): g / (1 + exp(-1.702 g)) * (u + 1); needs up
+//   (gpt-oss)
 struct Gate {
-    enum class Act { Silu };
+    enum class Act { Silu, GeluTanh, GeluErf, ReluSquared, SiluClamped };
     Slot gate, up, out;
     Act act = Act::Silu;
 };
@@ -138,10 +177,14 @@ struct Experts {
     bool weights_on_input = false;
 };
 
-// logits[r] = W in[row r's token], only for the tokens whose logits the batch asks for.
+// logits[r] = scale * (W in[row r's token] + bias), with a soft-cap c: c * tanh(that / c); only for the
+// tokens whose logits the batch asks for.
 struct Logits {
     Slot in;
-    WeightId weight;  // [vocab][width]
+    WeightId weight;            // [vocab][width]
+    WeightId bias = kNoWeight;  // F32, [1][vocab]
+    float scale = 1;
+    float softcap = 0;  // 0: none
 };
 
 using Step = std::variant<Embed, Norm, Linear, Attention, Gate, Experts, Logits>;
@@ -151,14 +194,16 @@ struct SlotInfo {
     int64_t width;  // floats per token
 };
 
-// One K/V pair of a layer, in the cache's shape.
+// What one layer keeps per token.
 struct CacheLayer {
-    int32_t kv_heads, head_dim_k, head_dim_v;
-    int32_t group = 0;  // layers of one group share block tables (and a window)
+    int32_t kv_heads, head_dim_k;
+    int32_t head_dim_v;  // 0: values are the first dimensions of the keys
+    int32_t group = 0;   // layers of one group share block tables (and a window)
 };
 
 struct Program {
     std::vector<Weight> weights;
+    std::vector<std::shared_ptr<const std::vector<float>>> constants;  // keeps weights that no file holds
     std::vector<SlotInfo> slots;
     std::vector<RopeTable> ropes;
     std::vector<CacheLayer> cache_layers;

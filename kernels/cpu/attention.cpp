@@ -35,7 +35,7 @@ int32_t attention_tile_tokens(int32_t heads) {
 }
 
 int32_t first_range(const AttentionTile &tile) {
-    return tile.window == 0 ? 0 : std::max(0, tile.first_cell - tile.window + 1) / kRangeCells;
+    return first_visible(tile, tile.first_cell) / kRangeCells;
 }
 
 int32_t range_count(const AttentionTile &tile) {

@@ -5,7 +5,9 @@
 //   V page: [32 cells][head_dim_v]    and dimensions in p.v, so neither product sums across lanes.
 //
 // A row is one query head of one token. What a row computes (all float32, fma means one rounding):
-//   1. score of a cell: fma chain over d ascending of q[d] * k[d], from 0; then * scale.
+//   1. score of a cell: fma chain over d ascending of q[d] * k[d], from 0; then * scale; with a soft-cap c
+//   then
+//      c * tanh(that / c) (vector.h).
 //   2. Its visible cells are cut at multiples of kRangeCells of the sequence. Within a range, page by page in
 //      ascending order, with a maximum m (from -1e30), 16 sums l and o[head_dim_v] (from 0):
 //        m' = the largest of m and the page's visible scores;
@@ -16,7 +18,8 @@
 //      At the end of the range: s[i] = l[i] + l[i + 8], l = ((s0+s4) + (s2+s6)) + ((s1+s5) + (s3+s7)).
 //   3. Ranges are joined in ascending order: m' = max(m, m_r), a = exp(m - m'), b = exp(m_r - m'),
 //      l = fma(l_r, b, l * a), o = fma(o_r, b, o * a). The first range is taken as it is.
-//   4. out = o / l.
+//   4. With a sink s: m' = max(m, s), a = exp(m - m'), l = fma(l, a, exp(s - m')), o *= a.
+//   5. out = o / l.
 // (Online softmax: Milakov & Gimelshein 2018; exp: vector.h.) No step depends on what else is computed: tiles
 // of any size, ranges on different threads and all instruction sets give bit-equal rows. Cells outside a
 // row's window are never read into its result, whatever bits they hold.
@@ -33,14 +36,15 @@ inline constexpr int32_t kRangeCells = 512;
 
 // The K/V pages of one sequence for one layer and one K/V head.
 struct KvPages {
-    uint16_t *k, *v;            // the pages that block 0 has for this layer and head
+    uint16_t *k, *v;            // the pages that block 0 has for this layer and head; without v, the
+                                // values are the first head_dim_v dimensions of k
     size_t k_stride, v_stride;  // binary16 elements from a block's page to the next block's
     const BlockId *table;       // cell c is in block table[c / 32]
     int32_t head_dim_k, head_dim_v;
 };
 
 // Rows of one sequence: `tokens` consecutive tokens x the `heads` query heads of one K/V head. Token t stands
-// in cell first_cell + t and sees the cells from max(0, own - window + 1) (0 if window is 0) to its own.
+// in cell first_cell + t and sees the cells from first_visible() to its own.
 struct AttentionTile {
     KvPages pages;
     const float *q;                // row (t, h): q + t * q_stride + h * head_dim_k, after RoPE
@@ -48,19 +52,29 @@ struct AttentionTile {
     int64_t q_stride, out_stride;  // floats from token to token
     int32_t tokens, heads;
     int32_t first_cell;
-    int32_t window;
+    int32_t window;  // 0: all earlier cells
     float scale;
+    bool chunked = false;          // the window begins at a multiple of itself
+    float softcap = 0;             // 0: none
+    const float *sinks = nullptr;  // [heads], or null
 };
+
+// The first cell that a token in cell `own` sees: own - window + 1, or, chunked, own - own % window.
+constexpr int32_t first_visible(const AttentionTile &tile, int32_t own) {
+    if (tile.window == 0) return 0;
+    if (tile.chunked) return own - own % tile.window;
+    return own < tile.window ? 0 : own - tile.window + 1;
+}
 
 struct AttentionKernels {
     const char *name;  // "scalar", "avx2", "avx512"
 
     // Stores k and v of tokens for cells [cell, cell + tokens). k: [tokens][k_stride], the first head_dim_k
-    // of each row; v likewise.
+    // of each row; v likewise, where the pages have one.
     void (*append)(const KvPages &pages, int32_t cell, int32_t tokens, const float *k, int64_t k_stride,
                    const float *v, int64_t v_stride) noexcept;
 
-    // Steps 1-4 for all rows. scratch: attention_scratch(...) floats, aligned to 64 bytes.
+    // Steps 1-5 for all rows. scratch: attention_scratch(...) floats, aligned to 64 bytes.
     void (*attend)(const AttentionTile &tile, float *scratch) noexcept;
 
     // Steps 1 and 2 for the range number first_range(tile) + `index`: writes the tile's partial results for
@@ -68,7 +82,7 @@ struct AttentionKernels {
     // (K/V head, range) is then a unit of work of its own.
     void (*attend_range)(const AttentionTile &tile, int32_t index, float *partial, float *scratch) noexcept;
 
-    // Steps 3 and 4 over `ranges` = range_count(tile) partial results that follow one another.
+    // Steps 3-5 over `ranges` = range_count(tile) partial results that follow one another.
     void (*join)(const AttentionTile &tile, const float *partials, int32_t ranges) noexcept;
 };
 

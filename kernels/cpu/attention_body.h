@@ -79,7 +79,7 @@ inline Rows cut_scratch(const AttentionTile &tile, float *scratch) {
 // Visible cells of a row within [from, from + cells), counted from `from`.
 inline Visible visible(const AttentionTile &tile, int row, int32_t from, int32_t cells) {
     const int32_t own = tile.first_cell + row / tile.heads;
-    const int32_t first = tile.window == 0 || own < tile.window ? 0 : own - tile.window + 1;
+    const int32_t first = first_visible(tile, own);
     const int32_t begin = first > from ? first - from : 0, end = own + 1 - from;
     return {begin, end < cells ? end : cells};
 }
@@ -137,15 +137,16 @@ void scores(const float *q, const Page<T> &page, int32_t head_dim, float *p) {
     }
 }
 
-// Scales the scores in p and subtracts the row's maximum; o and the sums follow when that moves.
+// Scales and caps the scores in p and subtracts the row's maximum; o and the sums follow when that moves.
 template <typename L>
-inline void subtract_maximum(float *p, float scale, Visible cells, float *maximum, float *sums, float *o,
-                             size_t o_size) {
+inline void subtract_maximum(float *p, float scale, float softcap, Visible cells, float *maximum, float *sums,
+                             float *o, size_t o_size) {
     constexpr int W = L::kWidth, N = kBlockTokens / W, S = kSumLanes / W;
     const bool whole = cells == Visible{0, kBlockTokens};
     typename L::Float v[N];
     for (int i = 0; i < N; ++i) {
         v[i] = L::mul(L::load(p + i * W), L::set(scale));
+        if (softcap != 0) v[i] = soft_capped<L>(v[i], L::set(softcap));
         if (!whole) v[i] = L::keep(v[i], L::set(kNoMaximum), cells.begin - i * W, cells.end - i * W);
     }
     auto largest = v[0];
@@ -256,9 +257,9 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &pa
     float *sums = rows.sums + first * kSumLanes;
     for (int r = 0; r < R; ++r)
         if (cells[r].any())
-            subtract_maximum<L>(rows.p + r * kBlockTokens, tile.scale, cells[r], rows.range_m + first + r,
-                                sums + r * kSumLanes, o + static_cast<size_t>(r) * rows.o_stride,
-                                rows.o_stride);
+            subtract_maximum<L>(rows.p + r * kBlockTokens, tile.scale, tile.softcap, cells[r],
+                                rows.range_m + first + r, sums + r * kSumLanes,
+                                o + static_cast<size_t>(r) * rows.o_stride, rows.o_stride);
     for (int r = 0; r < R; ++r)
         if (cells[r].any()) exponentials<L>(rows.p + r * kBlockTokens, cells[r], sums + r * kSumLanes);
     // Rows that see the same cells go together: no row touches a cell that it does not see.
@@ -294,9 +295,9 @@ inline void attend_page(const AttentionTile &tile, const Rows &rows, Page<T> pag
 template <typename L>
 inline Page<uint16_t> cache_page(const KvPages &pages, int32_t page, int32_t next) {
     const auto block = [&](int32_t i) { return static_cast<size_t>(pages.table[i]); };
-    return {pages.k + block(page) * pages.k_stride, pages.v + block(page) * pages.v_stride,
-            static_cast<size_t>(pages.head_dim_v), pages.k + block(next) * pages.k_stride,
-            pages.v + block(next) * pages.v_stride};
+    const auto v_page = [&](int32_t i) { return pages.v ? pages.v + block(i) * pages.v_stride : nullptr; };
+    return {pages.k + block(page) * pages.k_stride, v_page(page), static_cast<size_t>(pages.head_dim_v),
+            pages.k + block(next) * pages.k_stride, v_page(next)};
 }
 
 template <typename L>
@@ -306,6 +307,11 @@ inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Pa
         from_half<L>(page.k + d * kBlockTokens, kBlockTokens, rows.k_page + d * kBlockTokens);
     }
     for (size_t cell = 0; cell < kBlockTokens; ++cell) {
+        if (!pages.v) {  // values are keys
+            for (size_t d = 0; d < static_cast<size_t>(pages.head_dim_v); ++d)
+                rows.v_page[cell * rows.o_stride + d] = rows.k_page[d * kBlockTokens + cell];
+            continue;
+        }
         for (int32_t d = 0; d < pages.head_dim_v; d += 32) prefetch(page.next_v + cell * page.v_stride + d);
         from_half<L>(page.v + cell * page.v_stride, pages.head_dim_v, rows.v_page + cell * rows.o_stride);
     }
@@ -347,7 +353,7 @@ void compute_range(const AttentionTile &tile, const Rows &rows, int32_t range) {
         (from + visible(tile, last_row, from, kRangeCells).end + kBlockTokens - 1) / kBlockTokens;
     for (int32_t index = first_page; index < end_page; ++index) {
         const auto page = cache_page<L>(tile.pages, index, index + 1 < end_page ? index + 1 : index);
-        if (rows.count < kConvertRows) {
+        if (rows.count < kConvertRows && tile.pages.v) {
             attend_page<L>(tile, rows, page, index * kBlockTokens);
         } else {
             attend_page<L>(tile, rows, convert_page<L>(rows, tile.pages, page), index * kBlockTokens);
@@ -398,10 +404,16 @@ inline int32_t row_last_range(const AttentionTile &tile, int row) {
     return (tile.first_cell + row / tile.heads) / kRangeCells;
 }
 
-// Step 4: out = o / l. out may be o.
+// Steps 4 and 5: the sink joins the sum, out = o / l. out may be o.
 template <typename L>
-inline void divide_row(const float *o, float l, int32_t n, float *out) {
-    map<L>(o, o, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
+inline void finish_row(const AttentionTile &tile, int row, float m, float l, const float *o) {
+    const int32_t n = tile.pages.head_dim_v;
+    float *out = out_row(tile, row);
+    if (!tile.sinks) return map<L>(o, o, n, out, [&](auto x, auto) { return L::div(x, L::set(l)); });
+    const float sink = tile.sinks[row % tile.heads], larger = m > sink ? m : sink;
+    const auto a = exponential<L>(L::set(m - larger)), s = exponential<L>(L::set(sink - larger));
+    const auto sum = L::fma(L::set(l), a, s);
+    map<L>(o, o, n, out, [&](auto x, auto) { return L::div(L::mul(x, a), sum); });
 }
 
 template <typename L>
@@ -415,7 +427,7 @@ void attend(const AttentionTile &tile, float *scratch) noexcept {
     if (first_range == last_range) {
         compute_range<L>(tile, rows, first_range);
         for (int row = 0; row < rows.count; ++row)
-            divide_row<L>(o(row), rows.range_l[row], n, out_row(tile, row));
+            finish_row<L>(tile, row, rows.range_m[row], rows.range_l[row], o(row));
         return;
     }
     for (int32_t range = first_range; range <= last_range; ++range) {
@@ -428,7 +440,7 @@ void attend(const AttentionTile &tile, float *scratch) noexcept {
         }
     }
     for (int row = 0; row < rows.count; ++row)
-        divide_row<L>(out_row(tile, row), rows.l[row], n, out_row(tile, row));
+        finish_row<L>(tile, row, rows.m[row], rows.l[row], out_row(tile, row));
 }
 
 template <typename L>
@@ -458,7 +470,7 @@ void join(const AttentionTile &tile, const float *partials, int32_t ranges) noex
             join_row<L>(&m, &l, out_row(tile, row), partial[0], partial[1], partial + kPartialHead, n,
                         range == first);
         }
-        divide_row<L>(out_row(tile, row), l, n, out_row(tile, row));
+        finish_row<L>(tile, row, m, l, out_row(tile, row));
     }
 }
 
@@ -469,7 +481,8 @@ void append(const KvPages &pages, int32_t cell, int32_t tokens, const float *k, 
     for (int32_t end = cell + tokens; cell < end; ++cell, k += k_stride, v += v_stride) {
         const auto block = static_cast<size_t>(pages.table[cell / kBlockTokens]);
         const int32_t column = cell % kBlockTokens;
-        to_half<L>(v, pages.head_dim_v, pages.v + block * pages.v_stride + column * pages.head_dim_v);
+        if (pages.v)
+            to_half<L>(v, pages.head_dim_v, pages.v + block * pages.v_stride + column * pages.head_dim_v);
         uint16_t *page = pages.k + block * pages.k_stride + column;
         for (int32_t d = 0; d < pages.head_dim_k; d += W) {
             const int n = pages.head_dim_k - d < W ? pages.head_dim_k - d : W;

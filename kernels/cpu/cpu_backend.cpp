@@ -53,11 +53,26 @@ Isa choose_isa() {
                        "RUNNEL_CPU=" + name + ": this CPU does not run it (choose avx512, avx2 or scalar)");
 }
 
+// The factor of q at a position.
+float temperature(const Attention::Temperature &t, int32_t position) {
+    const int64_t steps = (int64_t{position} + t.offset) / t.length;
+    return static_cast<float>(1 + static_cast<double>(t.beta) * std::log1p(static_cast<double>(steps)));
+}
+
 // What one thread carries through the phases.
 struct Worker {
     int thread;
     int32_t rows;      // tokens that steps work on: all of the batch, fewer after SelectPhase
     size_t phase = 0;  // the one at work
+};
+
+// Where the product of a matrix goes: out[t] = softcap(scale * (product + bias)) + add[t].
+struct Destination {
+    float *out;
+    int64_t stride;  // of out and add: floats from token to token
+    const float *bias = nullptr, *add = nullptr;
+    float scale = 1;
+    float softcap = 0;  // 0: none
 };
 
 class CpuBackend final : public Backend {
@@ -84,8 +99,11 @@ class CpuBackend final : public Backend {
 
     void prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
                  int64_t col1) noexcept;
-    void multiply(const Weight &weight, float *out, int64_t stride, const float *bias, const float *add,
-                  const Worker &worker, int loop, const Weight *after) noexcept;
+    void add_position(const Weight &table, size_t t, int thread, float *out) noexcept;
+    void normalize(const Norm &norm, int32_t token) noexcept;
+    void turn(const Attention &step, float *head, int32_t heads, WeightId norm, int32_t token) noexcept;
+    void multiply(const Weight &weight, const Destination &to, const Worker &worker, int loop,
+                  const Weight *after) noexcept;
     const Weight *weight_after(size_t phase) const noexcept;
     const std::byte *first_bytes(const Weight *w, int thread) const noexcept;
     size_t attention_scratch_of(const Attention &step) const;
@@ -196,11 +214,15 @@ void CpuBackend::reserve_work_space(const CacheConfig &cache) {
 
     size_t scratch = isa_.linear->scratch_bytes(*std::max_element(widest.begin(), widest.end())),
            partials = 0;
-    for (const Step &step : program_.steps)
+    for (const Step &step : program_.steps) {
+        if (const auto *embed = std::get_if<Embed>(&step))
+            if (embed->positions != kNoWeight)
+                scratch = std::max(scratch, sizeof(float) * static_cast<size_t>(width(embed->out)));
         if (const auto *attention = std::get_if<Attention>(&step)) {
             scratch = std::max(scratch, sizeof(float) * attention_scratch_of(*attention));
             partials = std::max(partials, sizeof(float) * partials_of(*attention, cache));
         }
+    }
     partials_ = LazyBuffer(partials, "attention");
     scratch_.clear();
     for (int t = 0; t < pool_->threads(); ++t) scratch_.emplace_back(scratch, "work space");
@@ -260,19 +282,42 @@ void CpuBackend::run(const EmbedPhase &phase, Worker &worker) noexcept {
             float *out = row(phase.step.out, static_cast<int32_t>(t));
             isa_.linear->dequantize(table.type, table.data + token * row_bytes, table.cols, out);
             if (phase.step.scale != 1) isa_.vector->scale(phase.step.scale, out, table.cols, out);
+            if (phase.step.positions != kNoWeight)
+                add_position(weight(phase.step.positions), static_cast<size_t>(t), worker.thread, out);
         }
     });
+}
+
+void CpuBackend::add_position(const Weight &table, size_t t, int thread, float *out) noexcept {
+    const int64_t position = std::min<int64_t>(batch_->positions[t], table.rows - 1);
+    const size_t offset = static_cast<size_t>(position) * gguf::row_bytes(table.type, table.cols);
+    float *learned = scratch_[static_cast<size_t>(thread)].as<float>();
+    isa_.linear->dequantize(table.type, table.data + offset, table.cols, learned);
+    isa_.vector->add(out, learned, table.cols, out);
+}
+
+void CpuBackend::normalize(const Norm &norm, int32_t token) noexcept {
+    const int64_t n = width(norm.in) / norm.parts;
+    const bool shared = norm.weight == kNoWeight || weight(norm.weight).cols == n;
+    const auto kernel = norm.kind == Norm::Kind::Rms ? isa_.vector->rms_norm : isa_.vector->layer_norm;
+    const float *w = vector_of(norm.weight), *bias = vector_of(norm.bias);
+    const float *add = norm.add == kNoSlot ? nullptr : row(norm.add, token);
+    for (int32_t part = 0; part < norm.parts; ++part) {
+        const int64_t at = part * n, of_weight = shared ? 0 : at;
+        kernel(row(norm.in, token) + at,
+               {w ? w + of_weight : nullptr, bias ? bias + of_weight : nullptr, add ? add + at : nullptr}, n,
+               norm.eps, row(norm.out, token) + at);
+    }
 }
 
 void CpuBackend::prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
                          int64_t col1) noexcept {
     for (int32_t t = t0; t < t1; ++t) {
-        if (const auto *norm = std::get_if<Norm>(&phase.step))
-            isa_.vector->rms_norm(row(norm->in, t), vector_of(norm->weight), width(norm->in), norm->eps,
-                                  row(norm->out, t));
+        if (const auto *norm = std::get_if<Norm>(&phase.step)) normalize(*norm, t);
         if (const auto *gate = std::get_if<Gate>(&phase.step))
-            isa_.vector->swiglu(row(gate->gate, t) + col0, row(gate->up, t) + col0, col1 - col0,
-                                row(gate->out, t) + col0);
+            isa_.vector->gate(gate->act, row(gate->gate, t) + col0,
+                              gate->up == kNoSlot ? nullptr : row(gate->up, t) + col0, col1 - col0,
+                              row(gate->out, t) + col0);
         for (ActFormat format : {ActFormat::F32, ActFormat::Q8x32, ActFormat::Q8x256})
             if (phase.formats & format_bit(format))
                 isa_.linear->pack(format, row(phase.slot, 0), width(phase.slot), width(phase.slot), rows, t,
@@ -315,14 +360,15 @@ const std::byte *CpuBackend::first_bytes(const Weight *w, int thread) const noex
     return w->data + static_cast<size_t>(row) * gguf::row_bytes(w->type, w->cols);
 }
 
-void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const float *bias, const float *add,
-                          const Worker &worker, int loop, const Weight *after) noexcept {
+void CpuBackend::multiply(const Weight &w, const Destination &to, const Worker &worker, int loop,
+                          const Weight *after) noexcept {
     const int64_t tiles = (w.rows + kTileRows - 1) / kTileRows;
     const size_t row_bytes = gguf::row_bytes(w.type, w.cols);
     const std::byte *x = packed(act_format(w.type));
     // `add` may be `out` itself, so a product that something is added to is formed elsewhere.
-    float *product = add ? product_.as<float>() : out;
-    const int64_t product_stride = add ? w.rows : stride;
+    float *product = to.add ? product_.as<float>() : to.out;
+    const int64_t product_stride = to.add ? w.rows : to.stride;
+    const bool plain = !to.bias && !to.add && to.scale == 1 && to.softcap == 0;
     // next_tile: where this thread goes on, or -1
     const auto body = [&](int64_t tile0, int64_t tile1, int64_t next_tile) {
         const int64_t row0 = tile0 * kTileRows, row1 = std::min(tile1 * kTileRows, w.rows);
@@ -331,11 +377,14 @@ void CpuBackend::multiply(const Weight &w, float *out, int64_t stride, const flo
                                     : first_bytes(after, worker.thread);
         isa_.linear->multiply(w.type, w.data, w.cols, row0, row1, x, worker.rows, product, product_stride,
                               scratch_[static_cast<size_t>(worker.thread)].data(), next);
-        for (int32_t t = 0; t < worker.rows && (bias || add); ++t) {
-            float *y = product + t * product_stride;
-            if (bias) isa_.vector->add(y + row0, bias + row0, row1 - row0, y + row0);
-            if (add)
-                isa_.vector->add(y + row0, add + t * stride + row0, row1 - row0, out + t * stride + row0);
+        const int64_t n = row1 - row0;
+        for (int32_t t = 0; t < worker.rows && !plain; ++t) {
+            float *y = product + t * product_stride + row0;
+            const int64_t at = t * to.stride + row0;
+            if (to.bias) isa_.vector->add(y, to.bias + row0, n, y);
+            if (to.scale != 1) isa_.vector->scale(to.scale, y, n, y);
+            if (to.softcap != 0) isa_.vector->softcap(to.softcap, y, n, y);
+            if (to.add) isa_.vector->add(y, to.add + at, n, to.out + at);
         }
     };
     const bool decode = worker.rows <= kDecodeTokens;
@@ -358,28 +407,38 @@ void CpuBackend::run(const MultiplyPhase &phase, Worker &worker) noexcept {
         const size_t i = static_cast<size_t>(loop);
         const Weight *after =
             i + 1 < parts.size() ? &weight(parts[i + 1].weight) : weight_after(worker.phase);
-        const float *add = part.add == kNoSlot ? nullptr : row(part.add, 0);
-        multiply(weight(part.weight), row(part.out, 0), width(part.out), vector_of(part.bias), add, worker,
-                 loop++, after);
+        const Destination to{.out = row(part.out, 0),
+                             .stride = width(part.out),
+                             .bias = vector_of(part.bias),
+                             .add = part.add == kNoSlot ? nullptr : row(part.add, 0),
+                             .scale = part.scale};
+        multiply(weight(part.weight), to, worker, loop++, after);
     }
+}
+
+// Norm and rotation of consecutive heads of a token.
+void CpuBackend::turn(const Attention &a, float *head, int32_t heads, WeightId norm, int32_t token) noexcept {
+    const auto normalize_heads = [&] {
+        for (int32_t h = 0; h < heads && norm != kNoWeight; ++h) {
+            float *x = head + h * a.head_dim_k;
+            isa_.vector->rms_norm(x, {vector_of(norm), nullptr, nullptr}, a.head_dim_k, a.norm_eps, x);
+        }
+    };
+    if (!a.norm_after_rope) normalize_heads();
+    if (a.rope >= 0) {
+        const size_t r = static_cast<size_t>(a.rope);
+        const RopeTable &rope = program_.ropes[r];
+        const size_t pairs = rope.inv_freq.size(), at = static_cast<size_t>(token) * pairs;
+        isa_.vector->rope(head + rope.first, heads, a.head_dim_k, cosines_[r].as<float>() + at,
+                          sines_[r].as<float>() + at, static_cast<int32_t>(pairs), rope.pairs);
+    }
+    if (a.norm_after_rope) normalize_heads();
 }
 
 // A unit is one K/V head of one token with its query heads: norms, rotations, and the token's cell.
 void CpuBackend::run(const AppendPhase &phase, Worker &worker) noexcept {
     const Attention &a = phase.step;
     const int32_t group = a.heads / a.kv_heads;
-    const auto turn = [&](float *head, int32_t heads, WeightId norm, int32_t token) {
-        for (int32_t h = 0; h < heads && norm != kNoWeight; ++h) {
-            float *x = head + h * a.head_dim_k;
-            isa_.vector->rms_norm(x, vector_of(norm), a.head_dim_k, a.norm_eps, x);
-        }
-        if (a.rope < 0) return;
-        const RopeTable &rope = program_.ropes[static_cast<size_t>(a.rope)];
-        const size_t pairs = rope.inv_freq.size(), at = static_cast<size_t>(token) * pairs;
-        isa_.vector->rope(head, heads, a.head_dim_k, cosines_[static_cast<size_t>(a.rope)].as<float>() + at,
-                          sines_[static_cast<size_t>(a.rope)].as<float>() + at, static_cast<int32_t>(pairs),
-                          rope.pairs);
-    };
     const size_t table = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
     for (const SequenceSpan &sequence : batch_->sequences) {
         const int64_t units = int64_t{sequence.count} * a.kv_heads;
@@ -389,12 +448,19 @@ void CpuBackend::run(const AppendPhase &phase, Worker &worker) noexcept {
             const int32_t i = static_cast<int32_t>(unit / a.kv_heads),
                           kv_head = static_cast<int32_t>(unit % a.kv_heads);
             const int32_t token = sequence.first + i;
-            float *k = row(a.k, token) + kv_head * a.head_dim_k,
-                  *v = row(a.v, token) + kv_head * a.head_dim_v;
-            turn(row(a.q, token) + kv_head * group * a.head_dim_k, group, a.q_norm, token);
-            turn(k, 1, a.k_norm, token);
+            float *q = row(a.q, token) + int64_t{kv_head} * group * a.head_dim_k;
+            turn(a, q, group, a.q_norm, token);
+            if (a.temperature.beta != 0) {
+                const float factor =
+                    temperature(a.temperature, batch_->positions[static_cast<size_t>(token)]);
+                isa_.vector->scale(factor, q, int64_t{group} * a.head_dim_k, q);
+            }
+            if (a.k == kNoSlot) continue;
+            float *k = row(a.k, token) + kv_head * a.head_dim_k;
+            const float *v = a.v == kNoSlot ? nullptr : row(a.v, token) + kv_head * a.head_dim_v;
+            turn(a, k, 1, a.k_norm, token);
             isa_.attention->append(cache_.pages(a, kv_head, sequence.tables[table].data()), sequence.past + i,
-                                   1, k, width(a.k), v, width(a.v));
+                                   1, k, width(a.k), v, v ? width(a.v) : 0);
         }
     }
 }
@@ -412,7 +478,10 @@ AttentionTile CpuBackend::tile(const Attention &a, const SequenceSpan &sequence,
             .heads = group,
             .first_cell = sequence.past + first,
             .window = a.window,
-            .scale = a.scale};
+            .scale = a.scale,
+            .chunked = a.window_kind == Attention::Window::Chunked,
+            .softcap = a.softcap,
+            .sinks = a.sinks == kNoWeight ? nullptr : vector_of(a.sinks) + kv_head * group};
 }
 
 size_t CpuBackend::attention_scratch_of(const Attention &a) const {
@@ -481,8 +550,14 @@ void CpuBackend::run(const AttendPhase &phase, Worker &worker) noexcept {
 }
 
 void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
-    const Weight &w = weight(phase.step.weight);
-    multiply(w, logits_.data(), w.rows, nullptr, nullptr, worker, 0, nullptr);
+    const Logits &step = phase.step;
+    const Weight &w = weight(step.weight);
+    const Destination to{.out = logits_.data(),
+                         .stride = w.rows,
+                         .bias = vector_of(step.bias),
+                         .scale = step.scale,
+                         .softcap = step.softcap};
+    multiply(w, to, worker, 0, nullptr);
 }
 
 void CpuBackend::run(const SelectPhase &phase, Worker &worker) noexcept {

@@ -39,7 +39,7 @@ CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) {
         const size_t head_cells = static_cast<size_t>(layer.kv_heads) * kBlockTokens;
         const size_t k_offset = group.block,
                      v_offset = k_offset + head_cells * static_cast<size_t>(layer.head_dim_k);
-        layers_.push_back({static_cast<size_t>(layer.group), k_offset, v_offset});
+        layers_.push_back({static_cast<size_t>(layer.group), k_offset, v_offset, layer.head_dim_v > 0});
         group.block = v_offset + head_cells * static_cast<size_t>(layer.head_dim_v);
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
@@ -57,7 +57,8 @@ KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId
     const size_t head_cells = static_cast<size_t>(kv_head) * kBlockTokens;
     uint16_t *base = group.memory.as<uint16_t>();
     return {.k = base + place.k_offset + head_cells * static_cast<size_t>(step.head_dim_k),
-            .v = base + place.v_offset + head_cells * static_cast<size_t>(step.head_dim_v),
+            .v = place.has_v ? base + place.v_offset + head_cells * static_cast<size_t>(step.head_dim_v)
+                             : nullptr,
             .k_stride = group.block,
             .v_stride = group.block,
             .table = table,

@@ -46,6 +46,7 @@ class CacheMemory {
     struct LayerPlace {
         size_t group;
         size_t k_offset, v_offset;  // of the layer's first K and V page in a block, in halves
+        bool has_v;                 // or values are the first dimensions of K
     };
     struct Group {
         LazyBuffer memory;

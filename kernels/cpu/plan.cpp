@@ -34,16 +34,16 @@ Slot input_of_multiply(const Step &step) {
     return kNoSlot;
 }
 
-// Visits the slots that a step reads, then those it writes.
+// Visits the slots that a step reads, then those it writes; kNoSlot among them.
 template <typename Reads, typename Writes>
 void visit_slots(const Step &step, Reads &&reads, Writes &&writes) {
     std::visit(Overloaded{
                    [&](const Embed &s) { writes(s.out); },
-                   [&](const Norm &s) { reads(s.in), writes(s.out); },
+                   [&](const Norm &s) { reads(s.in), reads(s.add), writes(s.out); },
                    [&](const Linear &s) {
                        reads(s.in);
                        for (const Linear::Part &part : s.parts) {
-                           if (part.add != kNoSlot) reads(part.add);
+                           reads(part.add);
                            writes(part.out);
                        }
                    },
@@ -67,6 +67,7 @@ std::vector<Slot> live_slots(const Program &program, size_t from) {
         visit_slots(
             program.steps[i],
             [&](Slot slot) {
+                if (slot == kNoSlot) return;
                 if (!written[static_cast<size_t>(slot)] &&
                     std::find(live.begin(), live.end(), slot) == live.end())
                     live.push_back(slot);

@@ -22,12 +22,28 @@ namespace runnel::kernels::cpu {
 struct VectorKernels {
     const char *name;  // "scalar", "avx2", "avx512"
 
-    // out[k] = (x[k] * scale) * weight[k], scale = 1 / sqrt(sum / n + eps); sum of squares: lane k mod 8 sums
-    // fma(x[k], x[k], lane), then ((0+4) + (2+6)) + ((1+5) + (3+7)). out may be x.
-    void (*rms_norm)(const float *x, const float *weight, int64_t n, float eps, float *out) noexcept;
+    // The vectors of a norm; those that are null are left out of the sums and products. They and out may
+    // overlap only where they are equal.
+    struct NormVectors {
+        const float *weight, *bias, *add;
+    };
 
-    // out = (gate / (1 + exp(-gate))) * up. out may be gate or up.
-    void (*swiglu)(const float *gate, const float *up, int64_t n, float *out) noexcept;
+    // y = x[k] * r, r = 1 / sqrt(sum / n + eps); then y * weight[k], + bias[k], and add[k] + that. Sum of
+    // squares: lane k mod 8 sums fma(x[k], x[k], lane), then ((0+4) + (2+6)) + ((1+5) + (3+7)).
+    void (*rms_norm)(const float *x, const NormVectors &with, int64_t n, float eps, float *out) noexcept;
+
+    // The same of d[k] = x[k] - m instead of x[k], m = sum of x / n, summed in lanes likewise.
+    void (*layer_norm)(const float *x, const NormVectors &with, int64_t n, float eps, float *out) noexcept;
+
+    // out = act(gate) * up, or act(gate) if up is null. out may be gate or up.
+    //   Silu: x / (1 + exp(-x));  GeluTanh: x / (1 + exp(-2 u)), u = (x * sqrt(2 / pi)) * fma(0.044715 x, x,
+    //   1); GeluErf: with z = |x| / sqrt(2), t = 1 / fma(0.3275911, z, 1): e = (t * p(t)) * exp(-z * z) is
+    //   erfc(z) (p: Abramowitz & Stegun 7.1.26, error 1.5e-7), and the result is x/2 * (x < 0 ? e : 2 - e);
+    //   ReluSquared: r = max(0, x), r * r;  SiluClamped: see program.h, (g / (1 + exp(-1.702 g))) * (u + 1).
+    void (*gate)(Gate::Act act, const float *gate, const float *up, int64_t n, float *out) noexcept;
+
+    // out = c * tanh(x / c), tanh(y) = 1 - 2 / (1 + exp(2 y)). out may be x.
+    void (*softcap)(float c, const float *x, int64_t n, float *out) noexcept;
 
     // Rotates the first 2 * half_rot dimensions of each of `heads` consecutive heads of one token, in place:
     // (a, b) -> (fma(a, cos, -(b * sin)), fma(a, sin, b * cos)) for the pairs that `pairs` names.

@@ -41,31 +41,131 @@ inline void map(const float *a, const float *b, int64_t n, float *out, F f) {
     if (rest > 0) L::store_n(out + k, f(L::load_n(a + k, rest), L::load_n(b + k, rest)), rest);
 }
 
-// L8: lanes of exactly eight, whatever L is.
-template <typename L, typename L8>
-void rms_norm(const float *x, const float *weight, int64_t n, float eps, float *out) noexcept {
+// The sum of f(x[k]) as vector.h defines it; L8: lanes of exactly eight. f maps (vector, sums) to new sums,
+// and zeros leave the sums as they are.
+template <typename L8, typename F>
+inline float sum_in_lanes(const float *x, int64_t n, F f) {
     static_assert(L8::kWidth == 8);
     auto lanes = L8::zero();
     int64_t k = 0;
-    for (; k + 8 <= n; k += 8) {
-        const auto v = L8::load(x + k);
-        lanes = L8::fma(v, v, lanes);
-    }
-    // Absent elements are zeros, and fma(0, 0, lane) is lane.
-    const auto last = L8::load_n(x + k, static_cast<int>(n - k));
-    lanes = L8::fma(last, last, lanes);
+    for (; k + 8 <= n; k += 8) lanes = f(L8::load(x + k), lanes, 8);
+    const int rest = static_cast<int>(n - k);
+    lanes = f(L8::load_n(x + k, rest), lanes, rest);
     float lane[8];
     L8::store(lane, lanes);
-    const auto scale = L::set(1.0f / __builtin_sqrtf(fold_8(lane) / static_cast<float>(n) + eps));
-    map<L>(x, weight, n, out, [&](auto v, auto w) { return L::mul(L::mul(v, scale), w); });
+    return fold_8(lane);
+}
+
+using NormVectors = VectorKernels::NormVectors;
+
+// out = normed(x) * weight + bias, add + that; what is null is left out.
+template <typename L, typename F>
+inline void weigh(const float *x, const NormVectors &with, int64_t n, float *out, F normed) {
+    for (int64_t k = 0; k < n; k += L::kWidth) {
+        const int count = n - k < L::kWidth ? static_cast<int>(n - k) : L::kWidth;
+        auto y = normed(L::load_n(x + k, count));
+        if (with.weight) y = L::mul(y, L::load_n(with.weight + k, count));
+        if (with.bias) y = L::add(y, L::load_n(with.bias + k, count));
+        if (with.add) y = L::add(L::load_n(with.add + k, count), y);
+        L::store_n(out + k, y, count);
+    }
+}
+
+inline float inverse_root(float sum, int64_t n, float eps) {
+    return 1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
+}
+
+template <typename L, typename L8>
+void rms_norm(const float *x, const NormVectors &with, int64_t n, float eps, float *out) noexcept {
+    const float sum = sum_in_lanes<L8>(x, n, [](auto v, auto lanes, int) { return L8::fma(v, v, lanes); });
+    const auto scale = L::set(inverse_root(sum, n, eps));
+    weigh<L>(x, with, n, out, [&](auto v) { return L::mul(v, scale); });
+}
+
+template <typename L, typename L8>
+void layer_norm(const float *x, const NormVectors &with, int64_t n, float eps, float *out) noexcept {
+    const float sum = sum_in_lanes<L8>(x, n, [](auto v, auto lanes, int) { return L8::add(lanes, v); });
+    const float mean = sum / static_cast<float>(n);
+    const float squares = sum_in_lanes<L8>(x, n, [&](auto v, auto lanes, int count) {
+        const auto d = L8::keep(L8::sub(v, L8::set(mean)), L8::zero(), 0, count);
+        return L8::fma(d, d, lanes);
+    });
+    const auto m = L::set(mean), scale = L::set(inverse_root(squares, n, eps));
+    weigh<L>(x, with, n, out, [&](auto v) { return L::mul(L::sub(v, m), scale); });
+}
+
+// x / (1 + exp(-a)), with minus = -a
+template <typename L>
+inline typename L::Float logistic_share(typename L::Float x, typename L::Float minus) {
+    return L::div(x, L::add(L::set(1.0f), exponential<L>(minus)));
 }
 
 template <typename L>
-void swiglu(const float *gate, const float *up, int64_t n, float *out) noexcept {
-    map<L>(gate, up, n, out, [](auto g, auto u) {
-        const auto minus = L::sub(L::zero(), g);
-        return L::mul(L::div(g, L::add(L::set(1.0f), exponential<L>(minus))), u);
-    });
+inline typename L::Float gelu_tanh(typename L::Float x) {
+    const auto cubic = L::fma(L::mul(L::set(0.044715f), x), x, L::set(1.0f));
+    const auto u = L::mul(L::mul(x, L::set(0x1.988454p-1f)), cubic);  // sqrt(2 / pi)
+    return logistic_share<L>(x, L::mul(L::set(-2.0f), u));
+}
+
+template <typename L>
+inline typename L::Float gelu_erf(typename L::Float x) {
+    const auto zero = L::zero(), minus = L::sub(zero, x);
+    const auto z = L::mul(L::max(x, minus), L::set(0x1.6a09e6p-1f));  // |x| / sqrt(2)
+    const auto t = L::div(L::set(1.0f), L::fma(L::set(0.3275911f), z, L::set(1.0f)));
+    auto p = L::set(1.061405429f);
+    p = L::fma(p, t, L::set(-1.453152027f));
+    p = L::fma(p, t, L::set(1.421413741f));
+    p = L::fma(p, t, L::set(-0.284496736f));
+    p = L::fma(p, t, L::set(0.254829592f));
+    const auto erfc = L::mul(L::mul(t, p), exponential<L>(L::mul(L::sub(zero, z), z)));
+    const auto half = L::mul(L::set(0.5f), L::max(x, minus));
+    return L::sub(L::max(zero, x), L::mul(half, erfc));
+}
+
+template <typename L, typename F>
+inline void map_gate(const float *gate, const float *up, int64_t n, float *out, F act) {
+    if (up)
+        map<L>(gate, up, n, out, [&](auto g, auto u) { return L::mul(act(g), u); });
+    else
+        map<L>(gate, gate, n, out, [&](auto g, auto) { return act(g); });
+}
+
+template <typename L>
+void apply_gate(Gate::Act act, const float *gate, const float *up, int64_t n, float *out) noexcept {
+    switch (act) {
+        case Gate::Act::Silu:
+            return map_gate<L>(gate, up, n, out,
+                               [](auto g) { return logistic_share<L>(g, L::sub(L::zero(), g)); });
+        case Gate::Act::GeluTanh:
+            return map_gate<L>(gate, up, n, out, [](auto g) { return gelu_tanh<L>(g); });
+        case Gate::Act::GeluErf:
+            return map_gate<L>(gate, up, n, out, [](auto g) { return gelu_erf<L>(g); });
+        case Gate::Act::ReluSquared:
+            return map_gate<L>(gate, up, n, out, [](auto g) {
+                const auto r = L::max(L::zero(), g);
+                return L::mul(r, r);
+            });
+        case Gate::Act::SiluClamped:
+            return map<L>(gate, up, n, out, [](auto x, auto y) {
+                const auto limit = L::set(7.0f), g = L::min(limit, x);
+                const auto u = L::min(limit, L::max(L::set(-7.0f), y));
+                const auto share = logistic_share<L>(g, L::mul(L::set(-1.702f), g));
+                return L::mul(share, L::add(u, L::set(1.0f)));
+            });
+    }
+}
+
+// c * tanh(x / c)
+template <typename L>
+inline typename L::Float soft_capped(typename L::Float x, typename L::Float c) {
+    const auto one = L::set(1.0f), two = L::set(2.0f);
+    const auto e = exponential<L>(L::mul(two, L::div(x, c)));
+    return L::mul(c, L::sub(one, L::div(two, L::add(one, e))));
+}
+
+template <typename L>
+void softcap(float c, const float *x, int64_t n, float *out) noexcept {
+    map<L>(x, x, n, out, [&](auto v, auto) { return soft_capped<L>(v, L::set(c)); });
 }
 
 template <typename L>
@@ -146,8 +246,18 @@ int64_t argmax(const float *x, int64_t n) noexcept {
 
 template <typename L, typename L8>
 constexpr VectorKernels vector_table(const char *name) {
-    return {name,     rms_norm<L, L8>, swiglu<L>,  rope<L>,      add<L>,
-            scale<L>, exp<L>,          to_half<L>, from_half<L>, argmax<L>};
+    return {.name = name,
+            .rms_norm = rms_norm<L, L8>,
+            .layer_norm = layer_norm<L, L8>,
+            .gate = apply_gate<L>,
+            .softcap = softcap<L>,
+            .rope = rope<L>,
+            .add = add<L>,
+            .scale = scale<L>,
+            .exp = exp<L>,
+            .to_half = to_half<L>,
+            .from_half = from_half<L>,
+            .argmax = argmax<L>};
 }
 
 }  // namespace

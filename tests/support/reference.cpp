@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <numeric>
 #include <utility>
 
@@ -24,11 +25,35 @@ Row to_row(std::span<const float> x) {
 Row rms_norm(std::span<const double> x, std::span<const double> weight, double eps) {
     const double scale = 1 / std::sqrt(dot(x, x) / static_cast<double>(x.size()) + eps);
     Row out(x.size());
-    for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] * scale * weight[i];
+    for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] * scale * (weight.empty() ? 1 : weight[i]);
+    return out;
+}
+
+Row layer_norm(std::span<const double> x, std::span<const double> weight, double eps) {
+    const double mean = std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
+    Row centred(x.begin(), x.end());
+    for (double &value : centred) value -= mean;
+    return rms_norm(centred, weight, eps);
+}
+
+Row norm(const kernels::Norm &step, std::span<const double> x, std::span<const double> weight,
+         std::span<const double> bias) {
+    const size_t n = x.size() / static_cast<size_t>(step.parts);
+    const auto of_part = [&](std::span<const double> all, size_t at) {
+        return all.size() == x.size() ? all.subspan(at, n) : all;
+    };
+    Row out;
+    for (size_t at = 0; at < x.size(); at += n) {
+        const bool rms = step.kind == kernels::Norm::Kind::Rms;
+        Row part = (rms ? rms_norm : layer_norm)(x.subspan(at, n), of_part(weight, at), step.eps);
+        for (size_t i = 0; i < n && !bias.empty(); ++i) part[i] += of_part(bias, at)[i];
+        out.insert(out.end(), part.begin(), part.end());
+    }
     return out;
 }
 
 void rope(std::span<double> head, const kernels::RopeTable &table, int32_t position) {
+    head = head.subspan(static_cast<size_t>(table.first));
     const size_t pairs = table.inv_freq.size();
     for (size_t j = 0; j < pairs; ++j) {
         const bool adjacent = table.pairs == kernels::RopeTable::Pairs::Adjacent;
@@ -39,53 +64,79 @@ void rope(std::span<double> head, const kernels::RopeTable &table, int32_t posit
     }
 }
 
-Row attention(std::span<const double> q, std::span<const double> k, std::span<const double> v,
-              int64_t head_dim_v, int64_t begin, int64_t end, double scale) {
-    const auto row = [](std::span<const double> matrix, int64_t index, size_t width) {
-        return matrix.subspan(static_cast<size_t>(index) * width, width);
-    };
-    Row scores;
-    for (int64_t key = begin; key < end; ++key) scores.push_back(scale * dot(q, row(k, key, q.size())));
-    const double largest = *std::max_element(scores.begin(), scores.end());
-    double sum = 0;
-    Row out(static_cast<size_t>(head_dim_v), 0.0);
-    for (int64_t key = begin; key < end; ++key) {
-        const double p = std::exp(scores[static_cast<size_t>(key - begin)] - largest);
-        const auto value = row(v, key, out.size());
-        for (size_t d = 0; d < out.size(); ++d) out[d] += p * value[d];
-        sum += p;
-    }
-    for (double &x : out) x /= sum;
-    return out;
+double softcap(double x, double c) {
+    return c == 0 ? x : c * std::tanh(x / c);
 }
 
-Row attention_heads(std::span<const double> q, std::span<const double> k, std::span<const double> v,
-                    int64_t heads, int64_t kv_heads, int64_t head_dim_k, int64_t head_dim_v, int64_t own,
-                    int64_t window, double scale) {
-    // The keys and values of one K/V head, as a matrix of their own.
-    const auto head_of = [&](std::span<const double> all, int64_t head, int64_t width) {
-        Row out;
-        for (int64_t key = 0; key <= own; ++key) {
-            const auto from = all.begin() + (key * kv_heads + head) * width;
-            out.insert(out.end(), from, from + width);
-        }
-        return out;
+double temperature(const kernels::Attention::Temperature &t, int32_t position) {
+    const double steps = std::floor((static_cast<double>(position) + t.offset) / t.length);
+    return 1 + static_cast<double>(t.beta) * std::log(1 + steps);
+}
+
+Row attention_heads(const kernels::Attention &step, std::span<const double> q, std::span<const double> k,
+                    std::span<const double> v, int64_t own, std::span<const double> sinks) {
+    const size_t dk = static_cast<size_t>(step.head_dim_k), dv = static_cast<size_t>(step.head_dim_v);
+    const size_t kv_heads = static_cast<size_t>(step.kv_heads);
+    const auto visible = [&](int64_t key) {
+        if (step.window == 0) return true;
+        if (step.window_kind == kernels::Attention::Window::Sliding) return own - key < step.window;
+        return key / step.window == own / step.window;
     };
     Row out;
-    for (int64_t head = 0; head < heads; ++head) {
-        const int64_t kv_head = head / (heads / kv_heads);
-        const auto row =
-            attention(q.subspan(static_cast<size_t>(head * head_dim_k), static_cast<size_t>(head_dim_k)),
-                      head_of(k, kv_head, head_dim_k), head_of(v, kv_head, head_dim_v), head_dim_v,
-                      window > 0 ? std::max<int64_t>(0, own - window + 1) : 0, own + 1, scale);
-        out.insert(out.end(), row.begin(), row.end());
+    for (size_t head = 0; head < static_cast<size_t>(step.heads); ++head) {
+        const size_t kv_head = head / static_cast<size_t>(step.heads / step.kv_heads);
+        const auto row = [&](std::span<const double> all, int64_t key, size_t width) {
+            return all.subspan((static_cast<size_t>(key) * kv_heads + kv_head) * width, width);
+        };
+        std::vector<std::pair<int64_t, double>> scores;
+        for (int64_t key = 0; key <= own; ++key)
+            if (visible(key))
+                scores.emplace_back(key, softcap(static_cast<double>(step.scale) *
+                                                     dot(q.subspan(head * dk, dk), row(k, key, dk)),
+                                                 static_cast<double>(step.softcap)));
+        double largest = sinks.empty() ? scores[0].second : sinks[head];
+        for (const auto &[key, score] : scores) largest = std::max(largest, score);
+        double sum = sinks.empty() ? 0 : std::exp(sinks[head] - largest);
+        Row mixed(dv, 0.0);
+        for (const auto &[key, score] : scores) {
+            const double p = std::exp(score - largest);
+            const auto value = v.empty() ? row(k, key, dk).first(dv) : row(v, key, dv);
+            for (size_t d = 0; d < dv; ++d) mixed[d] += p * value[d];
+            sum += p;
+        }
+        for (const double x : mixed) out.push_back(x / sum);
     }
     return out;
 }
 
-Row swiglu(std::span<const double> gate, std::span<const double> up) {
+namespace {
+
+double activation(kernels::Gate::Act act, double x) {
+    using Act = kernels::Gate::Act;
+    switch (act) {
+        case Act::Silu:
+            return x / (1 + std::exp(-x));
+        case Act::GeluTanh:
+            return x / 2 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+        case Act::GeluErf:
+            return x / 2 * (1 + std::erf(x / std::numbers::sqrt2));
+        case Act::ReluSquared:
+            return x > 0 ? x * x : 0;
+        case Act::SiluClamped:
+            return std::min(x, 7.0) / (1 + std::exp(-1.702 * std::min(x, 7.0)));
+    }
+    return 0;
+}
+
+}  // namespace
+
+Row gate(kernels::Gate::Act act, std::span<const double> gate, std::span<const double> up) {
     Row out(gate.size());
-    for (size_t i = 0; i < gate.size(); ++i) out[i] = gate[i] / (1 + std::exp(-gate[i])) * up[i];
+    for (size_t i = 0; i < gate.size(); ++i) {
+        double factor = up.empty() ? 1 : up[i];
+        if (act == kernels::Gate::Act::SiluClamped) factor = std::clamp(factor, -7.0, 7.0) + 1;
+        out[i] = activation(act, gate[i]) * factor;
+    }
     return out;
 }
 

@@ -15,26 +15,33 @@ using Row = std::vector<double>;
 
 Row to_row(std::span<const float> x);
 
-// weight * x / sqrt(mean(x^2) + eps)
+// weight * x / sqrt(mean(x^2) + eps); an empty weight is ones
 Row rms_norm(std::span<const double> x, std::span<const double> weight, double eps);
+
+// weight * (x - mean(x)) / sqrt(variance(x) + eps)
+Row layer_norm(std::span<const double> x, std::span<const double> weight, double eps);
+
+// A Norm step without what it adds: every piece of x by itself, then + bias unless that is empty.
+Row norm(const kernels::Norm &step, std::span<const double> x, std::span<const double> weight,
+         std::span<const double> bias);
 
 // Rotates one head in place for a position; magnitude and untouched dimensions as RopeTable says.
 void rope(std::span<double> head, const kernels::RopeTable &table, int32_t position);
 
-// sum over keys begin <= i < end of softmax_i(scale * q . k_i) v_i.
-//   k: [keys][head_dim_k], v: [keys][head_dim_v] of one K/V head.
-Row attention(std::span<const double> q, std::span<const double> k, std::span<const double> v,
-              int64_t head_dim_v, int64_t begin, int64_t end, double scale);
+// All heads of one token that stands at index `own` of the keys, as steps 5 to 7 of kernels::Attention:
+// q [heads][head_dim_k], k [keys][kv_heads][head_dim_k], v [keys][kv_heads][head_dim_v] (empty: the first
+// dimensions of k), sinks [heads] or empty -> [heads][head_dim_v].
+Row attention_heads(const kernels::Attention &step, std::span<const double> q, std::span<const double> k,
+                    std::span<const double> v, int64_t own, std::span<const double> sinks = {});
 
-// All heads of one token that stands at index `own` of the keys: q [heads][head_dim_k],
-// k [keys][kv_heads][head_dim_k], v [keys][kv_heads][head_dim_v] -> [heads][head_dim_v]. window 0: all
-// earlier keys.
-Row attention_heads(std::span<const double> q, std::span<const double> k, std::span<const double> v,
-                    int64_t heads, int64_t kv_heads, int64_t head_dim_k, int64_t head_dim_v, int64_t own,
-                    int64_t window, double scale);
+// 1 + beta * ln(1 + floor((position + offset) / length))
+double temperature(const kernels::Attention::Temperature &temperature, int32_t position);
 
-// silu(gate) * up
-Row swiglu(std::span<const double> gate, std::span<const double> up);
+// c * tanh(x / c), or x if c is 0
+double softcap(double x, double c);
+
+// act(gate) * up, or act(gate) if up is empty
+Row gate(kernels::Gate::Act act, std::span<const double> gate, std::span<const double> up);
 
 // W x (+ bias, if not empty); W: [bias or rows][x.size()].
 Row linear(std::span<const double> weight, std::span<const double> x, std::span<const double> bias = {});

@@ -13,6 +13,17 @@ namespace runnel::tests {
 using namespace kernels;
 using reference::Row;
 
+namespace {
+
+RopeTable rope(RopeTable::Pairs pairs, int32_t dimensions, int32_t first) {
+    RopeTable table{.pairs = pairs, .magnitude = first > 0 ? 1.2f : 1, .inv_freq = {}, .first = first};
+    for (int32_t j = 0; j < dimensions / 2; ++j)
+        table.inv_freq.push_back(std::pow(10000.0, -2.0 * j / dimensions));
+    return table;
+}
+
+}  // namespace
+
 TinyProgram::TinyProgram(const TinyShape &shape, uint32_t seed) : shape_(shape), random_(seed) {
     x_ = slot(shape.width);
     normed_ = slot(shape.width);
@@ -23,15 +34,26 @@ TinyProgram::TinyProgram(const TinyShape &shape, uint32_t seed) : shape_(shape),
     gate_ = slot(shape.feed_forward);
     up_ = slot(shape.feed_forward);
     router_ = slot(shape.experts.count);
-    RopeTable rope{.pairs = shape.pairs, .magnitude = 1, .inv_freq = {}};
-    for (int32_t j = 0; j < shape.head_dim_k / 2; ++j)
-        rope.inv_freq.push_back(std::pow(10000.0, -2.0 * j / shape.head_dim_k));
-    program_.ropes.push_back(std::move(rope));
+    branch_ = slot(shape.width);
+    program_.ropes.push_back(rope(shape.pairs, shape.head_dim_k, 0));
     program_.vocab = shape.vocab;
-    program_.steps.push_back(Embed{matrix(shape.vocab, shape.width), x_});
-    for (int32_t layer = 0; layer < shape.layers; ++layer) add_layer(layer);
-    program_.steps.push_back(Norm{x_, normed_, vector(shape.width, 1, 0.2f), 1e-5f});
-    program_.steps.push_back(Logits{normed_, matrix(shape.vocab, shape.width)});
+    Embed embed{matrix(shape.vocab, shape.width), x_};
+    if (shape.varied) {
+        program_.ropes.push_back(rope(RopeTable::Pairs::Halves, shape.head_dim_k / 2, shape.head_dim_k / 4));
+        embed.scale = 1.5f;
+        embed.positions = matrix(40, shape.width);
+    }
+    program_.steps.push_back(embed);
+    for (int32_t layer = 0; layer < shape.layers; ++layer) shape.varied ? add_varied_layer() : add_layer();
+    program_.steps.push_back(shape.varied ? varied_norm(x_, normed_, kNoSlot)
+                                          : Norm{x_, normed_, vector(shape.width, 1, 0.2f), 1e-5f});
+    Logits logits{normed_, matrix(shape.vocab, shape.width)};
+    if (shape.varied) {
+        logits.bias = vector(shape.vocab, 0, 0.5f);
+        logits.scale = 1.25f;
+        logits.softcap = 3;
+    }
+    program_.steps.push_back(logits);
 }
 
 Slot TinyProgram::slot(int64_t width) {
@@ -73,17 +95,13 @@ Linear::Part TinyProgram::part(Slot in, Slot out, Slot add) {
     return {matrix(rows, cols), shape_.bias ? vector(rows, 0, 0.3f) : kNoWeight, out, add};
 }
 
-void TinyProgram::add_layer(int32_t layer) {
+Attention TinyProgram::attention() {
     const TinyShape &s = shape_;
-    program_.cache_layers.push_back({s.kv_heads, s.head_dim_k, s.head_dim_v});
-    program_.steps.push_back(Norm{x_, normed_, vector(s.width, 1, 0.2f), 1e-5f});
-    program_.steps.push_back(Linear{
-        normed_, {part(normed_, q_, kNoSlot), part(normed_, k_, kNoSlot), part(normed_, v_, kNoSlot)}});
     Attention attention{.q = q_,
                         .k = k_,
                         .v = v_,
                         .out = attended_,
-                        .layer = layer,
+                        .layer = static_cast<int32_t>(program_.cache_layers.size()),
                         .heads = s.heads,
                         .kv_heads = s.kv_heads,
                         .head_dim_k = s.head_dim_k,
@@ -96,7 +114,16 @@ void TinyProgram::add_layer(int32_t layer) {
         attention.q_norm = vector(s.head_dim_k, 1, 0.2f);
         attention.k_norm = vector(s.head_dim_k, 1, 0.2f);
     }
-    program_.steps.push_back(attention);
+    return attention;
+}
+
+void TinyProgram::add_layer() {
+    const TinyShape &s = shape_;
+    program_.steps.push_back(Norm{x_, normed_, vector(s.width, 1, 0.2f), 1e-5f});
+    program_.steps.push_back(Linear{
+        normed_, {part(normed_, q_, kNoSlot), part(normed_, k_, kNoSlot), part(normed_, v_, kNoSlot)}});
+    program_.steps.push_back(attention());
+    program_.cache_layers.push_back({s.kv_heads, s.head_dim_k, s.head_dim_v});
     program_.steps.push_back(Linear{attended_, {part(attended_, x_, x_)}});
     program_.steps.push_back(Norm{x_, normed_, vector(s.width, 1, 0.2f), 1e-5f});
     if (s.experts.count > 0) add_experts();
@@ -138,6 +165,76 @@ void TinyProgram::add_feed_forward() {
     program_.steps.push_back(Linear{gate_, {part(gate_, x_, x_)}});
 }
 
+bool TinyProgram::chance(double probability) {
+    return std::bernoulli_distribution(probability)(random_);
+}
+
+Norm TinyProgram::varied_norm(Slot in, Slot out, Slot add, int32_t parts) {
+    const int64_t width = program_.slots[static_cast<size_t>(in)].width;
+    const int64_t of_weight = chance(0.5) ? width : width / parts;
+    Norm norm{in, out, kNoWeight, 1e-5f, chance(0.5) ? Norm::Kind::Rms : Norm::Kind::Layer};
+    if (chance(0.8)) {
+        norm.weight = vector(of_weight, 1, 0.2f);
+        if (chance(0.5)) norm.bias = vector(of_weight, 0, 0.2f);
+    }
+    norm.add = add;
+    norm.parts = parts;
+    return norm;
+}
+
+void TinyProgram::vary(Attention &a) {
+    const int32_t ropes[] = {-1, 0, 1};
+    a.rope = ropes[random_() % 3];
+    a.norm_after_rope = chance(0.5);
+    if (chance(0.5)) a.q_norm = vector(shape_.head_dim_k, 1, 0.2f);
+    if (chance(0.5)) a.k_norm = vector(shape_.head_dim_k, 1, 0.2f);
+    if (chance(0.5)) a.window = 5 + static_cast<int32_t>(random_() % 50);
+    if (chance(0.5)) a.window_kind = Attention::Window::Chunked;
+    if (chance(0.5)) a.softcap = 1.5f;
+    if (chance(0.5)) a.sinks = vector(shape_.heads, 0, 2);
+    if (chance(0.5)) a.temperature = {.beta = 0.5f, .length = 8, .offset = chance(0.5) ? 1 : 0};
+}
+
+// Adds the output of a block to the residual stream, behind a norm or scaled.
+void TinyProgram::add_output_of_block(Slot from) {
+    if (chance(0.5)) {
+        program_.steps.push_back(Linear{from, {part(from, branch_, kNoSlot)}});
+        program_.steps.push_back(varied_norm(branch_, x_, x_));
+    } else {
+        Linear::Part output = part(from, x_, x_);
+        output.scale = 0.5f;
+        program_.steps.push_back(Linear{from, {output}});
+    }
+}
+
+void TinyProgram::add_varied_layer() {
+    const TinyShape &s = shape_;
+    Attention a = attention();
+    vary(a);
+    const bool shared = !program_.cache_layers.empty() && chance(0.3), latent = chance(0.3);
+    if (shared)
+        --a.layer;
+    else
+        program_.cache_layers.push_back({s.kv_heads, s.head_dim_k, latent ? 0 : s.head_dim_v});
+    if (shared || latent) a.v = kNoSlot;
+    if (shared) a.k = kNoSlot;
+    program_.steps.push_back(varied_norm(x_, normed_, kNoSlot));
+    Linear projections{normed_, {part(normed_, q_, kNoSlot)}};
+    if (a.k != kNoSlot) projections.parts.push_back(part(normed_, k_, kNoSlot));
+    if (a.v != kNoSlot) projections.parts.push_back(part(normed_, v_, kNoSlot));
+    program_.steps.push_back(projections);
+    if (chance(0.3)) program_.steps.push_back(varied_norm(q_, q_, kNoSlot, s.heads));
+    program_.steps.push_back(a);
+    add_output_of_block(attended_);
+    const bool plain = chance(0.5);
+    const auto act = static_cast<Gate::Act>(random_() % (plain ? 4 : 5));
+    program_.steps.push_back(varied_norm(x_, normed_, kNoSlot));
+    program_.steps.push_back(Linear{normed_, {part(normed_, gate_, kNoSlot)}});
+    if (!plain) program_.steps.push_back(Linear{normed_, {part(normed_, up_, kNoSlot)}});
+    program_.steps.push_back(Gate{gate_, plain ? kNoSlot : up_, gate_, act});
+    add_output_of_block(gate_);
+}
+
 namespace {
 
 // One sequence going through a program, token by token.
@@ -171,27 +268,44 @@ class Interpreter {
         const Row table = weight(s.table);
         const auto row = table.begin() + static_cast<std::ptrdiff_t>(cols) * token_;
         slot(s.out).assign(row, row + static_cast<std::ptrdiff_t>(cols));
-        for (double &value : slot(s.out)) value *= static_cast<double>(s.scale);
+        const Row positions = weight(s.positions);
+        const size_t last = positions.size() / cols;
+        const size_t at = std::min<size_t>(static_cast<size_t>(position_), last - (last > 0)) * cols;
+        for (size_t i = 0; i < cols; ++i) {
+            slot(s.out)[i] *= static_cast<double>(s.scale);
+            if (!positions.empty()) slot(s.out)[i] += positions[at + i];
+        }
     }
-    void run(const Norm &s) { slot(s.out) = reference::rms_norm(slot(s.in), weight(s.weight), s.eps); }
+    void run(const Norm &s) {
+        Row result = reference::norm(s, slot(s.in), weight(s.weight), weight(s.bias));
+        for (size_t i = 0; i < result.size() && s.add != kNoSlot; ++i) result[i] += slot(s.add)[i];
+        slot(s.out) = std::move(result);
+    }
     void run(const Linear &s) {
         std::vector<Row> results;
         for (const Linear::Part &part : s.parts) {
             results.push_back(reference::linear(weight(part.weight), slot(s.in), weight(part.bias)));
+            for (double &value : results.back()) value *= static_cast<double>(part.scale);
             if (part.add != kNoSlot)
                 for (size_t i = 0; i < results.back().size(); ++i) results.back()[i] += slot(part.add)[i];
         }
         for (size_t i = 0; i < results.size(); ++i) slot(s.parts[i].out) = results[i];
     }
-    void turn(Row &heads, int32_t head_dim, const Attention &s, WeightId norm) {
+    void turn(Row &heads, const Attention &s, WeightId norm) {
         const Row norm_weight = weight(norm);
-        for (size_t at = 0; at < heads.size(); at += static_cast<size_t>(head_dim)) {
-            const std::span<double> head = std::span(heads).subspan(at, static_cast<size_t>(head_dim));
+        const size_t n = static_cast<size_t>(s.head_dim_k);
+        for (size_t at = 0; at < heads.size(); at += n) {
+            const std::span<double> head = std::span(heads).subspan(at, n);
+            const auto rotate = [&] {
+                if (s.rope >= 0)
+                    reference::rope(head, program_.ropes[static_cast<size_t>(s.rope)], position_);
+            };
+            if (s.norm_after_rope) rotate();
             if (!norm_weight.empty()) {
                 const Row normed = reference::rms_norm(head, norm_weight, s.norm_eps);
                 std::copy(normed.begin(), normed.end(), head.begin());
             }
-            if (s.rope >= 0) reference::rope(head, program_.ropes[static_cast<size_t>(s.rope)], position_);
+            if (!s.norm_after_rope) rotate();
         }
     }
     static void append_as_half(Row &cache, const Row &values) {
@@ -201,15 +315,24 @@ class Interpreter {
     }
     void run(const Attention &s) {
         const size_t layer = static_cast<size_t>(s.layer);
-        turn(slot(s.q), s.head_dim_k, s, s.q_norm);
-        turn(slot(s.k), s.head_dim_k, s, s.k_norm);
-        append_as_half(keys_[layer], slot(s.k));
-        append_as_half(values_[layer], slot(s.v));
-        slot(s.out) = reference::attention_heads(slot(s.q), keys_[layer], values_[layer], s.heads, s.kv_heads,
-                                                 s.head_dim_k, s.head_dim_v, position_, s.window,
-                                                 static_cast<double>(s.scale));
+        turn(slot(s.q), s, s.q_norm);
+        for (double &value : slot(s.q)) value *= reference::temperature(s.temperature, position_);
+        if (s.k != kNoSlot) {
+            turn(slot(s.k), s, s.k_norm);
+            append_as_half(keys_[layer], slot(s.k));
+            if (s.v != kNoSlot) append_as_half(values_[layer], slot(s.v));
+        }
+        slot(s.out) = reference::attention_heads(s, slot(s.q), keys_[layer], values_[layer], position_,
+                                                 weight(s.sinks));
     }
-    void run(const Gate &s) { slot(s.out) = reference::swiglu(slot(s.gate), slot(s.up)); }
+    void run(const Gate &s) {
+        slot(s.out) = reference::gate(s.act, slot(s.gate), s.up == kNoSlot ? Row{} : slot(s.up));
+    }
+    void run(const Logits &s) {
+        logits_ = reference::linear(weight(s.weight), slot(s.in), weight(s.bias));
+        for (double &value : logits_)
+            value = reference::softcap(value * static_cast<double>(s.scale), static_cast<double>(s.softcap));
+    }
     // The matrix of one expert, or its row of biases.
     Row of_expert(WeightId id, size_t expert, int64_t experts) const {
         const Row all = weight(id);
@@ -239,14 +362,14 @@ class Interpreter {
         Row out = s.add == kNoSlot ? Row(slot(s.out).size(), 0.0) : slot(s.add);
         for (const auto &[expert, w] : chosen_) {
             const auto [gate, up] = gate_and_up(s, expert, experts);
-            const Row y = reference::linear(of_expert(s.down, expert, experts), reference::swiglu(gate, up),
-                                            of_expert(s.down_bias, expert, experts));
+            const Row y =
+                reference::linear(of_expert(s.down, expert, experts), reference::gate(s.act, gate, up),
+                                  of_expert(s.down_bias, expert, experts));
             out.resize(y.size());
             for (size_t i = 0; i < y.size(); ++i) out[i] += (s.weights_on_input ? 1 : w) * y[i];
         }
         slot(s.out) = out;
     }
-    void run(const Logits &s) { logits_ = reference::linear(weight(s.weight), slot(s.in)); }
 
     const Program &program_;
     std::vector<Row> weights_, slots_, keys_, values_;

@@ -29,6 +29,7 @@ struct TinyShape {
     int32_t window = 0;
     kernels::RopeTable::Pairs pairs = kernels::RopeTable::Pairs::Adjacent;
     bool head_norm = false, bias = false;
+    bool varied = false;                // every layer a random choice of all that program.h offers
     gguf::Type type = gguf::Type::F32;  // of all matrices
     TinyExperts experts = {};
 };
@@ -45,16 +46,23 @@ class TinyProgram {
     kernels::WeightId matrix(int64_t rows, int64_t cols);
     kernels::WeightId vector(int64_t size, float center, float spread);
     kernels::Slot slot(int64_t width);
+    bool chance(double probability);
+    // A random one of the norms; `parts` of them.
+    kernels::Norm varied_norm(kernels::Slot in, kernels::Slot out, kernels::Slot add, int32_t parts = 1);
     kernels::Linear::Part part(kernels::Slot in, kernels::Slot out, kernels::Slot add);
-    void add_layer(int32_t layer);
+    kernels::Attention attention();
+    void vary(kernels::Attention &attention);
+    void add_output_of_block(kernels::Slot from);
+    void add_layer();
     void add_feed_forward();
     void add_experts();
+    void add_varied_layer();
 
     TinyShape shape_;
     std::mt19937 random_;
     kernels::Program program_;
     std::vector<std::vector<std::byte>> memory_;
-    kernels::Slot x_, normed_, q_, k_, v_, attended_, gate_, up_, router_;
+    kernels::Slot x_, normed_, q_, k_, v_, attended_, gate_, up_, branch_, router_;
 };
 
 // Logits of every token of a sequence: the program's steps in double precision, one token after the other.

@@ -54,6 +54,10 @@ Floats rounded_to_half(const Floats &x) {
 
 struct Shape {
     int32_t cells, heads, head_dim_k, head_dim_v, window;
+    bool chunked = false;
+    float softcap = 0;
+    bool sinks = false;  // some below, some above the scores
+    bool values_are_keys = false;
 };
 
 // A sequence in a cache with two K/V heads whose blocks lie in random order among others; what nobody has
@@ -72,8 +76,13 @@ class Sequence {
         pages = {k_cache_.data() + k_page, v_cache_.data() + v_page, 2 * k_page, 2 * v_page, table.data(),
                  shape.head_dim_k,         shape.head_dim_v};
         q = normal(engine, int64_t{shape.cells} * shape.heads * shape.head_dim_k, spread);
+        if (shape.values_are_keys) pages.v = nullptr;
+        sinks = normal(engine, shape.heads, 5);
         k = normal(engine, int64_t{shape.cells} * shape.head_dim_k);
         v = normal(engine, int64_t{shape.cells} * shape.head_dim_v);
+        for (int32_t i = 0; i < shape.cells * shape.head_dim_v && shape.values_are_keys; ++i)
+            v[static_cast<size_t>(i)] =
+                k[static_cast<size_t>(i / shape.head_dim_v * shape.head_dim_k + i % shape.head_dim_v)];
     }
 
     void append(const AttentionKernels &kernels, int32_t cell, int32_t tokens) {
@@ -106,13 +115,16 @@ class Sequence {
         tile.first_cell = cell;
         tile.window = shape.window;
         tile.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim_k));
+        tile.chunked = shape.chunked;
+        tile.softcap = shape.softcap;
+        if (shape.sinks) tile.sinks = sinks.data();
         return tile;
     }
 
     Shape shape;
     std::vector<BlockId> table;
     KvPages pages;
-    Floats q, k, v;
+    Floats q, k, v, sinks;
 
   private:
     std::vector<uint16_t> k_cache_, v_cache_;
@@ -165,6 +177,7 @@ Floats attend_one_by_one(const AttentionKernels &kernels, const Sequence &sequen
             tile.q += t * whole.q_stride + h * whole.pages.head_dim_k;
             tile.out += t * whole.out_stride + h * whole.pages.head_dim_v;
             tile.first_cell += t;
+            if (tile.sinks) tile.sinks += h;
             tile.tokens = tile.heads = 1;
             kernels.attend(tile, scratch_for(tile).get());
         }
@@ -200,6 +213,7 @@ Partial range_by_definition(const float *q, const Floats &k, const Floats &v, co
             float sum = 0;
             for (int32_t d = 0; d < dk; ++d) sum = std::fma(q[d], k[static_cast<size_t>(cell * dk + d)], sum);
             s[cell % 32] = sum * tile.scale;
+            if (tile.softcap != 0) vector_scalar().softcap(tile.softcap, s + cell % 32, 1, s + cell % 32);
             largest = std::max(largest, s[cell % 32]);
         }
         if (largest > out.m) {
@@ -227,7 +241,9 @@ Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32_t toke
     const Floats k = rounded_to_half(sequence.k), v = rounded_to_half(sequence.v);
     for (int32_t row = 0; row < tokens * tile.heads; ++row) {
         const int32_t own = cell + row / tile.heads;
-        const int32_t seen = tile.window == 0 ? 0 : std::max(0, own - tile.window + 1);
+        const int32_t seen = tile.window == 0 ? 0
+                             : tile.chunked   ? own / tile.window * tile.window
+                                              : std::max(0, own - tile.window + 1);
         Partial joined;
         for (int32_t range = seen / kRangeCells; range <= own / kRangeCells; ++range) {
             const Partial part = range_by_definition(tile.q + int64_t{row} * tile.pages.head_dim_k, k, v,
@@ -244,7 +260,13 @@ Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32_t toke
             for (size_t d = 0; d < joined.o.size(); ++d)
                 joined.o[d] = std::fma(part.o[d], b, joined.o[d] * a);
         }
-        for (const float o : joined.o) out.push_back(o / joined.l);
+        float a = 1;
+        if (tile.sinks) {
+            const float sink = tile.sinks[row % tile.heads], larger = std::max(joined.m, sink);
+            a = exponential(joined.m - larger);
+            joined.l = std::fma(joined.l, a, exponential(sink - larger));
+        }
+        for (const float o : joined.o) out.push_back(o * a / joined.l);
     }
     return out;
 }
@@ -254,13 +276,28 @@ double error_against_reference(const Sequence &sequence, int32_t cell, int32_t t
     const Shape &s = sequence.shape;
     const auto k = reference::to_row(rounded_to_half(sequence.k)),
                v = reference::to_row(rounded_to_half(sequence.v));
-    const auto q = reference::to_row(sequence.q);
+    const auto q = reference::to_row(sequence.q), sinks = reference::to_row(sequence.sinks);
+    const Attention step{
+        .q = 0,
+        .k = 1,
+        .v = 2,
+        .out = 3,
+        .layer = 0,
+        .heads = s.heads,
+        .kv_heads = 1,
+        .head_dim_k = s.head_dim_k,
+        .head_dim_v = s.head_dim_v,
+        .scale = 1 / std::sqrt(static_cast<float>(s.head_dim_k)),
+        .window = s.window,
+        .window_kind = s.chunked ? Attention::Window::Chunked : Attention::Window::Sliding,
+        .softcap = s.softcap,
+    };
     double worst = 0;
     for (int32_t t = 0; t < tokens; ++t) {
         const int64_t own = cell + t, width = int64_t{s.heads} * s.head_dim_k;
         const auto expected = reference::attention_heads(
-            std::span(q).subspan(static_cast<size_t>(own * width), static_cast<size_t>(width)), k, v, s.heads,
-            1, s.head_dim_k, s.head_dim_v, own, s.window, 1 / std::sqrt(static_cast<double>(s.head_dim_k)));
+            step, std::span(q).subspan(static_cast<size_t>(own * width), static_cast<size_t>(width)), k,
+            s.values_are_keys ? reference::Row{} : v, own, s.sinks ? sinks : reference::Row{});
         for (size_t i = 0; i < expected.size(); ++i) {
             const double difference =
                 std::fabs(out[static_cast<size_t>(t) * expected.size() + i] - expected[i]);
@@ -312,8 +349,18 @@ TEST_CASE("attention: against double precision over random shapes") {
         const int32_t heads =
             std::vector<int32_t>{1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 64}[static_cast<size_t>(round) % 11];
         const int32_t head_dim_k = any_dim();
-        const Shape shape{past + tokens, heads, head_dim_k, round % 4 == 0 ? any_dim() : head_dim_k,
-                          round % 2 == 0 ? 0 : pick(engine, 1, past + tokens)};
+        const bool values_are_keys = round % 7 == 3;
+        const Shape shape{past + tokens,
+                          heads,
+                          head_dim_k,
+                          values_are_keys  ? std::max(1, head_dim_k - 16)
+                          : round % 4 == 0 ? any_dim()
+                                           : head_dim_k,
+                          round % 2 == 0 ? 0 : pick(engine, 1, past + tokens),
+                          round % 3 == 0,
+                          round % 5 == 1 ? 3.0f : 0,
+                          round % 4 == 1,
+                          values_are_keys};
         CAPTURE(round);
         CAPTURE(tokens);
         CAPTURE(past);
@@ -321,6 +368,10 @@ TEST_CASE("attention: against double precision over random shapes") {
         CAPTURE(shape.head_dim_k);
         CAPTURE(shape.head_dim_v);
         CAPTURE(shape.window);
+        CAPTURE(shape.chunked);
+        CAPTURE(shape.softcap);
+        CAPTURE(shape.sinks);
+        CAPTURE(values_are_keys);
         Sequence sequence(engine, shape, round % 5 == 0 ? kHalfInfinity : kHalfNan, 2);
         sequence.append_all(attention_best(), engine);
         const Floats scalar = attend(attention_scalar(), sequence, past, tokens);
@@ -336,8 +387,10 @@ TEST_CASE("attention: against double precision over random shapes") {
 
 TEST_CASE("attention: rows are what the header defines, to the last bit") {
     Engine engine(7);
-    for (const Shape shape : {Shape{1, 1, 32, 32, 0}, Shape{1090, 3, 33, 20, 0}, Shape{1090, 3, 33, 20, 600},
-                              Shape{700, 8, 64, 64, 33}, Shape{45, 5, 80, 96, 0}}) {
+    for (const Shape shape :
+         {Shape{1, 1, 32, 32, 0}, Shape{1090, 3, 33, 20, 0}, Shape{1090, 3, 33, 20, 600},
+          Shape{700, 8, 64, 64, 33}, Shape{45, 5, 80, 96, 0}, Shape{1090, 3, 33, 20, 600, true, 4, true},
+          Shape{540, 2, 64, 48, 0, false, 0, true, true}}) {
         CAPTURE(shape.cells);
         CAPTURE(shape.window);
         Sequence sequence(engine, shape, kHalfNan, 3);

@@ -141,6 +141,8 @@ const std::vector<TinyShape> &shapes() {
          .head_dim_v = 33},
         {.layers = 3, .heads = 6, .kv_heads = 1, .head_dim_k = 32, .head_dim_v = 24, .head_norm = true},
         {.heads = 4, .kv_heads = 4, .window = 37, .pairs = RopeTable::Pairs::Halves, .bias = true},
+        {.layers = 5, .head_dim_k = 24, .bias = true, .varied = true},
+        {.layers = 5, .width = 96, .heads = 3, .kv_heads = 1, .varied = true},
     };
     return all;
 }
@@ -163,6 +165,24 @@ TEST_CASE("cpu backend: logits agree with double precision") {
                             doctest::Approx(expected[t][v]).epsilon(2e-3).scale(1));
                 }
         }
+}
+
+TEST_CASE("cpu backend: whatever a program is made of, its logits agree with double precision") {
+    for (uint32_t seed = 100; seed < 140; ++seed) {
+        CAPTURE(seed);
+        const TinyShape shape{
+            .width = 48, .feed_forward = 40, .head_dim_k = 20, .bias = true, .varied = true};
+        const TinyProgram tiny(shape, seed);
+        const std::vector<int32_t> tokens = random_tokens(60, shape.vocab, seed);
+        const auto expected = tests::reference_logits(tiny.program(), tokens);
+        const Logits2 got = Runner(tiny.program(), 2).run(tokens, 17);
+        for (size_t t = 0; t < tokens.size(); ++t)
+            for (size_t v = 0; v < expected[t].size(); ++v) {
+                CAPTURE(t);
+                REQUIRE(static_cast<double>(got[t][v]) ==
+                        doctest::Approx(expected[t][v]).epsilon(2e-3).scale(1));
+            }
+    }
 }
 
 TEST_CASE("cpu backend: chunks, threads and instruction sets change no bit") {

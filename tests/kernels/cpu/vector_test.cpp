@@ -61,42 +61,62 @@ double ulps(float x, double exact) {
 
 }  // namespace
 
-TEST_CASE("RMS norm: against double precision, bit-equal between instruction sets") {
+TEST_CASE("norms: against double precision, bit-equal between instruction sets") {
     Random random(1);
     for (const int64_t n : kLengths) {
-        for (const float magnitude : {1e-4f, 1.0f, 300.0f}) {
+        for (int round = 0; round < 16; ++round) {
+            const bool rms = round % 2 == 0;
+            const float magnitude = std::vector<float>{1e-4f, 1.0f, 300.0f}[static_cast<size_t>(round) % 3];
             CAPTURE(n);
-            CAPTURE(magnitude);
-            const Floats x = random.normal(static_cast<size_t>(n), magnitude),
-                         w = random.normal(static_cast<size_t>(n));
-            const auto expected = reference::rms_norm(reference::to_row(x), reference::to_row(w), 1e-5f);
-            Floats scalar(x.size());
-            vector_scalar().rms_norm(x.data(), w.data(), n, 1e-5f, scalar.data());
-            for (size_t i = 0; i < x.size(); ++i)
-                CHECK(scalar[i] == doctest::Approx(expected[i]).epsilon(2e-6).scale(1e-3));
+            CAPTURE(round);
+            const auto size = static_cast<size_t>(n);
+            Floats x = random.normal(size, magnitude);
+            for (float &value : x) value += magnitude;
+            const Floats w = random.normal(size), bias = random.normal(size), add = random.normal(size);
+            const VectorKernels::NormVectors with{round & 2 ? w.data() : nullptr,
+                                                  round & 4 ? bias.data() : nullptr,
+                                                  round & 8 ? add.data() : nullptr};
+            auto expected = (rms ? reference::rms_norm : reference::layer_norm)(
+                reference::to_row(x), with.weight ? reference::to_row(w) : reference::Row{}, 1e-5f);
+            for (size_t i = 0; i < size; ++i)
+                expected[i] += (with.bias ? double{bias[i]} : 0) + (with.add ? double{add[i]} : 0);
+            const auto norm = [&](const VectorKernels &kernels, const float *in, float *out) {
+                (rms ? kernels.rms_norm : kernels.layer_norm)(in, with, n, 1e-5f, out);
+            };
+            Floats scalar(size);
+            norm(vector_scalar(), x.data(), scalar.data());
+            for (size_t i = 0; i < size; ++i)
+                CHECK(scalar[i] == doctest::Approx(expected[i]).epsilon(4e-6).scale(1));
             for (const VectorKernels *kernels : all_kernels()) {
                 CAPTURE(kernels->name);
                 Floats in_place = x;
-                kernels->rms_norm(in_place.data(), w.data(), n, 1e-5f, in_place.data());
+                norm(*kernels, in_place.data(), in_place.data());
                 CHECK(same_bits(in_place, scalar));
             }
         }
     }
 }
 
-TEST_CASE("RMS norm sums in the documented order") {
+TEST_CASE("norms sum in the documented order") {
     Random random(10);
     for (const int64_t n : kLengths) {
         CAPTURE(n);
         const Floats x = random.normal(static_cast<size_t>(n)), w = random.normal(static_cast<size_t>(n));
-        float s[8] = {};
-        for (size_t k = 0; k < x.size(); ++k) s[k % 8] = std::fma(x[k], x[k], s[k % 8]);
-        const float sum = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-        const float scale = 1.0f / std::sqrt(sum / static_cast<float>(n) + 1e-6f);
-        Floats expected(x.size()), out(x.size());
-        for (size_t k = 0; k < x.size(); ++k) expected[k] = (x[k] * scale) * w[k];
-        vector_scalar().rms_norm(x.data(), w.data(), n, 1e-6f, out.data());
-        CHECK(same_bits(out, expected));
+        const auto fold = [](const float *s) {
+            return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+        };
+        float sums[8] = {};
+        for (size_t k = 0; k < x.size(); ++k) sums[k % 8] += x[k];
+        for (const float mean : {0.0f, fold(sums) / static_cast<float>(n)}) {
+            float s[8] = {};
+            for (size_t k = 0; k < x.size(); ++k) s[k % 8] = std::fma(x[k] - mean, x[k] - mean, s[k % 8]);
+            const float scale = 1.0f / std::sqrt(fold(s) / static_cast<float>(n) + 1e-6f);
+            Floats expected(x.size()), out(x.size());
+            for (size_t k = 0; k < x.size(); ++k) expected[k] = ((x[k] - mean) * scale) * w[k];
+            const auto norm = mean == 0 ? vector_scalar().rms_norm : vector_scalar().layer_norm;
+            norm(x.data(), {w.data(), nullptr, nullptr}, n, 1e-6f, out.data());
+            CHECK(same_bits(out, expected));
+        }
     }
 }
 
@@ -129,31 +149,74 @@ TEST_CASE("exp is within 1.25 ulp, exact at 0 and saturates") {
     }
 }
 
-TEST_CASE("SwiGLU: against double precision, bit-equal between instruction sets") {
+TEST_CASE("gates: against double precision, bit-equal between instruction sets") {
     Random random(3);
-    for (const int64_t n : kLengths) {
-        CAPTURE(n);
-        const Floats gate = random.normal(static_cast<size_t>(n), 8),
-                     up = random.normal(static_cast<size_t>(n));
-        const auto expected = reference::swiglu(reference::to_row(gate), reference::to_row(up));
-        Floats scalar(gate.size());
-        vector_scalar().swiglu(gate.data(), up.data(), n, scalar.data());
-        for (size_t i = 0; i < gate.size(); ++i)
-            CHECK(scalar[i] == doctest::Approx(expected[i]).epsilon(1e-6).scale(1e-6));
+    for (const Gate::Act act : {Gate::Act::Silu, Gate::Act::GeluTanh, Gate::Act::GeluErf,
+                                Gate::Act::ReluSquared, Gate::Act::SiluClamped})
+        for (const int64_t n : kLengths)
+            for (const bool has_up : {true, false}) {
+                if (act == Gate::Act::SiluClamped && !has_up) continue;
+                CAPTURE(n);
+                CAPTURE(has_up);
+                CAPTURE(static_cast<int>(act));
+                const Floats gate = random.normal(static_cast<size_t>(n), 8),
+                             up = random.normal(static_cast<size_t>(n), 5);
+                const float *factors = has_up ? up.data() : nullptr;
+                const auto expected = reference::gate(act, reference::to_row(gate),
+                                                      has_up ? reference::to_row(up) : reference::Row{});
+                Floats scalar(gate.size());
+                vector_scalar().gate(act, gate.data(), factors, n, scalar.data());
+                for (size_t i = 0; i < gate.size(); ++i)
+                    CHECK(scalar[i] == doctest::Approx(expected[i]).epsilon(8e-6).scale(1));
+                for (const VectorKernels *kernels : all_kernels()) {
+                    CAPTURE(kernels->name);
+                    Floats out = gate;
+                    kernels->gate(act, out.data(), factors, n, out.data());
+                    CHECK(same_bits(out, scalar));
+                }
+            }
+}
+
+TEST_CASE("gates saturate, and NaN stays") {
+    const Floats extreme{-1e30f, -200, -90, 0, 90, 200, 1e30f, NAN}, ones(8, 1.0f);
+    for (const VectorKernels *kernels : all_kernels()) {
+        CAPTURE(kernels->name);
+        Floats out(8);
+        for (const Gate::Act act : {Gate::Act::Silu, Gate::Act::GeluTanh, Gate::Act::GeluErf}) {
+            CAPTURE(static_cast<int>(act));
+            kernels->gate(act, extreme.data(), ones.data(), 8, out.data());
+            CHECK(std::fabs(out[1]) < 1e-30f);
+            CHECK(out[3] == 0);
+            CHECK(out[4] == 90);
+            CHECK(std::isnan(out[7]));
+        }
+        kernels->gate(Gate::Act::ReluSquared, extreme.data(), nullptr, 8, out.data());
+        CHECK(out[1] == 0);
+        CHECK(out[4] == 8100);
+        CHECK(std::isnan(out[7]));
+        kernels->gate(Gate::Act::SiluClamped, extreme.data(), extreme.data(), 8, out.data());
+        CHECK(out[5] == doctest::Approx(56));
+        CHECK(std::isnan(out[7]));
+    }
+}
+
+TEST_CASE("soft-cap: against double precision, bit-equal between instruction sets") {
+    Random random(12);
+    for (const float c : {0.5f, 30.0f, 50.0f}) {
+        Floats x = random.normal(1003, c), scalar(1003), out(1003);
+        x[0] = 1e30f, x[1] = -1e30f, x[2] = 0;
+        vector_scalar().softcap(c, x.data(), 1003, scalar.data());
+        for (size_t i = 0; i < x.size(); ++i)
+            CHECK(std::fabs(double{scalar[i]} - reference::softcap(double{x[i]}, double{c})) <
+                  3e-7 * double{c});
+        CHECK(scalar[0] == c);
+        CHECK(scalar[1] == -c);
+        CHECK(scalar[2] == 0);
         for (const VectorKernels *kernels : all_kernels()) {
-            CAPTURE(kernels->name);
-            Floats out = gate;
-            kernels->swiglu(out.data(), up.data(), n, out.data());
+            kernels->softcap(c, x.data(), 1003, out.data());
             CHECK(same_bits(out, scalar));
         }
     }
-    const Floats extreme{-1e30f, -200, -90, 0, 90, 200, 1e30f}, ones(7, 1.0f);
-    Floats out(7);
-    vector_best().swiglu(extreme.data(), ones.data(), 7, out.data());
-    CHECK(std::fabs(out[1]) < 1e-30f);
-    CHECK(out[3] == 0);
-    CHECK(out[4] == 90);
-    CHECK(out[6] == 1e30f);
 }
 
 TEST_CASE("RoPE: both pair orders, partial rotation, odd sizes") {
