@@ -71,7 +71,7 @@ $(BUILD)/librunnel.a: $(objects)
 
 # In the tests the same kernel sources run in an emulator of the device (tests/simt/), which hears of every load
 # and store through the calls that -fsanitize=thread puts in; kernels/cuda/'s host code is the program's own.
-simt_objects := $(cuda_kernels:%.cu=$(BUILD)/simt/%.o) $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
+simt_objects := $(cuda_kernels:%.cu=$(BUILD)/simt/%.o) $(patsubst %.cu,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cu)) $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
 SIMT_TRACE = -O2 -fno-tree-vectorize -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -Wno-unknown-pragmas \
   $(if $(SANITIZE),-fsanitize=undefined -fno-sanitize-recover=all)
 $(BUILD)/simt/%.o: %.cu Makefile | setup

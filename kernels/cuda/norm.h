@@ -1,7 +1,7 @@
 // RMS norm inside a block of 256 threads, for kernels that quantise their input themselves.
 #pragma once
 
-#include "kernels/cuda/activations.h"
+#include "kernels/cuda/activation_group.h"
 #include "kernels/cuda/device.h"
 
 namespace runnel::kernels::cuda {

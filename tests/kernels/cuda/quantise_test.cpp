@@ -1,0 +1,157 @@
+#include "kernels/cuda/quantise.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "tests/simt/buffer.h"
+#include "tests/simt/simt.h"
+#include "tests/support/random.h"
+#include "tests/support/reference.h"
+
+using namespace runnel;
+using namespace runnel::kernels::cuda;
+
+namespace {
+
+struct Rows {
+    int32_t width, rows;
+    std::vector<float> x, weight;
+};
+
+Rows random_rows(testing::Random &random, int32_t width, int32_t rows) {
+    Rows r{width, rows, {}, {}};
+    for (int i = 0; i < width * rows; ++i) r.x.push_back(random.normal() * (i % 97 == 3 ? 30.0f : 1.0f));
+    for (int i = 0; i < width; ++i) r.weight.push_back(0.5f + random.uniform());
+    return r;
+}
+
+// What the device wrote, as plain numbers.
+struct Quantised {
+    std::vector<int8_t> hi, lo;  // [row][k]
+    std::vector<float> scales;
+    std::vector<int32_t> sums, sums16;  // as stored
+    std::vector<std::byte> bytes;
+    std::vector<float> normed;
+};
+
+Quantised run(const Rows &r, bool norm, float eps) {
+    Stream stream;
+    const simt::Buffer<float> x(stream, r.x, "x"), weight(stream, r.weight, "norm weight", Region::Weights);
+    const auto bytes = static_cast<size_t>(activation_bytes(r.width, r.rows));
+    const simt::Buffer<std::byte> memory(stream, bytes, "activations");
+    const simt::Buffer<float> normed(stream, r.x.size(), "normed");
+    // Bytes between the rows, which are not written.
+    stream.fill(memory.data(), 0, bytes);
+    const Activations out = place_activations(memory.data(), r.width, r.rows);
+    launch(stream, quantise_kernel(), {static_cast<uint32_t>(r.rows), kQuantiseShared, true},
+           {x.data(), norm ? weight.data() : nullptr, normed.data(), eps, r.width, r.width, out});
+    Quantised q;
+    q.bytes = memory.read();
+    q.normed = normed.read();
+    const Activations host = place_activations(q.bytes.data(), r.width, r.rows);
+    for (int row = 0; row < r.rows; ++row) {
+        for (int k = 0; k < r.width; ++k) {
+            const int t = k / 4 % 4, sub = k / 32 % 2, h = k / 16 % 2, i = k % 4;
+            const int8_t *at =
+                host.values + row * host.values_stride + k / 64 * 128 + 16 * t + 8 * sub + 4 * h + i;
+            q.hi.push_back(at[0]);
+            q.lo.push_back(at[64]);
+        }
+        const auto copy = [row](auto &to, const auto *from, int64_t stride, int64_t count) {
+            to.insert(to.end(), from + row * stride, from + row * stride + count);
+        };
+        copy(q.scales, host.scales, host.scales_stride, (r.width + 255) / 256);
+        copy(q.sums, host.sums, host.sums_stride, r.width / 32 * 2);
+        copy(q.sums16, host.sums16, host.sums16_stride, r.width / 16 * 2);
+    }
+    return q;
+}
+
+void check_sums(const std::vector<int8_t> &values, const std::vector<int32_t> &sums, int group, int which) {
+    for (size_t g = 0; g < values.size() / static_cast<size_t>(group); ++g) {
+        int32_t sum = 0;
+        for (int i = 0; i < group; ++i)
+            sum += values[g * static_cast<size_t>(group) + static_cast<size_t>(i)];
+        REQUIRE(sums[2 * g + static_cast<size_t>(which)] == sum);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("cuda quantise: norm and 15-bit values match the double-precision reference") {
+    testing::Random random(11);
+    for (const int32_t width : {32, 64, 96, 256, 288, 896, 2048 + 32, 4096})
+        for (const bool norm : {true, false}) {
+            CAPTURE(width);
+            CAPTURE(norm);
+            const Rows r = random_rows(random, width, 1 + static_cast<int32_t>(random.below(3)));
+            const Quantised q = run(r, norm, 1e-5f);
+            for (int row = 0; row < r.rows; ++row) {
+                const auto offset = static_cast<size_t>(row) * static_cast<size_t>(width);
+                const reference::Row x = reference::to_row({r.x.data() + offset, static_cast<size_t>(width)});
+                const reference::Row y = norm ? reference::rms_norm(x, reference::to_row(r.weight), 1e-5) : x;
+                for (int k = 0; k < width; ++k) {
+                    const size_t at = offset + static_cast<size_t>(k);
+                    const double scale = q.scales[static_cast<size_t>(row * ((width + 255) / 256) + k / 256)];
+                    const double value = scale * (q.hi[at] + q.lo[at] / 254.0);
+                    // Half a step of lo, and the rounding of float32.
+                    REQUIRE(std::abs(value - y[static_cast<size_t>(k)]) <= scale * (0.5 / 254 + 1e-4));
+                    REQUIRE(q.normed[at] == doctest::Approx(y[static_cast<size_t>(k)]).epsilon(1e-6));
+                }
+            }
+            check_sums(q.hi, q.sums, 32, 0);
+            check_sums(q.lo, q.sums, 32, 1);
+            check_sums(q.hi, q.sums16, 16, 0);
+            check_sums(q.lo, q.sums16, 16, 1);
+        }
+}
+
+TEST_CASE("cuda quantise: a row's bits do not depend on the rows beside it or the order of threads") {
+    testing::Random random(12);
+    const Rows many = random_rows(random, 544, 5);
+    const Quantised all = run(many, true, 1e-6f);
+    simt::settings().seed = 99;
+    for (int row = 0; row < many.rows; ++row) {
+        Rows one = many;
+        one.rows = 1;
+        one.x.assign(many.x.begin() + row * 544, many.x.begin() + (row + 1) * 544);
+        const Quantised q = run(one, true, 1e-6f);
+        CHECK(std::memcmp(q.hi.data(), all.hi.data() + row * 544, 544) == 0);
+        CHECK(std::memcmp(q.lo.data(), all.lo.data() + row * 544, 544) == 0);
+        CHECK(std::memcmp(q.scales.data(), all.scales.data() + row * 3, 12) == 0);
+    }
+    simt::settings() = {};
+}
+
+TEST_CASE("cuda quantise: zeros, tiny values and NaN") {
+    Rows r{512, 1, std::vector<float>(512, 0.0f), std::vector<float>(512, 1.0f)};
+    r.x[300] = 1e-38f;  // the second group is as good as zero
+    Quantised q = run(r, false, 0);
+    CHECK(q.scales[0] == 0.0f);
+    CHECK(q.scales[1] == 0.0f);
+    CHECK(q.hi[300] == 0);
+    r.x[5] = std::numeric_limits<float>::quiet_NaN();
+    r.x[6] = 1;
+    q = run(r, false, 0);
+    CHECK(std::isnan(q.scales[0]));
+    CHECK(q.scales[1] == 0.0f);
+}
+
+TEST_CASE("cuda quantise: moves the bytes that were predicted") {
+    testing::Random random(13);
+    const Rows r = random_rows(random, 1024, 3);
+    simt::take_reports();
+    run(r, true, 1e-6f);
+    const auto reports = simt::take_reports();
+    REQUIRE(reports.size() == 1);
+    const auto &traffic = reports[0].traffic;
+    CHECK(traffic.at("x").read == 3 * 1024 * 4 * 2);  // norm, then values
+    CHECK(traffic.at("norm weight").read == 3 * 1024 * 4);
+    CHECK(traffic.at("normed").written == 3 * 1024 * 4);
+    CHECK(traffic.at("activations").written ==
+          3 * (1024 * 2 + 1024 / 256 * 4 + 1024 / 32 * 8 + 1024 / 16 * 8));
+}

@@ -1,0 +1,334 @@
+#include "tests/simt/block.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "tests/support/random.h"
+
+namespace runnel::simt {
+
+namespace {
+
+thread_local Launch *running =
+    nullptr;  // the wrappers of device.h are plain functions: this is how they know
+
+// Stacks are dear to map and cheap to keep.
+const Stacks &stacks() {
+    thread_local Stacks all(kMaxWarps * kLanes);
+    return all;
+}
+
+uint64_t take_runs(uint32_t blocks) {
+    static uint64_t next = 1;  // under device_lock()
+    const uint64_t first = next;
+    next += blocks;
+    return first;
+}
+
+}  // namespace
+
+std::string to_string(const Place &place) {
+    const std::string file = place.file_name();
+    return file.substr(file.rfind('/') + 1) + ":" + std::to_string(place.line());
+}
+
+void Known::merge(const Known &other) {
+    for (size_t w = 0; w < clocks.size(); ++w) clocks[w] = std::max(clocks[w], other.clocks[w]);
+    for (const uint32_t key : other.single)
+        if (std::find(single.begin(), single.end(), key) == single.end()) single.push_back(key);
+}
+
+static void merge(Knowledge &to, const Knowledge &from) {
+    for (const auto &[run, known] : from) to[run].merge(known);
+}
+
+Launch *Launch::current() {
+    return running && running->lane_ ? running : nullptr;
+}
+
+Launch::Launch(const kernels::cuda::KernelHandle &kernel, const kernels::cuda::LaunchShape &shape,
+               const void *params, size_t params_bytes)
+    : kernel_(kernel),
+      shape_(shape),
+      params_(static_cast<const std::byte *>(params), static_cast<const std::byte *>(params) + params_bytes),
+      shared_(shape.shared_bytes + kRedZone),
+      shared_writers_(shape.shared_bytes * sizeof(uint64_t)),
+      shared_readers_(shape.shared_bytes * sizeof(uint64_t)),
+      first_run_(take_runs(shape.blocks)),
+      random_(testing::splitmix(settings().seed ^ first_run_)),
+      order_(shape.blocks) {
+    if (kernel.threads % kLanes != 0 || kernel.threads > kLanes * kMaxWarps || shape.blocks == 0 ||
+        shape.shared_bytes > settings().shared_per_block)
+        throw Violation(std::string(kernel.name) + ": the device cannot run " + std::to_string(shape.blocks) +
+                        " blocks of " + std::to_string(kernel.threads) + " threads with " +
+                        std::to_string(shape.shared_bytes) + " bytes of shared memory");
+    std::iota(order_.begin(), order_.end(), 0);
+    for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random() % i]);
+    for (int t = 0; t < kernel.threads; ++t) lanes_.push_back(std::make_unique<Lane>(stacks()[t]));
+    warps_.resize(static_cast<size_t>(kernel.threads / kLanes));
+}
+
+uint64_t Launch::random() {
+    return testing::splitmix(random_ += 0x9e3779b97f4a7c15u);
+}
+
+bool Launch::is_parameter(const void *p, size_t bytes) const {
+    const auto *at = static_cast<const std::byte *>(p);
+    return at >= params_.data() && at + bytes <= params_.data() + params_.size();
+}
+
+void Launch::run() {
+    Launch *const outer = running;
+    running = this;
+    for (size_t i = 0; i < order_.size() && !failed_; ++i) {
+        block_ = order_[i];
+        this_run_ = first_run_ + i;
+        run_block();
+    }
+    running = outer;
+    if (failed_) throw Violation(failure_);
+}
+
+// --- scheduling ------------------------------------------------------------------------------------------
+
+void Launch::run_block() {
+    block_barriers_ = 0;
+    for (size_t w = 0; w < warps_.size(); ++w) {
+        Warp &warp = warps_[w] = Warp{};
+        warp.index = static_cast<int>(w);
+        warp.clocks[w] = 1;
+        for (int i = 0; i < kLanes; ++i) {
+            Lane &lane = *lanes_[w * kLanes + static_cast<size_t>(i)];
+            warp.lanes[static_cast<size_t>(i)] = &lane;
+            lane.warp = &warp;
+            lane.index = i;
+            lane.state = Lane::State::Ready;
+            lane.open.clear();
+            lane.committed.clear();
+            lane.waited = !shape_.dependent;
+            lane.fenced.clear();
+            lane.acquired.clear();
+            lane.fiber.start(
+                [](void *self) {
+                    Launch &launch = *static_cast<Launch *>(self);
+                    reinterpret_cast<void (*)(const void *)>(const_cast<void *>(launch.kernel_.entry))(
+                        launch.params_.data());
+                    Lane &me = launch.lane();
+                    if (!me.waited) launch.fail("a dependent launch: a thread ended without grid_dep_wait()");
+                    for (const auto &group : me.committed)
+                        if (!group.empty()) launch.fail("a thread ended without waiting for its cp_async16");
+                    if (!me.open.empty()) launch.fail("a thread ended without waiting for its cp_async16");
+                    me.state = Lane::State::Finished;
+                },
+                this);
+        }
+    }
+    size_t finished = 0;
+    while (!failed_ && finished < warps_.size()) {
+        std::array<Warp *, kMaxWarps> ready;
+        size_t count = 0;
+        finished = 0;
+        for (Warp &w : warps_) {
+            if (w.finished)
+                ++finished;
+            else if (w.barrier < 0)
+                ready[count++] = &w;
+        }
+        if (count > 0)
+            run_warp(*ready[random() % count]);
+        else if (finished < warps_.size())
+            report_deadlock();
+        if (!failed_) release_barriers();
+    }
+}
+
+void Launch::enter(Lane &lane) {
+    lane_ = &lane;
+    lane.fiber.enter();
+    lane_ = nullptr;
+}
+
+// Until it waits at a barrier or has finished.
+void Launch::run_warp(Warp &w) {
+    while (!failed_ && !w.finished && w.barrier < 0) {
+        const uint64_t draw = random();
+        const size_t first = draw & 31u, step = draw >> 5 & 1u ? 1 : 31;
+        size_t at = first;
+        for (int i = 0; i < kLanes && !failed_; ++i, at = (at + step) % kLanes)
+            if (w.lanes[at]->state == Lane::State::Ready) enter(*w.lanes[at]);
+        if (!failed_) complete_collective(w);
+    }
+}
+
+void Launch::complete_collective(Warp &w) {
+    const auto finished = [](const Lane *lane) { return lane->state == Lane::State::Finished; };
+    if (std::all_of(w.lanes.begin(), w.lanes.end(), finished)) {
+        w.finished = true;
+        return;
+    }
+    std::array<void *, kLanes> arguments;
+    const Lane &first = **std::find_if_not(w.lanes.begin(), w.lanes.end(), finished);
+    for (size_t i = 0; i < kLanes; ++i) {
+        Lane &lane = *w.lanes[i];
+        const bool same = !finished(&lane) && lane.collective == first.collective &&
+                          lane.place.line() == first.place.line() &&
+                          lane.place.column() == first.place.column() &&
+                          std::strcmp(lane.place.file_name(), first.place.file_name()) == 0;
+        if (!same) {
+            failed_ = true;
+            failure_ = std::string(kernel_.name) + ": block " + std::to_string(block_) + ", warp " +
+                       std::to_string(w.index) + " diverged: lane " + std::to_string(first.index) +
+                       " waits for the warp at " + to_string(first.place) + ", lane " +
+                       std::to_string(lane.index) +
+                       (finished(&lane) ? " has returned" : " at " + to_string(lane.place));
+            return;
+        }
+        arguments[i] = lane.argument;
+        lane.state = Lane::State::Ready;
+    }
+    first.collective(arguments.data());
+}
+
+void Launch::rendezvous(Collective collective, void *argument, const Place &place) {
+    Lane &me = *lane_;
+    me.state = Lane::State::Arrived;
+    me.collective = collective;
+    me.argument = argument;
+    me.place = place;
+    me.fiber.leave();
+}
+
+namespace {
+
+struct BarrierArgument {
+    Warp *warp;
+    int id, threads;
+    Place place;
+};
+
+}  // namespace
+
+void Launch::barrier(int id, int threads, const Place &place) {
+    BarrierArgument argument{lane_->warp, id, threads, place};
+    rendezvous(
+        [](void *const *arguments) {
+            const auto &a = *static_cast<const BarrierArgument *>(arguments[0]);
+            a.warp->barrier = a.id;
+            a.warp->barrier_threads = a.threads;
+            a.warp->barrier_place = a.place;
+        },
+        &argument, place);
+}
+
+void Launch::release_barriers() {
+    for (Warp &first : warps_) {
+        if (first.barrier < 0) continue;
+        std::vector<Warp *> members;
+        for (Warp &w : warps_)
+            if (w.barrier == first.barrier) members.push_back(&w);
+        if (static_cast<int>(members.size()) * kLanes < first.barrier_threads) continue;
+        const bool whole = first.barrier == 0;
+        std::array<uint32_t, kMaxWarps> joined{};
+        Knowledge known;
+        bool waited = false;
+        for (const Warp *w : members) {
+            if (whole && w->barrier_place.line() != first.barrier_place.line()) {
+                failed_ = true;
+                failure_ = std::string(kernel_.name) + ": block_sync at different places: warp " +
+                           std::to_string(first.index) + " at " + to_string(first.barrier_place) + ", warp " +
+                           std::to_string(w->index) + " at " + to_string(w->barrier_place);
+                return;
+            }
+            for (size_t i = 0; i < joined.size(); ++i) joined[i] = std::max(joined[i], w->clocks[i]);
+            merge(known, w->known);
+            for (const Lane *lane : w->lanes) waited |= lane->waited;
+        }
+        for (Warp *w : members) {
+            w->clocks = joined;
+            advance_clock(*w);
+            w->known = known;
+            w->barrier = -1;
+            for (Lane *lane : w->lanes) lane->waited = waited;
+        }
+        if (whole) ++block_barriers_;
+    }
+}
+
+void Launch::report_deadlock() {
+    failed_ = true;
+    failure_ = std::string(kernel_.name) + ": block " + std::to_string(block_) + ": a barrier that";
+    for (const Warp &w : warps_)
+        if (w.barrier >= 0) {
+            failure_ += " warp " + std::to_string(w.index) + " waits at (" + to_string(w.barrier_place) +
+                        ", barrier " + std::to_string(w.barrier) + " of " +
+                        std::to_string(w.barrier_threads) + " threads)";
+            break;
+        }
+    failure_ += " is never reached by the others:";
+    for (const Warp &w : warps_)
+        failure_ += " warp " + std::to_string(w.index) +
+                    (w.finished ? " has returned;" : " is at " + to_string(w.barrier_place) + ";");
+}
+
+void Launch::fail(const std::string &what) {
+    failed_ = true;
+    failure_ = std::string(kernel_.name) + ": block " + std::to_string(block_) + ", thread " +
+               std::to_string(thread()) + ": " + what;
+    for (;;) lane_->fiber.leave();
+}
+
+// --- who knows of what -----------------------------------------------------------------------------------
+
+Access Launch::stamp() const {
+    const Warp &w = *lane_->warp;
+    return {this_run_, static_cast<uint32_t>(w.index), static_cast<uint32_t>(lane_->index),
+            w.clocks[static_cast<size_t>(w.index)]};
+}
+
+bool Launch::ordered(const Access &before) const {
+    if (before.block < first_run_) return true;
+    const Warp &w = *lane_->warp;
+    if (before.block == this_run_) {
+        const uint32_t known = w.clocks[before.warp];
+        if (before.warp != static_cast<uint32_t>(w.index)) return before.clock <= known;
+        return before.clock < known || before.lane == static_cast<uint32_t>(lane_->index);
+    }
+    const auto it = w.known.find(before.block);
+    if (it == w.known.end()) return false;
+    const uint32_t key = before.warp << 25 | before.lane << 20 | before.clock;
+    const auto &single = it->second.single;
+    return before.clock <= it->second.clocks[before.warp] ||
+           std::find(single.begin(), single.end(), key) != single.end();
+}
+
+void Launch::fence() {
+    Lane &me = *lane_;
+    Warp &w = *me.warp;
+    merge(w.known, me.acquired);
+    me.acquired.clear();
+    me.fenced = w.known;
+    Known own;
+    own.clocks = w.clocks;
+    // Of its own warp: what came before the last warp_sync, and its own accesses.
+    const auto index = static_cast<size_t>(w.index);
+    own.single.push_back(static_cast<uint32_t>(w.index) << 25 | static_cast<uint32_t>(me.index) << 20 |
+                         own.clocks[index]);
+    --own.clocks[index];
+    me.fenced[this_run_] = own;
+}
+
+void Launch::hand_over(const void *atomic) {
+    Knowledge &there = atomics_[atomic];
+    merge(lane_->acquired, there);
+    merge(there, lane_->fenced);
+}
+
+std::string Launch::describe(const Access &access) const {
+    std::string text = "thread " + std::to_string(access.warp * kLanes + access.lane);
+    if (access.block != this_run_ && access.block >= first_run_ && access.block - first_run_ < order_.size())
+        text += " of block " + std::to_string(order_[access.block - first_run_]);
+    return text;
+}
+
+}  // namespace runnel::simt

@@ -1,0 +1,262 @@
+// kernels/cuda/runtime.h and devices.h on the emulator.
+//
+// A stream is a queue that runs when somebody waits for it, so that memory that the host changes, frees or
+// reads before it waited is found wrong.
+#include "kernels/cuda/runtime.h"
+
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "kernels/cuda/devices.h"
+#include "tests/simt/block.h"
+#include "tests/simt/memory.h"
+
+namespace runnel::simt {
+
+namespace {
+
+std::vector<LaunchReport> &reports() {
+    static std::vector<LaunchReport> all;
+    return all;
+}
+
+}  // namespace
+
+static void run_kernel(const kernels::cuda::KernelHandle &kernel, const kernels::cuda::LaunchShape &shape,
+                       const std::vector<std::byte> &params) {
+    memory().take_traffic();
+    Launch(kernel, shape, params.data(), params.size()).run();
+    reports().push_back({kernel.name, shape.blocks, memory().take_traffic()});
+}
+
+std::vector<LaunchReport> take_reports() {
+    const std::lock_guard hold(device_lock());
+    return std::move(reports());
+}
+
+}  // namespace runnel::simt
+
+namespace runnel::kernels::cuda {
+
+using simt::device_lock;
+using simt::memory;
+
+// --- devices ---------------------------------------------------------------------------------------------
+
+Devices find_devices() noexcept {
+    const size_t bytes = simt::settings().memory;
+    return {true, {{"emulated device", "cuda", bytes, bytes - memory().allocated()}}, ""};
+}
+
+DeviceProperties properties(int) {
+    return {"emulated device",
+            9,
+            0,
+            simt::settings().multiprocessors,
+            simt::settings().memory,
+            simt::settings().shared_per_block,
+            size_t{32} << 20};
+}
+
+size_t free_memory(int) {
+    return simt::settings().memory - memory().allocated();
+}
+void use_device(int) {}
+
+// --- memory ----------------------------------------------------------------------------------------------
+
+DeviceMemory::DeviceMemory(size_t bytes, const char *name) : size_(bytes) {
+    const std::lock_guard hold(device_lock());
+    bytes_.reset(memory().allocate(bytes, name, false));
+}
+
+void DeviceMemory::Free::operator()(void *p) const noexcept {
+    const std::lock_guard hold(device_lock());
+    memory().free(p);
+}
+
+PinnedMemory::PinnedMemory(size_t bytes) : size_(bytes) {
+    const std::lock_guard hold(device_lock());
+    bytes_.reset(memory().allocate(bytes, "pinned memory", true));
+}
+
+void PinnedMemory::Free::operator()(void *p) const noexcept {
+    const std::lock_guard hold(device_lock());
+    memory().free(p);
+}
+
+void name_region(const void *begin, size_t bytes, const char *name, Region kind) {
+    const std::lock_guard hold(device_lock());
+    simt::Allocation &allocation = memory().range(begin, bytes, "name_region");
+    allocation.name_region(static_cast<size_t>(static_cast<const std::byte *>(begin) - allocation.begin()),
+                           bytes, name, kind);
+}
+
+// --- streams ---------------------------------------------------------------------------------------------
+
+using Work = std::function<void()>;
+
+namespace {
+
+struct Queue {
+    std::deque<Work> work;
+
+    // Runs what comes first until `done`, or all of it. What follows a failure is dropped.
+    template <class Done>
+    void run_until(Done done) {
+        const std::lock_guard hold(device_lock());
+        try {
+            while (!done() && !work.empty()) {
+                const Work next = std::move(work.front());
+                work.pop_front();
+                next();
+            }
+        } catch (...) {
+            work.clear();
+            throw;
+        }
+    }
+};
+
+struct Mark {
+    std::weak_ptr<Queue> queue;
+    bool done = false;
+    std::chrono::steady_clock::time_point time;
+
+    void bring_about() const {
+        if (const auto q = queue.lock()) q->run_until([this] { return done; });
+    }
+};
+
+}  // namespace
+
+struct Event::Implementation {
+    std::shared_ptr<Mark> mark;  // of the last record()
+};
+
+Event::Event() : implementation_(new Implementation{}) {}
+void Event::Delete::operator()(Implementation *p) const noexcept {
+    delete p;
+}
+bool Event::done() const {
+    return !get().mark || get().mark->done;
+}
+void Event::wait() const {
+    if (get().mark) get().mark->bring_about();
+}
+float Event::milliseconds(const Event &from, const Event &to) {
+    return std::chrono::duration<float, std::milli>(to.get().mark->time - from.get().mark->time).count();
+}
+
+struct Graph::Implementation {
+    std::vector<Work> work;
+};
+
+void Graph::Delete::operator()(Implementation *p) const noexcept {
+    delete p;
+}
+
+struct Stream::Implementation {
+    std::shared_ptr<Queue> queue = std::make_shared<Queue>();
+    bool capturing = false;
+    std::vector<Work> captured;
+
+    void add(Work work) {
+        const std::lock_guard hold(device_lock());
+        if (capturing)
+            captured.push_back(std::move(work));
+        else
+            queue->work.push_back(std::move(work));
+    }
+};
+
+Stream::Stream() : implementation_(new Implementation{}) {}
+void Stream::Delete::operator()(Implementation *p) const noexcept {
+    delete p;
+}
+
+void Stream::copy_to_device(void *device, const void *host, size_t bytes) {
+    get().add([=] {
+        memory().mark_written(device, bytes);
+        std::memcpy(device, host, bytes);
+    });
+}
+
+void Stream::copy_to_host(void *host, const void *device, size_t bytes) {
+    get().add([=] {
+        memory().expect_written(device, bytes, "a copy to the host");
+        std::memcpy(host, device, bytes);
+    });
+}
+
+void Stream::copy_on_device(void *to, const void *from, size_t bytes) {
+    get().add([=] {
+        memory().expect_written(from, bytes, "a copy on the device");
+        memory().mark_written(to, bytes);
+        std::memmove(to, from, bytes);
+    });
+}
+
+void Stream::fill(void *device, int byte, size_t bytes) {
+    get().add([=] {
+        memory().mark_written(device, bytes);
+        std::memset(device, byte, bytes);
+    });
+}
+
+void Stream::record(Event &event) {
+    auto mark = std::make_shared<Mark>();
+    mark->queue = get().queue;
+    event.get().mark = mark;
+    get().add([mark] {
+        mark->done = true;
+        mark->time = std::chrono::steady_clock::now();
+    });
+}
+
+void Stream::wait_for(const Event &event) {
+    if (const auto mark = event.get().mark) get().add([mark] { mark->bring_about(); });
+}
+
+void Stream::wait() {
+    if (get().capturing) throw simt::Violation("the host waits for a stream that records a graph");
+    get().queue->run_until([] { return false; });
+}
+
+void Stream::begin_capture() {
+    get().capturing = true;
+    get().captured.clear();
+}
+
+Graph Stream::end_capture() {
+    get().capturing = false;
+    return Graph(new Graph::Implementation{std::move(get().captured)});
+}
+
+void Stream::replay(const Graph &graph) {
+    for (const Work &work : graph.get().work) get().add(work);
+}
+
+void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const void *params, size_t bytes) {
+    const auto *begin = static_cast<const std::byte *>(params);
+    get().add([kernel, shape, copy = std::vector<std::byte>(begin, begin + bytes)] {
+        simt::run_kernel(kernel, shape, copy);
+    });
+}
+
+void prepare(const KernelHandle &kernel, size_t shared_bytes) {
+    if (shared_bytes > simt::settings().shared_per_block)
+        throw BackendError(
+            BackendError::Kind::Failed,
+            std::string("the device has too little shared memory for the kernel ") + kernel.name);
+}
+
+int resident_blocks(const KernelHandle &, size_t) {
+    return simt::settings().resident_blocks;
+}
+
+}  // namespace runnel::kernels::cuda

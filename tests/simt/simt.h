@@ -1,0 +1,58 @@
+// The emulator of a CUDA device: runs the kernels of kernels/cuda/ on the host, checks every access, and
+// stands behind kernels/cuda/runtime.h in the tests.
+//
+// Each thread of a block is a fiber with its own stack. Blocks run one after the other in an order drawn from
+// the seed, and so do the warps between barriers and the lanes between warp collectives. Kernel sources are
+// compiled with -fsanitize=thread, whose calls (trace.cpp) report every plain load and store; the wrappers of
+// device.h report theirs. Found are, each a Violation:
+//   - accesses out of bounds of a device allocation (of a named region, once it has any), of shared memory,
+//     or to memory that is no device memory at all; misaligned wide accesses;
+//   - reads of bytes that nobody wrote; in shared memory, of this block; of cp.async targets not waited for;
+//   - races: two accesses of one byte, one of them a write, by threads that no barrier, warp_sync or
+//     fence + atomic orders (vector clocks per warp; the clocks of kernels.md section 8);
+//   - collectives that not all lanes reach, or at different places; barriers that some threads never reach;
+//   - programmatic dependent launches that touch more than weights before grid_dep_wait(), or never call it;
+//   - ldg*_stream of memory that is not a weight or was written by this launch.
+// A Violation ends the launch; it is thrown when the host waits for the stream.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace runnel::simt {
+
+class Violation : public std::logic_error {
+    using std::logic_error::logic_error;
+};
+
+// What the emulated device is, from the next launch on.
+struct Settings {
+    uint64_t seed = 1;        // of the orders
+    int multiprocessors = 3;  // in DeviceProperties
+    int resident_blocks = 2;  // of every kernel per multiprocessor
+    size_t shared_per_block = 99 << 10;
+    size_t memory = size_t{1} << 30;  // bytes that can be allocated
+};
+Settings &settings();
+
+// Bytes that the threads of a launch asked for, per region (or allocation) by name.
+struct Traffic {
+    uint64_t streamed = 0;  // by ldg*_stream
+    uint64_t read = 0;      // by any other load, cp_async16 included
+    uint64_t written = 0;
+    bool operator==(const Traffic &) const = default;
+};
+
+struct LaunchReport {
+    std::string kernel;
+    uint32_t blocks = 0;
+    std::map<std::string, Traffic> traffic;
+};
+
+// Every launch since the last call, in the order they ran.
+std::vector<LaunchReport> take_reports();
+
+}  // namespace runnel::simt

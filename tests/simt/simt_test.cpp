@@ -1,0 +1,199 @@
+// The emulator itself: right kernels run, wrong ones are caught, whatever the order of blocks and threads.
+#include "tests/simt/simt.h"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "gguf/half.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime.h"
+#include "tests/simt/small_kernels.h"
+#include "tests/support/random.h"
+
+using namespace runnel;
+using namespace runnel::kernels::cuda;
+using namespace runnel::simt;
+
+namespace {
+
+constexpr uint32_t kBlocks = 3;
+constexpr size_t kThreads = kBlocks * kSmallThreads, kBytes = kThreads * sizeof(float);
+
+// The buffers of a small kernel: in holds 0, 1, 2, ..., out is unwritten.
+struct Small {
+    Stream stream;
+    DeviceMemory in{kBytes, "in"}, out{kBytes, "out"}, counter{4, "counter"},
+        weights{16 * kSmallThreads, "weights"};
+    std::vector<float> host = std::vector<float>(kThreads), fours = std::vector<float>(4 * kSmallThreads);
+
+    Small() {
+        std::iota(host.begin(), host.end(), 0.0f);
+        std::iota(fours.begin(), fours.end(), 0.0f);
+        stream.copy_to_device(in.data(), host.data(), kBytes);
+        stream.fill(counter.data(), 0, 4);
+        name_region(weights.data(), weights.size(), "weights", Region::Weights);
+        stream.copy_to_device(weights.data(), fours.data(), weights.size());
+        stream.wait();
+    }
+    SmallParams params() const {
+        return {in.as<float>(), out.as<float>(), counter.as<uint32_t>(), weights.data(), 1};
+    }
+    std::vector<float> result(size_t count) {
+        std::vector<float> values(count);
+        stream.copy_to_host(values.data(), out.data(), count * sizeof(float));
+        stream.wait();
+        return values;
+    }
+};
+
+struct WithSeed {
+    explicit WithSeed(uint64_t seed) { settings().seed = seed; }
+    ~WithSeed() { settings() = {}; }
+};
+
+bool mentions_one(const std::string &text, std::string alternatives) {
+    for (size_t end; !alternatives.empty(); alternatives.erase(0, end + (end < alternatives.size()))) {
+        end = std::min(alternatives.find('|'), alternatives.size());
+        if (text.find(alternatives.substr(0, end)) != std::string::npos) return true;
+    }
+    return false;
+}
+
+}  // namespace
+
+TEST_CASE("simt: every check fires on a kernel that is wrong in its way, in any order") {
+    for (uint64_t seed = 1; seed <= 5; ++seed)
+        for (const WrongKernel &wrong : wrong_kernels()) {
+            const WithSeed with(seed);
+            CAPTURE(seed);
+            CAPTURE(std::string(wrong.kernel.handle.name));
+            Small small;
+            launch(small.stream, wrong.kernel, {kBlocks, kSmallShared, wrong.dependent}, small.params());
+            std::string message = "nothing was found";
+            try {
+                small.stream.wait();
+            } catch (const Violation &e) {
+                message = e.what();
+            }
+            CAPTURE(message);
+            CHECK(mentions_one(message, wrong.message));
+            CHECK(mentions_one(message, wrong.kernel.handle.name));
+        }
+}
+
+TEST_CASE("simt: right kernels give the right results for every order") {
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+        const WithSeed with(seed);
+        CAPTURE(seed);
+        Small small;
+        launch(small.stream, block_sum_kernel(), {kBlocks, kSmallShared}, small.params());
+        const auto sums = small.result(kThreads);
+        const float first = std::accumulate(small.host.begin(), small.host.begin() + kSmallThreads, 0.0f);
+        CHECK(sums[0] == first);
+        CHECK(sums[kSmallThreads - 1] == first);
+        CHECK(sums[kSmallThreads] == first + kSmallThreads * kSmallThreads);
+
+        launch(small.stream, last_block_sum_kernel(), {kBlocks, kSmallShared}, small.params());
+        CHECK(small.result(1)[0] == std::accumulate(small.host.begin(), small.host.end(), 0.0f));
+
+        Small staged;
+        launch(staged.stream, staged_kernel(), {kBlocks, kSmallShared, true}, staged.params());
+        const auto values = staged.result(kThreads);
+        for (size_t i = 0; i < kThreads; ++i)
+            REQUIRE(values[i] == staged.fours[(i % kSmallThreads ^ 1u) * 4] + staged.host[i]);
+    }
+}
+
+TEST_CASE("simt: the bytes of a launch are counted by buffer") {
+    Small small;
+    take_reports();
+    launch(small.stream, staged_kernel(), {kBlocks, kSmallShared}, small.params());
+    small.stream.wait();
+    const auto reports = take_reports();
+    REQUIRE(reports.size() == 1);
+    CHECK(reports[0].kernel == "staged");
+    const auto &traffic = reports[0].traffic;
+    CHECK(traffic.at("in").read == kBytes);
+    CHECK(traffic.at("out").written == kBytes);
+    CHECK(traffic.at("weights").read == kThreads * 16);
+    CHECK(traffic.at("weights").streamed == 0);
+    CHECK(traffic.count("counter") == 0);
+}
+
+TEST_CASE("simt: a graph replays what was recorded, and nothing runs while it is") {
+    Small small;
+    small.stream.begin_capture();
+    small.stream.copy_to_device(small.in.data(), small.host.data(), kBytes);
+    launch(small.stream, last_block_sum_kernel(), {kBlocks, kSmallShared}, small.params());
+    const Graph graph = small.stream.end_capture();
+    small.stream.wait();
+    CHECK_THROWS_AS(small.result(1), Violation);  // out is unwritten
+    for (int i = 0; i < 3; ++i) {
+        small.host.assign(kThreads, static_cast<float>(i + 1));
+        small.stream.replay(graph);
+        CHECK(small.result(1)[0] == static_cast<float>(kThreads) * static_cast<float>(i + 1));
+    }
+}
+
+TEST_CASE("simt: streams run when they are waited for, events order them") {
+    Small small;
+    Stream other;
+    Event copied;
+    std::vector<float> twos(kThreads, 2.0f);
+    other.copy_to_device(small.in.data(), twos.data(), kBytes);
+    other.record(copied);
+    CHECK(!copied.done());
+    small.stream.wait_for(copied);
+    launch(small.stream, block_sum_kernel(), {kBlocks, kSmallShared}, small.params());
+    twos.assign(kThreads, 3.0f);  // too early: the copy takes what is there when it runs
+    CHECK(small.result(1)[0] == 3.0f * kSmallThreads);
+    CHECK(copied.done());
+}
+
+TEST_CASE("simt: memory that is short, misused or unknown is an error") {
+    CHECK_THROWS_AS(DeviceMemory(settings().memory + 1, "too much"), kernels::BackendError);
+    const size_t before = free_memory(0);
+    {
+        DeviceMemory some(1 << 20, "some");
+        CHECK(free_memory(0) == before - (1 << 20));
+        Stream stream;
+        std::vector<std::byte> host(2 << 20);
+        stream.copy_to_device(some.data(), host.data(), host.size());
+        CHECK_THROWS_AS(stream.wait(), Violation);
+        stream.copy_to_device(host.data(), host.data(), 1);
+        CHECK_THROWS_AS(stream.wait(), Violation);
+        stream.copy_to_host(host.data(), some.data(), 1);
+        CHECK_THROWS_AS(stream.wait(), Violation);
+    }
+    CHECK(free_memory(0) == before);
+}
+
+TEST_CASE("simt: integer and bit functions as the PTX manual defines them") {
+    CHECK(dp4a(0x01ff7f80u, 0x02ff7f80u, 5) == 5 + 1 * 2 + 1 + 127 * 127 + 128 * 128);
+    CHECK(prmt(0x33221100u, 0x77665544u, 0x7531u) == 0x77553311u);
+    CHECK(prmt(0x00008000u, 0u, 0x0009u) == 0x000000ffu);
+    CHECK(funnel_shift_right(0x11111111u, 0x22222222u, 4) == 0x21111111u);
+    CHECK(lop3<0xe8>(0xf0f0f0f0u, 0xccccccccu, 0xaaaaaaaau) == 0xe8e8e8e8u);
+    CHECK(lop3<(0xf0 & 0xcc) | 0xaa>(0x0fu, 0x3cu, 0x40u) == 0x4cu);
+    CHECK(float_to_int_rn(2.5f) == 2);
+    CHECK(float_to_int_rn(-3.5f) == -4);
+    CHECK(float_to_int_rn(3e9f) == INT32_MAX);
+    CHECK(float_to_int_rn(std::nanf("")) == 0);
+}
+
+TEST_CASE("simt: half arithmetic rounds once") {
+    const uint32_t one = pack_f16(1.0f, 1.0f), tiny = pack_f16(0x1p-11f, 0x1.8p-11f);
+    // 1 + 2^-11 is halfway and goes to even; a bit more goes up.
+    CHECK(h2_fma(one, one, tiny) == pack_f16(1.0f, 1.0f + 0x1p-10f));
+    CHECK(h2_sub(pack_f16(1027, 3), pack_f16(1024, 5)) == pack_f16(3, -2));
+    CHECK(h2_mul(pack_f16(300, 0.5f), pack_f16(300, 0.25f)) == pack_f16(INFINITY, 0.125f));
+    // (1 + 2^-10)^2 - 1 = 2^-9 + 2^-20, kept by the single rounding.
+    const float a = 1.0f + 0x1p-10f;
+    CHECK(h2_fma(pack_f16(a, 0), pack_f16(a, 0), pack_f16(-1, 0)) == pack_f16(0x1p-9f + 0x1p-20f, 0));
+}

@@ -1,0 +1,36 @@
+// Little kernels for the emulator's own tests: right ones, and for every check one that is wrong in that way.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/kernel.h"
+
+namespace runnel::simt {
+
+struct SmallParams {
+    float *in, *out;      // one float per thread of the grid
+    uint32_t *counter;    // one
+    const void *weights;  // 16 bytes per thread of a block
+    int n;
+};
+inline constexpr int kSmallThreads = 64, kSmallShared = 2048;
+
+using SmallKernel = kernels::cuda::Kernel<SmallParams>;
+
+struct WrongKernel {
+    SmallKernel kernel;
+    bool dependent;
+    const char *message;  // part of the Violation
+};
+std::vector<WrongKernel> wrong_kernels();
+
+// out[i] = sum over the block of in, through shared memory and shuffles.
+SmallKernel block_sum_kernel();
+// out[0] = sum of all in, added by the last block to arrive, in order of the blocks; counter returns to 0.
+// in: overwritten by the partial sums, one per block.
+SmallKernel last_block_sum_kernel();
+// out[i] = the first float of weights[i], through cp_async16; then + in[i] after grid_dep_wait().
+SmallKernel staged_kernel();
+
+}  // namespace runnel::simt

@@ -1,0 +1,75 @@
+// What -fsanitize=thread puts into the kernels: a call before every load and store. ThreadSanitizer itself is
+// not linked; these take its place. (Kernels are compiled without calls at function entry and exit.)
+#include <cstddef>
+
+#include "tests/simt/access.h"
+
+using runnel::simt::on_read;
+using runnel::simt::on_write;
+
+extern "C" {
+
+void __tsan_init() {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit() {}
+void __tsan_read1(void *p) {
+    on_read(p, 1);
+}
+void __tsan_read2(void *p) {
+    on_read(p, 2);
+}
+void __tsan_read4(void *p) {
+    on_read(p, 4);
+}
+void __tsan_read8(void *p) {
+    on_read(p, 8);
+}
+void __tsan_read16(void *p) {
+    on_read(p, 16);
+}
+void __tsan_write1(void *p) {
+    on_write(p, 1);
+}
+void __tsan_write2(void *p) {
+    on_write(p, 2);
+}
+void __tsan_write4(void *p) {
+    on_write(p, 4);
+}
+void __tsan_write8(void *p) {
+    on_write(p, 8);
+}
+void __tsan_write16(void *p) {
+    on_write(p, 16);
+}
+void __tsan_unaligned_read2(void *p) {
+    on_read(p, 2);
+}
+void __tsan_unaligned_read4(void *p) {
+    on_read(p, 4);
+}
+void __tsan_unaligned_read8(void *p) {
+    on_read(p, 8);
+}
+void __tsan_unaligned_read16(void *p) {
+    on_read(p, 16);
+}
+void __tsan_unaligned_write2(void *p) {
+    on_write(p, 2);
+}
+void __tsan_unaligned_write4(void *p) {
+    on_write(p, 4);
+}
+void __tsan_unaligned_write8(void *p) {
+    on_write(p, 8);
+}
+void __tsan_unaligned_write16(void *p) {
+    on_write(p, 16);
+}
+void __tsan_read_range(void *p, size_t bytes) {
+    on_read(p, bytes);
+}
+void __tsan_write_range(void *p, size_t bytes) {
+    on_write(p, bytes);
+}
+}
