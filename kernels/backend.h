@@ -36,6 +36,10 @@ struct CacheConfig {
     std::vector<int32_t> blocks;  // per group: number of blocks in the pool
 };
 
+struct BlockCopy {
+    BlockId from, to;
+};
+
 // --- batch -----------------------------------------------------------------------------------------------
 
 // The tokens of one sequence in this batch: cells [past, past + count) of the sequence.
@@ -44,6 +48,7 @@ struct SequenceSpan {
     int32_t count;
     int32_t past;  // cells of the sequence already in the cache
     // Per cache group: block ids of the sequence, enough for past + count cells: cell c is in block c / 32.
+    // Blocks that no token of the batch sees (Attention::window) may be -1.
     std::vector<std::span<const BlockId>> tables;
 };
 
@@ -74,6 +79,10 @@ class Backend {
     // Returns false when *cancel became true: the cells of this batch are then undefined, earlier ones
     // intact. Preconditions: 0 < tokens.size() <= max_tokens; token ids < rows of the embedding table.
     virtual bool execute(const Batch &batch, std::span<float> logits) = 0;
+
+    // Copies whole blocks of a group, K and V of all its layers, in the given order, before what is executed
+    // next (a sequence is about to write into a block that others read).
+    virtual void copy_blocks(int32_t group, std::span<const BlockCopy> copies) = 0;
 };
 
 // Bytes of cache memory per block of `group`, over all its layers, in the f16 cache.

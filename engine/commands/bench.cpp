@@ -8,6 +8,7 @@
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
 #include "engine/decode/bandwidth.h"
+#include "engine/decode/cache_plan.h"
 #include "engine/decode/session.h"
 #include "kernels/cpu/pool.h"
 

@@ -5,6 +5,7 @@
 
 #include "engine/commands/commands.h"
 #include "engine/commands/json.h"
+#include "engine/decode/cache_plan.h"
 #include "engine/decode/executor.h"
 #include "engine/model/model.h"
 #include "gguf/file.h"

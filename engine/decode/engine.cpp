@@ -5,6 +5,7 @@
 #include <limits>
 #include <system_error>
 
+#include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
 #include "kernels/cpu/cpu_backend.h"
 
@@ -33,8 +34,12 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
 
 void Engine::start_executor(const EngineOptions &options) {
     auto backend = kernels::cpu::make_cpu_backend(options.threads);
-    const ContextPlan plan =
-        plan_context(model_.program, backend->info(), options.context, model_.hyper.context_length);
+    const ContextPlan plan = plan_context(model_.program, backend->info(),
+                                          {.own = model_.hyper.context_length,
+                                           .asked = options.context,
+                                           .cache_size = options.cache_size,
+                                           .sequences = options.sequences,
+                                           .batch = options.batch});
     const std::string own = std::to_string(model_.hyper.context_length);
     if (plan.reduced)
         notes_.push_back("context reduced from " + own + " to " + std::to_string(plan.context) +
@@ -42,9 +47,11 @@ void Engine::start_executor(const EngineOptions &options) {
     if (plan.context > model_.hyper.context_length)
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
                          own + " that the model was made for");
-    executor_ = std::make_unique<Executor>(
-        std::move(backend), model_.program,
-        ExecutorOptions{.context = plan.context, .batch = options.batch, .sequences = options.sequences});
+    executor_ = std::make_unique<Executor>(std::move(backend), model_.program,
+                                           ExecutorOptions{.context = plan.context,
+                                                           .batch = options.batch,
+                                                           .sequences = options.sequences,
+                                                           .cells = plan.cells});
 }
 
 Sampler Engine::sampler(SamplingOptions options) const {

@@ -23,6 +23,7 @@ struct EngineOptions {
     int64_t context = 0;  // 0: the model's own, reduced to what fits
     int32_t batch = 512;  // tokens per step of a prefill
     int32_t sequences = 1;
+    int64_t cache_size = 0;  // bytes of the K/V cache; 0: for the context, as memory allows
 };
 
 class Engine {

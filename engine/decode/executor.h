@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/cache/block_pool.h"
+#include "engine/cache/paged_cache.h"
 #include "engine/text/token.h"
 #include "kernels/backend.h"
 
@@ -20,42 +20,10 @@ namespace runnel::decode {
 
 using text::TokenId;
 
-// How much of the model's context there is memory for.
-struct ContextPlan {
-    int32_t context;     // cells of one sequence
-    bool reduced;        // less than the model was made for, for want of memory
-    size_t cache_bytes;  // of that context
-};
+// The cells of one sequence. Belongs to one Executor, which must outlive it.
+using SequenceCache = cache::SequenceCache;
 
-// Bytes of cache for `cells` cells, rounded up to whole blocks.
-size_t cache_bytes(const kernels::Program &program, int64_t cells);
-
-// Bytes of all weights that the program reads.
-size_t weight_bytes(const kernels::Program &program);
-
-// asked: cells, or 0: `own`, the context the model was made for, reduced to what fits beside the weights in
-// the device's free memory. Throws DecodeError{OutOfMemory} with the numbers when `asked` does not fit, or
-// when there is no room for a context at all.
-ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceInfo &device, int64_t asked,
-                         int64_t own);
-
-// The cells of one sequence: a block table per group of layers. Belongs to one Executor.
-class SequenceCache {
-  public:
-    int32_t length() const { return groups_.empty() ? length_ : groups_.front().length(); }
-    // Keeps the first `length` cells. Precondition: 0 <= length <= length().
-    void truncate(int32_t length);
-
-  private:
-    friend class Executor;
-    // Makes room for `count` more cells in all groups, or changes nothing and returns false.
-    [[nodiscard]] bool append(int32_t count);
-
-    std::vector<cache::Sequence> groups_;
-    int32_t length_ = 0;  // of programs without attention
-};
-
-// Blocks that are free in each group's pool, for a caller that plans ahead.
+// Blocks of each group's pool that can be had, for a caller that plans ahead.
 using FreeBlocks = std::vector<int32_t>;
 
 // The tokens that one sequence brings to a step; they go to the cells from cache->length() on.
@@ -70,6 +38,7 @@ struct ExecutorOptions {
     int32_t batch = 512;    // most tokens of a step
     int32_t sequences = 1;  // that share the pool
     int64_t cells = 0;      // in the pool; 0: context * sequences. At least one context.
+    int32_t slack = 256;    // behind a window (CacheShape in cache_plan.h)
 };
 
 class Executor {
@@ -78,7 +47,15 @@ class Executor {
     Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Program &program,
              const ExecutorOptions &options);
 
-    SequenceCache new_sequence();
+    SequenceCache new_sequence() { return cache_.new_sequence(); }
+    // A second sequence with the same cells, in the same blocks: a block is copied when one of them writes.
+    SequenceCache fork(const SequenceCache &sequence) { return cache_.fork(sequence); }
+    // Continues a sequence with what is still there of the same text from whatever was computed before: see
+    // PagedCache::attach. Returns by how many cells it grew.
+    int32_t attach(SequenceCache &sequence, std::span<const TokenId> tokens) {
+        return cache_.attach(sequence, tokens);
+    }
+    const cache::PagedCache &cache() const { return cache_; }
 
     // A step is built of inputs, then run. add() takes the blocks that the input needs; false, and nothing
     // changes, when the pool has too few. Throws DecodeError{BadInput} for a token id that is not in the
@@ -115,12 +92,14 @@ class Executor {
         int32_t before;  // its length before the step
     };
     void begin_step();
+    void copy_blocks();
 
     std::unique_ptr<kernels::Backend> backend_;
     ExecutorOptions options_;
     int32_t vocab_;
-    int32_t token_ids_;                                     // rows of the embedding table
-    std::vector<std::unique_ptr<cache::BlockPool>> pools_;  // per group; sequences point at them
+    int32_t token_ids_;  // rows of the embedding table
+    cache::PagedCache cache_;
+    std::vector<std::vector<kernels::BlockCopy>> copies_;  // per group
     // The step being built.
     std::vector<int32_t> tokens_, positions_, rows_;
     std::vector<kernels::SequenceSpan> spans_;

@@ -37,21 +37,41 @@ void Scheduler::remove(Session &session) {
 // tokens and one more, so that a sequence is not let in only to be thrown out again.
 void Scheduler::admit() {
     if (waiting_.empty() || running_.size() >= static_cast<size_t>(parallel_)) return;
-    FreeBlocks free = executor_->free_blocks();
-    const auto claim = [&](const Session &s) {
-        return executor_->claim(free, s.cache_, static_cast<int64_t>(s.tokens_.size()) + cache::kBlockTokens);
+    FreeBlocks free;
+    const auto claim = [&](const Session *s) {
+        return executor_->claim(free, s->cache_,
+                                static_cast<int64_t>(s->tokens_.size()) + cache::kBlockTokens);
     };
-    bool room = std::all_of(running_.begin(), running_.end(), [&](const Session *s) { return claim(*s); });
     while (!waiting_.empty() && running_.size() < static_cast<size_t>(parallel_)) {
-        room = room && claim(*waiting_.front());
-        if (!room && !running_.empty()) return;  // alone it may try
-        running_.push_back(waiting_.front());
+        Session &next = *waiting_.front();
+        const bool empty = next.cache_.length() == 0;
+        if (empty) executor_->attach(next.cache_, next.tokens_);
+        free = executor_->free_blocks();
+        const bool room = std::all_of(running_.begin(), running_.end(), claim) && claim(&next);
+        if (!room && !running_.empty()) {  // alone it may try
+            if (empty) next.evict();       // who waits holds nothing it did not have
+            return;
+        }
+        running_.push_back(&next);
         waiting_.pop_front();
     }
 }
 
 bool Scheduler::in_step(const Session &session) const {
     return std::any_of(parts_.begin(), parts_.end(), [&](const Part &p) { return p.session == &session; });
+}
+
+// Another sequence of this step brings the text that this one lacks next: one of them is enough.
+bool Scheduler::computed_in_step(const Session &session) const {
+    const size_t from = static_cast<size_t>(session.cache_.length()), to = from + size_t{cache::kBlockTokens};
+    if (from % size_t{cache::kBlockTokens} != 0 || session.tokens_.size() <= to) return false;
+    return std::any_of(parts_.begin(), parts_.end(), [&](const Part &p) {
+        const std::vector<TokenId> &other = p.session->tokens_;
+        const size_t end = static_cast<size_t>(p.session->cache_.length());
+        return end >= to && end - p.tokens <= from &&
+               std::equal(other.begin(), other.begin() + static_cast<std::ptrdiff_t>(to),
+                          session.tokens_.begin());
+    });
 }
 
 // The newest that has no part in the step yet, `oldest` or one that came after it. False when there is none.
@@ -73,6 +93,8 @@ bool Scheduler::preempt_last(const Session &oldest) {
 
 // As much of the sequence as the step has place for. The rows that logits are wanted for stay together.
 void Scheduler::plan(Session &session) {
+    executor_->attach(session.cache_, session.tokens_);  // what others have computed meanwhile
+    if (computed_in_step(session)) return;
     const size_t place = static_cast<size_t>(executor_->batch_size() - executor_->step_tokens());
     const size_t pending = session.pending(), rows = static_cast<size_t>(session.rows_);
     size_t count = std::min(pending, place);

@@ -73,6 +73,7 @@ class Scheduler {
     void plan();
     void plan(Session &session);
     bool in_step(const Session &session) const;
+    bool computed_in_step(const Session &session) const;
     bool preempt_last(const Session &oldest);
     void finish();
 

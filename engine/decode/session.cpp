@@ -45,7 +45,10 @@ void Session::truncate(size_t length) {
     assert(length <= tokens_.size());
     due_ = false;
     if (length == tokens_.size()) return;
-    if (length < static_cast<size_t>(cache_.length())) cache_.truncate(static_cast<int32_t>(length));
+    if (length < static_cast<size_t>(cache_.length())) {
+        const int32_t cells = static_cast<int32_t>(length);
+        cache_.truncate(cache_.can_truncate(cells) ? cells : 0);
+    }
     tokens_.resize(length);
     logits_ = {};
 }
@@ -56,7 +59,9 @@ size_t Session::reuse(std::span<const TokenId> wanted) {
     const size_t common =
         static_cast<size_t>(std::mismatch(tokens_.begin(), end, wanted.begin()).first - tokens_.begin());
     truncate(common);
-    return common;
+    executor_->attach(cache_, wanted);
+    tokens_ = cache_.tokens();
+    return tokens_.size();
 }
 
 void Session::evict() {

@@ -37,11 +37,13 @@ class Session {
     std::span<const float> logits() const { return logits_; }
     bool has_logits() const { return !logits_.empty(); }
 
-    // Keeps the first `length` tokens. Precondition: length <= tokens().size().
+    // Keeps the first `length` tokens. Precondition: length <= tokens().size(). What a window has lost
+    // (SequenceCache::can_truncate) is computed again, with the same result.
     void truncate(size_t length);
 
-    // Keeps what is a common prefix with `wanted`, but not all of `wanted`: at least its last token is left
-    // to be fed, so that there are logits to go on from. Returns the length kept.
+    // Begins as `wanted` does, with what the session or anything computed before has in common with it, but
+    // not all of `wanted`: at least its last token is left to be fed, so that there are logits to go on from.
+    // Returns the length.
     size_t reuse(std::span<const TokenId> wanted);
 
     // Gives the cache's blocks back and keeps the tokens: they are computed again when it is due.

@@ -82,6 +82,7 @@ class CpuBackend final : public Backend {
     DeviceInfo info() const override;
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
     bool execute(const Batch &batch, std::span<float> logits) override;
+    void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override;
 
   private:
     int thread_count() const;
@@ -248,6 +249,11 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
         }
     });
     return finished;
+}
+
+void CpuBackend::copy_blocks(int32_t group, std::span<const BlockCopy> copies) {
+    for (const BlockCopy &copy : copies)
+        std::ranges::copy(cache_.block(group, copy.from), cache_.block(group, copy.to).begin());
 }
 
 // Thread 0 looks at the flag and tells the others; two alternating cells, because it may already write the

@@ -66,4 +66,10 @@ KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId
             .head_dim_v = step.head_dim_v};
 }
 
+std::span<std::byte> CacheMemory::block(int32_t group, BlockId block) const {
+    const Group &g = groups_[static_cast<size_t>(group)];
+    const size_t bytes = g.block * sizeof(uint16_t);
+    return {g.memory.data() + static_cast<size_t>(block) * bytes, bytes};
+}
+
 }  // namespace runnel::kernels::cpu

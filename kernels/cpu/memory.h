@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -41,6 +42,9 @@ class CacheMemory {
 
     // The pages of one layer and K/V head, for the blocks of `table`.
     KvPages pages(const Attention &step, int32_t kv_head, const BlockId *table) const;
+
+    // All bytes of a block.
+    std::span<std::byte> block(int32_t group, BlockId block) const;
 
   private:
     struct LayerPlace {

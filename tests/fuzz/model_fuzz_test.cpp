@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/cache/block_pool.h"
+#include "engine/cache/sequence.h"
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
 #include "kernels/cpu/cpu_backend.h"

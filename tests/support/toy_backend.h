@@ -2,6 +2,7 @@
 // back through the block tables, so that a wrong table, cell or position changes them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -62,6 +63,13 @@ class ToyBackend final : public kernels::Backend {
         pools_.clear();
         for (const int32_t blocks : cache.blocks)
             pools_.emplace_back(static_cast<size_t>(blocks) * kernels::kBlockTokens, -1);
+    }
+
+    void copy_blocks(int32_t group, std::span<const kernels::BlockCopy> copies) override {
+        std::vector<int32_t> &pool = pools_.at(static_cast<size_t>(group));
+        for (const kernels::BlockCopy &copy : copies)
+            std::copy_n(pool.begin() + copy.from * kernels::kBlockTokens, kernels::kBlockTokens,
+                        pool.begin() + copy.to * kernels::kBlockTokens);
     }
 
     bool execute(const kernels::Batch &batch, std::span<float> logits) override {

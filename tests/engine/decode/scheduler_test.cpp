@@ -307,3 +307,32 @@ TEST_CASE("answer batch: logits that are not finite end the answer that has them
         if (f.key == 2) CHECK(f.tokens.size() == 3);
     }
 }
+
+TEST_CASE("scheduler: a header that all prompts share is computed once") {
+    auto toy = std::make_unique<ToyBackend>();
+    Executor executor(std::move(toy), toy_program(50), {.context = 400, .batch = 64, .sequences = 8});
+    std::vector<TokenId> header(256);
+    for (size_t i = 0; i < header.size(); ++i) header[i] = static_cast<TokenId>(i * 7 % 50);
+    std::deque<Session> sessions;
+    Scheduler scheduler(executor, {.parallel = 8});
+    for (TokenId row = 0; row < 20; ++row) {
+        std::vector<TokenId> prompt = header;
+        prompt.insert(prompt.end(), {row, 3, row});
+        sessions.emplace_back(executor).append(prompt);
+        scheduler.add(sessions.back());
+    }
+    size_t done = 0;
+    while (done < sessions.size()) {
+        REQUIRE(scheduler.step());
+        const std::vector<Session *> ready(scheduler.ready().begin(), scheduler.ready().end());
+        for (Session *session : ready) {
+            const uint64_t hash = hash_tokens(session->tokens());
+            for (int32_t id = 0; id < 50; ++id)
+                REQUIRE(session->logits()[static_cast<size_t>(id)] == toy_logit(hash, id));
+            scheduler.remove(*session);
+            ++done;
+        }
+    }
+    CHECK(scheduler.counts().tokens == 256 + 20 * 3);
+    CHECK(executor.cache().statistics().reused_tokens == 19 * 256);
+}

@@ -5,6 +5,7 @@
 #include <random>
 #include <thread>
 
+#include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
 #include "tests/support/toy_backend.h"
 
@@ -169,19 +170,19 @@ TEST_CASE("context: what fits is planned, and what does not is said") {
     CHECK(per_block == 2 * 32 * 16 * 2);
     CHECK(cache_bytes(program, 33) == 2 * per_block);
     kernels::DeviceInfo device{"toy", "toy", 0, size_t{1} << 33};
-    CHECK(plan_context(program, device, 0, 4096).context == 4096);
-    CHECK_FALSE(plan_context(program, device, 0, 4096).reduced);
-    CHECK(plan_context(program, device, 100, 4096).context == 100);
+    CHECK(plan_context(program, device, {.own = 4096}).context == 4096);
+    CHECK_FALSE(plan_context(program, device, {.own = 4096}).reduced);
+    CHECK(plan_context(program, device, {.own = 4096, .asked = 100}).context == 100);
     device.memory_free = 1 << 20;  // 1/8 of it for the cache: 64 blocks
-    const ContextPlan plan = plan_context(program, device, 0, 1 << 20);
+    const ContextPlan plan = plan_context(program, device, {.own = 1 << 20});
     CHECK(plan.reduced);
     CHECK(plan.context == 64 * 32);
     CHECK(plan.cache_bytes <= device.memory_free / 8);
-    CHECK_THROWS_WITH_AS(plan_context(program, device, 1 << 20, 1), doctest::Contains("1048576 tokens"),
-                         DecodeError);
-    CHECK_THROWS_AS(plan_context(program, device, int64_t{1} << 40, 1), DecodeError);
+    CHECK_THROWS_WITH_AS(plan_context(program, device, {.own = 1, .asked = 1 << 20}),
+                         doctest::Contains("1048576 tokens"), DecodeError);
+    CHECK_THROWS_AS(plan_context(program, device, {.own = 1, .asked = int64_t{1} << 40}), DecodeError);
     device.memory_free = 1000;
-    CHECK_THROWS_AS(plan_context(program, device, 0, 4096), DecodeError);
+    CHECK_THROWS_AS(plan_context(program, device, {.own = 4096}), DecodeError);
 }
 
 TEST_CASE("deadline: stops a computation once, and not after it was cancelled") {

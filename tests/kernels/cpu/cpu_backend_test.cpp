@@ -14,7 +14,7 @@
 #include <variant>
 #include <vector>
 
-#include "engine/cache/block_pool.h"
+#include "engine/cache/sequence.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/plan.h"
 #include "kernels/cpu/pool.h"

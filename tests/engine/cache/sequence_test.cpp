@@ -1,4 +1,4 @@
-#include "engine/cache/block_pool.h"
+#include "engine/cache/sequence.h"
 
 #include <doctest/doctest.h>
 

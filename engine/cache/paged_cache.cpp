@@ -1,0 +1,160 @@
+#include "engine/cache/paged_cache.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace runnel::cache {
+namespace {
+
+std::span<const int32_t> block_of(std::span<const int32_t> tokens, size_t block) {
+    return tokens.subspan(block * size_t{kBlockTokens}, size_t{kBlockTokens});
+}
+
+// The largest n <= most for which the blocks that a token behind n blocks sees are all in `found`.
+size_t usable_blocks(std::span<const BlockId> found, const Sequence &sequence, Reach reach, size_t most) {
+    const size_t sinks = static_cast<size_t>((reach.sinks + kBlockTokens - 1) / kBlockTokens);
+    const size_t head = static_cast<size_t>(std::find(found.begin(), found.end(), kNoBlock) - found.begin());
+    if (reach.window == 0) return std::min(most, head);
+    if (head < std::min(sinks, most)) most = head;
+    std::vector<size_t> run(found.size() + 1, 0);  // run[n]: known blocks that end with block n - 1
+    for (size_t n = 1; n <= most; ++n) run[n] = found[n - 1] == kNoBlock ? 0 : run[n - 1] + 1;
+    for (size_t n = most; n > 0; --n) {
+        const size_t first =
+            static_cast<size_t>(sequence.first_block_seen(static_cast<int32_t>(n) * kBlockTokens));
+        if (first >= n || run[n] >= n - first) return n;
+    }
+    return 0;
+}
+
+}  // namespace
+
+bool SequenceCache::can_truncate(int32_t length) const {
+    return std::all_of(groups_.begin(), groups_.end(),
+                       [&](const Sequence &group) { return group.can_truncate(length); });
+}
+
+void SequenceCache::truncate(int32_t length) {
+    assert(length >= 0 && length <= this->length());
+    for (Sequence &group : groups_) group.truncate(length);
+    tokens_.resize(static_cast<size_t>(length));
+    keys_.resize(std::min(keys_.size(), static_cast<size_t>(length / kBlockTokens)));
+}
+
+PagedCache::PagedCache(std::span<const GroupLayout> groups, int32_t slack, BlockKey root)
+    : slack_(slack), root_(root) {
+    for (const GroupLayout &group : groups) {
+        reaches_.push_back(group.reach);
+        pools_.push_back(std::make_unique<BlockPool>(group.blocks));
+        indices_.emplace_back(*pools_.back());
+    }
+}
+
+SequenceCache PagedCache::new_sequence() {
+    SequenceCache sequence;
+    for (size_t g = 0; g < groups(); ++g) sequence.groups_.emplace_back(*pools_[g], reaches_[g], slack_);
+    return sequence;
+}
+
+SequenceCache PagedCache::fork(const SequenceCache &sequence) {
+    SequenceCache copy;
+    for (const Sequence &group : sequence.groups_) copy.groups_.push_back(group.fork());
+    copy.tokens_ = sequence.tokens_;
+    copy.keys_ = sequence.keys_;
+    return copy;
+}
+
+int32_t PagedCache::attach(SequenceCache &sequence, std::span<const int32_t> tokens) {
+    const size_t before = sequence.tokens_.size(), own = before / size_t{kBlockTokens};
+    size_t blocks = tokens.empty() ? 0 : (tokens.size() - 1) / size_t{kBlockTokens};
+    if (groups() == 0 || blocks <= own) return 0;
+    assert(before <= tokens.size() &&
+           std::equal(sequence.tokens_.begin(), sequence.tokens_.end(), tokens.begin()));
+    std::vector<BlockKey> keys = sequence.keys_;
+    for (size_t b = keys.size(); b < blocks; ++b)
+        keys.push_back(next_key(b == 0 ? root_ : keys.back(), block_of(tokens, b)));
+    std::vector<std::vector<BlockId>> found(groups());
+    for (size_t g = 0; g < groups(); ++g)
+        for (size_t b = 0; b < blocks; ++b) {
+            const BlockId held = b < own ? sequence.groups_[g].table()[b] : kNoBlock;
+            found[g].push_back(held != kNoBlock ? held : indices_[g].find(keys[b], block_of(tokens, b)));
+        }
+    // What is enough for one group may be a wrong place to begin for another one's window: until all agree.
+    for (size_t last = blocks + 1; blocks < last;) {
+        last = blocks;
+        for (size_t g = 0; g < groups(); ++g)
+            blocks = usable_blocks(found[g], sequence.groups_[g], reaches_[g], blocks);
+    }
+    const size_t cells = blocks * size_t{kBlockTokens};
+    if (cells <= before) return 0;
+    for (size_t g = 0; g < groups(); ++g) sequence.groups_[g].adopt(std::span(found[g]).first(blocks));
+    keys.resize(blocks);
+    sequence.keys_ = std::move(keys);
+    sequence.tokens_.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(cells));
+    touch(sequence);
+    statistics_.reused_tokens += static_cast<int64_t>(cells - before);
+    return static_cast<int32_t>(cells - before);
+}
+
+bool PagedCache::make_free(size_t group, int32_t blocks) {
+    while (pools_[group]->free_blocks() < blocks) {
+        if (!indices_[group].evict()) return false;
+        ++statistics_.evicted_blocks;
+    }
+    return true;
+}
+
+bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
+                      std::span<std::vector<kernels::BlockCopy>> copies) {
+    const int32_t count = static_cast<int32_t>(tokens.size());
+    if (count == 0) return true;
+    for (size_t g = 0; g < groups(); ++g) {
+        sequence.groups_[g].drop_unseen();
+        if (!make_free(g, sequence.groups_[g].blocks_needed(count))) return false;
+    }
+    for (size_t g = 0; g < groups(); ++g) {
+        if (const auto copy = sequence.groups_[g].make_writable()) {
+            copies[g].push_back(*copy);
+            ++statistics_.copied_blocks;
+        }
+        [[maybe_unused]] const bool grown = sequence.groups_[g].append(count);
+        assert(grown);
+    }
+    sequence.tokens_.insert(sequence.tokens_.end(), tokens.begin(), tokens.end());
+    return true;
+}
+
+void PagedCache::publish(SequenceCache &sequence) {
+    const std::span<const int32_t> tokens(sequence.tokens_);
+    const size_t full = tokens.size() / size_t{kBlockTokens};
+    if (sequence.keys_.size() == full) return;
+    for (size_t b = sequence.keys_.size(); b < full; ++b) {
+        const auto text = block_of(tokens, b);
+        const BlockKey key = next_key(b == 0 ? root_ : sequence.keys_.back(), text);
+        sequence.keys_.push_back(key);
+        for (size_t g = 0; g < groups(); ++g) {
+            const BlockId own = sequence.groups_[g].table()[b];
+            if (own == kNoBlock) continue;
+            const BlockId known = indices_[g].find(key, text);
+            if (known == kNoBlock)
+                indices_[g].insert(key, text, own);
+            else if (known != own)
+                sequence.groups_[g].replace(b, known);
+        }
+    }
+    touch(sequence);
+}
+
+// From the last block to the first: of blocks that were used together the last ones go first, and what is
+// left is still the beginning of a text.
+void PagedCache::touch(const SequenceCache &sequence) {
+    for (size_t g = 0; g < groups(); ++g) {
+        const Sequence &group = sequence.groups_[g];
+        const auto first = static_cast<size_t>(group.first_block_seen(sequence.length()));
+        const auto sinks = static_cast<size_t>((reaches_[g].sinks + kBlockTokens - 1) / kBlockTokens);
+        for (size_t b = sequence.keys_.size(); b-- > 0;)
+            if (b >= first || b < sinks) indices_[g].touch(sequence.keys_[b]);
+    }
+}
+
+}  // namespace runnel::cache

@@ -1,0 +1,65 @@
+#include "engine/cache/prefix_index.h"
+
+#include <algorithm>
+#include <cassert>
+#include <iterator>
+
+namespace runnel::cache {
+namespace {
+
+__extension__ using Product = unsigned __int128;
+
+// The 128-bit product, folded: every bit of both factors reaches every bit of the result.
+uint64_t fold(uint64_t a, uint64_t b) {
+    const Product product = static_cast<Product>(a) * b;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+}  // namespace
+
+BlockKey next_key(BlockKey before, std::span<const int32_t> tokens) {
+    BlockKey key = before;
+    for (const int32_t token : tokens) {
+        const auto t = static_cast<uint64_t>(static_cast<uint32_t>(token));
+        key.low = fold(key.low ^ t, 0x9e3779b97f4a7c15 ^ before.high) + 0xbf58476d1ce4e5b9;
+        key.high = fold(key.high + t, 0x94d049bb133111eb ^ before.low) ^ 0xd6e8feb86659fd93;
+    }
+    return key;
+}
+
+BlockId PrefixIndex::find(BlockKey key, std::span<const int32_t> tokens) const {
+    const auto found = by_key_.find(key);
+    if (found == by_key_.end()) return kNoBlock;
+    const Entry &entry = *found->second;
+    return std::equal(tokens.begin(), tokens.end(), entry.tokens.begin(), entry.tokens.end()) ? entry.block
+                                                                                              : -1;
+}
+
+void PrefixIndex::insert(BlockKey key, std::span<const int32_t> tokens, BlockId block) {
+    assert(tokens.size() == static_cast<size_t>(kBlockTokens));
+    if (by_key_.contains(key)) return;
+    Entry entry{key, {}, block};
+    std::copy(tokens.begin(), tokens.end(), entry.tokens.begin());
+    entries_.push_front(entry);
+    by_key_.emplace(key, entries_.begin());
+    pool_->keep(block);
+}
+
+void PrefixIndex::touch(BlockKey key) {
+    const auto found = by_key_.find(key);
+    if (found != by_key_.end()) entries_.splice(entries_.begin(), entries_, found->second);
+}
+
+bool PrefixIndex::evict() {
+    for (auto entry = entries_.end(); entry != entries_.begin();) {
+        --entry;
+        if (pool_->references(entry->block) > 0) continue;
+        pool_->unkeep(entry->block);
+        by_key_.erase(entry->key);
+        entries_.erase(entry);
+        return true;
+    }
+    return false;
+}
+
+}  // namespace runnel::cache

@@ -1,0 +1,141 @@
+#include "engine/cache/sequence.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace runnel::cache {
+namespace {
+
+int32_t blocks_for(int32_t cells) {
+    return static_cast<int32_t>((int64_t{cells} + kBlockTokens - 1) / kBlockTokens);
+}
+
+}  // namespace
+
+Sequence::Sequence(Sequence &&other) noexcept
+    : pool_(other.pool_),
+      reach_(other.reach_),
+      slack_(other.slack_),
+      table_(std::move(other.table_)),
+      length_(std::exchange(other.length_, 0)),
+      first_held_(std::exchange(other.first_held_, 0)) {
+    other.table_.clear();
+}
+
+Sequence &Sequence::operator=(Sequence &&other) noexcept {
+    if (this != &other) {
+        clear();
+        pool_ = other.pool_;
+        reach_ = other.reach_;
+        slack_ = other.slack_;
+        table_ = std::move(other.table_);
+        other.table_.clear();
+        length_ = std::exchange(other.length_, 0);
+        first_held_ = std::exchange(other.first_held_, 0);
+    }
+    return *this;
+}
+
+Sequence Sequence::fork() const {
+    Sequence copy(*pool_, reach_, slack_);
+    copy.table_ = table_;
+    copy.length_ = length_;
+    copy.first_held_ = first_held_;
+    for (const BlockId block : table_)
+        if (block != kNoBlock) pool_->retain(block);
+    return copy;
+}
+
+int32_t Sequence::first_block_seen(int32_t length) const {
+    if (reach_.window == 0) return 0;
+    return std::max(std::max(0, length - reach_.window + 1) / kBlockTokens, sink_blocks());
+}
+
+void Sequence::drop(int32_t block) {
+    BlockId &entry = table_[static_cast<size_t>(block)];
+    if (entry != kNoBlock) pool_->release(entry);
+    entry = kNoBlock;
+}
+
+void Sequence::drop_unseen() {
+    if (reach_.window == 0) return;
+    const int32_t first =
+        std::min(first_block_seen(std::max(0, length_ - slack_)), static_cast<int32_t>(table_.size()));
+    for (int32_t block = std::max(first_held_, sink_blocks()); block < first; ++block) drop(block);
+    first_held_ = std::max(first_held_, first);
+}
+
+int32_t Sequence::blocks_needed(int32_t count) const {
+    const int32_t added = blocks_for(length_ + count) - static_cast<int32_t>(table_.size());
+    const bool copied = count > 0 && length_ % kBlockTokens != 0 && !pool_->writable(table_.back());
+    return added + (copied ? 1 : 0);
+}
+
+std::optional<kernels::BlockCopy> Sequence::make_writable() {
+    if (length_ % kBlockTokens == 0 || pool_->writable(table_.back())) return std::nullopt;
+    const BlockId own = pool_->take(), shared = table_.back();
+    pool_->release(shared);
+    table_.back() = own;
+    return kernels::BlockCopy{shared, own};
+}
+
+bool Sequence::append(int32_t count) {
+    assert(count == 0 || length_ % kBlockTokens == 0 || pool_->writable(table_.back()));
+    const int32_t needed = blocks_needed(count);
+    if (needed > pool_->free_blocks()) return false;
+    for (int32_t i = 0; i < needed; ++i) table_.push_back(pool_->take());
+    length_ += count;
+    return true;
+}
+
+bool Sequence::can_truncate(int32_t length) const {
+    assert(length >= 0 && length <= length_);
+    return first_block_seen(length) >= std::min(first_held_, blocks_for(length));
+}
+
+void Sequence::truncate(int32_t length) {
+    assert(can_truncate(length));
+    const int32_t keep = blocks_for(length);
+    while (static_cast<int32_t>(table_.size()) > keep) {
+        if (table_.back() != kNoBlock) pool_->release(table_.back());
+        table_.pop_back();
+    }
+    length_ = length;
+    first_held_ = std::min(first_held_, keep);
+}
+
+int32_t Sequence::blocks_to_hold(int32_t length, int32_t batch) const {
+    const int32_t needed = blocks_needed(length - length_);
+    if (reach_.window == 0) return needed;
+    const auto held = table_.size() - static_cast<size_t>(std::count(table_.begin(), table_.end(), kNoBlock));
+    // Neither end of the window need be the end of a block, and one block may have to be copied.
+    const int64_t most =
+        sink_blocks() + int64_t{reach_.window} / kBlockTokens + (int64_t{slack_} + batch) / kBlockTokens + 4;
+    return std::min(needed, static_cast<int32_t>(std::max<int64_t>(0, most - static_cast<int64_t>(held))));
+}
+
+void Sequence::adopt(std::span<const BlockId> table) {
+    Sequence next(*pool_, reach_, slack_);
+    next.table_.assign(table.begin(), table.end());
+    next.length_ = static_cast<int32_t>(table.size()) * kBlockTokens;
+    const auto hole = std::find(next.table_.rbegin(), next.table_.rend(), kNoBlock);
+    next.first_held_ = reach_.window == 0 ? 0 : static_cast<int32_t>(next.table_.rend() - hole);
+    for (int32_t block = 0; block < static_cast<int32_t>(next.table_.size()); ++block) {
+        BlockId &entry = next.table_[static_cast<size_t>(block)];
+        if (block >= next.first_held_ || block < sink_blocks())
+            pool_->retain(entry);
+        else
+            entry = kNoBlock;  // known, but nothing sees it
+    }
+    *this = std::move(next);
+}
+
+void Sequence::replace(size_t index, BlockId block) {
+    assert(table_[index] != kNoBlock && table_[index] != block);
+    pool_->retain(block);
+    pool_->release(table_[index]);
+    table_[index] = block;
+}
+
+}  // namespace runnel::cache

@@ -1,0 +1,146 @@
+#include "engine/decode/cache_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <variant>
+
+#include "engine/decode/error.h"
+
+namespace runnel::decode {
+namespace {
+
+using cache::GroupLayout;
+using cache::Reach;
+using kernels::kBlockTokens;
+
+constexpr int64_t kLargestContext =
+    std::numeric_limits<int32_t>::max() / 2;       // cells and blocks count in int32
+constexpr int64_t kLeastContext = 256;             // below that "reduced to what fits" helps nobody
+constexpr size_t kWorkMemory = size_t{256} << 20;  // left for activations, logits, and everything else
+
+int32_t groups_of(const kernels::Program &program) {
+    int32_t groups = 0;
+    for (const kernels::CacheLayer &layer : program.cache_layers) groups = std::max(groups, layer.group + 1);
+    return groups;
+}
+
+int64_t blocks_for(int64_t cells) {
+    return (cells + kBlockTokens - 1) / kBlockTokens;
+}
+
+// The widest of the group's layers.
+Reach reach_of(const kernels::Program &program, int32_t group) {
+    Reach reach{std::numeric_limits<int32_t>::max()};
+    for (const kernels::Step &step : program.steps) {
+        const auto *attention = std::get_if<kernels::Attention>(&step);
+        if (!attention || program.cache_layers[static_cast<size_t>(attention->layer)].group != group)
+            continue;
+        if (reach.window == std::numeric_limits<int32_t>::max()) reach.window = attention->window;
+        reach.window =
+            attention->window == 0 || reach.window == 0 ? 0 : std::max(reach.window, attention->window);
+    }
+    if (reach.window == std::numeric_limits<int32_t>::max()) reach.window = 0;  // no layer at all
+    return reach;
+}
+
+// Blocks of a group with a window when all sequences grow: window and slack need not begin or end with a
+// block, and the block at the end may have to be copied.
+int64_t window_blocks(Reach reach, const CacheShape &shape) {
+    const int64_t each = blocks_for(reach.sinks) + blocks_for(int64_t{reach.window} + shape.slack) + 3;
+    return each * shape.sequences + blocks_for(shape.batch);
+}
+
+std::string megabytes(size_t bytes) {
+    return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
+}
+
+[[noreturn]] void fail(const std::string &what) {
+    throw DecodeError(DecodeError::Kind::OutOfMemory, what);
+}
+
+// The most cells, a multiple of a block and at most `most`, whose cache takes no more than `budget` bytes.
+int64_t fitting_cells(const kernels::Program &program, CacheShape shape, size_t budget, int64_t most) {
+    int64_t low = 0, high = blocks_for(most);
+    while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        shape.cells = middle * kBlockTokens;
+        if (cache_bytes(program, shape) <= budget)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low * kBlockTokens;
+}
+
+}  // namespace
+
+std::vector<GroupLayout> group_layouts(const kernels::Program &program, const CacheShape &shape) {
+    std::vector<GroupLayout> layouts;
+    for (int32_t group = 0; group < groups_of(program); ++group) {
+        const Reach reach = reach_of(program, group);
+        int64_t blocks = blocks_for(shape.cells);
+        if (reach.window > 0) blocks = std::min(blocks, window_blocks(reach, shape));
+        layouts.push_back({static_cast<int32_t>(blocks), reach});
+    }
+    return layouts;
+}
+
+size_t cache_bytes(const kernels::Program &program, const CacheShape &shape) {
+    size_t bytes = 0;
+    const std::vector<GroupLayout> layouts = group_layouts(program, shape);
+    for (size_t group = 0; group < layouts.size(); ++group)
+        bytes += kernels::cache_block_bytes(program, static_cast<int32_t>(group)) *
+                 static_cast<size_t>(layouts[group].blocks);
+    return bytes;
+}
+
+size_t cache_bytes(const kernels::Program &program, int64_t cells) {
+    size_t block = 0;
+    for (int32_t group = 0; group < groups_of(program); ++group)
+        block += kernels::cache_block_bytes(program, group);
+    return block * static_cast<size_t>(blocks_for(cells));
+}
+
+size_t weight_bytes(const kernels::Program &program) {
+    size_t bytes = 0;
+    for (const kernels::Weight &weight : program.weights) bytes += weight.bytes();
+    return bytes;
+}
+
+ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceInfo &device,
+                         const ContextRequest &request) {
+    if (request.asked > kLargestContext)
+        fail("a context of " + std::to_string(request.asked) +
+             " tokens is more than can be numbered: choose " + std::to_string(kLargestContext) +
+             " or less with -c");
+    const size_t free = device.memory_free;
+    // Weights are read from the page cache: memory that is only useful if they stay there.
+    const size_t taken = weight_bytes(program) + kWorkMemory;
+    const size_t beside = std::max(free > taken ? free - taken : 0, free / 8);
+    const size_t given = static_cast<size_t>(request.cache_size);
+    const size_t budget = given > 0 ? given : request.asked > 0 && request.sequences == 1 ? free : beside;
+
+    const int64_t wanted =
+        std::clamp<int64_t>(request.asked > 0 ? request.asked : request.own, 1, kLargestContext);
+    const int64_t least = request.asked > 0 ? wanted : std::min(wanted, kLeastContext);
+    CacheShape shape{0, request.sequences, request.batch, request.slack};
+    const int64_t all = std::min(wanted * request.sequences, kLargestContext);
+    const int64_t cells = fitting_cells(program, shape, budget, given > 0 ? kLargestContext : all);
+    if (cells < least) {
+        shape.cells = least;
+        const std::string needs = std::to_string(least) + " tokens needs " +
+                                  megabytes(cache_bytes(program, shape)) + " of cache, but ";
+        if (given > 0)
+            fail("a context of " + needs + megabytes(given) +
+                 " are given: choose a smaller one with -c, or more with --cache-size");
+        fail("a context of " + needs + "only " + megabytes(free) + " of memory are free" +
+             (request.asked > 0 ? ": choose a smaller one with -c"
+                                : " beside " + megabytes(weight_bytes(program)) + " of weights"));
+    }
+    shape.cells = given > 0 ? cells : std::min(cells, all);
+    const int64_t context = std::min(wanted, cells);
+    return {static_cast<int32_t>(context), context < wanted, shape.cells, cache_bytes(program, shape)};
+}
+
+}  // namespace runnel::decode

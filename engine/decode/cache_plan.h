@@ -1,0 +1,53 @@
+// How much cache there is: blocks per group of layers, from what is asked for and what memory allows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/cache/paged_cache.h"
+#include "kernels/backend.h"
+
+namespace runnel::decode {
+
+// What the pools are to hold.
+struct CacheShape {
+    int64_t cells;          // of all sequences together, in layers that see everything
+    int32_t sequences = 1;  // that grow at the same time
+    int32_t batch = 512;    // most tokens of a step
+    int32_t slack = 256;    // cells of roll-back beyond a window
+};
+
+// Per group: what its layers see, and its blocks: for all cells, or, where the layers have a window, for
+// window, slack and a step of every sequence, if that is less.
+std::vector<cache::GroupLayout> group_layouts(const kernels::Program &program, const CacheShape &shape);
+
+// Bytes of cache for `shape`; and for `cells` cells that all layers hold, rounded up to whole blocks.
+size_t cache_bytes(const kernels::Program &program, const CacheShape &shape);
+size_t cache_bytes(const kernels::Program &program, int64_t cells);
+
+// Bytes of all weights that the program reads.
+size_t weight_bytes(const kernels::Program &program);
+
+struct ContextRequest {
+    int64_t own;             // the context that the model was made for
+    int64_t asked = 0;       // cells; 0: `own`, reduced to what fits
+    int64_t cache_size = 0;  // bytes; 0: as the device's free memory allows
+    int32_t sequences = 1, batch = 512, slack = 256;
+};
+
+struct ContextPlan {
+    int32_t context;     // most cells of one sequence
+    bool reduced;        // less than the model was made for, for want of memory
+    int64_t cells;       // for all sequences: CacheShape::cells
+    size_t cache_bytes;  // of those
+};
+
+// The context, and cells for `sequences` of them, or for as many as fit beside the weights in the device's
+// free memory, but at least one. With a cache size: as many cells as that holds, also more than the sequences
+// need: what they leave behind is kept for those that begin with the same text. Throws
+// DecodeError{OutOfMemory} with the numbers when not even one context fits.
+ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceInfo &device,
+                         const ContextRequest &request);
+
+}  // namespace runnel::decode
