@@ -1,0 +1,71 @@
+// Chat templates in the language that tokenizer.chat_template uses: Jinja, as Hugging Face's
+// apply_chat_template sets it up (sandbox, trim_blocks, lstrip_blocks, loop controls, tojson,
+// raise_exception, strftime_now, {% generation %}).
+//
+//   const Template chat = Template::parse(source);          // once
+//   Rendered text = chat.render(variables);                 // below a millisecond
+//
+// Not part of it: include, import, extends, autoescape, the filters urlize, wordwrap, pprint and random.
+// Integers have 64 bits.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/text/jinja/error.h"
+#include "engine/text/jinja/marked_text.h"
+#include "engine/text/jinja/runtime.h"
+
+namespace runnel::text::jinja {
+
+struct Program;
+
+// JSON as values, in the order it has; what its strings hold is content. Throws TemplateError{Limit} when it
+// is nested too deeply.
+Value from_json(const nlohmann::ordered_json &json);
+
+// The variables of a rendering.
+class Variables {
+  public:
+    Variables() = default;
+    // Of a JSON object.
+    static Variables of(const nlohmann::ordered_json &object);
+
+    void set(std::string_view name, Value value);
+    // What the program itself vouches for, such as the text of the BOS token: as if the template said it.
+    void set_special(std::string_view name, std::string text) {
+        set(name, Value::string(MarkedText(std::move(text), Origin::Template)));
+    }
+    const Dict &values() const { return values_; }
+
+  private:
+    Dict values_;
+};
+
+struct RenderOptions {
+    Limits limits;
+    Clock clock = local_time;  // what strftime_now shows
+};
+
+class Template {
+  public:
+    // Throws TemplateError{Syntax}.
+    static Template parse(std::string_view source);
+
+    // Throws TemplateError. Any number of threads may render at once.
+    MarkedText render(const Variables &variables, const RenderOptions &options = {}) const;
+
+    // Whether the template mentions a variable: "enable_thinking", "tools".
+    bool uses(std::string_view variable) const;
+    const std::string &source() const { return source_; }
+
+  private:
+    Template() = default;
+    std::string source_;  // normalised: what the places of errors refer to
+    std::shared_ptr<const Program> program_;
+};
+
+}  // namespace runnel::text::jinja
