@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Trains the demo model and its draft on a folder of plain-text stories.
+
+  pip install torch numpy tokenizers
+  scripts/train_demo.py --corpus ../shared/data/corpus --out /tmp/demo-train --minutes 75 --draft-minutes 20
+  scripts/export_gguf.py /tmp/demo-train/demo.pt tests/models/demo-f16.gguf
+
+Both are llamas with one byte-level BPE tokenizer. The demo learns from the stories as they are and as answers in
+conversations (demo_corpus.py); the draft learns the demo's probabilities on the same text, so that speculation accepts
+much of what it proposes. Prints the loss on the way and the perplexity of works held out of training.
+
+The learning rate is constant, then falls to zero over the last part of the run; the run is --steps long, or lasts
+--minutes whatever the machine does. Seeds are fixed: --steps repeats a run on the same machine.
+"""
+
+import argparse
+import math
+import random
+import time
+from pathlib import Path
+
+import numpy
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import demo_corpus
+import demo_model
+
+SEED = 1812
+VOCABULARY = 2048
+CONTEXT = 512
+DEMO = demo_model.Shape(vocabulary=VOCABULARY, width=256, layers=4, heads=8, kv_heads=4, feed_forward=512, context=CONTEXT)
+DRAFT = demo_model.Shape(vocabulary=VOCABULARY, width=96, layers=2, heads=3, kv_heads=1, feed_forward=256, context=CONTEXT)
+
+WARMUP_STEPS = 60
+FALL = 0.4  # the part of the run in which the learning rate falls
+MUON_RATE, ADAM_RATE = 0.02, 3e-3
+CONVERSATIONS, CONVERSATIONS_LAST = 3 / 8, 5 / 8  # their share of a batch, at first and while the rate falls
+OTHERS = 1 / 8  # the share of books that are not tales
+
+
+def train_tokenizer(texts, path):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # GPT-2's pattern
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=demo_corpus.SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+class Windows:
+    """Windows of CONTEXT + 1 tokens over a text, each once per epoch in random order; an epoch's grid starts elsewhere."""
+
+    def __init__(self, tokens, generator, starts=None):
+        self.tokens, self.generator, self.starts, self.queue = tokens, generator, starts, []
+
+    def _epoch(self):
+        if self.starts is None:
+            at = numpy.arange(self.generator.integers(CONTEXT), len(self.tokens) - CONTEXT - 1, CONTEXT)
+        else:  # from a start to the first start behind the window's end, and so on
+            at, end = [], self.generator.integers(CONTEXT)
+            for start in self.starts:
+                if start >= end and start + CONTEXT + 1 <= len(self.tokens):
+                    at.append(start)
+                    end = start + CONTEXT - CONTEXT // 4
+        return list(self.generator.permutation(at))
+
+    def take(self, count):
+        rows = []
+        for _ in range(count):
+            self.queue = self.queue or self._epoch()
+            at = int(self.queue.pop())
+            rows.append(self.tokens[at : at + CONTEXT + 1])
+        return rows
+
+
+class Data:
+    """The training text as tokens, and batches of it."""
+
+    def __init__(self, corpus, out):
+        books = dict(demo_corpus.books(corpus))
+        texts = list(books.values())
+        tales = [text for name, text in books.items() if demo_corpus.is_tales(name)]
+        others = [text for name, text in books.items() if not demo_corpus.is_tales(name)]
+        path = out / "tokenizer.json"
+        tokenizer = Tokenizer.from_file(str(path)) if path.exists() else train_tokenizer(texts, path)
+        generator = numpy.random.default_rng(SEED)
+
+        def encode(documents):
+            return [numpy.array(e.ids, dtype=numpy.int32) for e in tokenizer.encode_batch(list(documents))]
+
+        self.tales, self.others = (
+            Windows(numpy.concatenate(encode(map(demo_corpus.plain_text, part))), generator) for part in (tales, others)
+        )
+        talks = encode(demo_corpus.conversations(tales, random.Random(SEED)))
+        starts = numpy.cumsum([0] + [len(t) for t in talks])[:-1]
+        self.talks = Windows(numpy.concatenate(talks), generator, starts)
+        for name, count, windows in [
+            ("books of tales", len(tales), self.tales),
+            ("other books", len(others), self.others),
+            ("conversations", len(talks), self.talks),
+        ]:
+            print(f"{count} {name}: {len(windows.tokens)} tokens", flush=True)
+        self.held_out = []  # tokens and bytes of each work
+        for _, text in demo_corpus.books(corpus, held_out=True):
+            ids = tokenizer.encode(demo_corpus.END + text).ids
+            self.held_out.append((torch.tensor(ids), len(text.encode())))
+
+    def batch(self, size, share):
+        """size x (CONTEXT + 1) tokens, `share` of them in conversations."""
+        talks, others = round(size * share), round(size * OTHERS)
+        rows = self.talks.take(talks) + self.others.take(others) + self.tales.take(size - talks - others)
+        return torch.from_numpy(numpy.stack(rows).astype(numpy.int64))
+
+
+@torch.no_grad()
+def held_out_perplexity(model, held_out, most=12):
+    """Perplexity by token and by byte, scoring the second half of each window, over at most so many windows."""
+    model.eval()
+    windows = [w for ids, _ in held_out for w in ids.split(CONTEXT) if len(w) == CONTEXT]
+    windows = windows[:: max(1, len(windows) // most)]
+    bytes_per_token = sum(size for _, size in held_out) / sum(len(ids) for ids, _ in held_out)
+    total = 0.0
+    for window in windows:
+        with autocast():
+            logits = model(window[None, :-1])[0, CONTEXT // 2 - 1 :]
+        total += F.cross_entropy(logits.float(), window[CONTEXT // 2 :]).item()
+    model.train()
+    loss = total / len(windows)
+    return math.exp(loss), math.exp(loss / bytes_per_token)
+
+
+def autocast():
+    return torch.autocast("cuda" if torch.cuda.is_available() else "cpu", dtype=torch.bfloat16)
+
+
+class Optimizer:
+    """Muon for the layers' matrices, AdamW for the embedding and the norms; both follow one schedule."""
+
+    def __init__(self, model):
+        matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embedding" not in n]
+        others = [p for n, p in model.named_parameters() if p.dim() < 2 or "embedding" in n]
+        self.parts = [
+            torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.02, momentum=0.95),
+            torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.01),
+        ]
+        self.rates = [MUON_RATE, ADAM_RATE]
+
+    def step(self, scale):
+        for part, rate in zip(self.parts, self.rates):
+            for group in part.param_groups:
+                group["lr"] = rate * scale
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def state(self):
+        return [part.state_dict() for part in self.parts]
+
+    def restore(self, state):
+        for part, stored in zip(self.parts, state):
+            part.load_state_dict(stored)
+
+
+class Clock:
+    """How far a run is, from 0 to 1: by its steps, or by the time it may take."""
+
+    def __init__(self, steps, minutes):
+        self.steps, self.minutes, self.begin = steps, minutes, time.time()
+
+    def elapsed(self):
+        return time.time() - self.begin
+
+    def progress(self, step):
+        return step / self.steps if self.steps else self.elapsed() / 60 / self.minutes
+
+
+def rate_scale(step, progress):
+    return min(1.0, (step + 1) / WARMUP_STEPS, max(0.0, (1 - progress) / FALL))
+
+
+def loss_on(model, tokens, teacher):
+    """Cross-entropy of the next token; with a teacher, mostly of its probabilities."""
+    with autocast():
+        logits = model(tokens[:, :-1])
+    loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+    if teacher is None:
+        return loss
+    with torch.no_grad(), autocast():
+        wanted = teacher(tokens[:, :-1]).float().softmax(-1)
+    return 0.2 * loss + 0.8 * F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(0, 1))
+
+
+def train(name, shape, data, options, clock, teacher=None):
+    """Trains a model; writes it to OUT/name.pt every few minutes and at the end."""
+    torch.manual_seed(SEED)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = demo_model.Llama(shape).to(device)
+    optimizer = Optimizer(model)
+    step, tokens_seen, saved = 0, 0, time.time()
+    state_path = options.out / f"{name}-state.pt"
+    if options.resume and state_path.exists():
+        state = torch.load(state_path, map_location=device, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.restore(state["optimizer"])
+        step, tokens_seen, clock.begin = state["step"], state["tokens"], time.time() - state["seconds"]
+    print(f"{name}: {model.parameters_total()} parameters", flush=True)
+    loss_function = torch.compile(loss_on) if options.compile else loss_on
+
+    def save():
+        demo_model.save(model, options.out / f"{name}.pt", steps=step, tokens=tokens_seen)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state(), "step": step, "tokens": tokens_seen, "seconds": clock.elapsed()}
+        torch.save(state, state_path)
+
+    while (progress := clock.progress(step)) < 1:
+        share = CONVERSATIONS if progress < 1 - FALL else CONVERSATIONS_LAST
+        tokens = data.batch(options.batch, share).to(device)
+        loss = loss_function(model, tokens, teacher)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step(rate_scale(step, progress))
+        step += 1
+        tokens_seen += tokens.numel()
+        if step % 20 == 0:
+            print(f"{name} step {step} {progress:.1%} loss {loss.item():.3f}, {tokens_seen} tokens, {clock.elapsed():.0f} s", flush=True)
+        if time.time() - saved > 60 * options.save_minutes:
+            save()
+            by_token, by_byte = held_out_perplexity(model, data.held_out)
+            print(f"{name} held-out perplexity {by_token:.2f} by token, {by_byte:.4f} by byte", flush=True)
+            saved = time.time()
+    save()
+    by_token, by_byte = held_out_perplexity(model, data.held_out, most=1000)
+    print(f"{name} done: {step} steps, held-out perplexity {by_token:.2f} by token, {by_byte:.4f} by byte", flush=True)
+    return model
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, default="../shared/data/corpus", help="folder of .txt books (default %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for tokenizer.json, demo.pt and draft.pt")
+    parser.add_argument("--minutes", type=float, default=75, help="how long to train the demo (default %(default)s)")
+    parser.add_argument("--draft-minutes", type=float, default=20, help="how long to train the draft (default %(default)s)")
+    parser.add_argument("--steps", type=int, help="train the demo for so many steps instead")
+    parser.add_argument("--draft-steps", type=int, help="train the draft for so many steps instead")
+    parser.add_argument("--batch", type=int, default=8, help=f"sequences of {CONTEXT} tokens in a step (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: all cores)")
+    parser.add_argument("--save-minutes", type=float, default=4, help="time between checkpoints (default %(default)s)")
+    parser.add_argument("--only", choices=["demo", "draft"], help="train one of the two (the draft needs OUT/demo.pt)")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUT")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile (slower)")
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    data = Data(options.corpus, options.out)
+    if options.only != "draft":
+        train("demo", DEMO, data, options, Clock(options.steps, options.minutes))
+    if options.only != "demo":
+        teacher, _ = demo_model.load(options.out / "demo.pt")
+        teacher.requires_grad_(False).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        train("draft", DRAFT, data, options, Clock(options.draft_steps, options.draft_minutes), teacher)
+
+
+if __name__ == "__main__":
+    main()
