@@ -243,6 +243,38 @@ Command make_run() {
     return {std::move(parser), call, true};
 }
 
+Command make_batch() {
+    auto parser = std::make_unique<Parser>("batch", "Many prompts in, many answers out.", true);
+    auto o = new_options<BatchOptions>();
+    BatchOptions &b = o->first;
+    parser->text_option("-i,--input", b.input, "JSON objects, one a line; by default standard input")
+        ->type_name("FILE");
+    parser->text_option("-o,--output", b.output, "where the answers go; by default standard output")
+        ->type_name("FILE");
+    parser->flag("--lines", b.lines, "every line is a prompt as it stands, not JSON");
+    parser->flag("--unordered", b.unordered, "answers as they are done, not in the order of the input");
+    parser->flag("--resume", b.resume, "go on with the output of a run that was interrupted or killed");
+    parser->option("--parallel", b.parallel, "most answers that are computed at a time")
+        ->check(range(1, 4096));
+    auto shard = std::make_shared<std::string>();
+    parser->text_option("--shard", *shard, "only the I-th of every N lines, I from 1 on")->type_name("I/N");
+    parser->flag("--raw", b.raw, "complete prompts as they stand, without the chat template");
+    add_model_options(*parser, b.model, o->second);
+    add_generation_options(*parser, b.generation, b.stats);
+    add_system_options(*parser, b);
+    auto overflow = std::make_shared<std::string>("error");
+    parser->text_option("--on-overflow", *overflow, "what to do with a prompt that outgrows the context")
+        ->check(CLI::IsMember({"error"}));
+    const auto call = [o, overflow, shard](const Words &words, Io &io) {
+        BatchOptions &options = o->first;
+        options.model.path = words.model;
+        if (!shard->empty()) options.shard = parse_shard(*shard);
+        note_gpu(o->second, io);
+        return batch(options, io);
+    };
+    return {std::move(parser), call};
+}
+
 Command make_chat() {
     auto parser = std::make_unique<Parser>("chat", "Talk to a model.", true);
     auto o = new_options<ChatOptions>();
@@ -349,9 +381,13 @@ struct Entry {
     Command (*make)();
 };
 constexpr Entry kCommands[] = {
-    {"chat", make_chat},       {"run", make_run},
-    {"bench", make_bench},     {"perplexity", make_perplexity},
-    {"inspect", make_inspect}, {"tokenize", make_tokenize},
+    {"chat", make_chat},
+    {"run", make_run},
+    {"batch", make_batch},
+    {"bench", make_bench},
+    {"perplexity", make_perplexity},
+    {"inspect", make_inspect},
+    {"tokenize", make_tokenize},
     {"devices", make_devices},
 };
 
@@ -359,6 +395,7 @@ constexpr const char *kHelp =
     "runnel: language models from GGUF files\n\n"
     "  runnel chat MODEL             talk to a model in the terminal\n"
     "  runnel run MODEL [PROMPT]     one prompt in, one answer out (argument, -f FILE, or stdin)\n"
+    "  runnel batch MODEL            many prompts: JSONL or lines in, JSONL out\n"
     "  runnel bench MODEL            prefill and decode speed against what the hardware allows\n"
     "  runnel perplexity MODEL -f F  perplexity of a text, divergence from saved logits\n"
     "  runnel inspect MODEL          metadata, tensors, memory plan\n"

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
+#include <charconv>
 #include <fstream>
 #include <sstream>
 #include <utility>
@@ -114,6 +115,17 @@ Words split_words(const Arguments &words, const std::optional<std::string> &mode
         throw UsageError("unexpected argument '" + gguf::printable(words[next]) +
                          (takes_text ? "' (a prompt of several words goes in quotes)" : "'"));
     return result;
+}
+
+Shard parse_shard(const std::string &text) {
+    Shard shard{0, 0};
+    const char *const end = text.data() + text.size();
+    const auto [slash, error] = std::from_chars(text.data(), end, shard.part);
+    const bool has_slash = error == std::errc() && slash != end && *slash == '/';
+    const auto [rest, rest_error] = std::from_chars(has_slash ? slash + 1 : end, end, shard.parts);
+    if (!has_slash || rest_error != std::errc() || rest != end || shard.part < 1 || shard.parts < shard.part)
+        throw UsageError("--shard " + gguf::quoted(text) + ": write I/N, with I from 1 to N: 1/4");
+    return shard;
 }
 
 }  // namespace runnel::commands

@@ -1,6 +1,7 @@
 // The argument list before it is parsed: llama.cpp's spellings, and settings from a configuration file.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -34,5 +35,11 @@ struct Words {
 // Throws UsageError for a missing model and for words that are left over.
 Words split_words(const Arguments &words, const std::optional<std::string> &model_option,
                   const std::optional<std::string> &model_default, bool takes_text);
+
+// "I/N" of --shard: 1 <= I <= N. Throws UsageError.
+struct Shard {
+    int64_t part, parts;
+};
+Shard parse_shard(const std::string &text);
 
 }  // namespace runnel::commands

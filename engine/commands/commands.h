@@ -10,6 +10,7 @@
 namespace runnel::commands {
 
 int run(const RunOptions &options, Io &io);
+int batch(const BatchOptions &options, Io &io);
 int chat(const ChatOptions &options, Io &io);
 int inspect(const InspectOptions &options, Io &io);
 int tokenize(const TokenizeOptions &options, Io &io);

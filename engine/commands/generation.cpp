@@ -102,8 +102,12 @@ std::string report_text(const Report &report) {
 }
 
 void write_stats(const StatsFlags &flags, const Report &report, Io &io) {
-    if (flags.print) io.progress(report_text(report));
-    const std::string json = dump(report_json(report));
+    write_stats(flags, report_text(report), report_json(report), io);
+}
+
+void write_stats(const StatsFlags &flags, const std::string &text, const Json &numbers, Io &io) {
+    if (flags.print) io.progress(text);
+    const std::string json = dump(numbers);
     if (!flags.file.empty()) {
         gguf::OutputFile file(flags.file);
         file.write(std::as_bytes(std::span(json)));

@@ -31,6 +31,7 @@ Json report_json(const Report &report);         // for --stats-file
 std::string report_text(const Report &report);  // lines for people
 
 // --stats, --stats-file and --stats-fd. Throws OutputError when the file cannot be written.
+void write_stats(const StatsFlags &flags, const std::string &text, const Json &json, Io &io);
 void write_stats(const StatsFlags &flags, const Report &report, Io &io);
 
 // The system prompt of --system or --system-file; empty when there is none. Throws UsageError for both.

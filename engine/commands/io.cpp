@@ -53,22 +53,11 @@ int open_to_read(const std::string &path, const decode::StopRequest *stop) {
     }
 }
 
-class Descriptor {
-  public:
-    Descriptor(int fd, bool owned) : fd_(fd), owned_(owned) {}
-    ~Descriptor() {
-        if (owned_ && fd_ >= 0) close(fd_);
-    }
-    Descriptor(const Descriptor &) = delete;
-    Descriptor &operator=(const Descriptor &) = delete;
-    int get() const { return fd_; }
-
-  private:
-    int fd_;
-    bool owned_;
-};
-
 }  // namespace
+
+Descriptor::~Descriptor() {
+    if (owned_ && fd_ >= 0) close(fd_);
+}
 
 Output::Output(int fd, std::string name) : fd_(fd), name_(std::move(name)), terminal_(isatty(fd) == 1) {}
 

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "engine/decode/stop_request.h"
 
@@ -37,6 +38,21 @@ namespace exit_code {
 inline constexpr int kDone = 0, kFailed = 1, kUsage = 2, kModelFile = 3, kMemory = 4, kInput = 5;
 inline constexpr int kInterrupted = 130;
 }  // namespace exit_code
+
+// A file descriptor, closed with it if it owns it.
+class Descriptor {
+  public:
+    Descriptor(int fd, bool owned) : fd_(fd), owned_(owned) {}
+    Descriptor(Descriptor &&other) noexcept : fd_(std::exchange(other.fd_, -1)), owned_(other.owned_) {}
+    ~Descriptor();
+    Descriptor(const Descriptor &) = delete;
+    Descriptor &operator=(const Descriptor &) = delete;
+    int get() const { return fd_; }
+
+  private:
+    int fd_;
+    bool owned_;
+};
 
 class Output {
   public:

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/commands/arguments.h"
 #include "engine/decode/generator.h"
 #include "engine/decode/sampler.h"
 
@@ -42,6 +43,18 @@ struct RunOptions {
     std::optional<std::string> file;  // "-": stdin
     std::optional<std::string> system, system_file;
     bool raw = false, echo = false, json = false;
+};
+
+struct BatchOptions {
+    ModelOptions model;
+    GenerationFlags generation;  // of rows that say nothing else
+    StatsFlags stats;
+    std::optional<std::string> input, output;  // stdin and stdout
+    std::optional<std::string> system, system_file;
+    bool lines = false;  // every line is a prompt, not JSON
+    bool raw = false, unordered = false, resume = false;
+    int32_t parallel = 32;
+    Shard shard{1, 1};  // lines part, part + parts, ...
 };
 
 struct ChatOptions {

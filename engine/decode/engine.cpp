@@ -29,6 +29,9 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
     model_ = model::build(file_);
     start_executor(options);
     tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
+    constexpr float kNever = -std::numeric_limits<float>::infinity();
+    for (TokenId id = 0; id < model_.program.vocab; ++id)
+        if (!tokenizer_->is_sampleable(id)) never_.emplace_back(id, kNever);
     load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
 }
 
@@ -55,11 +58,9 @@ void Engine::start_executor(const EngineOptions &options) {
 }
 
 Sampler Engine::sampler(SamplingOptions options) const {
-    constexpr float kNever = -std::numeric_limits<float>::infinity();
     const auto vocab = static_cast<int32_t>(model_.program.vocab);
-    Sampler checked(options, vocab);  // of the user's biases, before ours join them
-    for (TokenId id = 0; id < vocab; ++id)
-        if (!tokenizer_->is_sampleable(id)) options.logit_bias.emplace_back(id, kNever);
+    if (!options.logit_bias.empty()) Sampler(options, vocab);  // checks the user's, before ours join them
+    options.logit_bias.insert(options.logit_bias.end(), never_.begin(), never_.end());
     return Sampler(std::move(options), vocab);
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/decode/executor.h"
@@ -54,6 +55,7 @@ class Engine {
     model::Model model_;
     std::unique_ptr<text::Tokenizer> tokenizer_;
     std::unique_ptr<Executor> executor_;
+    std::vector<std::pair<TokenId, float>> never_;  // biases of ids that stand for no token
     std::vector<std::string> notes_;
     double load_seconds_ = 0;
 };

@@ -1,0 +1,375 @@
+// `runnel batch` from outside: rows, order, resumption, kKills, signals. Needs $RUNNEL (default
+// build/runnel).
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "tests/support/model_maker.h"
+#include "tests/support/process.h"
+#include "tests/support/random.h"
+#include "tests/support/temporary.h"
+
+using namespace runnel::testing;
+using nlohmann::json;
+
+namespace {
+
+bool absent() {
+    if (program_under_test()) return false;
+    MESSAGE("no program to test: set RUNNEL, or build build/runnel");
+    return true;
+}
+
+const std::string &model() {
+    static const TemporaryModel tiny{ModelShape{}};
+    static const std::string path = tiny.path.string();
+    return path;
+}
+
+Process batch_process(std::vector<std::string> more, std::optional<std::string> input = {}) {
+    Process p{};
+    p.arguments = {"batch", model(), "-t", "1"};
+    p.arguments.insert(p.arguments.end(), more.begin(), more.end());
+    p.input = std::move(input);
+    p.stdout_limit = static_cast<size_t>(-1);
+    return p;
+}
+
+Result batch(std::vector<std::string> more, std::optional<std::string> input = {}) {
+    return execute(batch_process(std::move(more), std::move(input)));
+}
+
+std::string text_of(const std::filesystem::path &path) {
+    const auto bytes = read_bytes(path);
+    return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
+}
+
+void write_text(const std::filesystem::path &path, std::string_view text) {
+    write_file(path, std::as_bytes(std::span(text)));
+}
+
+std::vector<json> rows_of(const std::string &text) {
+    std::vector<json> rows;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) rows.push_back(json::parse(line));
+    return rows;
+}
+
+// Prompts of different lengths, half of them sampled.
+std::string random_input(size_t lines, uint64_t seed) {
+    Random random(seed);
+    std::string text;
+    for (size_t i = 0; i < lines; ++i) {
+        json row = {{"id", "row " + std::to_string(i)}, {"max_tokens", 1 + random.below(12)}};
+        std::string prompt = "p";
+        for (uint64_t n = random.below(30); n-- > 0;) prompt += static_cast<char>('a' + random.below(26));
+        row["prompt"] = prompt;
+        if (random.below(2)) row["temperature"] = 0;
+        if (random.below(50) == 0) row["temperature"] = "hot";
+        text += row.dump() + "\n";
+    }
+    return text;
+}
+
+}  // namespace
+
+TEST_CASE("batch: every row as run gives it") {
+    if (absent()) return;
+    const std::string input =
+        R"({"prompt": "ab", "max_tokens": 20, "temperature": 0})"
+        "\n"
+        R"({"prompt": "hello", "max_tokens": 9, "seed": 7, "temperature": 1.2, "top_p": 0.9})"
+        "\n\n"
+        R"({"prompt": "x", "max_tokens": 0})"
+        "\n";
+    const Result r = batch({"-s", "1"}, input);
+    CHECK(r.code == 0);
+    CHECK(r.err == "");
+    const auto rows = rows_of(r.out);
+    REQUIRE(rows.size() == 3);
+    const auto run = [&](std::vector<std::string> more) {
+        std::vector<std::string> arguments = {"run", model(), "--json"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        Process p{};
+        p.arguments = arguments;
+        p.stdout_limit = static_cast<size_t>(-1);
+        return json::parse(execute(p).out);
+    };
+    const json first = run({"ab", "-n", "20", "--temp", "0"}),
+               second = run({"hello", "-n", "9", "-s", "7", "--temp", "1.2", "--top-p", "0.9"});
+    for (const char *key : {"text", "prompt_tokens", "completion_tokens", "finish_reason"}) {
+        CHECK(rows[0][key] == first[key]);
+        CHECK(rows[1][key] == second[key]);
+    }
+    CHECK(rows[0]["line"] == 1);
+    CHECK(rows[2]["line"] == 4);
+    CHECK(rows[2]["text"] == "");
+}
+
+TEST_CASE("batch: bytes do not depend on parallel sequences, chunks, threads or the cache's size") {
+    if (absent()) return;
+    const std::string input = random_input(60, 5);
+    const Result expected = batch({"-s", "3", "--parallel", "1", "-n", "40"}, input);
+    CHECK(rows_of(expected.out).size() == 60);
+    for (const std::vector<std::string> &more : {std::vector<std::string>{"--parallel", "16"},
+                                                 {"--parallel", "32", "-b", "5"},
+                                                 {"--parallel", "7", "-b", "64", "-t", "2"},
+                                                 {"--parallel", "60", "-c", "80"}}) {
+        CAPTURE(more[1]);
+        std::vector<std::string> arguments = {"-s", "3", "-n", "40"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        CHECK(batch(arguments, input).out == expected.out);
+    }
+}
+
+TEST_CASE("batch: bad rows are answered with an error, and the run goes on") {
+    if (absent()) return;
+    std::string many;
+    for (int i = 0; i < 3000; ++i) many += "word ";
+    const Result r = batch({"-n", "3"}, "{\"prompt\": \"a\"}\nnot json\n{\"prompt\": \"" + many +
+                                            "\"}\n{\"prompt\": \"\"}\n{\"prompt\": \"b\"}");
+    CHECK(r.code == 5);
+    CHECK(r.err.find("3 rows have errors") != std::string::npos);
+    const auto rows = rows_of(r.out);
+    REQUIRE(rows.size() == 5);
+    for (size_t i = 0; i < 5; ++i) CHECK(rows[i]["line"] == i + 1);
+    CHECK(rows[1]["error"]["message"].get<std::string>().find("line 2") != std::string::npos);
+    CHECK(rows[2]["error"]["message"].get<std::string>().find("context holds") != std::string::npos);
+    CHECK(rows[4].contains("text"));
+}
+
+TEST_CASE("batch: lines, shards, unordered") {
+    if (absent()) return;
+    std::string input;
+    for (int i = 0; i < 20; ++i) input += "prompt " + std::to_string(i) + "\n";
+    const std::vector<std::string> base = {"--lines", "-n", "6", "-s", "9"};
+    const auto with = [&](std::vector<std::string> more) {
+        more.insert(more.begin(), base.begin(), base.end());
+        const Result r = batch(more, input);
+        CHECK(r.code == 0);
+        return r.out;
+    };
+    const std::string all = with({});
+    CHECK(rows_of(all).size() == 20);
+    const auto sorted = [](const std::string &text) {
+        std::vector<json> rows = rows_of(text);
+        std::sort(rows.begin(), rows.end(),
+                  [](const json &a, const json &b) { return a["line"].get<int>() < b["line"].get<int>(); });
+        return rows;
+    };
+    CHECK(sorted(with({"--unordered"})) == rows_of(all));
+    std::string parts;
+    for (const char *shard : {"1/3", "2/3", "3/3"}) parts += with({"--shard", shard});
+    CHECK(sorted(parts) == rows_of(all));
+}
+
+TEST_CASE("batch: an answer comes before the input ends") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string fifo = (directory / "in").string();
+    REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+    std::atomic<bool> answered{false};
+    std::thread writer;
+    Process p = batch_process({"-i", fifo, "-n", "3"});
+    p.started = [&](int) {
+        writer = std::thread([&] {
+            FILE *in = std::fopen(fifo.c_str(), "w");
+            std::fputs("{\"prompt\": \"a\"}\n", in);
+            std::fflush(in);
+            for (int i = 0; i < 2000 && !answered; ++i)
+                std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            CHECK(answered);
+            std::fputs("{\"prompt\": \"b\"}", in);
+            std::fclose(in);
+        });
+    };
+    p.watch = [&](const std::string &out, int) {
+        answered = answered || out.find('\n') != std::string::npos;
+    };
+    const Result r = execute(p);
+    writer.join();
+    CHECK(r.code == 0);
+    CHECK(rows_of(r.out).size() == 2);
+}
+
+TEST_CASE(
+    "batch: kill -9 at random moments, then --resume: complete, in order, nothing twice, the same bytes") {
+    if (absent()) return;
+    constexpr size_t kLines = 500, kKills = 20;
+    const TemporaryDirectory directory;
+    const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string(),
+                      whole = (directory / "whole.jsonl").string();
+    write_text(in, random_input(kLines, 77));
+    const std::vector<std::string> base = {"-i", in, "-s", "11", "--parallel", "16"};
+    const auto with = [&](std::vector<std::string> more) {
+        more.insert(more.begin(), base.begin(), base.end());
+        return batch_process(more);
+    };
+    const int code = execute(with({"-o", whole})).code;
+    CHECK(code == 5);  // some rows are bad
+    const std::string expected = text_of(whole);
+    REQUIRE(rows_of(expected).size() == kLines);
+
+    size_t killed = 0;
+    for (uint64_t round = 0; round < kKills; ++round) {
+        CAPTURE(round);
+        Random random(round);
+        std::error_code none;
+        const auto size = [&] { return std::filesystem::file_size(out, none); };
+        const size_t before = std::filesystem::exists(out) ? size() : 0;
+        const size_t target = before + random.below(expected.size() / kKills * 3 / 2);
+        const auto delay = std::chrono::microseconds(random.below(3000));
+        std::thread killer;
+        std::atomic<bool> over{false};
+        Process p = with({"-o", out, "--resume"});
+        p.started = [&](int pid) {
+            killer = std::thread([&, pid] {
+                std::error_code missing;
+                while (!over) {
+                    const auto now = std::filesystem::file_size(out, missing);
+                    if (!missing && now >= target) {
+                        std::this_thread::sleep_for(delay);
+                        kill(pid, SIGKILL);
+                        return;
+                    }
+                    std::this_thread::sleep_for(std::chrono::microseconds(200));
+                }
+            });
+        };
+        const Result r = execute(p);
+        over = true;
+        killer.join();
+        killed += r.code == 128 + SIGKILL;
+        const std::string now = text_of(out);
+        CHECK(now.size() >= before);  // nothing written is lost
+        CHECK(expected.starts_with(now));
+    }
+    CHECK(killed > kKills / 2);
+    const Result last = execute(with({"-o", out, "--resume"}));
+    CHECK(last.code == 5);
+    CHECK(text_of(out) == expected);
+    CHECK(execute(with({"-o", out, "--resume"})).code == 5);  // nothing is left to do
+    CHECK(text_of(out) == expected);
+}
+
+TEST_CASE("batch: --resume repairs a line that was cut anywhere") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
+    write_text(in, random_input(12, 3));
+    const std::vector<std::string> arguments = {"-i", in, "-o", out, "-s", "2"};
+    const int code = batch(arguments).code;
+    const std::string expected = text_of(out);
+    auto again = arguments;
+    again.push_back("--resume");
+    Random random(1);
+    for (int i = 0; i < 12; ++i) {
+        const size_t cut = i == 0 ? 0 : i == 1 ? expected.size() - 1 : random.below(expected.size());
+        CAPTURE(cut);
+        write_text(out, std::string_view(expected).substr(0, cut));
+        CHECK(batch(again).code == code);
+        CHECK(text_of(out) == expected);
+    }
+    // Unordered: what is missing is added, wherever it is.
+    again.push_back("--unordered");
+    auto lines = rows_of(expected);
+    std::string some;
+    for (size_t i = 0; i < lines.size(); i += 2) some = lines[i].dump() + "\n" + some;
+    write_text(out, some);
+    batch(again);
+    std::set<int> numbers;
+    for (const json &row : rows_of(text_of(out))) CHECK(numbers.insert(row["line"].get<int>()).second);
+    CHECK(numbers.size() == 12);
+}
+
+TEST_CASE("batch: --resume does not touch what is not its own") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
+    write_text(in, "{\"id\": \"a\", \"prompt\": \"x\"}\n{\"id\": \"b\", \"prompt\": \"y\"}\n");
+    const std::vector<std::string> arguments = {"-i", in, "-o", out, "-n", "2", "--resume"};
+    const auto refused = [&](const std::string &before, int code, const char *part) {
+        write_text(out, before);
+        const Result r = batch(arguments);
+        CAPTURE(r.err);
+        CHECK(r.code == code);
+        CHECK(r.err.find(part) != std::string::npos);
+        CHECK(text_of(out) == before);
+    };
+    refused("a letter\nto somebody\n", 5, "line 1 was not written by runnel batch");
+    refused("{\"id\": \"z\", \"line\": 1, \"text\": \"\"}\n", 5, "another id");
+    refused("{\"id\": \"b\", \"line\": 2, \"text\": \"\"}\n", 2, "--shard");
+    refused("{\"id\": \"b\", \"line\": 2, \"text\": \"\"}\n{\"id\": \"a\", \"line\": 1, \"text\": \"\"}\n", 2,
+            "--unordered");
+    CHECK(batch({"-i", in, "--resume"}).code == 2);
+    CHECK(batch({"-i", in, "-o", in}).code == 2);
+    CHECK(batch({"-i", in, "--shard", "3/2"}).code == 2);
+    CHECK(batch({"-i", (directory / "none").string()}).code == 2);
+    CHECK(batch({"-i", directory.path().string()}).code == 2);
+}
+
+TEST_CASE("batch: Ctrl-C, a full disk, a closed pipe") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
+    const std::string input = random_input(400, 8);
+    write_text(in, input);
+    Process stopped = batch_process({"-i", in, "-s", "1", "--parallel", "4"});
+    bool sent = false;
+    stopped.watch = [&](const std::string &text, int pid) {
+        if (text.size() > 500 && !std::exchange(sent, true)) kill(pid, SIGINT);
+    };
+    const Result r = execute(stopped);
+    CHECK(r.code == 130);
+    CHECK(r.err.find("stopped after") != std::string::npos);
+    const size_t rows = rows_of(r.out).size();  // whole ones
+    CHECK(rows >= 5);
+    CHECK(rows < 400);
+
+    Process full = batch_process({"-i", in});
+    full.stdout_to = "/dev/full";
+    const Result no_space = execute(full);
+    CHECK(no_space.code == 1);
+    CHECK(no_space.err.find("No space left") != std::string::npos);
+
+    Process head = batch_process({"-i", in});
+    head.stdout_limit = 300;
+    const Result closed = execute(head);
+    CHECK(closed.code == 0);
+    CHECK(closed.err == "");
+}
+
+TEST_CASE("batch: progress on a terminal only; --stats") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
+    write_text(in, random_input(300, 8));
+    Process p =
+        batch_process({"-i", in, "-o", out, "--stats", "--stats-file", (directory / "stats").string()});
+    p.terminal = true;
+    const Result shown = execute(p);
+    CHECK(shown.out.find("tokens/s") != std::string::npos);
+    CHECK(shown.out.find("\r[") != std::string::npos);
+    const json stats = json::parse(text_of(directory / "stats"));
+    CHECK(stats["rows"] == 300);
+    CHECK(stats["written"] == 300);
+    CHECK(stats["preemptions"] == 0);
+    size_t prompt = 0, completion = 0;
+    for (const json &row : rows_of(text_of(out))) {
+        prompt += row.value("prompt_tokens", size_t{0});
+        completion += row.value("completion_tokens", size_t{0});
+    }
+    CHECK(stats["prompt_tokens"] == prompt);
+    CHECK(stats["completion_tokens"] == completion);
+    p.arguments.push_back("-q");
+    CHECK(execute(p).out == "");
+}
