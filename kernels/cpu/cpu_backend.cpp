@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/experts.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/plan.h"
@@ -95,6 +96,7 @@ class CpuBackend final : public Backend {
     void run(const MultiplyPhase &phase, Worker &worker) noexcept;
     void run(const AppendPhase &phase, Worker &worker) noexcept;
     void run(const AttendPhase &phase, Worker &worker) noexcept;
+    void run(const ExpertsPhase &phase, Worker &worker) noexcept;
     void run(const SelectPhase &phase, Worker &worker) noexcept;
     void run(const LogitsPhase &phase, Worker &worker) noexcept;
 
@@ -132,10 +134,11 @@ class CpuBackend final : public Backend {
     CacheMemory cache_;
     int32_t max_tokens_ = 0;
     std::vector<LazyBuffer> slots_;
-    std::array<LazyBuffer, 3> packed_;         // by ActFormat
-    LazyBuffer product_;                       // of a matrix whose result is added to a slot
-    LazyBuffer partials_;                      // of attention over ranges: [kv head][range]
-    std::vector<LazyBuffer> scratch_;          // per thread: weight tiles, attention
+    std::array<LazyBuffer, 3> packed_;  // by ActFormat
+    LazyBuffer product_;                // of a matrix whose result is added to a slot
+    LazyBuffer partials_;               // of attention over ranges: [kv head][range]
+    std::vector<LazyBuffer> scratch_;   // per thread: weight tiles, attention
+    ExpertRunner experts_;
     std::vector<LazyBuffer> cosines_, sines_;  // per RopeTable: [max_tokens][pairs]
 
     // The batch at hand.
@@ -179,6 +182,14 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
     cache_ = CacheMemory(program_, cache);
     reserve_activations();
     reserve_work_space(cache);
+    experts_ = ExpertRunner({.program = &program_,
+                             .linear = isa_.linear,
+                             .vector = isa_.vector,
+                             .pool = pool_.get(),
+                             .slots = slots_,
+                             .packed = packed_,
+                             .scratch = scratch_},
+                            max_tokens);
 }
 
 void CpuBackend::reserve_activations() {
@@ -348,9 +359,11 @@ void CpuBackend::run(const PreparePhase &phase, Worker &worker) noexcept {
                 std::min(last * kPrepareBlock, cols));
 }
 
-// The matrix that comes next after a phase, or null.
+// The matrix that comes next after a phase, or null: which experts come next is not known before.
 const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
     while (++phase < phases_.size()) {
+        if (const auto *p = std::get_if<ExpertsPhase>(&phases_[phase]))
+            if (p->phase == ExpertRunner::Phase::Route) return nullptr;
         if (const auto *p = std::get_if<MultiplyPhase>(&phases_[phase]))
             if (!p->step.parts.empty()) return &weight(p->step.parts.front().weight);
         if (const auto *p = std::get_if<LogitsPhase>(&phases_[phase])) return &weight(p->step.weight);
@@ -564,6 +577,11 @@ void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
                          .scale = step.scale,
                          .softcap = step.softcap};
     multiply(w, to, worker, 0, nullptr);
+}
+
+void CpuBackend::run(const ExpertsPhase &phase, Worker &worker) noexcept {
+    experts_.run(phase.step, phase.phase, worker.thread, worker.rows,
+                 first_bytes(weight_after(worker.phase), worker.thread));
 }
 
 void CpuBackend::run(const SelectPhase &phase, Worker &worker) noexcept {

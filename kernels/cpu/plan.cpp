@@ -1,10 +1,9 @@
 #include "kernels/cpu/plan.h"
 
 #include <algorithm>
-#include <cassert>
+#include <array>
 #include <utility>
 
-#include "kernels/backend.h"
 #include "kernels/cpu/pool.h"
 
 namespace runnel::kernels::cpu {
@@ -24,12 +23,17 @@ FormatSet formats_read_by(const Step &step, const Program &program) {
     FormatSet formats = 0;
     if (const auto *linear = std::get_if<Linear>(&step))
         for (const Linear::Part &part : linear->parts) formats |= format_of(part.weight);
+    if (const auto *experts = std::get_if<Experts>(&step)) {
+        formats |= format_of(experts->gate);
+        if (experts->up != kNoWeight) formats |= format_of(experts->up);
+    }
     if (const auto *logits = std::get_if<Logits>(&step)) formats |= format_of(logits->weight);
     return formats;
 }
 
 Slot input_of_multiply(const Step &step) {
     if (const auto *linear = std::get_if<Linear>(&step)) return linear->in;
+    if (const auto *experts = std::get_if<Experts>(&step)) return experts->in;
     if (const auto *logits = std::get_if<Logits>(&step)) return logits->in;
     return kNoSlot;
 }
@@ -94,6 +98,12 @@ void push_multiplies(const Linear &step, std::vector<Phase> &phases) {
     if (!together.parts.empty()) phases.push_back(MultiplyPhase{together});
 }
 
+void push_experts(const Experts &step, std::vector<Phase> &phases) {
+    using P = ExpertRunner::Phase;
+    for (const P phase : {P::Route, P::Gather, P::In, P::Activate, P::Out})
+        phases.push_back(ExpertsPhase{step, phase});
+}
+
 // The last step in which tokens meet, or the first step of all: behind it, only the tokens whose logits are
 // wanted go on.
 size_t last_step_for_all(const Program &program) {
@@ -105,59 +115,71 @@ size_t last_step_for_all(const Program &program) {
 
 class Planner {
   public:
-    explicit Planner(const Program &program) : program_(program) {}
+    explicit Planner(const Program &program) : program_(program) { forget_packed(); }
 
     void add(size_t index) {
         const Step &step = program_.steps[index];
-        if (const auto *norm = std::get_if<Norm>(&step)) {
-            prepare(*norm, norm->out, index);
-        } else if (const auto *gate = std::get_if<Gate>(&step)) {
-            prepare(*gate, gate->out, index);
-        } else {
-            pack_input(step);
-            std::visit(Overloaded{
-                           [&](const Embed &s) { phases.push_back(EmbedPhase{s}); },
-                           [&](const Linear &s) { push_multiplies(s, phases); },
-                           [&](const Attention &s) {
-                               phases.push_back(AppendPhase{s});
-                               phases.push_back(AttendPhase{s});
-                           },
-                           [&](const Experts &) {
-                               throw BackendError(BackendError::Kind::Failed,
-                                                  "the CPU does not run mixtures of experts yet");
-                           },
-                           [&](const Logits &s) { phases.push_back(LogitsPhase{s}); },
-                           [&](const auto &) { assert(false && "norm and gate are prepared above"); },
+        const FormatSet formats = formats_read_by(step, program_) & ~packed_formats(input_of_multiply(step));
+        if (formats != 0) prepare(std::monostate(), input_of_multiply(step), formats);
+        const auto changed = [&](Slot slot) { std::replace(packed_.begin(), packed_.end(), slot, kNoSlot); };
+        visit_slots(
+            step, [](Slot) {}, changed);
+        std::visit(Overloaded{
+                       [&](const Embed &s) { phases.push_back(EmbedPhase{s}); },
+                       [&](const Norm &s) { prepare(s, s.out, formats_wanted(s.out, index)); },
+                       [&](const Linear &s) { push_multiplies(s, phases); },
+                       [&](const Attention &s) {
+                           phases.push_back(AppendPhase{s});
+                           phases.push_back(AttendPhase{s});
                        },
-                       step);
-            packed_ = kNoSlot;
-        }
+                       [&](const Gate &s) { prepare(s, s.out, formats_wanted(s.out, index)); },
+                       [&](const Experts &s) { push_experts(s, phases); },
+                       [&](const Logits &s) { phases.push_back(LogitsPhase{s}); },
+                   },
+                   step);
     }
     void select(size_t from) {
         phases.push_back(SelectPhase{live_slots(program_, from)});
-        packed_ = kNoSlot;
+        forget_packed();
     }
     std::vector<Phase> phases;
 
   private:
-    // A step that computes the input of the next multiply packs it as well.
+    // There is one buffer per format; it holds what was packed last.
     template <typename Preparation>
-    void prepare(const Preparation &step, Slot out, size_t index) {
-        const bool consumed =
-            index + 1 < program_.steps.size() && input_of_multiply(program_.steps[index + 1]) == out;
-        packed_ = out;
-        packed_formats_ = consumed ? formats_read_by(program_.steps[index + 1], program_) : 0;
-        phases.push_back(PreparePhase{step, out, packed_formats_});
+    void prepare(const Preparation &step, Slot slot, FormatSet formats) {
+        phases.push_back(PreparePhase{step, slot, formats});
+        for (size_t f = 0; f < packed_.size(); ++f)
+            if (formats & format_bit(static_cast<ActFormat>(f))) packed_[f] = slot;
     }
-    void pack_input(const Step &step) {
-        const FormatSet formats = formats_read_by(step, program_);
-        if (formats != 0 && (packed_ != input_of_multiply(step) || (formats & ~packed_formats_) != 0))
-            phases.push_back(PreparePhase{{}, input_of_multiply(step), formats});
+    FormatSet packed_formats(Slot slot) const {
+        FormatSet formats = 0;
+        for (size_t f = 0; f < packed_.size(); ++f)
+            if (packed_[f] == slot) formats |= format_bit(static_cast<ActFormat>(f));
+        return formats;
+    }
+    void forget_packed() { packed_.fill(kNoSlot); }
+
+    // The formats in which the multiplies behind steps[index] read the slot, before it changes and before
+    // another slot takes the place.
+    FormatSet formats_wanted(Slot slot, size_t index) const {
+        FormatSet wanted = 0, taken = 0;
+        bool same = true;
+        for (size_t i = index + 1; i < program_.steps.size() && same; ++i) {
+            const Step &step = program_.steps[i];
+            const FormatSet read = formats_read_by(step, program_);
+            if (input_of_multiply(step) == slot)
+                wanted |= read & ~taken;
+            else
+                taken |= read;
+            visit_slots(
+                step, [](Slot) {}, [&](Slot written) { same = same && written != slot; });
+        }
+        return wanted;
     }
 
     const Program &program_;
-    Slot packed_ = kNoSlot;  // the slot that is packed already, in packed_formats_
-    FormatSet packed_formats_ = 0;
+    std::array<Slot, 3> packed_;  // by ActFormat
 };
 
 }  // namespace

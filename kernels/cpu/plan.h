@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/cpu/experts.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/program.h"
 
@@ -44,6 +45,12 @@ struct AttendPhase {
     Attention step;
 };
 
+// One of the five phases of a mixture of experts.
+struct ExpertsPhase {
+    Experts step;
+    ExpertRunner::Phase phase;
+};
+
 // From here on only the tokens whose logits are wanted matter: their rows move to the front of these slots.
 struct SelectPhase {
     std::vector<Slot> slots;
@@ -53,8 +60,8 @@ struct LogitsPhase {
     Logits step;
 };
 
-using Phase =
-    std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, SelectPhase, LogitsPhase>;
+using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, ExpertsPhase,
+                           SelectPhase, LogitsPhase>;
 
 std::vector<Phase> plan(const Program &program);
 

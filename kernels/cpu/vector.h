@@ -54,6 +54,9 @@ struct VectorKernels {
     // out = a + b. out may be a or b.
     void (*add)(const float *a, const float *b, int64_t n, float *out) noexcept;
 
+    // out = fma(a, x, out)
+    void (*add_scaled)(float a, const float *x, int64_t n, float *out) noexcept;
+
     // out = a * x. out may be x.
     void (*scale)(float a, const float *x, int64_t n, float *out) noexcept;
 

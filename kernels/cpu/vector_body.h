@@ -199,6 +199,11 @@ void add(const float *a, const float *b, int64_t n, float *out) noexcept {
 }
 
 template <typename L>
+void add_scaled(float a, const float *x, int64_t n, float *out) noexcept {
+    map<L>(x, out, n, out, [&](auto v, auto sum) { return L::fma(L::set(a), v, sum); });
+}
+
+template <typename L>
 void scale(float a, const float *x, int64_t n, float *out) noexcept {
     map<L>(x, x, n, out, [&](auto v, auto) { return L::mul(L::set(a), v); });
 }
@@ -253,6 +258,7 @@ constexpr VectorKernels vector_table(const char *name) {
             .softcap = softcap<L>,
             .rope = rope<L>,
             .add = add<L>,
+            .add_scaled = add_scaled<L>,
             .scale = scale<L>,
             .exp = exp<L>,
             .to_half = to_half<L>,

@@ -153,6 +153,7 @@ void TinyProgram::add_experts() {
                  .down = matrices(shape_.type, e.count, width, ff),
                  .weights_on_input = e.weights_on_input};
     if (e.selection_bias) step.routing.selection_bias = vector(e.count, 0, 0.3f);
+    step.act = e.act;
     step.gate_bias = biases(e.merged ? 2 * ff : ff);
     if (!e.merged) step.up_bias = biases(ff);
     step.down_bias = biases(width);
@@ -353,6 +354,8 @@ class Interpreter {
             if (chosen == expert && s.weights_on_input) scale = w;
         Row gate = product(s.gate, s.gate_bias, scale);
         if (s.up != kNoWeight) return {gate, product(s.up, s.up_bias, scale)};
+        if (static_cast<int64_t>(gate.size()) == program_.weights[static_cast<size_t>(s.down)].cols)
+            return {gate, {}};
         const auto middle = gate.begin() + static_cast<std::ptrdiff_t>(gate.size() / 2);
         return {{gate.begin(), middle}, {middle, gate.end()}};
     }

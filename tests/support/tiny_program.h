@@ -20,6 +20,7 @@ struct TinyExperts {
     bool merged = false;  // gate and up in one tensor
     bool weights_on_input = false;
     bool shared = false;  // an expert for all tokens beside them
+    kernels::Gate::Act act = kernels::Gate::Act::Silu;
 };
 
 struct TinyShape {

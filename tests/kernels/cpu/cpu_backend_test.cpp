@@ -147,15 +147,51 @@ const std::vector<TinyShape> &shapes() {
     return all;
 }
 
+TinyShape mixture(const tests::TinyExperts &experts) {
+    return {.feed_forward = 80, .head_norm = true, .experts = experts};
+}
+
+// Every way of routing, and of storing experts.
+std::vector<TinyShape> mixtures() {
+    using Score = Routing::Score;
+    return {
+        mixture({.count = 5, .routing = {.used = 2}}),
+        mixture({.count = 9, .routing = {.used = 3, .normalize = true, .scale = 2.5f}, .shared = true}),
+        mixture({.count = 4,
+                 .routing = {.score = Score::SelectedSoftmax, .used = 4},
+                 .biases = true,
+                 .act = Gate::Act::SiluClamped}),
+        mixture({.count = 16,
+                 .routing = {.score = Score::Sigmoid,
+                             .used = 5,
+                             .groups = 4,
+                             .groups_used = 2,
+                             .normalize = true,
+                             .scale = 1.5f},
+                 .selection_bias = true,
+                 .merged = true}),
+        mixture({.count = 8,
+                 .routing = {.used = 2, .groups = 2, .groups_used = 1, .group_best = 1},
+                 .biases = true,
+                 .merged = true}),
+        mixture({.count = 3,
+                 .routing = {.score = Score::Sigmoid, .used = 1},
+                 .weights_on_input = true,
+                 .shared = true}),
+    };
+}
+
 }  // namespace
 
 TEST_CASE("cpu backend: logits agree with double precision") {
-    for (size_t i = 0; i < shapes().size(); ++i)
+    std::vector<TinyShape> all = shapes();
+    for (const TinyShape &shape : mixtures()) all.push_back(shape);
+    for (size_t i = 0; i < all.size(); ++i)
         for (const char *isa : instruction_sets()) {
             CAPTURE(i);
             CAPTURE(isa);
-            const TinyProgram tiny(shapes()[i], 7);
-            const std::vector<int32_t> tokens = random_tokens(75, shapes()[i].vocab, 3);
+            const TinyProgram tiny(all[i], 7);
+            const std::vector<int32_t> tokens = random_tokens(75, all[i].vocab, 3);
             const auto expected = tests::reference_logits(tiny.program(), tokens);
             const Logits2 got = Runner(tiny.program(), 2, isa).run(tokens, 40);
             for (size_t t = 0; t < tokens.size(); ++t)
@@ -212,6 +248,29 @@ TEST_CASE("cpu backend: chunks, threads and instruction sets change no bit") {
                                 std::string(isa) + ", " + std::to_string(threads) + " threads, chunk " +
                                     std::to_string(chunk));
             }
+    }
+}
+
+TEST_CASE("cpu backend: experts: chunks, threads and instruction sets change no bit") {
+    std::vector<TinyShape> all = mixtures();
+    for (gguf::Type type : {gguf::Type::Q4_K, gguf::Type::MXFP4})
+        all.push_back({.layers = 1,
+                       .width = 256,
+                       .feed_forward = 256,
+                       .head_dim_k = 64,
+                       .head_dim_v = 64,
+                       .type = type,
+                       .experts = {.count = 12, .routing = {.used = 4, .normalize = true}, .shared = true}});
+    for (size_t i = 0; i < all.size(); ++i) {
+        CAPTURE(i);
+        const TinyProgram tiny(all[i], 11);
+        const std::vector<int32_t> tokens = random_tokens(60, all[i].vocab, 5);
+        const Logits2 expected = Runner(tiny.program(), 1, "scalar").run(tokens, 60);
+        for (const char *isa : instruction_sets())
+            for (size_t chunk : {1, 5, 9, 60})
+                check_equal(Runner(tiny.program(), 2, isa).run(tokens, chunk), expected,
+                            std::string(isa) + ", chunk " + std::to_string(chunk));
+        check_equal(Runner(tiny.program(), 3).run(tokens, 20), expected, "3 threads");
     }
 }
 

@@ -1,0 +1,102 @@
+// Runs Experts steps: the tokens of a batch grouped by the experts that they chose.
+//
+// Each chosen expert's weights are read once for all of its tokens, those of others not at all. The chosen
+// (token, expert) pairs are the *rows* of the step, sorted by expert and then by token. Five phases, with a
+// barrier between them:
+//   Route     per token: the experts and their weights; then the rows
+//   Gather    the packed input of every row, so that an expert's rows stand side by side as a matrix product
+//             wants them (one token: its own packed input serves all rows)
+//   In        gate and up of every row: units are (expert, tiles of rows of its matrices)
+//   Activate  biases and the activation; h is packed
+//   Out       the down products, added to the output at once: a unit is a range of output columns for all
+//             experts, so no thread waits for another and nothing but the sum is stored
+// Order of the sum, whatever the batch: out = add or 0; for each expert e ascending, out = fma(w_e, y_e (+
+// bias), out), where y_e follows the contract of README.md. With weights_on_input w_e is 1 there, and gate
+// and up are multiplied by it before their biases are added.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cpu/linear.h"
+#include "kernels/cpu/memory.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/vector.h"
+#include "kernels/program.h"
+
+namespace runnel::kernels::cpu {
+
+class ExpertRunner {
+  public:
+    enum class Phase { Route, Gather, In, Activate, Out };
+
+    // What the backend lends; all of it outlives the runner.
+    struct Surroundings {
+        const Program *program;
+        const LinearKernels *linear;
+        const VectorKernels *vector;
+        Pool *pool;
+        std::span<const LazyBuffer> slots;
+        std::span<const LazyBuffer> packed;   // the input of the step at hand, by ActFormat
+        std::span<const LazyBuffer> scratch;  // LinearKernels::scratch_bytes, per thread
+    };
+
+    ExpertRunner() = default;
+    // Room for batches of `max_tokens` tokens. Throws BackendError{OutOfMemory}.
+    ExpertRunner(const Surroundings &surroundings, int32_t max_tokens);
+
+    // Called by all threads. after: the bytes that this thread reads behind the step, or null: a hint.
+    void run(const Experts &step, Phase phase, int thread, int32_t tokens, const std::byte *after) noexcept;
+
+  private:
+    // One expert's rows of the step: [first, first + count).
+    struct Group {
+        int32_t expert, first, count;
+    };
+    // Rows of one expert's gate or up matrix, from `row` on; `out` is where its row 0 goes in hidden_.
+    struct InUnit {
+        const Group *group;
+        const Weight *weight;
+        int64_t row, out;
+    };
+
+    void reserve(const Experts &step, int32_t max_tokens);
+    void route(const Experts &step, int thread, int32_t tokens) noexcept;
+    void group_rows(const Experts &step, int32_t tokens) noexcept;
+    void gather(const Experts &step, int thread, int32_t tokens) noexcept;
+    void multiply_in(const Experts &step, int thread, int32_t tokens) noexcept;
+    void activate(const Experts &step, int thread) noexcept;
+    void activate_rows(const Experts &step, int64_t row0, int64_t row1, int64_t col0, int64_t col1) noexcept;
+    void multiply_out(const Experts &step, int thread, int32_t tokens, const std::byte *after) noexcept;
+    void add_columns(const Experts &step, int thread, int32_t tokens, int64_t col0, int64_t col1,
+                     const std::byte *next) noexcept;
+    template <typename Body>
+    void for_units(int thread, int64_t units, bool decode, Body &&body) noexcept;
+    int64_t in_units(const Experts &step) const noexcept;
+    InUnit locate(const Experts &step, int64_t unit) const noexcept;
+    const std::byte *in_unit(const Experts &step, int64_t unit) const noexcept;
+    const std::byte *expert_input(const Experts &step, ActFormat format, const Group &group,
+                                  int32_t tokens) const noexcept;
+
+    const Weight &weight(WeightId id) const { return s_.program->weights[static_cast<size_t>(id)]; }
+    const float *floats(WeightId id) const {
+        return id == kNoWeight ? nullptr : reinterpret_cast<const float *>(weight(id).data);
+    }
+    float *slot_row(Slot slot, int64_t token) const noexcept;
+    std::byte *scratch(int thread) const { return s_.scratch[static_cast<size_t>(thread)].data(); }
+
+    Surroundings s_{};
+    LazyBuffer chosen_, weights_;         // [token][used]
+    LazyBuffer row_token_, row_weight_;   // [row]
+    LazyBuffer row_group_;                // [row]: index into groups_
+    std::vector<Group> groups_;           // of the batch, experts ascending
+    std::vector<int32_t> first_;          // per expert: where its rows begin
+    std::array<LazyBuffer, 3> gathered_;  // by ActFormat
+    LazyBuffer hidden_, packed_hidden_;   // [row][gate, up], packed per expert
+    std::vector<LazyBuffer> tiles_;       // per thread: down products [row of an expert][columns of a unit]
+    std::vector<LazyBuffer> route_scratch_;
+};
+
+}  // namespace runnel::kernels::cpu

@@ -1,0 +1,100 @@
+#include "kernels/cpu/route.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace runnel::kernels::cpu {
+namespace {
+
+// Scores that take part are finite or +infinity; what is out of the race, or taken already, is minus
+// infinity.
+constexpr float kOut = -std::numeric_limits<float>::infinity(),
+                kLowest = std::numeric_limits<float>::lowest();
+constexpr float kSmallestSum = 0x1p-14f;  // of weights that are normalised
+
+float taking_part(float score) noexcept {
+    return score >= kLowest ? score : kLowest;  // NaN and minus infinity become the lowest
+}
+
+// p = exp(x - largest x) / sum. p may be x.
+void softmax(const float *x, size_t n, const VectorKernels &vector, float *p) noexcept {
+    const float largest = *std::max_element(x, x + n);
+    for (size_t i = 0; i < n; ++i) p[i] = x[i] - largest;
+    vector.exp(p, static_cast<int64_t>(n), p);
+    double sum = 0;
+    for (size_t i = 0; i < n; ++i) sum += static_cast<double>(p[i]);
+    for (size_t i = 0; i < n; ++i) p[i] = static_cast<float>(static_cast<double>(p[i]) / sum);
+}
+
+void sigmoid(const float *x, size_t n, const VectorKernels &vector, float *p) noexcept {
+    for (size_t i = 0; i < n; ++i) p[i] = -x[i];
+    vector.exp(p, static_cast<int64_t>(n), p);
+    for (size_t i = 0; i < n; ++i) p[i] = 1 / (1 + p[i]);
+}
+
+// visit(index) for the `count` largest, best first, of equals the first. They are out afterwards.
+template <typename Visit>
+void take_largest(std::span<float> s, int32_t count, Visit visit) noexcept {
+    for (int32_t i = 0; i < count; ++i) {
+        const auto best = std::max_element(s.begin(), s.end());
+        visit(static_cast<size_t>(best - s.begin()));
+        *best = kOut;
+    }
+}
+
+// Puts the experts of all but the best groups out. copy, totals: work space, [experts] and [groups].
+void drop_groups(const Routing &routing, std::span<float> s, float *copy, float *totals) noexcept {
+    const size_t groups = static_cast<size_t>(routing.groups), size = s.size() / groups;
+    std::copy(s.begin(), s.end(), copy);
+    for (size_t g = 0; g < groups; ++g) {
+        float total = 0;
+        take_largest({copy + g * size, size}, routing.group_best,
+                     [&](size_t i) { total += s[g * size + i]; });
+        totals[g] = taking_part(total);
+    }
+    take_largest({totals, groups}, routing.groups_used, [](size_t) {});
+    for (size_t i = 0; i < s.size(); ++i)
+        if (totals[i / size] != kOut) s[i] = kOut;  // not among those taken
+}
+
+// Steps 1 and 2 of Routing: p, and what the choice goes by.
+void score(const Routing &routing, std::span<const float> logits, const float *bias,
+           const VectorKernels &vector, float *p, float *s) noexcept {
+    const size_t n = logits.size();
+    if (routing.score == Routing::Score::Softmax)
+        softmax(logits.data(), n, vector, p);
+    else if (routing.score == Routing::Score::Sigmoid)
+        sigmoid(logits.data(), n, vector, p);
+    else
+        std::copy(logits.begin(), logits.end(), p);
+    const bool by_logit = bias == nullptr && routing.groups <= 1;
+    for (size_t i = 0; i < n; ++i) s[i] = taking_part(by_logit ? logits[i] : bias ? p[i] + bias[i] : p[i]);
+}
+
+}  // namespace
+
+size_t route_scratch(int64_t experts) {
+    return 4 * static_cast<size_t>(experts);
+}
+
+void route(const Routing &routing, std::span<const float> logits, const float *selection_bias,
+           const VectorKernels &vector, float *scratch, int32_t *chosen, float *weights) noexcept {
+    const size_t n = logits.size(), used = static_cast<size_t>(routing.used);
+    float *p = scratch, *s = scratch + n;
+    score(routing, logits, selection_bias, vector, p, s);
+    if (routing.groups > 1) drop_groups(routing, {s, n}, scratch + 2 * n, scratch + 3 * n);
+    int32_t *next = chosen;
+    take_largest({s, n}, routing.used, [&](size_t i) { *next++ = static_cast<int32_t>(i); });
+    std::sort(chosen, next);
+    for (size_t i = 0; i < used; ++i) weights[i] = p[chosen[i]];
+    if (routing.score == Routing::Score::SelectedSoftmax) softmax(weights, used, vector, weights);
+    if (routing.normalize) {
+        double sum = 0;
+        for (size_t i = 0; i < used; ++i) sum += static_cast<double>(weights[i]);
+        const float divisor = std::max(static_cast<float>(sum), kSmallestSum);
+        for (size_t i = 0; i < used; ++i) weights[i] /= divisor;
+    }
+    for (size_t i = 0; i < used; ++i) weights[i] *= routing.scale;
+}
+
+}  // namespace runnel::kernels::cpu
