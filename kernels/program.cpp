@@ -23,6 +23,8 @@ size_t Program::weight_bytes_per_token() const {
             for (const Linear::Part &part : linear->parts) count(part.weight), count(part.bias);
         } else if (const auto *attention = std::get_if<Attention>(&step)) {
             count(attention->q_norm), count(attention->k_norm), count(attention->sinks);
+        } else if (const auto *heads = std::get_if<HeadLinear>(&step)) {
+            count(heads->weight);
         } else if (const auto *experts = std::get_if<Experts>(&step)) {
             for (WeightId id : {experts->gate, experts->up, experts->down})
                 if (id != kNoWeight)

@@ -78,6 +78,27 @@ struct Linear {
     std::vector<Part> parts;
 };
 
+// Equal pieces of a row: piece i begins at first + i * stride. A stride of 0 repeats one piece.
+struct Pieces {
+    int64_t first = 0, stride = 0;
+};
+
+// For every head i: piece i of out[t] = W_i (piece i of in[t]). (The matrices that multi-head latent
+// attention moves from keys and values to queries and outputs, DeepSeek-V2 2024.)
+struct HeadLinear {
+    Slot in, out;
+    Pieces from, to;
+    WeightId weight;  // count = heads, [width of an output piece][width of an input piece]
+};
+
+// For every i < count: piece i of out[t] = piece i of in[t], `width` floats each. in and out differ.
+struct Copy {
+    Slot in, out;
+    Pieces from, to;
+    int32_t count = 1;
+    int64_t width;
+};
+
 // How positions turn into rotations. Angle of pair j at position p: p * inv_freq[j]; both cos and sin are
 // multiplied by `magnitude` (YaRN). The rotated dimensions of a head are [first, first + n_rot), n_rot = 2 *
 // inv_freq.size(); the others pass through unchanged.
@@ -187,7 +208,7 @@ struct Logits {
     float softcap = 0;  // 0: none
 };
 
-using Step = std::variant<Embed, Norm, Linear, Attention, Gate, Experts, Logits>;
+using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Attention, Gate, Experts, Logits>;
 
 struct SlotInfo {
     std::string name;

@@ -96,6 +96,8 @@ class CpuBackend final : public Backend {
     void run(const MultiplyPhase &phase, Worker &worker) noexcept;
     void run(const AppendPhase &phase, Worker &worker) noexcept;
     void run(const AttendPhase &phase, Worker &worker) noexcept;
+    void run(const HeadsPhase &phase, Worker &worker) noexcept;
+    void run(const CopyPhase &phase, Worker &worker) noexcept;
     void run(const ExpertsPhase &phase, Worker &worker) noexcept;
     void run(const SelectPhase &phase, Worker &worker) noexcept;
     void run(const LogitsPhase &phase, Worker &worker) noexcept;
@@ -134,10 +136,11 @@ class CpuBackend final : public Backend {
     CacheMemory cache_;
     int32_t max_tokens_ = 0;
     std::vector<LazyBuffer> slots_;
-    std::array<LazyBuffer, 3> packed_;  // by ActFormat
-    LazyBuffer product_;                // of a matrix whose result is added to a slot
-    LazyBuffer partials_;               // of attention over ranges: [kv head][range]
-    std::vector<LazyBuffer> scratch_;   // per thread: weight tiles, attention
+    std::array<LazyBuffer, 3> packed_;     // by ActFormat
+    LazyBuffer product_;                   // of a matrix whose result is added to a slot
+    LazyBuffer partials_;                  // of attention over ranges: [kv head][range]
+    std::vector<LazyBuffer> scratch_;      // per thread: weight tiles, attention
+    std::vector<LazyBuffer> packed_head_;  // per thread: one head's piece of all tokens
     ExpertRunner experts_;
     std::vector<LazyBuffer> cosines_, sines_;  // per RopeTable: [max_tokens][pairs]
 
@@ -236,6 +239,14 @@ void CpuBackend::reserve_work_space(const CacheConfig &cache) {
         }
     }
     partials_ = LazyBuffer(partials, "attention");
+    size_t packed_head = 0;
+    for (const Step &step : program_.steps)
+        if (const auto *heads = std::get_if<HeadLinear>(&step)) {
+            const Weight &w = weight(heads->weight);
+            packed_head = std::max(packed_head, packed_bytes(act_format(w.type), w.cols, max_tokens_));
+        }
+    packed_head_.clear();
+    for (int t = 0; t < pool_->threads(); ++t) packed_head_.emplace_back(packed_head, "work space");
     scratch_.clear();
     for (int t = 0; t < pool_->threads(); ++t) scratch_.emplace_back(scratch, "work space");
 }
@@ -577,6 +588,38 @@ void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
                          .scale = step.scale,
                          .softcap = step.softcap};
     multiply(w, to, worker, 0, nullptr);
+}
+
+// A unit is a head: its pieces of all tokens are packed and multiplied by one thread.
+void CpuBackend::run(const HeadsPhase &phase, Worker &worker) noexcept {
+    const HeadLinear &step = phase.step;
+    const Weight &w = weight(step.weight);
+    const ActFormat format = act_format(w.type);
+    const size_t thread = static_cast<size_t>(worker.thread);
+    const auto matrix = [&](int64_t head) { return w.data + static_cast<size_t>(head) * w.matrix_bytes(); };
+    const auto heads = [&](int64_t first, int64_t last, int64_t next) {
+        for (int64_t head = first; head < last; ++head) {
+            const std::byte *ahead = head + 1 < last ? matrix(head + 1) : next >= 0 ? matrix(next) : nullptr;
+            isa_.linear->pack(format, row(step.in, 0) + step.from.first + head * step.from.stride,
+                              width(step.in), w.cols, worker.rows, 0, worker.rows, 0, w.cols,
+                              packed_head_[thread].data());
+            isa_.linear->multiply(w.type, matrix(head), w.cols, 0, w.rows, packed_head_[thread].data(),
+                                  worker.rows, row(step.out, 0) + step.to.first + head * step.to.stride,
+                                  width(step.out), scratch_[thread].data(), ahead);
+        }
+    };
+    pool_->for_ranges_ahead(worker.thread, w.count, heads);
+}
+
+void CpuBackend::run(const CopyPhase &phase, Worker &worker) noexcept {
+    const Copy &step = phase.step;
+    pool_->for_ranges(worker.thread, worker.rows, [&](int64_t t0, int64_t t1) {
+        for (int64_t t = t0; t < t1; ++t)
+            for (int32_t i = 0; i < step.count; ++i)
+                std::copy_n(row(step.in, static_cast<int32_t>(t)) + step.from.first + i * step.from.stride,
+                            step.width,
+                            row(step.out, static_cast<int32_t>(t)) + step.to.first + i * step.to.stride);
+    });
 }
 
 void CpuBackend::run(const ExpertsPhase &phase, Worker &worker) noexcept {

@@ -53,6 +53,8 @@ void visit_slots(const Step &step, Reads &&reads, Writes &&writes) {
                    },
                    [&](const Attention &s) { reads(s.q), reads(s.k), reads(s.v), writes(s.out); },
                    [&](const Gate &s) { reads(s.gate), reads(s.up), writes(s.out); },
+                   [&](const HeadLinear &s) { reads(s.in), reads(s.out), writes(s.out); },
+                   [&](const Copy &s) { reads(s.in), reads(s.out), writes(s.out); },  // parts of a row stay
                    [&](const Experts &s) {
                        reads(s.in), reads(s.logits);
                        if (s.add != kNoSlot) reads(s.add);
@@ -133,6 +135,8 @@ class Planner {
                            phases.push_back(AttendPhase{s});
                        },
                        [&](const Gate &s) { prepare(s, s.out, formats_wanted(s.out, index)); },
+                       [&](const HeadLinear &s) { phases.push_back(HeadsPhase{s}); },
+                       [&](const Copy &s) { phases.push_back(CopyPhase{s}); },
                        [&](const Experts &s) { push_experts(s, phases); },
                        [&](const Logits &s) { phases.push_back(LogitsPhase{s}); },
                    },

@@ -45,6 +45,14 @@ struct AttendPhase {
     Attention step;
 };
 
+struct HeadsPhase {
+    HeadLinear step;
+};
+
+struct CopyPhase {
+    Copy step;
+};
+
 // One of the five phases of a mixture of experts.
 struct ExpertsPhase {
     Experts step;
@@ -60,8 +68,8 @@ struct LogitsPhase {
     Logits step;
 };
 
-using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, ExpertsPhase,
-                           SelectPhase, LogitsPhase>;
+using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, HeadsPhase,
+                           CopyPhase, ExpertsPhase, SelectPhase, LogitsPhase>;
 
 std::vector<Phase> plan(const Program &program);
 

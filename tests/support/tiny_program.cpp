@@ -225,6 +225,7 @@ void TinyProgram::add_varied_layer() {
     if (a.v != kNoSlot) projections.parts.push_back(part(normed_, v_, kNoSlot));
     program_.steps.push_back(projections);
     if (chance(0.3)) program_.steps.push_back(varied_norm(q_, q_, kNoSlot, s.heads));
+    if (chance(0.5)) absorb_into_queries();
     program_.steps.push_back(a);
     add_output_of_block(attended_);
     const bool plain = chance(0.5);
@@ -234,6 +235,17 @@ void TinyProgram::add_varied_layer() {
     if (!plain) program_.steps.push_back(Linear{normed_, {part(normed_, up_, kNoSlot)}});
     program_.steps.push_back(Gate{gate_, plain ? kNoSlot : up_, gate_, act});
     add_output_of_block(gate_);
+}
+
+// Queries through a matrix per head, but for their last dimensions, as multi-head latent attention has them.
+void TinyProgram::absorb_into_queries() {
+    const int64_t head = shape_.head_dim_k, kept = head / 4;
+    const Slot pieces = slot(shape_.heads * head);
+    const Pieces whole{0, head}, last{head - kept, head};
+    program_.steps.push_back(Copy{q_, pieces, last, last, shape_.heads, kept});
+    program_.steps.push_back(
+        HeadLinear{q_, pieces, whole, whole, matrices(gguf::Type::F32, shape_.heads, head - kept, kept)});
+    program_.steps.push_back(Copy{pieces, q_, {}, {}, 1, shape_.heads * head});
 }
 
 namespace {
@@ -333,6 +345,25 @@ class Interpreter {
         logits_ = reference::linear(weight(s.weight), slot(s.in), weight(s.bias));
         for (double &value : logits_)
             value = reference::softcap(value * static_cast<double>(s.scale), static_cast<double>(s.softcap));
+    }
+    void run(const HeadLinear &s) {
+        const Weight &w = program_.weights[static_cast<size_t>(s.weight)];
+        for (int64_t head = 0; head < w.count; ++head) {
+            const auto from = slot(s.in).begin() + s.from.first + head * s.from.stride;
+            const Row y = reference::linear(of_expert(s.weight, static_cast<size_t>(head), w.count),
+                                            Row(from, from + w.cols));
+            place(y, s.out, s.to.first + head * s.to.stride);
+        }
+    }
+    void run(const Copy &s) {
+        for (int64_t i = 0; i < s.count; ++i) {
+            const auto from = slot(s.in).begin() + s.from.first + i * s.from.stride;
+            place(Row(from, from + s.width), s.out, s.to.first + i * s.to.stride);
+        }
+    }
+    void place(const Row &values, Slot out, int64_t at) {
+        slot(out).resize(static_cast<size_t>(program_.slots[static_cast<size_t>(out)].width));
+        std::copy(values.begin(), values.end(), slot(out).begin() + at);
     }
     // The matrix of one expert, or its row of biases.
     Row of_expert(WeightId id, size_t expert, int64_t experts) const {

@@ -57,6 +57,7 @@ class TinyProgram {
     void add_layer();
     void add_feed_forward();
     void add_experts();
+    void absorb_into_queries();
     void add_varied_layer();
 
     TinyShape shape_;
