@@ -200,6 +200,19 @@ void add_system_options(Parser &p, Options &o) {
     p.text_option("--system-file", o.system_file, "the system prompt from a file (-sysf)");
 }
 
+template <class Options>
+void add_template_options(Parser &p, Options &o) {
+    p.text_option("--chat-template", o.chat.file, "a chat template (Jinja) in place of the file's")
+        ->type_name("FILE");
+    p.text_option("--template-name", o.chat.name, "one of several templates in the file: tool_use")
+        ->type_name("NAME");
+    p.list("--template-var", o.chat.variables,
+           "NAME=VALUE for the template: enable_thinking=false; repeatable");
+    p.text_option("--tools", o.chat.tools, "tools that the model may call: a JSON list of definitions")
+        ->type_name("FILE");
+    p.flag("--show-thinking", o.show_thinking, "the model's reasoning on stdout, too");
+}
+
 // A command ready to be parsed, and what to do then.
 struct Command {
     std::unique_ptr<Parser> parser;
@@ -224,6 +237,7 @@ Command make_run() {
     add_model_options(*parser, o->first.model, o->second);
     add_generation_options(*parser, o->first.generation, o->first.stats);
     add_system_options(*parser, o->first);
+    add_template_options(*parser, o->first);
     parser->text_option("-p,--prompt", o->first.prompt, "the prompt, instead of the argument");
     parser->text_option("-f,--file", o->first.file, "the prompt from a file; -: standard input");
     parser->flag("--raw", o->first.raw, "complete the text as it stands, without the chat template");
@@ -281,6 +295,7 @@ Command make_chat() {
     add_model_options(*parser, o->first.model, o->second);
     add_generation_options(*parser, o->first.generation, o->first.stats);
     add_system_options(*parser, o->first);
+    add_template_options(*parser, o->first);
     auto overflow = std::make_shared<std::string>("shift");
     parser->text_option("--on-overflow", *overflow, "when the context is full: shift drops the oldest turns")
         ->check(CLI::IsMember({"shift", "error"}));
@@ -324,6 +339,24 @@ Command make_tokenize() {
         return tokenize(*o, io);
     };
     return {std::move(parser), call, true};
+}
+
+Command make_template() {
+    auto parser = std::make_unique<Parser>(
+        "template", "Render a chat template, of a GGUF file or a .jinja file, with the JSON object on stdin.",
+        true);
+    auto o = std::make_shared<TemplateOptions>();
+    parser->flag("--jsonl", o->jsonl,
+                 "an object per line in; a JSON string, or {\"error\": ...}, per line out");
+    parser->text_option("--at", o->at, "the date that the template sees: 2025-06-01, 2025-06-01T12:30:00")
+        ->type_name("DATE");
+    parser->text_option("--template-name", o->name, "one of several templates in the file: tool_use")
+        ->type_name("NAME");
+    const auto call = [o](const Words &words, Io &io) {
+        o->path = words.model;
+        return render_template(*o, io);
+    };
+    return {std::move(parser), call};
 }
 
 Command make_perplexity() {
@@ -388,6 +421,7 @@ constexpr Entry kCommands[] = {
     {"perplexity", make_perplexity},
     {"inspect", make_inspect},
     {"tokenize", make_tokenize},
+    {"template", make_template},
     {"devices", make_devices},
 };
 
@@ -400,6 +434,7 @@ constexpr const char *kHelp =
     "  runnel perplexity MODEL -f F  perplexity of a text, divergence from saved logits\n"
     "  runnel inspect MODEL          metadata, tensors, memory plan\n"
     "  runnel tokenize MODEL [TEXT]  ids and pieces\n"
+    "  runnel template FILE          render a chat template\n"
     "  runnel devices                what this machine offers\n"
     "  runnel --version\n\n"
     "runnel COMMAND --help explains a command. MODEL is a GGUF file; -m FILE is the same.\n"

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "engine/commands/commands.h"
 #include "engine/commands/conversation.h"
@@ -27,21 +28,37 @@ using decode::Engine;
 using decode::Generator;
 using decode::StopRequest;
 
-// The colour of answers while this exists, also when one ends with an error.
-class Coloured {
+// An answer on its way out: in colour, reasoning dimmed, or between its marks where there is no colour.
+// Colours end with it, also when the answer ends with an error.
+class AnswerView {
   public:
-    Coloured(Output &out, bool on) : out_(out), on_(on) {
-        if (on_) out_.write("\x1b[36m");
+    AnswerView(Output &out, bool colours, bool shows_reasoning, const Conversation &conversation)
+        : out_(out), colours_(colours), shows_reasoning_(shows_reasoning), conversation_(conversation) {
+        if (colours_) out_.write(kAnswer);
     }
-    ~Coloured() {
-        if (on_) out_.try_write("\x1b[0m");
+    ~AnswerView() {
+        if (colours_) out_.try_write("\x1b[0m");
     }
-    Coloured(const Coloured &) = delete;
-    Coloured &operator=(const Coloured &) = delete;
+    AnswerView(const AnswerView &) = delete;
+    AnswerView &operator=(const AnswerView &) = delete;
+
+    void show(bool is_reasoning, const std::string &text) {
+        if (is_reasoning && !shows_reasoning_) return;
+        if (is_reasoning != std::exchange(inside_, is_reasoning)) {
+            if (!colours_)
+                out_.write(inside_ ? conversation_.opening_mark() : conversation_.closing_mark());
+            else
+                out_.write(inside_ ? "\x1b[0;2m" : std::string("\n\n") + kAnswer);
+        }
+        out_.write(out_.is_terminal() ? text::printable_for_terminal(text) : text);
+    }
 
   private:
+    static constexpr const char *kAnswer = "\x1b[0;36m";
     Output &out_;
-    bool on_;
+    bool colours_, shows_reasoning_;
+    const Conversation &conversation_;
+    bool inside_ = false;
 };
 
 class Chat {
@@ -54,7 +71,7 @@ class Chat {
           color_(terminal_ && wants_color()),
           generation_(options.generation),
           sampling_(sampling_options(generation_)),
-          conversation_(engine.file(), engine.tokenizer()),
+          conversation_(engine.file(), engine.tokenizer(), options.chat),
           session_(engine.executor()),
           sampler_(engine.sampler(sampling_)),
           transcript_{system_prompt(options.system, options.system_file, io.in), {}} {}
@@ -200,7 +217,7 @@ class Chat {
     void show_state(const std::string &) {
         io_.err.try_write(list_settings(generation_) + "messages " +
                           std::to_string(transcript_.messages.size()) + "\ncontext " +
-                          std::to_string(transcript_.messages.empty() ? 0 : encode().size()) + " of " +
+                          std::to_string(transcript_.messages.empty() ? 0 : encode().tokens.size()) + " of " +
                           std::to_string(engine_.executor().context()) + " tokens\n");
     }
     void read(const std::string &path) {
@@ -238,12 +255,16 @@ class Chat {
     // The last message is the user's; what cannot be answered is forgotten.
     void answer() {
         try {
-            const std::vector<text::TokenId> prompt = fitting_prompt();
-            const std::string text = generate(prompt);
-            if (text.empty())
+            const Conversation::Prompt prompt = fitting_prompt();
+            text::Message answer = generate(prompt);
+            if (answer.content.empty() && answer.reasoning.empty())
                 transcript_.messages.pop_back();
             else
-                transcript_.messages.push_back({"assistant", text});
+                transcript_.messages.push_back(std::move(answer));
+        } catch (const InputError &error) {  // the template refuses it
+            transcript_.messages.pop_back();
+            if (!terminal_) throw;
+            io_.err.try_write("runnel: " + gguf::printable(error.what(), 4096) + "\n");
         } catch (const decode::DecodeError &error) {
             if (error.kind != decode::DecodeError::Kind::BadInput) throw;
             transcript_.messages.pop_back();
@@ -252,23 +273,23 @@ class Chat {
         }
     }
 
-    std::vector<text::TokenId> encode() const { return conversation_.encode(transcript_.all()); }
+    Conversation::Prompt encode() const { return conversation_.prompt(transcript_.all()); }
 
     // Where the conversation leaves less than a quarter of the context for the answer, the oldest turns go,
     // down to half of it, so that this does not happen again with the next message.
-    std::vector<text::TokenId> fitting_prompt() {
-        std::vector<text::TokenId> prompt = encode();
+    Conversation::Prompt fitting_prompt() {
+        Conversation::Prompt prompt = encode();
         const size_t context = static_cast<size_t>(engine_.executor().context());
-        if (!options_.shift || prompt.size() <= context - context / 4) return prompt;
+        if (!options_.shift || prompt.tokens.size() <= context - context / 4) return prompt;
         const size_t before = transcript_.messages.size();
-        while (prompt.size() > context / 2 && transcript_.forget_oldest()) prompt = encode();
+        while (prompt.tokens.size() > context / 2 && transcript_.forget_oldest()) prompt = encode();
         if (const size_t left = transcript_.messages.size(); left < before)
             io_.note("the context of " + std::to_string(context) + " tokens is full: the oldest " +
                      std::to_string(before - left) + " messages are forgotten");
         return prompt;
     }
 
-    std::string generate(const std::vector<text::TokenId> &prompt) {
+    text::Message generate(const Conversation::Prompt &prompt) {
         StopRequest stop;
         const InterruptScope interrupts(
             stop, terminal_ ? InterruptScope::Repeated::Ignored : InterruptScope::Repeated::Kills);
@@ -277,22 +298,26 @@ class Chat {
             deadline.emplace(stop, std::chrono::duration<double>(*options_.generation.deadline));
         decode::GenerationOptions how = generation_options(generation_);
         how.stops.insert(how.stops.end(), conversation_.stops().begin(), conversation_.stops().end());
-        Generator generator(session_, sampler_, engine_.vocabulary(), how, &stop);
-        generator.start(prompt);
-        const std::string text = show(generator);
+        Generator generator(session_, sampler_, conversation_.vocabulary(), how, &stop);
+        generator.start(prompt.tokens);
+        text::Message answer = show(generator, conversation_.splitter(prompt));
         io_.out.write("\n");
         finish(generator);
-        return text;
+        return answer;
     }
 
-    std::string show(Generator &generator) {
-        const Coloured coloured(io_.out, color_);
-        std::string text;
-        while (const auto piece = generator.next()) {
-            io_.out.write(io_.out.is_terminal() ? text::printable_for_terminal(*piece) : *piece);
-            text += *piece;
-        }
-        return text;
+    text::Message show(Generator &generator, text::ReasoningSplitter splitter) {
+        text::Message answer{"assistant", "", ""};
+        AnswerView view(io_.out, color_, terminal_ || options_.show_thinking, conversation_);
+        const auto take = [&](const std::vector<text::ReasoningSplitter::Piece> &pieces) {
+            for (const auto &[is_reasoning, text] : pieces) {
+                view.show(is_reasoning, text);
+                (is_reasoning ? answer.reasoning : answer.content) += text;
+            }
+        };
+        while (const auto piece = generator.next()) take(splitter.push(*piece));
+        take(splitter.flush());
+        return answer;
     }
 
     void finish(const Generator &generator) {

@@ -13,6 +13,7 @@ int run(const RunOptions &options, Io &io);
 int batch(const BatchOptions &options, Io &io);
 int chat(const ChatOptions &options, Io &io);
 int inspect(const InspectOptions &options, Io &io);
+int render_template(const TemplateOptions &options, Io &io);
 int tokenize(const TokenizeOptions &options, Io &io);
 int perplexity(const PerplexityOptions &options, Io &io);
 int bench(const BenchOptions &options, Io &io);

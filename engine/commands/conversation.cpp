@@ -1,65 +1,100 @@
 #include "engine/commands/conversation.h"
 
-#include <ctime>
+#include <stdexcept>
 #include <utility>
+
+#include "engine/commands/io.h"
+#include "engine/commands/json.h"
+#include "gguf/printable.h"
 
 namespace runnel::commands {
 namespace {
 
-text::ChatShape chatml() {
-    text::ChatShape shape;
-    shape.name = "ChatML";
-    shape.system = {"<|im_start|>system\n", "<|im_end|>\n"};
-    shape.user = {"<|im_start|>user\n", "<|im_end|>\n"};
-    shape.assistant = {"<|im_start|>assistant\n", "<|im_end|>\n"};
-    shape.other = {"<|im_start|>{role}\n", "<|im_end|>\n"};
-    shape.generation_prompt = "<|im_start|>assistant\n";
-    return shape;
+// true, 12, null, "text", [1] are what JSON says they are; everything else is text.
+void add_variable(Json &variables, const std::string &text) {
+    const size_t equals = text.find('=');
+    if (equals == 0 || equals == std::string::npos)
+        throw UsageError("--template-var " + gguf::quoted(text) +
+                         ": write NAME=VALUE, as in enable_thinking=false");
+    const std::string value = text.substr(equals + 1);
+    Json parsed = value == "True"    ? Json(true)
+                  : value == "False" ? Json(false)
+                                     : Json::parse(value, nullptr, false);
+    variables[text.substr(0, equals)] = parsed.is_discarded() ? Json(value) : std::move(parsed);
 }
 
-text::ChatShape transcript() {
-    text::ChatShape shape;
-    shape.name = "plain text";
-    shape.system = {"", "\n\n"};
-    shape.user = {"User: ", "\n"};
-    shape.assistant = {"Assistant: ", "\n"};
-    shape.other = {"{role}: ", "\n"};
-    shape.generation_prompt = "Assistant:";
-    shape.trim = text::ChatShape::Trim::Answers;
-    return shape;
+// A list of definitions, or {"tools": [...]} as requests of other programs have it.
+Json read_tools(const std::string &path) {
+    Json tools = Json::parse(read_all(path, -1), nullptr, false);
+    if (tools.is_object() && tools.contains("tools")) tools = Json(tools["tools"]);
+    if (!tools.is_array())
+        throw InputError(gguf::printable(path, 4096) +
+                         " holds no tools: a JSON list of definitions is wanted");
+    return tools;
 }
 
-std::string today() {
-    const std::time_t now = std::time(nullptr);
-    std::tm local{};
-    char text[32] = "";
-    if (localtime_r(&now, &local) != nullptr) std::strftime(text, sizeof text, "%d %b %Y", &local);
-    return text;
+text::ChatPromptOptions prompt_options(const TemplateFlags &flags) {
+    if (flags.file && flags.name)
+        throw UsageError("choose the template with --chat-template or --template-name, not both");
+    text::ChatPromptOptions options;
+    if (flags.file) options.source = read_all(*flags.file, -1);
+    options.name = flags.name;
+    if (flags.tools) options.tools = read_tools(*flags.tools);
+    options.variables = Json::object();
+    for (const std::string &variable : flags.variables) add_variable(options.variables, variable);
+    return options;
+}
+
+text::ChatPrompt make_prompt(const gguf::File &file, const text::Tokenizer &tokenizer,
+                             const TemplateFlags &flags) {
+    try {
+        return text::ChatPrompt(file, tokenizer, prompt_options(flags));
+    } catch (const text::jinja::TemplateError &error) {
+        throw InputError((flags.file ? *flags.file : "the chat template") + ": " + error.what());
+    } catch (const std::out_of_range &error) {
+        throw UsageError(error.what());
+    }
 }
 
 }  // namespace
 
-Conversation::Conversation(const gguf::File &file, const text::Tokenizer &tokenizer)
-    : tokenizer_(&tokenizer), tokens_(text::TemplateTokens::of(tokenizer)) {
-    const gguf::Value *value = file.find("tokenizer.chat_template");
-    const auto source = value ? value->as_string() : std::nullopt;
-    has_template_ = source && !source->empty();
-    auto known = has_template_ ? text::recognise(*source, today()) : std::nullopt;
-    if (known) {
-        shape_ = std::move(*known);
-        return;
+Conversation::Conversation(const gguf::File &file, const text::Tokenizer &tokenizer,
+                           const TemplateFlags &flags)
+    : tokenizer_(&tokenizer), prompt_(make_prompt(file, tokenizer, flags)) {}
+
+Conversation::Prompt Conversation::prompt(std::span<const text::Message> messages) const {
+    try {
+        const std::vector<text::Segment> segments = prompt_.render(messages);
+        std::string end;  // the last segments are enough to see a mark
+        for (size_t i = segments.size() - std::min<size_t>(segments.size(), 4); i < segments.size(); ++i)
+            end += segments[i].text;
+        return {tokenizer_->encode(segments), prompt_.reasoning().begins_inside(end)};
+    } catch (const text::jinja::TemplateError &error) {
+        const bool refused = error.kind == text::jinja::TemplateError::Kind::Raised;
+        throw InputError(std::string(refused ? "the chat template refuses this conversation: "
+                                             : "the chat template fails: ") +
+                         error.what());
     }
-    const bool marked = tokenizer.find("<|im_start|>").has_value();
-    shape_ = marked ? chatml() : transcript();
-    if (!marked) stops_ = {"\nUser:"};
-    note_ = std::string(has_template_ ? "the file's chat template has a shape that is not known"
-                                      : "the file has no chat template") +
-            ": falling back to " + shape_.name + (marked ? "" : " (User: ... Assistant: ...)");
 }
 
-std::vector<text::TokenId> Conversation::encode(std::span<const text::Message> messages) const {
-    const std::vector<text::Segment> segments = text::render_segments(shape_, messages, tokens_, true);
-    return tokenizer_->encode(segments);
+decode::Vocabulary Conversation::vocabulary() const {
+    decode::Vocabulary vocabulary = decode::vocabulary_of(*tokenizer_);
+    if (prompt_.reasoning().kind == text::ReasoningStyle::Kind::None) return vocabulary;
+    vocabulary.text = [this, text = vocabulary.text](text::TokenId id) {
+        const bool is_mark = tokenizer_->is_control(id) && prompt_.reasoning().is_mark(tokenizer_->piece(id));
+        return is_mark ? std::string(tokenizer_->piece(id)) : text(id);
+    };
+    return vocabulary;
+}
+
+std::string Conversation::opening_mark() const {
+    const std::string &mark = prompt_.reasoning().open;
+    return (mark.empty() ? "<think>" : mark) + "\n";
+}
+
+std::string Conversation::closing_mark() const {
+    const std::string &mark = prompt_.reasoning().close;
+    return "\n" + (mark.empty() ? "</think>" : mark) + "\n\n";
 }
 
 }  // namespace runnel::commands

@@ -1,11 +1,13 @@
-// Conversations as token ids: by the file's chat template where its shape is known, otherwise by a fallback.
+// Conversations as token ids, by the chat template that the options and the file give.
 #pragma once
 
 #include <span>
 #include <string>
 #include <vector>
 
-#include "engine/text/chat_template.h"
+#include "engine/commands/options.h"
+#include "engine/decode/answer.h"
+#include "engine/text/chat_prompt.h"
 #include "engine/text/tokenizer.h"
 #include "gguf/file.h"
 
@@ -13,26 +15,40 @@ namespace runnel::commands {
 
 class Conversation {
   public:
-    // The file and the tokenizer must outlive it.
-    Conversation(const gguf::File &file, const text::Tokenizer &tokenizer);
+    // The file and the tokenizer must outlive it. Throws UsageError for an option that makes no sense,
+    // InputError for a template or tool definitions that cannot be used.
+    Conversation(const gguf::File &file, const text::Tokenizer &tokenizer, const TemplateFlags &flags = {});
 
-    // The file has a chat template, of whatever shape.
-    bool has_template() const { return has_template_; }
-    // What the user should know when the shape is not the file's own; empty otherwise.
-    const std::string &note() const { return note_; }
+    // There is a chat template, of the file or given.
+    bool has_template() const { return prompt_.has_template(); }
+    // What the user should know when it is not the template that is used; empty otherwise.
+    const std::string &note() const { return prompt_.note(); }
     // Strings that end an answer where turns are plain text; the vocabulary's end tokens do otherwise.
-    const std::vector<std::string> &stops() const { return stops_; }
+    const std::vector<std::string> &stops() const { return prompt_.stops(); }
 
-    // The prompt that asks for the next answer.
-    std::vector<text::TokenId> encode(std::span<const text::Message> messages) const;
+    // The prompt that asks for the next answer. Throws InputError when the template refuses the conversation.
+    struct Prompt {
+        std::vector<text::TokenId> tokens;
+        bool begins_inside = false;  // the answer begins within the model's reasoning
+    };
+    Prompt prompt(std::span<const text::Message> messages) const;
+    std::vector<text::TokenId> encode(std::span<const text::Message> messages) const {
+        return prompt(messages).tokens;
+    }
+
+    // Tells reasoning from answer in the text that a model gives to a prompt; vocabulary() lets it see the
+    // marks, also those that are control tokens.
+    text::ReasoningSplitter splitter(const Prompt &prompt) const {
+        return {prompt_.reasoning(), prompt.begins_inside};
+    }
+    decode::Vocabulary vocabulary() const;
+    // How reasoning is shown among text: between these.
+    std::string opening_mark() const;
+    std::string closing_mark() const;
 
   private:
     const text::Tokenizer *tokenizer_;
-    text::ChatShape shape_;
-    text::TemplateTokens tokens_;
-    bool has_template_ = false;
-    std::string note_;
-    std::vector<std::string> stops_;
+    text::ChatPrompt prompt_;
 };
 
 }  // namespace runnel::commands

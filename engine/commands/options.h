@@ -29,6 +29,12 @@ struct GenerationFlags {
     std::optional<double> deadline;  // seconds
 };
 
+struct TemplateFlags {
+    std::optional<std::string> file, name;  // a template in place of the file's, or one of the file's by name
+    std::optional<std::string> tools;       // a file with a JSON list of tool definitions
+    std::vector<std::string> variables;     // "NAME=VALUE"
+};
+
 struct StatsFlags {
     bool print = false;
     std::string file;
@@ -42,7 +48,8 @@ struct RunOptions {
     std::optional<std::string> prompt;
     std::optional<std::string> file;  // "-": stdin
     std::optional<std::string> system, system_file;
-    bool raw = false, echo = false, json = false;
+    TemplateFlags chat;
+    bool raw = false, echo = false, json = false, show_thinking = false;
 };
 
 struct BatchOptions {
@@ -62,7 +69,9 @@ struct ChatOptions {
     GenerationFlags generation;
     StatsFlags stats;
     std::optional<std::string> system, system_file;
-    bool shift = true;  // drop the oldest turns when the context is full; otherwise that is an error
+    TemplateFlags chat;
+    bool show_thinking = false;  // also where stdout is no terminal
+    bool shift = true;           // drop the oldest turns when the context is full; otherwise that is an error
     std::string color = "auto";
 };
 
@@ -70,6 +79,13 @@ struct InspectOptions {
     std::string path;
     bool json = false, tensors = false, arrays = false;
     int64_t context = 0;  // of the memory plan; 0: the model's own
+};
+
+struct TemplateOptions {
+    std::string path;                 // a GGUF file, or the text of a template
+    std::optional<std::string> name;  // of a GGUF file's templates
+    std::optional<std::string> at;    // what strftime_now shows: "2025-06-01", "2025-06-01 12:30:00"
+    bool jsonl = false;
 };
 
 struct TokenizeOptions {

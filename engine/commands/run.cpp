@@ -42,31 +42,40 @@ std::string gather_prompt(const RunOptions &options, Io &io, const StopRequest &
     return text;
 }
 
-struct Prompt {
-    std::vector<text::TokenId> tokens;
-    std::vector<std::string> stops;
-};
-
-Prompt encode_prompt(const RunOptions &options, const std::string &text, const Engine &engine,
-                     const StopRequest &stop, Io &io) {
+// The conversation is what the prompt is a turn of: none for a text that is completed as it stands.
+Conversation::Prompt encode_prompt(const RunOptions &options, const std::string &text, const Engine &engine,
+                                   const Conversation *conversation, const StopRequest &stop, Io &io) {
     const std::string system = system_prompt(options.system, options.system_file, io.in, &stop);
     if (options.raw && !system.empty()) throw UsageError("--raw has no place for a system prompt");
-    Prompt prompt;
-    const Conversation conversation(engine.file(), engine.tokenizer());
-    if (options.raw || !conversation.has_template()) {
+    Conversation::Prompt prompt;
+    if (!conversation) {
         if (!system.empty())
             throw UsageError("the file has no chat template, so there is no place for a system prompt");
         prompt.tokens = engine.tokenizer().encode(text);
     } else {
-        if (!conversation.note().empty()) io.note(conversation.note());
+        if (!conversation->note().empty()) io.note(conversation->note());
         std::vector<text::Message> messages;
         if (!system.empty()) messages.push_back({"system", system});
         messages.push_back({"user", text});
-        prompt.tokens = conversation.encode(messages);
-        prompt.stops = conversation.stops();
+        prompt = conversation->prompt(messages);
     }
     if (prompt.tokens.empty()) throw InputError("the prompt is empty: it has no tokens");
     return prompt;
+}
+
+// nullopt where the prompt is no turn of a conversation.
+std::optional<Conversation> conversation_of(const RunOptions &options, const Engine &engine) {
+    const TemplateFlags &flags = options.chat;
+    const bool asked = flags.file || flags.name || flags.tools || !flags.variables.empty();
+    if (options.raw && asked) throw UsageError("--raw completes text without a chat template");
+    std::optional<Conversation> conversation;
+    if (options.raw) return conversation;
+    conversation.emplace(engine.file(), engine.tokenizer(), flags);
+    if (!conversation->has_template()) {
+        if (asked) throw UsageError("the file has no chat template; --chat-template FILE gives one");
+        conversation.reset();
+    }
+    return conversation;
 }
 
 // Text to a terminal is made harmless; a pipe gets what the model said.
@@ -74,13 +83,59 @@ void show(const std::string &text, Io &io) {
     io.out.write(io.out.is_terminal() ? text::printable_for_terminal(text) : text);
 }
 
-Json result_json(const Generator &generator, const std::string &text, const Report &report) {
-    return {{"text", text},
-            {"tokens", generator.tokens()},
-            {"prompt_tokens", report.timings.prompt_tokens},
-            {"completion_tokens", report.tokens},
-            {"finish_reason", report.finish_reason},
-            {"timings", timings_json(report)}};
+// Text as it comes from the model, its reasoning told apart where it belongs to a conversation.
+class Shown {
+  public:
+    Shown(const Conversation *conversation, const Conversation::Prompt &prompt, const RunOptions &options,
+          Io &io)
+        : conversation_(conversation), options_(options), io_(io) {
+        if (conversation) splitter_.emplace(conversation->splitter(prompt));
+    }
+
+    void push(const std::string &piece) {
+        if (splitter_)
+            take(splitter_->push(piece));
+        else
+            add(piece);
+    }
+    void end() {
+        if (splitter_) take(splitter_->flush());
+        if (inside_ && options_.show_thinking) add("\n");
+    }
+    void add(const std::string &text) {
+        answer_ += options_.json ? text : "";
+        if (!options_.json) show(text, io_);
+    }
+    const std::string &answer() const { return answer_; }
+    const std::string &reasoning() const { return reasoning_; }
+
+  private:
+    void take(const std::vector<text::ReasoningSplitter::Piece> &pieces) {
+        for (const auto &piece : pieces) {
+            if (piece.is_reasoning) reasoning_ += piece.text;
+            if (piece.is_reasoning != std::exchange(inside_, piece.is_reasoning) && options_.show_thinking)
+                add(inside_ ? conversation_->opening_mark() : conversation_->closing_mark());
+            if (!piece.is_reasoning || options_.show_thinking) add(piece.text);
+        }
+    }
+
+    const Conversation *conversation_;
+    const RunOptions &options_;
+    Io &io_;
+    std::optional<text::ReasoningSplitter> splitter_;
+    std::string answer_, reasoning_;  // answer_ for JSON only
+    bool inside_ = false;
+};
+
+Json result_json(const Generator &generator, const Shown &shown, const Report &report) {
+    Json result = {{"text", shown.answer()},
+                   {"tokens", generator.tokens()},
+                   {"prompt_tokens", report.timings.prompt_tokens},
+                   {"completion_tokens", report.tokens},
+                   {"finish_reason", report.finish_reason},
+                   {"timings", timings_json(report)}};
+    if (!shown.reasoning().empty()) result["reasoning"] = shown.reasoning();
+    return result;
 }
 
 }  // namespace
@@ -97,26 +152,25 @@ int run(const RunOptions &options, Io &io) {
     Engine engine(engine_options(options.model));
     for (const std::string &note : engine.notes()) io.note(note);
     const std::string text = gather_prompt(options, io, stop);
-    const Prompt prompt = encode_prompt(options, text, engine, stop, io);
-    generation.stops.insert(generation.stops.end(), prompt.stops.begin(), prompt.stops.end());
+    const std::optional<Conversation> conversation = conversation_of(options, engine);
+    const Conversation *turns = conversation ? &*conversation : nullptr;
+    const auto prompt = encode_prompt(options, text, engine, turns, stop, io);
+    if (turns) generation.stops.insert(generation.stops.end(), turns->stops().begin(), turns->stops().end());
 
     decode::Session session(engine.executor());
     decode::Sampler sampler = engine.sampler(sampling);
-    Generator generator(session, sampler, engine.vocabulary(), generation, &stop);
-    if (options.echo && !options.json) show(text, io);
+    Generator generator(session, sampler, turns ? turns->vocabulary() : engine.vocabulary(), generation,
+                        &stop);
+    Shown shown(turns, prompt, options, io);
+    if (options.echo) shown.add(text);
     generator.start(prompt.tokens);
-    std::string answer = options.echo ? text : std::string();
-    while (const auto piece = generator.next()) {
-        if (options.json)
-            answer += *piece;
-        else
-            show(*piece, io);
-    }
+    while (const auto piece = generator.next()) shown.push(*piece);
+    shown.end();
     const Report report{options.model.path,        sampling.seed,
                         engine.load_seconds(),     generator.timings(),
                         generator.tokens().size(), std::string(name(generator.finish_reason()))};
     if (options.json)
-        io.out.write(dump(result_json(generator, answer, report)));
+        io.out.write(dump(result_json(generator, shown, report)));
     else if (io.out.is_terminal())
         io.out.write("\n");
     if (generator.context_full())

@@ -1,6 +1,7 @@
-// Conversations as prompts: the common shapes of chat templates, recognised from a template's text.
+// Conversations as prompts where a template cannot be interpreted (see chat_prompt.h): the common shapes of
+// chat templates, recognised from a template's text.
 //
-// This does not interpret the template (Jinja); it knows some shapes and tells them apart by the pieces of
+// This does not run the template (Jinja); it knows some shapes and tells them apart by the pieces of
 // text they are made of. Plain conversations (system, user and assistant turns with text) then come out
 // exactly as from these templates of the model makers:
 //   ChatML      Qwen 2, 2.5, 3, 3-Coder; OpenHermes 2.5; SmolLM2; LFM2; Phi-4 (no line breaks, <|im_sep|>)
@@ -30,6 +31,7 @@ namespace runnel::text {
 struct Message {
     std::string role;  // "system", "user", "assistant"; others where the shape writes the role's name
     std::string content;
+    std::string reasoning{};  // of an answer: what the model thought first; not part of the content
 };
 
 // How a conversation becomes text. In the strings below, "{bos}" and "{eos}" stand for these tokens' texts.

@@ -1,0 +1,187 @@
+#include "engine/text/chat_prompt.h"
+
+#include <algorithm>
+#include <ctime>
+#include <stdexcept>
+#include <utility>
+
+namespace runnel::text {
+namespace {
+
+constexpr std::string_view kKey = "tokenizer.chat_template";
+
+ChatShape chatml() {
+    ChatShape shape;
+    shape.name = "ChatML";
+    shape.system = {"<|im_start|>system\n", "<|im_end|>\n"};
+    shape.user = {"<|im_start|>user\n", "<|im_end|>\n"};
+    shape.assistant = {"<|im_start|>assistant\n", "<|im_end|>\n"};
+    shape.other = {"<|im_start|>{role}\n", "<|im_end|>\n"};
+    shape.generation_prompt = "<|im_start|>assistant\n";
+    return shape;
+}
+
+ChatShape transcript() {
+    ChatShape shape;
+    shape.name = "plain text";
+    shape.system = {"", "\n\n"};
+    shape.user = {"User: ", "\n"};
+    shape.assistant = {"Assistant: ", "\n"};
+    shape.other = {"{role}: ", "\n"};
+    shape.generation_prompt = "Assistant:";
+    shape.trim = ChatShape::Trim::Answers;
+    return shape;
+}
+
+std::string date(const jinja::Clock &clock) {
+    const std::tm now = clock();
+    char text[32] = "";
+    std::strftime(text, sizeof text, "%d %b %Y", &now);
+    return text;
+}
+
+jinja::Value content(const std::string &text) {
+    return jinja::Value::string(jinja::MarkedText(text, jinja::Origin::Content));
+}
+
+// The system message in front of what the first user says.
+std::vector<Message> with_system_merged(std::span<const Message> messages) {
+    std::vector<Message> merged(messages.begin() + 1, messages.end());
+    const auto first =
+        std::find_if(merged.begin(), merged.end(), [](const Message &m) { return m.role == "user"; });
+    if (first == merged.end())
+        merged.insert(merged.begin(), {"user", messages[0].content});
+    else
+        first->content = messages[0].content + "\n\n" + first->content;
+    return merged;
+}
+
+}  // namespace
+
+std::vector<NamedTemplate> chat_templates(const gguf::File &file) {
+    std::vector<NamedTemplate> templates;
+    for (const auto &[key, value] : file.metadata()) {
+        const auto source = key.starts_with(kKey) ? value.as_string() : std::nullopt;
+        if (!source || source->empty()) continue;
+        if (key == kKey)
+            templates.insert(templates.begin(), {"default", *source});
+        else if (key[kKey.size()] == '.')
+            templates.push_back({std::string(key.substr(kKey.size() + 1)), *source});
+    }
+    return templates;
+}
+
+const NamedTemplate *choose_template(std::span<const NamedTemplate> templates, std::string_view name,
+                                     bool has_tools) {
+    const auto find = [&](std::string_view wanted) -> const NamedTemplate * {
+        for (const NamedTemplate &entry : templates)
+            if (entry.name == wanted) return &entry;
+        return nullptr;
+    };
+    if (!name.empty()) return find(name);
+    const NamedTemplate *chosen = has_tools ? find("tool_use") : nullptr;
+    if (!chosen) chosen = find("default");
+    return chosen || templates.empty() ? chosen : &templates.front();
+}
+
+ChatPrompt::ChatPrompt(const gguf::File &file, const Tokenizer &tokenizer, ChatPromptOptions options)
+    : tokenizer_(&tokenizer), tokens_(TemplateTokens::of(tokenizer)), options_(std::move(options)) {
+    const bool has_tools = options_.tools.is_array() && !options_.tools.empty();
+    tools_ = has_tools ? jinja::from_json(options_.tools) : jinja::Value::none();
+    const std::vector<NamedTemplate> templates = chat_templates(file);
+    const NamedTemplate *chosen = choose_template(templates, options_.name.value_or(""), has_tools);
+    if (options_.name && !chosen)
+        throw std::out_of_range("the file has no chat template '" + *options_.name + "'");
+    const std::string_view source = options_.source ? std::string_view(*options_.source)
+                                    : chosen        ? chosen->source
+                                                    : std::string_view();
+    has_template_ = options_.source || chosen;
+    reasoning_ = find_reasoning_style(source, tokenizer);
+    if (options_.source) {
+        template_ = jinja::Template::parse(source);
+    } else if (!has_template_ || !try_template(source)) {
+        fall_back(source);
+        return;
+    }
+    const auto shape = recognise(source, date(options_.render.clock));
+    if (shape && source.find("add_generation_prompt") == source.npos)
+        generation_prompt_ = shape->generation_prompt;
+}
+
+// Whether it can be interpreted at all: a plain question comes out of it, or is refused in the template's own
+// words.
+bool ChatPrompt::try_template(std::string_view source) {
+    try {
+        template_ = jinja::Template::parse(source);
+        const Message question{"user", "?"};
+        interpret({&question, 1}, true);
+        return true;
+    } catch (const jinja::TemplateError &error) {
+        if (error.kind == jinja::TemplateError::Kind::Raised) return true;
+        problem_ = error.what();
+        template_.reset();
+        return false;
+    }
+}
+
+void ChatPrompt::fall_back(std::string_view source) {
+    auto known = has_template_ ? recognise(source, date(options_.render.clock)) : std::nullopt;
+    const bool marked = tokenizer_->find("<|im_start|>").has_value();
+    const bool plain = !known && !marked;
+    shape_ = known ? std::move(*known) : marked ? chatml() : transcript();
+    if (plain) stops_ = {"\nUser:"};
+    note_ = (has_template_ ? "the file's chat template cannot be interpreted (" + problem_ + ")"
+                           : std::string("the file has no chat template")) +
+            ": falling back to " + shape_.name + (plain ? " (User: ... Assistant: ...)" : "");
+}
+
+jinja::Value ChatPrompt::message_value(const Message &message) const {
+    auto dict = std::make_shared<jinja::Dict>();
+    dict->set("role", content(message.role));
+    const std::string &source = template_->source();
+    const auto asks_for = [&](std::string_view text) { return source.find(text) != source.npos; };
+    std::string text = message.content;
+    if (!message.reasoning.empty()) {
+        const bool harmony = reasoning_.kind == ReasoningStyle::Kind::Harmony;
+        if (asks_for("reasoning_content"))
+            dict->set("reasoning_content", content(message.reasoning));
+        else if (harmony && asks_for("thinking"))
+            dict->set("thinking", content(message.reasoning));
+        else if (!harmony && asks_for(reasoning_.close))
+            text = reasoning_.open + "\n" + message.reasoning + "\n" + reasoning_.close + "\n\n" + text;
+    }
+    dict->set("content", content(text));
+    return jinja::Value(std::shared_ptr<const jinja::Dict>(std::move(dict)));
+}
+
+std::vector<Segment> ChatPrompt::interpret(std::span<const Message> messages,
+                                           bool add_generation_prompt) const {
+    jinja::Variables variables;
+    std::vector<jinja::Value> list;
+    for (const Message &message : messages) list.push_back(message_value(message));
+    variables.set("messages", jinja::Value::list(std::move(list)));
+    variables.set("tools", tools_);
+    variables.set("documents", jinja::Value::none());
+    variables.set("add_generation_prompt", jinja::Value::boolean(add_generation_prompt));
+    if (tokenizer_->bos()) variables.set_special("bos_token", tokens_.bos);
+    if (tokenizer_->eos()) variables.set_special("eos_token", tokens_.eos);
+    if (options_.variables.is_object())
+        for (const auto &[name, value] : options_.variables.items())
+            variables.set(name, jinja::from_json(value));
+    std::vector<Segment> segments = template_->render(variables, options_.render).segments();
+    if (add_generation_prompt && !generation_prompt_.empty()) segments.push_back({generation_prompt_, true});
+    return segments;
+}
+
+std::vector<Segment> ChatPrompt::render(std::span<const Message> messages, bool add_generation_prompt) const {
+    if (!template_) return render_segments(shape_, messages, tokens_, add_generation_prompt);
+    try {
+        return interpret(messages, add_generation_prompt);
+    } catch (const jinja::TemplateError &error) {
+        const bool refused = error.kind == jinja::TemplateError::Kind::Raised;
+        if (!refused || messages.empty() || messages[0].role != "system") throw;
+        return interpret(with_system_merged(messages), add_generation_prompt);
+    }
+}
+
+}  // namespace runnel::text

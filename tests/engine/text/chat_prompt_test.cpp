@@ -1,0 +1,118 @@
+// Conversations through the template of a file.
+#include "engine/text/chat_prompt.h"
+
+#include <doctest/doctest.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tests/engine/text/vocabulary_file.h"
+#include "tests/support/chat_cases.h"
+
+using namespace runnel;
+using namespace runnel::testing;
+using text::ChatPrompt;
+using text::ChatPromptOptions;
+using text::Message;
+
+namespace {
+
+VocabularyFile vocabulary(const std::string &chat_template) {
+    VocabularyFile file = byte_pair_file({}, {"<|im_start|>", "<|im_end|>", "<think>", "</think>"}, "qwen2");
+    return file.string("tokenizer.chat_template", chat_template);
+}
+
+std::string render(const VocabularyFile &file, const std::vector<Message> &messages,
+                   ChatPromptOptions options = {}) {
+    const auto loaded = file.load();
+    options.render.clock = first_of_june;
+    std::string text;
+    for (const auto &segment : ChatPrompt(loaded.file, loaded.tokenizer, std::move(options)).render(messages))
+        text += segment.text;
+    return text;
+}
+
+std::string note(const VocabularyFile &file) {
+    const auto loaded = file.load();
+    return ChatPrompt(loaded.file, loaded.tokenizer).note();
+}
+
+const char *const kPlain =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+}  // namespace
+
+TEST_CASE("chat prompt: the file's template is interpreted") {
+    const std::vector<Message> chat = {{"user", "hi"}};
+    CHECK(render(vocabulary(kPlain), chat) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+    CHECK(note(vocabulary(kPlain)) == "");
+    CHECK(render(vocabulary("{{ strftime_now('%d %b %Y') }}{{ messages | length }}"), chat) ==
+          "01 Jun 20251");
+    // Tools and documents are None where there are none; a model without BOS has no bos_token.
+    CHECK(render(vocabulary("{{ tools }}{{ documents }}{{ bos_token is defined }}"), chat) ==
+          "NoneNoneFalse");
+}
+
+TEST_CASE("chat prompt: variables, tools, another template, named templates") {
+    const std::vector<Message> chat = {{"user", "hi"}};
+    VocabularyFile file = vocabulary("{{ enable_thinking }}{{ k }}");
+    file.string("tokenizer.chat_template.tool_use", "tools: {{ tools | tojson }}");
+    ChatPromptOptions variables;
+    variables.variables = {{"enable_thinking", false}, {"k", "v"}};
+    CHECK(render(file, chat, variables) == "Falsev");
+    ChatPromptOptions tools;
+    tools.tools = Json::parse(R"([{"name": "f"}])");
+    CHECK(render(file, chat, tools) == "tools: [{\"name\": \"f\"}]");
+    ChatPromptOptions named = tools;
+    named.name = "default";
+    CHECK(render(file, chat, named) == "");
+    named.name = "nope";
+    CHECK_THROWS_AS(render(file, chat, named), std::out_of_range);
+    ChatPromptOptions given;
+    given.source = "given {{ messages[0].content }}";
+    CHECK(render(file, chat, given) == "given hi");
+    given.source = "{% if %}";
+    CHECK_THROWS_AS(render(file, chat, given), text::jinja::TemplateError);
+}
+
+TEST_CASE("chat prompt: a system message that the template refuses goes to the user") {
+    const std::string strict =
+        std::string("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}") +
+        kPlain;
+    CHECK(render(vocabulary(strict), {{"system", "S"}, {"user", "hi"}}) ==
+          "<|im_start|>user\nS\n\nhi<|im_end|>\n<|im_start|>assistant\n");
+    const std::string refuses = "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}";
+    CHECK_THROWS_WITH(render(vocabulary(refuses), {{"user", "a"}, {"user", "b"}}),
+                      ("line 1, column 34: one only in: " + refuses).c_str());
+}
+
+TEST_CASE("chat prompt: what cannot be interpreted is recognised, and it is said") {
+    const std::vector<Message> chat = {{"user", "hi"}};
+    // Right to the eye, but a filter that there is not.
+    const char *const broken =
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
+        "'<|im_end|>' + '\\n'}}{% endfor %}{{ messages | nosuchfilter }}";
+    CHECK(render(vocabulary(broken), chat) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+    CHECK(note(vocabulary(broken)).find("No filter named 'nosuchfilter'") != std::string::npos);
+    CHECK(note(vocabulary(broken)).find("falling back to ChatML") != std::string::npos);
+    CHECK(note(vocabulary("")).starts_with("the file has no chat template: falling back to ChatML"));
+    // Failing at work counts, too; refusing in its own words does not.
+    CHECK(note(vocabulary("{{ messages.x.y }}")).find("falling back") != std::string::npos);
+    CHECK(note(vocabulary("{{ raise_exception('two messages') }}")) == "");
+    // An old template that never asks for the answer: its shape does.
+    const std::string old =
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
+        "'<|im_end|>' + '\\n'}}{% endfor %}";
+    CHECK(render(vocabulary(old), chat) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+}
+
+TEST_CASE("chat prompt: reasoning goes where the template looks for it") {
+    const std::vector<Message> chat = {{"user", "q"}, {"assistant", "a", "hm"}, {"user", "r"}};
+    CHECK(render(vocabulary("{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }};{% endfor %}"),
+                 chat) == "|q;hm|a;|r;");
+    CHECK(render(vocabulary("{% for m in messages %}{{ m.content.split('</think>')[0] }};{% endfor %}"),
+                 chat) == "q;<think>\nhm\n;r;");
+    CHECK(render(vocabulary("{% for m in messages %}{{ m.content }};{% endfor %}"), chat) == "q;a;r;");
+}

@@ -1,0 +1,81 @@
+#include "engine/text/reasoning.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/random.h"
+
+using namespace runnel;
+using text::ReasoningSplitter;
+using text::ReasoningStyle;
+
+namespace {
+
+using Split = std::pair<std::string, std::string>;  // reasoning, answer
+
+const ReasoningStyle kThink{ReasoningStyle::Kind::Marks, "<think>", "</think>"};
+const ReasoningStyle kHarmony{ReasoningStyle::Kind::Harmony, "", ""};
+
+// Cut into pieces of random sizes.
+Split split(const ReasoningStyle &style, const std::string &text, bool inside, testing::Random &random) {
+    ReasoningSplitter splitter(style, inside);
+    Split result;
+    const auto take = [&](const std::vector<ReasoningSplitter::Piece> &pieces) {
+        for (const auto &piece : pieces) (piece.is_reasoning ? result.first : result.second) += piece.text;
+    };
+    for (size_t at = 0; at < text.size();) {
+        const size_t length = 1 + random.below(7);
+        take(splitter.push(std::string_view(text).substr(at, length)));
+        at += length;
+    }
+    take(splitter.flush());
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("reasoning: told from the answer, however the text is cut") {
+    struct Case {
+        ReasoningStyle style;
+        const char *text;
+        bool inside;
+        Split expected;
+    };
+    const Case cases[] = {
+        {kThink, "<think>\nHm, <b>.\n</think>\n\nYes.\n", false, {"Hm, <b>.", "Yes.\n"}},
+        {kThink, "\n<think>a</think>b", false, {"a", "b"}},
+        {kThink, "Hm.\n</think>\nYes </think> no", true, {"Hm.", "Yes </think> no"}},
+        {kThink, "<think>\n\n</think>\n\nYes", false, {"", "Yes"}},
+        {kThink, "Just <think> text", false, {"", "Just <think> text"}},
+        {kThink, "  plain", false, {"", "  plain"}},
+        {kThink, "<thi", false, {"", "<thi"}},
+        {kThink, "<think>never ends </thi", false, {"never ends </thi", ""}},
+        {{}, "<think>a</think>b", false, {"", "<think>a</think>b"}},
+        {kHarmony,
+         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+         false,
+         {"Hm.", "Yes."}},
+        {kHarmony,
+         "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 1}",
+         false,
+         {"", "to=functions.f {\"x\": 1}"}},
+        {kHarmony, "plain", false, {"", "plain"}},
+        {kHarmony, "<|channel|>final<|message|>a<|end", false, {"", "a<|end"}},
+    };
+    testing::Random random(7);
+    for (const Case &c : cases)
+        for (int round = 0; round < 50; ++round) {
+            CAPTURE(c.text);
+            CHECK(split(c.style, c.text, c.inside, random) == c.expected);
+        }
+}
+
+TEST_CASE("reasoning: whether the prompt has begun it") {
+    CHECK(kThink.begins_inside("...<|im_start|>assistant\n<think>\n"));
+    CHECK_FALSE(kThink.begins_inside("...<|im_start|>assistant\n<think>\n\n</think>\n\n"));
+    CHECK_FALSE(kThink.begins_inside("<|im_start|>assistant\n"));
+    CHECK_FALSE(ReasoningStyle{}.begins_inside("<think>"));
+}
