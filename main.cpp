@@ -597,7 +597,9 @@ void on_bus_error(int, siginfo_t *info, void *) {
 }
 
 void set_signals() {
-    signal(SIGINT, [](int) { _exit(exit_code::kInterrupted); });  // where no InterruptScope says otherwise
+    // Where no InterruptScope says otherwise; ignored it stays, as shells want it of jobs in the background.
+    const auto before = signal(SIGINT, [](int) { _exit(exit_code::kInterrupted); });
+    if (before == SIG_IGN) signal(SIGINT, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write(), see ClosedPipe
     struct sigaction action {};
     action.sa_sigaction = on_bus_error;

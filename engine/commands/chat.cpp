@@ -78,7 +78,7 @@ class Chat {
 
     int loop() {
         // Between answer and line, Ctrl-C has nothing to stop; that is no reason to leave.
-        if (terminal_) signal(SIGINT, SIG_IGN);
+        if (terminal_) signal(SIGINT, [](int) {});
         greet();
         const auto lines = terminal_ ? make_terminal_lines(history_path()) : make_plain_lines(io_.in);
         std::string message;

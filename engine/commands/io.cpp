@@ -14,7 +14,7 @@
 namespace runnel::commands {
 namespace {
 
-constexpr size_t kLargestInput = size_t{1} << 30;
+constexpr size_t kLargestInput = (size_t{512} << 20) - 1;  // what the tokenizers take
 
 std::string reason() {
     return std::generic_category().message(errno);
@@ -86,23 +86,32 @@ void Io::progress(std::string_view text) noexcept {
     if (!quiet) err.try_write(text);
 }
 
+InputFile::InputFile(const std::string &path, int in, const decode::StopRequest *stop)
+    : name_(path == "-" ? "standard input" : gguf::printable(path, 4096)),
+      fd_(path == "-" ? in : open_to_read(path, stop)),
+      owned_(path != "-") {
+    if (fd_ < 0) throw UsageError("cannot open " + name_ + ": " + reason());
+}
+
+InputFile::~InputFile() {
+    if (owned_) close(fd_);
+}
+
 std::string read_all(const std::string &path, int in, const decode::StopRequest *stop) {
-    const bool standard = path == "-";
-    const std::string name = standard ? "standard input" : gguf::printable(path, 4096);
-    const Descriptor file(standard ? in : open_to_read(path, stop), !standard);
-    if (file.get() < 0) throw UsageError("cannot open " + name + ": " + reason());
+    const InputFile file(path, in, stop);
+    const std::string &name = file.name();
     std::string text;
     size_t used = 0;
     for (;;) {
         if (interrupted(stop)) throw Interrupted{};
         text.resize(std::max<size_t>(1 << 16, used * 2));
-        const ssize_t n = read(file.get(), text.data() + used, text.size() - used);
+        const ssize_t n = read(file.descriptor(), text.data() + used, text.size() - used);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EISDIR) throw UsageError("cannot read " + name + ": it is a directory");
         if (n < 0) throw InputError("cannot read " + name + ": " + reason());
         if (n == 0) break;
         used += static_cast<size_t>(n);
-        if (used > kLargestInput) throw InputError(name + " is longer than 1 GiB");
+        if (used > kLargestInput) throw InputError(name + " has 512 MiB or more: give it in parts");
     }
     text.resize(used);
     return text;
@@ -125,7 +134,8 @@ InterruptScope::InterruptScope(decode::StopRequest &request, Repeated repeated) 
     action.sa_handler = on_interrupt;
     action.sa_flags =
         repeated == Repeated::Kills ? static_cast<int>(SA_RESETHAND) : 0;  // no SA_RESTART: reads return
-    sigaction(SIGINT, &action, &before_);
+    sigaction(SIGINT, nullptr, &before_);
+    if (before_.sa_handler != SIG_IGN) sigaction(SIGINT, &action, nullptr);
 }
 
 InterruptScope::~InterruptScope() {

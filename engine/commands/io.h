@@ -82,8 +82,26 @@ struct Io {
     void progress(std::string_view text) noexcept;
 };
 
+// A file opened to be read; "-" is `in`, which stays open. Throws UsageError when it cannot be opened (exit
+// code 2, as for a model that is not there), Interrupted when `stop` was asked for while a named pipe had no
+// writer.
+class InputFile {
+  public:
+    InputFile(const std::string &path, int in, const decode::StopRequest *stop = nullptr);
+    ~InputFile();
+    InputFile(const InputFile &) = delete;
+    InputFile &operator=(const InputFile &) = delete;
+    int descriptor() const { return fd_; }
+    const std::string &name() const { return name_; }  // for messages
+
+  private:
+    std::string name_;
+    int fd_;
+    bool owned_;
+};
+
 // All of a file ("-": of `in`). Throws UsageError when it cannot be opened (exit code 2, as for a model that
-// is not there), InputError when reading fails or it is larger than 1 GiB, Interrupted when the user asked
+// is not there), InputError when reading fails or it is 512 MiB or larger, Interrupted when the user asked
 // `stop` for it. (A deadline does not cut a prompt: what is generated for half a question helps nobody.)
 std::string read_all(const std::string &path, int in, const decode::StopRequest *stop = nullptr);
 
@@ -94,7 +112,8 @@ bool has_input(int in);
 bool input_ready(int in, double seconds);
 
 // SIGINT requests a stop while this exists, then does again what it did before. With Repeated::Kills, a
-// second SIGINT ends the program at once. One at a time.
+// second SIGINT ends the program at once. Where SIGINT is ignored (a job that a script put in the background)
+// it stays so. One at a time.
 class InterruptScope {
   public:
     enum class Repeated { Kills, Ignored };

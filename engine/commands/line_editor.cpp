@@ -153,21 +153,28 @@ class TerminalLines final : public LineSource {
 
 class PlainLines final : public LineSource {
   public:
-    explicit PlainLines(int fd) : fd_(fd) {}
+    PlainLines(int fd, std::string before) : fd_(fd), buffer_(std::move(before)) {}
 
     Event read(const std::string &, std::string &line) override {
-        size_t end;
-        while ((end = buffer_.find('\n')) == std::string::npos && fill()) continue;
-        if (end == std::string::npos && buffer_.empty()) return Event::End;
-        line = buffer_.substr(0, end);
-        buffer_.erase(0, end == std::string::npos ? end : end + 1);
+        size_t end, searched = at_;
+        while ((end = buffer_.find('\n', searched)) == std::string::npos) {
+            searched = buffer_.size() - at_;
+            const bool more = fill();  // moves what is left to the beginning
+            if (!more) break;
+        }
+        if (end == std::string::npos && at_ == buffer_.size()) return Event::End;
+        line = buffer_.substr(at_, end == std::string::npos ? end : end - at_);
+        at_ = end == std::string::npos ? buffer_.size() : end + 1;
         if (line.ends_with('\r')) line.pop_back();
         return Event::Line;
     }
+    bool has_line() const override { return buffer_.find('\n', at_) != std::string::npos; }
 
   private:
     bool fill() {
-        char bytes[4096];
+        buffer_.erase(0, at_);
+        at_ = 0;
+        char bytes[1 << 16];
         ssize_t n;
         do n = ::read(fd_, bytes, sizeof bytes);
         while (n < 0 && errno == EINTR);
@@ -177,6 +184,7 @@ class PlainLines final : public LineSource {
     }
     int fd_;
     std::string buffer_;
+    size_t at_ = 0;  // where the next line begins
 };
 
 }  // namespace
@@ -185,8 +193,8 @@ std::unique_ptr<LineSource> make_terminal_lines(const std::filesystem::path &his
     return std::make_unique<TerminalLines>(history);
 }
 
-std::unique_ptr<LineSource> make_plain_lines(int fd) {
-    return std::make_unique<PlainLines>(fd);
+std::unique_ptr<LineSource> make_plain_lines(int fd, std::string before) {
+    return std::make_unique<PlainLines>(fd, std::move(before));
 }
 
 std::filesystem::path history_path() {

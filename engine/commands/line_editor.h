@@ -14,14 +14,16 @@ class LineSource {
     virtual ~LineSource() = default;
     // The next line, without its line end.
     virtual Event read(const std::string &prompt, std::string &line) = 0;
+    // The next line is here already: reading it does not wait.
+    virtual bool has_line() const { return false; }
 };
 
 // libedit on standard input and output: emacs keys (or what ~/.editrc says), UTF-8, a history that stays.
 // `history`: a file that only its owner may read; empty for none. Problems with it are no reason to stop.
 std::unique_ptr<LineSource> make_terminal_lines(const std::filesystem::path &history);
 
-// A descriptor without prompt or echo.
-std::unique_ptr<LineSource> make_plain_lines(int fd);
+// A descriptor without prompt or echo; `before`: text in front of what it gives. -1: that text alone.
+std::unique_ptr<LineSource> make_plain_lines(int fd, std::string before = {});
 
 // $XDG_STATE_HOME/runnel/history, by default ~/.local/state/runnel/history; made if need be. Empty when there
 // is no such place.

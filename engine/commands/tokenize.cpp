@@ -1,9 +1,11 @@
 // Text to ids and back.
 #include <charconv>
 #include <limits>
+#include <optional>
 
 #include "engine/commands/commands.h"
 #include "engine/commands/json.h"
+#include "engine/commands/line_editor.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 #include "gguf/file.h"
@@ -48,29 +50,28 @@ std::vector<TokenId> parse_ids(std::string_view text, const Tokenizer &tokenizer
     return ids;
 }
 
-// A string per line in, an array per line out. Blank lines are skipped.
-void tokenize_lines(const std::string &input, const Tokenizer &tokenizer, const text::EncodeOptions &how,
-                    Io &io) {
+// A string per line in, an array per line out, as the lines come: what was read is answered before waiting
+// for more. Blank lines are skipped.
+void tokenize_lines(int in, const std::string &before, const Tokenizer &tokenizer,
+                    const text::EncodeOptions &how, Io &io) {
     constexpr size_t kPiece = 1 << 16;
     size_t number = 0;
-    std::string lines;
-    for (size_t at = 0; at < input.size();) {
-        const size_t end = std::min(input.find('\n', at), input.size());
-        const std::string_view line = std::string_view(input).substr(at, end - at);
-        at = end + 1;
+    const auto lines = make_plain_lines(in, before);
+    std::string line, answers;
+    while (lines->read("", line) == LineSource::Event::Line) {
         ++number;
-        if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+        if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
         const Json value = Json::parse(line, nullptr, false);
         if (!value.is_string()) {
-            io.out.write(lines);
+            io.out.write(answers);
             throw InputError("line " + std::to_string(number) + " is not a JSON string");
         }
-        lines += list_of(tokenizer.encode(value.get_ref<const std::string &>(), how));
-        if (lines.size() < kPiece) continue;
-        io.out.write(lines);
-        lines.clear();
+        answers += list_of(tokenizer.encode(value.get_ref<const std::string &>(), how));
+        if (answers.size() < kPiece && (lines->has_line() || input_ready(in, 0))) continue;
+        io.out.write(answers);
+        answers.clear();
     }
-    io.out.write(lines);
+    io.out.write(answers);
 }
 
 }  // namespace
@@ -80,10 +81,15 @@ int tokenize(const TokenizeOptions &options, Io &io) {
     const Tokenizer tokenizer = Tokenizer::load(file);
     const text::EncodeOptions how{.add_special = !options.no_bos, .parse_special = options.special};
     if (options.text && options.file) throw UsageError("give the text as an argument or with -f, not both");
-    const std::string input = options.text ? *options.text : read_all(options.file.value_or("-"), io.in);
     if (options.jsonl) {
-        tokenize_lines(input, tokenizer, how, io);
-    } else if (options.decode) {
+        std::optional<InputFile> lines;
+        if (!options.text) lines.emplace(options.file.value_or("-"), io.in);
+        const int descriptor = lines ? lines->descriptor() : -1;
+        tokenize_lines(descriptor, options.text.value_or(""), tokenizer, how, io);
+        return exit_code::kDone;
+    }
+    const std::string input = options.text ? *options.text : read_all(options.file.value_or("-"), io.in);
+    if (options.decode) {
         const std::string text = tokenizer.decode(parse_ids(input, tokenizer), options.special);
         io.out.write(io.out.is_terminal() ? text::printable_for_terminal(text) + "\n" : text);
     } else {

@@ -1,15 +1,11 @@
 #include "engine/commands/transcript.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <system_error>
+#include <span>
 
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
+#include "gguf/output_file.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -24,11 +20,6 @@ text::Message message_of(const Json &json, size_t number) {
         return found->get<std::string>();
     };
     return {text("role"), text("content")};
-}
-
-[[noreturn]] void fail_to_save(const std::string &path) {
-    const std::string reason = std::generic_category().message(errno);
-    throw OutputError("cannot save to " + gguf::printable(path, 4096) + ": " + reason);
 }
 
 }  // namespace
@@ -60,20 +51,10 @@ bool Transcript::forget_oldest() {
 void Transcript::save(const std::string &path) const {
     Json list = Json::array();
     for (const text::Message &m : all()) list.push_back({{"role", m.role}, {"content", m.content}});
-    const std::string beside = path + ".new";
-    const int fd = open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (fd < 0) fail_to_save(path);
-    try {
-        Output(fd, path).write(dump({{"messages", list}}, 1));
-    } catch (...) {
-        close(fd);
-        unlink(beside.c_str());
-        throw;
-    }
-    const bool stored = fsync(fd) == 0;
-    if (close(fd) == 0 && stored && std::rename(beside.c_str(), path.c_str()) == 0) return;
-    unlink(beside.c_str());
-    fail_to_save(path);
+    const std::string text = dump({{"messages", list}}, 1);
+    gguf::OutputFile file(path);
+    file.write(std::as_bytes(std::span(text)));
+    file.commit();
 }
 
 Transcript Transcript::load(const std::string &path) {

@@ -454,6 +454,22 @@ TEST_CASE("tokenize: ids, pieces, lines, and back") {
     CHECK(runnel_with({"tokenize", model, "--decode", list.out}).out == "hello");
     CHECK(runnel_with({"tokenize", model, "--jsonl"}, "\"hello\"\n\n\"\\n\"\n").out.starts_with(list.out));
     CHECK(runnel_with({"tokenize", model, "--jsonl"}, "hello\n").code == 5);
+    CHECK(runnel_with({"tokenize", model, "--jsonl", "\"hello\""}).out == list.out);
+    std::string many, answers;  // more than a buffer holds, the last line without its end
+    for (int i = 0; i < 20000; ++i) many += "\"hello\"\n", answers += list.out;
+    many.pop_back();
+    CHECK(runnel_with({"tokenize", model, "--jsonl"}, many).out == answers);
+    // A line is answered before the next one comes.
+    Process talk = process({"tokenize", model, "--jsonl"});
+    talk.terminal = true;
+    int answered = 0;
+    talk.type = [&](const std::string &out) -> std::string {
+        if (answered == 0) return ++answered, "\"hello\"\n";
+        if (answered == 1 && out.find(']') != std::string::npos) return ++answered, "\x04";
+        return "";
+    };
+    CHECK(execute(talk, 20).code == 0);
+    CHECK(answered == 2);
 }
 
 TEST_CASE("inspect, bench and devices speak JSON") {
