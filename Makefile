@@ -94,6 +94,9 @@ $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/su
   $(BUILD)/obj/tests/support/model_vocabulary.o $(filter $(BUILD)/obj/gguf/%,$(objects))
 	$(CXX) $(LDFLAGS) -o $@ $^
 
+# Tests wait for what they test, not for themselves: a third less to compile.
+$(test_objects): OPT = -O1
+
 $(BUILD)/obj/%.o: %.cpp Makefile | setup
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(ISA) -MMD -MP -c -o $@ $<

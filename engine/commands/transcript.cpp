@@ -52,9 +52,13 @@ void Transcript::save(const std::string &path) const {
     Json list = Json::array();
     for (const text::Message &m : all()) list.push_back({{"role", m.role}, {"content", m.content}});
     const std::string text = dump({{"messages", list}}, 1);
-    gguf::OutputFile file(path);
-    file.write(std::as_bytes(std::span(text)));
-    file.commit();
+    try {
+        gguf::OutputFile file(path);
+        file.write(std::as_bytes(std::span(text)));
+        file.commit();
+    } catch (const gguf::WriteError &error) {
+        throw OutputError(error.what());
+    }
 }
 
 Transcript Transcript::load(const std::string &path) {

@@ -462,14 +462,14 @@ TEST_CASE("tokenize: ids, pieces, lines, and back") {
     // A line is answered before the next one comes.
     Process talk = process({"tokenize", model, "--jsonl"});
     talk.terminal = true;
-    int answered = 0;
+    talk.input = "\"hello\"\n";
+    bool answered = false;
     talk.type = [&](const std::string &out) -> std::string {
-        if (answered == 0) return ++answered, "\"hello\"\n";
-        if (answered == 1 && out.find(']') != std::string::npos) return ++answered, "\x04";
-        return "";
+        if (answered || out.find(']') == std::string::npos) return "";
+        return answered = true, "\x04";
     };
     CHECK(execute(talk, 20).code == 0);
-    CHECK(answered == 2);
+    CHECK(answered);
 }
 
 TEST_CASE("inspect, bench and devices speak JSON") {
