@@ -7,6 +7,7 @@
 #include "engine/commands/json.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
+#include "gguf/writer.h"
 
 namespace runnel::commands {
 namespace {

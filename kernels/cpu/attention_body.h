@@ -265,7 +265,8 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &pa
     // Rows that see the same cells go together: no row touches a cell that it does not see.
     for (int r = 0; r < R;) {
         int same = 1;
-        while (r + same < R && cells[r + same] == cells[r]) ++same;
+        if constexpr (R > 1)  // (GCC 13 sees an access in front of the array otherwise)
+            while (r + same < R && cells[r + same] == cells[r]) ++same;
         if (cells[r].any())
             with_rows<R>(same, [&](auto count) {
                 weighted_sum<L, decltype(count)::value>(rows.p + r * kBlockTokens, page, cells[r],
