@@ -76,6 +76,8 @@ Result execute_in_terminal(const Process &process, const std::string &program, C
     const int pid = forkpty(&master, nullptr, nullptr, nullptr);
     if (pid < 0) throw std::runtime_error("forkpty");
     if (pid == 0) become(process, program);
+    if (process.input && write(master, process.input->data(), process.input->size()) < 0)
+        throw std::runtime_error("typing");
     Result result{};
     bool killed = false;
     for (;;) {
