@@ -103,7 +103,7 @@ $(BUILD)/obj/%.o: %.cpp Makefile | setup
 
 $(BUILD)/obj/%.cuda.o: %.cu Makefile
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCCFLAGS) $(gencode) -MMD -MP -c -o $@ $<
+	$(filter ccache,$(CXX)) $(NVCC) $(NVCCFLAGS) $(gencode) -MMD -MP -c -o $@ $<
 $(cuda_runtime:%.cpp=$(BUILD)/obj/%.o): CXXFLAGS += -isystem $(CUDA_HOME)/include
 
 # The commit is compiled into one file, rebuilt when it changes.

@@ -201,7 +201,7 @@ constexpr uint32_t pairs_word(const RawRows &raw, int64_t row0, int64_t col0, in
 
 constexpr uint32_t halves_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
     const int a = word % 4, lane = word / 4 % 32, step = word / 128;
-    const int64_t row = row0 + lane / 4 + 8 * (a & 1), col = col0 + 16 * step + 8 * (a >> 1) + 2 * (lane % 4);
+    const int64_t row = row0 + lane / 4 + 8 * (a & 1), col = col0 + 16 * step + 4 * (lane % 4) + 2 * (a >> 1);
     return block_half(raw, row, col, 0) | block_half(raw, row, col + 1, 0) << 16;
 }
 

@@ -25,8 +25,8 @@
 //     bits 4-5  [chunk pair][lane][2 * (chunk & 1) + s] words (Q6_K): bits 2a, 2a + 1 of byte i likewise.
 //     bit 2     [lane][2 * h + r] words (Q3_K): bit j of byte i belongs to row g + 8r, column 16 * (8h + j) +
 //               4t + i.
-//     f16, bf16 [16 columns][lane][a] words of two: row g + 8 * (a & 1), columns 8 * (a >> 1) + 2t, + 1
-//               (m16n8k16).
+//     f16, bf16 [16 columns][lane][a] words of two: row g + 8 * (a & 1), columns 4t + 2 * (a >> 1), + 1: the
+//               operand A of m16n8k16 with its columns in another order, which suits float32 activations.
 //     f32       [16 columns][row half r][lane][4]: row g + 8r, columns 4t .. 4t + 3.
 // The planes of scales are described with TileFormat.
 //

@@ -153,7 +153,7 @@ class TileReader {
         return gguf::f16_to_f32(static_cast<uint16_t>(at[0] | at[1] << 8));
     }
     uint16_t plain_half(const Place &p) const {
-        const int a = p.r + 2 * (p.k % 16 / 8), t = p.k % 8 / 2;
+        const int a = p.r + 2 * (p.k % 4 / 2), t = p.k % 16 / 4;
         const uint8_t *at = p.main + p.k / 16 * 512 + (4 * p.g + t) * 16 + a * 4 + p.k % 2 * 2;
         return static_cast<uint16_t>(at[0] | at[1] << 8);
     }

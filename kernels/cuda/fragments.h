@@ -1,0 +1,295 @@
+// From a block of a tile (tiles.h) to the registers of the integer tensor-core instructions: what a lane
+// loads, and a few bit operations per register of operand A. One struct of recipes per family of formats,
+// chosen at compile time; shared by every kernel that multiplies weights.
+//
+// Indices: lane = 4g + t holds rows g and g + 8 ("row r" = g + 8r); chunk c = 64 columns, sub s = 32 of them,
+// register a as in tiles.h; group = 2c + s.
+#pragma once
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/tiles.h"
+
+namespace runnel::kernels::cuda {
+
+constexpr bool is_float(TileFormat f) {
+    return f == TileFormat::F32 || f == TileFormat::F16 || f == TileFormat::BF16;
+}
+// A float scale for each 32 weights; otherwise integer scales and a float per 256.
+constexpr bool has_group_floats(TileFormat f) {
+    return f == TileFormat::Q4_0 || f == TileFormat::Q4_1 || f == TileFormat::Q5_0 || f == TileFormat::Q5_1 ||
+           f == TileFormat::Q8_0 || f == TileFormat::IQ4_NL || f == TileFormat::MXFP4;
+}
+// Integer scales per 16 weights (m16n8k16) instead of 32 (m16n8k32).
+constexpr bool has_groups_of_16(TileFormat f) {
+    return f == TileFormat::Q2_K || f == TileFormat::Q3_K || f == TileFormat::Q6_K;
+}
+constexpr bool has_minimum(TileFormat f) {
+    return f == TileFormat::Q4_1 || f == TileFormat::Q5_1 || f == TileFormat::Q2_K || f == TileFormat::Q4_K ||
+           f == TileFormat::Q5_K;
+}
+constexpr bool has_bit4(TileFormat f) {
+    return f == TileFormat::Q5_0 || f == TileFormat::Q5_1 || f == TileFormat::Q5_K;
+}
+constexpr bool has_pairs(TileFormat f) {
+    return f == TileFormat::Q2_K || f == TileFormat::Q3_K;
+}
+// What is to be subtracted from a code to get the weight's integer.
+constexpr int code_offset(TileFormat f) {
+    switch (f) {
+        case TileFormat::Q4_0:
+            return 8;
+        case TileFormat::Q5_0:
+            return 16;
+        case TileFormat::Q6_K:
+            return 32;
+        case TileFormat::Q3_K:
+            return 4;
+        default:
+            return 0;
+    }
+}
+
+// What a lane holds of one block of 16 x 256 weights: the main plane, and the side planes.
+template <TileFormat F>
+struct MainRegisters {
+    static constexpr int kWords = F == TileFormat::Q8_0 ? 32 : has_pairs(F) ? 8 : 16;
+    uint32_t main[kWords];
+};
+template <TileFormat F>
+struct SideRegisters {
+    static constexpr int kScale = F == TileFormat::MXFP4 || F == TileFormat::IQ4_XS ? 4
+                                  : F == TileFormat::Q3_K                           ? 6
+                                                                                    : 8;
+    static constexpr int kScale2 = F == TileFormat::Q4_1 || F == TileFormat::Q5_1 ? 8
+                                   : F == TileFormat::Q2_K                        ? 2
+                                                                                  : 1;
+    static constexpr int kHigh = F == TileFormat::Q6_K ? 8 : has_bit4(F) || F == TileFormat::Q3_K ? 4 : 1;
+    uint32_t scale[kScale], scale2[kScale2], high[kHigh];
+};
+
+template <int kAt, int kSize>
+DEVICE void load_four(uint32_t (&to)[kSize], const std::byte *from) {
+    static_assert(kAt + 4 <= kSize);
+    const uint4 v = ldg128_stream(from);
+    to[kAt] = v.x, to[kAt + 1] = v.y, to[kAt + 2] = v.z, to[kAt + 3] = v.w;
+}
+template <int kAt, int kSize>
+DEVICE void load_two(uint32_t (&to)[kSize], const std::byte *from) {
+    static_assert(kAt + 2 <= kSize);
+    const uint2 v = ldg64_stream(from);
+    to[kAt] = v.x, to[kAt + 1] = v.y;
+}
+
+template <TileFormat F>
+DEVICE void load_side(const std::byte *block, SideRegisters<F> &r) {
+    constexpr TileLayout kLayout = tile_layout(F);
+    const int lane = lane_index(), g = lane >> 2;
+    if constexpr (F == TileFormat::MXFP4) {
+        load_two<0>(r.scale, block + 8 * g);
+        load_two<2>(r.scale, block + 8 * (g + 8));
+    } else if constexpr (F == TileFormat::Q3_K) {
+        load_two<0>(r.scale, block + 24 * g);
+        load_two<2>(r.scale, block + 24 * g + 8);
+        load_two<4>(r.scale, block + 24 * g + 16);
+    } else if constexpr (F == TileFormat::IQ4_XS) {
+        load_four<0>(r.scale, block + 16 * g);
+    } else {
+        load_four<0>(r.scale, block + 16 * g);
+        load_four<4>(r.scale, block + 16 * (g + 8));
+    }
+    if constexpr (F == TileFormat::Q4_1 || F == TileFormat::Q5_1) {
+        load_four<0>(r.scale2, block + kLayout.scales2 + 16 * g);
+        load_four<4>(r.scale2, block + kLayout.scales2 + 16 * (g + 8));
+    } else if constexpr (F == TileFormat::Q2_K) {
+        load_two<0>(r.scale2, block + kLayout.scales2 + 8 * g);
+    } else if constexpr (F == TileFormat::Q3_K || F == TileFormat::Q6_K) {
+        r.scale2[0] = ldg32_stream(block + kLayout.scales2 + 4 * g);
+    }
+    if constexpr (kLayout.high != 0) load_four<0>(r.high, block + kLayout.high + 16 * lane);
+    if constexpr (F == TileFormat::Q6_K) load_four<4>(r.high, block + kLayout.high + 512 + 16 * lane);
+}
+
+// Loads chunk kC of a block; formats that keep two chunks in a load do so with the second, kC = 1 and 3.
+template <TileFormat F, int kC>
+DEVICE void load_chunk(const std::byte *block, MainRegisters<F> &r) {
+    const std::byte *main = block + tile_layout(F).side + 16 * lane_index();
+    if constexpr (has_pairs(F)) {
+        if constexpr (kC % 2 == 1) load_four<kC / 2 * 4>(r.main, main + kC / 2 * 512);
+    } else if constexpr (F == TileFormat::Q8_0) {
+        load_four<8 * kC>(r.main, main + 1024 * kC);
+        load_four<8 * kC + 4>(r.main, main + 1024 * kC + 512);
+    } else {
+        load_four<4 * kC>(r.main, main + 512 * kC);
+    }
+}
+
+// --- operand A ---------------------------------------------------------------------------------------------
+
+// Bits of `word` moved so that bit `from` of each byte comes to lie at bit `to`.
+template <int kFrom, int kTo>
+DEVICE uint32_t move_bits(uint32_t word) {
+    if constexpr (kFrom > kTo)
+        return word >> (kFrom - kTo);
+    else
+        return word << (kTo - kFrom);
+}
+
+// Entries of a table of 16 int8 for the eight nibbles of a word: into `low` those of the low nibbles of its
+// four bytes, into `high` those of the high nibbles.
+DEVICE void look_up(const uint32_t (&table)[4], uint32_t word, uint32_t &low, uint32_t &high) {
+    uint32_t mixed[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t codes = word >> 16 * i, index = codes & 0x7777u;
+        mixed[i] = prmt(prmt(table[0], table[1], index), prmt(table[2], table[3], index),
+                        0x3210u | (codes >> 1 & 0x4444u));
+    }
+    low = prmt(mixed[0], mixed[1], 0x6420u);
+    high = prmt(mixed[0], mixed[1], 0x7531u);
+}
+
+// The four registers of chunk kC, sub kS: codes, or values where a table gives them.
+template <TileFormat F, int kC, int kS>
+DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, uint32_t (&a)[4]) {
+    if constexpr (F == TileFormat::Q8_0) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = m.main[8 * kC + 4 * kS + i];
+    } else if constexpr (F == TileFormat::IQ4_NL || F == TileFormat::IQ4_XS || F == TileFormat::MXFP4) {
+        // gguf::kIQ4Values and gguf::kMXFP4Values, four to a word.
+        constexpr uint32_t kIQ4[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
+        constexpr uint32_t kMXFP4[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
+        const uint32_t table[4] = {
+            F == TileFormat::MXFP4 ? kMXFP4[0] : kIQ4[0], F == TileFormat::MXFP4 ? kMXFP4[1] : kIQ4[1],
+            F == TileFormat::MXFP4 ? kMXFP4[2] : kIQ4[2], F == TileFormat::MXFP4 ? kMXFP4[3] : kIQ4[3]};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            uint32_t other;
+            if constexpr (kS == 0)
+                look_up(table, m.main[4 * kC + i], a[i], other);
+            else
+                look_up(table, m.main[4 * kC + i], other, a[i]);
+        }
+    } else if constexpr (has_pairs(F)) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            const uint32_t word = m.main[2 * kC + row];
+            a[row] = word >> 4 * kS & 0x03030303u;
+            a[2 + row] = word >> (4 * kS + 2) & 0x03030303u;
+            if constexpr (F == TileFormat::Q3_K) {
+                const uint32_t high = side.high[kC / 2 * 2 + row];
+                constexpr int kBit = 4 * (kC % 2) + 2 * kS;
+                a[row] |= move_bits<kBit, 2>(high) & 0x04040404u;
+                a[2 + row] |= move_bits<kBit + 1, 2>(high) & 0x04040404u;
+            }
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = m.main[4 * kC + i] >> 4 * kS & 0x0f0f0f0fu;
+        if constexpr (has_bit4(F)) {
+            const uint32_t high = side.high[kC];
+            a[0] |= move_bits<4 * kS, 4>(high) & 0x10101010u;
+            a[1] |= move_bits<4 * kS + 1, 4>(high) & 0x10101010u;
+            a[2] |= move_bits<4 * kS + 2, 4>(high) & 0x10101010u;
+            a[3] |= move_bits<4 * kS + 3, 4>(high) & 0x10101010u;
+        } else if constexpr (F == TileFormat::Q6_K) {
+            const uint32_t high = side.high[2 * kC + kS];
+            a[0] |= high << 4 & 0x30303030u;
+            a[1] |= high << 2 & 0x30303030u;
+            a[2] |= high & 0x30303030u;
+            a[3] |= high >> 2 & 0x30303030u;
+        }
+    }
+}
+
+// --- scales ------------------------------------------------------------------------------------------------
+
+DEVICE float half_of(uint32_t word, int index) {
+    return f16_to_f32(static_cast<uint16_t>(index == 0 ? word : word >> 16));
+}
+
+// The scale of group kGroup in row r, of formats with floats per group.
+template <TileFormat F, int kGroup>
+DEVICE float group_scale(const SideRegisters<F> &registers, int r) {
+    if constexpr (F == TileFormat::MXFP4) {
+        const uint32_t e = registers.scale[2 * r + kGroup / 4] >> 8 * (kGroup % 4) & 255u;
+        return bits_float(e >= 2 ? (e - 1) << 23 : 0x00200000u << e);  // 2^(e - 128)
+    } else {
+        return half_of(registers.scale[4 * r + kGroup / 2], kGroup % 2);
+    }
+}
+template <TileFormat F, int kGroup>
+DEVICE float group_minimum(const SideRegisters<F> &registers, int r) {
+    return half_of(registers.scale2[4 * r + kGroup / 2], kGroup % 2);
+}
+
+// Integer scales and minimums of row r, unpacked four groups to a word (bytes, low first), and the floats
+// they are multiplied with.
+template <TileFormat F>
+struct IntegerScales {
+    static constexpr int kWords = has_groups_of_16(F) ? 4 : 2;
+    uint32_t scale[kWords], minimum[has_minimum(F) ? kWords : 1];
+    float d, dmin;
+
+    // Of group kGroup (of 16 or 32 weights).
+    template <int kGroup>
+    DEVICE int scale_of() const {
+        const uint32_t word = scale[kGroup / 4];
+        if constexpr (F == TileFormat::Q6_K)
+            return static_cast<int>(word << (24 - 8 * (kGroup % 4))) >> 24;
+        else
+            return static_cast<int>(word >> 8 * (kGroup % 4) & 255u) -
+                   (F == TileFormat::Q3_K || F == TileFormat::IQ4_XS ? 32 : 0);
+    }
+    template <int kGroup>
+    DEVICE int minimum_of() const {
+        return static_cast<int>(minimum[kGroup / 4] >> 8 * (kGroup % 4) & 255u);
+    }
+};
+
+// One nibble per byte: bits [4i, 4i + 4) of `word` come to byte i, for i < 4.
+DEVICE uint32_t spread_nibbles(uint32_t word) {
+    const uint32_t pairs = (word & 0xffu) | (word & 0xff00u) << 8;
+    return (pairs & 0x000f000fu) | (pairs & 0x00f000f0u) << 4;
+}
+// Two bits per byte, likewise.
+DEVICE uint32_t spread_pairs(uint32_t word) {
+    return (word & 3u) | (word & 12u) << 6 | (word & 48u) << 12 | (word & 192u) << 18;
+}
+
+template <TileFormat F>
+DEVICE void unpack_scales(const SideRegisters<F> &r, int row, IntegerScales<F> &out) {
+    if constexpr (F == TileFormat::Q4_K || F == TileFormat::Q5_K) {
+        const uint32_t d = r.scale[4 * row], low = r.scale[4 * row + 1], mid = r.scale[4 * row + 2],
+                       high = r.scale[4 * row + 3];
+        out.d = half_of(d, 0), out.dmin = half_of(d, 1);
+        out.scale[0] = low & 0x3f3f3f3fu;
+        out.scale[1] = (high & 0x0f0f0f0fu) | (low >> 2 & 0x30303030u);
+        out.minimum[0] = mid & 0x3f3f3f3fu;
+        out.minimum[1] = (high >> 4 & 0x0f0f0f0fu) | (mid >> 2 & 0x30303030u);
+    } else if constexpr (F == TileFormat::Q2_K) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            out.scale[i] = r.scale[4 * row + i] & 0x0f0f0f0fu;
+            out.minimum[i] = r.scale[4 * row + i] >> 4 & 0x0f0f0f0fu;
+        }
+        out.d = half_of(r.scale2[row], 0), out.dmin = half_of(r.scale2[row], 1);
+    } else if constexpr (F == TileFormat::Q3_K) {
+        const uint32_t high = r.scale[3 * row + 2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            out.scale[i] =
+                (r.scale[3 * row + i % 2] >> i / 2 * 4 & 0x0f0f0f0fu) | (high >> 2 * i & 0x03030303u) << 4;
+        out.d = half_of(r.scale2[0], row);
+    } else if constexpr (F == TileFormat::Q6_K) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out.scale[i] = r.scale[4 * row + i];
+        out.d = half_of(r.scale2[0], row);
+    } else {  // IQ4_XS
+        const uint32_t low = r.scale[row], high = r.scale[2] >> 16 * row;
+        out.scale[0] = spread_nibbles(low) | spread_pairs(high) << 4;
+        out.scale[1] = spread_nibbles(low >> 16) | spread_pairs(high >> 8) << 4;
+        out.d = half_of(r.scale[3], row);
+    }
+}
+
+}  // namespace runnel::kernels::cuda

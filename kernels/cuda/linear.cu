@@ -1,0 +1,535 @@
+// y = W x for up to 16 tokens; linear.h holds the order of every operation.
+//
+// Weights are operand A of the tensor cores (16 rows of a tile), activations operand B: columns 2j and 2j + 1
+// of an 8-column group are the hi and lo parts of token j, so that a lane's accumulators hold both parts of
+// "its" token 4 * group + t for the rows g and g + 8, and hi and lo are merged without a shuffle.
+//
+// A block of 8 warps forms 8 / W teams of W = warps_per_tile warps; a team takes a tile of 16 rows at a time
+// (tiles are handed out by block index, a persistent grid), its warps a range of blocks each; partial sums
+// meet in shared memory and one thread per output adds them in order and writes the result. Per step, a warp
+// has the next block of weights (2-4 KB) on the way while it multiplies the one at hand. Activations are read
+// from L1: a warp's share of them is small, and every warp of the multiprocessor with the same range shares
+// it.
+//
+// Bytes: each weight once, 16 bytes a lane and load; activations n * (2 + 3/8) per column and multiprocessor;
+// outputs 4 n per row. F32, F16 and BF16 weights are multiplied by plain fma in float32: at one token that is
+// far below the issue rate that their bytes allow, and its bits are the same everywhere.
+#include "kernels/cuda/linear.h"
+
+#include "kernels/cuda/fragments.h"
+#include "kernels/cuda/math.h"
+
+namespace runnel::kernels::cuda {
+
+namespace {
+
+constexpr int kWarps = kLinearThreads / 32;
+constexpr int kGroupTokens = 4;  // tokens of an 8-column group
+
+// --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
+
+// Where a lane finds its activations, as offsets that fit a register: the columns of operand B it feeds, and
+// the sums of the token it accumulates. Columns without a token repeat those of token 0: their results are
+// dropped.
+template <TileFormat F, int kGroups>
+struct LaneActivations {
+    const Activations &x;
+    int32_t fragment[kGroups];  // in x.values, of chunk 0
+    int32_t token[kGroups];
+
+    DEVICE LaneActivations(const Activations &activations, int tokens) : x(activations) {
+        const int g = lane_index() >> 2, t = lane_index() & 3;
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+            const int fed = kGroupTokens * j + g / 2, own = kGroupTokens * j + t;
+            fragment[j] =
+                (fed < tokens ? fed : 0) * static_cast<int32_t>(x.values_stride) + g % 2 * 64 + 16 * t;
+            token[j] = own < tokens ? own : 0;
+        }
+    }
+    // The B fragment of group `group` (32 columns) for column group j.
+    DEVICE void load(int j, int32_t group, uint32_t (&b)[2]) const {
+        const uint2 v = ld64(x.values + fragment[j] + (group >> 1) * kActivationChunkBytes + (group & 1) * 8);
+        b[0] = v.x, b[1] = v.y;
+    }
+    DEVICE float scale(int j, int32_t block) const {
+        return x.scales[token[j] * static_cast<int32_t>(x.scales_stride) + block];
+    }
+    DEVICE uint2 sums(int j, int32_t group) const {
+        return ld64(x.sums + token[j] * static_cast<int32_t>(x.sums_stride) + 2 * group);
+    }
+    DEVICE uint4 sums16(int j, int32_t group) const {
+        return ld128(x.sums16 + token[j] * static_cast<int32_t>(x.sums16_stride) + 4 * group);
+    }
+};
+
+// hi and lo joined: see linear.h.
+DEVICE float join(float high, float low) {
+    return fma_rn(low, kLowScale, high);
+}
+DEVICE float join(int32_t high, int32_t low) {
+    return join(static_cast<float>(high), static_cast<float>(low));
+}
+
+// An exact integer below 2^22 in magnitude, added to this, reads as the float 12582912 + integer.
+constexpr int32_t kMagicBits = 0x4b400000;
+constexpr float kMagic = 12582912.0f;
+
+template <int V>
+struct Constant {
+    static constexpr int value = V;
+};
+
+// The block that a warp works on after the one at hand; 0 chunks: there is none.
+struct NextBlock {
+    const std::byte *block;
+    int chunks;
+};
+
+// Calls f(chunk, sub) - both Constants - for the first `groups` groups of 32 columns, and as soon as a
+// chunk's registers are free, loads into them that chunk of the block that comes next: a rolling prefetch of
+// one block.
+template <TileFormat F, class Function>
+DEVICE void for_groups(int groups, MainRegisters<F> &w, NextBlock next, const Function &f) {
+    const auto chunk = [&](auto c) {
+        constexpr int kC = decltype(c)::value;
+        if (2 * kC < groups) f(c, Constant<0>());
+        if (2 * kC + 1 < groups) f(c, Constant<1>());
+        if (kC < next.chunks) load_chunk<F, kC>(next.block, w);
+    };
+    chunk(Constant<0>());
+    chunk(Constant<1>());
+    chunk(Constant<2>());
+    chunk(Constant<3>());
+}
+
+// Formats with a float scale per group of 32. `next` is loaded into w and side on the way.
+template <TileFormat F, int kGroups>
+DEVICE void multiply_group_floats(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next,
+                                  const LaneActivations<F, kGroups> &x, int32_t block, int groups,
+                                  float (&p)[kGroups][2]) {
+    const SideRegisters<F> own = side;
+    if (next.chunks > 0) load_side<F>(next.block, side);
+    float sum[kGroups][2] = {};
+    for_groups<F>(groups, w, next, [&](auto chunk, auto sub) {
+        constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
+        uint32_t a[4];
+        fragment<F, kC, kS>(w, own, a);
+        const float d[2] = {group_scale<F, kGroup>(own, 0), group_scale<F, kGroup>(own, 1)};
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+            uint32_t b[2];
+            x.load(j, 8 * block + kGroup, b);
+            int32_t high = 0, low = 0;
+            if constexpr (code_offset(F) != 0 || has_minimum(F)) {
+                const uint2 s = x.sums(j, 8 * block + kGroup);
+                high = static_cast<int32_t>(s.x), low = static_cast<int32_t>(s.y);
+            }
+            int32_t c[4] = {kMagicBits - code_offset(F) * high, kMagicBits - code_offset(F) * low,
+                            kMagicBits - code_offset(F) * high, kMagicBits - code_offset(F) * low};
+            mma_s8_k32(c, a, b);
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+                sum[j][r] = fma_rn(d[r],
+                                   join(bits_float(static_cast<uint32_t>(c[2 * r])) - kMagic,
+                                        bits_float(static_cast<uint32_t>(c[2 * r + 1])) - kMagic),
+                                   sum[j][r]);
+            if constexpr (has_minimum(F)) {
+                const float m = join(high, low);
+                sum[j][0] = fma_rn(group_minimum<F, kGroup>(own, 0), m, sum[j][0]);
+                sum[j][1] = fma_rn(group_minimum<F, kGroup>(own, 1), m, sum[j][1]);
+            }
+        }
+    });
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+        const float s = x.scale(j, block);
+        p[j][0] = fma_rn(s, sum[j][0], p[j][0]);
+        p[j][1] = fma_rn(s, sum[j][1], p[j][1]);
+    }
+}
+
+// The integer sums of a block: [row r][hi, lo].
+template <int kGroups>
+struct IntegerSums {
+    int32_t products[kGroups][2][2] = {}, minimums[kGroups][2][2] = {};
+};
+
+// A group's product c and sums of activations, with the group's integer scales.
+template <TileFormat F, int kGroups, int kIndex>
+DEVICE void add_scaled(const int32_t (&c)[4], const IntegerScales<F> (&scales)[2], int j, uint32_t high,
+                       uint32_t low, IntegerSums<kGroups> &sums) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int scale = scales[r].template scale_of<kIndex>();
+        sums.products[j][r][0] += c[2 * r] * scale;
+        sums.products[j][r][1] += c[2 * r + 1] * scale;
+        if constexpr (has_minimum(F)) {
+            const int minimum = scales[r].template minimum_of<kIndex>();
+            sums.minimums[j][r][0] += static_cast<int32_t>(high) * minimum;
+            sums.minimums[j][r][1] += static_cast<int32_t>(low) * minimum;
+        }
+    }
+}
+
+template <TileFormat F>
+DEVICE void start_sums(uint32_t high, uint32_t low, int32_t (&c)[4]) {
+    c[0] = c[2] = -code_offset(F) * static_cast<int32_t>(high);
+    c[1] = c[3] = -code_offset(F) * static_cast<int32_t>(low);
+}
+
+// Formats with blocks of 256 and integer scales.
+template <TileFormat F, int kGroups>
+DEVICE void multiply_integer_scales(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next,
+                                    const LaneActivations<F, kGroups> &x, int32_t block,
+                                    float (&p)[kGroups][2]) {
+    constexpr bool kNeedsSums = code_offset(F) != 0 || has_minimum(F);
+    const SideRegisters<F> own = side;
+    IntegerScales<F> scales[2];
+    unpack_scales(own, 0, scales[0]);
+    unpack_scales(own, 1, scales[1]);
+    if (next.chunks > 0) load_side<F>(next.block, side);
+    IntegerSums<kGroups> sums;
+    for_groups<F>(8, w, next, [&](auto chunk, auto sub) {
+        constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
+        uint32_t a[4];
+        fragment<F, kC, kS>(w, own, a);
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+            uint32_t b[2];
+            x.load(j, 8 * block + kGroup, b);
+            int32_t c[4];
+            if constexpr (has_groups_of_16(F)) {
+                const uint4 s = x.sums16(j, 8 * block + kGroup);
+                start_sums<F>(s.x, s.y, c);
+                mma_s8_k16(c, {a[0], a[1]}, b[0]);
+                add_scaled<F, kGroups, 2 * kGroup>(c, scales, j, s.x, s.y, sums);
+                start_sums<F>(s.z, s.w, c);
+                mma_s8_k16(c, {a[2], a[3]}, b[1]);
+                add_scaled<F, kGroups, 2 * kGroup + 1>(c, scales, j, s.z, s.w, sums);
+            } else {
+                uint2 s{};
+                if constexpr (kNeedsSums) s = x.sums(j, 8 * block + kGroup);
+                start_sums<F>(s.x, s.y, c);
+                mma_s8_k32(c, a, b);
+                add_scaled<F, kGroups, kGroup>(c, scales, j, s.x, s.y, sums);
+            }
+        }
+    });
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+        const float s = x.scale(j, block);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int32_t(&i)[2] = sums.products[j][r], (&m)[2] = sums.minimums[j][r];
+            p[j][r] = fma_rn(scales[r].d * s, join(i[0], i[1]), p[j][r]);
+            if constexpr (has_minimum(F)) p[j][r] = fma_rn(-(scales[r].dmin * s), join(m[0], m[1]), p[j][r]);
+        }
+    }
+}
+
+// --- a range of a row tile ---------------------------------------------------------------------------------
+
+struct Range {
+    int32_t begin, end;  // blocks
+};
+
+DEVICE Range range_of(int32_t blocks, int warps, int index) {
+    return {index * blocks / warps, (index + 1) * blocks / warps};
+}
+
+// Groups of 32 columns in a block, and the chunks that hold them.
+DEVICE int groups_at(int32_t cols, int32_t block) {
+    const int32_t left = cols / 32 - 8 * block;
+    return left < 8 ? left : 8;
+}
+DEVICE int chunks_at(int32_t cols, int32_t block) {
+    return (groups_at(cols, block) + 1) / 2;
+}
+
+template <TileFormat F>
+DEVICE void load_block(NextBlock first, MainRegisters<F> &w, SideRegisters<F> &side) {
+    load_side<F>(first.block, side);
+    load_chunk<F, 0>(first.block, w);
+    if (first.chunks > 1) load_chunk<F, 1>(first.block, w);
+    if (first.chunks > 2) load_chunk<F, 2>(first.block, w);
+    if (first.chunks > 3) load_chunk<F, 3>(first.block, w);
+}
+
+// Begins with the first block of the range in w and side, and leaves `after` there.
+template <TileFormat F, int kGroups>
+DEVICE void multiply_range(const LinearParams &p, const std::byte *tile, Range range, NextBlock after,
+                           MainRegisters<F> &w, SideRegisters<F> &side, float (&sums)[kGroups][2]) {
+    const LaneActivations<F, kGroups> x(p.x, p.tokens);
+    for (int32_t block = range.begin; block < range.end; ++block) {
+        const bool last = block + 1 == range.end;
+        const NextBlock next =
+            last ? after : NextBlock{tile + (block + 1) * block_bytes(F), chunks_at(p.cols, block + 1)};
+        if constexpr (has_group_floats(F))
+            multiply_group_floats<F, kGroups>(w, side, next, x, block, groups_at(p.cols, block), sums);
+        else
+            multiply_integer_scales<F, kGroups>(w, side, next, x, block, sums);
+    }
+}
+
+// Four float32 activations at `k`, zero beyond the end.
+DEVICE float4 load_floats(const float *x, int64_t k, int64_t cols) {
+    if (k + 4 <= cols) return *reinterpret_cast<const float4 *>(x + k);
+    return {k < cols ? x[k] : 0.0f, k + 1 < cols ? x[k + 1] : 0.0f, k + 2 < cols ? x[k + 2] : 0.0f, 0.0f};
+}
+
+DEVICE float4 floats_of(uint32_t low, uint32_t high, TileFormat format) {
+    if (format == TileFormat::BF16)
+        return {bits_float(low << 16), bits_float(low & 0xffff0000u), bits_float(high << 16),
+                bits_float(high & 0xffff0000u)};
+    return {half_of(low, 0), half_of(low, 1), half_of(high, 0), half_of(high, 1)};
+}
+
+// Four weights of each of the rows g and g + 8: those of columns 16 * step + 4t of a tile.
+template <TileFormat F>
+DEVICE void load_step(const std::byte *tile, int64_t step, float4 (&w)[2]) {
+    if constexpr (F == TileFormat::F32) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const uint4 v = ldg128_stream(tile + 1024 * step + 512 * r + 16 * lane_index());
+            w[r] = {bits_float(v.x), bits_float(v.y), bits_float(v.z), bits_float(v.w)};
+        }
+    } else {
+        const uint4 v = ldg128_stream(tile + 512 * step + 16 * lane_index());
+        w[0] = floats_of(v.x, v.z, F);
+        w[1] = floats_of(v.y, v.w, F);
+    }
+}
+
+DEVICE float multiply_add(float4 w, float4 x, float sum) {
+    return fma_rn(w.w, x.w, fma_rn(w.z, x.z, fma_rn(w.y, x.y, fma_rn(w.x, x.x, sum))));
+}
+
+// Every lane sums its four columns of a step for all tokens; then the four lanes of a row are added, and each
+// keeps the token it stands for.
+template <TileFormat F, int kGroups>
+DEVICE void multiply_float_range(const LinearParams &p, const std::byte *tile, Range range,
+                                 float (&sums)[kGroups][2]) {
+    constexpr int kTokens = kGroupTokens * kGroups;
+    const int t = lane_index() & 3;
+    float own[kTokens][2] = {};
+    const int32_t steps = (p.cols + kChunkCols - 1) / kChunkCols * 4, last = 16 * range.end;
+#pragma unroll(kGroups == 4 ? 1 : kGroups == 2 || F == TileFormat::F32 ? 2 : 4)
+    for (int32_t step = 16 * range.begin; step < (last < steps ? last : steps); ++step) {
+        float4 w[2];
+        load_step<F>(tile, step, w);
+#pragma unroll
+        for (int token = 0; token < kTokens; ++token) {
+            const float4 x =
+                load_floats(p.x_f32 + (token < p.tokens ? token : 0) * p.x_stride, 16 * step + 4 * t, p.cols);
+            own[token][0] = multiply_add(w[0], x, own[token][0]);
+            own[token][1] = multiply_add(w[1], x, own[token][1]);
+        }
+    }
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float sum = own[token][r] + shfl_xor(own[token][r], 1);
+            sum = sum + shfl_xor(sum, 2);
+            if (token % kGroupTokens == t) sums[token / kGroupTokens][r] = sum;
+        }
+}
+
+// --- tiles, teams, epilogue --------------------------------------------------------------------------------
+
+template <int kGroups>
+struct LinearShared {
+    float partial[2][kWarps][kGroupTokens * kGroups][kTileRows];  // [0]: the gate or the only matrix, [1]: up
+};
+
+// A tile of rows of one matrix.
+struct Unit {
+    int matrix;
+    int32_t tile;
+};
+
+DEVICE Unit unit_of(const LinearParams &p, int32_t unit) {
+    int matrix = 0;
+    while (p.gate == LinearGate::None && unit >= row_tiles(p.matrix[matrix].rows))
+        unit -= static_cast<int32_t>(row_tiles(p.matrix[matrix++].rows));
+    return {matrix, unit};
+}
+
+DEVICE int32_t units_of(const LinearParams &p) {
+    if (p.gate != LinearGate::None) return static_cast<int32_t>(row_tiles(p.matrix[0].rows));
+    int32_t units = 0;
+    for (int i = 0; i < p.matrices; ++i) units += static_cast<int32_t>(row_tiles(p.matrix[i].rows));
+    return units;
+}
+
+// Two blocks of 256 threads leave 128 registers to each, which the larger accumulators do not fit.
+constexpr int blocks_per_multiprocessor(TileFormat format, int groups) {
+    const bool wide = has_groups_of_16(format) || format == TileFormat::Q5_K || format == TileFormat::IQ4_XS;
+    return groups == 4 || (groups == 2 && wide) ? 1 : 2;
+}
+
+template <TileFormat F, int kGroups>
+struct Linear {
+    using Params = LinearParams;
+    static constexpr const char *kName = "linear";
+    static constexpr int kThreads = kLinearThreads, kBlocks = blocks_per_multiprocessor(F, kGroups);
+    using Shared = LinearShared<kGroups>;
+
+    static DEVICE const std::byte *tile_of(const Params &p, int matrix, int32_t tile) {
+        return p.matrix[matrix].tiles + tile * row_tile_bytes(F, p.cols);
+    }
+
+    // What a warp carries from tile to tile: its range of blocks, and the registers that the next tile's
+    // first block is already on its way to.
+    struct Warp {
+        Range range;
+        MainRegisters<F> main;
+        SideRegisters<F> side;
+
+        DEVICE NextBlock first_block(const Params &p, const std::byte *tile) const {
+            if (tile == nullptr) return {nullptr, 0};
+            return {tile + range.begin * block_bytes(F), chunks_at(p.cols, range.begin)};
+        }
+    };
+
+    // The warp's range of one tile of rows, to shared memory. next: the tile it takes after this one, or
+    // null.
+    static DEVICE void partial(const Params &p, const std::byte *tile, const std::byte *next, Warp &warp,
+                               float (&to)[kGroupTokens * kGroups][kTileRows]) {
+        float sums[kGroups][2] = {};
+        if constexpr (is_float(F))
+            multiply_float_range<F, kGroups>(p, tile, warp.range, sums);
+        else
+            multiply_range<F, kGroups>(p, tile, warp.range, warp.first_block(p, next), warp.main, warp.side,
+                                       sums);
+        const int g = lane_index() >> 2, t = lane_index() & 3;
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+            to[kGroupTokens * j + t][g] = sums[j][0];
+            to[kGroupTokens * j + t][g + 8] = sums[j][1];
+        }
+    }
+
+    static DEVICE float folded(const Shared &shared, int matrix, int first_warp, int warps, int token,
+                               int row) {
+        float y = shared.partial[matrix][first_warp][token][row];
+        for (int w = 1; w < warps; ++w) y = y + shared.partial[matrix][first_warp + w][token][row];
+        return y;
+    }
+
+    static DEVICE void finish(const Params &p, const Shared &shared, Unit unit, int first_warp, int warps) {
+        const LinearMatrix &m = p.matrix[unit.matrix];
+        const int threads = 32 * warps;
+        for (int i = thread_index() - 32 * first_warp; i < kTileRows * p.tokens; i += threads) {
+            const int in = i % kTileRows, token = i / kTileRows;
+            const int32_t row = unit.tile * kTileRows + in;
+            if (row >= m.rows) continue;
+            float y = folded(shared, 0, first_warp, warps, token, in);
+            if (m.bias) y = y + m.bias[row];
+            if (p.gate == LinearGate::Silu) {
+                float up = folded(shared, 1, first_warp, warps, token, in);
+                if (p.matrix[1].bias) up = up + p.matrix[1].bias[row];
+                y = silu_p(y) * up;
+            }
+            if (m.add) y = y + m.add[token * m.add_stride + row];
+            m.out[token * m.out_stride + row] = y;
+        }
+    }
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<Shared>();
+        const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
+        const int32_t units = units_of(p);
+        const int warps = warps_per_tile(blocks), teams = kWarps / warps, team = warp_index() / warps;
+        const int32_t step = block_count() * teams;
+        Warp warp;
+        warp.range = range_of(blocks, warps, warp_index() % warps);
+        const auto tile_at = [&](int32_t unit) -> const std::byte * {
+            if (unit >= units) return nullptr;
+            const Unit u = unit_of(p, unit);
+            return tile_of(p, u.matrix, u.tile);
+        };
+        int32_t unit = block_index() * teams + team;
+        const std::byte *tile = tile_at(unit);
+        if constexpr (!is_float(F))
+            if (tile != nullptr) load_block<F>(warp.first_block(p, tile), warp.main, warp.side);
+        grid_dep_wait();
+        for (int32_t first = block_index() * teams; first < units; first += step, unit += step) {
+            const std::byte *next = tile_at(unit + step);
+            if (tile != nullptr) {
+                const std::byte *up = p.gate != LinearGate::None ? tile_of(p, 1, unit) : nullptr;
+                partial(p, tile, up != nullptr ? up : next, warp, shared.partial[0][warp_index()]);
+                if (up != nullptr) partial(p, up, next, warp, shared.partial[1][warp_index()]);
+            }
+            block_sync();
+            if (tile != nullptr) finish(p, shared, unit_of(p, unit), team * warps, warps);
+            block_sync();
+            tile = next;
+        }
+        grid_dep_trigger();
+    }
+};
+
+template <TileFormat F>
+Kernel<LinearParams> for_tokens(int tokens) {
+    if (tokens <= kGroupTokens) return kernel_of<Linear<F, 1>>();
+    if (tokens <= 2 * kGroupTokens) return kernel_of<Linear<F, 2>>();
+    return kernel_of<Linear<F, 4>>();
+}
+
+}  // namespace
+
+Kernel<LinearParams> linear_kernel(TileFormat format, int tokens) {
+    switch (format) {
+        case TileFormat::F32:
+            return for_tokens<TileFormat::F32>(tokens);
+        case TileFormat::F16:
+            return for_tokens<TileFormat::F16>(tokens);
+        case TileFormat::BF16:
+            return for_tokens<TileFormat::BF16>(tokens);
+        case TileFormat::Q4_0:
+            return for_tokens<TileFormat::Q4_0>(tokens);
+        case TileFormat::Q4_1:
+            return for_tokens<TileFormat::Q4_1>(tokens);
+        case TileFormat::Q5_0:
+            return for_tokens<TileFormat::Q5_0>(tokens);
+        case TileFormat::Q5_1:
+            return for_tokens<TileFormat::Q5_1>(tokens);
+        case TileFormat::Q8_0:
+            return for_tokens<TileFormat::Q8_0>(tokens);
+        case TileFormat::IQ4_NL:
+            return for_tokens<TileFormat::IQ4_NL>(tokens);
+        case TileFormat::MXFP4:
+            return for_tokens<TileFormat::MXFP4>(tokens);
+        case TileFormat::Q2_K:
+            return for_tokens<TileFormat::Q2_K>(tokens);
+        case TileFormat::Q3_K:
+            return for_tokens<TileFormat::Q3_K>(tokens);
+        case TileFormat::Q4_K:
+            return for_tokens<TileFormat::Q4_K>(tokens);
+        case TileFormat::Q5_K:
+            return for_tokens<TileFormat::Q5_K>(tokens);
+        case TileFormat::Q6_K:
+            return for_tokens<TileFormat::Q6_K>(tokens);
+        case TileFormat::IQ4_XS:
+            return for_tokens<TileFormat::IQ4_XS>(tokens);
+    }
+    return {};
+}
+
+size_t linear_shared(int tokens) {
+    if (tokens <= kGroupTokens) return sizeof(LinearShared<1>);
+    if (tokens <= 2 * kGroupTokens) return sizeof(LinearShared<2>);
+    return sizeof(LinearShared<4>);
+}
+
+int64_t linear_blocks(const LinearParams &params) {
+    const int64_t teams = kWarps / warps_per_tile(col_blocks(params.cols));
+    int64_t units = row_tiles(params.matrix[0].rows);
+    for (int i = 1; params.gate == LinearGate::None && i < params.matrices; ++i)
+        units += row_tiles(params.matrix[i].rows);
+    return (units + teams - 1) / teams;
+}
+
+}  // namespace runnel::kernels::cuda

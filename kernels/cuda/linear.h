@@ -1,0 +1,68 @@
+// y = W x for up to 16 tokens at a time, weights in tiles (tiles.h): decode, verification of drafts, several
+// sequences. Weights are read once for all tokens.
+//
+// The canonical order - what every kernel that multiplies these weights computes, to the bit, whatever the
+// number of tokens, the grid and the device:
+//   1. The 256-column blocks of a row are cut into W = warps_per_tile(blocks) contiguous ranges; range w is
+//      [w * blocks / W, (w + 1) * blocks / W).
+//   2. A range's partial sum p starts at 0 and takes its blocks in ascending order. With v(h, l) =
+//   fma(float(l),
+//      1/254, float(h)) for an exact integer sum h over the hi and l over the lo activations (activations.h):
+//      blocks of 256 (K types, IQ4_XS):  p = fma(d * s, v(I), p), then, if there are minimums,
+//          p = fma(-(dmin * s), v(M), p);  I = sum over groups of scale * sum(q x), M = of minimum * sum(x);
+//      groups of 32: b from 0, groups ascending: b = fma(d, v(sum(q x)), b), then, with a minimum,
+//          b = fma(m, v(sum(x)), b);  at the end of the block p = fma(s, b, p);
+//      F32, F16, BF16 (activations are float32): four sums, a_t = fma(w, x, a_t) over the columns with
+//          column / 4 % 4 == t in ascending order, continued over all blocks; p = (a_0 + a_1) + (a_2 + a_3).
+//   3. y = ((p_0 + p_1) + p_2) + ...; then + bias; then + add; or act(gate) * up.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/activations.h"
+#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/tiles.h"
+
+namespace runnel::kernels::cuda {
+
+inline constexpr int kLinearTokens = 16;    // most tokens of a launch
+inline constexpr int kLinearMatrices = 4;   // most matrices of a launch: they share type, columns and input
+inline constexpr int kLinearThreads = 256;  // of a block
+
+// Warps that share a tile of rows: a function of the matrix alone.
+constexpr int warps_per_tile(int64_t blocks) {
+    return blocks >= 8 ? 8 : blocks >= 4 ? 4 : blocks >= 2 ? 2 : 1;
+}
+
+struct LinearMatrix {
+    const std::byte *tiles;
+    const float *bias;  // [rows] or null
+    const float *add;   // [tokens][add_stride] or null; may be out
+    float *out;         // [tokens][out_stride]
+    int64_t add_stride, out_stride;
+    int32_t rows;
+};
+
+enum class LinearGate : int32_t {
+    None,
+    Silu,  // matrix[1] is multiplied onto silu(matrix[0]); written to matrix[0].out
+};
+
+struct LinearParams {
+    LinearMatrix matrix[kLinearMatrices];
+    Activations x;       // of int8 formats
+    const float *x_f32;  // of F32, F16, BF16: [tokens][x_stride], rows 16-byte aligned
+    int64_t x_stride;
+    int32_t cols, tokens;
+    int32_t matrices;
+    LinearGate gate;
+};
+
+// The kernel for a format and a number of tokens (1..kLinearTokens).
+Kernel<LinearParams> linear_kernel(TileFormat format, int tokens);
+size_t linear_shared(int tokens);  // bytes of shared memory
+
+// How many blocks have something to do: the largest sensible grid. Results do not depend on the grid.
+int64_t linear_blocks(const LinearParams &params);
+
+}  // namespace runnel::kernels::cuda

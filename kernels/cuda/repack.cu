@@ -1,0 +1,31 @@
+// Tiles from rows: every thread computes one word of the result at a time (repack.h), neighbouring threads
+// neighbouring words, so that writes are coalesced; the reads are single bytes that a warp shares through L1.
+// Bytes against the floor: each byte of the weights read once from memory and written once.
+#include "kernels/cuda/repack_kernel.h"
+
+#include "kernels/cuda/device.h"
+
+namespace runnel::kernels::cuda {
+
+namespace {
+
+struct Repack {
+    using Params = RepackParams;
+    static constexpr const char *kName = "repack";
+    static constexpr int kThreads = 256, kBlocks = 4;
+
+    static DEVICE void run(const Params &p) {
+        const int64_t words = row_tile_bytes(tile_format(p.raw.type), p.raw.cols) / 4;
+        const int64_t all = row_tiles(p.raw.rows) * words, step = int64_t{block_count()} * block_threads();
+        for (int64_t i = int64_t{block_index()} * block_threads() + thread_index(); i < all; i += step)
+            p.tiles[i] = tile_word(p.raw, i / words, i % words);
+    }
+};
+
+}  // namespace
+
+Kernel<RepackParams> repack_kernel() {
+    return kernel_of<Repack>();
+}
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,17 @@
+// Fills tiles (tiles.h) from rows in the layout of the file, on the device.
+#pragma once
+
+#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/repack.h"
+
+namespace runnel::kernels::cuda {
+
+// raw.bytes: the rows of whole row tiles (raw.rows of them; the last tile may be cut short), in device
+// memory. tiles: where the first of these row tiles goes. Any grid.
+struct RepackParams {
+    RawRows raw;
+    uint32_t *tiles;
+};
+Kernel<RepackParams> repack_kernel();
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,138 @@
+#include "tests/kernels/cuda/canonical_linear.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "gguf/quantize.h"
+#include "kernels/cuda/linear.h"
+#include "tests/kernels/cpu/random_blocks.h"
+
+namespace runnel::tests {
+namespace {
+
+constexpr uint16_t kHalfZero = 0, kHalfOne = 0x3c00;
+
+// The integers behind a block's weights: dequantised with its float scales replaced by 0 or 1 (MXFP4's
+// exponent by that of 1), which no rounding touches.
+std::vector<int32_t> integers(gguf::Type type, std::span<const std::byte> block, uint16_t first,
+                              uint16_t second) {
+    std::vector<std::byte> changed(block.begin(), block.end());
+    const ScaleOffsets offsets = scale_offsets(type);
+    if (offsets.first >= 0) std::memcpy(changed.data() + offsets.first, &first, 2);
+    if (offsets.second >= 0) std::memcpy(changed.data() + offsets.second, &second, 2);
+    if (type == gguf::Type::MXFP4) changed[0] = std::byte{128};
+    std::vector<float> values(gguf::traits(type).block_size);
+    gguf::dequantize_row(type, changed.data(), values.data(), static_cast<int64_t>(values.size()));
+    std::vector<int32_t> result;
+    for (const float value : values) result.push_back(static_cast<int32_t>(value));
+    return result;
+}
+
+float scale_at(std::span<const std::byte> block, int offset) {
+    uint16_t bits;
+    std::memcpy(&bits, block.data() + offset, 2);
+    return gguf::f16_to_f32(bits);
+}
+
+// v(sum of w x over the hi parts, over the lo parts) for the columns from `at` on.
+float joined(const std::vector<int32_t> &w, const QuantisedRow &x, size_t at) {
+    int32_t high = 0, low = 0;
+    for (size_t k = 0; k < w.size(); ++k) high += w[k] * x.high[at + k], low += w[k] * x.low[at + k];
+    return std::fma(static_cast<float>(low), 1.0f / 254.0f, static_cast<float>(high));
+}
+
+// Blocks of 32: b of one block after another.
+float add_group(gguf::Type type, std::span<const std::byte> block, const QuantisedRow &x, size_t at,
+                float b) {
+    const ScaleOffsets offsets = scale_offsets(type);
+    const float d = type == gguf::Type::MXFP4 ? std::ldexp(1.0f, static_cast<int>(block[0]) - 128)
+                                              : scale_at(block, offsets.first);
+    b = std::fma(d, joined(integers(type, block, kHalfOne, kHalfZero), x, at), b);
+    if (offsets.second >= 0)
+        b = std::fma(scale_at(block, offsets.second), joined(std::vector<int32_t>(32, 1), x, at), b);
+    return b;
+}
+
+// Blocks of 256. The ternary types are the tiles of Q2_K that they become: d (q + 1) - d.
+float add_super_block(gguf::Type type, std::span<const std::byte> block, const QuantisedRow &x, size_t at,
+                      float p) {
+    const ScaleOffsets offsets = scale_offsets(type);
+    const bool ternary = type == gguf::Type::TQ1_0 || type == gguf::Type::TQ2_0;
+    std::vector<int32_t> w = integers(type, block, kHalfOne, kHalfZero);
+    std::vector<int32_t> minimum;
+    if (ternary) {
+        for (int32_t &q : w) q += 1;
+        minimum.assign(256, 1);
+    } else if (offsets.second >= 0) {
+        minimum = integers(type, block, kHalfZero, kHalfOne);
+        for (int32_t &m : minimum) m = -m;
+    }
+    const float s = x.scale[at / 256], d = scale_at(block, offsets.first);
+    p = std::fma(d * s, joined(w, x, at), p);
+    if (!minimum.empty())
+        p = std::fma(-((ternary ? d : scale_at(block, offsets.second)) * s), joined(minimum, x, at), p);
+    return p;
+}
+
+float block_range(gguf::Type type, std::span<const std::byte> row, const QuantisedRow &x, int64_t begin,
+                  int64_t end) {
+    const auto size = static_cast<size_t>(gguf::traits(type).block_bytes);
+    float p = 0;
+    for (auto block = static_cast<size_t>(begin); block < static_cast<size_t>(end); ++block) {
+        if (gguf::traits(type).block_size == 256) {
+            p = add_super_block(type, row.subspan(block * size, size), x, 256 * block, p);
+            continue;
+        }
+        float b = 0;
+        for (size_t at = 256 * block; at < std::min(x.high.size(), 256 * (block + 1)); at += 32)
+            b = add_group(type, row.subspan(at / 32 * size, size), x, at, b);
+        p = std::fma(x.scale[block], b, p);
+    }
+    return p;
+}
+
+float float_range(const std::vector<float> &w, std::span<const float> x, int64_t begin, int64_t end) {
+    float sums[4] = {};
+    const auto last = static_cast<size_t>(std::min<int64_t>(256 * end, static_cast<int64_t>(w.size())));
+    for (auto k = static_cast<size_t>(256 * begin); k < last; ++k)
+        sums[k / 4 % 4] = std::fma(w[k], x[k], sums[k / 4 % 4]);
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+}  // namespace
+
+QuantisedRow quantise_reference(std::span<const float> x) {
+    QuantisedRow q;
+    for (size_t at = 0; at < x.size(); at += 256) {
+        const auto group = x.subspan(at, std::min<size_t>(256, x.size() - at));
+        float largest = 0;
+        for (const float value : group) largest = std::max(largest, std::fabs(value));
+        const bool tiny = largest < 0x1p-100f;
+        q.scale.push_back(tiny ? 0 : largest / 127.0f);
+        for (const float value : group) {
+            const float t = value * (tiny ? 0 : 127.0f / largest), whole = std::rint(t);
+            q.high.push_back(static_cast<int32_t>(whole));
+            q.low.push_back(static_cast<int32_t>(std::rint((t - whole) * 254.0f)));
+        }
+    }
+    return q;
+}
+
+float canonical_dot(gguf::Type type, std::span<const std::byte> row, std::span<const float> x) {
+    const int64_t blocks = kernels::cuda::col_blocks(static_cast<int64_t>(x.size()));
+    const int64_t warps = kernels::cuda::warps_per_tile(blocks);
+    const bool quantized = gguf::traits(type).quantized;
+    const QuantisedRow q = quantise_reference(x);
+    std::vector<float> w(quantized ? 0 : x.size());
+    if (!quantized) gguf::dequantize_row(type, row.data(), w.data(), static_cast<int64_t>(w.size()));
+    float y = 0;
+    for (int64_t i = 0; i < warps; ++i) {
+        const int64_t begin = i * blocks / warps, end = (i + 1) * blocks / warps;
+        const float p = quantized ? block_range(type, row, q, begin, end) : float_range(w, x, begin, end);
+        y = i == 0 ? p : y + p;
+    }
+    return y;
+}
+
+}  // namespace runnel::tests
