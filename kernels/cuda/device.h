@@ -50,7 +50,7 @@
 //
 // memory
 //   uint4 ldg128_stream(p), uint2 ldg64_stream(p), uint32_t ldg32_stream(p)
-//                                                      immutable weights: no L1, evicted first from L2
+//                                                      immutable weights: read around L1
 //   uint4 ld128(p), st128(p, uint4), uint2 ld64(p), st64(p, uint2)       one access; p aligned to its width
 //   cp_async16(shared, global, valid)                  16 bytes, zeros if !valid; arrives at cp_async_wait
 //   cp_async_commit(), cp_async_wait<N>()              closes a group; waits for all but the last N groups
