@@ -118,9 +118,7 @@ DEVICE uint4 ldg128_stream(const void *p) {
 }
 DEVICE uint2 ldg64_stream(const void *p) {
     uint2 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(v.x), "=r"(v.y)
-                 : "l"(p));
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     return v;
 }
 DEVICE uint32_t ldg32_stream(const void *p) {

@@ -432,6 +432,7 @@ struct Linear {
                 if (p.matrix[1].bias) up = up + p.matrix[1].bias[row];
                 y = silu_p(y) * up;
             }
+            y = y * m.scale;
             if (m.add) y = y + m.add[token * m.add_stride + row];
             m.out[token * m.out_stride + row] = y;
         }

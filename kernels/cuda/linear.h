@@ -14,7 +14,7 @@
 //          b = fma(m, v(sum(x)), b);  at the end of the block p = fma(s, b, p);
 //      F32, F16, BF16 (activations are float32): four sums, a_t = fma(w, x, a_t) over the columns with
 //          column / 4 % 4 == t in ascending order, continued over all blocks; p = (a_0 + a_1) + (a_2 + a_3).
-//   3. y = ((p_0 + p_1) + p_2) + ...; then + bias; then + add; or act(gate) * up.
+//   3. y = ((p_0 + p_1) + p_2) + ...; then + bias; then * scale (or act(gate) * up); then + add.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +41,7 @@ struct LinearMatrix {
     float *out;         // [tokens][out_stride]
     int64_t add_stride, out_stride;
     int32_t rows;
+    float scale = 1;
 };
 
 enum class LinearGate : int32_t {

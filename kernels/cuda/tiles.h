@@ -174,6 +174,32 @@ constexpr TileFormat tile_format(gguf::Type type) {
     }
 }
 
+// --- families of formats
+
+constexpr bool is_float(TileFormat f) {
+    return f == TileFormat::F32 || f == TileFormat::F16 || f == TileFormat::BF16;
+}
+// A float scale for each 32 weights; otherwise integer scales and a float per 256.
+constexpr bool has_group_floats(TileFormat f) {
+    return f == TileFormat::Q4_0 || f == TileFormat::Q4_1 || f == TileFormat::Q5_0 || f == TileFormat::Q5_1 ||
+           f == TileFormat::Q8_0 || f == TileFormat::IQ4_NL || f == TileFormat::MXFP4;
+}
+// Integer scales per 16 weights (m16n8k16) instead of 32 (m16n8k32).
+constexpr bool has_groups_of_16(TileFormat f) {
+    return f == TileFormat::Q2_K || f == TileFormat::Q3_K || f == TileFormat::Q6_K;
+}
+constexpr bool has_minimum(TileFormat f) {
+    return f == TileFormat::Q4_1 || f == TileFormat::Q5_1 || f == TileFormat::Q2_K || f == TileFormat::Q4_K ||
+           f == TileFormat::Q5_K;
+}
+constexpr bool has_bit4(TileFormat f) {
+    return f == TileFormat::Q5_0 || f == TileFormat::Q5_1 || f == TileFormat::Q5_K;
+}
+constexpr bool has_pairs(TileFormat f) {
+    return f == TileFormat::Q2_K || f == TileFormat::Q3_K;
+}
+// --- sizes
+
 constexpr int64_t row_tiles(int64_t rows) {
     return (rows + kTileRows - 1) / kTileRows;
 }

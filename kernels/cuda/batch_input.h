@@ -1,0 +1,56 @@
+// What differs from batch to batch, in device memory at addresses that never change: kernels recorded in a
+// graph read it there.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/runtime.h"
+
+namespace runnel::kernels::cuda {
+
+class BatchInput {
+  public:
+    BatchInput() = default;
+    BatchInput(const CacheConfig &cache, int32_t max_tokens);
+
+    // Makes room for the batch's block tables. True when they, or their strides, moved: a table has an entry
+    // per block of the sequence, which may be more than the pool has when windows return blocks.
+    // Precondition: the stream is idle.
+    [[nodiscard]] bool reserve(const Batch &batch);
+
+    // Precondition: the batch is as backend.h says and reserve() was called; the copies of the last upload
+    // are done.
+    void upload(Stream &stream, const Batch &batch);
+
+    const int32_t *tokens() const { return device_.as<int32_t>(); }
+    const int32_t *positions() const { return tokens() + max_tokens_; }
+    const int32_t *logit_rows() const { return positions() + max_tokens_; }
+    const int32_t *sequence_count() const { return logit_rows() + max_tokens_; }
+    const SequenceInfo *sequences() const {
+        return reinterpret_cast<const SequenceInfo *>(tokens() + kInfo * max_tokens_ + 4);
+    }
+    // [sequence][table_stride] block ids of a cache group.
+    const int32_t *tables(int32_t group) const {
+        return tables_[static_cast<size_t>(group)].device.as<int32_t>();
+    }
+    int64_t table_stride(int32_t group) const { return tables_[static_cast<size_t>(group)].stride; }
+
+  private:
+    static constexpr int64_t kInfo = 3;  // arrays of int32 before the sequences
+
+    struct Tables {
+        Tables(int64_t entries, int64_t sequences);
+        int64_t stride;
+        PinnedMemory host;
+        DeviceMemory device;
+    };
+    int64_t max_tokens_ = 0;
+    PinnedMemory host_;
+    DeviceMemory device_;
+    std::vector<Tables> tables_;
+};
+
+}  // namespace runnel::kernels::cuda

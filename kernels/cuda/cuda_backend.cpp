@@ -1,0 +1,489 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <map>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/batch_input.h"
+#include "kernels/cuda/devices.h"
+#include "kernels/cuda/embed.h"
+#include "kernels/cuda/plan.h"
+#include "kernels/cuda/quantise.h"
+#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/weights.h"
+
+namespace runnel::kernels::cuda {
+namespace {
+
+constexpr int64_t kStrideFloats = 64;  // rows of slots begin at multiples of 256 bytes
+constexpr int32_t kDecodeRows =
+    64;  // query rows of a sequence and K/V head up to which attention splits keys
+constexpr int32_t kAllRows = INT32_MAX;
+constexpr size_t kLeastPartials = size_t{1} << 20;
+constexpr size_t kReserve = size_t{64} << 20;  // left to the driver: kernels, graphs, fragmentation
+
+int64_t stride_of(int64_t width) {
+    return (width + kStrideFloats - 1) / kStrideFloats * kStrideFloats;
+}
+
+std::string mebibytes(size_t bytes) {
+    return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
+}
+
+// A batch whose launches are the same but for what device memory holds.
+struct GraphKey {
+    int32_t tokens, logit_rows;
+    auto operator<=>(const GraphKey &) const = default;
+};
+
+class CudaBackend final : public Backend {
+  public:
+    explicit CudaBackend(int device) : device_(device), properties_(properties(device)) {
+        use_device(device);
+    }
+
+    DeviceInfo info() const override { return find_devices().found.at(static_cast<size_t>(device_)); }
+    void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
+    bool execute(const Batch &batch, std::span<float> logits) override;
+    void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override;
+
+  private:
+    struct CacheMemory {
+        DeviceMemory k, v;
+    };
+
+    void expect_memory(const CacheConfig &cache) const;
+    void allocate(const CacheConfig &cache);
+    void prepare_kernels();
+    void upload_ropes();
+    void reserve_partials(const Batch &batch);
+    size_t slot_bytes() const;
+
+    void replay();
+    void enqueue();
+    void enqueue(const Embed &op);
+    void enqueue(const PrepareOp &op);
+    void enqueue(const LinearOp &op);
+    void enqueue(const Attention &op);
+    void enqueue(const ActivateOp &op);
+    void enqueue_logits(int32_t first, int32_t count);
+    void fetch_logits(std::span<float> logits, int32_t first, int32_t count);
+    void launch_linear(const LinearParams &all, TileFormat format, int32_t tokens);
+    AttentionParams attention_params(const Attention &step) const;
+
+    template <class Params>
+    void run(const Kernel<Params> &kernel, int64_t blocks, size_t shared,
+             const std::type_identity_t<Params> &params) {
+        const auto most = int64_t{resident(kernel.handle, shared)} * properties_.multiprocessors;
+        launch_exact(kernel, std::clamp<int64_t>(blocks, 1, most), shared, params);
+    }
+    template <class Params>
+    void launch_exact(const Kernel<Params> &kernel, int64_t blocks, size_t shared,
+                      const std::type_identity_t<Params> &params) {
+        launch(stream_, kernel, {static_cast<uint32_t>(blocks), shared, properties_.dependent_launch()},
+               params);
+    }
+    int resident(const KernelHandle &kernel, size_t shared);
+
+    const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
+    int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
+    int64_t stride(Slot slot) const { return stride_of(width(slot)); }
+    float *slot(Slot slot) const { return slots_[static_cast<size_t>(slot)]; }
+    Activations quantised(int64_t cols) const {
+        return place_activations(quantised_.data(), cols, max_tokens_);
+    }
+
+    const int device_;
+    const DeviceProperties properties_;
+    Program program_;
+    Plan plan_;
+    int32_t max_tokens_ = 0;
+    DeviceWeights weights_;
+    std::vector<CacheMemory> cache_;  // by layer
+    DeviceMemory activations_, quantised_, kept_, logits_, partials_, counters_, totals_, turns_;
+    std::vector<float *> slots_;           // in activations_
+    std::vector<const uint64_t *> ropes_;  // in turns_
+    PinnedMemory host_logits_;
+    BatchInput input_;
+    std::map<const void *, int> resident_;  // blocks per multiprocessor, by kernel
+    std::map<GraphKey, Graph> graphs_;
+    int32_t tokens_ = 0, logit_rows_ = 0;  // of the batch at hand
+    Stream stream_;                        // last, so it goes first
+};
+
+// --- load --------------------------------------------------------------------------------------------------
+
+void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
+    use_device(device_);
+    program_ = program;
+    plan_ = plan(program_);
+    max_tokens_ = max_tokens;
+    graphs_.clear();
+    expect_memory(cache);
+    weights_ = DeviceWeights(program_, plan_);
+    upload_ropes();
+    allocate(cache);
+    input_ = BatchInput(cache, max_tokens);
+    prepare_kernels();
+    stream_.wait();
+}
+
+size_t CudaBackend::slot_bytes() const {
+    int64_t floats = 0;
+    for (const SlotInfo &slot : program_.slots) floats += stride_of(slot.width) * max_tokens_;
+    return static_cast<size_t>(floats) * sizeof(float);
+}
+
+void CudaBackend::expect_memory(const CacheConfig &cache) const {
+    size_t pages = 0;
+    for (size_t group = 0; group < cache.blocks.size(); ++group)
+        pages += cache_block_bytes(program_, static_cast<int32_t>(group)) *
+                 static_cast<size_t>(cache.blocks[group]);
+    const size_t weights = weight_memory(program_, plan_);
+    const size_t work = slot_bytes() + static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_)) +
+                        static_cast<size_t>(program_.vocab) * kLinearTokens * sizeof(float) + kReserve;
+    const size_t free = free_memory(device_), needed = weights + pages + work;
+    if (needed > free)
+        throw BackendError(BackendError::Kind::OutOfMemory,
+                           "the GPU has " + mebibytes(free) + " free, but " + mebibytes(needed) +
+                               " are needed (" + mebibytes(weights) + " of weights, " + mebibytes(pages) +
+                               " of cache, " + mebibytes(work) +
+                               " of work memory): choose a smaller context with -c, or --device cpu");
+}
+
+void CudaBackend::allocate(const CacheConfig &cache) {
+    cache_.clear();
+    for (const CacheLayer &layer : program_.cache_layers) {
+        const size_t cells = static_cast<size_t>(cache.blocks[static_cast<size_t>(layer.group)]) *
+                             kBlockTokens * static_cast<size_t>(layer.kv_heads) * sizeof(uint16_t);
+        cache_.push_back(
+            {DeviceMemory(std::max<size_t>(cells * static_cast<size_t>(layer.head_dim_k), 1), "the K cache"),
+             DeviceMemory(std::max<size_t>(cells * static_cast<size_t>(layer.head_dim_v), 1),
+                          "the V cache")});
+    }
+    activations_ = DeviceMemory(std::max<size_t>(slot_bytes(), 1), "activations");
+    slots_.clear();
+    float *to = activations_.as<float>();
+    int64_t widest_kept = 1;
+    for (const SlotInfo &slot : program_.slots) {
+        slots_.push_back(to);
+        to += stride_of(slot.width) * max_tokens_;
+    }
+    if (plan_.logits) widest_kept = stride(plan_.logits->in);
+    kept_ = DeviceMemory(static_cast<size_t>(widest_kept * kLinearTokens) * sizeof(float), "activations");
+    quantised_ = DeviceMemory(
+        std::max<size_t>(static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_)), 1), "activations");
+    const size_t logits =
+        static_cast<size_t>(std::max<int64_t>(program_.vocab, 1)) * kLinearTokens * sizeof(float);
+    logits_ = DeviceMemory(logits, "logits");
+    host_logits_ = PinnedMemory(logits);
+    partials_ = DeviceMemory();
+    size_t counters = 1;
+    for (const Step &step : program_.steps)
+        if (const auto *a = std::get_if<Attention>(&step))
+            counters = std::max(
+                counters, static_cast<size_t>(std::max(kLinearTokens, max_tokens_) * a->heads +
+                                              a->kv_heads * max_tokens_ * (kDecodeRows / kAttentionRows)));
+    counters_ = DeviceMemory(counters * sizeof(uint32_t), "attention");
+    stream_.fill(counters_.data(), 0, counters_.size());
+}
+
+void CudaBackend::upload_ropes() {
+    std::vector<uint64_t> turns(1);
+    std::vector<size_t> starts;
+    for (const RopeTable &rope : program_.ropes) {
+        starts.push_back(turns.size());
+        for (const double frequency : rope.inv_freq) turns.push_back(rope_turns(frequency));
+    }
+    turns_ = DeviceMemory(turns.size() * sizeof(uint64_t), "rotations");
+    name_region(turns_.data(), turns_.size(), "rotations", Region::Weights);
+    stream_.copy_to_device(turns_.data(), turns.data(), turns.size() * sizeof(uint64_t));
+    stream_.wait();
+    ropes_.clear();
+    for (const size_t start : starts) ropes_.push_back(turns_.as<const uint64_t>() + start);
+}
+
+// Loads every kernel that the plan needs: a first launch while a graph is recorded could not.
+void CudaBackend::prepare_kernels() {
+    const auto linear = [&](TileFormat format) {
+        for (const int tokens : {4, 8, 16})
+            prepare(linear_kernel(format, tokens).handle, linear_shared(tokens));
+    };
+    prepare(embed_kernel().handle, 0);
+    prepare(gather_kernel().handle, 0);
+    prepare(quantise_kernel().handle, kQuantiseShared);
+    prepare(activate_kernel().handle, 0);
+    prepare(softcap_kernel().handle, 0);
+    if (plan_.logits) linear(tile_format(weight(plan_.logits->weight).type));
+    size_t totals = 1;
+    for (const Op &op : plan_.ops) {
+        if (const auto *matrices = std::get_if<LinearOp>(&op)) linear(matrices->format);
+        if (const auto *a = std::get_if<Attention>(&op)) {
+            const auto decode = attention_decode_kernel(CacheType::F16, a->head_dim_k, a->head_dim_v);
+            const auto prefill = attention_prefill_kernel(CacheType::F16, a->head_dim_k, a->head_dim_v);
+            prepare(decode.handle, attention_decode_shared(a->head_dim_k, a->head_dim_v));
+            prepare(prefill.handle, attention_prefill_shared(a->head_dim_k, a->head_dim_v));
+            prepare(attention_append_kernel(CacheType::F16).handle, kAppendShared);
+            if (a->head_dim_v > 128)
+                totals = std::max(
+                    totals, static_cast<size_t>(properties_.multiprocessors) *
+                                static_cast<size_t>(resident(
+                                    prefill.handle, attention_prefill_shared(a->head_dim_k, a->head_dim_v))) *
+                                kPrefillRows * kMaxHeadDim * sizeof(float));
+        }
+    }
+    totals_ = DeviceMemory(totals, "attention");
+}
+
+int CudaBackend::resident(const KernelHandle &kernel, size_t shared) {
+    const auto known = resident_.find(kernel.entry);
+    if (known != resident_.end()) return known->second;
+    return resident_[kernel.entry] = std::max(1, resident_blocks(kernel, shared));
+}
+
+// --- execute -----------------------------------------------------------------------------------------------
+
+bool CudaBackend::execute(const Batch &batch, std::span<float> logits) {
+    const auto cancelled = [&] {
+        return batch.cancel != nullptr && batch.cancel->load(std::memory_order_relaxed);
+    };
+    assert(!batch.tokens.empty() && static_cast<int32_t>(batch.tokens.size()) <= max_tokens_);
+    assert(logits.size() == batch.logit_rows.size() * static_cast<size_t>(program_.vocab));
+    if (cancelled()) return false;
+    use_device(device_);
+    if (input_.reserve(batch)) graphs_.clear();
+    input_.upload(stream_, batch);
+    reserve_partials(batch);
+    tokens_ = static_cast<int32_t>(batch.tokens.size());
+    logit_rows_ = plan_.logits ? static_cast<int32_t>(batch.logit_rows.size()) : 0;
+    if (tokens_ > kLinearTokens)
+        enqueue();
+    else
+        replay();
+    for (int32_t first = 0; first < logit_rows_; first += kLinearTokens) {
+        const int32_t count = std::min(logit_rows_ - first, kLinearTokens);
+        if (first > 0) enqueue_logits(first, count);
+        fetch_logits(logits, first, count);
+    }
+    stream_.wait();
+    return !cancelled();
+}
+
+void CudaBackend::copy_blocks(int32_t group, std::span<const BlockCopy> copies) {
+    use_device(device_);
+    for (size_t i = 0; i < cache_.size(); ++i) {
+        const CacheLayer &layer = program_.cache_layers[i];
+        if (layer.group != group) continue;
+        const auto copy = [&](const DeviceMemory &pages, int32_t dim, BlockCopy blocks) {
+            const size_t bytes = size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads) *
+                                 static_cast<size_t>(dim) * sizeof(uint16_t);
+            stream_.copy_on_device(pages.data() + static_cast<size_t>(blocks.to) * bytes,
+                                   pages.data() + static_cast<size_t>(blocks.from) * bytes, bytes);
+        };
+        for (const BlockCopy &blocks : copies) {
+            copy(cache_[i].k, layer.head_dim_k, blocks);
+            copy(cache_[i].v, layer.head_dim_v, blocks);
+        }
+    }
+}
+
+void CudaBackend::replay() {
+    Graph &graph = graphs_[{tokens_, logit_rows_}];
+    if (!graph) {
+        stream_.begin_capture();
+        enqueue();
+        graph = stream_.end_capture();
+    }
+    stream_.replay(graph);
+}
+
+void CudaBackend::enqueue() {
+    for (const Op &op : plan_.ops) std::visit([&](const auto &o) { enqueue(o); }, op);
+    if (logit_rows_ > 0) enqueue_logits(0, std::min(logit_rows_, kLinearTokens));
+}
+
+void CudaBackend::enqueue(const Embed &op) {
+    const Weight &table = weight(op.table);
+    launch_exact(embed_kernel(), tokens_, 0,
+                 {weights_.tiles(op.table), tile_format(table.type), static_cast<int32_t>(table.cols),
+                  op.scale, input_.tokens(), slot(op.out), stride(op.out)});
+}
+
+void CudaBackend::enqueue(const PrepareOp &op) {
+    const bool normed = op.norm != kNoWeight;
+    launch_exact(quantise_kernel(), tokens_, kQuantiseShared,
+                 {slot(op.in), weights_.floats(op.norm), normed ? slot(op.slot) : nullptr, op.eps,
+                  static_cast<int32_t>(width(op.slot)), stride(op.slot), quantised(width(op.slot))});
+}
+
+void CudaBackend::enqueue(const LinearOp &op) {
+    LinearParams params{};
+    params.x = quantised(width(op.in));
+    params.x_f32 = slot(op.in);
+    params.x_stride = stride(op.in);
+    params.cols = static_cast<int32_t>(width(op.in));
+    params.gate = op.gate;
+    for (const Linear::Part &part : op.parts) {
+        LinearMatrix &m = params.matrix[params.matrices++];
+        m.tiles = weights_.tiles(part.weight);
+        m.bias = weights_.floats(part.bias);
+        m.rows = static_cast<int32_t>(weight(part.weight).rows);
+        m.scale = part.scale;
+        if (part.add != kNoSlot) m.add = slot(part.add), m.add_stride = stride(part.add);
+        if (part.out != kNoSlot) m.out = slot(part.out), m.out_stride = stride(part.out);
+    }
+    launch_linear(params, op.format, tokens_);
+}
+
+// Slices of as many tokens as the kernel takes.
+void CudaBackend::launch_linear(const LinearParams &all, TileFormat format, int32_t tokens) {
+    for (int32_t first = 0; first < tokens; first += kLinearTokens) {
+        LinearParams p = all;
+        p.tokens = std::min(tokens - first, kLinearTokens);
+        p.x.values += first * p.x.values_stride;
+        p.x.scales += first * p.x.scales_stride;
+        p.x.sums += first * p.x.sums_stride;
+        p.x.sums16 += first * p.x.sums16_stride;
+        p.x_f32 += first * p.x_stride;
+        for (LinearMatrix &m : p.matrix) {
+            if (m.out != nullptr) m.out += first * m.out_stride;
+            if (m.add != nullptr) m.add += first * m.add_stride;
+        }
+        run(linear_kernel(format, p.tokens), linear_blocks(p), linear_shared(p.tokens), p);
+    }
+}
+
+void CudaBackend::enqueue(const ActivateOp &op) {
+    const Gate &g = op.step;
+    const bool has_up = g.up != kNoSlot;
+    const ActivateParams params{slot(g.gate),
+                                has_up ? slot(g.up) : nullptr,
+                                slot(g.out),
+                                stride(g.gate),
+                                has_up ? stride(g.up) : 0,
+                                stride(g.out),
+                                static_cast<int32_t>(width(g.out)),
+                                tokens_,
+                                op.activation};
+    run(activate_kernel(), tokens_ * ((width(g.out) + 255) / 256), 0, params);
+}
+
+AttentionParams CudaBackend::attention_params(const Attention &a) const {
+    AttentionParams p{};
+    const CacheMemory &cache = cache_[static_cast<size_t>(a.layer)];
+    const int32_t group = program_.cache_layers[static_cast<size_t>(a.layer)].group;
+    p.q = slot(a.q), p.k = slot(a.k), p.v = slot(a.v), p.out = slot(a.out);
+    p.q_stride = stride(a.q), p.k_stride = stride(a.k), p.v_stride = stride(a.v),
+    p.out_stride = stride(a.out);
+    p.k_cache = cache.k.as<uint16_t>(), p.v_cache = cache.v.as<uint16_t>();
+    p.sequences = input_.sequences(), p.sequence_count = input_.sequence_count();
+    p.tables = input_.tables(group), p.table_stride = input_.table_stride(group);
+    p.positions = input_.positions();
+    p.q_norm = weights_.floats(a.q_norm), p.k_norm = weights_.floats(a.k_norm),
+    p.sinks = weights_.floats(a.sinks);
+    p.partial = partials_.as<float>(), p.counters = counters_.as<uint32_t>(), p.totals = totals_.as<float>();
+    if (a.rope >= 0) {
+        const RopeTable &rope = program_.ropes[static_cast<size_t>(a.rope)];
+        p.rope = {ropes_[static_cast<size_t>(a.rope)], rope.magnitude,
+                  rope.pairs == RopeTable::Pairs::Adjacent ? RopePairs::Adjacent : RopePairs::Halves,
+                  rope.first, static_cast<int32_t>(2 * rope.inv_freq.size())};
+    }
+    p.heads = a.heads, p.kv_heads = a.kv_heads, p.dim_k = a.head_dim_k, p.dim_v = a.head_dim_v;
+    p.scale = a.scale, p.softcap = a.softcap, p.norm_eps = a.norm_eps;
+    p.window = a.window, p.chunked = a.window_kind == Attention::Window::Chunked;
+    p.norm_after_rope = a.norm_after_rope;
+    return p;
+}
+
+void CudaBackend::enqueue(const Attention &a) {
+    const auto decode = attention_decode_kernel(CacheType::F16, a.head_dim_k, a.head_dim_v);
+    const size_t decode_shared = attention_decode_shared(a.head_dim_k, a.head_dim_v);
+    const int32_t group = a.heads / a.kv_heads;
+    AttentionParams p = attention_params(a);
+    const bool small = tokens_ <= kLinearTokens;
+    p.max_rows = small ? kAllRows : kDecodeRows;
+    p.max_tiles =
+        small ? (tokens_ * group + kAttentionRows - 1) / kAttentionRows : kDecodeRows / kAttentionRows;
+    run(decode, kAllRows, decode_shared, p);
+    if (small) return;
+    p.min_rows = kDecodeRows, p.max_rows = kAllRows;
+    run(attention_append_kernel(CacheType::F16), (int64_t{tokens_} * a.kv_heads + 3) / 4, kAppendShared, p);
+    run(attention_prefill_kernel(CacheType::F16, a.head_dim_k, a.head_dim_v),
+        int64_t{a.kv_heads} * (int64_t{tokens_} * group / kPrefillRows + tokens_),
+        attention_prefill_shared(a.head_dim_k, a.head_dim_v), p);
+}
+
+// The partial results of attention over split keys, of the largest layer.
+void CudaBackend::reserve_partials(const Batch &batch) {
+    const bool small = batch.tokens.size() <= size_t{kLinearTokens};
+    int64_t floats = 1;
+    for (const Op &op : plan_.ops) {
+        const auto *a = std::get_if<Attention>(&op);
+        if (a == nullptr) continue;
+        int64_t items = 0;
+        for (const SequenceSpan &s : batch.sequences) {
+            const int64_t rows = int64_t{s.count} * (a->heads / a->kv_heads);
+            if (small || rows <= kDecodeRows)
+                items += a->kv_heads * ((rows + kAttentionRows - 1) / kAttentionRows) *
+                         ((s.past + s.count + kAttentionSplit - 1) / kAttentionSplit);
+        }
+        floats = std::max(floats, attention_partial_floats(items, a->head_dim_v));
+    }
+    const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
+    if (bytes <= partials_.size()) return;
+    graphs_.clear();  // they hold its address
+    partials_ = DeviceMemory();
+    partials_ = DeviceMemory(std::max(bytes + bytes / 2, kLeastPartials), "attention");
+}
+
+// --- logits ------------------------------------------------------------------------------------------------
+
+// Of the batch's logit rows [first, first + count), at most kLinearTokens, into logits_.
+void CudaBackend::enqueue_logits(int32_t first, int32_t count) {
+    const Logits &step = *plan_.logits;
+    const Weight &w = weight(step.weight);
+    const auto cols = static_cast<int32_t>(width(step.in));
+    float *rows = kept_.as<float>();
+    launch_exact(gather_kernel(), count, 0,
+                 {slot(step.in), input_.logit_rows() + first, rows, stride(step.in), stride(step.in), cols});
+    if (!is_float(tile_format(w.type)))
+        launch_exact(quantise_kernel(), count, kQuantiseShared,
+                     {rows, nullptr, nullptr, 0, cols, stride(step.in), quantised(cols)});
+    LinearParams p{};
+    p.x = quantised(cols);
+    p.x_f32 = rows;
+    p.x_stride = stride(step.in);
+    p.cols = cols;
+    p.matrices = 1;
+    p.matrix[0].tiles = weights_.tiles(step.weight);
+    p.matrix[0].bias = weights_.floats(step.bias);
+    p.matrix[0].out = logits_.as<float>();
+    p.matrix[0].out_stride = program_.vocab;
+    p.matrix[0].rows = static_cast<int32_t>(w.rows);
+    p.matrix[0].scale = step.scale;
+    launch_linear(p, tile_format(w.type), count);
+    if (step.softcap != 0)
+        run(softcap_kernel(), (count * program_.vocab + 255) / 256, 0,
+            {logits_.as<float>(), count * program_.vocab, step.softcap});
+}
+
+void CudaBackend::fetch_logits(std::span<float> logits, int32_t first, int32_t count) {
+    const auto vocab = static_cast<size_t>(program_.vocab);
+    const size_t bytes = static_cast<size_t>(count) * vocab * sizeof(float);
+    stream_.copy_to_host(host_logits_.data(), logits_.data(), bytes);
+    stream_.wait();
+    std::memcpy(logits.data() + static_cast<size_t>(first) * vocab, host_logits_.data(), bytes);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(int device) {
+    return std::make_unique<CudaBackend>(device);
+}
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,232 @@
+#include "kernels/cuda/plan.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/backend.h"
+
+namespace runnel::kernels::cuda {
+namespace {
+
+[[noreturn]] void refuse(const std::string &what) {
+    throw BackendError(BackendError::Kind::Failed,
+                       "the GPU has no kernel for " + what + " yet: run it with --device cpu");
+}
+
+void expect(bool condition, const char *what) {
+    if (!condition) refuse(what);
+}
+
+struct Reads {
+    Slot slot;
+    bool operator()(const Embed &) const { return false; }
+    bool operator()(const Norm &s) const { return s.in == slot || s.add == slot; }
+    bool operator()(const Linear &s) const {
+        return s.in == slot || std::any_of(s.parts.begin(), s.parts.end(),
+                                           [&](const Linear::Part &part) { return part.add == slot; });
+    }
+    bool operator()(const Attention &s) const { return s.q == slot || s.k == slot || s.v == slot; }
+    bool operator()(const Gate &s) const { return s.gate == slot || s.up == slot; }
+    bool operator()(const Logits &s) const { return s.in == slot; }
+    template <class Other>  // steps that there is no kernel for
+    bool operator()(const Other &) const {
+        return true;
+    }
+};
+
+struct Writes {
+    Slot slot;
+    bool operator()(const Linear &s) const {
+        return std::any_of(s.parts.begin(), s.parts.end(),
+                           [&](const Linear::Part &part) { return part.out == slot; });
+    }
+    bool operator()(const Logits &) const { return false; }
+    template <class Other>
+    bool operator()(const Other &s) const {
+        return s.out == slot;
+    }
+};
+
+class Planner {
+  public:
+    explicit Planner(const Program &program) : program_(program) {
+        plan_.uses.assign(program.weights.size(), WeightUse::None);
+    }
+
+    Plan run() {
+        for (size_t i = 0; i < program_.steps.size(); ++i) {
+            expect(!plan_.logits, "steps behind the logits");
+            if (fuse_gate(i)) {
+                ++i;
+                continue;
+            }
+            std::visit([&](const auto &step) { add(step); }, program_.steps[i]);
+        }
+        return std::move(plan_);
+    }
+
+  private:
+    const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
+    int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
+
+    void use_tiles(WeightId id) {
+        if (!has_tiles(weight(id).type))
+            refuse("weights of the type " + std::string(gguf::traits(weight(id).type).name) + " (" +
+                   weight(id).name + ")");
+        use(id, WeightUse::Tiles);
+    }
+    void use_floats(WeightId id) {
+        if (id == kNoWeight) return;
+        if (weight(id).type != gguf::Type::F32) refuse("a vector that is not F32 (" + weight(id).name + ")");
+        use(id, WeightUse::Floats);
+    }
+    void use(WeightId id, WeightUse as) {
+        WeightUse &known = plan_.uses[static_cast<size_t>(id)];
+        if (known != WeightUse::None && known != as)
+            refuse("a tensor that is a matrix and a vector (" + weight(id).name + ")");
+        if (weight(id).count != 1) refuse("experts (" + weight(id).name + ")");
+        known = as;
+    }
+
+    // The quantised form of `in`, if a matrix in this format wants one and the buffer does not hold it.
+    void quantise(Slot in, TileFormat format) {
+        if (is_float(format) || quantised_ == in) return;
+        prepare({in, in, kNoWeight, 0});
+    }
+    void prepare(const PrepareOp &op) {
+        expect(width(op.slot) % 32 == 0, "activations whose width is not a multiple of 32");
+        plan_.widest = std::max(plan_.widest, width(op.slot));
+        plan_.ops.push_back(op);
+        quantised_ = op.slot;
+    }
+    void written(Slot slot) {
+        if (quantised_ == slot) quantised_ = kNoSlot;
+    }
+
+    void add(const Embed &step) {
+        expect(step.positions == kNoWeight, "learned position embeddings");
+        use_tiles(step.table);
+        plan_.ops.push_back(step);
+        written(step.out);
+    }
+    void add(const Norm &step) {
+        expect(step.kind == Norm::Kind::Rms && step.bias == kNoWeight && step.add == kNoSlot &&
+                   step.parts == 1 && step.weight != kNoWeight,
+               "this kind of norm");
+        use_floats(step.weight);
+        prepare({step.in, step.out, step.weight, step.eps});
+    }
+    void add(const Linear &step) {
+        std::vector<bool> done(step.parts.size(), false);
+        for (size_t first = 0; first < step.parts.size(); ++first) {
+            if (done[first]) continue;
+            LinearOp op{step.in, format_of(step.parts[first].weight), {}};
+            for (size_t i = first; i < step.parts.size(); ++i) {
+                if (done[i] || format_of(step.parts[i].weight) != op.format ||
+                    op.parts.size() == kLinearMatrices)
+                    continue;
+                op.parts.push_back(step.parts[i]);
+                done[i] = true;
+            }
+            push(std::move(op));
+        }
+    }
+    TileFormat format_of(WeightId id) {
+        use_tiles(id);
+        return tile_format(weight(id).type);
+    }
+    void push(LinearOp op) {
+        for (const Linear::Part &part : op.parts) {
+            expect(part.out != op.in, "a matrix that overwrites its input");
+            use_floats(part.bias);
+        }
+        quantise(op.in, op.format);
+        for (const Linear::Part &part : op.parts) written(part.out);
+        plan_.ops.push_back(std::move(op));
+    }
+    void add(const Attention &step) {
+        expect(step.k != kNoSlot && step.v != kNoSlot, "latent attention or K/V shared between layers");
+        expect(step.head_dim_k % 8 == 0 && step.head_dim_v % 8 == 0 && step.head_dim_k <= 256 &&
+                   step.head_dim_v <= 256,
+               "heads of this size");
+        expect(step.temperature.beta == 0, "attention with a temperature");
+        use_floats(step.q_norm);
+        use_floats(step.k_norm);
+        use_floats(step.sinks);
+        plan_.ops.push_back(step);
+        written(step.out);
+    }
+    void add(const Gate &step) {
+        const auto activation = [&] {
+            switch (step.act) {
+                case Gate::Act::Silu:
+                    return Activation::Silu;
+                case Gate::Act::GeluTanh:
+                    return Activation::GeluTanh;
+                case Gate::Act::ReluSquared:
+                    return Activation::ReluSquared;
+                case Gate::Act::SiluClamped:
+                    return Activation::SiluClamped;
+                default:
+                    refuse("the activation function GELU (erf)");
+            }
+        };
+        plan_.ops.push_back(ActivateOp{step, activation()});
+        written(step.out);
+    }
+    void add(const Experts &) { refuse("mixtures of experts"); }
+    template <class Other>
+    void add(const Other &) {
+        refuse("a step of this program");
+    }
+    void add(const Logits &step) {
+        use_tiles(step.weight);
+        use_floats(step.bias);
+        if (!is_float(tile_format(weight(step.weight).type)))
+            plan_.widest = std::max(plan_.widest, width(step.in));
+        plan_.logits = step;
+    }
+
+    // A Linear of gate and up, and the Gate behind it, if nothing else reads what they leave.
+    bool fuse_gate(size_t index) {
+        if (index + 1 >= program_.steps.size()) return false;
+        const auto *linear = std::get_if<Linear>(&program_.steps[index]);
+        const auto *gate = std::get_if<Gate>(&program_.steps[index + 1]);
+        if (linear == nullptr || gate == nullptr || gate->act != Gate::Act::Silu || linear->parts.size() != 2)
+            return false;
+        Linear::Part first = linear->parts[0], second = linear->parts[1];
+        if (first.out != gate->gate) std::swap(first, second);
+        const auto plain = [](const Linear::Part &part) { return part.add == kNoSlot && part.scale == 1; };
+        if (first.out != gate->gate || second.out != gate->up || first.out == second.out || !plain(first) ||
+            !plain(second))
+            return false;
+        if (weight(first.weight).rows != weight(second.weight).rows || gate->out == linear->in) return false;
+        if (format_of(first.weight) != format_of(second.weight)) return false;
+        for (const Slot slot : {gate->gate, gate->up})
+            if (slot != gate->out && read_after(index + 2, slot)) return false;
+        first.out = gate->out;
+        second.out = kNoSlot;
+        use_floats(second.bias);
+        push({linear->in, format_of(first.weight), {first, second}, LinearGate::Silu});
+        return true;
+    }
+    bool read_after(size_t from, Slot slot) const {
+        for (size_t i = from; i < program_.steps.size(); ++i) {
+            if (std::visit(Reads{slot}, program_.steps[i])) return true;
+            if (std::visit(Writes{slot}, program_.steps[i])) return false;
+        }
+        return false;
+    }
+
+    const Program &program_;
+    Plan plan_;
+    Slot quantised_ = kNoSlot;
+};
+
+}  // namespace
+
+Plan plan(const Program &program) {
+    return Planner(program).run();
+}
+
+}  // namespace runnel::kernels::cuda

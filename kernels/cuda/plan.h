@@ -1,0 +1,55 @@
+// How a device runs a Program: its steps regrouped into operations of one or two kernels each.
+//
+// What is fused: RMS norm with the quantisation of its result; matrices of one type that share an input, into
+// one launch; bias, scale and residual into the matrix; a gate and its two matrices; norms of heads, RoPE and
+// the append of K and V into attention. An input that several matrices read is quantised once.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/tiles.h"
+#include "kernels/program.h"
+
+namespace runnel::kernels::cuda {
+
+// slot = norm(in), if there is a weight; then slot quantised into the buffer of activations.
+struct PrepareOp {
+    Slot in, slot;
+    WeightId norm = kNoWeight;
+    float eps = 0;
+};
+
+// Matrices of one format with one input, at most kLinearMatrices of them. With a gate there are two.
+struct LinearOp {
+    Slot in;
+    TileFormat format;
+    std::vector<Linear::Part> parts;
+    LinearGate gate = LinearGate::None;
+};
+
+struct ActivateOp {
+    Gate step;
+    Activation activation;
+};
+
+using Op = std::variant<Embed, PrepareOp, LinearOp, Attention, ActivateOp>;
+
+// What a weight is uploaded as.
+enum class WeightUse { None, Tiles, Floats };
+
+struct Plan {
+    std::vector<Op> ops;
+    std::optional<Logits> logits;  // the last step
+    std::vector<WeightUse> uses;   // of Program::weights
+    int64_t widest = 0;            // columns of any quantised input
+};
+
+// Throws BackendError{Failed} with the step, or shape, that there is no kernel for.
+Plan plan(const Program &program);
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,127 @@
+#include "kernels/cuda/weights.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "kernels/cuda/repack_kernel.h"
+#include "kernels/cuda/tiles.h"
+
+namespace runnel::kernels::cuda {
+namespace {
+
+constexpr size_t kAlignment = 256;
+constexpr size_t kPieceBytes = size_t{8} << 20;  // of a pinned buffer: large enough for the bus, small to pin
+constexpr int kPieces = 4;
+constexpr uint32_t kRepackBlocks = 1024;
+
+size_t aligned(size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+size_t device_bytes(const Weight &w, WeightUse use) {
+    if (use == WeightUse::None) return 0;
+    return aligned(use == WeightUse::Floats
+                       ? w.bytes()
+                       : static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols)));
+}
+
+// At least 16 rows of the widest matrix, at most what there is.
+size_t piece_bytes(const Program &program) {
+    size_t all = 1, least = 1;
+    for (const Weight &w : program.weights) {
+        all += w.bytes();
+        least = std::max(least, kTileRows * gguf::row_bytes(w.type, w.cols));
+    }
+    return std::max(least, std::min(kPieceBytes, all));
+}
+
+class Uploader {
+  public:
+    explicit Uploader(size_t bytes) : bytes_(bytes) {
+        for (Piece &piece : pieces_) {
+            piece.pinned = PinnedMemory(bytes);
+            piece.staging = DeviceMemory(bytes, "staging");
+        }
+    }
+
+    void tiles(const Weight &w, std::byte *to) {
+        const size_t row_bytes = gguf::row_bytes(w.type, w.cols);
+        const int64_t tile_bytes = row_tile_bytes(tile_format(w.type), w.cols);
+        const auto most = static_cast<int64_t>(bytes_ / row_bytes / kTileRows * kTileRows);
+        for (int64_t row = 0; row < w.rows; row += most) {
+            const int64_t rows = std::min(most, w.rows - row);
+            Piece &piece =
+                fill(w.data + static_cast<size_t>(row) * row_bytes, static_cast<size_t>(rows) * row_bytes);
+            const RawRows raw{w.type, piece.staging.as<const uint8_t>(), static_cast<int64_t>(row_bytes),
+                              rows, w.cols};
+            launch(stream_, repack_kernel(), {kRepackBlocks},
+                   {raw, reinterpret_cast<uint32_t *>(to + row / kTileRows * tile_bytes)});
+            stream_.record(piece.done);
+        }
+    }
+
+    void floats(const Weight &w, std::byte *to) {
+        for (size_t at = 0; at < w.bytes(); at += bytes_) {
+            Piece &piece = fill(w.data + at, std::min(bytes_, w.bytes() - at));
+            stream_.copy_on_device(to + at, piece.staging.data(), std::min(bytes_, w.bytes() - at));
+            stream_.record(piece.done);
+        }
+    }
+
+    void finish() { stream_.wait(); }
+
+  private:
+    struct Piece {
+        PinnedMemory pinned;
+        DeviceMemory staging;
+        Event done;
+        bool used = false;
+    };
+
+    // The next piece of the ring, on its way to the device.
+    Piece &fill(const std::byte *from, size_t bytes) {
+        Piece &piece = pieces_[next_++ % pieces_.size()];
+        if (piece.used) piece.done.wait();
+        piece.used = true;
+        std::memcpy(piece.pinned.data(), from, bytes);
+        stream_.copy_to_device(piece.staging.data(), piece.pinned.data(), bytes);
+        return piece;
+    }
+
+    size_t bytes_;
+    std::array<Piece, kPieces> pieces_;
+    size_t next_ = 0;
+    Stream stream_;  // goes first: nothing is in flight when the memory goes
+};
+
+}  // namespace
+
+size_t weight_memory(const Program &program, const Plan &plan) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < program.weights.size(); ++i)
+        bytes += device_bytes(program.weights[i], plan.uses[i]);
+    return bytes;
+}
+
+DeviceWeights::DeviceWeights(const Program &program, const Plan &plan)
+    : memory_(std::max<size_t>(weight_memory(program, plan), 1), "weights"),
+      at_(program.weights.size(), nullptr) {
+    Uploader uploader(piece_bytes(program));
+    std::byte *to = memory_.data();
+    for (size_t i = 0; i < program.weights.size(); ++i) {
+        const Weight &w = program.weights[i];
+        if (plan.uses[i] == WeightUse::None) continue;
+        const size_t bytes = device_bytes(w, plan.uses[i]);
+        name_region(to, bytes, w.name.c_str(), Region::Weights);
+        if (plan.uses[i] == WeightUse::Tiles)
+            uploader.tiles(w, to);
+        else
+            uploader.floats(w, to);
+        at_[i] = to;
+        to += bytes;
+    }
+    uploader.finish();
+}
+
+}  // namespace runnel::kernels::cuda
