@@ -91,7 +91,7 @@ $(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunne
 
 # Random-weight models (scripts/make-model): needs gguf/ alone.
 $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/support/model_maker.o \
-  $(BUILD)/obj/tests/support/model_vocabulary.o $(filter $(BUILD)/obj/gguf/%,$(objects))
+  $(BUILD)/obj/tests/support/model_families.o $(BUILD)/obj/tests/support/model_vocabulary.o $(filter $(BUILD)/obj/gguf/%,$(objects))
 	$(CXX) $(LDFLAGS) -o $@ $^
 
 # Tests wait for what they test, not for themselves: a third less to compile.

@@ -218,6 +218,7 @@ struct Command {
     std::unique_ptr<Parser> parser;
     std::function<int(const Words &, Io &)> call;
     bool takes_text = false, takes_model = true;
+    std::function<bool()> needs_no_model = {};  // true: as it was called, no model is needed
 };
 
 template <class Options>
@@ -317,11 +318,13 @@ Command make_inspect() {
     parser->flag("--arrays", o->arrays, "metadata arrays in full length");
     parser->option("-c,--ctx-size", o->context, "context of the memory plan; 0: the model's own")
         ->check(range(0, 1 << 30));
+    parser->flag("--supported", o->supported,
+                 "without MODEL: the families and formats, and how they were checked");
     const auto call = [o](const Words &words, Io &io) {
         o->path = words.model;
         return inspect(*o, io);
     };
-    return {std::move(parser), call};
+    return {std::move(parser), call, false, true, [o] { return o->supported; }};
 }
 
 Command make_tokenize() {
@@ -517,9 +520,9 @@ int dispatch(const Entry &entry, Arguments arguments, Io &io) {
         io.out.write(version());
         return exit_code::kDone;
     }
-    if (!command.takes_model && common.words.empty()) return command.call({}, io);
-    if (!command.takes_model)
-        throw UsageError("unexpected argument '" + gguf::printable(common.words[0]) + "'");
+    const bool no_model = !command.takes_model || (command.needs_no_model && command.needs_no_model());
+    if (no_model && common.words.empty()) return command.call({}, io);
+    if (no_model) throw UsageError("unexpected argument '" + gguf::printable(common.words[0]) + "'");
     return command.call(split_words(common.words, common.model, model, command.takes_text), io);
 }
 

@@ -19,6 +19,9 @@ int perplexity(const PerplexityOptions &options, Io &io);
 int bench(const BenchOptions &options, Io &io);
 int devices(const DevicesOptions &options, Io &io);
 
+// What `inspect --supported` shows.
+int print_supported(bool as_json, Io &io);
+
 // "runnel COMMIT ..." in a few lines: commit, instruction set in use, devices compiled in.
 std::string version();
 

@@ -192,6 +192,7 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
 }  // namespace
 
 int inspect(const InspectOptions &options, Io &io) {
+    if (options.supported) return print_supported(options.json, io);
     const gguf::File file = gguf::File::open(options.path);
     const Summary summary = summarize(file, options.context);
     if (options.json)

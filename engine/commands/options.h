@@ -78,7 +78,8 @@ struct ChatOptions {
 struct InspectOptions {
     std::string path;
     bool json = false, tensors = false, arrays = false;
-    int64_t context = 0;  // of the memory plan; 0: the model's own
+    bool supported = false;  // what this program runs, instead of a file
+    int64_t context = 0;     // of the memory plan; 0: the model's own
 };
 
 struct TemplateOptions {

@@ -26,7 +26,7 @@ std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
 
 Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.model)) {
     std::future<text::Tokenizer> tokenizer = load_tokenizer(file_);
-    model_ = model::build(file_);
+    model_ = model::build(file_, options.context);
     start_executor(options);
     tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
     constexpr float kNever = -std::numeric_limits<float>::infinity();

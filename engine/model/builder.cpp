@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "gguf/printable.h"
@@ -9,58 +10,150 @@
 namespace runnel::model {
 
 using kernels::kNoWeight;
+using kernels::Weight;
 using kernels::WeightId;
 
-Builder::Builder(const gguf::File &file, const HyperParameters &hyper)
-    : file_(&file), hyper_(hyper), metadata_(file) {}
+namespace {
+
+std::string text_of(Size size) {
+    return std::to_string(size.value) + " (" + std::string(size.keys) + ")";
+}
+
+// Weights that are no part of the computation: leftovers of old converters, layers for drafting (nextn) and
+// scales of activations for other programs.
+bool ignorable(std::string_view name) {
+    for (const std::string_view part : {".attn_rot_embd", ".nextn.", ".input_scale", ".attention.rotary_emb"})
+        if (name.find(part) != std::string_view::npos) return true;
+    return false;
+}
+
+}  // namespace
+
+Builder::Builder(const gguf::File &file, const HyperParameters &hyper, int64_t context)
+    : file_(&file), hyper_(hyper), metadata_(file), context_(context > 0 ? context : hyper.context_length) {}
 
 void Builder::fail(const std::string &tensor, const std::string &problem) const {
     throw ModelError(name_of(*file_) + ": tensor " + tensor + ": " + problem);
 }
 
-WeightId Builder::weight(const gguf::Tensor &tensor, int64_t rows, int64_t cols) {
-    const std::string name(tensor.name);
-    if (tensor.shape[0] != cols || tensor.elements() != rows * cols || tensor.shape[1] != rows)
-        fail(name, "its shape is " + std::to_string(tensor.shape[0]) + " x " +
-                       std::to_string(tensor.shape[1]) + (tensor.rank > 2 ? " x ..." : "") +
-                       ", the metadata asks for " + std::to_string(cols) + " x " + std::to_string(rows));
-    if (!gguf::traits(tensor.type).supported)
-        fail(name, "its type " + std::string(gguf::traits(tensor.type).name) + " is not supported yet");
-    // Kernels load plain numbers directly; blocks may stand anywhere.
-    const size_t alignment = gguf::traits(tensor.type).quantized ? 1 : gguf::traits(tensor.type).block_bytes;
-    if (reinterpret_cast<uintptr_t>(tensor.data) % alignment != 0)
-        fail(name, "its data is not aligned to " + std::to_string(alignment) + " bytes");
-    const auto [known, added] =
-        weight_ids_.try_emplace(tensor.data, static_cast<WeightId>(program_.weights.size()));
-    if (added) program_.weights.push_back({name, tensor.type, rows, cols, tensor.data});
-    return known->second;
-}
-
-WeightId Builder::matrix(const std::string &name, int64_t rows, int64_t cols) {
+const gguf::Tensor &Builder::tensor(const std::string &name) const {
     const gguf::Tensor *tensor = file_->find_tensor(name);
     if (!tensor) fail(name, "missing");
     const gguf::TypeTraits &type = gguf::traits(tensor->type);
-    if (type.supported && !type.quantized && tensor->type != gguf::Type::F32 &&
-        tensor->type != gguf::Type::F16 && tensor->type != gguf::Type::BF16)
+    if (!type.supported) fail(name, "its type " + std::string(type.name) + " is not supported yet");
+    if (!type.quantized && tensor->type != gguf::Type::F32 && tensor->type != gguf::Type::F16 &&
+        tensor->type != gguf::Type::BF16)
         fail(name, "its type " + std::string(type.name) + " is not one that weights are stored in");
-    return weight(*tensor, rows, cols);
+    return *tensor;
 }
 
-WeightId Builder::vector(const std::string &name, int64_t size) {
+const gguf::Tensor &Builder::vector_tensor(const std::string &name) const {
     const gguf::Tensor *tensor = file_->find_tensor(name);
     if (!tensor) fail(name, "missing");
     if (tensor->type != gguf::Type::F32)
         fail(name, "its type is " + std::string(gguf::traits(tensor->type).name) + ", f32 is expected");
-    return weight(*tensor, 1, size);
+    return *tensor;
 }
 
-WeightId Builder::optional_vector(const std::string &name, int64_t size) {
+void Builder::check_shape(const gguf::Tensor &t, Size rows, Size cols) const {
+    if (t.shape[0] == cols.value && t.elements() == rows.value * cols.value && t.shape[1] == rows.value)
+        return;
+    fail(std::string(t.name), "its shape is " + std::to_string(t.shape[0]) + " x " +
+                                  std::to_string(t.shape[1]) + (t.rank > 2 ? " x ..." : "") +
+                                  ", the metadata asks for " + text_of(cols) + " x " + text_of(rows));
+}
+
+// Rows [first, first + rows) of a tensor whose shape is checked.
+WeightId Builder::add_rows(const gguf::Tensor &t, int64_t first, int64_t rows, int64_t cols) {
+    // Kernels load plain numbers directly; blocks may stand anywhere.
+    const gguf::TypeTraits &type = gguf::traits(t.type);
+    const size_t alignment = type.quantized ? 1 : type.block_bytes;
+    if (reinterpret_cast<uintptr_t>(t.data) % alignment != 0)
+        fail(std::string(t.name), "its data is not aligned to " + std::to_string(alignment) + " bytes");
+    used_.insert(t.name);
+    const std::byte *data = t.data + static_cast<size_t>(first) * gguf::row_bytes(t.type, cols);
+    const Weight weight{std::string(t.name), t.type, rows, cols, data};
+    const auto [known, added] = weight_ids_.try_emplace(data, static_cast<WeightId>(program_.weights.size()));
+    if (!added) {  // tensors may share their bytes, and not only with themselves
+        const Weight &other = program_.weights[static_cast<size_t>(known->second)];
+        if (other.type == t.type && other.rows == rows && other.cols == cols) return known->second;
+        known->second = static_cast<WeightId>(program_.weights.size());
+    }
+    program_.weights.push_back(weight);
+    return known->second;
+}
+
+WeightId Builder::weight(const gguf::Tensor &t, Size rows, Size cols) {
+    check_shape(t, rows, cols);
+    return add_rows(t, 0, rows.value, cols.value);
+}
+
+WeightId Builder::matrix(const std::string &name, Size rows, Size cols) {
+    return weight(tensor(name), rows, cols);
+}
+
+WeightId Builder::vector(const std::string &name, Size size) {
+    return weight(vector_tensor(name), {1, "a vector"}, size);
+}
+
+WeightId Builder::optional_vector(const std::string &name, Size size) {
     return has(name) ? vector(name, size) : kNoWeight;
 }
 
-kernels::Slot Builder::slot(std::string name, int64_t width) {
-    program_.slots.push_back({std::move(name), width});
+WeightId Builder::flat_vector(const std::string &name, Size rows, Size cols) {
+    const gguf::Tensor &t = vector_tensor(name);
+    check_shape(t, rows, cols);
+    return add_rows(t, 0, 1, rows.value * cols.value);
+}
+
+kernels::Linear Builder::split(const std::string &name, Size cols, bool bias_required, kernels::Slot in,
+                               const std::vector<Share> &shares) {
+    Size all{0, ""};
+    std::string keys;
+    for (const Share &share : shares) {
+        all.value += share.rows.value;
+        keys += (keys.empty() ? "" : " + ") + std::string(share.rows.keys);
+    }
+    all.keys = keys;
+    const gguf::Tensor &w = tensor(name + ".weight");
+    check_shape(w, all, cols);
+    const bool has_bias = bias_required || has(name + ".bias");
+    if (has_bias) check_shape(vector_tensor(name + ".bias"), {1, "a vector"}, all);
+    kernels::Linear linear{in, {}};
+    int64_t first = 0;
+    for (const Share &share : shares) {
+        WeightId bias = kNoWeight;
+        if (has_bias) {  // its columns are the matrix's rows
+            gguf::Tensor shifted = vector_tensor(name + ".bias");
+            shifted.data += static_cast<size_t>(first) * sizeof(float);
+            bias = add_rows(shifted, 0, 1, share.rows.value);
+        }
+        linear.parts.push_back(
+            {add_rows(w, first, share.rows.value, cols.value), bias, share.out, kernels::kNoSlot});
+        first += share.rows.value;
+    }
+    return linear;
+}
+
+int64_t Builder::rows_of(const std::string &name) const {
+    const gguf::Tensor *tensor = file_->find_tensor(name);
+    return tensor ? tensor->shape[1] : 0;
+}
+
+kernels::Slot Builder::slot(const std::string &name, int64_t width) {
+    for (size_t i = 0; i < program_.slots.size(); ++i)
+        if (program_.slots[i].name == name && program_.slots[i].width == width)
+            return static_cast<kernels::Slot>(i);
+    program_.slots.push_back({name, width});
     return static_cast<kernels::Slot>(program_.slots.size() - 1);
+}
+
+int32_t Builder::cache_layer(kernels::CacheLayer layer, int32_t window) {
+    const auto known = std::find(group_windows_.begin(), group_windows_.end(), window);
+    layer.group = static_cast<int32_t>(known - group_windows_.begin());
+    if (known == group_windows_.end()) group_windows_.push_back(window);
+    program_.cache_layers.push_back(layer);
+    return static_cast<int32_t>(program_.cache_layers.size() - 1);
 }
 
 RopeScaling Builder::rope_scaling() const {
@@ -73,6 +166,8 @@ RopeScaling Builder::rope_scaling() const {
         scaling.kind = RopeScaling::Kind::Yarn;
     else if (kind == "linear" && scaling.factor != 1)
         scaling.kind = RopeScaling::Kind::Linear;
+    else if (kind == "longrope" || kind == "su")
+        scaling.kind = scaling.factor != 1 ? RopeScaling::Kind::Linear : RopeScaling::Kind::None;
     else if (kind != "linear" && kind != "none")
         metadata_.fail("rope.scaling.type",
                        "\"" + gguf::printable(kind) + "\" is not supported for this architecture");
@@ -87,31 +182,59 @@ RopeScaling Builder::rope_scaling() const {
     return scaling;
 }
 
-std::vector<float> Builder::rope_divisors() {
-    const WeightId id = optional_vector("rope_freqs.weight", hyper_.rope_dimensions / 2);
-    if (id == kNoWeight) return {};
-    const kernels::Weight &w = program_.weights[static_cast<size_t>(id)];
-    std::vector<float> divisors(static_cast<size_t>(w.cols));
-    std::memcpy(divisors.data(), w.data, w.bytes());
+// `rope_freqs`, or the long or short factors of LongRoPE (Ding et al. 2024): by whether the context in use is
+// longer than the one before extension. One choice for all positions, since cached keys keep theirs.
+std::vector<float> Builder::rope_divisors(const RopeScaling &scaling) {
+    const bool is_long = static_cast<double>(context_) > scaling.original_context;
+    const std::string chosen = is_long ? "rope_factors_long.weight" : "rope_factors_short.weight";
+    used_.insert({"rope_factors_long.weight", "rope_factors_short.weight"});
+    const std::string name = has("rope_freqs.weight") ? "rope_freqs.weight" : chosen;
+    if (!has(name)) return {};
+    const Size pairs{hyper_.rope_dimensions / 2, "rope.dimension_count / 2"};
+    const gguf::Tensor &t = vector_tensor(name);
+    check_shape(t, {1, "a vector"}, pairs);
+    std::vector<float> divisors(static_cast<size_t>(pairs.value));
+    std::memcpy(divisors.data(), t.data, divisors.size() * sizeof(float));
     for (const float d : divisors)
-        if (!(d > 0) || !std::isfinite(d)) fail(w.name, "holds a factor that is not a positive number");
+        if (!(d > 0) || !std::isfinite(d)) fail(name, "holds a factor that is not a positive number");
     return divisors;
+}
+
+int32_t Builder::add_rope(kernels::RopeTable table) {
+    // Each number by itself may make sense when together they do not: a tiny divisor and a tiny factor.
+    const auto finite = [](double number) { return std::isfinite(number); };
+    if (!finite(table.magnitude) || !std::all_of(table.inv_freq.begin(), table.inv_freq.end(), finite))
+        metadata_.fail("rope.*", "together with the file's factors, these give rotations without end");
+    program_.ropes.push_back(std::move(table));
+    return static_cast<int32_t>(program_.ropes.size() - 1);
 }
 
 int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
     const double base = metadata_.real("rope.freq_base").value_or(10000);
     if (!(base > 1)) metadata_.fail("rope.freq_base", "must be greater than 1");
-    kernels::RopeTable table =
-        make_rope(pairs, hyper_.rope_dimensions, base, rope_scaling(), rope_divisors());
-    // Each number by itself may make sense when together they do not: a tiny divisor and a tiny factor.
-    const auto finite = [](double number) { return std::isfinite(number); };
-    if (!finite(table.magnitude) || !std::all_of(table.inv_freq.begin(), table.inv_freq.end(), finite))
-        metadata_.fail("rope.*", "together with rope_freqs.weight, these give rotations without end");
-    program_.ropes.push_back(std::move(table));
-    return static_cast<int32_t>(program_.ropes.size() - 1);
+    const RopeScaling scaling = rope_scaling();
+    return add_rope(make_rope(pairs, hyper_.rope_dimensions, base, scaling, rope_divisors(scaling)));
+}
+
+int32_t Builder::unscaled_rope(kernels::RopeTable::Pairs pairs, double base) {
+    if (!(base > 1)) metadata_.fail("rope.freq_base_swa", "must be greater than 1");
+    return add_rope(make_rope(pairs, hyper_.rope_dimensions, base, {}, {}));
+}
+
+void Builder::check_all_used() const {
+    for (const gguf::Tensor &t : file_->tensors()) {
+        if (!t.name.starts_with("blk.") || used_.contains(t.name) || ignorable(t.name)) continue;
+        const std::string name = gguf::printable(t.name);
+        const int64_t layer = std::strtoll(std::string(t.name.substr(4)).c_str(), nullptr, 10);
+        if (layer >= hyper_.block_count)
+            metadata_.fail("block_count",
+                           std::to_string(hyper_.block_count) + ", but there is a tensor " + name);
+        fail(name, "the architecture " + gguf::printable(hyper_.architecture) + " has no such weight");
+    }
 }
 
 kernels::Program Builder::take() {
+    check_all_used();
     program_.vocab = hyper_.vocab;
     return std::move(program_);
 }

@@ -1,7 +1,6 @@
-// The pre-norm decoder block that llama, qwen2 and qwen3 share.
-#include <cmath>
+#include "engine/model/decoder.h"
 
-#include "engine/model/builder.h"
+#include <cmath>
 
 namespace runnel::model {
 
@@ -9,91 +8,274 @@ using namespace kernels;
 
 namespace {
 
-struct Slots {
-    Slot x;       // residual stream
-    Slot normed;  // input of the matrices
-    Slot q, k, v, attended;
-    Slot gate, up;
-};
-
-void emit_attention(Builder &b, const DecoderTraits &traits, const Slots &s, int32_t rope, int32_t layer) {
-    const HyperParameters &h = b.hyper();
-    const std::string prefix = "blk." + std::to_string(layer) + ".";
-    const int64_t d = h.embedding_length;
-    const int64_t q_width = int64_t{h.head_count} * h.key_length;
-    const int64_t k_width = int64_t{h.head_count_kv} * h.key_length;
-    const int64_t v_width = int64_t{h.head_count_kv} * h.value_length;
-    const int64_t out_width = int64_t{h.head_count} * h.value_length;
-    const auto part = [&](const std::string &name, int64_t rows, int64_t cols, Slot out, Slot add) {
-        const std::string bias = prefix + name + ".bias";
-        const bool required = traits.biases_required && name != "attn_output";
-        return Linear::Part{b.matrix(prefix + name + ".weight", rows, cols),
-                            required ? b.vector(bias, rows) : b.optional_vector(bias, rows), out, add};
-    };
-
-    b.add(Norm{s.x, s.normed, b.vector(prefix + "attn_norm.weight", d), h.norm_rms_epsilon});
-    b.add(Linear{s.normed,
-                 {part("attn_q", q_width, d, s.q, kNoSlot), part("attn_k", k_width, d, s.k, kNoSlot),
-                  part("attn_v", v_width, d, s.v, kNoSlot)}});
-    const double scale = b.metadata().real("attention.scale", 0).value_or(0);
-    Attention attention{.q = s.q,
-                        .k = s.k,
-                        .v = s.v,
-                        .out = s.attended,
-                        .layer = layer,
-                        .heads = h.head_count,
-                        .kv_heads = h.head_count_kv,
-                        .head_dim_k = h.key_length,
-                        .head_dim_v = h.value_length,
-                        .scale = static_cast<float>(scale != 0 ? scale : 1 / std::sqrt(double(h.key_length))),
-                        .window = h.sliding_window,
-                        .rope = rope,
-                        .norm_eps = h.norm_rms_epsilon};
-    if (traits.head_norm) {
-        attention.q_norm = b.vector(prefix + "attn_q_norm.weight", h.key_length);
-        attention.k_norm = b.vector(prefix + "attn_k_norm.weight", h.key_length);
-    }
-    b.program().cache_layers.push_back({h.head_count_kv, h.key_length, h.value_length});
-    b.add(attention);
-    b.add(Linear{s.attended, {part("attn_output", d, out_width, s.x, s.x)}});
+std::string prefix(int32_t layer) {
+    return "blk." + std::to_string(layer) + ".";
 }
 
-void emit_feed_forward(Builder &b, const Slots &s, int32_t layer) {
-    const HyperParameters &h = b.hyper();
-    const std::string prefix = "blk." + std::to_string(layer) + ".";
-    const int64_t d = h.embedding_length, ff = h.feed_forward_length;
-    const auto part = [&](const std::string &name, int64_t rows, int64_t cols, Slot out, Slot add) {
-        return Linear::Part{b.matrix(prefix + name + ".weight", rows, cols),
-                            b.optional_vector(prefix + name + ".bias", rows), out, add};
-    };
-    b.add(Norm{s.x, s.normed, b.vector(prefix + "ffn_norm.weight", d), h.norm_rms_epsilon});
-    b.add(Linear{s.normed, {part("ffn_gate", ff, d, s.gate, kNoSlot), part("ffn_up", ff, d, s.up, kNoSlot)}});
-    b.add(Gate{s.gate, s.up, s.gate});
-    b.add(Linear{s.gate, {part("ffn_down", d, ff, s.x, s.x)}});
+// The sizes of a decoder's matrices, with the keys that they come from.
+struct Sizes {
+    explicit Sizes(const HyperParameters &h)
+        : width{h.embedding_length, "embedding_length"},
+          q{int64_t{h.head_count} * h.key_length, "attention.head_count * key_length"},
+          k{int64_t{h.head_count_kv} * h.key_length, "attention.head_count_kv * key_length"},
+          v{int64_t{h.head_count_kv} * h.value_length, "attention.head_count_kv * value_length"},
+          attended{int64_t{h.head_count} * h.value_length, "attention.head_count * value_length"},
+          hidden{h.feed_forward_length, "feed_forward_length"} {}
+    Size width, q, k, v, attended, hidden;
+};
+
+class Decoder {
+  public:
+    Decoder(Builder &builder, const DecoderTraits &traits)
+        : b_(builder), h_(builder.hyper()), t_(traits), size_(h_) {}
+
+    void emit();
+    void attention(int32_t layer, const Branch &branch);
+    void feed_forward(int32_t layer, const Branch &branch);
+
+  private:
+    void embed(WeightId table);
+    void layer(int32_t layer);
+    void half(int32_t layer, const std::string &norm, const std::string &post_norm, bool feeds);
+    void parallel(int32_t layer);
+    void branch(int32_t layer, bool feeds, const Branch &branch);
+    void norm(const std::string &name, Slot in, Slot out, Slot add = kNoSlot);
+    Linear projections(int32_t layer, Slot in);
+    Linear gate_and_up(int32_t layer, Slot in);
+    Linear::Part part(const std::string &tensor, Size rows, Size cols, bool bias_required, Slot out);
+    void norm_heads(int32_t layer, Attention &attention);
+    void own_layer_norm(const std::string &tensor, Slot slot, int32_t heads);
+    Attention describe(int32_t layer, Slot out);
+    bool full(int32_t layer) const { return t_.full.empty() || t_.full[static_cast<size_t>(layer)]; }
+    bool biases(DecoderTraits::Biases least) const { return t_.biases >= least; }
+
+    Slot x() { return b_.slot("residual", h_.embedding_length); }
+    Slot normed() { return b_.slot("normed", h_.embedding_length); }
+    Slot q() { return b_.slot("q", size_.q.value); }
+    Slot k() { return b_.slot("k", size_.k.value); }
+    Slot v() { return b_.slot("v", size_.v.value); }
+
+    Builder &b_;
+    const HyperParameters &h_;
+    const DecoderTraits &t_;
+    Sizes size_;
+    int32_t rope_ = -1, window_rope_ = -1;
+};
+
+void Decoder::emit() {
+    const Size vocab{h_.vocab, "the vocabulary"};
+    const WeightId embedding = b_.matrix("token_embd.weight", vocab, size_.width);
+    embed(embedding);
+    if (t_.pairs) {
+        rope_ = window_rope_ = b_.rope(*t_.pairs);
+        if (t_.window_rope_base) window_rope_ = b_.unscaled_rope(*t_.pairs, *t_.window_rope_base);
+    }
+    for (int32_t i = 0; i < h_.block_count; ++i) layer(i);
+    norm("output_norm", x(), normed());
+    b_.add(
+        Logits{.in = normed(),
+               .weight = b_.has("output.weight") ? b_.matrix("output.weight", vocab, size_.width) : embedding,
+               .bias = b_.optional_vector("output.bias", vocab),
+               .scale = static_cast<float>(t_.logit_scale),
+               .softcap = static_cast<float>(t_.logit_softcap)});
+}
+
+void Decoder::embed(WeightId table) {
+    Embed embed{table, x(), static_cast<float>(t_.embedding_scale)};
+    if (t_.learned_positions)
+        embed.positions =
+            b_.matrix("position_embd.weight", {h_.context_length, "context_length"}, size_.width);
+    b_.add(embed);
+}
+
+void Decoder::layer(int32_t i) {
+    if (t_.block == DecoderTraits::Block::Parallel) return parallel(i);
+    half(i, t_.attn_norm, t_.attn_post_norm, false);
+    half(i, t_.ffn_norm, t_.ffn_post_norm, true);
+}
+
+// Attention, or the feed-forward network (`feeds`), with the norms around it.
+void Decoder::half(int32_t i, const std::string &before, const std::string &behind, bool feeds) {
+    using Block = DecoderTraits::Block;
+    Branch way{.in = x(), .out = x(), .add = x(), .scale = static_cast<float>(t_.residual_scale)};
+    if (t_.block != Block::PostNorm) {
+        way.in = normed();
+        norm(prefix(i) + before, x(), way.in);
+    }
+    if (t_.block != Block::PreNorm) {
+        way.out = b_.slot("branch", h_.embedding_length);
+        way.add = kNoSlot;
+    }
+    branch(i, feeds, way);
+    if (t_.block != Block::PreNorm) norm(prefix(i) + behind, way.out, x(), x());
+}
+
+void Decoder::parallel(int32_t i) {
+    const Slot feed_in =
+        t_.ffn_norm.empty() ? normed() : b_.slot("normed for feed-forward", h_.embedding_length);
+    norm(prefix(i) + t_.attn_norm, x(), normed());
+    if (!t_.ffn_norm.empty()) norm(prefix(i) + t_.ffn_norm, x(), feed_in);
+    const float scale = static_cast<float>(t_.residual_scale);
+    branch(i, false, {normed(), x(), x(), scale});
+    branch(i, true, {feed_in, x(), x(), scale});
+}
+
+void Decoder::branch(int32_t i, bool feeds, const Branch &way) {
+    if (!feeds)
+        attention(i, way);
+    else if (t_.feed_forward)
+        t_.feed_forward(b_, i, way);
+    else
+        feed_forward(i, way);
+}
+
+void Decoder::norm(const std::string &name, Slot in, Slot out, Slot add) {
+    b_.add(Norm{.in = in,
+                .out = out,
+                .weight = b_.vector(name + ".weight", size_.width),
+                .eps = h_.norm_epsilon,
+                .kind = t_.norm,
+                .bias = t_.norm_biases ? b_.vector(name + ".bias", size_.width) : kNoWeight,
+                .add = add});
+}
+
+Linear::Part Decoder::part(const std::string &tensor, Size rows, Size cols, bool bias_required, Slot out) {
+    const std::string bias = tensor + ".bias";
+    return {b_.matrix(tensor + ".weight", rows, cols),
+            bias_required ? b_.vector(bias, rows) : b_.optional_vector(bias, rows), out, kNoSlot};
+}
+
+Linear Decoder::projections(int32_t i, Slot in) {
+    const bool bias = biases(DecoderTraits::Biases::Qkv);
+    const std::string fused = prefix(i) + "attn_qkv";
+    if (b_.has(fused + ".weight"))
+        return b_.split(fused, size_.width, bias, in, {{size_.q, q()}, {size_.k, k()}, {size_.v, v()}});
+    return {in,
+            {part(prefix(i) + "attn_q", size_.q, size_.width, bias, q()),
+             part(prefix(i) + "attn_k", size_.k, size_.width, bias, k()),
+             part(prefix(i) + "attn_v", size_.v, size_.width, bias, v())}};
+}
+
+Attention Decoder::describe(int32_t i, Slot out) {
+    const double of_file = b_.metadata().real("attention.scale", 0).value_or(0);
+    const double usual = t_.attention_scale != 0 ? t_.attention_scale : 1 / std::sqrt(double(h_.key_length));
+    const bool is_full = full(i), windowed = !is_full || t_.full.empty();
+    const int32_t window = windowed ? static_cast<int32_t>(t_.window) : 0;
+    return {
+        .q = q(),
+        .k = k(),
+        .v = v(),
+        .out = out,
+        .layer = b_.cache_layer({h_.head_count_kv, h_.key_length, h_.value_length}, window),
+        .heads = h_.head_count,
+        .kv_heads = h_.head_count_kv,
+        .head_dim_k = h_.key_length,
+        .head_dim_v = h_.value_length,
+        .scale = static_cast<float>(of_file != 0 ? of_file : usual),
+        .window = window,
+        .rope = windowed          ? window_rope_
+                : t_.rope_on_full ? rope_
+                                  : -1,
+        .norm_eps = h_.norm_epsilon,
+        .softcap = static_cast<float>(t_.attention_softcap),
+        .sinks = b_.optional_vector(prefix(i) + "attn_sinks.weight", {h_.head_count, "attention.head_count"}),
+        .temperature = t_.temperature};
+}
+
+void Decoder::own_layer_norm(const std::string &tensor, Slot slot, int32_t heads) {
+    const WeightId weight = b_.flat_vector(tensor, {heads, "heads"}, {h_.key_length, "attention.key_length"});
+    b_.add(Norm{.in = slot,
+                .out = slot,
+                .weight = weight,
+                .eps = h_.norm_epsilon,
+                .kind = Norm::Kind::Layer,
+                .parts = heads});
+}
+
+void Decoder::norm_heads(int32_t i, Attention &attention) {
+    using HeadNorm = DecoderTraits::HeadNorm;
+    const std::string q_name = prefix(i) + "attn_q_norm.weight", k_name = prefix(i) + "attn_k_norm.weight";
+    if (t_.head_norm == HeadNorm::PerHead || t_.head_norm == HeadNorm::PerHeadAfterRope) {
+        const Size head{h_.key_length, "attention.key_length"};
+        attention.q_norm = b_.vector(q_name, head);
+        attention.k_norm = b_.vector(k_name, head);
+        attention.norm_after_rope = t_.head_norm == HeadNorm::PerHeadAfterRope;
+    } else if (t_.head_norm == HeadNorm::WholeRow) {
+        b_.add(Norm{q(), q(), b_.vector(q_name, size_.q), h_.norm_epsilon});
+        b_.add(Norm{k(), k(), b_.vector(k_name, size_.k), h_.norm_epsilon});
+    } else if (t_.head_norm == HeadNorm::OwnLayerNorm) {
+        own_layer_norm(q_name, q(), h_.head_count);
+        own_layer_norm(k_name, k(), h_.head_count_kv);
+    }
+}
+
+void Decoder::attention(int32_t i, const Branch &way) {
+    const Slot attended = b_.slot("attended", size_.attended.value);
+    b_.add(projections(i, way.in));
+    Attention attention = describe(i, attended);
+    norm_heads(i, attention);
+    b_.add(attention);
+    Linear::Part output = part(prefix(i) + "attn_output", size_.width, size_.attended,
+                               biases(DecoderTraits::Biases::All), way.out);
+    output.add = way.add;
+    output.scale = way.scale;
+    b_.add(Linear{attended, {output}});
+}
+
+Linear Decoder::gate_and_up(int32_t i, Slot in) {
+    const bool bias = biases(DecoderTraits::Biases::All);
+    const Slot gate = b_.slot("gate", h_.feed_forward_length);
+    const std::string up_name = prefix(i) + "ffn_up", gate_name = prefix(i) + "ffn_gate";
+    if (!t_.gated) return {in, {part(up_name, size_.hidden, size_.width, bias, gate)}};
+    const Slot up = b_.slot("up", h_.feed_forward_length);
+    if (!b_.has(gate_name + ".weight") && b_.rows_of(up_name + ".weight") == 2 * size_.hidden.value)
+        return b_.split(up_name, size_.width, bias, in, {{size_.hidden, gate}, {size_.hidden, up}});
+    return {in,
+            {part(gate_name, size_.hidden, size_.width, bias, gate),
+             part(up_name, size_.hidden, size_.width, bias, up)}};
+}
+
+void Decoder::feed_forward(int32_t i, const Branch &way) {
+    const Slot gate = b_.slot("gate", h_.feed_forward_length);
+    const Slot up = t_.gated ? b_.slot("up", h_.feed_forward_length) : kNoSlot;
+    b_.add(gate_and_up(i, way.in));
+    b_.add(Gate{gate, up, gate, t_.act});
+    Linear::Part down =
+        part(prefix(i) + "ffn_down", size_.width, size_.hidden, biases(DecoderTraits::Biases::All), way.out);
+    down.add = way.add;
+    down.scale = way.scale;
+    b_.add(Linear{gate, {down}});
 }
 
 }  // namespace
 
-void emit_decoder(Builder &b, const DecoderTraits &traits) {
-    const HyperParameters &h = b.hyper();
-    const int64_t d = h.embedding_length;
-    const Slots s{.x = b.slot("residual", d),
-                  .normed = b.slot("normed", d),
-                  .q = b.slot("q", int64_t{h.head_count} * h.key_length),
-                  .k = b.slot("k", int64_t{h.head_count_kv} * h.key_length),
-                  .v = b.slot("v", int64_t{h.head_count_kv} * h.value_length),
-                  .attended = b.slot("attended", int64_t{h.head_count} * h.value_length),
-                  .gate = b.slot("gate", h.feed_forward_length),
-                  .up = b.slot("up", h.feed_forward_length)};
-    const WeightId embedding = b.matrix("token_embd.weight", h.vocab, d);
-    const int32_t rope = b.rope(traits.pairs);
-    b.add(Embed{embedding, s.x});
-    for (int32_t layer = 0; layer < h.block_count; ++layer) {
-        emit_attention(b, traits, s, rope, layer);
-        emit_feed_forward(b, s, layer);
+void emit_decoder(Builder &builder, const DecoderTraits &traits) {
+    Decoder(builder, traits).emit();
+}
+
+void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch) {
+    Decoder(builder, traits).feed_forward(layer, branch);
+}
+
+std::vector<bool> full_layers(const Builder &builder, int64_t period) {
+    const int32_t layers = builder.hyper().block_count;
+    const char *key = "attention.sliding_window_pattern";
+    std::vector<bool> full;
+    if (const auto windowed = builder.metadata().booleans(key)) {
+        if (windowed->size() != static_cast<size_t>(layers))
+            builder.metadata().fail(key, "has " + std::to_string(windowed->size()) + " entries, " +
+                                             builder.hyper().architecture + ".block_count is " +
+                                             std::to_string(layers));
+        for (const bool is_windowed : *windowed) full.push_back(!is_windowed);
+        return full;
     }
-    b.add(Norm{s.x, s.normed, b.vector("output_norm.weight", d), h.norm_rms_epsilon});
-    b.add(Logits{s.normed, b.has("output.weight") ? b.matrix("output.weight", h.vocab, d) : embedding});
+    period = builder.metadata().integer(key, 0, INT32_MAX).value_or(period);
+    for (int32_t i = 0; i < layers; ++i) full.push_back(period > 0 && (i + 1) % period == 0);
+    return full;
+}
+
+int64_t sliding_window(const Builder &builder, int64_t absent) {
+    return builder.metadata().integer("attention.sliding_window", 0, INT32_MAX).value_or(absent);
 }
 
 }  // namespace runnel::model

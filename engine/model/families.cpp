@@ -1,5 +1,8 @@
 #include "engine/model/families.h"
 
+#include <algorithm>
+#include <array>
+
 namespace runnel::model {
 
 std::span<const Family> families() {
@@ -7,8 +10,50 @@ std::span<const Family> families() {
         {"llama", emit_llama},
         {"qwen2", emit_qwen2},
         {"qwen3", emit_qwen3},
+        {"gemma", emit_gemma},
+        {"gemma2", emit_gemma2},
+        {"gemma3", emit_gemma3},
+        {"mistral3", emit_mistral3},
+        {"phi3", emit_phi3},
+        {"glm4", emit_glm4},
+        {"smollm3", emit_smollm3},
+        {"seed_oss", emit_seed_oss},
+        {"olmo2", emit_olmo2},
+        {"granite", emit_granite},
+        {"command-r", emit_command_r},
+        {"cohere2", emit_cohere2},
+        {"ernie4_5", emit_ernie4_5},
+        {"hunyuan-dense", emit_hunyuan_dense},
+        {"exaone", emit_exaone},
+        {"exaone4", emit_exaone4},
+        {"internlm2", emit_internlm2},
+        {"nemotron", emit_nemotron},
+        {"minicpm", emit_minicpm},
+        {"gpt2", emit_gpt2},
+        {"gptneox", emit_gptneox},
+        {"falcon", emit_falcon},
+        {"starcoder2", emit_starcoder2},
+        {"stablelm", emit_stablelm},
+        {"phi2", emit_phi2},
     };
     return kFamilies;
+}
+
+std::string_view other_kind(std::string_view architecture) {
+    static constexpr std::array<std::string_view, 22> kHybrids = {
+        "qwen35",         "qwen35moe",   "qwen3next",   "mamba",       "mamba2", "jamba",
+        "falcon-h1",      "lfm2",        "lfm2moe",     "nemotron_h",  "plamo2", "granitehybrid",
+        "nemotron_h_moe", "kimi-linear", "bailingmoe3", "deepseek4",   "rwkv6",  "rwkv6qwen2",
+        "rwkv7",          "arwkv7",      "plamo3",      "minimax-text"};
+    static constexpr std::array<std::string_view, 9> kEncoders = {
+        "bert", "nomic-bert", "nomic-bert-moe",   "jina-bert-v2",   "modern-bert",
+        "t5",   "t5encoder",  "wavtokenizer-dec", "gemma-embedding"};
+    const auto among = [&](const auto &list) {
+        return std::find(list.begin(), list.end(), architecture) != list.end();
+    };
+    if (among(kHybrids)) return "a hybrid or state-space model";
+    if (among(kEncoders)) return "no language model that generates text";
+    return {};
 }
 
 }  // namespace runnel::model

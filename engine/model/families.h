@@ -15,8 +15,38 @@ struct Family {
 
 std::span<const Family> families();
 
+// Architectures of kinds that this build does not compute: hybrids of attention with recurrent layers, state
+// spaces, and what is no decoder. Known by name so that the message can say so; empty if `architecture` is
+// none.
+std::string_view other_kind(std::string_view architecture);
+
 void emit_llama(Builder &);
 void emit_qwen2(Builder &);
 void emit_qwen3(Builder &);
+void emit_gemma(Builder &);
+void emit_gemma2(Builder &);
+void emit_gemma3(Builder &);
+void emit_mistral3(Builder &);
+void emit_phi3(Builder &);
+void emit_glm4(Builder &);
+void emit_smollm3(Builder &);
+void emit_seed_oss(Builder &);
+void emit_olmo2(Builder &);
+void emit_granite(Builder &);
+void emit_command_r(Builder &);
+void emit_cohere2(Builder &);
+void emit_ernie4_5(Builder &);
+void emit_hunyuan_dense(Builder &);
+void emit_exaone(Builder &);
+void emit_exaone4(Builder &);
+void emit_internlm2(Builder &);
+void emit_nemotron(Builder &);
+void emit_minicpm(Builder &);
+void emit_gpt2(Builder &);
+void emit_gptneox(Builder &);
+void emit_falcon(Builder &);
+void emit_starcoder2(Builder &);
+void emit_stablelm(Builder &);
+void emit_phi2(Builder &);
 
 }  // namespace runnel::model

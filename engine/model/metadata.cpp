@@ -74,6 +74,15 @@ std::optional<bool> Metadata::boolean(std::string_view key) const {
     return flag;
 }
 
+std::optional<std::vector<bool>> Metadata::booleans(std::string_view key) const {
+    const gguf::Value *value = find(key);
+    if (!value || value->type() != gguf::ValueType::Array) return std::nullopt;
+    std::vector<bool> flags;
+    for (const int64_t entry : value->as_ints()) flags.push_back(entry != 0);
+    if (flags.size() != value->size()) fail(key, "not an array of booleans");
+    return flags;
+}
+
 std::optional<std::string_view> Metadata::text(std::string_view key) const {
     const gguf::Value *value = find(key);
     if (!value) return std::nullopt;

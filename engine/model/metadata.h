@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "engine/model/model.h"
 #include "gguf/file.h"
@@ -27,6 +28,7 @@ class Metadata {
     std::optional<int64_t> integer(std::string_view key, int64_t low, int64_t high) const;
     std::optional<double> real(std::string_view key, double low = -FLT_MAX, double high = FLT_MAX) const;
     std::optional<bool> boolean(std::string_view key) const;
+    std::optional<std::vector<bool>> booleans(std::string_view key) const;  // nullopt also for a scalar
     std::optional<std::string_view> text(std::string_view key) const;
 
     int64_t required_integer(std::string_view key, int64_t low, int64_t high) const;

@@ -44,16 +44,17 @@ HyperParameters read_hyper_parameters(const gguf::File &file) {
         static_cast<int32_t>(m.integer("attention.key_length", 1, kMaxHeadDim).value_or(even_share));
     h.value_length =
         static_cast<int32_t>(m.integer("attention.value_length", 1, kMaxHeadDim).value_or(even_share));
-    h.norm_rms_epsilon = static_cast<float>(m.required_real("attention.layer_norm_rms_epsilon", 0, 1));
+    const auto of_layer_norm = m.real("attention.layer_norm_epsilon", 0, 1);
+    h.norm_epsilon = static_cast<float>(
+        of_layer_norm ? m.real("attention.layer_norm_rms_epsilon", 0, 1).value_or(*of_layer_norm)
+                      : m.required_real("attention.layer_norm_rms_epsilon", 0, 1));
     h.rope_dimensions =
         static_cast<int32_t>(m.integer("rope.dimension_count", 0, h.key_length).value_or(h.key_length));
     if (h.rope_dimensions % 2 != 0) m.fail("rope.dimension_count", "odd");
-    h.sliding_window =
-        static_cast<int32_t>(m.integer("attention.sliding_window", 0, kMaxContext).value_or(0));
     return h;
 }
 
-Model build(const gguf::File &file) {
+Model build(const gguf::File &file, int64_t context) {
     const Metadata metadata(file);
     const auto known = families();
     const auto family = std::find_if(known.begin(), known.end(), [&](const Family &f) {
@@ -62,12 +63,14 @@ Model build(const gguf::File &file) {
     if (family == known.end()) {
         std::string list;
         for (const Family &f : known) list += (list.empty() ? "" : ", ") + std::string(f.architecture);
+        const std::string kind(other_kind(metadata.architecture()));
         throw ModelError(name_of(file) + ": architecture \"" + gguf::printable(metadata.architecture()) +
-                         "\" is not supported (supported: " + list + ")");
+                         "\" is " + (kind.empty() ? "" : kind + ", which is ") +
+                         "not supported (supported: " + list + ")");
     }
     if (file.tensors().empty())
         throw ModelError(name_of(file) + ": holds metadata only, no tensors: it can be inspected, not run");
-    Builder builder(file, read_hyper_parameters(file));
+    Builder builder(file, read_hyper_parameters(file), context);
     family->emit(builder);
     HyperParameters hyper = builder.hyper();
     return {std::move(hyper), builder.take()};

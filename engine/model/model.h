@@ -30,9 +30,8 @@ struct HyperParameters {
     int64_t feed_forward_length;
     int32_t head_count, head_count_kv;
     int32_t key_length, value_length;
-    float norm_rms_epsilon;
+    float norm_epsilon;  // of RMS norms where the file has that key, else of layer norms
     int32_t rope_dimensions;
-    int32_t sliding_window;  // 0: none
 };
 
 struct Model {
@@ -41,7 +40,8 @@ struct Model {
 };
 
 // Throws ModelError. The Program's weights point into the file's mapping: the file must outlive them.
-Model build(const gguf::File &file);
+// context: the length that will be used, which LongRoPE's factors depend on; 0: the model's own.
+Model build(const gguf::File &file, int64_t context = 0);
 
 // Reads and checks the hyper-parameters alone (for `inspect`, which also works on files that cannot be run).
 HyperParameters read_hyper_parameters(const gguf::File &file);

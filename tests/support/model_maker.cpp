@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gguf/writer.h"
+#include "tests/support/model_families.h"
 #include "tests/support/model_vocabulary.h"
 #include "tests/support/random.h"
 
@@ -23,10 +24,11 @@ void require(bool condition, const std::string &what) {
 
 // The shape with its defaults filled in, checked.
 ModelShape complete(ModelShape shape) {
-    require(shape.arch == "llama" || shape.arch == "qwen2" || shape.arch == "qwen3",
-            "unknown arch " + shape.arch);
+    const FamilyFiles *family = find_family_files(shape.arch);
+    require(family != nullptr, "unknown arch " + shape.arch);
     const std::string &scaling = shape.rope_scaling;
-    require(scaling.empty() || scaling == "linear" || scaling == "yarn" || scaling == "llama3",
+    require(scaling.empty() || scaling == "linear" || scaling == "yarn" || scaling == "llama3" ||
+                scaling == "longrope",
             "unknown rope scaling " + scaling);
     for (const int64_t n : {shape.layers, shape.width, shape.ff, shape.heads, shape.kv_heads, shape.context})
         require(n > 0, "sizes must be positive");
@@ -34,7 +36,8 @@ ModelShape complete(ModelShape shape) {
     require(shape.head_dim > 0 || shape.width % shape.heads == 0, "width must be a multiple of heads");
     if (shape.head_dim == 0) shape.head_dim = shape.width / shape.heads;
     require(shape.head_dim % 2 == 0, "head_dim must be even");
-    if (shape.arch == "qwen2") shape.bias = true;
+    shape.bias = shape.bias || family->biases != FamilyFiles::Biases::None;
+    shape.tied = shape.tied || family->tied;
     if (shape.original_context == 0)
         shape.original_context = static_cast<int64_t>(static_cast<double>(shape.context) / shape.rope_factor);
     return shape;
@@ -51,7 +54,7 @@ struct Plan {
     std::vector<float> values;   // instead of random ones
 };
 
-enum class Role { Plain, Embedding, Output, AttentionV, AttentionOutput, FfnDown };
+enum class Role { Norm, Plain, Embedding, Output, AttentionV, AttentionOutput, FfnDown };
 
 // The layers that llama.cpp's mixes give more bits: the first and last eighth and every third between.
 bool more_bits(int64_t layer, int64_t layers) {
@@ -89,6 +92,7 @@ Type fitting(Type type, int64_t row) {
 }
 
 Type matrix_type(const ModelShape &shape, Role role, int64_t layer, int64_t row) {
+    if (role == Role::Norm) return Type::F32;
     Type type = mixed(shape, role, layer);
     const bool output = role == Role::Output || (role == Role::Embedding && shape.tied);
     if (!shape.pure && gguf::traits(type).quantized) {
@@ -115,48 +119,102 @@ std::vector<float> llama3_divisors(const ModelShape &shape) {
     return divisors;
 }
 
+// Factors of LongRoPE, growing from pair to pair up to `largest`.
+std::vector<float> longrope_divisors(int64_t pairs, double largest) {
+    std::vector<float> divisors;
+    for (int64_t i = 0; i < pairs; ++i)
+        divisors.push_back(
+            static_cast<float>(1 + (largest - 1) * static_cast<double>(i + 1) / static_cast<double>(pairs)));
+    return divisors;
+}
+
 class Planner {
   public:
-    explicit Planner(const ModelShape &shape) : shape_(shape) {}
+    explicit Planner(const ModelShape &shape) : shape_(shape), family_(*find_family_files(shape.arch)) {}
 
     std::vector<Plan> plan() {
         // Tied embeddings decide the size of the logits; others the size of the residual stream.
         matrix("token_embd", Role::Embedding, shape_.width, shape_.vocab,
                shape_.tied ? 2.5f : root(shape_.width));
-        if (shape_.rope_scaling == "llama3")
-            tensors_.push_back(
-                {"rope_freqs.weight", {shape_.head_dim / 2}, Type::F32, 0, 0, llama3_divisors(shape_)});
+        if (family_.positions)
+            matrix("position_embd", Role::Norm, shape_.width, shape_.context, root(shape_.width));
+        plan_rope_factors();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
         layer_ = -1;
-        vector("output_norm.weight", shape_.width, 1);
+        norm("output_norm");
         if (!shape_.tied) matrix("output", Role::Output, shape_.width, shape_.vocab, 2.5f);
+        if (family_.output_bias) vector("output.bias", shape_.vocab, 0);
         return std::move(tensors_);
     }
 
   private:
+    void plan_rope_factors() {
+        const int64_t pairs = shape_.head_dim / family_.rope_divisor / 2;
+        const auto factors = [&](const std::string &name, std::vector<float> values) {
+            tensors_.push_back({name, {pairs}, Type::F32, 0, 0, std::move(values)});
+        };
+        if (shape_.rope_scaling == "llama3") factors("rope_freqs.weight", llama3_divisors(shape_));
+        if (shape_.rope_scaling != "longrope") return;
+        factors("rope_factors_short.weight", longrope_divisors(pairs, 1.5));
+        factors("rope_factors_long.weight", longrope_divisors(pairs, 2 * shape_.rope_factor));
+    }
+
     void plan_layer() {
-        const int64_t width = shape_.width, q = shape_.heads * shape_.head_dim,
-                      kv = shape_.kv_heads * shape_.head_dim;
-        const float residual = 1 / root(2 * shape_.layers);  // what 2 * layers additions sum up to is near 1
-        vector("attn_norm.weight", width, 1);
-        matrix("attn_q", Role::Plain, width, q, 1.2f);
-        matrix("attn_k", Role::Plain, width, kv, 1.2f);
-        matrix("attn_v", Role::AttentionV, width, kv, 1);
-        if (shape_.bias) {
-            vector("attn_q.bias", q, 0);
-            vector("attn_k.bias", kv, 0);
-            vector("attn_v.bias", kv, 0);
+        for (const std::string &name : family_.norms) norm(name);
+        plan_attention();
+        plan_feed_forward();
+    }
+
+    void plan_attention() {
+        const int64_t width = shape_.width, hd = shape_.head_dim, q = shape_.heads * hd,
+                      kv = shape_.kv_heads * hd;
+        if (family_.fused_qkv) {
+            matrix("attn_qkv", Role::Plain, width, q + 2 * kv, 1.2f);
+            if (shape_.bias) vector("attn_qkv.bias", q + 2 * kv, 0);
+        } else {
+            matrix("attn_q", Role::Plain, width, q, 1.2f);
+            matrix("attn_k", Role::Plain, width, kv, 1.2f);
+            matrix("attn_v", Role::AttentionV, width, kv, 1);
+            if (shape_.bias) {
+                vector("attn_q.bias", q, 0);
+                vector("attn_k.bias", kv, 0);
+                vector("attn_v.bias", kv, 0);
+            }
         }
-        if (shape_.arch == "qwen3") {
-            vector("attn_q_norm.weight", shape_.head_dim, 1);
-            vector("attn_k_norm.weight", shape_.head_dim, 1);
+        using HeadNorm = FamilyFiles::HeadNorm;
+        if (family_.head_norm == HeadNorm::OwnWeights) {
+            norm_of_heads("attn_q_norm", shape_.heads);
+            norm_of_heads("attn_k_norm", shape_.kv_heads);
+        } else if (family_.head_norm != HeadNorm::None) {
+            const bool whole = family_.head_norm == HeadNorm::WholeRow;
+            vector("attn_q_norm.weight", whole ? q : hd, 1);
+            vector("attn_k_norm.weight", whole ? kv : hd, 1);
         }
-        matrix("attn_output", Role::AttentionOutput, q, width, 2 * residual);
-        if (shape_.bias && shape_.arch == "llama") vector("attn_output.bias", width, 0);
-        vector("ffn_norm.weight", width, 1);
-        matrix("ffn_gate", Role::Plain, width, shape_.ff, 1);
-        matrix("ffn_up", Role::Plain, width, shape_.ff, 1);
-        matrix("ffn_down", Role::FfnDown, shape_.ff, width, 2 * residual);
+        matrix("attn_output", Role::AttentionOutput, q, width, 2 * residual());
+        if (all_biases() || (shape_.bias && shape_.arch == "llama")) vector("attn_output.bias", width, 0);
+    }
+
+    void plan_feed_forward() {
+        const int64_t width = shape_.width, ff = shape_.ff, up = family_.fused_gate_up ? 2 * ff : ff;
+        if (family_.gated && !family_.fused_gate_up) matrix("ffn_gate", Role::Plain, width, ff, 1);
+        matrix("ffn_up", Role::Plain, width, up, 1);
+        if (all_biases()) vector("ffn_up.bias", up, 0);
+        matrix("ffn_down", Role::FfnDown, ff, width, 2 * residual());
+        if (all_biases()) vector("ffn_down.bias", width, 0);
+    }
+
+    // What 2 * layers additions sum up to is near 1.
+    float residual() const { return family_.branch_gain / root(2 * shape_.layers); }
+    bool all_biases() const { return family_.biases == FamilyFiles::Biases::All; }
+
+    void norm(const std::string &name) {
+        const bool behind =
+            name == "post_ffw_norm" || (name == "post_attention_norm" && family_.norms.size() != 2);
+        vector(name + ".weight", shape_.width, behind ? family_.branch_gain : 1);
+        if (family_.norm_bias) vector(name + ".bias", shape_.width, 0);
+    }
+    void norm_of_heads(const std::string &name, int64_t heads) {
+        tensors_.push_back({prefix() + name + ".weight", {shape_.head_dim, heads}, Type::F32, 1, 0.1f, {}});
     }
 
     static float root(int64_t n) { return std::sqrt(static_cast<float>(n)); }
@@ -172,6 +230,7 @@ class Planner {
     }
 
     const ModelShape &shape_;
+    const FamilyFiles &family_;
     int64_t layer_ = -1;
     std::vector<Plan> tensors_;
 };
@@ -193,12 +252,13 @@ int file_type(const std::string &type) {
 }
 
 void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
-    const auto key = [&](const std::string &name) { return shape.arch + "." + name; };
+    const FamilyFiles &family = *find_family_files(shape.arch);
+    const auto key = [&](const std::string &name) { return family.arch + "." + name; };
     const auto add_size = [&](const std::string &name, int64_t n) {
         writer.add(key(name), static_cast<uint32_t>(n));
     };
-    writer.add("general.architecture", shape.arch);
-    writer.add("general.name", "random " + shape.arch);
+    writer.add("general.architecture", family.arch);
+    writer.add("general.name", "random weights");  // peers act on names of models
     const int number = file_type(shape.dequantized ? "F32" : shape.type);
     if (number >= 0) writer.add("general.file_type", static_cast<uint32_t>(number));
     if (number > 1) writer.add("general.quantization_version", 2u);
@@ -210,11 +270,22 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     add_size("attention.head_count_kv", shape.kv_heads);
     add_size("attention.key_length", shape.head_dim);
     add_size("attention.value_length", shape.head_dim);
-    add_size("rope.dimension_count", shape.head_dim);
     add_size("vocab_size", shape.vocab);
-    writer.add(key("attention.layer_norm_rms_epsilon"), 1e-5f);
-    writer.add(key("rope.freq_base"), static_cast<float>(shape.rope_freq_base));
+    writer.add(key(family.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"),
+               1e-5f);
+    if (family.rope) {
+        add_size("rope.dimension_count", shape.head_dim / family.rope_divisor);
+        writer.add(key("rope.freq_base"), static_cast<float>(shape.rope_freq_base));
+    }
+    for (const auto &[name, value] : family.keys)
+        if (shape.sliding_window == 0 || name != "attention.sliding_window")
+            std::visit([&, of = key(name)](const auto &v) { writer.add(of, v); }, value);
     if (shape.sliding_window > 0) add_size("attention.sliding_window", shape.sliding_window);
+    if (shape.rope_scaling == "longrope") {
+        writer.add(key("rope.scaling.type"), shape.rope_scaling);
+        writer.add(key("rope.scaling.attn_factor"), 1.1f);
+        add_size("rope.scaling.original_context_length", shape.original_context);
+    }
     if (shape.rope_scaling == "linear" || shape.rope_scaling == "yarn") {
         writer.add(key("rope.scaling.type"), shape.rope_scaling);
         writer.add(key("rope.scaling.factor"), static_cast<float>(shape.rope_factor));

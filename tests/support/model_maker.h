@@ -26,7 +26,7 @@
 namespace runnel::testing {
 
 struct ModelShape {
-    std::string arch = "llama";  // llama, qwen2, qwen3
+    std::string arch = "llama";  // a name of model_families.h
     int64_t layers = 2, width = 64, ff = 160;
     int64_t heads = 4, kv_heads = 2;
     int64_t head_dim = 0;  // 0: width / heads
@@ -42,13 +42,13 @@ struct ModelShape {
     bool dequantized = false;  // F32 values that went through `type`
 
     bool tied = false;  // no output matrix: the embeddings are used
-    bool bias = false;  // on q, k, v (and attention output in llama); qwen2 always has q, k, v biases
+    bool bias = false;  // on q, k, v (and attention output in llama), beside those that the family has
 
     double rope_freq_base = 10000;
-    std::string rope_scaling;  // "", "linear", "yarn", "llama3" (as rope_freqs.weight)
+    std::string rope_scaling;  // "", "linear", "yarn", "llama3" (as rope_freqs.weight), "longrope"
     double rope_factor = 4;
     int64_t original_context = 0;  // before scaling; 0: context / rope_factor
-    int64_t sliding_window = 0;
+    int64_t sliding_window = 0;    // 0: the family's, if it has one
 
     uint64_t seed = 1;
     std::filesystem::path vocab_from;  // copy tokenizer.* of this GGUF file, and the size of its vocabulary

@@ -2,7 +2,10 @@
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <iostream>
+#include <string>
+#include <vector>
 
+#include "tests/support/model_families.h"
 #include "tests/support/model_maker.h"
 
 int main(int argc, char **argv) {
@@ -12,7 +15,9 @@ int main(int argc, char **argv) {
     CLI::App app("Writes a GGUF model with random weights, for tests and benchmarks.");
     app.option_defaults()->always_capture_default();
     app.add_option("--out", out, "the file to write")->required();
-    app.add_option("--arch", shape.arch)->check(CLI::IsMember({"llama", "qwen2", "qwen3"}));
+    std::vector<std::string> names;
+    for (const auto &family : runnel::testing::family_files()) names.push_back(family.name);
+    app.add_option("--arch", shape.arch)->check(CLI::IsMember(names));
     app.add_option("--layers", shape.layers);
     app.add_option("--width", shape.width);
     app.add_option("--ff", shape.ff);
@@ -26,10 +31,10 @@ int main(int argc, char **argv) {
     app.add_flag("--pure", shape.pure, "every matrix in that type, without llama.cpp's habits");
     app.add_flag("--dequantized", shape.dequantized, "write F32 values that went through the type");
     app.add_flag("--tied", shape.tied, "no output matrix of its own");
-    app.add_flag("--bias", shape.bias, "biases in attention (qwen2 always has them)");
+    app.add_flag("--bias", shape.bias, "biases in attention (some families always have them)");
     app.add_option("--rope-freq-base", shape.rope_freq_base);
     app.add_option("--rope-scaling", shape.rope_scaling)
-        ->check(CLI::IsMember({"", "linear", "yarn", "llama3"}));
+        ->check(CLI::IsMember({"", "linear", "yarn", "llama3", "longrope"}));
     app.add_option("--rope-factor", shape.rope_factor);
     app.add_option("--original-ctx", shape.original_context, "before scaling; 0: ctx / rope-factor");
     app.add_option("--sliding-window", shape.sliding_window);

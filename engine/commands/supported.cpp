@@ -1,0 +1,81 @@
+// `inspect --supported`: what this program runs, and what it was compared with.
+#include <algorithm>
+#include <cstdio>
+
+#include "engine/commands/commands.h"
+#include "engine/commands/json.h"
+#include "engine/model/model.h"
+#include "engine/model/verified.h"
+#include "gguf/block.h"
+
+namespace runnel::commands {
+namespace {
+
+using model::Verification;
+
+std::string padded(std::string_view text, size_t width) {
+    std::string out(text);
+    out.resize(std::max(out.size() + 1, width), ' ');
+    return out;
+}
+
+bool is_recorded(std::string_view architecture) {
+    const auto rows = model::verifications();
+    return std::any_of(rows.begin(), rows.end(),
+                       [&](const Verification &row) { return row.family == architecture; });
+}
+
+std::string row_text(const Verification &row) {
+    char numbers[96];
+    std::snprintf(numbers, sizeof numbers, "%8.1e  %8.1e  %7.2f%%", row.mean_kl, row.largest_kl,
+                  100 * row.same_top);
+    return "  " + padded(row.family, 28) + padded(row.peer, 16) + numbers + "\n";
+}
+
+std::vector<std::string_view> formats() {
+    std::vector<std::string_view> names;
+    for (uint32_t id = 0; id < 64; ++id) {
+        const gguf::TypeTraits *type = gguf::find_type(id);
+        const bool plain = type && (type->type == gguf::Type::F32 || type->type == gguf::Type::F16 ||
+                                    type->type == gguf::Type::BF16);
+        if (type && type->supported && (plain || type->quantized)) names.push_back(type->name);
+    }
+    return names;
+}
+
+void print_text(Io &io) {
+    std::string text =
+        "families, and how far their next-token distributions are from a peer's on the same file of random "
+        "F32\n"
+        "weights (KL divergence, nats per token; how often the most likely token is the same)\n\n  " +
+        padded("family", 28) + padded("peer", 16) + " mean KL    max KL   same top\n";
+    for (const Verification &row : model::verifications()) text += row_text(row);
+    for (const std::string_view name : model::supported_architectures())
+        if (!is_recorded(name))
+            text += "  " + padded(name, 28) + "no peer runs it here: compared with double precision only\n";
+    text += "\nformats of weights\n  ";
+    for (const std::string_view name : formats()) text += std::string(name) + " ";
+    text.back() = '\n';
+    io.out.write(text);
+}
+
+void print_json(Io &io) {
+    Json json{{"architectures", model::supported_architectures()}, {"formats", formats()}};
+    json["verified"] = Json::array();
+    for (const Verification &row : model::verifications())
+        json["verified"].push_back({{"family", row.family},
+                                    {"peer", row.peer},
+                                    {"mean_kl", row.mean_kl},
+                                    {"max_kl", row.largest_kl},
+                                    {"same_top", row.same_top}});
+    io.out.write(dump(json, 2));
+}
+
+}  // namespace
+
+int print_supported(bool as_json, Io &io) {
+    as_json ? print_json(io) : print_text(io);
+    return exit_code::kDone;
+}
+
+}  // namespace runnel::commands

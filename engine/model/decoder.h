@@ -1,0 +1,83 @@
+// The decoder block that most families share, as a description: how a family differs from
+//   h = x + Wo Attention(N x);  y = h + Wdown (act(Wgate N h) * Wup N h)
+// is a table of facts, and emit_decoder() writes the steps. Tensors that files may hold in two forms are
+// found by their presence: attn_qkv (Q, K and V rows in one matrix), ffn_up with twice the rows and no
+// ffn_gate (gate rows first), output.weight (else the embeddings are used).
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/model/builder.h"
+
+namespace runnel::model {
+
+// One half of a layer: reads `in`, writes out = scale * (what it computes) + add.
+struct Branch {
+    kernels::Slot in, out, add;  // add: or kNoSlot
+    float scale = 1;
+};
+
+struct DecoderTraits {
+    // How attention A and the feed-forward network F join the residual stream x; N are norms.
+    enum class Block {
+        PreNorm,   // h = x + A(N x);     y = h + F(N h)
+        PostNorm,  // h = x + N A(x);     y = h + N F(h)
+        Sandwich,  // h = x + N A(N x);   y = h + N F(N h)
+        Parallel,  // y = x + A(N x) + F(N' x)
+    };
+    enum class HeadNorm {
+        None,
+        PerHead,           // RMS norm of each q and k head, weights shared by the heads, before RoPE
+        PerHeadAfterRope,  // the same behind RoPE
+        WholeRow,          // RMS norm of all q heads together, and of all k heads
+        OwnLayerNorm,      // layer norm of each head with weights of its own, [head size][heads]
+    };
+    enum class Biases { WhenPresent, Qkv, All };  // which of the matrices' biases must be there
+
+    std::optional<kernels::RopeTable::Pairs> pairs = {};  // none: no RoPE
+    Block block = Block::PreNorm;
+    kernels::Norm::Kind norm = kernels::Norm::Kind::Rms;
+    bool norm_biases = false;
+    HeadNorm head_norm = HeadNorm::None;
+    Biases biases = Biases::WhenPresent;
+    kernels::Gate::Act act = kernels::Gate::Act::Silu;
+    bool gated = true;               // false: F(x) = Wdown act(Wup x)
+    bool learned_positions = false;  // position_embd.weight is added to the embeddings
+
+    // Names of the norms' tensors, without ".weight". ffn_norm = "": F reads what A reads (Parallel only).
+    std::string attn_norm = "attn_norm", attn_post_norm = "post_attention_norm";
+    std::string ffn_norm = "ffn_norm", ffn_post_norm = "post_ffw_norm";
+
+    // Layers are of two kinds when `full` is not empty: full[layer] or not.
+    std::vector<bool> full = {};
+    int64_t window = 0;  // of the layers that are not full (all, if `full` is empty); 0: none
+    bool rope_on_full = true;
+    // Base of the rotations on layers that are not full, which then are not scaled.
+    std::optional<double> window_rope_base = {};
+
+    double attention_scale = 0;  // 0: 1 / sqrt(head size); `attention.scale` in a file is stronger
+    double attention_softcap = 0, logit_softcap = 0;  // 0: none
+    double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
+    kernels::Attention::Temperature temperature = {};
+
+    // Emits the feed-forward half of a layer in place of the dense one.
+    std::function<void(Builder &, int32_t layer, const Branch &)> feed_forward = {};
+};
+
+void emit_decoder(Builder &builder, const DecoderTraits &traits);
+
+// The dense feed-forward half of a layer, of `width` (0: feed_forward_length) hidden units.
+void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch);
+
+// Which layers are full when every `period`-th one is (the last of each period), unless the file says it
+// itself: `attention.sliding_window_pattern` is a period, or an array that is true on window layers. Period
+// 0: none.
+std::vector<bool> full_layers(const Builder &builder, int64_t period);
+
+// `attention.sliding_window`, or `absent`.
+int64_t sliding_window(const Builder &builder, int64_t absent);
+
+}  // namespace runnel::model

@@ -1,0 +1,20 @@
+// falcon: Falcon 7B, 40B and 180B. Both halves of a layer side by side; the larger models norm the input of
+// attention by itself (attn_norm_2). GELU, exactly, without a gate.
+#include "engine/model/decoder.h"
+#include "engine/model/families.h"
+
+namespace runnel::model {
+
+void emit_falcon(Builder &b) {
+    const bool two_norms = b.has("blk.0.attn_norm_2.weight");
+    emit_decoder(b, {.pairs = kernels::RopeTable::Pairs::Halves,
+                     .block = DecoderTraits::Block::Parallel,
+                     .norm = kernels::Norm::Kind::Layer,
+                     .norm_biases = true,
+                     .act = kernels::Gate::Act::GeluErf,
+                     .gated = false,
+                     .attn_norm = two_norms ? "attn_norm_2" : "attn_norm",
+                     .ffn_norm = two_norms ? "attn_norm" : ""});
+}
+
+}  // namespace runnel::model

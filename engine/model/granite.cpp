@@ -1,0 +1,23 @@
+// granite: Granite 3 and the dense ones of 4. As llama with four scales; logits are divided by theirs.
+// Without RoPE where the file says rope.scaling.finetuned = false.
+#include "engine/model/decoder.h"
+#include "engine/model/families.h"
+
+namespace runnel::model {
+
+void emit_granite(Builder &b) {
+    const Metadata &m = b.metadata();
+    // Absent or 0: no scale.
+    const auto scale = [&](const char *key) {
+        const double value = m.real(key, 0).value_or(1);
+        return value == 0 ? 1 : value;
+    };
+    DecoderTraits traits{.embedding_scale = scale("embedding_scale"),
+                         .residual_scale = scale("residual_scale"),
+                         .logit_scale = 1 / scale("logit_scale")};
+    if (m.boolean("rope.scaling.finetuned").value_or(true))
+        traits.pairs = kernels::RopeTable::Pairs::Adjacent;
+    emit_decoder(b, traits);
+}
+
+}  // namespace runnel::model

@@ -1,0 +1,21 @@
+// olmo2: OLMo 2 and 3. Norms only behind the halves of a layer, and of all query and key heads together. OLMo
+// 3 has windows on three of four layers, which rotate without the scaling of the full ones.
+#include "engine/model/decoder.h"
+#include "engine/model/families.h"
+
+namespace runnel::model {
+
+void emit_olmo2(Builder &b) {
+    const Metadata &m = b.metadata();
+    DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Halves,
+                         .block = DecoderTraits::Block::PostNorm,
+                         .head_norm = DecoderTraits::HeadNorm::WholeRow};
+    traits.window = sliding_window(b, 0);
+    if (traits.window > 0) {
+        traits.full = full_layers(b, 4);
+        traits.window_rope_base = m.real("rope.freq_base").value_or(10000);
+    }
+    emit_decoder(b, traits);
+}
+
+}  // namespace runnel::model

@@ -1,0 +1,112 @@
+// Every family: its files are understood, and what is computed with them is right: the steps as double
+// precision does them, and the logits as llama.cpp or ik_llama.cpp has computed them for the same file.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "engine/cache/block_pool.h"
+#include "engine/model/model.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/engine/model/peer_results.h"
+#include "tests/support/model_families.h"
+#include "tests/support/model_maker.h"
+#include "tests/support/tiny_program.h"
+
+using namespace runnel;
+using namespace runnel::testing;
+
+namespace {
+
+constexpr int32_t kBlocks = 8;
+
+// Logits of every token.
+std::vector<std::vector<float>> compute(const kernels::Program &program, std::span<const int32_t> tokens) {
+    size_t groups = 0;
+    for (const kernels::CacheLayer &layer : program.cache_layers)
+        groups = std::max(groups, static_cast<size_t>(layer.group) + 1);
+    const auto backend = kernels::cpu::make_cpu_backend(1);
+    const auto count = static_cast<int32_t>(tokens.size());
+    backend->load(program, {std::vector<int32_t>(groups, kBlocks)}, count);
+    std::vector<kernels::BlockId> table(kBlocks);
+    std::iota(table.begin(), table.end(), 0);
+    std::vector<int32_t> positions(tokens.size());
+    std::iota(positions.begin(), positions.end(), 0);
+    kernels::SequenceSpan span{0, count, 0, {}};
+    span.tables.assign(groups, table);
+    const size_t vocab = static_cast<size_t>(program.vocab);
+    std::vector<float> logits(tokens.size() * vocab);
+    REQUIRE(backend->execute({tokens, positions, {&span, 1}, positions}, logits));
+    std::vector<std::vector<float>> rows;
+    for (size_t t = 0; t < tokens.size(); ++t)
+        rows.emplace_back(logits.begin() + static_cast<std::ptrdiff_t>(t * vocab),
+                          logits.begin() + static_cast<std::ptrdiff_t>((t + 1) * vocab));
+    return rows;
+}
+
+ModelShape tiny(const std::string &arch) {
+    ModelShape shape;
+    shape.arch = arch, shape.layers = 7, shape.width = 32, shape.ff = 40, shape.heads = 4, shape.vocab = 260,
+    shape.context = 128, shape.threads = 1;
+    return shape;
+}
+
+// Those of scripts/verify-families.
+ModelShape as_recorded(const std::string &arch) {
+    ModelShape shape;
+    shape.arch = arch, shape.layers = arch == "gemma2" ? 26 : 7, shape.width = 64, shape.ff = 96;
+    shape.heads = 4, shape.kv_heads = 2, shape.vocab = 320, shape.context = 512, shape.seed = 11;
+    for (const char *same : {"olmo2", "olmo3", "gpt2", "gptneox", "gptneox-sequential", "phi2"})
+        if (arch == same) shape.kv_heads = 4;
+    shape.threads = 1;
+    return shape;
+}
+
+}  // namespace
+
+TEST_CASE("families: what the CPU computes agrees with double precision") {
+    std::vector<int32_t> tokens;
+    for (int32_t i = 0; i < 70; ++i) tokens.push_back((i * 37 + i * i) % 260);
+    for (const FamilyFiles &family : family_files()) {
+        CAPTURE(family.name);
+        const TemporaryModel file(tiny(family.name));
+        const model::Model model = model::build(file.file);
+        const auto expected = tests::reference_logits(model.program, tokens);
+        const auto got = compute(model.program, tokens);
+        for (size_t t = 0; t < tokens.size(); ++t)
+            for (size_t v = 0; v < expected[t].size(); ++v) {
+                CAPTURE(t);
+                REQUIRE(double{got[t][v]} == doctest::Approx(expected[t][v]).epsilon(4e-3).scale(4));
+            }
+    }
+}
+
+// The peer's own rounding, of binary16 products in attention above all, is a few thousandths; a family that
+// is understood wrongly is off by tenths at least.
+TEST_CASE("families: logits are those that peers have computed for the same file") {
+    REQUIRE(tests::peer_results().size() > 25);
+    const auto tokens = tests::peer_tokens().first(tests::peer_tokens().size() - 1);
+    for (const tests::PeerResult &peer : tests::peer_results()) {
+        CAPTURE(peer.family);
+        const TemporaryModel file(as_recorded(std::string(peer.family)));
+        const model::Model model = model::build(file.file);
+        const std::vector<float> logits = compute(model.program, tokens).back();
+        const double total = reference::log_sum_exp(reference::to_row(logits));
+        for (size_t i = 0; i < 8; ++i) {
+            CAPTURE(i);
+            CHECK(std::fabs(double{logits[i]} - total - peer.log_probabilities[i]) < 0.03);
+        }
+    }
+}
+
+TEST_CASE("families: every architecture that is supported is made and tested here") {
+    for (const std::string_view architecture : model::supported_architectures()) {
+        CAPTURE(architecture);
+        CHECK(std::any_of(family_files().begin(), family_files().end(),
+                          [&](const FamilyFiles &f) { return f.arch == architecture; }));
+    }
+}

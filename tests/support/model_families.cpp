@@ -1,0 +1,146 @@
+#include "tests/support/model_families.h"
+
+#include <algorithm>
+
+namespace runnel::testing {
+namespace {
+
+using HeadNorm = FamilyFiles::HeadNorm;
+using Biases = FamilyFiles::Biases;
+
+const std::vector<std::string> kSandwich = {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"};
+const std::vector<std::string> kPost = {"post_attention_norm", "post_ffw_norm"};
+constexpr uint32_t kWindow = 40;  // far shorter than the texts that models are tested with
+
+std::vector<FamilyFiles> make_list() {
+    std::vector<FamilyFiles> list = {
+        {.name = "llama", .arch = "llama"},
+        {.name = "qwen2", .arch = "qwen2", .biases = Biases::Qkv},
+        {.name = "qwen3", .arch = "qwen3", .head_norm = HeadNorm::PerHead},
+        {.name = "gemma", .arch = "gemma", .tied = true, .branch_gain = 10},
+        {.name = "gemma2",
+         .arch = "gemma2",
+         .norms = kSandwich,
+         .tied = true,
+         .branch_gain = 10,
+         .keys = {{"attention.sliding_window", kWindow},
+                  {"attn_logit_softcapping", 2.0f},
+                  {"final_logit_softcapping", 3.0f}}},
+        {.name = "gemma3",
+         .arch = "gemma3",
+         .norms = kSandwich,
+         .head_norm = HeadNorm::PerHead,
+         .tied = true,
+         .branch_gain = 10,
+         .keys = {{"attention.sliding_window", kWindow}}},
+        {.name = "mistral3", .arch = "mistral3", .keys = {{"attention.temperature_scale", 0.3f}}},
+        {.name = "phi3",
+         .arch = "phi3",
+         .fused_qkv = true,
+         .fused_gate_up = true,
+         .keys = {{"attention.sliding_window", kWindow}}},
+        {.name = "glm4",
+         .arch = "glm4",
+         .norms = kSandwich,
+         .biases = Biases::Qkv,
+         .fused_gate_up = true,
+         .rope_divisor = 2},
+        {.name = "smollm3", .arch = "smollm3", .tied = true},
+        {.name = "seed_oss",
+         .arch = "seed_oss",
+         .norms = {"attn_norm", "post_attention_norm"},
+         .biases = Biases::Qkv},
+        {.name = "olmo2", .arch = "olmo2", .norms = kPost, .head_norm = HeadNorm::WholeRow},
+        {.name = "olmo3",
+         .arch = "olmo2",
+         .norms = kPost,
+         .head_norm = HeadNorm::WholeRow,
+         .keys = {{"attention.sliding_window", kWindow}}},
+        {.name = "granite",
+         .arch = "granite",
+         .keys = {{"embedding_scale", 3.0f},
+                  {"residual_scale", 0.4f},
+                  {"logit_scale", 1.5f},
+                  {"attention.scale", 0.25f}}},
+        {.name = "command-r",
+         .arch = "command-r",
+         .norms = {"attn_norm"},
+         .layer_norm = true,
+         .tied = true,
+         .keys = {{"logit_scale", 0.7f}}},
+        {.name = "cohere2",
+         .arch = "cohere2",
+         .norms = {"attn_norm"},
+         .layer_norm = true,
+         .tied = true,
+         .keys = {{"logit_scale", 0.7f}, {"attention.sliding_window", kWindow}}},
+        {.name = "ernie4_5", .arch = "ernie4_5", .tied = true},
+        {.name = "hunyuan-dense", .arch = "hunyuan-dense", .head_norm = HeadNorm::PerHead, .tied = true},
+        {.name = "exaone", .arch = "exaone"},
+        {.name = "exaone4", .arch = "exaone4", .norms = kPost, .head_norm = HeadNorm::PerHead},
+        {.name = "exaone4-32b",
+         .arch = "exaone4",
+         .norms = kPost,
+         .head_norm = HeadNorm::PerHead,
+         .keys = {{"attention.sliding_window", kWindow}}},
+        {.name = "internlm2", .arch = "internlm2"},
+        {.name = "minicpm",
+         .arch = "minicpm",
+         .keys = {{"embedding_scale", 3.0f}, {"residual_scale", 0.4f}, {"logit_scale", 1.5f}}},
+    };
+    // The generation of layer norms with biases, and of feed-forward networks without a gate.
+    FamilyFiles old{.name = "nemotron",
+                    .arch = "nemotron",
+                    .layer_norm = true,
+                    .norm_bias = true,
+                    .gated = false,
+                    .rope_divisor = 2};
+    list.push_back(old);
+    old.name = old.arch = "starcoder2", old.biases = Biases::All, old.rope_divisor = 1;
+    list.push_back(old);
+    old.name = old.arch = "gpt2", old.fused_qkv = true, old.positions = true, old.rope = false;
+    list.push_back(old);
+    old.positions = false, old.rope = true, old.rope_divisor = 4;
+    old.name = old.arch = "gptneox", old.keys = {{"use_parallel_residual", true}};
+    list.push_back(old);
+    old.name = "gptneox-sequential", old.keys = {{"use_parallel_residual", false}};
+    list.push_back(old);
+    old.keys.clear();
+    old.name = old.arch = "phi2", old.norms = {"attn_norm"}, old.output_bias = true, old.rope_divisor = 2;
+    list.push_back(old);
+    old.name = old.arch = "falcon", old.biases = Biases::None, old.output_bias = false, old.rope_divisor = 1;
+    list.push_back(old);
+    old.name = "falcon-40b", old.norms = {"attn_norm", "attn_norm_2"};
+    list.push_back(old);
+    list.push_back({.name = "stablelm",
+                    .arch = "stablelm",
+                    .layer_norm = true,
+                    .norm_bias = true,
+                    .biases = Biases::Qkv,
+                    .rope_divisor = 4,
+                    .keys = {{"use_parallel_residual", true}}});
+    list.push_back({.name = "stablelm-12b",
+                    .arch = "stablelm",
+                    .norms = {"attn_norm"},
+                    .layer_norm = true,
+                    .norm_bias = true,
+                    .head_norm = HeadNorm::OwnWeights,
+                    .rope_divisor = 4,
+                    .keys = {{"use_parallel_residual", true}}});
+    return list;
+}
+
+}  // namespace
+
+const std::vector<FamilyFiles> &family_files() {
+    static const std::vector<FamilyFiles> list = make_list();
+    return list;
+}
+
+const FamilyFiles *find_family_files(const std::string &name) {
+    const std::vector<FamilyFiles> &all = family_files();
+    const auto found = std::find_if(all.begin(), all.end(), [&](const auto &f) { return f.name == name; });
+    return found == all.end() ? nullptr : &*found;
+}
+
+}  // namespace runnel::testing
