@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <new>
 #include <optional>
 #include <string>
@@ -45,7 +46,6 @@ struct Common {
 struct DeviceFlags {
     std::string gpu_layers = "auto";
     std::string device = "auto";
-    std::string cache_type_k = "f16", cache_type_v = "f16";
 };
 
 // Help without the names of environment variables, which follow a rule.
@@ -153,10 +153,31 @@ void add_model_options(Parser &p, ModelOptions &o, DeviceFlags &d) {
     p.text_option("--device", d.device, "where to run (-dev)")->check(CLI::IsMember({"auto", "cpu"}));
     p.text_option("--gpu-layers,--n-gpu-layers", d.gpu_layers,
                   "layers on a GPU (-ngl); this build has no GPU");
-    p.text_option("--cache-type-k", d.cache_type_k, "type of the cached keys (-ctk)")
-        ->check(CLI::IsMember({"f16"}));
-    p.text_option("--cache-type-v", d.cache_type_v, "type of the cached values (-ctv)")
-        ->check(CLI::IsMember({"f16"}));
+    const std::map<std::string, kernels::CacheType> types = {{"f16", kernels::CacheType::F16},
+                                                             {"bf16", kernels::CacheType::BF16},
+                                                             {"q8_0", kernels::CacheType::Q8_0},
+                                                             {"q4_0", kernels::CacheType::Q4_0},
+                                                             {"fp8", kernels::CacheType::FP8}};
+    CLI::CheckedTransformer type(types);
+    type.description("");
+    p.option("--cache-type-k", o.cache.types.k, "type of the cached keys: f16, bf16, q8_0, q4_0, fp8 (-ctk)")
+        ->transform(type)
+        ->type_name("TYPE");
+    p.option("--cache-type-v", o.cache.types.v, "type of the cached values (-ctv)")
+        ->transform(type)
+        ->type_name("TYPE");
+    CLI::AsSizeValue size(false);
+    size.description("");
+    p.option("--cache-size", o.cache.size,
+             "memory for keys and values, as 800M or 4G; by default what the context needs")
+        ->transform(size)
+        ->check(range(int64_t{0}, int64_t{1} << 50))
+        ->type_name("SIZE");
+    p.option("--window", o.cache.window,
+             "look at no more than the last N tokens, and at the sinks; 0: as the model does")
+        ->check(range(0, 1 << 24));
+    p.option("--sinks", o.cache.sinks, "with --window: the first N tokens stay in sight")
+        ->check(range(0, 512));
 }
 
 void add_generation_options(Parser &p, GenerationFlags &g, StatsFlags &stats) {
@@ -213,6 +234,17 @@ void add_template_options(Parser &p, Options &o) {
     p.flag("--show-thinking", o.show_thinking, "the model's reasoning on stdout, too");
 }
 
+void add_overflow_option(Parser &p, Overflow &overflow) {
+    CLI::CheckedTransformer name(std::map<std::string, Overflow>{
+        {"error", Overflow::Error}, {"shift", Overflow::Shift}, {"drop-middle", Overflow::DropMiddle}});
+    name.description("");
+    p.option(
+         "--on-overflow", overflow,
+         "when text outgrows the context: error, shift (the oldest goes, not the system prompt), drop-middle")
+        ->transform(name)
+        ->type_name("WHAT");
+}
+
 // A command ready to be parsed, and what to do then.
 struct Command {
     std::unique_ptr<Parser> parser;
@@ -244,10 +276,12 @@ Command make_run() {
     parser->flag("--raw", o->first.raw, "complete the text as it stands, without the chat template");
     parser->flag("--echo", o->first.echo, "the prompt first");
     parser->flag("--json", o->first.json, "one JSON object on stdout");
-    auto overflow = std::make_shared<std::string>("error");
-    parser->text_option("--on-overflow", *overflow, "what to do with a prompt that outgrows the context")
-        ->check(CLI::IsMember({"error"}));
-    const auto call = [o, overflow](const Words &words, Io &io) {
+    add_overflow_option(*parser, o->first.overflow);
+    parser
+        ->text_option("--prompt-cache", o->first.prompt_cache,
+                      "keep the computed prompt in a file, for the next run that begins with the same text")
+        ->type_name("FILE");
+    const auto call = [o](const Words &words, Io &io) {
         RunOptions &options = o->first;
         options.model.path = words.model;
         if (words.text && options.prompt) throw UsageError("two prompts: one as an argument, one with -p");
@@ -297,13 +331,10 @@ Command make_chat() {
     add_generation_options(*parser, o->first.generation, o->first.stats);
     add_system_options(*parser, o->first);
     add_template_options(*parser, o->first);
-    auto overflow = std::make_shared<std::string>("shift");
-    parser->text_option("--on-overflow", *overflow, "when the context is full: shift drops the oldest turns")
-        ->check(CLI::IsMember({"shift", "error"}));
+    add_overflow_option(*parser, o->first.overflow);
     parser->text_option("--color", o->first.color, "colours")->check(CLI::IsMember({"auto", "on", "off"}));
-    const auto call = [o, overflow](const Words &words, Io &io) {
+    const auto call = [o](const Words &words, Io &io) {
         o->first.model.path = words.model;
-        o->first.shift = *overflow == "shift";
         note_gpu(o->second, io);
         return chat(o->first, io);
     };

@@ -32,8 +32,38 @@ class BackendError : public std::runtime_error {
 inline constexpr int kBlockTokens = 32;
 using BlockId = int32_t;
 
+// What K or V is kept in. Q8_0 and Q4_0: gguf/block.h, 32 dimensions of a cell share a scale. FP8: OCP e4m3,
+// without a scale.
+enum class CacheType { F16, BF16, Q8_0, Q4_0, FP8 };
+
+// Bytes of `dims` values of one cell. All but F16 are filled up to 32 dimensions.
+constexpr size_t cache_row_bytes(CacheType type, int32_t dims) {
+    const auto n = static_cast<size_t>(dims), blocks = (n + 31) / 32;
+    switch (type) {
+        case CacheType::F16:
+            return n * 2;
+        case CacheType::BF16:
+            return blocks * 64;
+        case CacheType::Q8_0:
+            return blocks * 34;
+        case CacheType::Q4_0:
+            return blocks * 18;
+        case CacheType::FP8:
+            return blocks * 32;
+    }
+    return 0;
+}
+
+// Values of this type are rotated before they are rounded: each head is multiplied by a Hadamard matrix (the
+// largest power of two that divides its size; divided by the root of that), which spreads an outlier over all
+// dimensions. Queries are rotated with the keys, what comes out is rotated back: H is its own inverse.
+constexpr bool rotated(CacheType type) {
+    return type == CacheType::Q4_0;
+}
+
 struct CacheConfig {
     std::vector<int32_t> blocks;  // per group: number of blocks in the pool
+    CacheType k = CacheType::F16, v = CacheType::F16;
 };
 
 struct BlockCopy {
@@ -83,9 +113,15 @@ class Backend {
     // Copies whole blocks of a group, K and V of all its layers, in the given order, before what is executed
     // next (a sequence is about to write into a block that others read).
     virtual void copy_blocks(int32_t group, std::span<const BlockCopy> copies) = 0;
+
+    // A block's bytes, cache_block_bytes() of them, in a layout that is the device's own: to be kept in a
+    // file.
+    virtual void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) = 0;
+    virtual void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) = 0;
 };
 
-// Bytes of cache memory per block of `group`, over all its layers, in the f16 cache.
-size_t cache_block_bytes(const Program &program, int32_t group);
+// Bytes of cache memory per block of `group`, over all its layers.
+size_t cache_block_bytes(const Program &program, int32_t group, CacheType k = CacheType::F16,
+                         CacheType v = CacheType::F16);
 
 }  // namespace runnel::kernels

@@ -42,12 +42,12 @@ size_t Program::weight_bytes_per_token() const {
     return bytes;
 }
 
-size_t cache_block_bytes(const Program &program, int32_t group) {
+size_t cache_block_bytes(const Program &program, int32_t group, CacheType k, CacheType v) {
     size_t bytes = 0;
     for (const CacheLayer &layer : program.cache_layers)
         if (layer.group == group)
             bytes += size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads) *
-                     static_cast<size_t>(layer.head_dim_k + layer.head_dim_v) * sizeof(uint16_t);
+                     (cache_row_bytes(k, layer.head_dim_k) + cache_row_bytes(v, layer.head_dim_v));
     return bytes;
 }
 

@@ -138,7 +138,11 @@ struct Attention {
     int32_t heads, kv_heads, head_dim_k, head_dim_v;
     float scale;
     int32_t window = 0;  // 0: all earlier keys
-    int32_t rope = -1;   // index into Program::ropes; -1: positions are not encoded
+    // Sliding windows only: the first so many cells (at most 512) are seen from everywhere, as if they stood
+    // right in front of the window (Xiao et al. 2023, StreamingLLM): for them, q is rotated for position
+    // min(p, window + sink_cells - 1), so that no distance is longer than one the window alone can hold.
+    int32_t sink_cells = 0;
+    int32_t rope = -1;  // index into Program::ropes; -1: positions are not encoded
     WeightId q_norm = kNoWeight, k_norm = kNoWeight;  // F32, [1][head_dim_k], shared by the heads
     float norm_eps = 0;
     bool norm_after_rope = false;

@@ -124,6 +124,23 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
     return true;
 }
 
+std::optional<SequenceCache> PagedCache::allocate(std::span<const int32_t> tokens, const HeldBlocks &held) {
+    assert(held.size() == groups() && tokens.size() % size_t{kBlockTokens} == 0);
+    for (size_t g = 0; g < groups(); ++g)
+        if (!make_free(g, static_cast<int32_t>(std::count(held[g].begin(), held[g].end(), true))))
+            return std::nullopt;
+    SequenceCache sequence = new_sequence();
+    for (size_t g = 0; g < groups(); ++g) {
+        std::vector<BlockId> table;
+        for (const bool is_held : held[g]) table.push_back(is_held ? pools_[g]->take() : kNoBlock);
+        sequence.groups_[g].adopt(table);
+        for (const BlockId block : table)
+            if (block != kNoBlock) pools_[g]->release(block);  // the sequence holds what it needs
+    }
+    sequence.tokens_.assign(tokens.begin(), tokens.end());
+    return sequence;
+}
+
 void PagedCache::publish(SequenceCache &sequence) {
     const std::span<const int32_t> tokens(sequence.tokens_);
     const size_t full = tokens.size() / size_t{kBlockTokens};

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -47,6 +48,8 @@ class SequenceCache {
     std::vector<BlockKey> keys_;  // of the full blocks that are published
 };
 
+using HeldBlocks = std::vector<std::vector<bool>>;  // [group][block]
+
 struct CacheStatistics {
     int64_t reused_tokens = 0;  // that attach() found
     int64_t copied_blocks = 0;  // on write
@@ -76,6 +79,10 @@ class PagedCache {
     // enough blocks.
     [[nodiscard]] bool grow(SequenceCache &sequence, std::span<const int32_t> tokens,
                             std::span<std::vector<kernels::BlockCopy>> copies);
+
+    // A sequence of `tokens`, whole blocks, with blocks of its own where `held` says so, for the caller to
+    // fill and publish. nullopt if there is no room.
+    std::optional<SequenceCache> allocate(std::span<const int32_t> tokens, const HeldBlocks &held);
 
     // K and V of all cells are there: full blocks may be shared from now on. Of blocks with the same text,
     // one is enough: the sequence's own goes where another one is known.

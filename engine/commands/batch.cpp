@@ -224,6 +224,7 @@ class BatchRun {
                 {"written_before", kept_},
                 {"errors", errors_},
                 {"prompt_tokens", counts.prompt_tokens},
+                {"reused_tokens", engine_.executor().cache().statistics().reused_tokens},
                 {"completion_tokens", counts.generated_tokens},
                 {"computed_tokens", schedule.tokens},
                 {"steps", schedule.steps},
@@ -239,17 +240,18 @@ class BatchRun {
         char text[640];
         std::snprintf(text, sizeof text,
                       "rows     %9lld  (%lld written now, %lld before, %lld with errors)\n"
-                      "prompts  %9lld  tokens\n"
+                      "prompts  %9lld  tokens (%lld from the cache)\n"
                       "answers  %9lld  tokens, %.1f tokens/s\n"
                       "computed %9lld  tokens in %lld steps of %.1f sequences, %lld preemptions\n"
                       "time     %9.1f  s, and %.0f ms to load; seed %llu\n",
                       s["rows"].get<long long>(), s["written"].get<long long>(),
                       s["written_before"].get<long long>(), s["errors"].get<long long>(),
-                      s["prompt_tokens"].get<long long>(), s["completion_tokens"].get<long long>(),
-                      s["completion_tps"].get<double>(), s["computed_tokens"].get<long long>(),
-                      s["steps"].get<long long>(), s["sequences_per_step"].get<double>(),
-                      s["preemptions"].get<long long>(), s["seconds"].get<double>(),
-                      s["load_ms"].get<double>(), s["seed"].get<unsigned long long>());
+                      s["prompt_tokens"].get<long long>(), s["reused_tokens"].get<long long>(),
+                      s["completion_tokens"].get<long long>(), s["completion_tps"].get<double>(),
+                      s["computed_tokens"].get<long long>(), s["steps"].get<long long>(),
+                      s["sequences_per_step"].get<double>(), s["preemptions"].get<long long>(),
+                      s["seconds"].get<double>(), s["load_ms"].get<double>(),
+                      s["seed"].get<unsigned long long>());
         return text;
     }
 

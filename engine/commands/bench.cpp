@@ -77,8 +77,9 @@ class Bench {
         }
         // The cells that the middle token of the test reads.
         const kernels::Program &program = engine_.model().program;
-        const double cell =
-            static_cast<double>(decode::cache_bytes(program, kernels::kBlockTokens)) / kernels::kBlockTokens;
+        const double cell = static_cast<double>(decode::cache_bytes(program, kernels::kBlockTokens,
+                                                                    options_.model.cache.types)) /
+                            kernels::kBlockTokens;
         row.bytes_per_token =
             static_cast<double>(program.weight_bytes_per_token()) + cell * (depth + options_.generate / 2.0);
         return row;

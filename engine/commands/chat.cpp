@@ -280,12 +280,20 @@ class Chat {
     Conversation::Prompt fitting_prompt() {
         Conversation::Prompt prompt = encode();
         const size_t context = static_cast<size_t>(engine_.executor().context());
-        if (!options_.shift || prompt.tokens.size() <= context - context / 4) return prompt;
-        const size_t before = transcript_.messages.size();
+        if (options_.overflow == Overflow::Error || prompt.tokens.size() <= context - context / 4)
+            return prompt;
+        // In the middle means: behind the first turn.
+        std::vector<text::Message> first;
+        if (options_.overflow == Overflow::DropMiddle) first = transcript_.take_first();
+        const size_t before = transcript_.messages.size() + first.size();
         while (prompt.tokens.size() > context / 2 && transcript_.forget_oldest()) prompt = encode();
+        transcript_.messages.insert(transcript_.messages.begin(), first.begin(), first.end());
+        if (!first.empty()) prompt = encode();
         if (const size_t left = transcript_.messages.size(); left < before)
-            io_.note("the context of " + std::to_string(context) + " tokens is full: the oldest " +
-                     std::to_string(before - left) + " messages are forgotten");
+            io_.note(
+                "the context of " + std::to_string(context) + " tokens is full: the oldest " +
+                std::to_string(before - left) +
+                (first.empty() ? " messages are forgotten" : " messages behind the first are forgotten"));
         return prompt;
     }
 
@@ -298,6 +306,9 @@ class Chat {
             deadline.emplace(stop, std::chrono::duration<double>(*options_.generation.deadline));
         decode::GenerationOptions how = generation_options(generation_);
         how.stops.insert(how.stops.end(), conversation_.stops().begin(), conversation_.stops().end());
+        how.shift_keeping = Room{static_cast<size_t>(engine_.executor().context()), options_.overflow,
+                                 conversation_.fixed_tokens(transcript_.all())}
+                                .keeping();
         Generator generator(session_, sampler_, conversation_.vocabulary(), how, &stop);
         generator.start(prompt.tokens);
         text::Message answer = show(generator, conversation_.splitter(prompt));
@@ -324,6 +335,9 @@ class Chat {
         last_ = Report{options_.model.path,       sampling_.seed,
                        engine_.load_seconds(),    generator.timings(),
                        generator.tokens().size(), std::string(name(generator.finish_reason()))};
+        if (generator.forgotten() > 0)
+            io_.note("the context was full: the oldest " + std::to_string(generator.forgotten()) +
+                     " tokens behind the system prompt were forgotten");
         if (generator.context_full()) io_.note("the context is full: the answer ends here");
         write_stats(options_.stats, *last_, io_);
         if (generator.finish_reason() != decode::FinishReason::Interrupt) return;

@@ -1,5 +1,6 @@
 #include "engine/commands/conversation.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -68,7 +69,7 @@ Conversation::Prompt Conversation::prompt(std::span<const text::Message> message
         std::string end;  // the last segments are enough to see a mark
         for (size_t i = segments.size() - std::min<size_t>(segments.size(), 4); i < segments.size(); ++i)
             end += segments[i].text;
-        return {tokenizer_->encode(segments), prompt_.reasoning().begins_inside(end)};
+        return {tokenizer_->encode(segments), prompt_.reasoning().begins_inside(end), 0};
     } catch (const text::jinja::TemplateError &error) {
         const bool refused = error.kind == text::jinja::TemplateError::Kind::Raised;
         throw InputError(std::string(refused ? "the chat template refuses this conversation: "
@@ -95,6 +96,19 @@ std::string Conversation::opening_mark() const {
 std::string Conversation::closing_mark() const {
     const std::string &mark = prompt_.reasoning().close;
     return "\n" + (mark.empty() ? "</think>" : mark) + "\n\n";
+}
+
+// Where the prompt begins to differ from one that says nothing.
+size_t Conversation::fixed_tokens(std::span<const text::Message> messages) const {
+    std::vector<text::Message> silent;
+    for (const text::Message &message : messages) {
+        if (message.role != "system") break;
+        silent.push_back(message);
+    }
+    silent.push_back({"user", "", ""});
+    const std::vector<text::TokenId> a = encode(messages), b = encode(silent);
+    const auto [end, other] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+    return static_cast<size_t>(end - a.begin());
 }
 
 }  // namespace runnel::commands

@@ -30,6 +30,8 @@ class Conversation {
     struct Prompt {
         std::vector<text::TokenId> tokens;
         bool begins_inside = false;  // the answer begins within the model's reasoning
+        size_t fixed =
+            0;  // tokens that an overflow of the context leaves, if the caller asks: fixed_tokens()
     };
     Prompt prompt(std::span<const text::Message> messages) const;
     std::vector<text::TokenId> encode(std::span<const text::Message> messages) const {
@@ -45,6 +47,9 @@ class Conversation {
     // How reasoning is shown among text: between these.
     std::string opening_mark() const;
     std::string closing_mark() const;
+
+    // Tokens of that prompt in front of the first message that is not the system prompt's.
+    size_t fixed_tokens(std::span<const text::Message> messages) const;
 
   private:
     const text::Tokenizer *tokenizer_;

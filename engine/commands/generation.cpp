@@ -36,11 +36,14 @@ double milliseconds(double seconds) {
 }  // namespace
 
 decode::EngineOptions engine_options(const ModelOptions &options) {
+    if (options.cache.sinks > 0 && options.cache.window == 0)
+        throw UsageError("--sinks needs a --window that leaves something out");
     return {.model = options.path,
             .threads = options.threads,
             .context = options.context,
             .batch = options.batch,
-            .sequences = 1};
+            .sequences = 1,
+            .cache = options.cache};
 }
 
 decode::SamplingOptions sampling_options(const GenerationFlags &flags) {
@@ -65,6 +68,27 @@ decode::GenerationOptions generation_options(const GenerationFlags &flags) {
     options.stops = flags.stops;
     options.ignore_end = flags.ignore_eos;
     return options;
+}
+
+std::optional<size_t> Room::keeping() const {
+    switch (overflow) {
+        case Overflow::Error:
+            return std::nullopt;
+        case Overflow::Shift:
+            return std::min(fixed, context / 2);
+        case Overflow::DropMiddle:
+            break;
+    }
+    return std::max(std::min(fixed, context / 2), context * 3 / 8);
+}
+
+size_t Room::fit(std::vector<text::TokenId> &prompt) const {
+    const std::optional<size_t> kept = keeping();
+    if (!kept || prompt.size() <= context) return 0;
+    const size_t wanted = std::max<size_t>(context - context / 4, 1), dropped = prompt.size() - wanted;
+    const auto from = prompt.begin() + static_cast<std::ptrdiff_t>(std::min(*kept, wanted - 1));
+    prompt.erase(from, from + static_cast<std::ptrdiff_t>(dropped));
+    return dropped;
 }
 
 Json timings_json(const Report &report) {

@@ -1,7 +1,9 @@
 // What run and chat share: from flags to a sampler, and from a finished answer to numbers.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
@@ -16,6 +18,19 @@ decode::EngineOptions engine_options(const ModelOptions &options);
 // With the seed that was asked for or a random one, and the biases parsed. Throws UsageError.
 decode::SamplingOptions sampling_options(const GenerationFlags &flags);
 decode::GenerationOptions generation_options(const GenerationFlags &flags);
+
+// What stays of a text that outgrows the context: its first tokens, and its last.
+struct Room {
+    size_t context;
+    Overflow overflow;
+    size_t fixed;  // tokens in front of the first message: the system prompt and what belongs to it
+
+    // For GenerationOptions::shift_keeping.
+    std::optional<size_t> keeping() const;
+    // A prompt that does not fit leaves a quarter of the context for the answer then. Returns how many tokens
+    // went.
+    size_t fit(std::vector<text::TokenId> &prompt) const;
+};
 
 // One answer in numbers.
 struct Report {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/commands/arguments.h"
+#include "engine/decode/engine.h"
 #include "engine/decode/generator.h"
 #include "engine/decode/sampler.h"
 
@@ -17,6 +18,7 @@ struct ModelOptions {
     int threads = 0;
     int64_t context = 0;
     int32_t batch = 512;
+    decode::CacheOptions cache;
 };
 
 struct GenerationFlags {
@@ -35,6 +37,10 @@ struct TemplateFlags {
     std::vector<std::string> variables;     // "NAME=VALUE"
 };
 
+// What happens when a prompt, a conversation or an answer outgrows the context: an end with an error or the
+// length as the reason; the oldest goes, behind the system prompt; the middle goes, beginning and end stay.
+enum class Overflow { Error, Shift, DropMiddle };
+
 struct StatsFlags {
     bool print = false;
     std::string file;
@@ -50,6 +56,8 @@ struct RunOptions {
     std::optional<std::string> system, system_file;
     TemplateFlags chat;
     bool raw = false, echo = false, json = false, show_thinking = false;
+    Overflow overflow = Overflow::Error;
+    std::optional<std::string> prompt_cache;  // file of the prefilled prompt
 };
 
 struct BatchOptions {
@@ -71,7 +79,7 @@ struct ChatOptions {
     std::optional<std::string> system, system_file;
     TemplateFlags chat;
     bool show_thinking = false;  // also where stdout is no terminal
-    bool shift = true;           // drop the oldest turns when the context is full; otherwise that is an error
+    Overflow overflow = Overflow::Shift;
     std::string color = "auto";
 };
 

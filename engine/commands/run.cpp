@@ -1,12 +1,16 @@
 // One prompt in, one answer out.
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
 #include "engine/commands/commands.h"
 #include "engine/commands/conversation.h"
 #include "engine/commands/generation.h"
+#include "engine/decode/prompt_file.h"
 #include "engine/decode/session.h"
 #include "engine/text/utf8.h"
+#include "gguf/printable.h"
+#include "gguf/writer.h"
 
 namespace runnel::commands {
 namespace {
@@ -52,12 +56,14 @@ Conversation::Prompt encode_prompt(const RunOptions &options, const std::string 
         if (!system.empty())
             throw UsageError("the file has no chat template, so there is no place for a system prompt");
         prompt.tokens = engine.tokenizer().encode(text);
+        prompt.fixed = engine.tokenizer().adds_bos() ? 1 : 0;
     } else {
         if (!conversation->note().empty()) io.note(conversation->note());
         std::vector<text::Message> messages;
         if (!system.empty()) messages.push_back({"system", system});
         messages.push_back({"user", text});
         prompt = conversation->prompt(messages);
+        if (options.overflow != Overflow::Error) prompt.fixed = conversation->fixed_tokens(messages);
     }
     if (prompt.tokens.empty()) throw InputError("the prompt is empty: it has no tokens");
     return prompt;
@@ -77,6 +83,45 @@ std::optional<Conversation> conversation_of(const RunOptions &options, const Eng
     }
     return conversation;
 }
+
+// --prompt-cache: what an earlier run computed of this prompt, and what this one leaves for the next.
+class PromptCache {
+  public:
+    // Throws UsageError for a file that is something else.
+    PromptCache(const std::optional<std::string> &path, const ModelOptions &options, Engine &engine, Io &io)
+        : path_(path), engine_(engine), io_(io) {
+        if (!path_) return;
+        identity_ = decode::prompt_identity(engine.file(), engine.model().program,
+                                            engine.executor().device().kind, options.cache.types);
+        decode::PromptFileResult result = decode::load_prompt_file(*path_, identity_, engine.executor());
+        using State = decode::PromptFileResult::State;
+        const std::string name = gguf::printable(*path_, 4096);
+        if (result.state == State::Foreign)
+            throw UsageError(name + ": " + result.why + ", and will not be overwritten");
+        if (result.state == State::Rejected) io.note(name + ": " + result.why + ": not used, written anew");
+        if (result.state == State::NoRoom) io.note(name + ": " + result.why + ": not used");
+        known_ = std::move(result.tokens);
+    }
+
+    // Does nothing when the file holds just that. A file that cannot be written is no reason not to answer.
+    void keep(const decode::Session &session, const std::vector<text::TokenId> &prompt) {
+        const size_t whole = prompt.size() / size_t{kernels::kBlockTokens} * size_t{kernels::kBlockTokens};
+        const bool same = known_.size() == whole && std::equal(known_.begin(), known_.end(), prompt.begin());
+        if (!path_ || same || session.tokens().size() < prompt.size()) return;
+        try {
+            decode::save_prompt_file(*path_, identity_, engine_.executor(), session.cache(), whole);
+        } catch (const gguf::WriteError &error) {
+            io_.note(error.what());
+        }
+    }
+
+  private:
+    const std::optional<std::string> &path_;
+    Engine &engine_;
+    Io &io_;
+    decode::Checksum::Value identity_{};
+    std::vector<text::TokenId> known_;
+};
 
 // Text to a terminal is made harmless; a pipe gets what the model said.
 void show(const std::string &text, Io &io) {
@@ -154,9 +199,16 @@ int run(const RunOptions &options, Io &io) {
     const std::string text = gather_prompt(options, io, stop);
     const std::optional<Conversation> conversation = conversation_of(options, engine);
     const Conversation *turns = conversation ? &*conversation : nullptr;
-    const auto prompt = encode_prompt(options, text, engine, turns, stop, io);
+    Conversation::Prompt prompt = encode_prompt(options, text, engine, turns, stop, io);
     if (turns) generation.stops.insert(generation.stops.end(), turns->stops().begin(), turns->stops().end());
+    const size_t context = static_cast<size_t>(engine.executor().context());
+    const Room room{context, options.overflow, prompt.fixed};
+    if (const size_t dropped = room.fit(prompt.tokens))
+        io.note("the prompt outgrows the context of " + std::to_string(context) +
+                " tokens: " + std::to_string(dropped) + " tokens of it are left out");
+    generation.shift_keeping = room.keeping();
 
+    PromptCache cache(options.prompt_cache, options.model, engine, io);
     decode::Session session(engine.executor());
     decode::Sampler sampler = engine.sampler(sampling);
     Generator generator(session, sampler, turns ? turns->vocabulary() : engine.vocabulary(), generation,
@@ -164,6 +216,7 @@ int run(const RunOptions &options, Io &io) {
     Shown shown(turns, prompt, options, io);
     if (options.echo) shown.add(text);
     generator.start(prompt.tokens);
+    cache.keep(session, prompt.tokens);
     while (const auto piece = generator.next()) shown.push(*piece);
     shown.end();
     const Report report{options.model.path,        sampling.seed,
@@ -173,6 +226,9 @@ int run(const RunOptions &options, Io &io) {
         io.out.write(dump(result_json(generator, shown, report)));
     else if (io.out.is_terminal())
         io.out.write("\n");
+    if (generator.forgotten() > 0)
+        io.note("the context of " + std::to_string(context) + " tokens was full: " +
+                std::to_string(generator.forgotten()) + " tokens were forgotten on the way");
     if (generator.context_full())
         io.note("the context of " + std::to_string(engine.executor().context()) +
                 " tokens is full: the text ends here (a larger one with -c)");

@@ -42,11 +42,16 @@ std::string Transcript::undo() {
 }
 
 bool Transcript::forget_oldest() {
+    return !take_first().empty();
+}
+
+std::vector<text::Message> Transcript::take_first() {
     const auto second = std::find_if(messages.begin() + !messages.empty(), messages.end(),
                                      [](const text::Message &m) { return m.role == "user"; });
-    if (second == messages.end()) return false;
+    if (second == messages.end()) return {};
+    std::vector<text::Message> first(messages.begin(), second);
     messages.erase(messages.begin(), second);
-    return true;
+    return first;
 }
 
 void Transcript::save(const std::string &path) const {

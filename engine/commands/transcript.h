@@ -21,6 +21,8 @@ struct Transcript {
     std::string undo();
     // Forgets the oldest turn (a message of the user and what came after it), unless it is the only one.
     bool forget_oldest();
+    // Takes out the oldest turn, unless it is the only one.
+    std::vector<text::Message> take_first();
 
     // The file appears whole or not at all. Throws OutputError.
     void save(const std::string &path) const;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,9 @@ struct GenerationOptions {
     std::vector<std::string> stops{};   // strings that end the text; they are not part of it
     std::vector<TokenId> end_tokens{};  // that end it beside the vocabulary's own
     bool ignore_end = false;            // end-of-generation tokens are ordinary tokens
+    // When the context is full, the answer ends (nullopt), or goes on after the first so many tokens of the
+    // text and the newer half of the others.
+    std::optional<size_t> shift_keeping{};
 };
 
 enum class FinishReason {

@@ -1,7 +1,7 @@
 #include "engine/decode/cache_plan.h"
 
 #include <algorithm>
-#include <limits>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -14,8 +14,6 @@ using cache::GroupLayout;
 using cache::Reach;
 using kernels::kBlockTokens;
 
-constexpr int64_t kLargestContext =
-    std::numeric_limits<int32_t>::max() / 2;       // cells and blocks count in int32
 constexpr int64_t kLeastContext = 256;             // below that "reduced to what fits" helps nobody
 constexpr size_t kWorkMemory = size_t{256} << 20;  // left for activations, logits, and everything else
 
@@ -31,17 +29,17 @@ int64_t blocks_for(int64_t cells) {
 
 // The widest of the group's layers.
 Reach reach_of(const kernels::Program &program, int32_t group) {
-    Reach reach{std::numeric_limits<int32_t>::max()};
+    std::optional<Reach> widest;
     for (const kernels::Step &step : program.steps) {
         const auto *attention = std::get_if<kernels::Attention>(&step);
         if (!attention || program.cache_layers[static_cast<size_t>(attention->layer)].group != group)
             continue;
-        if (reach.window == std::numeric_limits<int32_t>::max()) reach.window = attention->window;
-        reach.window =
-            attention->window == 0 || reach.window == 0 ? 0 : std::max(reach.window, attention->window);
+        if (!widest) widest = Reach{attention->window, attention->sink_cells};
+        widest->sinks = std::max(widest->sinks, attention->sink_cells);
+        const bool all = widest->window == 0 || attention->window == 0;
+        widest->window = all ? 0 : std::max(widest->window, attention->window);
     }
-    if (reach.window == std::numeric_limits<int32_t>::max()) reach.window = 0;  // no layer at all
-    return reach;
+    return widest.value_or(Reach{});
 }
 
 // Blocks of a group with a window when all sequences grow: window and slack need not begin or end with a
@@ -90,15 +88,16 @@ size_t cache_bytes(const kernels::Program &program, const CacheShape &shape) {
     size_t bytes = 0;
     const std::vector<GroupLayout> layouts = group_layouts(program, shape);
     for (size_t group = 0; group < layouts.size(); ++group)
-        bytes += kernels::cache_block_bytes(program, static_cast<int32_t>(group)) *
-                 static_cast<size_t>(layouts[group].blocks);
+        bytes +=
+            kernels::cache_block_bytes(program, static_cast<int32_t>(group), shape.types.k, shape.types.v) *
+            static_cast<size_t>(layouts[group].blocks);
     return bytes;
 }
 
-size_t cache_bytes(const kernels::Program &program, int64_t cells) {
+size_t cache_bytes(const kernels::Program &program, int64_t cells, CacheTypes types) {
     size_t block = 0;
     for (int32_t group = 0; group < groups_of(program); ++group)
-        block += kernels::cache_block_bytes(program, group);
+        block += kernels::cache_block_bytes(program, group, types.k, types.v);
     return block * static_cast<size_t>(blocks_for(cells));
 }
 
@@ -110,9 +109,9 @@ size_t weight_bytes(const kernels::Program &program) {
 
 ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceInfo &device,
                          const ContextRequest &request) {
-    if (request.asked > kLargestContext)
+    if (request.asked > kMostContext)
         fail("a context of " + std::to_string(request.asked) +
-             " tokens is more than can be numbered: choose " + std::to_string(kLargestContext) +
+             " tokens is more than can be numbered: choose " + std::to_string(kMostContext) +
              " or less with -c");
     const size_t free = device.memory_free;
     // Weights are read from the page cache: memory that is only useful if they stay there.
@@ -122,11 +121,11 @@ ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceI
     const size_t budget = given > 0 ? given : request.asked > 0 && request.sequences == 1 ? free : beside;
 
     const int64_t wanted =
-        std::clamp<int64_t>(request.asked > 0 ? request.asked : request.own, 1, kLargestContext);
+        std::clamp<int64_t>(request.asked > 0 ? request.asked : request.own, 1, kMostContext);
     const int64_t least = request.asked > 0 ? wanted : std::min(wanted, kLeastContext);
-    CacheShape shape{0, request.sequences, request.batch, request.slack};
-    const int64_t all = std::min(wanted * request.sequences, kLargestContext);
-    const int64_t cells = fitting_cells(program, shape, budget, given > 0 ? kLargestContext : all);
+    CacheShape shape{0, request.sequences, request.batch, request.slack, request.types};
+    const int64_t all = std::min(wanted * request.sequences, kMostContext);
+    const int64_t cells = fitting_cells(program, shape, budget, given > 0 ? kMostContext : all);
     if (cells < least) {
         shape.cells = least;
         const std::string needs = std::to_string(least) + " tokens needs " +

@@ -10,12 +10,17 @@
 
 namespace runnel::decode {
 
+struct CacheTypes {
+    kernels::CacheType k = kernels::CacheType::F16, v = kernels::CacheType::F16;
+};
+
 // What the pools are to hold.
 struct CacheShape {
     int64_t cells;          // of all sequences together, in layers that see everything
     int32_t sequences = 1;  // that grow at the same time
     int32_t batch = 512;    // most tokens of a step
     int32_t slack = 256;    // cells of roll-back beyond a window
+    CacheTypes types = {};
 };
 
 // Per group: what its layers see, and its blocks: for all cells, or, where the layers have a window, for
@@ -24,16 +29,20 @@ std::vector<cache::GroupLayout> group_layouts(const kernels::Program &program, c
 
 // Bytes of cache for `shape`; and for `cells` cells that all layers hold, rounded up to whole blocks.
 size_t cache_bytes(const kernels::Program &program, const CacheShape &shape);
-size_t cache_bytes(const kernels::Program &program, int64_t cells);
+size_t cache_bytes(const kernels::Program &program, int64_t cells, CacheTypes types = {});
 
 // Bytes of all weights that the program reads.
 size_t weight_bytes(const kernels::Program &program);
+
+// The largest context there can be.
+inline constexpr int64_t kMostContext = INT32_MAX / 2;
 
 struct ContextRequest {
     int64_t own;             // the context that the model was made for
     int64_t asked = 0;       // cells; 0: `own`, reduced to what fits
     int64_t cache_size = 0;  // bytes; 0: as the device's free memory allows
     int32_t sequences = 1, batch = 512, slack = 256;
+    CacheTypes types = {};
 };
 
 struct ContextPlan {

@@ -1,12 +1,15 @@
 #include "engine/decode/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <limits>
 #include <system_error>
+#include <variant>
 
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
+#include "engine/model/window.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace runnel::decode {
@@ -22,11 +25,21 @@ std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
     }
 }
 
+// No layer sees further back than a window: a sequence may be of any length.
+bool bound_by_window(const kernels::Program &program) {
+    return std::all_of(program.steps.begin(), program.steps.end(), [](const kernels::Step &step) {
+        const auto *attention = std::get_if<kernels::Attention>(&step);
+        return !attention || attention->window > 0;
+    });
+}
+
 }  // namespace
 
 Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.model)) {
     std::future<text::Tokenizer> tokenizer = load_tokenizer(file_);
     model_ = model::build(file_, options.context);
+    if (options.cache.window > 0)
+        model::impose_window(model_.program, options.cache.window, options.cache.sinks);
     start_executor(options);
     tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
     constexpr float kNever = -std::numeric_limits<float>::infinity();
@@ -37,24 +50,28 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
 
 void Engine::start_executor(const EngineOptions &options) {
     auto backend = kernels::cpu::make_cpu_backend(options.threads);
+    const bool endless = bound_by_window(model_.program) && options.cache.window > 0;
+    const int64_t made_for = endless ? kMostContext : model_.hyper.context_length;
     const ContextPlan plan = plan_context(model_.program, backend->info(),
-                                          {.own = model_.hyper.context_length,
+                                          {.own = made_for,
                                            .asked = options.context,
-                                           .cache_size = options.cache_size,
+                                           .cache_size = options.cache.size,
                                            .sequences = options.sequences,
-                                           .batch = options.batch});
+                                           .batch = options.batch,
+                                           .types = options.cache.types});
     const std::string own = std::to_string(model_.hyper.context_length);
     if (plan.reduced)
         notes_.push_back("context reduced from " + own + " to " + std::to_string(plan.context) +
                          " tokens, which is what fits the free memory (choose with -c)");
-    if (plan.context > model_.hyper.context_length)
+    if (plan.context > made_for)
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
                          own + " that the model was made for");
     executor_ = std::make_unique<Executor>(std::move(backend), model_.program,
                                            ExecutorOptions{.context = plan.context,
                                                            .batch = options.batch,
                                                            .sequences = options.sequences,
-                                                           .cells = plan.cells});
+                                                           .cells = plan.cells,
+                                                           .types = options.cache.types});
 }
 
 Sampler Engine::sampler(SamplingOptions options) const {

@@ -18,13 +18,19 @@
 
 namespace runnel::decode {
 
+struct CacheOptions {
+    int64_t size = 0;  // bytes; 0: for the context, as memory allows
+    CacheTypes types = {};
+    int32_t window = 0, sinks = 0;  // imposed on the model (model/window.h); 0: none
+};
+
 struct EngineOptions {
     std::filesystem::path model;
     int threads = 0;      // <= 0: the physical cores
     int64_t context = 0;  // 0: the model's own, reduced to what fits
     int32_t batch = 512;  // tokens per step of a prefill
     int32_t sequences = 1;
-    int64_t cache_size = 0;  // bytes of the K/V cache; 0: for the context, as memory allows
+    CacheOptions cache;
 };
 
 class Engine {

@@ -4,7 +4,6 @@
 #include <cassert>
 #include <variant>
 
-#include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
 #include "engine/decode/random.h"
 
@@ -29,7 +28,7 @@ ExecutorOptions checked(ExecutorOptions options) {
 }
 
 CacheShape shape_of(const ExecutorOptions &options) {
-    return {options.cells, options.sequences, options.batch, options.slack};
+    return {options.cells, options.sequences, options.batch, options.slack, options.types};
 }
 
 }  // namespace
@@ -42,10 +41,35 @@ Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Pro
       token_ids_(embedding_rows(program)),
       cache_(group_layouts(program, shape_of(options_)), options_.slack, {random_seed(), random_seed()}),
       copies_(cache_.groups()) {
-    kernels::CacheConfig config;
+    kernels::CacheConfig config{.blocks = {}, .k = options.types.k, .v = options.types.v};
     for (size_t group = 0; group < cache_.groups(); ++group)
         config.blocks.push_back(cache_.pool(group).size());
+    for (size_t group = 0; group < cache_.groups(); ++group)
+        block_bytes_.push_back(kernels::cache_block_bytes(program, static_cast<int32_t>(group),
+                                                          options.types.k, options.types.v));
     backend_->load(program, config, options_.batch);
+}
+
+void Executor::read_block(size_t group, cache::BlockId block, std::span<std::byte> bytes) {
+    assert(bytes.size() == block_bytes_[group]);
+    backend_->read_block(static_cast<int32_t>(group), block, bytes);
+}
+
+bool Executor::restore(std::span<const TokenId> tokens, const cache::HeldBlocks &held,
+                       std::span<const std::span<const std::byte>> blocks) {
+    auto sequence = cache_.allocate(tokens, held);
+    if (!sequence) return false;
+    size_t next = 0;
+    for (size_t group = 0; group < held.size(); ++group)
+        for (size_t b = 0; b < held[group].size(); ++b) {
+            if (!held[group][b]) continue;
+            const cache::BlockId block = sequence->table(group)[b];  // none where no later token looks
+            if (block != cache::kNoBlock)
+                backend_->write_block(static_cast<int32_t>(group), block, blocks[next]);
+            ++next;
+        }
+    cache_.publish(*sequence);
+    return true;
 }
 
 FreeBlocks Executor::free_blocks() const {

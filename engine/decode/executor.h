@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/cache/paged_cache.h"
+#include "engine/decode/cache_plan.h"
 #include "engine/text/token.h"
 #include "kernels/backend.h"
 
@@ -39,6 +40,7 @@ struct ExecutorOptions {
     int32_t sequences = 1;  // that share the pool
     int64_t cells = 0;      // in the pool; 0: context * sequences. At least one context.
     int32_t slack = 256;    // behind a window (CacheShape in cache_plan.h)
+    CacheTypes types = {};
 };
 
 class Executor {
@@ -56,6 +58,14 @@ class Executor {
         return cache_.attach(sequence, tokens);
     }
     const cache::PagedCache &cache() const { return cache_; }
+
+    // For files: the bytes of blocks, and blocks that were computed before for `tokens` (whole blocks of
+    // them), in the order of `held`, group by group: attach() finds them from now on. False if there is no
+    // room.
+    size_t block_bytes(size_t group) const { return block_bytes_[group]; }
+    void read_block(size_t group, cache::BlockId block, std::span<std::byte> bytes);
+    bool restore(std::span<const TokenId> tokens, const cache::HeldBlocks &held,
+                 std::span<const std::span<const std::byte>> blocks);
 
     // A step is built of inputs, then run. add() takes the blocks that the input needs; false, and nothing
     // changes, when the pool has too few. Throws DecodeError{BadInput} for a token id that is not in the
@@ -99,6 +109,7 @@ class Executor {
     int32_t vocab_;
     int32_t token_ids_;  // rows of the embedding table
     cache::PagedCache cache_;
+    std::vector<size_t> block_bytes_;                      // per group
     std::vector<std::vector<kernels::BlockCopy>> copies_;  // per group
     // The step being built.
     std::vector<int32_t> tokens_, positions_, rows_;

@@ -22,8 +22,9 @@ Generator::Generator(Session &session, Sampler &sampler, Vocabulary vocabulary, 
                      StopRequest *stop)
     : session_(&session),
       sampler_(&sampler),
-      answer_(std::move(vocabulary), std::move(options)),
-      stop_(stop) {}
+      answer_(std::move(vocabulary), options),
+      stop_(stop),
+      shift_keeping_(options.shift_keeping) {}
 
 void Generator::start(std::span<const TokenId> prompt) {
     assert(!prompt.empty());
@@ -46,10 +47,25 @@ bool Generator::feed_last() {
     return fed_;
 }
 
+// The beginning and the newest half of the rest stay and are computed as a text of their own: keys and values
+// that were made in sight of the forgotten part would still know of it.
+bool Generator::make_room() {
+    const std::vector<TokenId> text = session_->tokens();
+    if (!shift_keeping_ || *shift_keeping_ + 2 > text.size()) return false;
+    const auto start = Clock::now();
+    const size_t dropped = (text.size() - *shift_keeping_ + 1) / 2;
+    session_->truncate(*shift_keeping_);
+    const bool finished = session_->feed(std::span(text).subspan(*shift_keeping_ + dropped), stop_);
+    forgotten_ += static_cast<int64_t>(dropped);
+    timings_.decode_seconds += seconds_since(start);
+    return finished;
+}
+
 std::optional<std::string> Generator::next() {
     if (answer_.over()) return std::nullopt;
     if (answer_.complete()) return answer_.end(FinishReason::Length);
-    if (!fed_ && session_->room() == 0) {
+    if (!fed_ && session_->room() == 0 && !make_room()) {
+        if (stop_ && stop_->requested()) return answer_.end(reason_of(*stop_));
         context_full_ = true;
         return answer_.end(FinishReason::Length);
     }

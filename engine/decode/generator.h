@@ -48,18 +48,22 @@ class Generator {
 
     FinishReason finish_reason() const { return answer_.reason(); }
     bool context_full() const { return context_full_; }  // why it is Length
+    int64_t forgotten() const { return forgotten_; }     // tokens that GenerationOptions::shift_keeping cost
     // Generated, without the one that ended it.
     const std::vector<TokenId> &tokens() const { return answer_.tokens(); }
     const Timings &timings() const { return timings_; }
 
   private:
     bool feed_last();
+    bool make_room();
 
     Session *session_;
     Sampler *sampler_;
     Answer answer_;
     StopRequest *stop_;
     bool fed_ = true;  // the last token of the answer is in the session
+    std::optional<size_t> shift_keeping_;
+    int64_t forgotten_ = 0;
     bool context_full_ = false;
     std::chrono::steady_clock::time_point started_{};
     Timings timings_;

@@ -50,6 +50,7 @@ class Session {
     void evict();
 
     const std::vector<TokenId> &tokens() const { return tokens_; }
+    const SequenceCache &cache() const { return cache_; }
     size_t room() const { return static_cast<size_t>(executor_->context()) - tokens_.size(); }
     Executor &executor() const { return *executor_; }
 

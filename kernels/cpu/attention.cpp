@@ -1,6 +1,7 @@
 #include "kernels/cpu/attention.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/cpu/attention_layout.h"
 #include "kernels/cpu/vector_tables.h"
@@ -34,17 +35,30 @@ int32_t attention_tile_tokens(int32_t heads) {
     return std::clamp(128 / heads, 1, 32);
 }
 
-int32_t first_range(const AttentionTile &tile) {
-    return first_visible(tile, tile.first_cell) / kRangeCells;
-}
-
 int32_t range_count(const AttentionTile &tile) {
-    return (tile.first_cell + tile.tokens - 1) / kRangeCells - first_range(tile) + 1;
+    const int32_t first = first_visible(tile, tile.first_cell) / kRangeCells;
+    const int32_t last = (tile.first_cell + tile.tokens - 1) / kRangeCells;
+    return last - first + 1 + (tile.sink_cells > 0 ? 1 : 0);
 }
 
 size_t attention_partial(const AttentionTile &tile) {
     return static_cast<size_t>(tile.tokens) * static_cast<size_t>(tile.heads) *
            static_cast<size_t>(kPartialHead + tile.pages.head_dim_v);
+}
+
+void rotate_heads(float *heads, int32_t count, int32_t head_dim) noexcept {
+    const int32_t size = head_dim & -head_dim;
+    const float scale = 1 / std::sqrt(static_cast<float>(size));
+    for (float *x = heads; x < heads + int64_t{count} * head_dim; x += size) {
+        for (int32_t apart = 1; apart < size; apart *= 2)
+            for (int32_t i = 0; i < size; i += 2 * apart)
+                for (int32_t j = i; j < i + apart; ++j) {
+                    const float a = x[j], b = x[j + apart];
+                    x[j] = a + b;
+                    x[j + apart] = a - b;
+                }
+        for (int32_t i = 0; i < size; ++i) x[i] *= scale;
+    }
 }
 
 }  // namespace runnel::kernels::cpu

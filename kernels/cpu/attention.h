@@ -1,14 +1,15 @@
 // Attention over the paged K/V cache, for query rows that share one K/V head.
 //
-// The cache keeps K and V as binary16 in pages of kBlockTokens = 32 cells, per layer and K/V head:
+// The cache keeps K and V in pages of kBlockTokens = 32 cells, per layer and K/V head, as binary16 or in
+// fewer bits (attention_formats.h); what is read back are float32 numbers:
 //   K page: [head_dim_k][32 cells]    transposed: the lanes of a vector are cells in q.k,
 //   V page: [32 cells][head_dim_v]    and dimensions in p.v, so neither product sums across lanes.
 //
 // A row is one query head of one token. What a row computes (all float32, fma means one rounding):
 //   1. score of a cell: fma chain over d ascending of q[d] * k[d], from 0; then * scale; with a soft-cap c
-//   then
-//      c * tanh(that / c) (vector.h).
-//   2. Its visible cells are cut at multiples of kRangeCells of the sequence. Within a range, page by page in
+//      then c * tanh(that / c) (vector.h). For the sink cells, q is sink_q.
+//   2. Its visible cells are cut: the sink cells are the first range; the others are cut at multiples of
+//      kRangeCells of the sequence. Within a range, page by page in
 //      ascending order, with a maximum m (from -1e30), 16 sums l and o[head_dim_v] (from 0):
 //        m' = the largest of m and the page's visible scores;
 //        if it moved: f = exp(m - m'), l *= f, o *= f, m = m';
@@ -36,15 +37,16 @@ inline constexpr int32_t kRangeCells = 512;
 
 // The K/V pages of one sequence for one layer and one K/V head.
 struct KvPages {
-    uint16_t *k, *v;            // the pages that block 0 has for this layer and head; without v, the
+    std::byte *k, *v;           // the pages that block 0 has for this layer and head; without v, the
                                 // values are the first head_dim_v dimensions of k
-    size_t k_stride, v_stride;  // binary16 elements from a block's page to the next block's
+    size_t k_stride, v_stride;  // bytes from a block's page to the next block's
     const BlockId *table;       // cell c is in block table[c / 32]
     int32_t head_dim_k, head_dim_v;
+    CacheType k_type = CacheType::F16, v_type = CacheType::F16;
 };
 
 // Rows of one sequence: `tokens` consecutive tokens x the `heads` query heads of one K/V head. Token t stands
-// in cell first_cell + t and sees the cells from first_visible() to its own.
+// in cell first_cell + t and sees the cells from first_visible() to its own, and the sink cells before those.
 struct AttentionTile {
     KvPages pages;
     const float *q;                // row (t, h): q + t * q_stride + h * head_dim_k, after RoPE
@@ -54,16 +56,21 @@ struct AttentionTile {
     int32_t first_cell;
     int32_t window;  // 0: all earlier cells
     float scale;
-    bool chunked = false;          // the window begins at a multiple of itself
-    float softcap = 0;             // 0: none
-    const float *sinks = nullptr;  // [heads], or null
+    bool chunked = false;           // the window begins at a multiple of itself
+    float softcap = 0;              // 0: none
+    const float *sinks = nullptr;   // [heads], or null
+    int32_t sink_cells = 0;         // at most kRangeCells
+    const float *sink_q = nullptr;  // where there are sink cells: the rows of q for them, laid out as q
+    int32_t end_cell = INT32_MAX;   // cells from here on are seen by nobody
 };
 
-// The first cell that a token in cell `own` sees: own - window + 1, or, chunked, own - own % window.
+// The first cell behind the sink cells that a token in cell `own` sees: own - window + 1, or, chunked, own -
+// own % window. Larger than `own` if it stands among the sink cells.
 constexpr int32_t first_visible(const AttentionTile &tile, int32_t own) {
     if (tile.window == 0) return 0;
     if (tile.chunked) return own - own % tile.window;
-    return own < tile.window ? 0 : own - tile.window + 1;
+    const int32_t first = own < tile.window ? 0 : own - tile.window + 1;
+    return first > tile.sink_cells ? first : tile.sink_cells;
 }
 
 struct AttentionKernels {
@@ -77,7 +84,7 @@ struct AttentionKernels {
     // Steps 1-5 for all rows. scratch: attention_scratch(...) floats, aligned to 64 bytes.
     void (*attend)(const AttentionTile &tile, float *scratch) noexcept;
 
-    // Steps 1 and 2 for the range number first_range(tile) + `index`: writes the tile's partial results for
+    // Steps 1 and 2 for a range, of range_count(tile): writes the tile's partial results for
     // join(). partial: attention_partial(tile) floats, any alignment. For few rows and a long sequence: every
     // (K/V head, range) is then a unit of work of its own.
     void (*attend_range)(const AttentionTile &tile, int32_t index, float *partial, float *scratch) noexcept;
@@ -97,11 +104,14 @@ size_t attention_scratch(int32_t head_dim_k, int32_t head_dim_v, int32_t rows);
 // Tokens per tile that keep a tile's rows in cache while each page is converted once: for prefill.
 int32_t attention_tile_tokens(int32_t heads);
 
-// The ranges that some row of the tile sees: first_range .. first_range + range_count - 1.
-int32_t first_range(const AttentionTile &tile);
+// The ranges that some row of the tile sees: the sink cells, if there are any, then kRangeCells each.
 int32_t range_count(const AttentionTile &tile);
 
 // Floats of the partial results of one range.
 size_t attention_partial(const AttentionTile &tile);
+
+// Multiplies each head, in place, by the Hadamard matrix of rotated() (backend.h): sums and differences of
+// elements 1, 2, 4, ... apart, then all times the power of two's root's inverse.
+void rotate_heads(float *heads, int32_t count, int32_t head_dim) noexcept;
 
 }  // namespace runnel::kernels::cpu

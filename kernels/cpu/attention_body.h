@@ -16,6 +16,7 @@
 #pragma once
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_formats.h"
 #include "kernels/cpu/attention_layout.h"
 #include "kernels/cpu/vector_body.h"
 
@@ -23,7 +24,8 @@ namespace runnel::kernels::cpu {
 namespace {
 
 constexpr float kNoMaximum = -1e30f;
-constexpr int kConvertRows = 64;  // from so many rows on, pages are converted to float32 first
+constexpr float kNoRange = -2e30f;  // in place of a maximum: nothing was joined yet
+constexpr int kConvertRows = 64;    // from so many rows on, pages are converted to float32 first
 
 // A page in the form the products read: T is uint16_t (the cache's) or float (converted).
 template <typename T>
@@ -80,7 +82,8 @@ inline Rows cut_scratch(const AttentionTile &tile, float *scratch) {
 inline Visible visible(const AttentionTile &tile, int row, int32_t from, int32_t cells) {
     const int32_t own = tile.first_cell + row / tile.heads;
     const int32_t first = first_visible(tile, own);
-    const int32_t begin = first > from ? first - from : 0, end = own + 1 - from;
+    const int32_t begin = first > from ? first - from : 0;
+    const int32_t end = (own < tile.end_cell ? own + 1 : tile.end_cell) - from;
     return {begin, end < cells ? end : cells};
 }
 
@@ -293,30 +296,44 @@ inline void attend_page(const AttentionTile &tile, const Rows &rows, Page<T> pag
     }
 }
 
-template <typename L>
-inline Page<uint16_t> cache_page(const KvPages &pages, int32_t page, int32_t next) {
+// Where a block's page is, and the next one's.
+struct Place {
+    const std::byte *k, *v, *next_k, *next_v;
+};
+
+inline Place place_of(const KvPages &pages, int32_t page, int32_t next) {
     const auto block = [&](int32_t i) { return static_cast<size_t>(pages.table[i]); };
     const auto v_page = [&](int32_t i) { return pages.v ? pages.v + block(i) * pages.v_stride : nullptr; };
-    return {pages.k + block(page) * pages.k_stride, v_page(page), static_cast<size_t>(pages.head_dim_v),
-            pages.k + block(next) * pages.k_stride, v_page(next)};
+    return {pages.k + block(page) * pages.k_stride, v_page(page), pages.k + block(next) * pages.k_stride,
+            v_page(next)};
+}
+
+inline Page<uint16_t> half_page(const KvPages &pages, const Place &place) {
+    const auto halves = [](const std::byte *at) { return reinterpret_cast<const uint16_t *>(at); };
+    return {halves(place.k), halves(place.v), static_cast<size_t>(pages.head_dim_v), halves(place.next_k),
+            halves(place.next_v)};
 }
 
 template <typename L>
-inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Page<uint16_t> &page) {
-    for (int32_t d = 0; d < pages.head_dim_k; ++d) {
-        prefetch(page.next_k + d * kBlockTokens);
-        from_half<L>(page.k + d * kBlockTokens, kBlockTokens, rows.k_page + d * kBlockTokens);
-    }
+inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Place &place) {
+    const size_t k_bytes = kBlockTokens * cache_row_bytes(pages.k_type, pages.head_dim_k);
+    for (size_t at = 0; at < k_bytes; at += 64) prefetch(place.next_k + at);
+    k_page_to_float<L>(pages.k_type, place.k, pages.head_dim_k, rows.k_page);
+    const size_t row_bytes = cache_row_bytes(pages.v_type, pages.head_dim_v);
+    for (size_t at = 0; pages.v && at < kBlockTokens * row_bytes; at += 64) prefetch(place.next_v + at);
     for (size_t cell = 0; cell < kBlockTokens; ++cell) {
+        float *out = rows.v_page + cell * rows.o_stride;
         if (!pages.v) {  // values are keys
             for (size_t d = 0; d < static_cast<size_t>(pages.head_dim_v); ++d)
-                rows.v_page[cell * rows.o_stride + d] = rows.k_page[d * kBlockTokens + cell];
-            continue;
+                out[d] = rows.k_page[d * kBlockTokens + cell];
+        } else if (pages.v_type == CacheType::F16) {
+            from_half<L>(reinterpret_cast<const uint16_t *>(place.v + cell * row_bytes), pages.head_dim_v,
+                         out);
+        } else {
+            v_row_to_float<L>(pages.v_type, place.v + cell * row_bytes, pages.head_dim_v, out);
         }
-        for (int32_t d = 0; d < pages.head_dim_v; d += 32) prefetch(page.next_v + cell * page.v_stride + d);
-        from_half<L>(page.v + cell * page.v_stride, pages.head_dim_v, rows.v_page + cell * rows.o_stride);
     }
-    return {rows.k_page, rows.v_page, rows.o_stride, page.next_k, page.next_v};
+    return {rows.k_page, rows.v_page, rows.o_stride, nullptr, nullptr};
 }
 
 // q of all rows, one after the other: rows of the batch lie a power of two apart and would fight for cache
@@ -352,13 +369,14 @@ void compute_range(const AttentionTile &tile, const Rows &rows, int32_t range) {
     const int32_t first_page = (from + visible(tile, 0, from, kRangeCells).begin) / kBlockTokens;
     const int32_t end_page =
         (from + visible(tile, last_row, from, kRangeCells).end + kBlockTokens - 1) / kBlockTokens;
+    const KvPages &pages = tile.pages;
+    const bool halves = pages.k_type == CacheType::F16 && pages.v_type == CacheType::F16 && pages.v;
     for (int32_t index = first_page; index < end_page; ++index) {
-        const auto page = cache_page<L>(tile.pages, index, index + 1 < end_page ? index + 1 : index);
-        if (rows.count < kConvertRows && tile.pages.v) {
-            attend_page<L>(tile, rows, page, index * kBlockTokens);
-        } else {
-            attend_page<L>(tile, rows, convert_page<L>(rows, tile.pages, page), index * kBlockTokens);
-        }
+        const Place place = place_of(pages, index, index + 1 < end_page ? index + 1 : index);
+        if (halves && rows.count < kConvertRows)
+            attend_page<L>(tile, rows, half_page(pages, place), index * kBlockTokens);
+        else
+            attend_page<L>(tile, rows, convert_page<L>(rows, pages, place), index * kBlockTokens);
     }
     for (int row = 0; row < rows.count; ++row) {
         float half[8];
@@ -392,17 +410,23 @@ inline float *out_row(const AttentionTile &tile, int row) {
 }
 
 inline int32_t tile_first_range(const AttentionTile &tile) {
-    return visible(tile, 0, 0, tile.first_cell + 1).begin / kRangeCells;
+    return first_visible(tile, tile.first_cell) / kRangeCells;
+}
+inline int32_t tile_last_range(const AttentionTile &tile) {
+    return (tile.first_cell + tile.tokens - 1) / kRangeCells;
 }
 
-// The first range that a row sees.
-inline int32_t row_first_range(const AttentionTile &tile, int row) {
-    return visible(tile, row, 0, tile.first_cell + tile.tokens).begin / kRangeCells;
+inline bool row_sees(const AttentionTile &tile, int row, int32_t range) {
+    return visible(tile, row, range * kRangeCells, kRangeCells).any();
 }
 
-// The last range that a row sees.
-inline int32_t row_last_range(const AttentionTile &tile, int row) {
-    return (tile.first_cell + row / tile.heads) / kRangeCells;
+// The same rows, looking at the sink cells only: their range 0.
+inline AttentionTile sink_tile(AttentionTile tile) {
+    tile.q = tile.sink_q;
+    tile.window = 0;
+    tile.end_cell = tile.sink_cells;
+    tile.sink_cells = 0;
+    return tile;
 }
 
 // Steps 4 and 5: the sink joins the sum, out = o / l. out may be o.
@@ -417,28 +441,41 @@ inline void finish_row(const AttentionTile &tile, int row, float m, float l, con
     map<L>(o, o, n, out, [&](auto x, auto) { return L::div(L::mul(x, a), sum); });
 }
 
+// Joins the range at hand to the rows that see it.
+template <typename L>
+void join_range(const AttentionTile &tile, const Rows &rows, int32_t range) {
+    for (int row = 0; row < rows.count; ++row) {
+        if (!row_sees(tile, row, range)) continue;
+        const bool first = rows.m[row] == kNoRange;
+        join_row<L>(rows.m + row, rows.l + row, out_row(tile, row), rows.range_m[row], rows.range_l[row],
+                    rows.o + static_cast<size_t>(row) * rows.o_stride, tile.pages.head_dim_v, first);
+    }
+}
+
 template <typename L>
 void attend(const AttentionTile &tile, float *scratch) noexcept {
     const Rows rows = cut_scratch(tile, scratch);
-    const int32_t n = tile.pages.head_dim_v;
-    const int32_t first_range = tile_first_range(tile), last_range = row_last_range(tile, rows.count - 1);
-    const auto o = [&](int row) { return rows.o + static_cast<size_t>(row) * rows.o_stride; };
-    pack_q<L>(tile, rows);
+    const int32_t first_range = tile_first_range(tile), last_range = tile_last_range(tile);
     clear_padding<L>(tile, rows);
-    if (first_range == last_range) {
+    if (first_range == last_range && tile.sink_cells == 0) {
+        pack_q<L>(tile, rows);
         compute_range<L>(tile, rows, first_range);
         for (int row = 0; row < rows.count; ++row)
-            finish_row<L>(tile, row, rows.range_m[row], rows.range_l[row], o(row));
+            finish_row<L>(tile, row, rows.range_m[row], rows.range_l[row],
+                          rows.o + static_cast<size_t>(row) * rows.o_stride);
         return;
     }
+    for (int row = 0; row < rows.count; ++row) rows.m[row] = kNoRange;
+    if (tile.sink_cells > 0) {
+        const AttentionTile sinks = sink_tile(tile);
+        pack_q<L>(sinks, rows);
+        compute_range<L>(sinks, rows, 0);
+        join_range<L>(sinks, rows, 0);
+    }
+    pack_q<L>(tile, rows);
     for (int32_t range = first_range; range <= last_range; ++range) {
         compute_range<L>(tile, rows, range);
-        for (int row = 0; row < rows.count; ++row) {
-            const int32_t first = row_first_range(tile, row);
-            if (range < first || range > row_last_range(tile, row)) continue;
-            join_row<L>(rows.m + row, rows.l + row, out_row(tile, row), rows.range_m[row], rows.range_l[row],
-                        o(row), n, range == first);
-        }
+        join_range<L>(tile, rows, range);
     }
     for (int row = 0; row < rows.count; ++row)
         finish_row<L>(tile, row, rows.m[row], rows.l[row], out_row(tile, row));
@@ -448,9 +485,11 @@ template <typename L>
 void attend_range(const AttentionTile &tile, int32_t index, float *partial, float *scratch) noexcept {
     const Rows rows = cut_scratch(tile, scratch);
     const int32_t n = tile.pages.head_dim_v;
-    pack_q<L>(tile, rows);
-    clear_padding<L>(tile, rows);
-    compute_range<L>(tile, rows, tile_first_range(tile) + index);
+    const bool sinks = tile.sink_cells > 0;
+    const AttentionTile &seen = sinks && index == 0 ? sink_tile(tile) : tile;
+    pack_q<L>(seen, rows);
+    clear_padding<L>(seen, rows);
+    compute_range<L>(seen, rows, sinks && index == 0 ? 0 : tile_first_range(tile) + index - (sinks ? 1 : 0));
     for (int row = 0; row < rows.count; ++row, partial += kPartialHead + n) {
         partial[0] = rows.range_m[row];
         partial[1] = rows.range_l[row];
@@ -462,35 +501,50 @@ void attend_range(const AttentionTile &tile, int32_t index, float *partial, floa
 template <typename L>
 void join(const AttentionTile &tile, const float *partials, int32_t ranges) noexcept {
     const int32_t n = tile.pages.head_dim_v, row_size = kPartialHead + n, count = tile.tokens * tile.heads;
-    const int32_t tile_first = tile_first_range(tile);
+    const int32_t sinks = tile.sink_cells > 0 ? 1 : 0, tile_first = tile_first_range(tile);
     for (int row = 0; row < count; ++row) {
-        const int32_t first = row_first_range(tile, row), last = row_last_range(tile, row);
-        float m = 0, l = 0;
-        for (int32_t range = first; range <= last && range - tile_first < ranges; ++range) {
-            const float *partial = partials + (int64_t{range - tile_first} * count + row) * row_size;
+        float m = kNoRange, l = 0;
+        for (int32_t index = 0; index < ranges; ++index) {
+            const bool sees = index < sinks || row_sees(tile, row, tile_first + index - sinks);
+            if (!sees) continue;
+            const float *partial = partials + (int64_t{index} * count + row) * row_size;
             join_row<L>(&m, &l, out_row(tile, row), partial[0], partial[1], partial + kPartialHead, n,
-                        range == first);
+                        m == kNoRange);
         }
         finish_row<L>(tile, row, m, l, out_row(tile, row));
     }
 }
 
 template <typename L>
+void append_half_k(uint16_t *page, const float *k, int32_t dims) {
+    constexpr int W = L::kWidth;
+    for (int32_t d = 0; d < dims; d += W) {
+        const int n = dims - d < W ? dims - d : W;
+        uint16_t half[W];
+        L::store_half(half, L::load_n(k + d, n));
+        for (int i = 0; i < n; ++i) page[(d + i) * kBlockTokens] = half[i];
+    }
+}
+
+template <typename L>
 void append(const KvPages &pages, int32_t cell, int32_t tokens, const float *k, int64_t k_stride,
             const float *v, int64_t v_stride) noexcept {
-    constexpr int W = L::kWidth;
+    const size_t row_bytes = cache_row_bytes(pages.v_type, pages.head_dim_v);
     for (int32_t end = cell + tokens; cell < end; ++cell, k += k_stride, v += v_stride) {
         const auto block = static_cast<size_t>(pages.table[cell / kBlockTokens]);
-        const int32_t column = cell % kBlockTokens;
-        if (pages.v)
-            to_half<L>(v, pages.head_dim_v, pages.v + block * pages.v_stride + column * pages.head_dim_v);
-        uint16_t *page = pages.k + block * pages.k_stride + column;
-        for (int32_t d = 0; d < pages.head_dim_k; d += W) {
-            const int n = pages.head_dim_k - d < W ? pages.head_dim_k - d : W;
-            uint16_t half[W];
-            L::store_half(half, L::load_n(k + d, n));
-            for (int i = 0; i < n; ++i) page[(d + i) * kBlockTokens] = half[i];
+        const size_t column = static_cast<size_t>(cell % kBlockTokens);
+        if (pages.v) {
+            std::byte *row = pages.v + block * pages.v_stride + column * row_bytes;
+            if (pages.v_type == CacheType::F16)
+                to_half<L>(v, pages.head_dim_v, reinterpret_cast<uint16_t *>(row));
+            else
+                write_v_row<L>(pages.v_type, row, v, pages.head_dim_v);
         }
+        std::byte *page = pages.k + block * pages.k_stride;
+        if (pages.k_type == CacheType::F16)
+            append_half_k<L>(reinterpret_cast<uint16_t *>(page) + column, k, pages.head_dim_k);
+        else
+            write_k_cell<L>(pages.k_type, page, column, k, pages.head_dim_k);
     }
 }
 

@@ -84,6 +84,12 @@ class CpuBackend final : public Backend {
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
     bool execute(const Batch &batch, std::span<float> logits) override;
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override;
+    void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
+        std::ranges::copy(cache_.block(group, block), bytes.begin());
+    }
+    void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
+        std::ranges::copy(bytes, cache_.block(group, block).begin());
+    }
 
   private:
     int thread_count() const;
@@ -106,7 +112,23 @@ class CpuBackend final : public Backend {
                  int64_t col1) noexcept;
     void add_position(const Weight &table, size_t t, int thread, float *out) noexcept;
     void normalize(const Norm &norm, int32_t token) noexcept;
-    void turn(const Attention &step, float *head, int32_t heads, WeightId norm, int32_t token) noexcept;
+    // Cosines and sines of the tokens' positions, per RopeTable: [max_tokens][pairs].
+    struct Rotations {
+        std::vector<LazyBuffer> cosines, sines;
+    };
+    void turn(const Attention &step, float *head, int32_t heads, WeightId norm, int32_t token,
+              const Rotations &rotations) noexcept;
+    void prepare_queries(const Attention &step, int32_t kv_head, int32_t token) noexcept;
+    void append_cell(const Attention &step, const KvPages &pages, int32_t cell, int32_t kv_head,
+                     int32_t token, float *work) noexcept;
+    void rotate_back(const Attention &step, const AttentionTile &tile) noexcept;
+    float *sink_row(const Attention &step, int32_t token) const {
+        return sink_q_.as<float>() + token * width(step.q);
+    }
+    // Layers whose values are their keys, or that share those of a layer with other heads, stay as they are.
+    bool rotates(const Attention &step, CacheType type) const {
+        return rotated(type) && program_.cache_layers[static_cast<size_t>(step.layer)].head_dim_v > 0;
+    }
     void multiply(const Weight &weight, const Destination &to, const Worker &worker, int loop,
                   const Weight *after) noexcept;
     const Weight *weight_after(size_t phase) const noexcept;
@@ -142,7 +164,10 @@ class CpuBackend final : public Backend {
     std::vector<LazyBuffer> scratch_;      // per thread: weight tiles, attention
     std::vector<LazyBuffer> packed_head_;  // per thread: one head's piece of all tokens
     ExpertRunner experts_;
-    std::vector<LazyBuffer> cosines_, sines_;  // per RopeTable: [max_tokens][pairs]
+    Rotations rotations_, sink_rotations_;  // of positions, and of those that sink cells are seen from
+    int32_t sink_position_ = -1;            // the largest of the latter; -1: no layer has sink cells
+    LazyBuffer sink_q_;                     // the queries of the layer at hand for sink cells
+    CacheType k_type_ = CacheType::F16, v_type_ = CacheType::F16;
 
     // The batch at hand.
     const Batch *batch_ = nullptr;
@@ -183,6 +208,8 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
     max_tokens_ = max_tokens;
     start_pool();
     cache_ = CacheMemory(program_, cache);
+    k_type_ = cache.k;
+    v_type_ = cache.v;
     reserve_activations();
     reserve_work_space(cache);
     experts_ = ExpertRunner({.program = &program_,
@@ -200,12 +227,23 @@ void CpuBackend::reserve_activations() {
     slots_.clear();
     for (const SlotInfo &slot : program_.slots)
         slots_.emplace_back(tokens * static_cast<size_t>(slot.width) * sizeof(float), "activations");
-    cosines_.clear();
-    sines_.clear();
-    for (const RopeTable &rope : program_.ropes) {
-        cosines_.emplace_back(tokens * rope.inv_freq.size() * sizeof(float), "rotations");
-        sines_.emplace_back(tokens * rope.inv_freq.size() * sizeof(float), "rotations");
-    }
+    size_t sink_q = 0;
+    sink_position_ = -1;
+    for (const Step &step : program_.steps)
+        if (const auto *a = std::get_if<Attention>(&step); a && a->sink_cells > 0) {
+            sink_q = std::max(sink_q, tokens * static_cast<size_t>(width(a->q)) * sizeof(float));
+            assert(sink_position_ < 0 || sink_position_ == a->window + a->sink_cells - 1);
+            sink_position_ = a->window + a->sink_cells - 1;
+        }
+    sink_q_ = LazyBuffer(sink_q, "activations");
+    rotations_ = {};
+    sink_rotations_ = {};
+    for (Rotations *rotations : {&rotations_, &sink_rotations_})
+        for (const RopeTable &rope : program_.ropes) {
+            const size_t bytes = tokens * rope.inv_freq.size() * sizeof(float);
+            rotations->cosines.emplace_back(bytes, "rotations");
+            rotations->sines.emplace_back(bytes, "rotations");
+        }
     size_t product = 0;
     for (const Step &step : program_.steps)
         if (const auto *linear = std::get_if<Linear>(&step))
@@ -290,15 +328,17 @@ bool CpuBackend::cancelled_after_barrier(size_t phase, int thread) noexcept {
 }
 
 void CpuBackend::compute_rotations(const Worker &worker) noexcept {
-    for (size_t r = 0; r < program_.ropes.size(); ++r) {
+    const auto compute = [&](Rotations &rotations, size_t r, int32_t t, int32_t position) {
         const RopeTable &rope = program_.ropes[r];
-        const size_t pairs = rope.inv_freq.size();
+        const size_t at = static_cast<size_t>(t) * rope.inv_freq.size();
+        rope_row(rope, position, rotations.cosines[r].as<float>() + at, rotations.sines[r].as<float>() + at);
+    };
+    for (size_t r = 0; r < program_.ropes.size(); ++r)
         for (int32_t t = worker.thread; t < worker.rows; t += pool_->threads()) {
-            float *cosine = cosines_[r].as<float>() + static_cast<size_t>(t) * pairs;
-            float *sine = sines_[r].as<float>() + static_cast<size_t>(t) * pairs;
-            rope_row(rope, batch_->positions[static_cast<size_t>(t)], cosine, sine);
+            const int32_t position = batch_->positions[static_cast<size_t>(t)];
+            compute(rotations_, r, t, position);
+            if (sink_position_ >= 0) compute(sink_rotations_, r, t, std::min(position, sink_position_));
         }
-    }
 }
 
 void CpuBackend::run(const EmbedPhase &phase, Worker &worker) noexcept {
@@ -447,7 +487,8 @@ void CpuBackend::run(const MultiplyPhase &phase, Worker &worker) noexcept {
 }
 
 // Norm and rotation of consecutive heads of a token.
-void CpuBackend::turn(const Attention &a, float *head, int32_t heads, WeightId norm, int32_t token) noexcept {
+void CpuBackend::turn(const Attention &a, float *head, int32_t heads, WeightId norm, int32_t token,
+                      const Rotations &rotations) noexcept {
     const auto normalize_heads = [&] {
         for (int32_t h = 0; h < heads && norm != kNoWeight; ++h) {
             float *x = head + h * a.head_dim_k;
@@ -459,16 +500,51 @@ void CpuBackend::turn(const Attention &a, float *head, int32_t heads, WeightId n
         const size_t r = static_cast<size_t>(a.rope);
         const RopeTable &rope = program_.ropes[r];
         const size_t pairs = rope.inv_freq.size(), at = static_cast<size_t>(token) * pairs;
-        isa_.vector->rope(head + rope.first, heads, a.head_dim_k, cosines_[r].as<float>() + at,
-                          sines_[r].as<float>() + at, static_cast<int32_t>(pairs), rope.pairs);
+        isa_.vector->rope(head + rope.first, heads, a.head_dim_k, rotations.cosines[r].as<float>() + at,
+                          rotations.sines[r].as<float>() + at, static_cast<int32_t>(pairs), rope.pairs);
     }
     if (a.norm_after_rope) normalize_heads();
 }
 
-// A unit is one K/V head of one token with its query heads: norms, rotations, and the token's cell.
+// Norms and rotations of the query heads of one K/V head of a token; for sink cells another time.
+void CpuBackend::prepare_queries(const Attention &a, int32_t kv_head, int32_t token) noexcept {
+    const int32_t group = a.heads / a.kv_heads;
+    const int64_t at = int64_t{kv_head} * group * a.head_dim_k, size = int64_t{group} * a.head_dim_k;
+    float *q = row(a.q, token) + at;
+    const auto prepare = [&](float *x, const Rotations &rotations) {
+        turn(a, x, group, a.q_norm, token, rotations);
+        if (a.temperature.beta != 0)
+            isa_.vector->scale(temperature(a.temperature, batch_->positions[static_cast<size_t>(token)]), x,
+                               size, x);
+        if (rotates(a, k_type_)) rotate_heads(x, group, a.head_dim_k);
+    };
+    if (a.sink_cells > 0) {
+        float *sink_q = sink_row(a, token) + at;
+        std::copy_n(q, size, sink_q);
+        prepare(sink_q, sink_rotations_);
+    }
+    prepare(q, rotations_);
+}
+
+// work: head_dim_v floats
+void CpuBackend::append_cell(const Attention &a, const KvPages &pages, int32_t cell, int32_t kv_head,
+                             int32_t token, float *work) noexcept {
+    float *k = row(a.k, token) + kv_head * a.head_dim_k;
+    const float *v = a.v == kNoSlot ? nullptr : row(a.v, token) + kv_head * a.head_dim_v;
+    turn(a, k, 1, a.k_norm, token, rotations_);
+    if (rotates(a, k_type_)) rotate_heads(k, 1, a.head_dim_k);
+    if (v && rotates(a, v_type_)) {
+        std::copy_n(v, a.head_dim_v, work);
+        rotate_heads(work, 1, a.head_dim_v);
+        v = work;
+    }
+    isa_.attention->append(pages, cell, 1, k, width(a.k), v, v ? width(a.v) : 0);
+}
+
+// A unit is one K/V head of one token with its query heads.
 void CpuBackend::run(const AppendPhase &phase, Worker &worker) noexcept {
     const Attention &a = phase.step;
-    const int32_t group = a.heads / a.kv_heads;
+    float *work = scratch_[static_cast<size_t>(worker.thread)].as<float>();
     const size_t table = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
     for (const SequenceSpan &sequence : batch_->sequences) {
         const int64_t units = int64_t{sequence.count} * a.kv_heads;
@@ -478,21 +554,19 @@ void CpuBackend::run(const AppendPhase &phase, Worker &worker) noexcept {
             const int32_t i = static_cast<int32_t>(unit / a.kv_heads),
                           kv_head = static_cast<int32_t>(unit % a.kv_heads);
             const int32_t token = sequence.first + i;
-            float *q = row(a.q, token) + int64_t{kv_head} * group * a.head_dim_k;
-            turn(a, q, group, a.q_norm, token);
-            if (a.temperature.beta != 0) {
-                const float factor =
-                    temperature(a.temperature, batch_->positions[static_cast<size_t>(token)]);
-                isa_.vector->scale(factor, q, int64_t{group} * a.head_dim_k, q);
-            }
-            if (a.k == kNoSlot) continue;
-            float *k = row(a.k, token) + kv_head * a.head_dim_k;
-            const float *v = a.v == kNoSlot ? nullptr : row(a.v, token) + kv_head * a.head_dim_v;
-            turn(a, k, 1, a.k_norm, token);
-            isa_.attention->append(cache_.pages(a, kv_head, sequence.tables[table].data()), sequence.past + i,
-                                   1, k, width(a.k), v, v ? width(a.v) : 0);
+            prepare_queries(a, kv_head, token);
+            if (a.k != kNoSlot)
+                append_cell(a, cache_.pages(a, kv_head, sequence.tables[table].data()), sequence.past + i,
+                            kv_head, token, work);
         }
     }
+}
+
+// What was summed are rotated values.
+void CpuBackend::rotate_back(const Attention &a, const AttentionTile &tile) noexcept {
+    if (!rotates(a, v_type_)) return;
+    for (int32_t t = 0; t < tile.tokens; ++t)
+        rotate_heads(tile.out + t * tile.out_stride, tile.heads, a.head_dim_v);
 }
 
 AttentionTile CpuBackend::tile(const Attention &a, const SequenceSpan &sequence, int32_t kv_head,
@@ -511,7 +585,11 @@ AttentionTile CpuBackend::tile(const Attention &a, const SequenceSpan &sequence,
             .scale = a.scale,
             .chunked = a.window_kind == Attention::Window::Chunked,
             .softcap = a.softcap,
-            .sinks = a.sinks == kNoWeight ? nullptr : vector_of(a.sinks) + kv_head * group};
+            .sinks = a.sinks == kNoWeight ? nullptr : vector_of(a.sinks) + kv_head * group,
+            .sink_cells = a.sink_cells,
+            .sink_q = a.sink_cells == 0
+                          ? nullptr
+                          : sink_row(a, sequence.first + first) + kv_head * group * a.head_dim_k};
 }
 
 size_t CpuBackend::attention_scratch_of(const Attention &a) const {
@@ -522,7 +600,7 @@ size_t CpuBackend::attention_scratch_of(const Attention &a) const {
 
 size_t CpuBackend::partials_of(const Attention &a, const CacheConfig &cache) const {
     const size_t group = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
-    const size_t ranges = static_cast<size_t>(cache.blocks[group]) * kBlockTokens / kRangeCells + 2;
+    const size_t ranges = static_cast<size_t>(cache.blocks[group]) * kBlockTokens / kRangeCells + 3;
     AttentionTile shape{};
     shape.pages.head_dim_k = a.head_dim_k;
     shape.pages.head_dim_v = a.head_dim_v;
@@ -550,7 +628,9 @@ void CpuBackend::attend_by_ranges(const Attention &a, const Worker &worker) noex
     pool_->barrier();
     pool_->for_each(worker.thread, a.kv_heads, [&](int64_t kv_head) {
         const int32_t head = static_cast<int32_t>(kv_head);
-        isa_.attention->join(tile(a, sequence, head, 0, sequence.count), partial(head, 0), ranges);
+        const AttentionTile rows = tile(a, sequence, head, 0, sequence.count);
+        isa_.attention->join(rows, partial(head, 0), ranges);
+        rotate_back(a, rows);
     });
 }
 
@@ -574,8 +654,9 @@ void CpuBackend::run(const AttendPhase &phase, Worker &worker) noexcept {
         const SequenceSpan &sequence = batch_->sequences[s];
         const int32_t first = (tiles(sequence) - 1 - static_cast<int32_t>(unit / a.kv_heads)) * step;
         const int32_t kv_head = static_cast<int32_t>(unit % a.kv_heads);
-        isa_.attention->attend(tile(a, sequence, kv_head, first, std::min(step, sequence.count - first)),
-                               scratch_[static_cast<size_t>(worker.thread)].as<float>());
+        const AttentionTile rows = tile(a, sequence, kv_head, first, std::min(step, sequence.count - first));
+        isa_.attention->attend(rows, scratch_[static_cast<size_t>(worker.thread)].as<float>());
+        rotate_back(a, rows);
     });
 }
 

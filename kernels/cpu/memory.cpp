@@ -32,20 +32,19 @@ LazyBuffer &LazyBuffer::operator=(LazyBuffer &&other) noexcept {
     return *this;
 }
 
-CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) {
+CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) : k_(config.k), v_(config.v) {
     groups_.resize(config.blocks.size());
     for (const CacheLayer &layer : program.cache_layers) {
         Group &group = groups_[static_cast<size_t>(layer.group)];
         const size_t head_cells = static_cast<size_t>(layer.kv_heads) * kBlockTokens;
         const size_t k_offset = group.block,
-                     v_offset = k_offset + head_cells * static_cast<size_t>(layer.head_dim_k);
+                     v_offset = k_offset + head_cells * cache_row_bytes(k_, layer.head_dim_k);
         layers_.push_back({static_cast<size_t>(layer.group), k_offset, v_offset, layer.head_dim_v > 0});
-        group.block = v_offset + head_cells * static_cast<size_t>(layer.head_dim_v);
+        group.block = v_offset + head_cells * cache_row_bytes(v_, layer.head_dim_v);
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
         size_t bytes = 0;
-        if (__builtin_mul_overflow(groups_[g].block * sizeof(uint16_t), static_cast<size_t>(config.blocks[g]),
-                                   &bytes))
+        if (__builtin_mul_overflow(groups_[g].block, static_cast<size_t>(config.blocks[g]), &bytes))
             bytes = SIZE_MAX / 2;  // no less impossible, and can be written down
         groups_[g].memory = LazyBuffer(bytes, "the K/V cache; a smaller context (-c) needs less");
     }
@@ -55,21 +54,22 @@ KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId
     const LayerPlace &place = layers_[static_cast<size_t>(step.layer)];
     const Group &group = groups_[place.group];
     const size_t head_cells = static_cast<size_t>(kv_head) * kBlockTokens;
-    uint16_t *base = group.memory.as<uint16_t>();
-    return {.k = base + place.k_offset + head_cells * static_cast<size_t>(step.head_dim_k),
-            .v = place.has_v ? base + place.v_offset + head_cells * static_cast<size_t>(step.head_dim_v)
+    std::byte *base = group.memory.data();
+    return {.k = base + place.k_offset + head_cells * cache_row_bytes(k_, step.head_dim_k),
+            .v = place.has_v ? base + place.v_offset + head_cells * cache_row_bytes(v_, step.head_dim_v)
                              : nullptr,
             .k_stride = group.block,
             .v_stride = group.block,
             .table = table,
             .head_dim_k = step.head_dim_k,
-            .head_dim_v = step.head_dim_v};
+            .head_dim_v = step.head_dim_v,
+            .k_type = k_,
+            .v_type = v_};
 }
 
 std::span<std::byte> CacheMemory::block(int32_t group, BlockId block) const {
     const Group &g = groups_[static_cast<size_t>(group)];
-    const size_t bytes = g.block * sizeof(uint16_t);
-    return {g.memory.data() + static_cast<size_t>(block) * bytes, bytes};
+    return {g.memory.data() + static_cast<size_t>(block) * g.block, g.block};
 }
 
 }  // namespace runnel::kernels::cpu

@@ -33,8 +33,9 @@ class LazyBuffer {
     size_t bytes_ = 0;
 };
 
-// K and V pages in f16. A block holds, for every layer of its group and every K/V head, one K page
-// [head_dim_k][kBlockTokens] (transposed: lanes are keys in q . k) and one V page [kBlockTokens][head_dim_v].
+// K and V pages. A block holds, for every layer of its group and every K/V head, one K page
+// [head_dim_k][kBlockTokens] (transposed: lanes are keys in q . k) and one V page [kBlockTokens][head_dim_v],
+// in the types of the configuration.
 class CacheMemory {
   public:
     CacheMemory() = default;
@@ -49,14 +50,15 @@ class CacheMemory {
   private:
     struct LayerPlace {
         size_t group;
-        size_t k_offset, v_offset;  // of the layer's first K and V page in a block, in halves
+        size_t k_offset, v_offset;  // of the layer's first K and V page in a block, in bytes
         bool has_v;                 // or values are the first dimensions of K
     };
     struct Group {
         LazyBuffer memory;
-        size_t block = 0;  // halves per block
+        size_t block = 0;  // bytes per block
     };
 
+    CacheType k_ = CacheType::F16, v_ = CacheType::F16;
     std::vector<LayerPlace> layers_;
     std::vector<Group> groups_;
 };

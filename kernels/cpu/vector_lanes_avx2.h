@@ -49,6 +49,27 @@ struct Avx2Lanes {
         for (int i = 0; i < n; ++i) out[i] = padded[i];
     }
 
+    static __m128i load_bytes(const void *x) { return _mm_loadl_epi64(static_cast<const __m128i *>(x)); }
+    static Float load_int8(const int8_t *x) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_bytes(x)));
+    }
+    static Float load_nibbles(const uint8_t *x, int shift) {
+        const __m128i bytes = _mm_srl_epi16(load_bytes(x), _mm_cvtsi32_si128(shift));
+        const __m128i nibbles = _mm_sub_epi8(_mm_and_si128(bytes, _mm_set1_epi8(15)), _mm_set1_epi8(8));
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(nibbles));
+    }
+    static Float load_bfloat(const uint16_t *x) {
+        const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    }
+    static Float load_e4m3(const uint8_t *x) {
+        const __m128i b = _mm_cvtepu8_epi16(load_bytes(x)), low = _mm_and_si128(b, _mm_set1_epi16(0x7f));
+        const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(low, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
+        const __m128i sign = _mm_slli_epi16(_mm_xor_si128(b, low), 8);
+        const __m128i half = _mm_or_si128(_mm_or_si128(_mm_slli_epi16(low, 7), sign), nan);
+        return _mm256_mul_ps(_mm256_cvtph_ps(half), set(256.0f));
+    }
+
     static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
     static Float sub(Float a, Float b) { return _mm256_sub_ps(a, b); }
     static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }

@@ -41,6 +41,29 @@ struct Avx512Lanes {
         _mm256_mask_storeu_epi16(out, first(n), to_half(x));
     }
 
+    static __m128i load_bytes(const void *x) { return _mm_loadu_si128(static_cast<const __m128i *>(x)); }
+    static Float load_int8(const int8_t *x) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(x)));
+    }
+    static Float load_nibbles(const uint8_t *x, int shift) {
+        const __m128i bytes = _mm_srl_epi16(load_bytes(x), _mm_cvtsi32_si128(shift));
+        const __m128i nibbles = _mm_sub_epi8(_mm_and_si128(bytes, _mm_set1_epi8(15)), _mm_set1_epi8(8));
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(nibbles));
+    }
+    static Float load_bfloat(const uint16_t *x) {
+        const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(x));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    }
+    static Float load_e4m3(const uint8_t *x) {
+        const __m256i b = _mm256_cvtepu8_epi16(load_bytes(x)),
+                      low = _mm256_and_si256(b, _mm256_set1_epi16(0x7f));
+        const __m256i nan =
+            _mm256_and_si256(_mm256_cmpeq_epi16(low, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7e00));
+        const __m256i sign = _mm256_slli_epi16(_mm256_xor_si256(b, low), 8);
+        const __m256i half = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(low, 7), sign), nan);
+        return _mm512_mul_ps(_mm512_cvtph_ps(half), set(256.0f));
+    }
+
     static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
     static Float sub(Float a, Float b) { return _mm512_sub_ps(a, b); }
     static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }

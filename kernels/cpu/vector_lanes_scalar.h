@@ -103,6 +103,24 @@ struct ScalarLanes {
         for (int i = 0; i < n; ++i) out[i] = float_to_half(x.lane[i]);
     }
 
+    // Integers: as many as there are lanes; of nibbles (x >> shift & 15) - 8. Formats: bfloat16, OCP e4m3.
+    static Float load_int8(const int8_t *x) {
+        return each([&](int i) { return static_cast<float>(x[i]); });
+    }
+    static Float load_nibbles(const uint8_t *x, int shift) {
+        return each([&](int i) { return static_cast<float>((x[i] >> shift & 15) - 8); });
+    }
+    static Float load_bfloat(const uint16_t *x) {
+        return each([&](int i) { return float_of(uint32_t{x[i]} << 16); });
+    }
+    // As a binary16 with the same bits behind the sign it is 256 times smaller.
+    static Float load_e4m3(const uint8_t *x) {
+        return each([&](int i) {
+            const uint32_t b = x[i], nan = (b & 0x7f) == 0x7f ? 0x7e00u : 0u;
+            return half_to_float(static_cast<uint16_t>((b & 0x7f) << 7 | (b & 0x80) << 8 | nan)) * 256.0f;
+        });
+    }
+
     static Float add(Float a, Float b) {
         return each([&](int i) { return a.lane[i] + b.lane[i]; });
     }

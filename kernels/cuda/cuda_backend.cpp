@@ -51,8 +51,13 @@ class CudaBackend final : public Backend {
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
     bool execute(const Batch &batch, std::span<float> logits) override;
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override;
+    void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override;
+    void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override;
 
   private:
+    // f(pages, bytes) for every piece of a block of the group, in the order of read_block().
+    template <typename F>
+    void visit_pages(int32_t group, BlockId block, F f);
     struct CacheMemory {
         DeviceMemory k, v;
     };
@@ -118,8 +123,21 @@ class CudaBackend final : public Backend {
 
 // --- load --------------------------------------------------------------------------------------------------
 
+// What the device has no kernels for yet.
+void check_supported(const Program &program, const CacheConfig &cache) {
+    const auto fail = [](const std::string &what) {
+        throw BackendError(BackendError::Kind::Failed, what + " on the GPU: use --device cpu");
+    };
+    if (cache.k != kernels::CacheType::F16 || cache.v != kernels::CacheType::F16)
+        fail("K and V are kept as f16 only");
+    for (const Step &step : program.steps)
+        if (const auto *attention = std::get_if<Attention>(&step); attention && attention->sink_cells > 0)
+            fail("--sinks do not work");
+}
+
 void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
     use_device(device_);
+    check_supported(program, cache);
     program_ = program;
     plan_ = plan(program_);
     max_tokens_ = max_tokens;
@@ -290,6 +308,35 @@ void CudaBackend::copy_blocks(int32_t group, std::span<const BlockCopy> copies) 
             copy(cache_[i].v, layer.head_dim_v, blocks);
         }
     }
+}
+
+template <typename F>
+void CudaBackend::visit_pages(int32_t group, BlockId block, F f) {
+    use_device(device_);
+    for (size_t i = 0; i < cache_.size(); ++i) {
+        const CacheLayer &layer = program_.cache_layers[i];
+        if (layer.group != group) continue;
+        const size_t row = size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads) * sizeof(uint16_t);
+        const size_t k = row * static_cast<size_t>(layer.head_dim_k),
+                     v = row * static_cast<size_t>(layer.head_dim_v);
+        f(cache_[i].k.data() + static_cast<size_t>(block) * k, k);
+        if (v > 0) f(cache_[i].v.data() + static_cast<size_t>(block) * v, v);
+    }
+    stream_.wait();
+}
+
+void CudaBackend::read_block(int32_t group, BlockId block, std::span<std::byte> bytes) {
+    visit_pages(group, block, [&](std::byte *pages, size_t size) {
+        stream_.copy_to_host(bytes.data(), pages, size);
+        bytes = bytes.subspan(size);
+    });
+}
+
+void CudaBackend::write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) {
+    visit_pages(group, block, [&](std::byte *pages, size_t size) {
+        stream_.copy_to_device(pages, bytes.data(), size);
+        bytes = bytes.subspan(size);
+    });
 }
 
 void CudaBackend::replay() {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -72,6 +73,13 @@ class ToyBackend final : public kernels::Backend {
                         pool.begin() + copy.to * kernels::kBlockTokens);
     }
 
+    void read_block(int32_t group, kernels::BlockId block, std::span<std::byte> bytes) override {
+        std::memcpy(bytes.data(), cells(group, block), kernels::kBlockTokens * sizeof(int32_t));
+    }
+    void write_block(int32_t group, kernels::BlockId block, std::span<const std::byte> bytes) override {
+        std::memcpy(cells(group, block), bytes.data(), kernels::kBlockTokens * sizeof(int32_t));
+    }
+
     bool execute(const kernels::Batch &batch, std::span<float> logits) override {
         records.push_back({batch.tokens.size(), batch.sequences.size(), batch.logit_rows.size()});
         if (batch.tokens.empty() || static_cast<int32_t>(batch.tokens.size()) > max_tokens_)
@@ -111,6 +119,10 @@ class ToyBackend final : public kernels::Backend {
                 if (cell(1, c) != prefix.back()) throw std::logic_error("groups differ");
             }
         }
+    }
+
+    int32_t *cells(int32_t group, kernels::BlockId block) {
+        return &pools_.at(static_cast<size_t>(group)).at(static_cast<size_t>(block * kernels::kBlockTokens));
     }
 
     int32_t vocab_ = 0, max_tokens_ = 0;

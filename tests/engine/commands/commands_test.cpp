@@ -246,7 +246,7 @@ TEST_CASE("bad usage and bad input have their exit codes and one line") {
         {{"run", model, "a", "--deadline", "nan"}, 2, "a number from 0 on, not 'nan'"},
         {{"run", model, "a", "--deadline", "-1"}, 2, "a number from 0 on, not '-1'"},
         {{"run", model, "a", "--repeat-penalty", "0"}, 2, "a number above 0, not '0'"},
-        {{"run", model, "a", "-ctk", "q4_0"}, 2, "--cache-type-k"},
+        {{"run", model, "a", "-ctk", "q4_1"}, 2, "--cache-type-k"},
         {{"run", model, "a", "--device", "cuda"}, 2, "--device"},
         {{"run", model, "a", "--logit-bias", "12"}, 2, "--logit-bias"},
         {{"run", model, "a", "--logit-bias", "99999+1"}, 5, "99999"},

@@ -58,7 +58,47 @@ struct Shape {
     float softcap = 0;
     bool sinks = false;  // some below, some above the scores
     bool values_are_keys = false;
+    CacheType k_type = CacheType::F16, v_type = CacheType::F16;
+    int32_t sink_cells = 0;
 };
+
+// OCP e4m3: 1 sign, 4 bits of exponent (bias 7), 3 of mantissa.
+float e4m3(uint8_t bits) {
+    const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    if ((bits & 0x7f) == 0x7f) return NAN;
+    const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                          : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+    return bits & 0x80 ? -magnitude : magnitude;
+}
+
+// The value of cell and dimension of a page, read as attention_formats.h lays it out.
+float stored_k(CacheType type, const std::byte *page, int32_t cell, int32_t d) {
+    const auto *bytes = reinterpret_cast<const uint8_t *>(page);
+    const auto half = [&](int32_t at) { return static_cast<uint16_t>(bytes[at] | bytes[at + 1] << 8); };
+    if (type == CacheType::F16) return gguf::f16_to_f32(half(2 * (d * 32 + cell)));
+    if (type == CacheType::BF16) return gguf::bf16_to_f32(half(2 * (d * 32 + cell)));
+    if (type == CacheType::FP8) return e4m3(bytes[d * 32 + cell]);
+    const bool nibbles = type == CacheType::Q4_0;
+    const int32_t block = d / 32 * 32 * (nibbles ? 18 : 34), i = d % 32;
+    const float scale = gguf::f16_to_f32(half(block + 2 * cell));
+    if (!nibbles) return scale * static_cast<float>(static_cast<int8_t>(bytes[block + 64 + i * 32 + cell]));
+    return scale *
+           static_cast<float>((bytes[block + 64 + i * 16 + cell % 16] >> (cell < 16 ? 0 : 4) & 15) - 8);
+}
+
+float stored_v(CacheType type, const std::byte *page, int32_t dims, int32_t cell, int32_t d) {
+    const auto *row =
+        reinterpret_cast<const uint8_t *>(page) + static_cast<size_t>(cell) * cache_row_bytes(type, dims);
+    const auto half = [&](int32_t at) { return static_cast<uint16_t>(row[at] | row[at + 1] << 8); };
+    if (type == CacheType::F16) return gguf::f16_to_f32(half(2 * d));
+    if (type == CacheType::BF16) return gguf::bf16_to_f32(half(2 * d));
+    if (type == CacheType::FP8) return e4m3(row[d]);
+    const bool nibbles = type == CacheType::Q4_0;
+    const int32_t block = d / 32 * (nibbles ? 18 : 34), i = d % 32;
+    const float scale = gguf::f16_to_f32(half(block));
+    if (!nibbles) return scale * static_cast<float>(static_cast<int8_t>(row[block + 2 + i]));
+    return scale * static_cast<float>((row[block + 2 + i % 16] >> (i < 16 ? 0 : 4) & 15) - 8);
+}
 
 // A sequence in a cache with two K/V heads whose blocks lie in random order among others; what nobody has
 // written holds `stale`. Queries for every cell, for `heads` query heads of K/V head 1.
@@ -66,18 +106,21 @@ class Sequence {
   public:
     Sequence(Engine &engine, Shape sizes, uint16_t stale = kHalfNan, float spread = 1) : shape(sizes) {
         const int32_t blocks = (shape.cells + kBlockTokens - 1) / kBlockTokens, pool = blocks + 3;
-        const size_t k_page = static_cast<size_t>(kBlockTokens * shape.head_dim_k);
-        const size_t v_page = static_cast<size_t>(kBlockTokens * shape.head_dim_v);
-        k_cache_.assign(2 * k_page * static_cast<size_t>(pool), stale);
-        v_cache_.assign(2 * v_page * static_cast<size_t>(pool), stale);
+        const size_t k_page = kBlockTokens * cache_row_bytes(shape.k_type, shape.head_dim_k);
+        const size_t v_page = kBlockTokens * cache_row_bytes(shape.v_type, shape.head_dim_v);
+        k_cache_.assign(k_page * static_cast<size_t>(pool), stale);  // of binary16: two heads
+        v_cache_.assign(v_page * static_cast<size_t>(pool), stale);
         for (BlockId id = 0; id < pool; ++id) table.push_back(id);
         std::shuffle(table.begin(), table.end(), engine);
         table.resize(static_cast<size_t>(blocks));
-        pages = {k_cache_.data() + k_page, v_cache_.data() + v_page, 2 * k_page, 2 * v_page, table.data(),
-                 shape.head_dim_k,         shape.head_dim_v};
+        auto *k_bytes = reinterpret_cast<std::byte *>(k_cache_.data()),
+             *v_bytes = reinterpret_cast<std::byte *>(v_cache_.data());
+        pages = {k_bytes + k_page, v_bytes + v_page, 2 * k_page,   2 * v_page,  table.data(),
+                 shape.head_dim_k, shape.head_dim_v, shape.k_type, shape.v_type};
         q = normal(engine, int64_t{shape.cells} * shape.heads * shape.head_dim_k, spread);
         if (shape.values_are_keys) pages.v = nullptr;
         sinks = normal(engine, shape.heads, 5);
+        if (shape.sink_cells > 0) sink_q = normal(engine, static_cast<int64_t>(q.size()), spread);
         k = normal(engine, int64_t{shape.cells} * shape.head_dim_k);
         v = normal(engine, int64_t{shape.cells} * shape.head_dim_v);
         for (int32_t i = 0; i < shape.cells * shape.head_dim_v && shape.values_are_keys; ++i)
@@ -118,15 +161,42 @@ class Sequence {
         tile.chunked = shape.chunked;
         tile.softcap = shape.softcap;
         if (shape.sinks) tile.sinks = sinks.data();
+        tile.sink_cells = shape.sink_cells;
+        if (shape.sink_cells > 0)
+            tile.sink_q = sink_q.data() + int64_t{cell} * shape.heads * shape.head_dim_k;
         return tile;
+    }
+
+    // What the cache holds of k and v.
+    Floats kept_k() const {
+        Floats out;
+        for (int32_t cell = 0; cell < shape.cells; ++cell)
+            for (int32_t d = 0; d < shape.head_dim_k; ++d)
+                out.push_back(
+                    stored_k(shape.k_type, pages.k + block_of(cell) * pages.k_stride, cell % 32, d));
+        return out;
+    }
+    Floats kept_v() const {
+        Floats out;
+        for (int32_t cell = 0; cell < shape.cells; ++cell)
+            for (int32_t d = 0; d < shape.head_dim_v; ++d)
+                out.push_back(
+                    shape.values_are_keys
+                        ? stored_k(shape.k_type, pages.k + block_of(cell) * pages.k_stride, cell % 32, d)
+                        : stored_v(shape.v_type, pages.v + block_of(cell) * pages.v_stride, shape.head_dim_v,
+                                   cell % 32, d));
+        return out;
     }
 
     Shape shape;
     std::vector<BlockId> table;
     KvPages pages;
-    Floats q, k, v, sinks;
+    Floats q, k, v, sinks, sink_q;
 
   private:
+    size_t block_of(int32_t cell) const {
+        return static_cast<size_t>(table[static_cast<size_t>(cell / kBlockTokens)]);
+    }
     std::vector<uint16_t> k_cache_, v_cache_;
 };
 
@@ -178,6 +248,7 @@ Floats attend_one_by_one(const AttentionKernels &kernels, const Sequence &sequen
             tile.out += t * whole.out_stride + h * whole.pages.head_dim_v;
             tile.first_cell += t;
             if (tile.sinks) tile.sinks += h;
+            if (tile.sink_q) tile.sink_q += t * whole.q_stride + h * whole.pages.head_dim_k;
             tile.tokens = tile.heads = 1;
             kernels.attend(tile, scratch_for(tile).get());
         }
@@ -238,14 +309,19 @@ Partial range_by_definition(const float *q, const Floats &k, const Floats &v, co
 Floats attend_by_definition(const Sequence &sequence, int32_t cell, int32_t tokens) {
     Floats out;
     const AttentionTile tile = sequence.tile(cell, tokens, nullptr);
-    const Floats k = rounded_to_half(sequence.k), v = rounded_to_half(sequence.v);
+    const Floats k = sequence.kept_k(), v = sequence.kept_v();
     for (int32_t row = 0; row < tokens * tile.heads; ++row) {
         const int32_t own = cell + row / tile.heads;
-        const int32_t seen = tile.window == 0 ? 0
-                             : tile.chunked   ? own / tile.window * tile.window
-                                              : std::max(0, own - tile.window + 1);
+        int32_t seen = tile.window == 0 ? 0
+                       : tile.chunked   ? own / tile.window * tile.window
+                                        : std::max(0, own - tile.window + 1);
         Partial joined;
-        for (int32_t range = seen / kRangeCells; range <= own / kRangeCells; ++range) {
+        const int32_t sinks = tile.sink_cells;
+        if (sinks > 0)
+            joined = range_by_definition(tile.sink_q + int64_t{row} * tile.pages.head_dim_k, k, v, tile, 0,
+                                         std::min(own + 1, sinks));
+        seen = std::max(seen, sinks);
+        for (int32_t range = seen / kRangeCells; seen <= own && range <= own / kRangeCells; ++range) {
             const Partial part = range_by_definition(tile.q + int64_t{row} * tile.pages.head_dim_k, k, v,
                                                      tile, std::max(seen, range * kRangeCells),
                                                      std::min(own + 1, (range + 1) * kRangeCells));
@@ -322,8 +398,10 @@ TEST_CASE("append writes K transposed and V in rows") {
             int wrong = 0;
             for (int32_t cell = 0; cell < 96; ++cell) {
                 const auto block = static_cast<size_t>(sequence.table[static_cast<size_t>(cell / 32)]);
-                const uint16_t *k_page = sequence.pages.k + block * sequence.pages.k_stride;
-                const uint16_t *v_page = sequence.pages.v + block * sequence.pages.v_stride;
+                const auto *k_page =
+                    reinterpret_cast<const uint16_t *>(sequence.pages.k + block * sequence.pages.k_stride);
+                const auto *v_page =
+                    reinterpret_cast<const uint16_t *>(sequence.pages.v + block * sequence.pages.v_stride);
                 const bool written = cell < 70;
                 for (int32_t d = 0; d < dk; ++d)
                     wrong += k_page[d * 32 + cell % 32] !=
@@ -499,4 +577,113 @@ TEST_CASE("attention: large and equal scores") {
     // All queries zero: the mean of the values.
     std::fill(sequence.q.begin(), sequence.q.end(), 0.0f);
     CHECK(error_against_reference(sequence, 1196, 4, attend(attention_best(), sequence, 1196, 4)) < 1e-6);
+}
+
+TEST_CASE("attention: K and V in every pair of types, read as the layout says, to the last bit") {
+    Engine engine(8);
+    const CacheType types[] = {CacheType::F16, CacheType::BF16, CacheType::Q8_0, CacheType::Q4_0,
+                               CacheType::FP8};
+    int round = 0;
+    for (const CacheType k_type : types)
+        for (const CacheType v_type : types) {
+            const std::pair<int32_t, int32_t> dims[] = {{64, 64}, {33, 47}, {80, 36}, {128, 128}, {7, 16}};
+            const auto [dk, dv] = dims[round++ % 5];
+            CAPTURE(static_cast<int>(k_type));
+            CAPTURE(static_cast<int>(v_type));
+            CAPTURE(dk);
+            Shape shape{round % 2 == 0 ? 90 : 700, round % 3 == 0 ? 16 : 3, dk, dv, round % 4 == 0 ? 50 : 0};
+            shape.k_type = k_type, shape.v_type = v_type;
+            shape.values_are_keys = round % 6 == 5 && dv <= dk;
+            Sequence sequence(engine, shape);
+            sequence.append_all(attention_best(), engine);
+            const int32_t tokens = 5, cell = shape.cells - tokens;
+            const Floats expected = attend_by_definition(sequence, cell, tokens);
+            for (const AttentionKernels *kernels : all_kernels()) {
+                CAPTURE(kernels->name);
+                sequence.append_all(*kernels, engine);
+                CHECK(same_bits(attend(*kernels, sequence, cell, tokens), expected));
+                CHECK(same_bits(attend_in_ranges(*kernels, sequence, cell, tokens), expected));
+            }
+            const Floats k = sequence.kept_k(), v = sequence.kept_v();
+            const auto error = [](CacheType type) {  // of values around 1, at most 5
+                return type == CacheType::F16    ? 0.003
+                       : type == CacheType::BF16 ? 0.02
+                       : type == CacheType::Q8_0 ? 0.025
+                       : type == CacheType::Q4_0 ? 0.71
+                                                 : 0.26;
+            };
+            double worst_k = 0, worst_v = 0;
+            for (size_t i = 0; i < k.size(); ++i)
+                worst_k = std::max(worst_k, std::fabs(double(k[i]) - double(sequence.k[i])));
+            for (size_t i = 0; i < v.size(); ++i)
+                worst_v = std::max(worst_v, std::fabs(double(v[i]) - double(sequence.v[i])));
+            CHECK(worst_k < error(k_type));
+            CHECK(worst_v < error(shape.values_are_keys ? k_type : v_type));
+        }
+}
+
+TEST_CASE("attention: numbers that a type cannot hold") {
+    Engine engine(9);
+    for (const CacheType type : {CacheType::BF16, CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8}) {
+        CAPTURE(static_cast<int>(type));
+        Shape shape{5, 1, 40, 40, 0};
+        shape.k_type = shape.v_type = type;
+        Sequence sequence(engine, shape);
+        sequence.append_all(attention_best(), engine);
+        for (const auto &[given, kept] :
+             {std::pair{0.0f, 0.0f}, {1e-30f, 0.0f}, {500.0f, 448.0f}, {-1e5f, -448.0f}}) {
+            std::fill(sequence.v.begin(), sequence.v.begin() + 40, given);
+            sequence.append(attention_best(), 0, 1);
+            const float expected = type == CacheType::FP8 ? kept : given;
+            CHECK(sequence.kept_v()[39] == doctest::Approx(expected).epsilon(0.01).scale(1e-20));
+        }
+        for (const float broken : {NAN, INFINITY}) {  // shows in what is computed from it
+            sequence.v[3] = broken;
+            sequence.append(attention_best(), 0, 1);
+            CHECK_FALSE(std::isfinite(attend(attention_best(), sequence, 0, 1)[3]));
+        }
+    }
+}
+
+TEST_CASE("attention: sink cells are seen from everywhere, with queries of their own") {
+    Engine engine(10);
+    for (const int32_t sinks : {1, 4, 31, 32, 33, 100, 512})
+        for (const int32_t window : {1, 30, 64, 600}) {
+            CAPTURE(sinks);
+            CAPTURE(window);
+            Shape shape{1090, 3, 33, 20, window};
+            shape.sink_cells = sinks;
+            shape.sinks = window == 30;
+            Sequence sequence(engine, shape);
+            sequence.append_all(attention_best(), engine);
+            for (const int32_t cell : {0, 3, sinks - 1, sinks, 505, 1083}) {
+                CAPTURE(cell);
+                const Floats expected = attend_by_definition(sequence, cell, 7);
+                for (const AttentionKernels *kernels : all_kernels()) {
+                    CAPTURE(kernels->name);
+                    CHECK(same_bits(attend(*kernels, sequence, cell, 7), expected));
+                    CHECK(same_bits(attend_in_ranges(*kernels, sequence, cell, 7), expected));
+                    CHECK(same_bits(attend_one_by_one(*kernels, sequence, cell, 7), expected));
+                }
+            }
+        }
+}
+
+TEST_CASE("attention: a Hadamard rotation is its own inverse, keeps lengths, and spreads an outlier") {
+    Engine engine(11);
+    for (const int32_t dims : {1, 2, 8, 33, 64, 80, 96, 128}) {
+        CAPTURE(dims);
+        const Floats x = normal(engine, 3 * dims);
+        Floats y = x;
+        rotate_heads(y.data(), 3, dims);
+        double before = 0, after = 0;
+        for (size_t i = 0; i < x.size(); ++i) before += double(x[i]) * x[i], after += double(y[i]) * y[i];
+        CHECK(after == doctest::Approx(before).epsilon(1e-5));
+        rotate_heads(y.data(), 3, dims);
+        for (size_t i = 0; i < x.size(); ++i) CHECK(y[i] == doctest::Approx(x[i]).epsilon(1e-5).scale(1));
+    }
+    Floats one(64, 0.0f);
+    one[5] = 8;
+    rotate_heads(one.data(), 1, 64);
+    CHECK(std::all_of(one.begin(), one.end(), [](float v) { return std::fabs(v) == 1.0f; }));
 }

@@ -1,0 +1,202 @@
+#include "engine/decode/prompt_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <variant>
+
+#include "gguf/mapping.h"
+#include "gguf/output_file.h"
+
+namespace runnel::decode {
+namespace {
+
+using cache::kBlockTokens;
+using Bytes = std::span<const std::byte>;
+using State = PromptFileResult::State;
+
+constexpr char kMagic[8] = {'r', 'u', 'n', 'n', 'e', 'l', 'K', 'V'};
+constexpr uint32_t kVersion = 1;
+
+struct Header {
+    char magic[8];
+    uint32_t version, groups;
+    Checksum::Value identity;
+    uint64_t tokens;
+};
+static_assert(sizeof(Header) == 40);
+
+// Takes values from the front of bytes; once they do not suffice, everything is empty.
+class Reader {
+  public:
+    explicit Reader(Bytes bytes) : rest_(bytes) {}
+    Bytes take(uint64_t count) {
+        if (count > rest_.size()) {
+            failed_ = true;
+            rest_ = {};
+            return {};
+        }
+        const Bytes taken = rest_.first(static_cast<size_t>(count));
+        rest_ = rest_.subspan(taken.size());
+        return taken;
+    }
+    template <typename T>
+    T value() {
+        T result{};
+        const Bytes bytes = take(sizeof result);
+        if (!bytes.empty()) std::memcpy(&result, bytes.data(), sizeof result);
+        return result;
+    }
+    bool at_end() const { return !failed_ && rest_.empty(); }
+    bool failed() const { return failed_; }
+
+  private:
+    Bytes rest_;
+    bool failed_ = false;
+};
+
+// Tokens and blocks of a sound file; the blocks lie in the mapping.
+struct Content {
+    std::vector<TokenId> tokens;
+    cache::HeldBlocks held;
+    std::vector<Bytes> blocks;
+};
+
+// False when the sizes do not agree with the executor's.
+bool read_content(Reader &reader, const Header &header, const Executor &executor, Content &content) {
+    if (header.groups != executor.cache().groups() || header.tokens > static_cast<uint64_t>(kMostContext) ||
+        header.tokens % kBlockTokens != 0)
+        return false;
+    const Bytes tokens = reader.take(header.tokens * sizeof(TokenId));
+    if (reader.failed()) return false;
+    content.tokens.resize(static_cast<size_t>(header.tokens));
+    std::memcpy(content.tokens.data(), tokens.data(), tokens.size());
+    std::vector<uint64_t> sizes;
+    for (uint32_t group = 0; group < header.groups; ++group) {
+        sizes.push_back(reader.value<uint64_t>());
+        if (sizes.back() != executor.block_bytes(group)) return false;
+        const Bytes flags = reader.take(header.tokens / kBlockTokens);
+        content.held.emplace_back();
+        for (const std::byte flag : flags) content.held.back().push_back(flag == std::byte{1});
+    }
+    for (uint32_t group = 0; group < header.groups; ++group)
+        for (const bool held : content.held[group])
+            if (held) content.blocks.push_back(reader.take(sizes[group]));
+    return reader.at_end();
+}
+
+PromptFileResult rejected(const std::string &why) {
+    return {State::Rejected, {}, why};
+}
+
+class Writer {
+  public:
+    explicit Writer(const std::filesystem::path &path) : file_(path) {}
+    void write(Bytes bytes) {
+        sum_.add(bytes);
+        file_.write(bytes);
+    }
+    template <typename T>
+    void value(const T &value) {
+        write(std::as_bytes(std::span(&value, 1)));
+    }
+    void commit() {
+        const Checksum::Value sum = sum_.value();
+        file_.write(std::as_bytes(std::span(&sum, 1)));
+        file_.commit();
+    }
+
+  private:
+    gguf::OutputFile file_;
+    Checksum sum_;
+};
+
+void add_tensors(const gguf::File &file, Checksum &sum) {
+    constexpr uint64_t kSample = 4096;
+    uint64_t header = UINT64_MAX;  // of the first part: everything in front of its first tensor
+    const std::byte *begin = nullptr;
+    for (const gguf::Tensor &tensor : file.tensors()) {
+        const uint64_t size = std::min(tensor.bytes, kSample);
+        sum.add({tensor.data, static_cast<size_t>(size)});
+        sum.add({tensor.data + (tensor.bytes - size), static_cast<size_t>(size)});
+        if (tensor.part != 0 || tensor.offset >= header) continue;
+        header = tensor.offset;
+        begin = tensor.data - tensor.offset;
+    }
+    if (begin) sum.add({begin, static_cast<size_t>(header)});
+}
+
+}  // namespace
+
+Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &program,
+                                const std::string &device_kind, CacheTypes types) {
+    Checksum sum;
+    sum.add_value(file.file_bytes());
+    add_tensors(file, sum);
+    sum.add(std::as_bytes(std::span(device_kind)));
+    sum.add_value(types.k);
+    sum.add_value(types.v);
+    sum.add_value(kernels::rotated(types.k));
+    sum.add_value(kernels::rotated(types.v));
+    for (const kernels::Step &step : program.steps)
+        if (const auto *attention = std::get_if<kernels::Attention>(&step)) {
+            sum.add_value(attention->window);
+            sum.add_value(attention->sink_cells);
+        }
+    return sum.value();
+}
+
+PromptFileResult load_prompt_file(const std::filesystem::path &path, Checksum::Value identity,
+                                  Executor &executor) {
+    if (std::error_code error; !std::filesystem::exists(path, error)) return {State::Absent, {}, {}};
+    const gguf::Mapping mapping(path);
+    const Bytes all = mapping.bytes();
+    if (all.empty()) return {State::Absent, {}, {}};
+    Reader reader(all);
+    const auto header = reader.value<Header>();
+    if (all.size() < sizeof kMagic || std::memcmp(all.data(), kMagic, sizeof kMagic) != 0)
+        return {State::Foreign, {}, "it is not a prompt cache"};
+    if (reader.failed() || all.size() < sizeof(Header) + sizeof(Checksum::Value))
+        return rejected("it is cut short");
+    if (header.version != kVersion) return rejected("it was written by another version");
+    const Bytes body = all.first(all.size() - sizeof(Checksum::Value));
+    if (header.identity != identity) return rejected("it was made with another model or other settings");
+    Reader rest(body.subspan(sizeof(Header)));
+    Content content;
+    if (!read_content(rest, header, executor, content)) return rejected("it is damaged");
+    Checksum sum;
+    sum.add(body);
+    Checksum::Value expected;
+    std::memcpy(&expected, all.data() + body.size(), sizeof expected);
+    if (sum.value() != expected) return rejected("it is damaged");
+    if (!executor.restore(content.tokens, content.held, content.blocks))
+        return {State::NoRoom, {}, "it is larger than the cache"};
+    return {State::Loaded, std::move(content.tokens), {}};
+}
+
+void save_prompt_file(const std::filesystem::path &path, Checksum::Value identity, Executor &executor,
+                      const SequenceCache &sequence, size_t tokens) {
+    const size_t blocks = std::min(tokens, static_cast<size_t>(sequence.length())) / size_t{kBlockTokens};
+    const auto groups = static_cast<uint32_t>(executor.cache().groups());
+    Header header{{}, kVersion, groups, identity, blocks * size_t{kBlockTokens}};
+    std::copy(std::begin(kMagic), std::end(kMagic), header.magic);
+    Writer writer(path);
+    writer.value(header);
+    writer.write(std::as_bytes(std::span(sequence.tokens()).first(static_cast<size_t>(header.tokens))));
+    for (uint32_t group = 0; group < groups; ++group) {
+        writer.value(uint64_t{executor.block_bytes(group)});
+        for (const cache::BlockId block : sequence.table(group).first(blocks))
+            writer.value(static_cast<uint8_t>(block != cache::kNoBlock));
+    }
+    std::vector<std::byte> bytes;
+    for (uint32_t group = 0; group < groups; ++group) {
+        bytes.resize(executor.block_bytes(group));
+        for (const cache::BlockId block : sequence.table(group).first(blocks)) {
+            if (block == cache::kNoBlock) continue;
+            executor.read_block(group, block, bytes);
+            writer.write(bytes);
+        }
+    }
+    writer.commit();
+}
+
+}  // namespace runnel::decode

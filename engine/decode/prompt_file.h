@@ -1,0 +1,51 @@
+// A prefilled prompt in a file: the K and V of its full blocks, for the next run that begins with the same
+// text.
+//
+// The file is trusted as little as any other: it counts only if its checksum is right, its size is what its
+// header says, and its identity is that of the model and settings at hand. Then its blocks become known to
+// the cache as if they had been computed, and PagedCache::attach compares tokens as always.
+//
+// Layout, little-endian: magic "runnelKV", u32 version, u32 groups, identity (16 bytes), u64 tokens (a
+// multiple of kBlockTokens); the tokens, i32 each; per group u64 bytes of a block and a byte per block, 1
+// where it is held (windows leave gaps); the held blocks' bytes, group by group; checksum of all that (16
+// bytes).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "engine/decode/checksum.h"
+#include "engine/decode/executor.h"
+#include "gguf/file.h"
+
+namespace runnel::decode {
+
+// What K and V depend on beside the tokens: the file's metadata and tensor table, the first and last 4 KiB of
+// each tensor, the device's kind, the types of the cache, a window. Two files that differ elsewhere only are
+// taken for one: that is a file changed by hand.
+Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &program,
+                                const std::string &device_kind, CacheTypes types);
+
+struct PromptFileResult {
+    enum class State {
+        Loaded,    // blocks of `tokens` are in the cache now
+        Absent,    // there is no such file, or an empty one
+        Rejected,  // `why`: it is damaged, or of another model: write a new one
+        Foreign,   // not a prompt file at all: leave it alone
+        NoRoom,    // it is sound, but larger than the cache
+    };
+    State state;
+    std::vector<TokenId> tokens;
+    std::string why;
+};
+// Throws gguf::FileError when the file cannot be read.
+PromptFileResult load_prompt_file(const std::filesystem::path &path, Checksum::Value identity,
+                                  Executor &executor);
+
+// Writes the full blocks of the first `tokens` cells; under its name when it is complete. Throws
+// gguf::WriteError.
+void save_prompt_file(const std::filesystem::path &path, Checksum::Value identity, Executor &executor,
+                      const SequenceCache &sequence, size_t tokens);
+
+}  // namespace runnel::decode
