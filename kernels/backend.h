@@ -54,8 +54,8 @@ constexpr size_t cache_row_bytes(CacheType type, int32_t dims) {
     return 0;
 }
 
-// Values of this type are rotated before they are rounded: each head is multiplied by a Hadamard matrix (the
-// largest power of two that divides its size; divided by the root of that), which spreads an outlier over all
+// Of this type, K and V are rotated before they are rounded (and K of Q8_0): each head times the Hadamard
+// matrix of the largest power of two that divides its size (over its root), which spreads an outlier over all
 // dimensions. Queries are rotated with the keys, what comes out is rotated back: H is its own inverse.
 constexpr bool rotated(CacheType type) {
     return type == CacheType::Q4_0;

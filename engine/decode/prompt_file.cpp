@@ -15,7 +15,7 @@ using Bytes = std::span<const std::byte>;
 using State = PromptFileResult::State;
 
 constexpr char kMagic[8] = {'r', 'u', 'n', 'n', 'e', 'l', 'K', 'V'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 struct Header {
     char magic[8];

@@ -129,6 +129,10 @@ class CpuBackend final : public Backend {
     bool rotates(const Attention &step, CacheType type) const {
         return rotated(type) && program_.cache_layers[static_cast<size_t>(step.layer)].head_dim_v > 0;
     }
+    // In Q8_0, keys gain as well: they have outliers, which values do not have.
+    bool rotates_keys(const Attention &step) const {
+        return rotates(step, k_type_ == CacheType::Q8_0 ? CacheType::Q4_0 : k_type_);
+    }
     void multiply(const Weight &weight, const Destination &to, const Worker &worker, int loop,
                   const Weight *after) noexcept;
     const Weight *weight_after(size_t phase) const noexcept;
@@ -516,7 +520,7 @@ void CpuBackend::prepare_queries(const Attention &a, int32_t kv_head, int32_t to
         if (a.temperature.beta != 0)
             isa_.vector->scale(temperature(a.temperature, batch_->positions[static_cast<size_t>(token)]), x,
                                size, x);
-        if (rotates(a, k_type_)) rotate_heads(x, group, a.head_dim_k);
+        if (rotates_keys(a)) rotate_heads(x, group, a.head_dim_k);
     };
     if (a.sink_cells > 0) {
         float *sink_q = sink_row(a, token) + at;
@@ -532,7 +536,7 @@ void CpuBackend::append_cell(const Attention &a, const KvPages &pages, int32_t c
     float *k = row(a.k, token) + kv_head * a.head_dim_k;
     const float *v = a.v == kNoSlot ? nullptr : row(a.v, token) + kv_head * a.head_dim_v;
     turn(a, k, 1, a.k_norm, token, rotations_);
-    if (rotates(a, k_type_)) rotate_heads(k, 1, a.head_dim_k);
+    if (rotates_keys(a)) rotate_heads(k, 1, a.head_dim_k);
     if (v && rotates(a, v_type_)) {
         std::copy_n(v, a.head_dim_v, work);
         rotate_heads(work, 1, a.head_dim_v);
