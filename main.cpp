@@ -18,6 +18,7 @@
 
 #include "engine/commands/arguments.h"
 #include "engine/commands/commands.h"
+#include "engine/decode/device.h"
 #include "engine/decode/error.h"
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
@@ -40,12 +41,6 @@ struct Common {
     bool version = false;
     std::optional<std::string> model;
     Arguments words;
-};
-
-// Flags of llama.cpp that say how to use a GPU, understood so that scripts run: this build has none.
-struct DeviceFlags {
-    std::string gpu_layers = "auto";
-    std::string device = "auto";
 };
 
 // Help without the names of environment variables, which follow a rule.
@@ -144,15 +139,21 @@ class Parser {
     std::string config_;
 };
 
-void add_model_options(Parser &p, ModelOptions &o, DeviceFlags &d) {
+void add_model_options(Parser &p, ModelOptions &o) {
     p.option("-c,--ctx-size", o.context, "context in tokens; 0: the model's own, reduced to what fits")
         ->check(range(int64_t{0}, int64_t{1} << 40));
     p.option("-t,--threads", o.threads, "CPU threads; 0: the physical cores")->check(range(0, 4096));
     p.option("-b,--batch-size,--ubatch-size", o.batch, "tokens per step of a prefill (-ub)")
         ->check(range(1, 1 << 20));
-    p.text_option("--device", d.device, "where to run (-dev)")->check(CLI::IsMember({"auto", "cpu"}));
-    p.text_option("--gpu-layers,--n-gpu-layers", d.gpu_layers,
-                  "layers on a GPU (-ngl); this build has no GPU");
+    p.text_option("--device", o.device, "where to run: auto, cpu, cuda or cuda:N (-dev)")
+        ->check(CLI::Validator(
+            [](std::string &name) {
+                return decode::is_device_name(name) ? std::string()
+                                                    : "auto, cpu, cuda or cuda:N, not " + gguf::quoted(name);
+            },
+            ""));
+    p.text_option("--gpu-layers,--n-gpu-layers", o.gpu_layers,
+                  "layers on the GPU (-ngl): auto, all, or 0 for none");
     const std::map<std::string, kernels::CacheType> types = {{"f16", kernels::CacheType::F16},
                                                              {"bf16", kernels::CacheType::BF16},
                                                              {"q8_0", kernels::CacheType::Q8_0},
@@ -254,39 +255,32 @@ struct Command {
 };
 
 template <class Options>
-std::shared_ptr<std::pair<Options, DeviceFlags>> new_options() {
-    return std::make_shared<std::pair<Options, DeviceFlags>>();
-}
-
-void note_gpu(const DeviceFlags &d, Io &io) {
-    if (d.gpu_layers != "auto" && d.gpu_layers != "0")
-        io.note("this build has no GPU support: -ngl " + d.gpu_layers +
-                " has no effect, everything runs on the CPU");
+std::shared_ptr<Options> new_options() {
+    return std::make_shared<Options>();
 }
 
 Command make_run() {
     auto parser = std::make_unique<Parser>("run", "One prompt in, one answer out.", true, "PROMPT");
     auto o = new_options<RunOptions>();
-    add_model_options(*parser, o->first.model, o->second);
-    add_generation_options(*parser, o->first.generation, o->first.stats);
-    add_system_options(*parser, o->first);
-    add_template_options(*parser, o->first);
-    parser->text_option("-p,--prompt", o->first.prompt, "the prompt, instead of the argument");
-    parser->text_option("-f,--file", o->first.file, "the prompt from a file; -: standard input");
-    parser->flag("--raw", o->first.raw, "complete the text as it stands, without the chat template");
-    parser->flag("--echo", o->first.echo, "the prompt first");
-    parser->flag("--json", o->first.json, "one JSON object on stdout");
-    add_overflow_option(*parser, o->first.overflow);
+    add_model_options(*parser, o->model);
+    add_generation_options(*parser, o->generation, o->stats);
+    add_system_options(*parser, *o);
+    add_template_options(*parser, *o);
+    parser->text_option("-p,--prompt", o->prompt, "the prompt, instead of the argument");
+    parser->text_option("-f,--file", o->file, "the prompt from a file; -: standard input");
+    parser->flag("--raw", o->raw, "complete the text as it stands, without the chat template");
+    parser->flag("--echo", o->echo, "the prompt first");
+    parser->flag("--json", o->json, "one JSON object on stdout");
+    add_overflow_option(*parser, o->overflow);
     parser
-        ->text_option("--prompt-cache", o->first.prompt_cache,
+        ->text_option("--prompt-cache", o->prompt_cache,
                       "keep the computed prompt in a file, for the next run that begins with the same text")
         ->type_name("FILE");
     const auto call = [o](const Words &words, Io &io) {
-        RunOptions &options = o->first;
+        RunOptions &options = *o;
         options.model.path = words.model;
         if (words.text && options.prompt) throw UsageError("two prompts: one as an argument, one with -p");
         if (words.text) options.prompt = words.text;
-        note_gpu(o->second, io);
         return run(options, io);
     };
     return {std::move(parser), call, true};
@@ -295,7 +289,7 @@ Command make_run() {
 Command make_batch() {
     auto parser = std::make_unique<Parser>("batch", "Many prompts in, many answers out.", true);
     auto o = new_options<BatchOptions>();
-    BatchOptions &b = o->first;
+    BatchOptions &b = *o;
     parser->text_option("-i,--input", b.input, "JSON objects, one a line; by default standard input")
         ->type_name("FILE");
     parser->text_option("-o,--output", b.output, "where the answers go; by default standard output")
@@ -308,17 +302,16 @@ Command make_batch() {
     auto shard = std::make_shared<std::string>();
     parser->text_option("--shard", *shard, "only the I-th of every N lines, I from 1 on")->type_name("I/N");
     parser->flag("--raw", b.raw, "complete prompts as they stand, without the chat template");
-    add_model_options(*parser, b.model, o->second);
+    add_model_options(*parser, b.model);
     add_generation_options(*parser, b.generation, b.stats);
     add_system_options(*parser, b);
     auto overflow = std::make_shared<std::string>("error");
     parser->text_option("--on-overflow", *overflow, "what to do with a prompt that outgrows the context")
         ->check(CLI::IsMember({"error"}));
     const auto call = [o, overflow, shard](const Words &words, Io &io) {
-        BatchOptions &options = o->first;
+        BatchOptions &options = *o;
         options.model.path = words.model;
         if (!shard->empty()) options.shard = parse_shard(*shard);
-        note_gpu(o->second, io);
         return batch(options, io);
     };
     return {std::move(parser), call};
@@ -327,16 +320,15 @@ Command make_batch() {
 Command make_chat() {
     auto parser = std::make_unique<Parser>("chat", "Talk to a model.", true);
     auto o = new_options<ChatOptions>();
-    add_model_options(*parser, o->first.model, o->second);
-    add_generation_options(*parser, o->first.generation, o->first.stats);
-    add_system_options(*parser, o->first);
-    add_template_options(*parser, o->first);
-    add_overflow_option(*parser, o->first.overflow);
-    parser->text_option("--color", o->first.color, "colours")->check(CLI::IsMember({"auto", "on", "off"}));
+    add_model_options(*parser, o->model);
+    add_generation_options(*parser, o->generation, o->stats);
+    add_system_options(*parser, *o);
+    add_template_options(*parser, *o);
+    add_overflow_option(*parser, o->overflow);
+    parser->text_option("--color", o->color, "colours")->check(CLI::IsMember({"auto", "on", "off"}));
     const auto call = [o](const Words &words, Io &io) {
-        o->first.model.path = words.model;
-        note_gpu(o->second, io);
-        return chat(o->first, io);
+        o->model.path = words.model;
+        return chat(*o, io);
     };
     return {std::move(parser), call};
 }
@@ -396,17 +388,16 @@ Command make_template() {
 Command make_perplexity() {
     auto parser = std::make_unique<Parser>("perplexity", "Perplexity of a text.", true);
     auto o = new_options<PerplexityOptions>();
-    add_model_options(*parser, o->first.model, o->second);
-    parser->text_option("-f,--file", o->first.file, "the text; -: standard input");
-    parser->option("--chunks", o->first.chunks, "only so many chunks; -1: all");
-    parser->text_option("--save-logits", o->first.save_logits, "save the log-probabilities to a file");
-    parser->text_option("--kl-base", o->first.base,
+    add_model_options(*parser, o->model);
+    parser->text_option("-f,--file", o->file, "the text; -: standard input");
+    parser->option("--chunks", o->chunks, "only so many chunks; -1: all");
+    parser->text_option("--save-logits", o->save_logits, "save the log-probabilities to a file");
+    parser->text_option("--kl-base", o->base,
                         "compare with saved log-probabilities; the text is in that file");
-    parser->flag("--json", o->first.json, "the result as JSON");
+    parser->flag("--json", o->json, "the result as JSON");
     const auto call = [o](const Words &words, Io &io) {
-        o->first.model.path = words.model;
-        note_gpu(o->second, io);
-        return perplexity(o->first, io);
+        o->model.path = words.model;
+        return perplexity(*o, io);
     };
     return {std::move(parser), call};
 }
@@ -414,24 +405,22 @@ Command make_perplexity() {
 Command make_bench() {
     auto parser = std::make_unique<Parser>("bench", "Speed, against what the hardware allows.", true);
     auto o = new_options<BenchOptions>();
-    add_model_options(*parser, o->first.model, o->second);
-    parser->option("-p,--n-prompt", o->first.prompt, "tokens of the prefill test; 0: none")
+    add_model_options(*parser, o->model);
+    parser->option("-p,--n-prompt", o->prompt, "tokens of the prefill test; 0: none")
         ->check(range(0, 1 << 24));
-    parser->option("-n,--n-gen", o->first.generate, "tokens of the decode test; 0: none")
-        ->check(range(0, 1 << 24));
-    parser->option("-r,--repetitions", o->first.repetitions, "how often each")->check(range(1, 10000));
+    parser->option("-n,--n-gen", o->generate, "tokens of the decode test; 0: none")->check(range(0, 1 << 24));
+    parser->option("-r,--repetitions", o->repetitions, "how often each")->check(range(1, 10000));
     parser->app()
-        .add_option("-d,--depth", o->first.depths, "tokens in the cache before; a list: 0,4096")
+        .add_option("-d,--depth", o->depths, "tokens in the cache before; a list: 0,4096")
         ->envname("RUNNEL_DEPTH")
         ->delimiter(',')
         ->take_all()
         ->allow_extra_args(false)
         ->check(range(0, 1 << 24));
-    parser->flag("--json", o->first.json, "the result as JSON");
+    parser->flag("--json", o->json, "the result as JSON");
     const auto call = [o](const Words &words, Io &io) {
-        o->first.model.path = words.model;
-        note_gpu(o->second, io);
-        return bench(o->first, io);
+        o->model.path = words.model;
+        return bench(*o, io);
     };
     return {std::move(parser), call};
 }

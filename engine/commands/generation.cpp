@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
 
 #include "engine/decode/random.h"
 #include "gguf/output_file.h"
@@ -33,6 +34,18 @@ double milliseconds(double seconds) {
     return std::round(seconds * 1e6) / 1e3;
 }
 
+// llama.cpp's habits: "all" or any number from the count of layers on is everything, and so is -1.
+std::optional<int64_t> gpu_layers(const std::string &text) {
+    constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+    if (text == "auto") return std::nullopt;
+    if (text == "all") return kAll;
+    int64_t layers = 0;
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), layers);
+    if (error != std::errc() || rest != text.data() + text.size())
+        throw UsageError("--gpu-layers: a number, auto or all, not " + text);
+    return layers < 0 ? kAll : layers;
+}
+
 }  // namespace
 
 decode::EngineOptions engine_options(const ModelOptions &options) {
@@ -43,6 +56,7 @@ decode::EngineOptions engine_options(const ModelOptions &options) {
             .context = options.context,
             .batch = options.batch,
             .sequences = 1,
+            .device = {options.device, gpu_layers(options.gpu_layers)},
             .cache = options.cache};
 }
 

@@ -18,6 +18,8 @@ struct ModelOptions {
     int threads = 0;
     int64_t context = 0;
     int32_t batch = 512;
+    std::string device = "auto";      // "cpu", "cuda", "cuda:N"
+    std::string gpu_layers = "auto";  // "all" or a number
     decode::CacheOptions cache;
 };
 

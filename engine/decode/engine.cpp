@@ -11,6 +11,8 @@
 #include "engine/decode/error.h"
 #include "engine/model/window.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/devices.h"
 
 namespace runnel::decode {
 namespace {
@@ -40,7 +42,7 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
     model_ = model::build(file_, options.context);
     if (options.cache.window > 0)
         model::impose_window(model_.program, options.cache.window, options.cache.sinks);
-    start_executor(options);
+    start(options);
     tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
     constexpr float kNever = -std::numeric_limits<float>::infinity();
     for (TokenId id = 0; id < model_.program.vocab; ++id)
@@ -48,8 +50,30 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
     load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
 }
 
-void Engine::start_executor(const EngineOptions &options) {
-    auto backend = kernels::cpu::make_cpu_backend(options.threads);
+void Engine::start(const EngineOptions &options) {
+    const bool cpu = options.device.device == "cpu";  // looking for others takes a moment
+    const DeviceChoice choice =
+        cpu ? DeviceChoice{}
+            : choose_device(options.device, kernels::cuda::find_devices(), model_.hyper.block_count);
+    if (!choice.note.empty()) notes_.push_back(choice.note);
+    if (choice.cuda) {
+        const auto pass_over = [&](const std::exception &error) {
+            notes_.assign(1, std::string(error.what()) + "; everything runs on the CPU");
+        };
+        try {
+            return start_executor(options, kernels::cuda::make_cuda_backend(*choice.cuda));
+        } catch (const kernels::BackendError &error) {
+            if (choice.required) throw;
+            pass_over(error);
+        } catch (const DecodeError &error) {
+            if (choice.required || error.kind != DecodeError::Kind::OutOfMemory) throw;
+            pass_over(error);
+        }
+    }
+    start_executor(options, kernels::cpu::make_cpu_backend(options.threads));
+}
+
+void Engine::start_executor(const EngineOptions &options, std::unique_ptr<kernels::Backend> backend) {
     const bool endless = bound_by_window(model_.program) && options.cache.window > 0;
     const int64_t made_for = endless ? kMostContext : model_.hyper.context_length;
     const ContextPlan plan = plan_context(model_.program, backend->info(),

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/decode/device.h"
 #include "engine/decode/executor.h"
 #include "engine/decode/generator.h"
 #include "engine/model/model.h"
@@ -30,12 +31,14 @@ struct EngineOptions {
     int64_t context = 0;  // 0: the model's own, reduced to what fits
     int32_t batch = 512;  // tokens per step of a prefill
     int32_t sequences = 1;
-    CacheOptions cache;
+    DeviceRequest device = {};
+    CacheOptions cache = {};
 };
 
 class Engine {
   public:
-    // Reads no weights: what a token needs is read when it is computed. Throws gguf::FileError,
+    // On the CPU, reads no weights: what a token needs is read when it is computed. A GPU that was not asked
+    // for by name and cannot run the model is passed over, with a note. Throws gguf::FileError,
     // model::ModelError, text::TokenizerError, kernels::BackendError, DecodeError{OutOfMemory}.
     explicit Engine(const EngineOptions &options);
 
@@ -54,7 +57,8 @@ class Engine {
     double load_seconds() const { return load_seconds_; }
 
   private:
-    void start_executor(const EngineOptions &options);
+    void start(const EngineOptions &options);
+    void start_executor(const EngineOptions &options, std::unique_ptr<kernels::Backend> backend);
 
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     gguf::File file_;

@@ -1,0 +1,31 @@
+// Which device runs a model: --device and --gpu-layers against what this machine offers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "kernels/cuda/devices.h"
+
+namespace runnel::decode {
+
+struct DeviceRequest {
+    std::string device = "cpu";         // "auto", "cpu", "cuda", "cuda:N"
+    std::optional<int64_t> gpu_layers;  // none: as many as fit
+};
+
+struct DeviceChoice {
+    std::optional<int> cuda;  // the number of the GPU; none: the CPU
+    bool required = false;    // its failure is an error, not a reason to use the CPU
+    std::string note;         // what the user should know, or empty
+};
+
+// A model of `layers` layers. "auto" takes the GPU with the most free memory, if there is one; layers are not
+// divided between GPU and CPU: fewer than all of them run on the CPU. Throws kernels::BackendError for a GPU
+// that is asked for by name and is not there.
+DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::Devices &found, int64_t layers);
+
+// "auto", "cpu", "cuda" or "cuda:N" with a number.
+bool is_device_name(const std::string &name);
+
+}  // namespace runnel::decode
