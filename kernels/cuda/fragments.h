@@ -126,26 +126,36 @@ DEVICE void look_up(const uint32_t (&table)[4], uint32_t word, uint32_t &low, ui
     high = prmt(mixed[0], mixed[1], 0x7531u);
 }
 
-// The four registers of chunk kC, sub kS: codes, or values where a table gives them.
+// Values come from a table of 16.
+constexpr bool has_table(TileFormat f) {
+    return f == TileFormat::IQ4_NL || f == TileFormat::IQ4_XS || f == TileFormat::MXFP4;
+}
+
+// Both subs of chunk kC, which lie in the nibbles of the same words, of formats with a table.
+template <TileFormat F, int kC>
+DEVICE void look_up_chunk(const MainRegisters<F> &m, uint32_t (&first)[4], uint32_t (&second)[4]) {
+    // gguf::kMXFP4Values and gguf::kIQ4Values, four to a word.
+    constexpr bool kMXFP4 = F == TileFormat::MXFP4;
+    const uint32_t table[4] = {kMXFP4 ? 0x03020100u : 0xbfad9881u, kMXFP4 ? 0x0c080604u : 0xf6eaddcfu,
+                               kMXFP4 ? 0xfdfeff00u : 0x26190d01u, kMXFP4 ? 0xf4f8fafcu : 0x71594535u};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) look_up(table, m.main[4 * kC + i], first[i], second[i]);
+}
+
+// The four registers of chunk kC, sub kS: codes, or values where a table gives them. later: carries what is
+// known of sub 1 from the call for sub 0 to the one after it.
 template <TileFormat F, int kC, int kS>
-DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, uint32_t (&a)[4]) {
+DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, uint32_t (&a)[4],
+                     uint32_t (&later)[4]) {
     if constexpr (F == TileFormat::Q8_0) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i] = m.main[8 * kC + 4 * kS + i];
-    } else if constexpr (F == TileFormat::IQ4_NL || F == TileFormat::IQ4_XS || F == TileFormat::MXFP4) {
-        // gguf::kIQ4Values and gguf::kMXFP4Values, four to a word.
-        constexpr uint32_t kIQ4[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
-        constexpr uint32_t kMXFP4[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
-        const uint32_t table[4] = {
-            F == TileFormat::MXFP4 ? kMXFP4[0] : kIQ4[0], F == TileFormat::MXFP4 ? kMXFP4[1] : kIQ4[1],
-            F == TileFormat::MXFP4 ? kMXFP4[2] : kIQ4[2], F == TileFormat::MXFP4 ? kMXFP4[3] : kIQ4[3]};
+    } else if constexpr (has_table(F)) {
+        if constexpr (kS == 0) {
+            look_up_chunk<F, kC>(m, a, later);
+        } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            uint32_t other;
-            if constexpr (kS == 0)
-                look_up(table, m.main[4 * kC + i], a[i], other);
-            else
-                look_up(table, m.main[4 * kC + i], other, a[i]);
+            for (int i = 0; i < 4; ++i) a[i] = later[i];
         }
     } else if constexpr (has_pairs(F)) {
 #pragma unroll

@@ -111,10 +111,11 @@ DEVICE void multiply_group_floats(MainRegisters<F> &w, SideRegisters<F> &side, N
     const SideRegisters<F> own = side;
     if (next.chunks > 0) load_side<F>(next.block, side);
     float sum[kGroups][2] = {};
+    uint32_t later[4] = {};
     for_groups<F>(groups, w, next, [&](auto chunk, auto sub) {
         constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
         uint32_t a[4];
-        fragment<F, kC, kS>(w, own, a);
+        fragment<F, kC, kS>(w, own, a, later);
         const float d[2] = {group_scale<F, kGroup>(own, 0), group_scale<F, kGroup>(own, 1)};
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
@@ -190,10 +191,11 @@ DEVICE void multiply_integer_scales(MainRegisters<F> &w, SideRegisters<F> &side,
     unpack_scales(own, 1, scales[1]);
     if (next.chunks > 0) load_side<F>(next.block, side);
     IntegerSums<kGroups> sums;
+    uint32_t later[4] = {};
     for_groups<F>(8, w, next, [&](auto chunk, auto sub) {
         constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
         uint32_t a[4];
-        fragment<F, kC, kS>(w, own, a);
+        fragment<F, kC, kS>(w, own, a, later);
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
             uint32_t b[2];
@@ -363,9 +365,10 @@ DEVICE int32_t units_of(const LinearParams &p) {
     return units;
 }
 
-// Two blocks of 256 threads leave 128 registers to each, which the larger accumulators do not fit.
+// Two blocks of 256 threads leave 128 registers to each, which the larger accumulators do not fit (on sm_80
+// the least).
 constexpr int blocks_per_multiprocessor(TileFormat format, int groups) {
-    const bool wide = has_groups_of_16(format) || format == TileFormat::Q5_K || format == TileFormat::IQ4_XS;
+    const bool wide = !has_group_floats(format) || format == TileFormat::Q5_1;
     return groups == 4 || (groups == 2 && wide) ? 1 : 2;
 }
 
