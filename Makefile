@@ -39,7 +39,9 @@ cuda_arch = -gencode arch=compute_$(1),code=sm_$(1)
 newest_arch = $(lastword $(CUDA_ARCHS))
 gencode = $(if $(filter native,$(CUDA_ARCHS)),-arch=native,$(foreach a,$(CUDA_ARCHS),$(call cuda_arch,$(a))) \
   -gencode arch=compute_$(newest_arch),code=compute_$(newest_arch))
-NVCCFLAGS += -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Werror all-warnings -I. -Xcompiler -Wall,-Wextra
+# INSPECT=--no-compress: the tests then read the machine code in the objects (tests/gpu/), as CI has them do.
+INSPECT ?=
+NVCCFLAGS += $(INSPECT) -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Werror all-warnings -I. -Xcompiler -Wall,-Wextra
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
 cuda_objects := $(cuda_kernels:%.cu=$(BUILD)/obj/%.cuda.o) $(cuda_runtime:%.cpp=$(BUILD)/obj/%.o) \
   $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
@@ -53,7 +55,7 @@ tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 objects := $(sources:%.cpp=$(BUILD)/obj/%.o)
 test_objects := $(tests:%.cpp=$(BUILD)/obj/%.o)
 
-.PHONY: all demo test asan lint format clean setup
+.PHONY: all cuda-objects demo test asan lint format clean setup
 all: $(BUILD)/runnel
 
 # Dependencies: asked of dpkg only when a header is not where the compiler finds it.
@@ -89,6 +91,10 @@ $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a
 $(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunnel.a
 	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
+# The table of the kernels' machine code (scripts/kernel-table).
+$(BUILD)/kernel-table: $(BUILD)/obj/tests/tools/kernel_table.o $(BUILD)/obj/tests/gpu/cubin.o
+	$(CXX) $(LDFLAGS) -o $@ $^
+
 # Random-weight models (scripts/make-model): needs gguf/ alone.
 $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/support/model_maker.o \
   $(BUILD)/obj/tests/support/model_families.o $(BUILD)/obj/tests/support/model_vocabulary.o $(filter $(BUILD)/obj/gguf/%,$(objects))
@@ -101,9 +107,13 @@ $(BUILD)/obj/%.o: %.cpp Makefile | setup
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(ISA) -MMD -MP -c -o $@ $<
 
-$(BUILD)/obj/%.cuda.o: %.cu Makefile
+$(BUILD)/obj/%.cuda.o: %.cu Makefile | $(BUILD)/nvcc-version
 	@mkdir -p $(@D)
 	$(filter ccache,$(CXX)) $(NVCC) $(NVCCFLAGS) $(gencode) -MMD -MP -c -o $@ $<
+$(BUILD)/nvcc-version:
+	@mkdir -p $(@D)
+	$(NVCC) --version | tail -n 1 > $@
+cuda-objects: $(cuda_kernels:%.cu=$(BUILD)/obj/%.cuda.o)
 $(cuda_runtime:%.cpp=$(BUILD)/obj/%.o): CXXFLAGS += -isystem $(CUDA_HOME)/include
 
 # The commit is compiled into one file, rebuilt when it changes.
@@ -116,7 +126,7 @@ test: $(BUILD)/tests $(BUILD)/runnel
 	RUNNEL=$(BUILD)/runnel $(BUILD)/tests $(TEST_ARGS)
 
 asan: setup
-	$(MAKE) BUILD=build-asan OPT=-O1 \
+	$(MAKE) BUILD=build-asan NVCC= OPT=-O1 \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
 demo: $(BUILD)/runnel
@@ -133,4 +143,5 @@ format:
 clean:
 	rm -rf build build-asan
 
--include $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d
+-include $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
+  $(cuda_objects:.o=.d) $(simt_objects:.o=.d)

@@ -14,7 +14,7 @@
 //   2. Cells are cut into splits of 256, anchored at cell 0, and those into steps of 64. Within a split, from
 //      m = -1e30, l = 0, o = 0, for each step with a cell that some row of the tile sees:
 //        s = q . k (products of 16-bit values, f32 sums by mma over dim_k in chunks of 16), s *= scale,
-//        s = cap * tanh(s / cap), s *= log2(e), -infinity where the row does not see the cell;
+//        s = cap * tanh(s * (1 / cap)), s *= log2(e), -infinity where the row does not see the cell;
 //        m' = max(m, the step's s); f = 2^(m - m'); p = 2^(s - m'), rounded to 16 bits;
 //        l = l f + sum p, o = o f + p . v, by mma over the cells in chunks of 16.
 //   3. Splits are joined in ascending order: m' = max(m, m_s), a = 2^(m - m'), b = 2^(m_s - m'),
@@ -74,7 +74,8 @@ struct AttentionParams {
     RopeParams rope;
     int64_t table_stride;
     int32_t heads, kv_heads, dim_k, dim_v;
-    float scale, softcap, norm_eps;  // softcap 0: none
+    float scale, norm_eps;
+    float softcap, softcap_inverse;  // cap and 1 / cap, or 0 and anything
     int32_t window;                  // 0: all earlier cells; else the cells c with own - c < window,
     int32_t chunked;                 // or, if not 0, those with c >= own - own % window
     int32_t norm_after_rope;

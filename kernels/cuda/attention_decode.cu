@@ -238,34 +238,36 @@ struct AttentionDecode {
         }
     }
 
-    // K of the next step is started as soon as its buffer is free, and V likewise.
+    // The loop begins one step early, so that loads are started in one place. K of the next step is started
+    // as soon as its buffer is free, and V likewise.
     static DEVICE void steps(const Params &p, State &state, Shared &shared) {
-        start_k(p, state, shared, state.first);
-        start_v(p, state, shared, state.first);
-        for (int step = state.first; step <= state.last; ++step) {
+#pragma unroll 1
+        for (int step = state.first - 1; step <= state.last; ++step) {
+            const bool computes = step >= state.first;
+            float c[2][4];
             if constexpr (kStages == 2) {
                 start_k(p, state, shared, step + 1);
                 start_v(p, state, shared, step + 1);
             }
-            cp_async_wait<kStages == 2 ? 3 : 1>();
-            block_sync();
-            float c[2][4];
-            scores(p, state, shared, step, c);
-            share_maximum(shared, c);
-            block_sync();
+            if (computes) {
+                cp_async_wait<kStages == 2 ? 3 : 1>();
+                block_sync();
+                scores(p, state, shared, step, c);
+                share_maximum(shared, c);
+                block_sync();
+            }
             if constexpr (kStages == 1) start_k(p, state, shared, step + 1);
-            rescale(state, shared, c);
-            cp_async_wait<kStages == 2 ? 2 : 1>();
-            block_sync();
-            accumulate(p, state, shared, step);
-            block_sync();
+            if (computes) {
+                rescale(state, shared, c);
+                cp_async_wait<kStages == 2 ? 2 : 1>();
+                block_sync();
+                accumulate(p, state, shared, step);
+                block_sync();
+            }
             if constexpr (kStages == 1) start_v(p, state, shared, step + 1);
         }
         cp_async_wait<0>();
     }
-
-    // --- results
-    // ---------------------------------------------------------------------------------------------
 
     static DEVICE float *partial_of(const Params &p, int item) {
         return p.partial + attention_partial_floats(item, p.dim_v);

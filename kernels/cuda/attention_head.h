@@ -80,8 +80,10 @@ DEVICE void make_head(const HeadRecipe &head, const float *from, float *x, Store
         for (int i = 0; i < kMaxHeadDim / 32; ++i)
             if (lane_index() + 32 * i < head.dim) x[lane_index() + 32 * i] = turned[i];
         norm_head(head, x);
+#pragma unroll 1
         for (int d = lane_index(); d < head.dim; d += 32) store(d, x[d] * head.factor);
     } else {
+#pragma unroll 1
         for (int d = lane_index(); d < head.dim; d += 32) store(d, rotated(head, x, d) * head.factor);
     }
     warp_sync();

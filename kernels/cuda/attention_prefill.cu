@@ -280,18 +280,21 @@ struct AttentionPrefill {
                               reinterpret_cast<float *>(shared.k) + warp_index() * kMaxHeadDim,
                               queries(shared));
         block_sync();
-        start_k(p, state, shared, state.first);
-        for (int step = state.first; step <= state.last; ++step) {
+        // The loop begins one step early, so that K is loaded in one place.
+#pragma unroll 1
+        for (int step = state.first - 1; step <= state.last; ++step) {
             const bool active = step >= state.warp_first && step <= state.warp_last;
-            cp_async_wait<0>();
-            block_sync();
-            start_v(p, state, shared, step);
             float c[kCellTiles][4];
-            if (active) scores(p, state, shared, step, c);
-            cp_async_wait<0>();
-            block_sync();
+            if (step >= state.first) {
+                cp_async_wait<0>();
+                block_sync();
+                start_v(p, state, shared, step);
+                if (active) scores(p, state, shared, step, c);
+                cp_async_wait<0>();
+                block_sync();
+            }
             start_k(p, state, shared, step + 1);
-            if (!active) continue;
+            if (!active || step < state.first) continue;
             rescale(state, c);
             accumulate(state, shared, c);
             if (step % kSplitSteps == kSplitSteps - 1 || step == state.warp_last)

@@ -72,7 +72,7 @@ DEVICE void finish_scores(const AttentionParams &p, const LaneRows &rows, int ce
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         float s = c[i] * p.scale;
-        if (p.softcap != 0.0f) s = p.softcap * tanh_p(s / p.softcap);
+        if (p.softcap != 0.0f) s = soft_cap_p(s, p.softcap, p.softcap_inverse);
         const int at = cell + (i & 1);
         const bool visible = at >= rows.first[i >> 1] && at <= rows.own[i >> 1];
         c[i] = visible ? s * kLog2E : bits_float(0xff800000u);  // minus infinity

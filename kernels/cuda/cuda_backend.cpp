@@ -441,7 +441,8 @@ AttentionParams CudaBackend::attention_params(const Attention &a) const {
                   rope.first, static_cast<int32_t>(2 * rope.inv_freq.size())};
     }
     p.heads = a.heads, p.kv_heads = a.kv_heads, p.dim_k = a.head_dim_k, p.dim_v = a.head_dim_v;
-    p.scale = a.scale, p.softcap = a.softcap, p.norm_eps = a.norm_eps;
+    p.scale = a.scale, p.norm_eps = a.norm_eps;
+    p.softcap = a.softcap, p.softcap_inverse = 1.0f / a.softcap;
     p.window = a.window, p.chunked = a.window_kind == Attention::Window::Chunked;
     p.norm_after_rope = a.norm_after_rope;
     return p;

@@ -35,6 +35,20 @@ TEST_CASE("cuda math: exp2, exp, tanh and silu stay within the stated errors") {
     CHECK(silu_error < 4 * 0x1p-23);
 }
 
+TEST_CASE("cuda math: reciprocal and soft-cap stay within the stated errors") {
+    runnel::testing::Random random(9);
+    double reciprocal_error = 0, cap_error = 0;
+    for (int i = 0; i < 200000; ++i) {
+        const float x = exp2_p((random.uniform() - 0.5f) * 200.0f), s = random.normal() * 60.0f;
+        reciprocal_error = std::max(reciprocal_error, relative(reciprocal_p(x), 1 / double{x}));
+        cap_error = std::max(
+            cap_error, std::abs(double{soft_cap_p(s, 50.0f, 1.0f / 50.0f)} - 50 * std::tanh(double{s} / 50)));
+    }
+    CHECK(reciprocal_error < 2 * 0x1p-23);
+    CHECK(cap_error < 3e-7 * 50);
+    CHECK(std::isnan(soft_cap_p(NAN, 50.0f, 0.02f)));
+}
+
 TEST_CASE("cuda math: the ends of the ranges") {
     CHECK(exp2_p(0.0f) == 1.0f);
     CHECK(exp2_p(-1.0f) == 0.5f);

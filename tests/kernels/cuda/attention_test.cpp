@@ -187,7 +187,8 @@ Result run(const Problem &p, Way way, uint32_t blocks = 3) {
                        shape.rope->first, static_cast<int32_t>(2 * shape.rope->inv_freq.size())};
     params.heads = a.heads, params.kv_heads = a.kv_heads, params.dim_k = a.head_dim_k,
     params.dim_v = a.head_dim_v;
-    params.scale = a.scale, params.softcap = a.softcap, params.norm_eps = a.norm_eps;
+    params.scale = a.scale, params.softcap = a.softcap, params.softcap_inverse = 1.0f / a.softcap,
+    params.norm_eps = a.norm_eps;
     params.window = a.window;
     params.chunked = a.window_kind == kernels::Attention::Window::Chunked;
     params.norm_after_rope = a.norm_after_rope;

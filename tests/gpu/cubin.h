@@ -1,0 +1,41 @@
+// What the device compiler made of a kernel, read from the machine code itself (an ELF file for every
+// architecture, inside the object).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace runnel::tests {
+
+struct KernelCode {
+    std::string name;  // "AttentionDecode<F16, 128>"
+    int registers = 0;
+    int instructions = 0;
+    int local_accesses = 0;     // loads and stores of local memory: spills, or arrays that are not registers
+    int loop_instructions = 0;  // of the smallest loop with nine tenths of all mma; 0 without such
+    int loop_mma = 0;
+};
+
+struct TableRow {
+    int arch;  // 90: sm_90
+    KernelCode code;
+};
+
+// All kernels in the device code that nvcc --no-compress has put into an object file, for every architecture.
+// Instructions are 16 bytes, the low 12 bits of the first word their opcode (seen in nvcc 13.0's output).
+// Throws std::runtime_error if the file is damaged.
+std::vector<TableRow> read_object(const std::filesystem::path &path);
+
+// Those of a build folder, sorted; none if it has no device code.
+std::vector<TableRow> read_build(const std::filesystem::path &build);
+
+// The compiler that made them, in one line; empty if the build has none.
+std::string compiler_of(const std::filesystem::path &build);
+
+// A line of tests/gpu/kernel-table.txt.
+std::string to_line(const TableRow &row);
+TableRow from_line(const std::string &line);  // throws std::runtime_error
+
+}  // namespace runnel::tests
