@@ -32,7 +32,8 @@ size_t Program::weight_bytes_per_token() const {
                              static_cast<size_t>(experts->routing.used);
             for (WeightId id : {experts->gate_bias, experts->up_bias, experts->down_bias})
                 if (id != kNoWeight)
-                    bytes += gguf::row_bytes(gguf::Type::F32, weights[static_cast<size_t>(id)].cols) *
+                    bytes += weights[static_cast<size_t>(id)].bytes() /
+                             static_cast<size_t>(weights[static_cast<size_t>(experts->down)].count) *
                              static_cast<size_t>(experts->routing.used);
             count(experts->routing.selection_bias);
         } else if (const auto *logits = std::get_if<Logits>(&step)) {

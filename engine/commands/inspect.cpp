@@ -20,7 +20,7 @@ struct Summary {
     std::string architecture;
     std::optional<int64_t> context_length;
     uint64_t parameters = 0, tensor_bytes = 0;
-    std::optional<size_t> cache_per_1k, cache_at_context;
+    std::optional<size_t> read_per_token, cache_per_1k, cache_at_context;
     int64_t context = 0;       // of cache_at_context
     std::string not_runnable;  // why, if it is not
 
@@ -42,6 +42,7 @@ Summary summarize(const gguf::File &file, int64_t context) {
     }
     try {
         const model::Model model = model::build(file);
+        s.read_per_token = model.program.weight_bytes_per_token();
         s.cache_per_1k = decode::cache_bytes(model.program, 1024);
         s.context = std::clamp<int64_t>(context > 0 ? context : model.hyper.context_length, 1, 1 << 30);
         s.cache_at_context = decode::cache_bytes(model.program, s.context);
@@ -99,6 +100,7 @@ void print_json(const gguf::File &file, const Summary &s, bool arrays, Io &io) {
     json["runnable"] = s.not_runnable.empty();
     if (!s.not_runnable.empty()) json["problem"] = s.not_runnable;
     json["memory"] = {{"weights", s.tensor_bytes},
+                      {"weights_read_per_token", s.read_per_token ? Json(*s.read_per_token) : Json()},
                       {"cache_per_1k_tokens", s.cache_per_1k ? Json(*s.cache_per_1k) : Json()}};
     if (s.cache_at_context) {
         json["memory"]["context"] = s.context;
@@ -169,6 +171,7 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
     text += line("bits per weight", bits);
     if (s.context_length) text += line("context length", std::to_string(*s.context_length));
     text += line("memory, weights", size_text(s.tensor_bytes));
+    if (s.read_per_token) text += line("read per token", size_text(*s.read_per_token) + " of weights");
     if (s.cache_per_1k) {
         text +=
             line("memory, cache", size_text(*s.cache_per_1k) + " per 1024 tokens, " +

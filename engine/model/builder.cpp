@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "gguf/printable.h"
+#include "gguf/quantize.h"
 
 namespace runnel::model {
 
@@ -64,7 +65,7 @@ void Builder::check_shape(const gguf::Tensor &t, Size rows, Size cols) const {
 }
 
 // Rows [first, first + rows) of a tensor whose shape is checked.
-WeightId Builder::add_rows(const gguf::Tensor &t, int64_t first, int64_t rows, int64_t cols) {
+WeightId Builder::add_rows(const gguf::Tensor &t, int64_t first, int64_t rows, int64_t cols, int64_t count) {
     // Kernels load plain numbers directly; blocks may stand anywhere.
     const gguf::TypeTraits &type = gguf::traits(t.type);
     const size_t alignment = type.quantized ? 1 : type.block_bytes;
@@ -72,11 +73,12 @@ WeightId Builder::add_rows(const gguf::Tensor &t, int64_t first, int64_t rows, i
         fail(std::string(t.name), "its data is not aligned to " + std::to_string(alignment) + " bytes");
     used_.insert(t.name);
     const std::byte *data = t.data + static_cast<size_t>(first) * gguf::row_bytes(t.type, cols);
-    const Weight weight{std::string(t.name), t.type, rows, cols, data};
+    const Weight weight{std::string(t.name), t.type, rows, cols, data, count};
     const auto [known, added] = weight_ids_.try_emplace(data, static_cast<WeightId>(program_.weights.size()));
     if (!added) {  // tensors may share their bytes, and not only with themselves
         const Weight &other = program_.weights[static_cast<size_t>(known->second)];
-        if (other.type == t.type && other.rows == rows && other.cols == cols) return known->second;
+        if (other.type == t.type && other.rows == rows && other.cols == cols && other.count == count)
+            return known->second;
         known->second = static_cast<WeightId>(program_.weights.size());
     }
     program_.weights.push_back(weight);
@@ -133,6 +135,45 @@ kernels::Linear Builder::split(const std::string &name, Size cols, bool bias_req
         first += share.rows.value;
     }
     return linear;
+}
+
+WeightId Builder::matrices(const std::string &name, Size count, Size rows, Size cols) {
+    const gguf::Tensor &t = tensor(name);
+    const bool stacked = t.shape[1] == rows.value && t.shape[2] == count.value,
+               below = t.shape[1] == rows.value * count.value;
+    if (t.shape[0] != cols.value || t.elements() != cols.value * rows.value * count.value ||
+        (!stacked && !below))
+        fail(name, "its shape is " + std::to_string(t.shape[0]) + " x " + std::to_string(t.shape[1]) + " x " +
+                       std::to_string(t.shape[2]) + ", the metadata asks for " + text_of(cols) + " x " +
+                       text_of(rows) + " x " + text_of(count));
+    return add_rows(t, 0, rows.value, cols.value, count.value);
+}
+
+WeightId Builder::constant(const std::string &name, std::vector<float> values, int64_t count, int64_t rows,
+                           int64_t cols) {
+    const auto kept = std::make_shared<const std::vector<float>>(std::move(values));
+    program_.constants.push_back(kept);
+    program_.weights.push_back(
+        {name, gguf::Type::F32, rows, cols, reinterpret_cast<const std::byte *>(kept->data()), count});
+    return static_cast<WeightId>(program_.weights.size() - 1);
+}
+
+std::vector<float> Builder::values(const std::string &name, Size rows, Size cols) {
+    const gguf::Tensor &t = tensor(name);
+    check_shape(t, rows, cols);
+    used_.insert(t.name);
+    std::vector<float> out(static_cast<size_t>(t.elements()));
+    gguf::dequantize_row(t.type, t.data, out.data(), t.elements());
+    return out;
+}
+
+void Builder::ignore(const std::string &name) {
+    if (const gguf::Tensor *t = file_->find_tensor(name)) used_.insert(t->name);
+}
+
+int64_t Builder::cols_of(const std::string &name) const {
+    const gguf::Tensor *tensor = file_->find_tensor(name);
+    return tensor ? tensor->shape[0] : 0;
 }
 
 int64_t Builder::rows_of(const std::string &name) const {
@@ -226,6 +267,7 @@ void Builder::check_all_used() const {
         if (!t.name.starts_with("blk.") || used_.contains(t.name) || ignorable(t.name)) continue;
         const std::string name = gguf::printable(t.name);
         const int64_t layer = std::strtoll(std::string(t.name.substr(4)).c_str(), nullptr, 10);
+        if (layer >= hyper_.block_count && layer < hyper_.block_count + hyper_.draft_layers) continue;
         if (layer >= hyper_.block_count)
             metadata_.fail("block_count",
                            std::to_string(hyper_.block_count) + ", but there is a tensor " + name);

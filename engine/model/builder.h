@@ -37,6 +37,15 @@ class Builder {
     kernels::WeightId vector(const std::string &name, Size size);  // F32
     // kNoWeight when the file has no such tensor.
     kernels::WeightId optional_vector(const std::string &name, Size size);
+    // A stack of `count` matrices, on the tensor's third dimension or (older files) one below the other.
+    kernels::WeightId matrices(const std::string &name, Size count, Size rows, Size cols);
+    // Weights that the family computed.
+    kernels::WeightId constant(const std::string &name, std::vector<float> values, int64_t count,
+                               int64_t rows, int64_t cols);
+    // The values of a matrix, to compute weights from.
+    std::vector<float> values(const std::string &name, Size rows, Size cols);
+    // The file may have this tensor, but the family does not need it.
+    void ignore(const std::string &name);
     // An F32 matrix as one vector, row after row.
     kernels::WeightId flat_vector(const std::string &name, Size rows, Size cols);
 
@@ -52,6 +61,7 @@ class Builder {
     bool has(const std::string &name) const { return file_->find_tensor(name) != nullptr; }
     // 0 when the file has no such tensor.
     int64_t rows_of(const std::string &name) const;
+    int64_t cols_of(const std::string &name) const;
 
     // The slot of this name and width, made when it is first asked for.
     kernels::Slot slot(const std::string &name, int64_t width);
@@ -74,7 +84,8 @@ class Builder {
     const gguf::Tensor &tensor(const std::string &name) const;
     const gguf::Tensor &vector_tensor(const std::string &name) const;
     kernels::WeightId weight(const gguf::Tensor &tensor, Size rows, Size cols);
-    kernels::WeightId add_rows(const gguf::Tensor &tensor, int64_t first, int64_t rows, int64_t cols);
+    kernels::WeightId add_rows(const gguf::Tensor &tensor, int64_t first, int64_t rows, int64_t cols,
+                               int64_t count = 1);
     void check_shape(const gguf::Tensor &tensor, Size rows, Size cols) const;
     void check_all_used() const;
     int32_t add_rope(kernels::RopeTable table);

@@ -121,7 +121,9 @@ void Decoder::parallel(int32_t i) {
 }
 
 void Decoder::branch(int32_t i, bool feeds, const Branch &way) {
-    if (!feeds)
+    if (!feeds && t_.attention)
+        t_.attention(b_, i, way);
+    else if (!feeds)
         attention(i, way);
     else if (t_.feed_forward)
         t_.feed_forward(b_, i, way);
@@ -258,7 +260,7 @@ void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t la
 }
 
 std::vector<bool> full_layers(const Builder &builder, int64_t period) {
-    const int32_t layers = builder.hyper().block_count;
+    const int32_t layers = builder.hyper().block_count + builder.hyper().draft_layers;
     const char *key = "attention.sliding_window_pattern";
     std::vector<bool> full;
     if (const auto windowed = builder.metadata().booleans(key)) {

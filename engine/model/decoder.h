@@ -63,6 +63,8 @@ struct DecoderTraits {
     double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
     kernels::Attention::Temperature temperature = {};
 
+    // Emits the attention half of a layer in place of the usual one.
+    std::function<void(Builder &, int32_t layer, const Branch &)> attention = {};
     // Emits the feed-forward half of a layer in place of the dense one.
     std::function<void(Builder &, int32_t layer, const Branch &)> feed_forward = {};
 };

@@ -20,6 +20,15 @@ std::span<const Family> families();
 // none.
 std::string_view other_kind(std::string_view architecture);
 
+void emit_qwen2moe(Builder &);
+void emit_qwen3moe(Builder &);
+void emit_olmoe(Builder &);
+void emit_gpt_oss(Builder &);
+void emit_glm4moe(Builder &);
+void emit_minimax_m2(Builder &);
+void emit_ernie4_5_moe(Builder &);
+void emit_hunyuan_moe(Builder &);
+void emit_deepseek2(Builder &);
 void emit_llama(Builder &);
 void emit_qwen2(Builder &);
 void emit_qwen3(Builder &);

@@ -1,6 +1,6 @@
-// granite: Granite 3 and the dense ones of 4. As llama with four scales; logits are divided by theirs.
-// Without RoPE where the file says rope.scaling.finetuned = false.
-#include "engine/model/decoder.h"
+// granite, granitemoe: Granite 3 and those of 4 without state-space layers. As llama with four scales; logits
+// are divided by theirs. Without RoPE where the file says rope.scaling.finetuned = false.
+#include "engine/model/experts.h"
 #include "engine/model/families.h"
 
 namespace runnel::model {
@@ -17,6 +17,7 @@ void emit_granite(Builder &b) {
                          .logit_scale = 1 / scale("logit_scale")};
     if (m.boolean("rope.scaling.finetuned").value_or(true))
         traits.pairs = kernels::RopeTable::Pairs::Adjacent;
+    if (has_experts(b)) with_experts(traits, {.normalize = true});  // granitemoe
     emit_decoder(b, traits);
 }
 

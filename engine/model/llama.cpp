@@ -2,18 +2,17 @@
 // rotated pairs are adjacent. Llama 3.1's RoPE scaling comes as `rope_freqs.weight`. A sliding window in a
 // file is not applied: Mistral 7B 0.1 is the only such model, and llama.cpp, which made its files popular,
 // never did.
-#include "engine/model/decoder.h"
+#include "engine/model/experts.h"
 #include "engine/model/families.h"
 
 namespace runnel::model {
 
 void emit_llama(Builder &b) {
-    const Metadata &metadata = b.metadata();
-    if (metadata.integer("expert_count", 0, 65536).value_or(0) > 0)
-        metadata.fail("expert_count", "mixture-of-experts models are not supported yet");
     if (b.hyper().rope_dimensions != b.hyper().key_length)
-        metadata.fail("rope.dimension_count", "must equal the head size for this architecture");
-    emit_decoder(b, {.pairs = kernels::RopeTable::Pairs::Adjacent});
+        b.metadata().fail("rope.dimension_count", "must equal the head size for this architecture");
+    DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Adjacent};
+    if (has_experts(b)) with_experts(traits, {.normalize = true});  // Mixtral and its like
+    emit_decoder(b, traits);
 }
 
 }  // namespace runnel::model

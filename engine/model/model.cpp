@@ -33,7 +33,17 @@ HyperParameters read_hyper_parameters(const gguf::File &file) {
     h.context_length = m.required_integer("context_length", 1, kMaxContext);
     h.embedding_length = m.required_integer("embedding_length", 1, kMaxWidth);
     h.block_count = static_cast<int32_t>(m.required_integer("block_count", 1, kMaxLayers));
-    h.feed_forward_length = m.required_integer("feed_forward_length", 1, kMaxWidth);
+    // The last layers of some files draft tokens for the others and are no part of the model itself.
+    h.draft_layers =
+        static_cast<int32_t>(m.integer("nextn_predict_layers", 0, h.block_count - 1).value_or(0));
+    h.block_count -= h.draft_layers;
+    // Models with nothing but experts may tell only their width.
+    const auto expert_width = m.integer("expert_feed_forward_length", 0, kMaxWidth);
+    const auto width = m.integer("feed_forward_length", 0, kMaxWidth);
+    h.feed_forward_length = width.value_or(0) > 0 ? *width
+                            : expert_width.value_or(0) > 0
+                                ? *expert_width
+                                : m.required_integer("feed_forward_length", 1, kMaxWidth);
     h.head_count = static_cast<int32_t>(m.required_integer("attention.head_count", 1, kMaxHeads));
     h.head_count_kv =
         static_cast<int32_t>(m.integer("attention.head_count_kv", 1, kMaxHeads).value_or(h.head_count));

@@ -266,7 +266,7 @@ void ExpertRunner::activate_rows(const Experts &step, int64_t row0, int64_t row1
             if (gated) s_.vector->scale(row_weight_.as<float>()[row], up, n, up);
         }
         if (const float *bias = floats(step.gate_bias)) {
-            bias += weight(step.gate_bias).cols * group.expert + col0;
+            bias += weight(step.gate).rows * group.expert + col0;
             s_.vector->add(gate, bias, n, gate);
             if (merged) s_.vector->add(up, bias + down.cols, n, up);
         }

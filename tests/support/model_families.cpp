@@ -12,6 +12,73 @@ const std::vector<std::string> kSandwich = {"attn_norm", "post_attention_norm", 
 const std::vector<std::string> kPost = {"post_attention_norm", "post_ffw_norm"};
 constexpr uint32_t kWindow = 40;  // far shorter than the texts that models are tested with
 
+void add_experts(std::vector<FamilyFiles> &list) {
+    using Shared = ExpertFiles::Shared;
+    const std::vector<std::string> other_name = {"attn_norm", "post_attention_norm"};
+    const auto add = [&](FamilyFiles family, const ExpertFiles &experts) {
+        family.experts = experts;
+        list.push_back(std::move(family));
+    };
+    add({.name = "mixtral", .arch = "llama"}, {.width_key = false});
+    add({.name = "qwen2moe", .arch = "qwen2moe", .biases = Biases::Qkv}, {.shared = Shared::Gated});
+    add({.name = "qwen3moe", .arch = "qwen3moe", .head_norm = HeadNorm::PerHead}, {});
+    add({.name = "olmoe", .arch = "olmoe", .head_norm = HeadNorm::WholeRow}, {.width_key = false});
+    add({.name = "gpt-oss",
+         .arch = "gpt-oss",
+         .norms = other_name,
+         .biases = Biases::All,
+         .sinks = true,
+         .keys = {{"attention.sliding_window", kWindow}}},
+        {.biases = true});
+    const FamilyFiles::Key sigmoid = {"expert_gating_func", uint32_t{2}};
+    FamilyFiles glm{.name = "glm4moe",
+                    .arch = "glm4moe",
+                    .norms = other_name,
+                    .head_norm = HeadNorm::PerHead,
+                    .biases = Biases::Qkv,
+                    .rope_divisor = 2,
+                    .keys = {sigmoid,
+                             {"expert_weights_scale", 1.5f},
+                             {"expert_weights_norm", true},
+                             {"expert_shared_count", uint32_t{1}}}};
+    add(glm, {.shared = Shared::Plain, .selection_bias = true});
+    add({.name = "granitemoe",
+         .arch = "granitemoe",
+         .keys = {{"embedding_scale", 3.0f},
+                  {"residual_scale", 0.4f},
+                  {"logit_scale", 1.5f},
+                  {"attention.scale", 0.25f}}},
+        {.width_key = false});
+    add({.name = "minimax-m2",
+         .arch = "minimax-m2",
+         .head_norm = HeadNorm::WholeRow,
+         .rope_divisor = 2,
+         .keys = {sigmoid}},
+        {.selection_bias = true});
+    add({.name = "ernie4_5-moe",
+         .arch = "ernie4_5-moe",
+         .keys = {{"interleave_moe_layer_step", uint32_t{1}}}},
+        {.shared = Shared::Plain, .selection_bias = true});
+    add({.name = "hunyuan-moe", .arch = "hunyuan-moe", .head_norm = HeadNorm::PerHead},
+        {.shared = Shared::Plain});
+    FamilyFiles deepseek{.name = "deepseek2-lite",
+                         .arch = "deepseek2",
+                         .latent = LatentFiles{.low_rank_q = false, .joint = true},
+                         .keys = {{"expert_weights_scale", 1.0f},
+                                  {"rope.scaling.yarn_log_multiplier", 0.07f},
+                                  {"expert_shared_count", uint32_t{1}}}};
+    add(deepseek, {.shared = Shared::Plain});
+    deepseek.name = "deepseek2", deepseek.latent = LatentFiles{};
+    deepseek.keys = {sigmoid,
+                     {"expert_weights_scale", 2.5f},
+                     {"rope.scaling.yarn_log_multiplier", 0.07f},
+                     {"expert_weights_norm", true},
+                     {"expert_shared_count", uint32_t{1}}};
+    add(deepseek, {.shared = Shared::Plain, .selection_bias = true});
+    deepseek.name = "deepseek2-joint", deepseek.latent->joint = true;
+    add(deepseek, {.shared = Shared::Plain, .selection_bias = true});
+}
+
 std::vector<FamilyFiles> make_list() {
     std::vector<FamilyFiles> list = {
         {.name = "llama", .arch = "llama"},
@@ -127,6 +194,7 @@ std::vector<FamilyFiles> make_list() {
                     .head_norm = HeadNorm::OwnWeights,
                     .rope_divisor = 4,
                     .keys = {{"use_parallel_residual", true}}});
+    add_experts(list);
     return list;
 }
 

@@ -3,12 +3,28 @@
 // them.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 namespace runnel::testing {
+
+// The feed-forward half of layers with experts.
+struct ExpertFiles {
+    enum class Shared { None, Plain, Gated };
+    Shared shared = Shared::None;
+    bool biases = false;          // of router and experts
+    bool selection_bias = false;  // exp_probs_b
+    bool width_key = true;        // expert_feed_forward_length
+};
+
+// Multi-head latent attention.
+struct LatentFiles {
+    bool low_rank_q = true;  // attn_q_a, attn_q_b; else attn_q
+    bool joint = false;      // attn_kv_b; else attn_k_b and attn_v_b
+};
 
 struct FamilyFiles {
     enum class HeadNorm { None, PerHead, WholeRow, OwnWeights };  // [hd]; [heads * hd]; [hd, heads]
@@ -26,6 +42,9 @@ struct FamilyFiles {
     bool positions = false, output_bias = false, tied = false;
     int rope_divisor = 1;  // rotated dimensions: head size / this
     bool rope = true;      // has rope.* keys
+    bool sinks = false;
+    std::optional<ExpertFiles> experts = {};  // with ModelShape::experts.count > 0
+    std::optional<LatentFiles> latent = {};
     // Size of what layers add to the residual stream: large where embeddings are multiplied, so that layers
     // decide the logits and not the token itself.
     float branch_gain = 1;

@@ -38,6 +38,12 @@ ModelShape complete(ModelShape shape) {
     require(shape.head_dim % 2 == 0, "head_dim must be even");
     shape.bias = shape.bias || family->biases != FamilyFiles::Biases::None;
     shape.tied = shape.tied || family->tied;
+    ExpertShape &experts = shape.experts;
+    require(experts.count == 0 || family->experts, "this family has no experts");
+    if (family->experts && experts.count == 0) experts.count = 8;
+    require(experts.used > 0 && (experts.count == 0 || experts.used <= experts.count),
+            "experts used: between 1 and all");
+    if (experts.ff == 0) experts.ff = shape.ff;
     if (shape.original_context == 0)
         shape.original_context = static_cast<int64_t>(static_cast<double>(shape.context) / shape.rope_factor);
     return shape;
@@ -161,8 +167,74 @@ class Planner {
 
     void plan_layer() {
         for (const std::string &name : family_.norms) norm(name);
-        plan_attention();
-        plan_feed_forward();
+        if (family_.latent)
+            plan_latent_attention();
+        else
+            plan_attention();
+        if (family_.sinks) vector("attn_sinks.weight", shape_.heads, 1);
+        if (family_.experts && layer_ >= shape_.experts.leading_dense)
+            plan_experts();
+        else
+            plan_feed_forward();
+    }
+
+    void plan_latent_attention() {
+        const int64_t width = shape_.width, rank = shape_.latent_rank, rotated = shape_.latent_rotated,
+                      hd = shape_.head_dim, heads = shape_.heads, q = heads * (hd + rotated);
+        if (family_.latent->low_rank_q) {
+            matrix("attn_q_a", Role::Plain, width, shape_.latent_q_rank, 1);
+            vector("attn_q_a_norm.weight", shape_.latent_q_rank, 1);
+            matrix("attn_q_b", Role::Plain, shape_.latent_q_rank, q, 1.2f);
+        } else {
+            matrix("attn_q", Role::Plain, width, q, 1.2f);
+        }
+        matrix("attn_kv_a_mqa", Role::Plain, width, rank + rotated, 1.2f);
+        vector("attn_kv_a_norm.weight", rank, 1);
+        if (family_.latent->joint) {
+            matrix("attn_kv_b", Role::Plain, rank, heads * 2 * hd, 1.2f);
+        } else {
+            // The matrices of heads, on the slowest dimension. K is stored with its rows and columns swapped.
+            matrix("attn_k_b", Role::Plain, hd, rank, 1.2f * root(hd) / root(rank));
+            tensors_.back().shape.push_back(heads);
+            matrix("attn_v_b", Role::AttentionV, rank, hd, 1);
+            tensors_.back().shape.push_back(heads);
+        }
+        matrix("attn_output", Role::AttentionOutput, heads * hd, width, 2 * residual());
+    }
+
+    // A router whose logits are spread, and experts, each as strong as a dense network.
+    void plan_experts() {
+        const ExpertFiles &files = *family_.experts;
+        const ExpertShape &e = shape_.experts;
+        const int64_t width = shape_.width;
+        const auto router = [&](const std::string &name, std::vector<int64_t> dimensions) {
+            tensors_.push_back(
+                {prefix() + name + ".weight", std::move(dimensions), Type::F32, 0, 2 / root(width), {}});
+        };
+        router("ffn_gate_inp", {width, e.count});
+        if (files.biases) vector("ffn_gate_inp.bias", e.count, 0);
+        if (files.selection_bias) vector("exp_probs_b.bias", e.count, 0);
+        if (e.merged) {
+            stack("ffn_gate_up_exps", Role::Plain, width, 2 * e.ff, 1);
+        } else {
+            stack("ffn_gate_exps", Role::Plain, width, e.ff, 1);
+            stack("ffn_up_exps", Role::Plain, width, e.ff, 1);
+        }
+        stack("ffn_down_exps", Role::FfnDown, e.ff, width, 2 * residual());
+        if (files.shared == ExpertFiles::Shared::None) return;
+        if (files.shared == ExpertFiles::Shared::Gated) router("ffn_gate_inp_shexp", {width});
+        matrix("ffn_gate_shexp", Role::Plain, width, e.ff, 1);
+        matrix("ffn_up_shexp", Role::Plain, width, e.ff, 1);
+        matrix("ffn_down_shexp", Role::FfnDown, e.ff, width, 2 * residual());
+    }
+
+    // One matrix per expert, and their biases.
+    void stack(const std::string &name, Role role, int64_t cols, int64_t rows, float gain) {
+        matrix(name, role, cols, rows, gain);
+        tensors_.back().shape.push_back(shape_.experts.count);
+        if (!family_.experts->biases) return;
+        vector(name + ".bias", rows, 0);
+        tensors_.back().shape.push_back(shape_.experts.count);
     }
 
     void plan_attention() {
@@ -251,6 +323,35 @@ int file_type(const std::string &type) {
     return -1;
 }
 
+using AddSize = std::function<void(const std::string &, int64_t)>;
+
+void add_expert_metadata(const ModelShape &shape, const ExpertFiles &files, const AddSize &add) {
+    const ExpertShape &e = shape.experts;
+    add("expert_count", e.count);
+    add("expert_used_count", e.used);
+    if (files.width_key) add("expert_feed_forward_length", e.ff);
+    if (files.shared != ExpertFiles::Shared::None) add("expert_shared_feed_forward_length", e.ff);
+    if (e.leading_dense > 0 || files.shared == ExpertFiles::Shared::Plain)
+        add("leading_dense_block_count", e.leading_dense);
+    if (e.groups > 1) {
+        add("expert_group_count", e.groups);
+        add("expert_group_used_count", e.groups_used);
+    }
+}
+
+// Files with attn_kv_b tell a head's sizes, later ones also those in the cache.
+void add_latent_metadata(const ModelShape &shape, const LatentFiles &files, const AddSize &add) {
+    if (files.low_rank_q) add("attention.q_lora_rank", shape.latent_q_rank);
+    add("attention.kv_lora_rank", shape.latent_rank);
+    add("attention.head_count_kv", files.joint ? shape.heads : 1);
+    const int64_t key = shape.head_dim + shape.latent_rotated;
+    add("attention.key_length", files.joint ? key : shape.latent_rank + shape.latent_rotated);
+    add("attention.value_length", files.joint ? shape.head_dim : shape.latent_rank);
+    if (files.joint) return;
+    add("attention.key_length_mla", key);
+    add("attention.value_length_mla", shape.head_dim);
+}
+
 void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     const FamilyFiles &family = *find_family_files(shape.arch);
     const auto key = [&](const std::string &name) { return family.arch + "." + name; };
@@ -267,14 +368,20 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     add_size("block_count", shape.layers);
     add_size("feed_forward_length", shape.ff);
     add_size("attention.head_count", shape.heads);
-    add_size("attention.head_count_kv", shape.kv_heads);
-    add_size("attention.key_length", shape.head_dim);
-    add_size("attention.value_length", shape.head_dim);
+    if (family.latent) {
+        add_latent_metadata(shape, *family.latent, add_size);
+    } else {
+        add_size("attention.head_count_kv", shape.kv_heads);
+        add_size("attention.key_length", shape.head_dim);
+        add_size("attention.value_length", shape.head_dim);
+    }
+    if (family.experts) add_expert_metadata(shape, *family.experts, add_size);
     add_size("vocab_size", shape.vocab);
     writer.add(key(family.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"),
                1e-5f);
     if (family.rope) {
-        add_size("rope.dimension_count", shape.head_dim / family.rope_divisor);
+        add_size("rope.dimension_count",
+                 family.latent ? shape.latent_rotated : shape.head_dim / family.rope_divisor);
         writer.add(key("rope.freq_base"), static_cast<float>(shape.rope_freq_base));
     }
     for (const auto &[name, value] : family.keys)
@@ -316,7 +423,9 @@ void split(int64_t count, int threads, const std::function<void(int64_t, int64_t
 
 void write_tensor(const Plan &plan, const ModelShape &shape, gguf::Writer &writer) {
     constexpr int64_t kChunk = 1 << 21;  // weights at a time
-    const int64_t cols = plan.shape[0], rows = plan.shape.size() > 1 ? plan.shape[1] : 1;
+    const int64_t cols = plan.shape[0];
+    int64_t rows = 1;
+    for (size_t i = 1; i < plan.shape.size(); ++i) rows *= plan.shape[i];
     const size_t row_bytes = gguf::row_bytes(plan.type, cols),
                  float_bytes = static_cast<size_t>(cols) * sizeof(float);
     const size_t stored = shape.dequantized ? float_bytes : row_bytes;

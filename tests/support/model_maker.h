@@ -25,6 +25,16 @@
 
 namespace runnel::testing {
 
+// Sizes of the feed-forward half with experts, in families that have them (model_families.h).
+struct ExpertShape {
+    int64_t count = 0;  // 0: 8 in families of experts
+    int64_t used = 2;
+    int64_t ff = 0;             // hidden width of an expert; 0: ModelShape::ff
+    int64_t leading_dense = 0;  // layers before the first with experts
+    int64_t groups = 1, groups_used = 1;
+    bool merged = false;  // gate and up in one tensor
+};
+
 struct ModelShape {
     std::string arch = "llama";  // a name of model_families.h
     int64_t layers = 2, width = 64, ff = 160;
@@ -49,6 +59,10 @@ struct ModelShape {
     double rope_factor = 4;
     int64_t original_context = 0;  // before scaling; 0: context / rope_factor
     int64_t sliding_window = 0;    // 0: the family's, if it has one
+
+    ExpertShape experts = {};
+    // Of multi-head latent attention: head_dim is the part of a head that is not rotated, and a value's size.
+    int64_t latent_rank = 64, latent_q_rank = 96, latent_rotated = 16;
 
     uint64_t seed = 1;
     std::filesystem::path vocab_from;  // copy tokenizer.* of this GGUF file, and the size of its vocabulary

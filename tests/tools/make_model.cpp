@@ -38,6 +38,16 @@ int main(int argc, char **argv) {
     app.add_option("--rope-factor", shape.rope_factor);
     app.add_option("--original-ctx", shape.original_context, "before scaling; 0: ctx / rope-factor");
     app.add_option("--sliding-window", shape.sliding_window);
+    app.add_option("--experts", shape.experts.count, "0: 8 in families of experts");
+    app.add_option("--experts-used", shape.experts.used);
+    app.add_option("--expert-ff", shape.experts.ff, "0: ff");
+    app.add_option("--leading-dense", shape.experts.leading_dense, "layers before those with experts");
+    app.add_option("--expert-groups", shape.experts.groups);
+    app.add_option("--expert-groups-used", shape.experts.groups_used);
+    app.add_flag("--expert-merged", shape.experts.merged, "gate and up in one tensor");
+    app.add_option("--latent-rank", shape.latent_rank);
+    app.add_option("--latent-q-rank", shape.latent_q_rank);
+    app.add_option("--latent-rotated", shape.latent_rotated);
     app.add_option("--seed", shape.seed);
     app.add_option("--threads", shape.threads)->check(CLI::Range(1, 64));
     app.add_flag("--fast", fast, "a cheaper search in the K and IQ4 formats");

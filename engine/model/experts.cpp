@@ -1,0 +1,192 @@
+#include "engine/model/experts.h"
+
+namespace runnel::model {
+
+using namespace kernels;
+
+namespace {
+
+constexpr int64_t kMaxExperts = 65536, kMaxWidth = 1 << 20;
+
+std::string prefix(int32_t layer) {
+    return "blk." + std::to_string(layer) + ".";
+}
+
+struct Matrices {
+    WeightId gate, up = kNoWeight, down, gate_bias, up_bias = kNoWeight, down_bias;
+};
+
+class ExpertLayer {
+  public:
+    ExpertLayer(Builder &builder, const ExpertTraits &traits, int32_t layer)
+        : b_(builder),
+          t_(traits),
+          prefix_(prefix(layer)),
+          experts_{b_.metadata().required_integer("expert_count", 1, kMaxExperts), "expert_count"},
+          width_{b_.hyper().embedding_length, "embedding_length"} {}
+
+    // The router, the experts, the shared expert.
+    void emit(const Branch &branch) {
+        const Slot logits = b_.slot("router", experts_.value);
+        b_.add(Linear{branch.in,
+                      {{b_.matrix(prefix_ + "ffn_gate_inp.weight", experts_, width_),
+                        b_.optional_vector(prefix_ + "ffn_gate_inp.bias", experts_), logits, kNoSlot}}});
+        const Matrices m = matrices();
+        b_.add(Experts{.in = branch.in,
+                       .logits = logits,
+                       .out = branch.out,
+                       .add = branch.add,
+                       .routing = routing(branch.scale),
+                       .gate = m.gate,
+                       .up = m.up,
+                       .down = m.down,
+                       .gate_bias = m.gate_bias,
+                       .up_bias = m.up_bias,
+                       .down_bias = m.down_bias,
+                       .act = t_.act,
+                       .weights_on_input = t_.weights_on_input});
+        if (b_.has(prefix_ + "ffn_gate_shexp.weight"))
+            shared({branch.in, branch.out, branch.out, branch.scale});
+    }
+
+  private:
+    Routing routing(float scale) const;
+    void check_groups(const Routing &routing) const;
+    Matrices matrices();
+    WeightId biases(const std::string &name, Size rows);
+    void shared(const Branch &branch);
+
+    Builder &b_;
+    const ExpertTraits &t_;
+    std::string prefix_;
+    Size experts_, width_;
+};
+
+Routing ExpertLayer::routing(float scale) const {
+    const Metadata &m = b_.metadata();
+    Routing r{.score = t_.score,
+              .used = static_cast<int32_t>(m.required_integer("expert_used_count", 1, experts_.value))};
+    switch (m.integer("expert_gating_func", 0, 3).value_or(0)) {
+        case 1:
+            r.score = Routing::Score::Softmax;
+            break;
+        case 2:
+            r.score = Routing::Score::Sigmoid;
+            break;
+        case 3:
+            r.score = Routing::Score::SelectedSoftmax;
+            break;
+        default:
+            break;
+    }
+    r.selection_bias = b_.optional_vector(prefix_ + "exp_probs_b.bias", experts_);
+    // DeepSeek-V2 takes a group by its best expert, V3, which has the bias, by its two best.
+    r.group_best = r.selection_bias == kNoWeight ? 1 : 2;
+    r.groups = static_cast<int32_t>(m.integer("expert_group_count", 0, experts_.value).value_or(1));
+    r.groups_used =
+        static_cast<int32_t>(m.integer("expert_group_used_count", 0, experts_.value).value_or(r.groups));
+    if (r.groups > 1) check_groups(r);
+    r.normalize = t_.normalize ? *t_.normalize : m.boolean("expert_weights_norm").value_or(false);
+    const double of_file = m.real("expert_weights_scale", 0).value_or(1);
+    r.scale = static_cast<float>(of_file == 0 ? 1 : of_file) * scale;
+    return r;
+}
+
+void ExpertLayer::check_groups(const Routing &r) const {
+    const Metadata &m = b_.metadata();
+    if (experts_.value % r.groups != 0) m.fail("expert_group_count", "does not divide expert_count");
+    const int64_t size = experts_.value / r.groups;
+    if (size < r.group_best) m.fail("expert_group_count", "leaves fewer than two experts in a group");
+    if (r.groups_used < 1 || r.groups_used > r.groups)
+        m.fail("expert_group_used_count", "is not between 1 and expert_group_count");
+    if (r.groups_used * size < r.used)
+        m.fail("expert_group_used_count", "leaves fewer experts than expert_used_count");
+}
+
+Matrices ExpertLayer::matrices() {
+    const std::string down = prefix_ + "ffn_down_exps", merged = prefix_ + "ffn_gate_up_exps";
+    // Old files of some families have no key for it.
+    const int64_t known = b_.metadata().integer("expert_feed_forward_length", 0, kMaxWidth).value_or(0);
+    const Size hidden{known > 0 ? known : b_.cols_of(down + ".weight"), "expert_feed_forward_length"};
+    const auto stack = [&](const std::string &name, Size rows, Size cols) {
+        return b_.matrices(name + ".weight", experts_, rows, cols);
+    };
+    const WeightId of_down = stack(down, width_, hidden), down_bias = biases(down, width_);
+    if (b_.has(merged + ".weight")) {
+        const Size both{2 * hidden.value, "2 * expert_feed_forward_length"};
+        return {.gate = stack(merged, both, width_),
+                .down = of_down,
+                .gate_bias = biases(merged, both),
+                .down_bias = down_bias};
+    }
+    const std::string gate = prefix_ + "ffn_gate_exps", up = prefix_ + "ffn_up_exps";
+    return {.gate = stack(gate, hidden, width_),
+            .up = stack(up, hidden, width_),
+            .down = of_down,
+            .gate_bias = biases(gate, hidden),
+            .up_bias = biases(up, hidden),
+            .down_bias = down_bias};
+}
+
+WeightId ExpertLayer::biases(const std::string &name, Size rows) {
+    return b_.has(name + ".bias") ? b_.flat_vector(name + ".bias", experts_, rows) : kNoWeight;
+}
+
+// A mixture of one expert when a gate goes with it, otherwise a dense network.
+void ExpertLayer::shared(const Branch &branch) {
+    const std::string gate_name = prefix_ + "ffn_gate_shexp.weight";
+    const Size hidden{b_.rows_of(gate_name), "rows of ffn_gate_shexp"};
+    const WeightId gate = b_.matrix(gate_name, hidden, width_),
+                   up = b_.matrix(prefix_ + "ffn_up_shexp.weight", hidden, width_),
+                   down = b_.matrix(prefix_ + "ffn_down_shexp.weight", width_, hidden);
+    if (b_.has(prefix_ + "ffn_gate_inp_shexp.weight")) {
+        const Slot logit = b_.slot("shared expert's gate", 1);
+        b_.add(Linear{branch.in,
+                      {{b_.matrix(prefix_ + "ffn_gate_inp_shexp.weight", {1, "one"}, width_), kNoWeight,
+                        logit, kNoSlot}}});
+        b_.add(Experts{.in = branch.in,
+                       .logits = logit,
+                       .out = branch.out,
+                       .add = branch.add,
+                       .routing = {.score = Routing::Score::Sigmoid, .used = 1, .scale = branch.scale},
+                       .gate = gate,
+                       .up = up,
+                       .down = down,
+                       .act = t_.act});
+        return;
+    }
+    const Slot gated = b_.slot("shared gate", hidden.value), upped = b_.slot("shared up", hidden.value);
+    b_.add(Linear{branch.in, {{gate, kNoWeight, gated, kNoSlot}, {up, kNoWeight, upped, kNoSlot}}});
+    b_.add(Gate{gated, upped, gated, t_.act});
+    b_.add(Linear{gated, {{down, kNoWeight, branch.out, branch.add, branch.scale}}});
+}
+
+// Layers [first, ...) of which every step-th (the last of each) has experts.
+bool layer_has_experts(const Builder &b, int32_t layer) {
+    const Metadata &m = b.metadata();
+    const int64_t first = m.integer("leading_dense_block_count", 0, INT32_MAX).value_or(0),
+                  step = m.integer("interleave_moe_layer_step", 1, INT32_MAX).value_or(1);
+    return has_experts(b) && layer >= first && (layer + 1) % step == 0;
+}
+
+}  // namespace
+
+bool has_experts(const Builder &b) {
+    return b.metadata().integer("expert_count", 0, kMaxExperts).value_or(0) > 0;
+}
+
+void with_experts(DecoderTraits &traits, const ExpertTraits &experts) {
+    const DecoderTraits dense = traits;
+    traits.feed_forward = [dense, experts](Builder &b, int32_t layer, const Branch &branch) {
+        if (layer_has_experts(b, layer))
+            emit_experts(b, experts, layer, branch);
+        else
+            emit_feed_forward(b, dense, layer, branch);
+    };
+}
+
+void emit_experts(Builder &b, const ExpertTraits &traits, int32_t layer, const Branch &branch) {
+    ExpertLayer(b, traits, layer).emit(branch);
+}
+
+}  // namespace runnel::model
