@@ -474,6 +474,16 @@ TEST_CASE("tokenize: ids, pieces, lines, and back") {
     CHECK(answered);
 }
 
+TEST_CASE("inspect --supported needs no model and lists families with what was checked") {
+    const Result table = runnel_with({"inspect", "--supported"});
+    CHECK(table.code == 0);
+    CHECK(table.out.find("phi3, LongRoPE long") != std::string::npos);
+    const json all = json::parse(runnel_with({"inspect", "--supported", "--json"}).out);
+    CHECK(all["architectures"].size() >= 28);
+    for (const json &row : all["verified"]) CHECK(row["mean_kl"].get<double>() < 1e-4);
+    CHECK(runnel_with({"inspect", "--supported", "model.gguf"}).code == 2);
+}
+
 TEST_CASE("inspect, bench and devices speak JSON") {
     if (absent()) return;
     const std::string model = tiny().path.string();

@@ -174,6 +174,23 @@ TEST_CASE("model: tensors that are missing, of another shape or of a wrong type 
     check_refused(EditedModel(qwen3).without_tensor("blk.0.attn_q_norm.weight"), "attn_q_norm");
 }
 
+TEST_CASE("model: weights that the metadata has no place for are refused by name") {
+    check_refused(EditedModel().set("llama.block_count", 1u),
+                  "llama.block_count: 1, but there is a tensor blk.1.");
+    check_refused(EditedModel().tensor("blk.0.attn_q_norm.weight", gguf::Type::F32, {16}, 1),
+                  "blk.0.attn_q_norm.weight: the architecture llama has no such weight");
+    CHECK(EditedModel().tensor("blk.0.attn_rot_embd", gguf::Type::F32, {8}, 1).error().empty());
+    ModelShape phi3;
+    phi3.arch = "phi3";
+    check_refused(EditedModel(phi3).tensor("blk.0.attn_qkv.weight", gguf::Type::F32, {64, 64}),
+                  "attention.head_count * key_length");
+}
+
+TEST_CASE("model: hybrid families are refused with what is supported instead") {
+    check_refused(EditedModel().set("general.architecture", "mamba"),
+                  "\"mamba\" is a hybrid or state-space model, which is not supported (supported: llama,");
+}
+
 TEST_CASE("model: what a file calls itself cannot disturb the message") {
     check_refused(EditedModel().set("general.architecture", "gpt\x1b[2J\nx"), "gpt\\x1b[2J\\x0ax");
     check_refused(EditedModel().set("general.architecture", std::string(100000, 'x').c_str()), "xxx...");
