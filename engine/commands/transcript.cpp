@@ -20,7 +20,9 @@ text::Message message_of(const Json &json, size_t number) {
                              "\" that is a string");
         return found->get<std::string>();
     };
-    return {text("role"), text("content")};
+    const auto reasoning = json.find("reasoning_content");
+    const bool has_reasoning = reasoning != json.end() && reasoning->is_string();
+    return {text("role"), text("content"), has_reasoning ? reasoning->get<std::string>() : ""};
 }
 
 }  // namespace
@@ -56,7 +58,10 @@ std::vector<text::Message> Transcript::take_first() {
 
 void Transcript::save(const std::string &path) const {
     Json list = Json::array();
-    for (const text::Message &m : all()) list.push_back({{"role", m.role}, {"content", m.content}});
+    for (const text::Message &m : all()) {
+        list.push_back({{"role", m.role}, {"content", m.content}});
+        if (!m.reasoning.empty()) list.back()["reasoning_content"] = m.reasoning;
+    }
     const std::string text = dump({{"messages", list}}, 1);
     try {
         gguf::OutputFile file(path);

@@ -16,8 +16,28 @@ constexpr std::string_view kTurnEnds[] = {
 };
 // Ends of a text or of an answer in any model that has them.
 constexpr std::string_view kOtherEnds[] = {
-    "<|return|>", "<|call|>", "<|flush|>",       "<|calls|>",          "</s>",  "<|eom_id|>", "_<EOT>",
-    "[EOT]",      "[EOS]",    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "</s>",
+    "<|eom_id|>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|eot|>",
+    "<|eom|>",
+    "<|end_of_turn|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "[|endofturn|]",
+    "<|endofturn|>",
+    "<seed:eos>",
+    "<|role_end|>",
+    "<|tool_response>",
 };
 // Fill-in-the-middle: padding and what starts another file end a completion; the rest are control tokens
 // only.
@@ -69,12 +89,20 @@ bool end_is_inside(const Collector &tokens) {
     return (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
 }
 
+// GLM's answers end where the next turn begins.
+void collect_glm_ends(Collector &tokens) {
+    if (tokens.by_text("[gMASK]") == kNoToken || tokens.by_text("<|observation|>") == kNoToken) return;
+    for (const std::string_view text : {"<|user|>", "<|observation|>"})
+        tokens.add_end(tokens.make_control(text));
+}
+
 void collect_ends(Collector &tokens) {
     for (const char *name :
          {"eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"})
         tokens.add_end(tokens.by_key(name));
     for (const std::string_view text : kTurnEnds) tokens.add_end(tokens.make_control(text));
     for (const std::string_view text : kOtherEnds) tokens.add_end(tokens.make_control(text));
+    collect_glm_ends(tokens);
     for (const std::string_view text : kFimEnds) tokens.add_end(tokens.make_control(text));
     for (const std::string_view text : kFimOthers) tokens.make_control(text);
     if (end_is_inside(tokens)) std::erase(tokens.ends, tokens.by_text("<|end|>"));

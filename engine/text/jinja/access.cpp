@@ -21,7 +21,9 @@ Value bound(const Value &self, Method method, const StringRef &name) {
 // Undefined when there is none.
 Value method_of(const Value &value, const StringRef &name) {
     if (const Method method = find_method(value, name->text.view())) return bound(value, method, name);
-    if (is_mutating(value, name->text.view())) return Undefined{name, value.type(), true};
+    const std::string_view text = name->text.view();
+    const bool is_internal = text.size() > 4 && text.starts_with("__") && text.ends_with("__");
+    if (is_mutating(value, text) || is_internal) return Undefined{name, value.type(), true};
     return Undefined{name, value.type()};
 }
 
@@ -160,7 +162,7 @@ Value attribute(Runtime &runtime, const Value &value, const StringRef &name) {
             if (find_method(value, name->text.view()) || is_mutating(value, name->text.view()))
                 return method_of(value, name);
             const Value *found = value.dict()->find(Value(name));
-            return found ? *found : Value(Undefined{name, Type::Dict});
+            return found ? *found : method_of(value, name);
         }
         case Type::Namespace: {
             const Value *found = value.name_space()->attributes.find(Value(name));

@@ -91,6 +91,24 @@ TEST_CASE("chat: settings change the answers that follow") {
     CHECK(r.err.find("temp is not set to 'x'") != std::string::npos);
 }
 
+TEST_CASE("chat: reasoning is dimmed at a terminal, and stays away from a pipe") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string other = (directory / "thinks.jinja").string();
+    std::ofstream(other) << "{{ messages[-1].content }}{{ '</think>' if false }}<think>\n";
+    Process p = chat_process({"-q", "--chat-template", other});
+    p.input = "hello\n";
+    CHECK(execute(p).out == "\n");
+    p.arguments.push_back("--show-thinking");
+    const std::string shown = execute(p).out;
+    CHECK(shown.starts_with("<think>\n"));
+    p.arguments.pop_back();
+    p.terminal = true;
+    p.environment = {"XDG_STATE_HOME=" + directory.path().string(), "TERM=xterm", "LC_ALL=C", "NO_COLOR="};
+    p.input = "hello\r/exit\r";
+    CHECK(execute(p).out.find("\x1b[0;2m") != std::string::npos);
+}
+
 // Types at a terminal: each step waits for the prompt that follows the step before it.
 TEST_CASE("chat: a pasted text and an edited one are one message each; a signal leaves the terminal usable") {
     if (absent()) return;

@@ -15,8 +15,9 @@ namespace {
 using testing::TemporaryDirectory;
 
 Transcript example() {
-    return {"be \"kind\"",
-            {{"user", "one\ntwo"}, {"assistant", "\xc3\xbc \x01"}, {"user", "three"}, {"assistant", ""}}};
+    return {
+        "be \"kind\"",
+        {{"user", "one\ntwo"}, {"assistant", "\xc3\xbc \x01", "hm\n"}, {"user", "three"}, {"assistant", ""}}};
 }
 
 void write(const std::filesystem::path &path, const std::string &text) {
@@ -34,6 +35,7 @@ TEST_CASE("a conversation comes back from its file as it was") {
         for (size_t i = 0; i < t.messages.size(); ++i) {
             CHECK(back.messages[i].role == t.messages[i].role);
             CHECK(back.messages[i].content == t.messages[i].content);
+            CHECK(back.messages[i].reasoning == t.messages[i].reasoning);
         }
     }
     CHECK_FALSE(std::filesystem::exists(path + ".new"));

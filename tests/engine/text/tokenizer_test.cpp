@@ -193,6 +193,10 @@ TEST_CASE("what ends a generation") {
     CHECK(ends({"<|eot_id|>", "<|eom_id|>", "<|start_header_id|>"}) == Pieces{"<|eot_id|>", "<|eom_id|>"});
     CHECK(ends({"<|end|>", "<|user|>"}) == Pieces{"<|end|>"});
     CHECK(ends({"<|end|>", "<|return|>", "<|call|>"}) == Pieces{"<|return|>", "<|call|>"});
+    CHECK(ends({"<|eot|>", "<|eom|>", "<|header_start|>"}) == Pieces{"<|eot|>", "<|eom|>"});
+    CHECK(ends({"<|end_of_turn|>", "<start_of_turn>"}) == Pieces{"<|end_of_turn|>"});
+    CHECK(ends({"[gMASK]", "<|user|>", "<|assistant|>", "<|observation|>"}) ==
+          Pieces{"<|user|>", "<|observation|>"});
     CHECK(ends({"<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>"}) == Pieces{"<|fim_pad|>", "<|repo_name|>"});
 
     auto file = byte_pair_file({"a b"}, {"<x>", "<y>"});
