@@ -23,6 +23,9 @@ HELD_OUT = [
 # Books of short tales, told simply: what a small model learns best from. The others are novels and myths.
 _TALES = re.compile(r"aesop|alcott|andersen|baum|grimm|jacobs|lang-|linderman|light-princess|mclaughlin|parker|perrault|potter|wilde|zitkala")
 
+# Words in capitals with which some books begin a story.
+_CAPITALS = re.compile(r"^[A-Z]['A-Z]*[A-Z](?: [A-Z'-]+)*(?=,? [a-z])|^[AI] [A-Z][A-Z-]+(?: [A-Z'-]+)*(?=,? [a-z])", re.MULTILINE)
+
 # Words that begin a paragraph as a tale is begun, rather than go on with one.
 _OPENING = re.compile(
     r"(Once|There (was|were|lived|once|is)|One (day|night|morning|evening|summer|winter)|Long ago|In (the|a|an|old|olden|ancient)\b"
@@ -46,12 +49,18 @@ def books(folder, held_out=False):
     """Name and text of each book: those to train on, or those held out."""
     for path in sorted(Path(folder).glob("*.txt")):
         if (path.name in HELD_OUT) == held_out:
-            yield path.name, path.read_text(encoding="utf-8").strip()
+            text = path.read_text(encoding="utf-8").strip()
+            yield path.name, _CAPITALS.sub(lambda match: match.group().capitalize(), text)
 
 
 def is_tales(name):
     """Whether a book is one of short tales."""
     return bool(_TALES.search(name))
+
+
+def is_short_tales(name):
+    """Whether its tales are short enough to be answers."""
+    return is_tales(name) and not name.startswith(("baum", "alcott"))
 
 
 def is_title(paragraph):

@@ -1,6 +1,7 @@
 // Perplexity of a text, and the divergence from a saved base.
 #include "engine/decode/perplexity.h"
 
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -39,17 +40,37 @@ std::string decimal(double value, int places) {
     return text;
 }
 
-std::string summary(const decode::Perplexity &result) {
+// Perplexity by byte of the text instead of by token, which models with different vocabularies can be
+// compared by: exp of the scored tokens' total loss over the bytes that they stand for.
+double per_byte(const decode::Perplexity &result, std::span<const text::TokenId> tokens, int32_t context,
+                const text::Tokenizer &tokenizer) {
+    size_t bytes = 0;
+    for (size_t chunk = 0; chunk + static_cast<size_t>(context) <= tokens.size();
+         chunk += static_cast<size_t>(context))
+        for (const text::TokenId id :
+             tokens.subspan(chunk + static_cast<size_t>(decode::first_scored(context)) + 1,
+                            static_cast<size_t>(decode::scored_rows(context))))
+            bytes += tokenizer.decode(id).size();
+    return bytes == 0 ? result.value
+                      : std::exp(std::log(result.value) * static_cast<double>(result.tokens) /
+                                 static_cast<double>(bytes));
+}
+
+std::string summary(const decode::Perplexity &result, double by_byte) {
     std::string text;
     if (const auto &d = result.divergence)
         text = "mean KL divergence: " + decimal(d->mean, 6) + " +/- " + decimal(d->error, 6) +
                "\nmax KL divergence: " + decimal(d->largest, 6) +
                "\ntop-1 agreement: " + decimal(100 * d->same_top, 3) + "%\n";
-    return text + "perplexity: " + decimal(result.value, 4) + " +/- " + decimal(result.error, 5) + "\n";
+    return text + "perplexity: " + decimal(result.value, 4) + " +/- " + decimal(result.error, 5) +
+           "\nper byte: " + decimal(by_byte, 4) + "\n";
 }
 
-Json summary_json(const decode::Perplexity &result) {
-    Json json = {{"perplexity", result.value}, {"error", result.error}, {"tokens", result.tokens}};
+Json summary_json(const decode::Perplexity &result, double by_byte) {
+    Json json = {{"perplexity", result.value},
+                 {"error", result.error},
+                 {"tokens", result.tokens},
+                 {"per_byte", by_byte}};
     if (result.divergence) {
         json["mean_kl"] = result.divergence->mean;
         json["mean_kl_error"] = result.divergence->error;
@@ -141,7 +162,9 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     }
     progress.end();
     if (save) save->commit();
-    io.out.write(options.json ? dump(summary_json(run.result())) : summary(run.result()));
+    const decode::Perplexity result = run.result();
+    const double by_byte = per_byte(result, tokens, context, engine.tokenizer());
+    io.out.write(options.json ? dump(summary_json(result, by_byte)) : summary(result, by_byte));
     return exit_code::kDone;
 }
 
