@@ -417,6 +417,14 @@ Command make_bench() {
         ->take_all()
         ->allow_extra_args(false)
         ->check(range(0, 1 << 24));
+    parser->app()
+        .add_option("--sequences", o->sequences,
+                    "also decode so many sequences at a time, against one; a list: 16,32")
+        ->envname("RUNNEL_SEQUENCES")
+        ->delimiter(',')
+        ->take_all()
+        ->allow_extra_args(false)
+        ->check(range(1, 4096));
     parser->flag("--json", o->json, "the result as JSON");
     const auto call = [o](const Words &words, Io &io) {
         o->model.path = words.model;

@@ -3,10 +3,12 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <random>
 
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
+#include "engine/decode/answer_batch.h"
 #include "engine/decode/bandwidth.h"
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/session.h"
@@ -24,12 +26,14 @@ double seconds_since(Clock::time_point start) {
 }
 
 struct Row {
-    std::string test;  // "pp512", "tg128 @ d4096"
+    std::string test;  // "pp512", "tg128 @ d4096", "tg128 x16"
     bool decode;
     int32_t depth;
-    std::vector<double> rates;   // tokens per second, one per repetition
-    double bytes_per_token = 0;  // weights and cache that a token moves; of decoding
-    double first_token = 0;      // seconds, mean; of a prefill
+    std::vector<double> rates;    // tokens per second, one per repetition
+    int32_t sequences = 1;        // at a time
+    std::vector<double> gains{};  // over one sequence, in the same repetition
+    double bytes_per_token = 0;   // weights and cache that a token moves; of decoding
+    double first_token = 0;       // seconds, mean; of a prefill
 
     double mean() const {
         double sum = 0;
@@ -85,15 +89,58 @@ class Bench {
         return row;
     }
 
+    // So many sequences at a time, taking turns with one: neighbours that slow the machine down do so for
+    // all.
+    std::vector<Row> together(int32_t depth) {
+        std::vector<Row> rows;
+        for (const int32_t count : options_.sequences) {
+            Row row{name("tg", options_.generate, 0) + " x" + std::to_string(count), false, depth, {}};
+            if (depth > 0) row.test += " @ d" + std::to_string(depth);
+            row.sequences = count;
+            rows.push_back(std::move(row));
+        }
+        for (int32_t i = 0; i < options_.repetitions; ++i) {
+            const double one = rate_of(1, depth);
+            for (Row &row : rows) {
+                row.rates.push_back(row.sequences == 1 ? one : rate_of(row.sequences, depth));
+                row.gains.push_back(row.rates.back() / one);
+            }
+        }
+        return rows;
+    }
+
   private:
+    // Tokens per second of `count` answers as `batch` makes them, sampling included, prompts not.
+    double rate_of(int32_t count, int32_t depth) {
+        decode::AnswerBatch batch(engine_.executor(), engine_.vocabulary(), count);
+        for (int32_t i = 0; i < count; ++i) {
+            decode::SamplingOptions how;
+            how.seed = static_cast<uint64_t>(i);
+            batch.submit({static_cast<uint64_t>(i),
+                          random_tokens(std::max(depth, 1)),
+                          engine_.sampler(how),
+                          {.ignore_end = true}});
+        }
+        const auto step = [&] {
+            if (!batch.step(&stop_)) throw Interrupted{};
+        };
+        while (batch.counts().started < count) step();
+        const auto start = Clock::now();
+        const int64_t before = batch.counts().sampled_tokens;
+        for (int32_t n = 0; n < options_.generate; ++n) step();
+        return static_cast<double>(batch.counts().sampled_tokens - before) / seconds_since(start);
+    }
     static std::string name(const char *kind, int32_t tokens, int32_t depth) {
         return kind + std::to_string(tokens) + (depth > 0 ? " @ d" + std::to_string(depth) : "");
     }
-    void feed(Session &session, int32_t count) {
+    std::vector<text::TokenId> random_tokens(int32_t count) {
         std::vector<text::TokenId> tokens(static_cast<size_t>(count));
         const auto vocab = static_cast<uint32_t>(engine_.model().hyper.vocab);
         for (text::TokenId &id : tokens) id = static_cast<text::TokenId>(random_() % vocab);
-        if (!session.feed(tokens, &stop_)) throw Interrupted{};
+        return tokens;
+    }
+    void feed(Session &session, int32_t count) {
+        if (!session.feed(random_tokens(count), &stop_)) throw Interrupted{};
     }
 
     const BenchOptions &options_;
@@ -101,6 +148,11 @@ class Bench {
     const decode::StopRequest &stop_;
     std::mt19937 random_{1};  // which tokens does not matter to the speed
 };
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
 
 double share(const Row &row, double bandwidth) {
     return row.mean() * row.bytes_per_token / bandwidth;
@@ -116,6 +168,9 @@ std::string table(const std::vector<Row> &rows, double bandwidth, const std::str
             std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %13s %10.1f %13.1f%%\n", row.test.c_str(),
                           row.mean(), row.deviation(), "", row.bytes_per_token / 1e6,
                           100 * share(row, bandwidth));
+        else if (!row.gains.empty())
+            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %30.2f times one at a time\n",
+                          row.test.c_str(), row.mean(), row.deviation(), median(row.gains));
         else
             std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %10.1f ms\n", row.test.c_str(), row.mean(),
                           row.deviation(), row.first_token * 1e3);
@@ -124,18 +179,24 @@ std::string table(const std::vector<Row> &rows, double bandwidth, const std::str
     return text;
 }
 
+std::string kind_of(const Row &row) {
+    return row.decode ? "decode" : row.gains.empty() ? "prefill" : "sequences";
+}
+
 Json json_of(const std::vector<Row> &rows, double bandwidth, const Engine &engine, const std::string &device,
              const BenchOptions &options) {
     Json list = Json::array();
     for (const Row &row : rows)
         list.push_back({{"test", row.test},
-                        {"kind", row.decode ? "decode" : "prefill"},
-                        {"tokens", row.decode ? options.generate : options.prompt},
+                        {"kind", kind_of(row)},
+                        {"tokens", kind_of(row) == "prefill" ? options.prompt : options.generate},
                         {"depth", row.depth},
+                        {"sequences", row.sequences},
+                        {"gain", row.gains.empty() ? Json() : Json(median(row.gains))},
                         {"tps_mean", row.mean()},
                         {"tps_sd", row.deviation()},
                         {"tps", row.rates},
-                        {"ttft_ms", row.decode ? Json() : Json(row.first_token * 1e3)},
+                        {"ttft_ms", kind_of(row) == "prefill" ? Json(row.first_token * 1e3) : Json()},
                         {"bytes_per_token", row.decode ? Json(row.bytes_per_token) : Json()},
                         {"bandwidth_share", row.decode ? Json(share(row, bandwidth)) : Json()}});
     return {{"model", options.model.path},
@@ -155,7 +216,12 @@ int bench(const BenchOptions &options, Io &io) {
     const InterruptScope interrupts(stop);
     const int32_t deepest = *std::max_element(options.depths.begin(), options.depths.end());
     decode::EngineOptions engine_flags = engine_options(options.model);
-    const int64_t needed = int64_t{deepest} + std::max(options.prompt, options.generate);
+    const int32_t most =
+        options.sequences.empty() ? 1 : *std::max_element(options.sequences.begin(), options.sequences.end());
+    int64_t needed = int64_t{deepest} + std::max(options.prompt, options.generate);
+    // The first answers go on while the last prompts are computed.
+    if (most > 1) needed += 2 + int64_t{most} * (deepest + 1) / std::max(1, options.model.batch - most);
+    engine_flags.sequences = most;
     if (engine_flags.context == 0) engine_flags.context = needed;
     if (engine_flags.context < needed)
         throw UsageError("the tests need a context of " + std::to_string(needed) + " tokens: leave -c away");
@@ -173,6 +239,7 @@ int bench(const BenchOptions &options, Io &io) {
     for (const int32_t depth : options.depths) {
         if (options.prompt > 0) rows.push_back(bench.prefill(depth));
         if (options.generate > 0) rows.push_back(bench.decode(depth));
+        if (options.generate > 0) std::ranges::move(bench.together(depth), std::back_inserter(rows));
     }
     bandwidth = std::max(bandwidth, decode::measure_read_bandwidth(threads));
     io.out.write(options.json ? dump(json_of(rows, bandwidth, engine, device, options), 2)

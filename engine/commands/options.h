@@ -117,6 +117,7 @@ struct BenchOptions {
     ModelOptions model;
     int32_t prompt = 512, generate = 128, repetitions = 5;
     std::vector<int32_t> depths = {0};
+    std::vector<int32_t> sequences;  // how many at a time, as `batch` runs them; none: no such test
     bool json = false;
 };
 

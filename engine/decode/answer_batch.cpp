@@ -57,8 +57,9 @@ bool AnswerBatch::step(const StopRequest *stop) {
 void AnswerBatch::sample(Entry &entry) {
     try {
         const TokenId id = entry.sampler.sample(entry.session.logits(), entry.session.tokens());
-        entry.text += entry.answer.take(id);
+        counts_.started += entry.answer.tokens().empty();
         ++counts_.sampled_tokens;
+        entry.text += entry.answer.take(id);
     } catch (const DecodeError &error) {
         entry.error = error.what();
     }

@@ -39,6 +39,7 @@ class AnswerBatch {
         std::string error{};        // not empty: there is no answer, and this is why
     };
     struct Counts {
+        int64_t started = 0;  // have their first token
         int64_t finished = 0, failed = 0;
         int64_t prompt_tokens = 0, generated_tokens = 0;  // of finished answers
         int64_t sampled_tokens = 0;                       // of all
