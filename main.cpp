@@ -271,6 +271,10 @@ Command make_run() {
     parser->flag("--raw", o->raw, "complete the text as it stands, without the chat template");
     parser->flag("--echo", o->echo, "the prompt first");
     parser->flag("--json", o->json, "one JSON object on stdout");
+    parser->option("--samples", o->samples, "so many answers, with their log-probabilities in --json")
+        ->check(range(1, 1024));
+    parser->option("--beams", o->beams, "the best answer that a search of so many beams finds")
+        ->check(range(1, 256));
     add_overflow_option(*parser, o->overflow);
     parser
         ->text_option("--prompt-cache", o->prompt_cache,

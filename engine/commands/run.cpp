@@ -6,6 +6,7 @@
 #include "engine/commands/commands.h"
 #include "engine/commands/conversation.h"
 #include "engine/commands/generation.h"
+#include "engine/commands/run_many.h"
 #include "engine/decode/prompt_file.h"
 #include "engine/decode/session.h"
 #include "engine/text/utf8.h"
@@ -183,6 +184,15 @@ Json result_json(const Generator &generator, const Shown &shown, const Report &r
     return result;
 }
 
+// So many sequences as the answers need share the prompt.
+decode::EngineOptions engine_options_of(const RunOptions &options) {
+    if (options.samples > 1 && options.beams > 1)
+        throw UsageError("--samples draws answers, --beams searches for one: choose one of them");
+    decode::EngineOptions engine = engine_options(options.model);
+    engine.sequences = std::max(options.samples, options.beams);
+    return engine;
+}
+
 }  // namespace
 
 int run(const RunOptions &options, Io &io) {
@@ -194,7 +204,7 @@ int run(const RunOptions &options, Io &io) {
 
     const decode::SamplingOptions sampling = sampling_options(options.generation);
     decode::GenerationOptions generation = generation_options(options.generation);
-    Engine engine(engine_options(options.model));
+    Engine engine(engine_options_of(options));
     for (const std::string &note : engine.notes()) io.note(note);
     const std::string text = gather_prompt(options, io, stop);
     const std::optional<Conversation> conversation = conversation_of(options, engine);
@@ -208,6 +218,8 @@ int run(const RunOptions &options, Io &io) {
                 " tokens: " + std::to_string(dropped) + " tokens of it are left out");
     generation.shift_keeping = room.keeping();
 
+    if (options.samples > 1 || options.beams > 1)
+        return run_many(options, {engine, prompt.tokens, text, sampling, generation, stop}, io);
     PromptCache cache(options.prompt_cache, options.model, engine, io);
     decode::Session session(engine.executor());
     decode::Sampler sampler = engine.sampler(sampling);

@@ -8,15 +8,22 @@
 
 namespace runnel::decode {
 
+AnswerBatch::Entries::iterator AnswerBatch::insert(Entry entry) {
+    entries_.push_back(std::move(entry));
+    const Entries::iterator at = std::prev(entries_.end());
+    by_session_[&at->session] = at;
+    return at;
+}
+
 void AnswerBatch::submit(Job job) {
-    assert(!job.prompt.empty());
-    entries_.push_back({job.key,
-                        job.prompt.size(),
-                        Session(*executor_),
-                        std::move(job.sampler),
-                        {vocabulary_, std::move(job.options)}});
-    const Entries::iterator entry = std::prev(entries_.end());
-    by_session_[&entry->session] = entry;
+    assert(!job.prompt.empty() && job.samples >= 1);
+    const Entries::iterator entry = insert({.key = job.key,
+                                            .prompt_tokens = job.prompt.size(),
+                                            .session = Session(*executor_),
+                                            .sampler = std::move(job.sampler),
+                                            .answer = {vocabulary_, std::move(job.options)},
+                                            .samples = job.samples,
+                                            .scored = job.scored});
     try {
         entry->session.append(job.prompt);
     } catch (const DecodeError &error) {
@@ -29,13 +36,26 @@ void AnswerBatch::submit(Job job) {
 }
 
 bool AnswerBatch::cancel(uint64_t key) {
-    const auto entry =
-        std::find_if(entries_.begin(), entries_.end(), [&](const Entry &e) { return e.key == key; });
-    if (entry == entries_.end()) return false;
-    scheduler_.remove(entry->session);
-    by_session_.erase(&entry->session);
-    entries_.erase(entry);
-    return true;
+    const size_t before = entries_.size();
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+        const auto next = std::next(entry);
+        if (entry->key == key) {
+            scheduler_.remove(entry->session);
+            by_session_.erase(&entry->session);
+            entries_.erase(entry);
+        }
+        entry = next;
+    }
+    return entries_.size() < before;
+}
+
+void AnswerBatch::end_all(FinishReason reason) {
+    while (!entries_.empty()) {
+        Entry &entry = entries_.front();
+        scheduler_.remove(entry.session);
+        entry.text += entry.answer.end(reason);
+        finish(entries_.begin());
+    }
 }
 
 bool AnswerBatch::step(const StopRequest *stop) {
@@ -43,20 +63,46 @@ bool AnswerBatch::step(const StopRequest *stop) {
     const std::vector<Session *> ready(scheduler_.ready().begin(), scheduler_.ready().end());
     for (Session *session : ready) {
         const Entries::iterator entry = by_session_.at(session);
-        sample(*entry);
-        if (entry->error.empty() && go_on(*entry)) {
-            session->append({&entry->answer.tokens().back(), 1});
-        } else {
-            scheduler_.remove(*session);
-            finish(entry);
-        }
+        const std::span<const float> logits = session->logits();
+        if (entry->samples > 1) split(*entry, logits);
+        advance(entry, logits);
     }
     return true;
 }
 
-void AnswerBatch::sample(Entry &entry) {
+// The prompt of several answers is computed: from here on each has a sequence of its own.
+void AnswerBatch::split(Entry &entry, std::span<const float> logits) {
+    for (int32_t i = 1; i < entry.samples; ++i) {
+        Entry more{.key = entry.key,
+                   .prompt_tokens = entry.prompt_tokens,
+                   .session = entry.session.fork(),
+                   .sampler = entry.sampler,
+                   .answer = entry.answer,
+                   .sample = i,
+                   .scored = entry.scored};
+        more.sampler.set_stream(entry.sampler.stream() + static_cast<uint32_t>(i));
+        const Entries::iterator at = insert(std::move(more));
+        scheduler_.add(at->session);
+        advance(at, logits);
+    }
+    entry.samples = 1;
+}
+
+// Samples a token; the sequence goes on or ends.
+void AnswerBatch::advance(Entries::iterator entry, std::span<const float> logits) {
+    sample(*entry, logits);
+    if (entry->error.empty() && go_on(*entry)) {
+        entry->session.append({&entry->answer.tokens().back(), 1});
+    } else {
+        scheduler_.remove(entry->session);
+        finish(entry);
+    }
+}
+
+void AnswerBatch::sample(Entry &entry, std::span<const float> logits) {
     try {
-        const TokenId id = entry.sampler.sample(entry.session.logits(), entry.session.tokens());
+        const TokenId id = entry.sampler.sample(logits, entry.session.tokens());
+        if (entry.scored) entry.log_probability += decode::log_probability(logits, id);
         counts_.started += entry.answer.tokens().empty();
         ++counts_.sampled_tokens;
         entry.text += entry.answer.take(id);
@@ -75,15 +121,18 @@ bool AnswerBatch::go_on(Entry &entry) {
     return false;
 }
 
+// An entry that was not split yet is the answer of all its samples.
 void AnswerBatch::finish(Entries::iterator entry) {
     const bool failed = !entry->error.empty();
-    ++(failed ? counts_.failed : counts_.finished);
+    (failed ? counts_.failed : counts_.finished) += entry->samples;
     if (!failed) {
         counts_.prompt_tokens += static_cast<int64_t>(entry->prompt_tokens);
         counts_.generated_tokens += static_cast<int64_t>(entry->answer.tokens().size());
     }
-    finished_.push_back({entry->key, std::move(entry->text), entry->answer.tokens(), entry->prompt_tokens,
-                         entry->answer.reason(), entry->context_full, std::move(entry->error)});
+    for (int32_t i = 0; i < entry->samples; ++i)
+        finished_.push_back({entry->key, entry->text, entry->answer.tokens(), entry->prompt_tokens,
+                             entry->answer.reason(), entry->context_full, entry->error, entry->sample + i,
+                             entry->log_probability});
     by_session_.erase(&entry->session);
     entries_.erase(entry);
 }

@@ -28,6 +28,10 @@ class AnswerBatch {
         std::vector<TokenId> prompt;  // not empty
         Sampler sampler;
         GenerationOptions options;
+        // So many answers: the prompt is computed once, its blocks are shared, and sample i draws from stream
+        // sampler.stream() + i.
+        int32_t samples = 1;
+        bool scored = false;  // Finished::log_probability is wanted
     };
     struct Finished {
         uint64_t key;
@@ -37,6 +41,9 @@ class AnswerBatch {
         FinishReason reason;
         bool context_full = false;  // why the reason is Length
         std::string error{};        // not empty: there is no answer, and this is why
+        int32_t sample = 0;
+        double log_probability = 0;  // of all tokens, the one that ended it included, in the model's own
+                                     // distribution (before sampling)
     };
     struct Counts {
         int64_t started = 0;  // have their first token
@@ -53,8 +60,10 @@ class AnswerBatch {
 
     // What cannot be answered (a prompt longer than the context) is finished at once, with an error.
     void submit(Job job);
-    // Forgets an answer that is not finished. False when there is none of that key.
+    // Forgets answers that are not finished. False when there is none of that key.
     bool cancel(uint64_t key);
+    // Finishes all answers with what there is.
+    void end_all(FinishReason reason);
     size_t unfinished() const { return entries_.size(); }
 
     // Computes one step and samples a token for every sequence that is ready. False when a stop was
@@ -75,10 +84,17 @@ class AnswerBatch {
         std::string text{};
         bool context_full = false;
         std::string error{};
+        int32_t samples = 1;  // that it still stands for
+        int32_t sample = 0;   // the first of those
+        bool scored = false;
+        double log_probability = 0;
     };
     using Entries = std::list<Entry>;
 
-    void sample(Entry &entry);
+    Entries::iterator insert(Entry entry);
+    void split(Entry &entry, std::span<const float> logits);
+    void advance(Entries::iterator entry, std::span<const float> logits);
+    void sample(Entry &entry, std::span<const float> logits);
     bool go_on(Entry &entry);
     void finish(Entries::iterator entry);
 

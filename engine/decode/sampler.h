@@ -40,6 +40,9 @@ struct SamplingOptions {
     uint64_t seed = 0;
 };
 
+// log softmax(logits)[id], before any sampling; the sum in double.
+double log_probability(std::span<const float> logits, TokenId id);
+
 struct Candidate {
     TokenId id;
     float logit;         // after the chain, before the temperature
@@ -62,6 +65,7 @@ class Sampler {
 
     // Sequences (or attempts) of one seed that are to differ.
     void set_stream(uint32_t stream) { stream_ = stream; }
+    uint32_t stream() const { return stream_; }
 
     // The chain. `history`: the tokens before, for the penalties. Valid until the next call.
     // Throws DecodeError{Failed} when a logit is not finite, or when nothing is allowed by the biases.

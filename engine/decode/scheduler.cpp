@@ -9,6 +9,15 @@
 namespace runnel::decode {
 namespace {
 
+bool is_due(const Session *session) {
+    return session->due();
+}
+
+// attach() leaves one token to compute, for its logits; where more rows are wanted, more must be left.
+std::span<const TokenId> attachable(const std::vector<TokenId> &tokens, int32_t rows) {
+    return std::span(tokens).first(tokens.size() - static_cast<size_t>(rows) + 1);
+}
+
 // One answer's next token, or a few drafts: what must not wait behind a prompt.
 bool is_continuation(const Session &session) {
     constexpr size_t kMostDrafts = 32;
@@ -45,11 +54,12 @@ void Scheduler::admit() {
     while (!waiting_.empty() && running_.size() < static_cast<size_t>(parallel_)) {
         Session &next = *waiting_.front();
         const bool empty = next.cache_.length() == 0;
-        if (empty) executor_->attach(next.cache_, next.tokens_);
+        if (empty) executor_->attach(next.cache_, attachable(next.tokens_, next.rows_));
         free = executor_->free_blocks();
         const bool room = std::all_of(running_.begin(), running_.end(), claim) && claim(&next);
-        if (!room && !running_.empty()) {  // alone it may try
-            if (empty) next.evict();       // who waits holds nothing it did not have
+        const bool alone = std::none_of(running_.begin(), running_.end(), is_due);
+        if (!room && !alone) {        // alone it may try
+            if (empty) next.evict();  // who waits holds nothing it did not have
             return;
         }
         running_.push_back(&next);
@@ -76,24 +86,33 @@ bool Scheduler::computed_in_step(const Session &session) const {
 
 // The newest that has no part in the step yet, `oldest` or one that came after it. False when there is none.
 bool Scheduler::preempt_last(const Session &oldest) {
+    const auto evict = [&](Session *session) {
+        session->evict();
+        ++counts_.preemptions;
+        return true;
+    };
+    // Who waits may hold blocks that it brought along (a fork), who is not due has no use for them now.
+    for (size_t i = waiting_.size(); i-- > 0;)
+        if (waiting_[i]->cache_.length() > 0) return evict(waiting_[i]);
+    for (size_t i = running_.size(); i-- > 0;)
+        if (!running_[i]->due() && running_[i]->cache_.length() > 0) return evict(running_[i]);
     for (size_t i = running_.size(); i-- > 0;) {
         Session *session = running_[i];
         if (in_step(*session) || session->cache_.length() == 0) {
             if (session == &oldest) return false;
             continue;
         }
-        session->evict();
         running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
         waiting_.push_front(session);
-        ++counts_.preemptions;
-        return true;
+        return evict(session);
     }
     return false;
 }
 
 // As much of the sequence as the step has place for. The rows that logits are wanted for stay together.
 void Scheduler::plan(Session &session) {
-    executor_->attach(session.cache_, session.tokens_);  // what others have computed meanwhile
+    // What others have computed meanwhile, but not the tokens whose logits are wanted.
+    executor_->attach(session.cache_, attachable(session.tokens_, session.rows_));
     if (computed_in_step(session)) return;
     const size_t place = static_cast<size_t>(executor_->batch_size() - executor_->step_tokens());
     const size_t pending = session.pending(), rows = static_cast<size_t>(session.rows_);
@@ -149,9 +168,8 @@ bool Scheduler::step(const StopRequest *stop) {
         throw;
     }
     if (parts_.empty()) {
-        const auto due = [](const Session *s) { return s->due(); };
-        if (std::any_of(running_.begin(), running_.end(), due) ||
-            std::any_of(waiting_.begin(), waiting_.end(), due))
+        if (std::any_of(running_.begin(), running_.end(), is_due) ||
+            std::any_of(waiting_.begin(), waiting_.end(), is_due))
             throw DecodeError(DecodeError::Kind::OutOfMemory,
                               "the cache is full: choose a larger context with -c");
         return true;

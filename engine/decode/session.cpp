@@ -64,6 +64,14 @@ size_t Session::reuse(std::span<const TokenId> wanted) {
     return tokens_.size();
 }
 
+Session Session::fork() const {
+    assert(!due_);
+    Session copy(*executor_);
+    copy.cache_ = executor_->fork(cache_);
+    copy.tokens_ = tokens_;
+    return copy;
+}
+
 void Session::evict() {
     cache_.truncate(0);
     logits_ = {};

@@ -46,6 +46,9 @@ class Session {
     // Returns the length.
     size_t reuse(std::span<const TokenId> wanted);
 
+    // A second sequence of the same tokens, in the same blocks. Precondition: !due().
+    Session fork() const;
+
     // Gives the cache's blocks back and keeps the tokens: they are computed again when it is due.
     void evict();
 

@@ -373,3 +373,75 @@ TEST_CASE("batch: progress on a terminal only; --stats") {
     p.arguments.push_back("-q");
     CHECK(execute(p).out == "");
 }
+
+TEST_CASE("batch: a header that a thousand prompts share is computed once") {
+    if (absent()) return;
+    static const TemporaryModel large{
+        ModelShape{.layers = 1, .width = 32, .ff = 32, .heads = 2, .context = 2048}};
+    std::string header, input;
+    while (header.size() < 1000) header += "word" + std::to_string(header.size()) + " ";
+    for (int i = 0; i < 1000; ++i) input += header + std::to_string(i) + "\n";
+    const TemporaryDirectory directory;
+    Process p = batch_process(
+        {"--lines", "-n", "2", "--temp", "0", "--stats", "--stats-file", (directory / "stats").string()},
+        input);
+    p.arguments[1] = large.path.string();
+    const Result r = execute(p);
+    CHECK(r.code == 0);
+    CHECK(r.err.find("from the cache") != std::string::npos);
+    const json stats = json::parse(text_of(directory / "stats"));
+    const auto rows = rows_of(r.out);
+    REQUIRE(rows.size() == 1000);
+    const size_t prompt = rows[0]["prompt_tokens"];
+    CAPTURE(prompt);
+    CHECK(prompt > 500);
+    const int64_t computed = stats["computed_tokens"], shared = stats["reused_tokens"];
+    // The header once; of every prompt no more than what follows its last full block, and one token.
+    CHECK(computed < static_cast<int64_t>(prompt + 1000 * (32 + 8 + 2)));
+    CHECK(shared > 999 * (static_cast<int64_t>(prompt) - 40 - 8));
+    // Alone, and with a small cache, it is the same.
+    std::istringstream lines(input);
+    std::string line;
+    std::getline(lines, line);
+    Process alone{};
+    alone.arguments = {"run", large.path.string(), line, "-n", "2", "--temp", "0"};
+    alone.stdout_limit = static_cast<size_t>(-1);
+    CHECK(execute(alone).out == rows[0]["text"].get<std::string>());
+}
+
+TEST_CASE("run: --samples and --beams") {
+    if (absent()) return;
+    const auto run = [&](std::vector<std::string> more) {
+        Process p{};
+        p.arguments = {"run", model(), "hello there", "-s", "4", "-n", "15"};
+        p.arguments.insert(p.arguments.end(), more.begin(), more.end());
+        p.stdout_limit = static_cast<size_t>(-1);
+        const Result r = execute(p);
+        CHECK(r.code == 0);
+        return r.out;
+    };
+    const json three = json::parse(run({"--samples", "3", "--json"}));
+    REQUIRE(three["samples"].size() == 3);
+    const json one = json::parse(run({"--json"}));
+    for (const char *key : {"text", "tokens", "finish_reason", "completion_tokens", "prompt_tokens"})
+        CHECK(three[key] == one[key]);
+    CHECK(three["samples"][0]["tokens"] == one["tokens"]);
+    CHECK(three["samples"][0]["tokens"] != three["samples"][1]["tokens"]);
+    for (const json &sample : three["samples"]) {
+        CHECK(sample["logprob"].get<double>() < 0);
+        CHECK(sample["score"].get<double>() <=
+              three["samples"][three["best"].get<size_t>()]["score"].get<double>());
+    }
+    CHECK(run({"--samples", "3"}) == three["samples"][0]["text"].get<std::string>() + "\n---\n" +
+                                         three["samples"][1]["text"].get<std::string>() + "\n---\n" +
+                                         three["samples"][2]["text"].get<std::string>());
+    const json beams = json::parse(run({"--beams", "4", "--json"}));
+    REQUIRE(beams["beams"].size() == 4);
+    CHECK(beams["best"] == 0);
+    CHECK(beams["text"] == beams["beams"][0]["text"]);
+    CHECK(run({"--beams", "4", "-b", "7", "-s", "9"}) == beams["text"].get<std::string>());
+    const json greedy = json::parse(run({"--temp", "0", "--samples", "2", "--json"}));
+    CHECK(greedy["samples"][0] == greedy["samples"][1]);
+    CHECK(beams["beams"][0]["score"].get<double>() >= greedy["samples"][0]["score"].get<double>());
+    CHECK(run({"--samples", "2", "-n", "0"}) == "\n---\n");
+}

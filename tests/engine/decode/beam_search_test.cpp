@@ -1,0 +1,224 @@
+#include "engine/decode/beam_search.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "engine/decode/answer_batch.h"
+#include "tests/support/toy_backend.h"
+
+using namespace runnel::decode;
+using namespace runnel::testing;
+
+namespace {
+
+constexpr TokenId kEnd = 0;
+
+struct Rig {
+    ToyBackend *backend;
+    Executor executor;
+    Rig(int32_t vocab, ExecutorOptions options) : Rig(std::make_unique<ToyBackend>(), vocab, options) {}
+    Rig(std::unique_ptr<ToyBackend> toy, int32_t vocab, ExecutorOptions options)
+        : backend(toy.get()), executor(std::move(toy), toy_program(vocab), options) {}
+};
+
+Vocabulary letters() {
+    return {[](TokenId id) { return std::string(1, static_cast<char>('a' + id)); },
+            [](TokenId id) { return id == kEnd; }};
+}
+
+// log p of every token after a prefix, straight from the toy model.
+std::vector<double> log_probabilities(const std::vector<TokenId> &prefix, int32_t vocab) {
+    std::vector<double> l;
+    const uint64_t hash = hash_tokens(prefix);
+    for (int32_t id = 0; id < vocab; ++id) l.push_back(double{toy_logit(hash, id)});
+    double sum = 0;
+    for (const double x : l) sum += std::exp(x);
+    for (double &x : l) x -= std::log(sum);
+    return l;
+}
+
+struct Expected {
+    std::vector<TokenId> tokens;
+    double log_probability, score;
+};
+
+// The definition at the top of the header, with whole prefixes and complete sorts.
+std::vector<Expected> reference(const std::vector<TokenId> &prompt, int32_t vocab, size_t beams,
+                                size_t most) {
+    std::vector<Expected> live = {{{}, 0, 0}}, finished;
+    const auto by_score = [](const Expected &a, const Expected &b) { return a.score > b.score; };
+    for (size_t length = 1; !live.empty(); ++length) {
+        struct Next {
+            double s;
+            size_t beam;
+            TokenId id;
+        };
+        std::vector<Next> all;
+        for (size_t b = 0; b < live.size(); ++b) {
+            std::vector<TokenId> prefix = prompt;
+            prefix.insert(prefix.end(), live[b].tokens.begin(), live[b].tokens.end());
+            const auto l = log_probabilities(prefix, vocab);
+            for (TokenId id = 0; id < vocab; ++id)
+                all.push_back({live[b].log_probability + l[static_cast<size_t>(id)], b, id});
+        }
+        std::sort(all.begin(), all.end(), [](const Next &a, const Next &b) { return a.s > b.s; });
+        all.resize(std::min(all.size(), 2 * beams));
+        std::vector<Expected> next;
+        for (const Next &n : all) {
+            if (next.size() == beams) break;
+            Expected e{live[n.beam].tokens, n.s, n.s / static_cast<double>(length)};
+            if (n.id != kEnd) e.tokens.push_back(n.id);
+            (n.id == kEnd || length == most ? finished : next).push_back(e);
+        }
+        std::stable_sort(finished.begin(), finished.end(), by_score);
+        if (finished.size() > beams) finished.resize(beams);
+        live = next;
+        if (!live.empty() && finished.size() == beams &&
+            live[0].log_probability / static_cast<double>(length) <= finished.back().score)
+            break;
+    }
+    return finished;
+}
+
+std::vector<TokenId> random_prompt(std::mt19937 &rng, int32_t vocab, size_t most) {
+    std::vector<TokenId> prompt(1 + rng() % most);
+    for (TokenId &id : prompt) id = static_cast<TokenId>(rng() % static_cast<uint32_t>(vocab));
+    return prompt;
+}
+
+std::vector<Hypothesis> search(Executor &executor, const std::vector<TokenId> &prompt, int32_t beams,
+                               int64_t most) {
+    BeamSearch search(executor, letters(), {.beams = beams, .limits = {.max_tokens = most}}, prompt);
+    while (search.step()) continue;
+    CHECK(search.over());
+    return search.results();
+}
+
+}  // namespace
+
+TEST_CASE("beam search: as the reference, whatever the chunks and the size of the pool") {
+    for (uint32_t seed = 0; seed < 80; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        const int32_t vocab = 3 + static_cast<int32_t>(rng() % 20),
+                      beams = 1 + static_cast<int32_t>(rng() % 6);
+        const int32_t context = 150;
+        Rig rig(vocab, {.context = context,
+                        .batch = 1 + static_cast<int32_t>(rng() % 40),
+                        .sequences = beams,
+                        .cells = rng() % 2 ? 0 : context + static_cast<int64_t>(rng() % 100)});
+        const auto prompt = random_prompt(rng, vocab, 100);
+        const size_t most = 1 + rng() % 40;
+        const auto expected = reference(prompt, vocab, static_cast<size_t>(beams), most);
+        const auto got = search(rig.executor, prompt, beams, static_cast<int64_t>(most));
+        REQUIRE(got.size() == expected.size());
+        for (size_t i = 0; i < got.size(); ++i) {
+            CHECK(got[i].tokens == expected[i].tokens);
+            CHECK(got[i].log_probability == doctest::Approx(expected[i].log_probability).epsilon(1e-9));
+            CHECK(got[i].score == doctest::Approx(expected[i].score).epsilon(1e-9));
+            CHECK(got[i].text.size() == got[i].tokens.size());
+        }
+    }
+}
+
+TEST_CASE("beam search: with enough beams, the best of all continuations") {
+    constexpr int32_t kVocab = 3;
+    constexpr size_t kMost = 4;
+    for (uint32_t seed = 0; seed < 20; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        Rig rig(kVocab, {.context = 64, .batch = 64, .sequences = 81});
+        const auto prompt = random_prompt(rng, kVocab, 5);
+        double best = -1e9;
+        const auto visit = [&](const auto &self, std::vector<TokenId> tokens, double s) -> void {
+            std::vector<TokenId> prefix = prompt;
+            prefix.insert(prefix.end(), tokens.begin(), tokens.end());
+            const auto l = log_probabilities(prefix, kVocab);
+            for (TokenId id = 0; id < kVocab; ++id) {
+                const double sum = s + l[static_cast<size_t>(id)];
+                const bool over = id == kEnd || tokens.size() + 1 == kMost;
+                if (over) {
+                    best = std::max(best, sum / static_cast<double>(tokens.size() + 1));
+                } else {
+                    auto longer = tokens;
+                    longer.push_back(id);
+                    self(self, longer, sum);
+                }
+            }
+        };
+        visit(visit, {}, 0);
+        CHECK(search(rig.executor, prompt, 81, kMost)[0].score == doctest::Approx(best).epsilon(1e-9));
+    }
+}
+
+TEST_CASE("beam search: a stop gives what there is; one beam is the greedy answer") {
+    Rig rig(20, {.context = 200, .batch = 64, .sequences = 3});
+    BeamSearch search(rig.executor, letters(), {.beams = 3, .limits = {.ignore_end = true}}, {{5, 6}});
+    StopRequest stop;
+    for (int i = 0; i < 6; ++i) CHECK(search.step(&stop));
+    stop.request(StopRequest::Reason::Interrupt);
+    CHECK_FALSE(search.step(&stop));
+    CHECK_FALSE(search.over());
+    const auto results = search.results();
+    REQUIRE(results.size() == 3);
+    CHECK(results[0].reason == FinishReason::Interrupt);
+    CHECK(results[0].tokens.size() == 6);
+
+    BeamSearch one(rig.executor, letters(), {.beams = 1, .limits = {.max_tokens = 12, .ignore_end = true}},
+                   {{5, 6}});
+    while (one.step()) continue;
+    SamplingOptions greedy;
+    greedy.temperature = 0;
+    AnswerBatch batch(rig.executor, letters(), 1);
+    batch.submit({1, {5, 6}, Sampler(greedy, 20), {.max_tokens = 12, .ignore_end = true}});
+    while (batch.unfinished() > 0) REQUIRE(batch.step());
+    CHECK(one.results()[0].tokens == batch.take_finished()[0].tokens);
+}
+
+TEST_CASE("samples: as many answers as alone with their streams, and the prompt computed once") {
+    for (uint32_t seed = 0; seed < 30; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        const int32_t vocab = 30, samples = 2 + static_cast<int32_t>(rng() % 6);
+        const auto prompt = random_prompt(rng, vocab, 120);
+        SamplingOptions how;
+        how.seed = seed;
+        how.temperature = 2;
+        const GenerationOptions limits{.max_tokens = 1 + static_cast<int64_t>(rng() % 30)};
+        Rig rig(vocab, {.context = 160,
+                        .batch = 16 + static_cast<int32_t>(rng() % 60),
+                        .sequences = samples,
+                        .cells = rng() % 3 ? 0 : 200});
+        AnswerBatch batch(rig.executor, letters(), samples);
+        batch.submit({3, prompt, Sampler(how, vocab), limits, samples, true});
+        while (batch.unfinished() > 0) REQUIRE(batch.step());
+        auto got = batch.take_finished();
+        REQUIRE(got.size() == static_cast<size_t>(samples));
+        std::sort(got.begin(), got.end(), [](const auto &a, const auto &b) { return a.sample < b.sample; });
+        if (batch.schedule().preemptions == 0)
+            CHECK(batch.schedule().tokens ==
+                  static_cast<int64_t>(prompt.size()) + batch.counts().sampled_tokens - samples);
+        for (int32_t i = 0; i < samples; ++i) {
+            const auto &sample = got[static_cast<size_t>(i)];
+            Rig calm(vocab, {.context = 160});
+            AnswerBatch alone(calm.executor, letters(), 1);
+            Sampler sampler(how, vocab);
+            sampler.set_stream(static_cast<uint32_t>(i));
+            alone.submit({3, prompt, sampler, limits});
+            while (alone.unfinished() > 0) REQUIRE(alone.step());
+            CHECK(sample.tokens == alone.take_finished()[0].tokens);
+            double sum = 0;
+            std::vector<TokenId> prefix = prompt;
+            std::vector<TokenId> tokens = sample.tokens;
+            if (sample.reason == FinishReason::Stop) tokens.push_back(kEnd);
+            for (const TokenId id : tokens) {
+                sum += log_probabilities(prefix, vocab)[static_cast<size_t>(id)];
+                prefix.push_back(id);
+            }
+            CHECK(sample.log_probability == doctest::Approx(sum).epsilon(1e-6));
+        }
+    }
+}
