@@ -376,8 +376,9 @@ TEST_CASE("batch: progress on a terminal only; --stats") {
 
 TEST_CASE("batch: a header that a thousand prompts share is computed once") {
     if (absent()) return;
-    static const TemporaryModel large{
-        ModelShape{.layers = 1, .width = 32, .ff = 32, .heads = 2, .context = 2048}};
+    ModelShape shape;
+    shape.layers = 1, shape.width = 32, shape.ff = 32, shape.heads = 2, shape.context = 2048;
+    const TemporaryModel large(shape);
     std::string header, input;
     while (header.size() < 1000) header += "word" + std::to_string(header.size()) + " ";
     for (int i = 0; i < 1000; ++i) input += header + std::to_string(i) + "\n";
