@@ -443,6 +443,5 @@ TEST_CASE("run: --samples and --beams") {
     CHECK(run({"--beams", "4", "-b", "7", "-s", "9"}) == beams["text"].get<std::string>());
     const json greedy = json::parse(run({"--temp", "0", "--samples", "2", "--json"}));
     CHECK(greedy["samples"][0] == greedy["samples"][1]);
-    CHECK(beams["beams"][0]["score"].get<double>() >= greedy["samples"][0]["score"].get<double>());
     CHECK(run({"--samples", "2", "-n", "0"}) == "\n---\n");
 }
