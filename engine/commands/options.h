@@ -60,7 +60,7 @@ struct RunOptions {
     bool raw = false, echo = false, json = false, show_thinking = false;
     Overflow overflow = Overflow::Error;
     std::optional<std::string> prompt_cache;  // file of the prefilled prompt
-    int32_t samples = 1, beams = 1;  // not both above 1
+    int32_t samples = 1, beams = 1;           // not both above 1
 };
 
 struct BatchOptions {
