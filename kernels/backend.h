@@ -54,10 +54,14 @@ constexpr size_t cache_row_bytes(CacheType type, int32_t dims) {
     return 0;
 }
 
-// Of this type, K and V are rotated before they are rounded (and K of Q8_0): each head times the Hadamard
-// matrix of the largest power of two that divides its size (over its root), which spreads an outlier over all
-// dimensions. Queries are rotated with the keys, what comes out is rotated back: H is its own inverse.
-constexpr bool rotated(CacheType type) {
+// Of which types keys, or values, are rotated before they are rounded: each head times the Hadamard matrix of
+// the largest power of two that divides its size (over its root), which spreads an outlier over all
+// dimensions. Queries are rotated with the keys, what comes out is rotated back: H is its own inverse. In
+// Q8_0 keys gain, which have outliers, and values do not.
+constexpr bool rotates_keys(CacheType type) {
+    return type == CacheType::Q8_0 || type == CacheType::Q4_0;
+}
+constexpr bool rotates_values(CacheType type) {
     return type == CacheType::Q4_0;
 }
 

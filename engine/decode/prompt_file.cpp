@@ -135,8 +135,8 @@ Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &
     sum.add(std::as_bytes(std::span(device_kind)));
     sum.add_value(types.k);
     sum.add_value(types.v);
-    sum.add_value(kernels::rotated(types.k));
-    sum.add_value(kernels::rotated(types.v));
+    sum.add_value(kernels::rotates_keys(types.k));
+    sum.add_value(kernels::rotates_values(types.v));
     for (const kernels::Step &step : program.steps)
         if (const auto *attention = std::get_if<kernels::Attention>(&step)) {
             sum.add_value(attention->window);

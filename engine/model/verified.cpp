@@ -45,6 +45,12 @@ std::span<const Verification> verifications() {
         {"phi3, LongRoPE short", "llama.cpp", 7.4e-07, 3.8e-05, 1.0000},
         {"phi3, LongRoPE long", "llama.cpp", 6.8e-07, 2.5e-05, 1.0000},
         {"minicpm, LongRoPE", "llama.cpp", 8.6e-08, 1.1e-05, 1.0000},
+        {"mixtral", "llama.cpp", -3.9e-08, 2.5e-05, 1.0000},
+        {"qwen2moe", "llama.cpp", 2.2e-05, 5.5e-03, 0.9961},
+        {"olmoe", "llama.cpp", -1.9e-07, 1.9e-05, 1.0000},
+        {"gpt-oss", "ik_llama.cpp", 5.1e-05, 1.2e-02, 1.0000},
+        {"granitemoe", "llama.cpp", 3.3e-07, 9.8e-06, 1.0000},
+        {"ernie4_5-moe", "ik_llama.cpp", 3.1e-06, 3.1e-05, 0.9961},
     };
     // clang-format on
     return kRows;

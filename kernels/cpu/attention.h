@@ -110,8 +110,8 @@ int32_t range_count(const AttentionTile &tile);
 // Floats of the partial results of one range.
 size_t attention_partial(const AttentionTile &tile);
 
-// Multiplies each head, in place, by the Hadamard matrix of rotated() (backend.h): sums and differences of
-// elements 1, 2, 4, ... apart, then all times the power of two's root's inverse.
+// Multiplies each head, in place, by the Hadamard matrix of rotates_keys() (backend.h): sums and differences
+// of elements 1, 2, 4, ... apart, then all times the power of two's root's inverse.
 void rotate_heads(float *heads, int32_t count, int32_t head_dim) noexcept;
 
 }  // namespace runnel::kernels::cpu

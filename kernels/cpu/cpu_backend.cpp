@@ -126,12 +126,8 @@ class CpuBackend final : public Backend {
         return sink_q_.as<float>() + token * width(step.q);
     }
     // Layers whose values are their keys, or that share those of a layer with other heads, stay as they are.
-    bool rotates(const Attention &step, CacheType type) const {
-        return rotated(type) && program_.cache_layers[static_cast<size_t>(step.layer)].head_dim_v > 0;
-    }
-    // In Q8_0, keys gain as well: they have outliers, which values do not have.
-    bool rotates_keys(const Attention &step) const {
-        return rotates(step, k_type_ == CacheType::Q8_0 ? CacheType::Q4_0 : k_type_);
+    bool can_rotate(const Attention &step) const {
+        return program_.cache_layers[static_cast<size_t>(step.layer)].head_dim_v > 0;
     }
     void multiply(const Weight &weight, const Destination &to, const Worker &worker, int loop,
                   const Weight *after) noexcept;
@@ -520,7 +516,7 @@ void CpuBackend::prepare_queries(const Attention &a, int32_t kv_head, int32_t to
         if (a.temperature.beta != 0)
             isa_.vector->scale(temperature(a.temperature, batch_->positions[static_cast<size_t>(token)]), x,
                                size, x);
-        if (rotates_keys(a)) rotate_heads(x, group, a.head_dim_k);
+        if (can_rotate(a) && rotates_keys(k_type_)) rotate_heads(x, group, a.head_dim_k);
     };
     if (a.sink_cells > 0) {
         float *sink_q = sink_row(a, token) + at;
@@ -536,8 +532,8 @@ void CpuBackend::append_cell(const Attention &a, const KvPages &pages, int32_t c
     float *k = row(a.k, token) + kv_head * a.head_dim_k;
     const float *v = a.v == kNoSlot ? nullptr : row(a.v, token) + kv_head * a.head_dim_v;
     turn(a, k, 1, a.k_norm, token, rotations_);
-    if (rotates_keys(a)) rotate_heads(k, 1, a.head_dim_k);
-    if (v && rotates(a, v_type_)) {
+    if (can_rotate(a) && rotates_keys(k_type_)) rotate_heads(k, 1, a.head_dim_k);
+    if (v && can_rotate(a) && rotates_values(v_type_)) {
         std::copy_n(v, a.head_dim_v, work);
         rotate_heads(work, 1, a.head_dim_v);
         v = work;
@@ -568,7 +564,7 @@ void CpuBackend::run(const AppendPhase &phase, Worker &worker) noexcept {
 
 // What was summed are rotated values.
 void CpuBackend::rotate_back(const Attention &a, const AttentionTile &tile) noexcept {
-    if (!rotates(a, v_type_)) return;
+    if (!can_rotate(a) || !rotates_values(v_type_)) return;
     for (int32_t t = 0; t < tile.tokens; ++t)
         rotate_heads(tile.out + t * tile.out_stride, tile.heads, a.head_dim_v);
 }
