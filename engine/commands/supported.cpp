@@ -52,7 +52,8 @@ void print_text(Io &io) {
     for (const Verification &row : model::verifications()) text += row_text(row);
     for (const std::string_view name : model::supported_architectures())
         if (!is_recorded(name))
-            text += "  " + padded(name, 28) + "no peer's result is recorded: compared with double precision only\n";
+            text += "  " + padded(name, 28) +
+                    "no peer's result is recorded: compared with double precision only\n";
     text += "\nformats of weights\n  ";
     for (const std::string_view name : formats()) text += std::string(name) + " ";
     text.back() = '\n';
