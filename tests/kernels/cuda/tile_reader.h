@@ -38,7 +38,9 @@ class TileReader {
         using kernels::cuda::TileFormat;
         const Place p = place(row, col);
         const int group = p.k / 32, pair = p.g * 2 + p.r;
-        const auto code = static_cast<float>(this->code(row, col));
+        const bool plain =
+            format_ == TileFormat::F32 || format_ == TileFormat::F16 || format_ == TileFormat::BF16;
+        const auto code = plain ? 0.0f : static_cast<float>(this->code(row, col));
         const auto d32 = [&] { return half(p.block + 2 * (8 * p.row + group)); };
         const auto m32 = [&] { return half(p.block + p.layout.scales2 + 2 * (8 * p.row + group)); };
         switch (format_) {
@@ -108,9 +110,12 @@ class TileReader {
         const Place p = place(row, col);
         const int i = p.k % 4, group = p.k / 32, t = p.k % 16 / 4;
         const int a = p.r + 2 * (p.k % 32 / 16), lane = 4 * p.g + t, g16 = p.k / 16;
-        const int nibble = p.main[group / 2 * 512 + lane * 16 + a * 4 + i] >> (group % 2 * 4) & 15;
         const uint8_t *high = p.block + p.layout.high;
-        const int bit4 = high[lane * 16 + group / 2 * 4 + i] >> (group % 2 * 4 + a) & 1;
+        // Read where the format has them.
+        const auto nibble = [&] {
+            return p.main[group / 2 * 512 + lane * 16 + a * 4 + i] >> (group % 2 * 4) & 15;
+        };
+        const auto bit4 = [&] { return high[lane * 16 + group / 2 * 4 + i] >> (group % 2 * 4 + a) & 1; };
         switch (format_) {
             case TileFormat::Q8_0:
                 return p.main[group * 512 + lane * 16 + a * 4 + i];
@@ -125,14 +130,14 @@ class TileReader {
             case TileFormat::Q5_0:
             case TileFormat::Q5_1:
             case TileFormat::Q5_K:
-                return static_cast<uint32_t>(nibble | bit4 << 4);
+                return static_cast<uint32_t>(nibble() | bit4() << 4);
             case TileFormat::Q6_K: {
                 const int chunk = group / 2, s = group % 2;
                 const uint8_t bits = high[chunk / 2 * 512 + lane * 16 + (chunk % 2 * 2 + s) * 4 + i];
-                return static_cast<uint32_t>(nibble | (bits >> (2 * a) & 3) << 4);
+                return static_cast<uint32_t>(nibble() | (bits >> (2 * a) & 3) << 4);
             }
             default:
-                return static_cast<uint32_t>(nibble);
+                return static_cast<uint32_t>(nibble());
         }
     }
 
