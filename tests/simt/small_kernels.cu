@@ -133,7 +133,8 @@ struct NoFence : Common {
 struct SharedBeyond : Common {
     static constexpr const char *kName = "shared beyond";
     static DEVICE void run(const Params &p) {
-        float *values = shared_memory<Arena>().values;  // a pointer: the emulator is to see it, not a sanitizer
+        float *values =
+            shared_memory<Arena>().values;  // a pointer: the emulator is to see it, not a sanitizer
         values[thread_index() + p.n * kSmallShared] = 1;
     }
 };
