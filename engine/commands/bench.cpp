@@ -25,6 +25,11 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
 struct Row {
     std::string test;  // "pp512", "tg128 @ d4096", "tg128 x16"
     bool decode;
@@ -34,11 +39,20 @@ struct Row {
     std::vector<double> gains{};  // over one sequence, in the same repetition
     double bytes_per_token = 0;   // weights and cache that a token moves; of decoding
     double first_token = 0;       // seconds, mean; of a prefill
+    // Bytes per second that the machine read around each repetition; of decoding.
+    std::vector<double> bandwidths{};
 
     double mean() const {
         double sum = 0;
         for (const double r : rates) sum += r;
         return sum / static_cast<double>(rates.size());
+    }
+    // Of the bandwidth, the median over the repetitions: neighbours slow both down alike.
+    double share() const {
+        std::vector<double> shares;
+        for (size_t i = 0; i < rates.size(); ++i)
+            shares.push_back(rates[i] * bytes_per_token / bandwidths[i]);
+        return median(std::move(shares));
     }
     double deviation() const {
         if (rates.size() < 2) return 0;
@@ -51,8 +65,9 @@ struct Row {
 // Runs tests on one engine; throws Interrupted.
 class Bench {
   public:
-    Bench(const BenchOptions &options, Engine &engine, const decode::StopRequest &stop)
-        : options_(options), engine_(engine), stop_(stop) {}
+    Bench(const BenchOptions &options, Engine &engine, decode::BandwidthMeter &meter,
+          const decode::StopRequest &stop)
+        : options_(options), engine_(engine), meter_(meter), stop_(stop) {}
 
     Row prefill(int32_t depth) {
         Row row{name("pp", options_.prompt, depth), false, depth, {}};
@@ -75,9 +90,11 @@ class Bench {
         feed(session, depth);
         for (int32_t i = 0; i < options_.repetitions; ++i) {
             session.truncate(static_cast<size_t>(depth));
+            const double before = meter_.read();
             const auto start = Clock::now();
             for (int32_t n = 0; n < options_.generate; ++n) feed(session, 1);
             row.rates.push_back(options_.generate / seconds_since(start));
+            row.bandwidths.push_back((before + meter_.read()) / 2);
         }
         // The cells that the middle token of the test reads.
         const kernels::Program &program = engine_.model().program;
@@ -145,18 +162,10 @@ class Bench {
 
     const BenchOptions &options_;
     Engine &engine_;
+    decode::BandwidthMeter &meter_;
     const decode::StopRequest &stop_;
     std::mt19937 random_{1};  // which tokens does not matter to the speed
 };
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-}
-
-double share(const Row &row, double bandwidth) {
-    return row.mean() * row.bytes_per_token / bandwidth;
-}
 
 std::string table(const std::vector<Row> &rows, double bandwidth, const std::string &device) {
     char line[256];
@@ -166,8 +175,7 @@ std::string table(const std::vector<Row> &rows, double bandwidth, const std::str
     for (const Row &row : rows) {
         if (row.decode)
             std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %13s %10.1f %13.1f%%\n", row.test.c_str(),
-                          row.mean(), row.deviation(), "", row.bytes_per_token / 1e6,
-                          100 * share(row, bandwidth));
+                          row.mean(), row.deviation(), "", row.bytes_per_token / 1e6, 100 * row.share());
         else if (!row.gains.empty())
             std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %30.2f times one at a time\n",
                           row.test.c_str(), row.mean(), row.deviation(), median(row.gains));
@@ -177,6 +185,13 @@ std::string table(const std::vector<Row> &rows, double bandwidth, const std::str
         text += line;
     }
     return text;
+}
+
+// Of all that was measured beside the rows; of one reading, when nothing was.
+double median_bandwidth(const std::vector<Row> &rows, decode::BandwidthMeter &meter) {
+    std::vector<double> all;
+    for (const Row &row : rows) all.insert(all.end(), row.bandwidths.begin(), row.bandwidths.end());
+    return all.empty() ? meter.read() : median(std::move(all));
 }
 
 std::string kind_of(const Row &row) {
@@ -198,7 +213,7 @@ Json json_of(const std::vector<Row> &rows, double bandwidth, const Engine &engin
                         {"tps", row.rates},
                         {"ttft_ms", kind_of(row) == "prefill" ? Json(row.first_token * 1e3) : Json()},
                         {"bytes_per_token", row.decode ? Json(row.bytes_per_token) : Json()},
-                        {"bandwidth_share", row.decode ? Json(share(row, bandwidth)) : Json()}});
+                        {"bandwidth_share", row.decode ? Json(row.share()) : Json()}});
     return {{"model", options.model.path},
             {"device", device},
             {"bandwidth_bytes_per_second", bandwidth},
@@ -229,8 +244,8 @@ int bench(const BenchOptions &options, Io &io) {
     const std::string device = engine.executor().device().name;
     const int threads = options.model.threads > 0 ? options.model.threads : kernels::cpu::physical_cores();
 
-    double bandwidth = decode::measure_read_bandwidth(threads);
-    Bench bench(options, engine, stop);
+    decode::BandwidthMeter meter(threads);
+    Bench bench(options, engine, meter, stop);
     std::vector<Row> rows;
     {
         Session warm(engine.executor());  // brings the weights into memory
@@ -241,7 +256,7 @@ int bench(const BenchOptions &options, Io &io) {
         if (options.generate > 0) rows.push_back(bench.decode(depth));
         if (options.generate > 0) std::ranges::move(bench.together(depth), std::back_inserter(rows));
     }
-    bandwidth = std::max(bandwidth, decode::measure_read_bandwidth(threads));
+    const double bandwidth = median_bandwidth(rows, meter);
     io.out.write(options.json ? dump(json_of(rows, bandwidth, engine, device, options), 2)
                               : table(rows, bandwidth, device));
     return exit_code::kDone;

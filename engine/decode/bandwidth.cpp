@@ -1,16 +1,9 @@
 #include "engine/decode/bandwidth.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdint>
-#include <memory>
 #include <new>
-#include <vector>
-
-#include "kernels/cpu/pool.h"
 
 namespace runnel::decode {
 namespace {
@@ -25,14 +18,9 @@ uint64_t read_all(const uint64_t *data, size_t words) {
     return sum;
 }
 
-// Memory in pages of the smallest size, as a mapped file has them.
-struct Unmap {
-    size_t bytes = 0;
-    void operator()(uint64_t *p) const { munmap(p, bytes); }
-};
-using SmallPages = std::unique_ptr<uint64_t[], Unmap>;
+}  // namespace
 
-SmallPages small_pages(size_t words) {
+BandwidthMeter::SmallPages BandwidthMeter::small_pages(size_t words) {
     const size_t bytes = words * sizeof(uint64_t);
     void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -40,28 +28,22 @@ SmallPages small_pages(size_t words) {
     return SmallPages(static_cast<uint64_t *>(memory), Unmap{bytes});
 }
 
-}  // namespace
-
-double measure_read_bandwidth(int threads, size_t bytes, int passes) {
-    kernels::cpu::Pool pool(threads);
-    const size_t words = bytes / sizeof(uint64_t) / static_cast<size_t>(threads) / 32 * 32;
-    std::vector<SmallPages> parts(static_cast<size_t>(threads));
-    for (SmallPages &part : parts) part = small_pages(words);
+BandwidthMeter::BandwidthMeter(int threads, size_t bytes)
+    : pool_(threads), words_(bytes / sizeof(uint64_t) / static_cast<size_t>(threads) / 32 * 32) {
+    for (int i = 0; i < threads; ++i) parts_.push_back(small_pages(words_));
     // Written by the thread that reads it, so that its pages are real and near.
-    pool.run([&](int thread) noexcept {
-        std::fill_n(parts[static_cast<size_t>(thread)].get(), words, 0x5bd1e995);
+    pool_.run([&](int thread) noexcept {
+        std::fill_n(parts_[static_cast<size_t>(thread)].get(), words_, 0x5bd1e995);
     });
+}
+
+double BandwidthMeter::read(int passes) {
     std::atomic<uint64_t> sink{0};  // so that the reads are not optimised away
-    double best = 0;
-    for (int pass = 0; pass < passes; ++pass) {
-        const auto start = std::chrono::steady_clock::now();
-        pool.run(
-            [&](int thread) noexcept { sink ^= read_all(parts[static_cast<size_t>(thread)].get(), words); });
-        const double seconds =
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        best = std::max(best, static_cast<double>(words * sizeof(uint64_t)) * threads / seconds);
-    }
-    return best;
+    const auto start = std::chrono::steady_clock::now();
+    pool_.run(
+        [&](int thread) noexcept { sink ^= read_all(parts_[static_cast<size_t>(thread)].get(), words_); });
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return static_cast<double>(words_ * sizeof(uint64_t)) * pool_.threads() * passes / seconds;
 }
 
 }  // namespace runnel::decode

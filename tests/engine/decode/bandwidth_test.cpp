@@ -1,0 +1,36 @@
+// The bandwidth meter: what it says is bytes over time, whatever the memory and the threads.
+#include "engine/decode/bandwidth.h"
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+
+namespace runnel::decode {
+namespace {
+
+double seconds(auto &&work) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+TEST_CASE("bandwidth: what the meter reports is what it read in the time it took") {
+    for (const int threads : {1, 2, 3})
+        for (const int passes : {1, 5}) {
+            CAPTURE(threads);
+            CAPTURE(passes);
+            constexpr size_t bytes = size_t{24} << 20;
+            BandwidthMeter meter(threads, bytes);
+            double rate = 0;
+            const double outside = seconds([&] { rate = meter.read(passes); });
+            // Each thread reads whole steps of 256 bytes.
+            const double read =
+                static_cast<double>(bytes / static_cast<size_t>(threads) / 256 * 256) * threads * passes;
+            CHECK(rate >= read / outside);
+            // No memory gives a terabyte per second to three threads: nothing was optimised away.
+            CHECK(rate < 1e12);
+        }
+}
+
+}  // namespace
+}  // namespace runnel::decode
