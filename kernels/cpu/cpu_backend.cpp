@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cassert>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <system_error>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_runner.h"
 #include "kernels/cpu/experts.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/memory.h"
@@ -26,7 +25,6 @@ namespace {
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kGrainDecode = 4, kGrainPrefill = 2;  // in tiles
 constexpr int32_t kDecodeTokens = 8;                    // up to here a pass is bound by reading weights
-constexpr int32_t kRangeTokens = 4;                     // up to here attention may be split by ranges of keys
 constexpr int64_t kPrepareBlock = 256;                  // columns: the unit in which activations are packed
 
 // A thread must have this much to read per token to be worth waiting for: on a busy machine a barrier can
@@ -52,12 +50,6 @@ Isa choose_isa() {
             return isa;
     throw BackendError(BackendError::Kind::Failed,
                        "RUNNEL_CPU=" + name + ": this CPU does not run it (choose avx512, avx2 or scalar)");
-}
-
-// The factor of q at a position.
-float temperature(const Attention::Temperature &t, int32_t position) {
-    const int64_t steps = (int64_t{position} + t.offset) / t.length;
-    return static_cast<float>(1 + static_cast<double>(t.beta) * std::log1p(static_cast<double>(steps)));
 }
 
 // What one thread carries through the phases.
@@ -95,13 +87,16 @@ class CpuBackend final : public Backend {
     int thread_count() const;
     void start_pool();
     void reserve_activations();
-    void reserve_work_space(const CacheConfig &cache);
-    void compute_rotations(const Worker &worker) noexcept;
+    void reserve_work_space();
     void run(const EmbedPhase &phase, Worker &worker) noexcept;
     void run(const PreparePhase &phase, Worker &worker) noexcept;
     void run(const MultiplyPhase &phase, Worker &worker) noexcept;
-    void run(const AppendPhase &phase, Worker &worker) noexcept;
-    void run(const AttendPhase &phase, Worker &worker) noexcept;
+    void run(const AppendPhase &phase, Worker &worker) noexcept {
+        attention_.append(phase.step, *batch_, worker.thread);
+    }
+    void run(const AttendPhase &phase, Worker &worker) noexcept {
+        attention_.attend(phase.step, *batch_, worker.thread);
+    }
     void run(const HeadsPhase &phase, Worker &worker) noexcept;
     void run(const CopyPhase &phase, Worker &worker) noexcept;
     void run(const ExpertsPhase &phase, Worker &worker) noexcept;
@@ -112,32 +107,10 @@ class CpuBackend final : public Backend {
                  int64_t col1) noexcept;
     void add_position(const Weight &table, size_t t, int thread, float *out) noexcept;
     void normalize(const Norm &norm, int32_t token) noexcept;
-    // Cosines and sines of the tokens' positions, per RopeTable: [max_tokens][pairs].
-    struct Rotations {
-        std::vector<LazyBuffer> cosines, sines;
-    };
-    void turn(const Attention &step, float *head, int32_t heads, WeightId norm, int32_t token,
-              const Rotations &rotations) noexcept;
-    void prepare_queries(const Attention &step, int32_t kv_head, int32_t token) noexcept;
-    void append_cell(const Attention &step, const KvPages &pages, int32_t cell, int32_t kv_head,
-                     int32_t token, float *work) noexcept;
-    void rotate_back(const Attention &step, const AttentionTile &tile) noexcept;
-    float *sink_row(const Attention &step, int32_t token) const {
-        return sink_q_.as<float>() + token * width(step.q);
-    }
-    // Layers whose values are their keys, or that share those of a layer with other heads, stay as they are.
-    bool can_rotate(const Attention &step) const {
-        return program_.cache_layers[static_cast<size_t>(step.layer)].head_dim_v > 0;
-    }
     void multiply(const Weight &weight, const Destination &to, const Worker &worker, int loop,
                   const Weight *after) noexcept;
     const Weight *weight_after(size_t phase) const noexcept;
     const std::byte *first_bytes(const Weight *w, int thread) const noexcept;
-    size_t attention_scratch_of(const Attention &step) const;
-    size_t partials_of(const Attention &step, const CacheConfig &cache) const;
-    AttentionTile tile(const Attention &step, const SequenceSpan &sequence, int32_t kv_head, int32_t first,
-                       int32_t tokens) const noexcept;
-    void attend_by_ranges(const Attention &step, const Worker &worker) noexcept;
     bool cancelled_after_barrier(size_t phase, int thread) noexcept;
 
     const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
@@ -160,14 +133,10 @@ class CpuBackend final : public Backend {
     std::vector<LazyBuffer> slots_;
     std::array<LazyBuffer, 3> packed_;     // by ActFormat
     LazyBuffer product_;                   // of a matrix whose result is added to a slot
-    LazyBuffer partials_;                  // of attention over ranges: [kv head][range]
     std::vector<LazyBuffer> scratch_;      // per thread: weight tiles, attention
     std::vector<LazyBuffer> packed_head_;  // per thread: one head's piece of all tokens
+    AttentionRunner attention_;
     ExpertRunner experts_;
-    Rotations rotations_, sink_rotations_;  // of positions, and of those that sink cells are seen from
-    int32_t sink_position_ = -1;            // the largest of the latter; -1: no layer has sink cells
-    LazyBuffer sink_q_;                     // the queries of the layer at hand for sink cells
-    CacheType k_type_ = CacheType::F16, v_type_ = CacheType::F16;
 
     // The batch at hand.
     const Batch *batch_ = nullptr;
@@ -208,10 +177,16 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
     max_tokens_ = max_tokens;
     start_pool();
     cache_ = CacheMemory(program_, cache);
-    k_type_ = cache.k;
-    v_type_ = cache.v;
     reserve_activations();
-    reserve_work_space(cache);
+    reserve_work_space();
+    attention_ = AttentionRunner({.program = &program_,
+                                  .kernels = isa_.attention,
+                                  .vector = isa_.vector,
+                                  .pool = pool_.get(),
+                                  .cache = &cache_,
+                                  .slots = slots_,
+                                  .scratch = scratch_},
+                                 cache, max_tokens);
     experts_ = ExpertRunner({.program = &program_,
                              .linear = isa_.linear,
                              .vector = isa_.vector,
@@ -227,23 +202,6 @@ void CpuBackend::reserve_activations() {
     slots_.clear();
     for (const SlotInfo &slot : program_.slots)
         slots_.emplace_back(tokens * static_cast<size_t>(slot.width) * sizeof(float), "activations");
-    size_t sink_q = 0;
-    sink_position_ = -1;
-    for (const Step &step : program_.steps)
-        if (const auto *a = std::get_if<Attention>(&step); a && a->sink_cells > 0) {
-            sink_q = std::max(sink_q, tokens * static_cast<size_t>(width(a->q)) * sizeof(float));
-            assert(sink_position_ < 0 || sink_position_ == a->window + a->sink_cells - 1);
-            sink_position_ = a->window + a->sink_cells - 1;
-        }
-    sink_q_ = LazyBuffer(sink_q, "activations");
-    rotations_ = {};
-    sink_rotations_ = {};
-    for (Rotations *rotations : {&rotations_, &sink_rotations_})
-        for (const RopeTable &rope : program_.ropes) {
-            const size_t bytes = tokens * rope.inv_freq.size() * sizeof(float);
-            rotations->cosines.emplace_back(bytes, "rotations");
-            rotations->sines.emplace_back(bytes, "rotations");
-        }
     size_t product = 0;
     for (const Step &step : program_.steps)
         if (const auto *linear = std::get_if<Linear>(&step))
@@ -254,7 +212,7 @@ void CpuBackend::reserve_activations() {
     product_ = LazyBuffer(product, "activations");
 }
 
-void CpuBackend::reserve_work_space(const CacheConfig &cache) {
+void CpuBackend::reserve_work_space() {
     std::array<int64_t, 3> widest{};  // columns, by ActFormat
     for (const Weight &w : program_.weights) {
         int64_t &cols = widest[static_cast<size_t>(act_format(w.type))];
@@ -265,18 +223,11 @@ void CpuBackend::reserve_work_space(const CacheConfig &cache) {
             LazyBuffer(widest[f] ? packed_bytes(static_cast<ActFormat>(f), widest[f], max_tokens_) : 0,
                        "packed activations");
 
-    size_t scratch = isa_.linear->scratch_bytes(*std::max_element(widest.begin(), widest.end())),
-           partials = 0;
-    for (const Step &step : program_.steps) {
-        if (const auto *embed = std::get_if<Embed>(&step))
-            if (embed->positions != kNoWeight)
-                scratch = std::max(scratch, sizeof(float) * static_cast<size_t>(width(embed->out)));
-        if (const auto *attention = std::get_if<Attention>(&step)) {
-            scratch = std::max(scratch, sizeof(float) * attention_scratch_of(*attention));
-            partials = std::max(partials, sizeof(float) * partials_of(*attention, cache));
-        }
-    }
-    partials_ = LazyBuffer(partials, "attention");
+    size_t scratch = std::max(isa_.linear->scratch_bytes(*std::max_element(widest.begin(), widest.end())),
+                              AttentionRunner::scratch_bytes(program_));
+    for (const Step &step : program_.steps)
+        if (const auto *embed = std::get_if<Embed>(&step); embed && embed->positions != kNoWeight)
+            scratch = std::max(scratch, sizeof(float) * static_cast<size_t>(width(embed->out)));
     size_t packed_head = 0;
     for (const Step &step : program_.steps)
         if (const auto *heads = std::get_if<HeadLinear>(&step)) {
@@ -297,7 +248,7 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
     bool finished = true;
     pool_->run([&](int thread) noexcept {
         Worker worker{thread, static_cast<int32_t>(batch.tokens.size())};
-        compute_rotations(worker);
+        attention_.rotations(batch, thread);
         // No rows: only logits that nobody asked for would follow.
         for (size_t i = 0; i < phases_.size() && worker.rows > 0; ++i) {
             worker.phase = i;
@@ -325,20 +276,6 @@ bool CpuBackend::cancelled_after_barrier(size_t phase, int thread) noexcept {
                    std::memory_order_relaxed);
     pool_->barrier();
     return stop.load(std::memory_order_relaxed);
-}
-
-void CpuBackend::compute_rotations(const Worker &worker) noexcept {
-    const auto compute = [&](Rotations &rotations, size_t r, int32_t t, int32_t position) {
-        const RopeTable &rope = program_.ropes[r];
-        const size_t at = static_cast<size_t>(t) * rope.inv_freq.size();
-        rope_row(rope, position, rotations.cosines[r].as<float>() + at, rotations.sines[r].as<float>() + at);
-    };
-    for (size_t r = 0; r < program_.ropes.size(); ++r)
-        for (int32_t t = worker.thread; t < worker.rows; t += pool_->threads()) {
-            const int32_t position = batch_->positions[static_cast<size_t>(t)];
-            compute(rotations_, r, t, position);
-            if (sink_position_ >= 0) compute(sink_rotations_, r, t, std::min(position, sink_position_));
-        }
 }
 
 void CpuBackend::run(const EmbedPhase &phase, Worker &worker) noexcept {
@@ -484,180 +421,6 @@ void CpuBackend::run(const MultiplyPhase &phase, Worker &worker) noexcept {
                              .scale = part.scale};
         multiply(weight(part.weight), to, worker, loop++, after);
     }
-}
-
-// Norm and rotation of consecutive heads of a token.
-void CpuBackend::turn(const Attention &a, float *head, int32_t heads, WeightId norm, int32_t token,
-                      const Rotations &rotations) noexcept {
-    const auto normalize_heads = [&] {
-        for (int32_t h = 0; h < heads && norm != kNoWeight; ++h) {
-            float *x = head + h * a.head_dim_k;
-            isa_.vector->rms_norm(x, {vector_of(norm), nullptr, nullptr}, a.head_dim_k, a.norm_eps, x);
-        }
-    };
-    if (!a.norm_after_rope) normalize_heads();
-    if (a.rope >= 0) {
-        const size_t r = static_cast<size_t>(a.rope);
-        const RopeTable &rope = program_.ropes[r];
-        const size_t pairs = rope.inv_freq.size(), at = static_cast<size_t>(token) * pairs;
-        isa_.vector->rope(head + rope.first, heads, a.head_dim_k, rotations.cosines[r].as<float>() + at,
-                          rotations.sines[r].as<float>() + at, static_cast<int32_t>(pairs), rope.pairs);
-    }
-    if (a.norm_after_rope) normalize_heads();
-}
-
-// Norms and rotations of the query heads of one K/V head of a token; for sink cells another time.
-void CpuBackend::prepare_queries(const Attention &a, int32_t kv_head, int32_t token) noexcept {
-    const int32_t group = a.heads / a.kv_heads;
-    const int64_t at = int64_t{kv_head} * group * a.head_dim_k, size = int64_t{group} * a.head_dim_k;
-    float *q = row(a.q, token) + at;
-    const auto prepare = [&](float *x, const Rotations &rotations) {
-        turn(a, x, group, a.q_norm, token, rotations);
-        if (a.temperature.beta != 0)
-            isa_.vector->scale(temperature(a.temperature, batch_->positions[static_cast<size_t>(token)]), x,
-                               size, x);
-        if (can_rotate(a) && rotates_keys(k_type_)) rotate_heads(x, group, a.head_dim_k);
-    };
-    if (a.sink_cells > 0) {
-        float *sink_q = sink_row(a, token) + at;
-        std::copy_n(q, size, sink_q);
-        prepare(sink_q, sink_rotations_);
-    }
-    prepare(q, rotations_);
-}
-
-// work: head_dim_v floats
-void CpuBackend::append_cell(const Attention &a, const KvPages &pages, int32_t cell, int32_t kv_head,
-                             int32_t token, float *work) noexcept {
-    float *k = row(a.k, token) + kv_head * a.head_dim_k;
-    const float *v = a.v == kNoSlot ? nullptr : row(a.v, token) + kv_head * a.head_dim_v;
-    turn(a, k, 1, a.k_norm, token, rotations_);
-    if (can_rotate(a) && rotates_keys(k_type_)) rotate_heads(k, 1, a.head_dim_k);
-    if (v && can_rotate(a) && rotates_values(v_type_)) {
-        std::copy_n(v, a.head_dim_v, work);
-        rotate_heads(work, 1, a.head_dim_v);
-        v = work;
-    }
-    isa_.attention->append(pages, cell, 1, k, width(a.k), v, v ? width(a.v) : 0);
-}
-
-// A unit is one K/V head of one token with its query heads.
-void CpuBackend::run(const AppendPhase &phase, Worker &worker) noexcept {
-    const Attention &a = phase.step;
-    float *work = scratch_[static_cast<size_t>(worker.thread)].as<float>();
-    const size_t table = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
-    for (const SequenceSpan &sequence : batch_->sequences) {
-        const int64_t units = int64_t{sequence.count} * a.kv_heads;
-        const int64_t first = units * worker.thread / pool_->threads(),
-                      last = units * (worker.thread + 1) / pool_->threads();
-        for (int64_t unit = first; unit < last; ++unit) {
-            const int32_t i = static_cast<int32_t>(unit / a.kv_heads),
-                          kv_head = static_cast<int32_t>(unit % a.kv_heads);
-            const int32_t token = sequence.first + i;
-            prepare_queries(a, kv_head, token);
-            if (a.k != kNoSlot)
-                append_cell(a, cache_.pages(a, kv_head, sequence.tables[table].data()), sequence.past + i,
-                            kv_head, token, work);
-        }
-    }
-}
-
-// What was summed are rotated values.
-void CpuBackend::rotate_back(const Attention &a, const AttentionTile &tile) noexcept {
-    if (!can_rotate(a) || !rotates_values(v_type_)) return;
-    for (int32_t t = 0; t < tile.tokens; ++t)
-        rotate_heads(tile.out + t * tile.out_stride, tile.heads, a.head_dim_v);
-}
-
-AttentionTile CpuBackend::tile(const Attention &a, const SequenceSpan &sequence, int32_t kv_head,
-                               int32_t first, int32_t tokens) const noexcept {
-    const int32_t group = a.heads / a.kv_heads;
-    const size_t table = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
-    return {.pages = cache_.pages(a, kv_head, sequence.tables[table].data()),
-            .q = row(a.q, sequence.first + first) + kv_head * group * a.head_dim_k,
-            .out = row(a.out, sequence.first + first) + kv_head * group * a.head_dim_v,
-            .q_stride = width(a.q),
-            .out_stride = width(a.out),
-            .tokens = tokens,
-            .heads = group,
-            .first_cell = sequence.past + first,
-            .window = a.window,
-            .scale = a.scale,
-            .chunked = a.window_kind == Attention::Window::Chunked,
-            .softcap = a.softcap,
-            .sinks = a.sinks == kNoWeight ? nullptr : vector_of(a.sinks) + kv_head * group,
-            .sink_cells = a.sink_cells,
-            .sink_q = a.sink_cells == 0
-                          ? nullptr
-                          : sink_row(a, sequence.first + first) + kv_head * group * a.head_dim_k};
-}
-
-size_t CpuBackend::attention_scratch_of(const Attention &a) const {
-    const int32_t group = a.heads / a.kv_heads;
-    return attention_scratch(a.head_dim_k, a.head_dim_v,
-                             group * std::max(kRangeTokens, attention_tile_tokens(group)));
-}
-
-size_t CpuBackend::partials_of(const Attention &a, const CacheConfig &cache) const {
-    const size_t group = static_cast<size_t>(program_.cache_layers[static_cast<size_t>(a.layer)].group);
-    const size_t ranges = static_cast<size_t>(cache.blocks[group]) * kBlockTokens / kRangeCells + 3;
-    AttentionTile shape{};
-    shape.pages.head_dim_k = a.head_dim_k;
-    shape.pages.head_dim_v = a.head_dim_v;
-    shape.tokens = kRangeTokens;
-    shape.heads = a.heads / a.kv_heads;
-    return attention_partial(shape) * ranges * static_cast<size_t>(a.kv_heads);
-}
-
-// Few tokens, a long context and fewer K/V heads than would keep all threads busy: a unit is one range of
-// keys of one head. The ranges are those that attend() forms itself, so the result is the same.
-void CpuBackend::attend_by_ranges(const Attention &a, const Worker &worker) noexcept {
-    const SequenceSpan &sequence = batch_->sequences[0];
-    const int32_t ranges = range_count(tile(a, sequence, 0, 0, sequence.count));
-    const auto partial = [&](int32_t kv_head, int32_t range) {
-        const AttentionTile t = tile(a, sequence, kv_head, 0, sequence.count);
-        return partials_.as<float>() + attention_partial(t) * static_cast<size_t>(kv_head * ranges + range);
-    };
-    pool_->for_each(worker.thread, int64_t{a.kv_heads} * ranges, [&](int64_t unit) {
-        const int32_t kv_head = static_cast<int32_t>(unit / ranges),
-                      range = static_cast<int32_t>(unit % ranges);
-        isa_.attention->attend_range(tile(a, sequence, kv_head, 0, sequence.count), range,
-                                     partial(kv_head, range),
-                                     scratch_[static_cast<size_t>(worker.thread)].as<float>());
-    });
-    pool_->barrier();
-    pool_->for_each(worker.thread, a.kv_heads, [&](int64_t kv_head) {
-        const int32_t head = static_cast<int32_t>(kv_head);
-        const AttentionTile rows = tile(a, sequence, head, 0, sequence.count);
-        isa_.attention->join(rows, partial(head, 0), ranges);
-        rotate_back(a, rows);
-    });
-}
-
-void CpuBackend::run(const AttendPhase &phase, Worker &worker) noexcept {
-    const Attention &a = phase.step;
-    const bool one_short = batch_->sequences.size() == 1 && worker.rows <= kRangeTokens;
-    if (one_short && pool_->threads() > 1 && a.kv_heads < 4 * pool_->threads() &&
-        range_count(tile(a, batch_->sequences[0], 0, 0, worker.rows)) > 1) {
-        attend_by_ranges(a, worker);
-        return;
-    }
-    // Units of all sequences in one numbering; later tokens see more keys, so the largest units come first.
-    const int32_t step = attention_tile_tokens(a.heads / a.kv_heads);
-    const auto tiles = [&](const SequenceSpan &s) { return (s.count + step - 1) / step; };
-    int64_t units = 0;
-    for (const SequenceSpan &s : batch_->sequences) units += int64_t{tiles(s)} * a.kv_heads;
-    pool_->for_each(worker.thread, units, [&](int64_t unit) {
-        size_t s = 0;
-        while (unit >= int64_t{tiles(batch_->sequences[s])} * a.kv_heads)
-            unit -= int64_t{tiles(batch_->sequences[s++])} * a.kv_heads;
-        const SequenceSpan &sequence = batch_->sequences[s];
-        const int32_t first = (tiles(sequence) - 1 - static_cast<int32_t>(unit / a.kv_heads)) * step;
-        const int32_t kv_head = static_cast<int32_t>(unit % a.kv_heads);
-        const AttentionTile rows = tile(a, sequence, kv_head, first, std::min(step, sequence.count - first));
-        isa_.attention->attend(rows, scratch_[static_cast<size_t>(worker.thread)].as<float>());
-        rotate_back(a, rows);
-    });
 }
 
 void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {

@@ -1,0 +1,236 @@
+#include "kernels/cpu/attention_runner.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+namespace runnel::kernels::cpu {
+namespace {
+
+constexpr int32_t kRangeTokens = 4;  // up to here attention may be split by ranges of keys
+
+// The factor of q at a position.
+float temperature(const Attention::Temperature &t, int32_t position) {
+    const int64_t steps = (int64_t{position} + t.offset) / t.length;
+    return static_cast<float>(1 + static_cast<double>(t.beta) * std::log1p(static_cast<double>(steps)));
+}
+
+// Floats.
+size_t scratch_of(const Attention &a) {
+    const int32_t group = a.heads / a.kv_heads;
+    return attention_scratch(a.head_dim_k, a.head_dim_v,
+                             group * std::max(kRangeTokens, attention_tile_tokens(group)));
+}
+
+}  // namespace
+
+size_t AttentionRunner::scratch_bytes(const Program &program) {
+    size_t floats = 0;
+    for (const Step &step : program.steps)
+        if (const auto *a = std::get_if<Attention>(&step)) floats = std::max(floats, scratch_of(*a));
+    return floats * sizeof(float);
+}
+
+AttentionRunner::AttentionRunner(const Surroundings &surroundings, const CacheConfig &cache,
+                                 int32_t max_tokens)
+    : s_(surroundings), k_type_(cache.k), v_type_(cache.v) {
+    const size_t row_bytes = static_cast<size_t>(max_tokens) * sizeof(float);
+    size_t sink_q = 0, partials = 0;
+    for (const Step &step : s_.program->steps) {
+        const auto *a = std::get_if<Attention>(&step);
+        if (a == nullptr) continue;
+        partials = std::max(partials, partials_of(*a, cache) * sizeof(float));
+        if (a->sink_cells == 0) continue;
+        sink_q = std::max(sink_q, row_bytes * static_cast<size_t>(width(a->q)));
+        assert(sink_position_ < 0 || sink_position_ == a->window + a->sink_cells - 1);
+        sink_position_ = a->window + a->sink_cells - 1;
+    }
+    partials_ = LazyBuffer(partials, "attention");
+    sink_q_ = LazyBuffer(sink_q, "activations");
+    for (Rotations *rotations : {&rotations_, &sink_rotations_})
+        for (const RopeTable &rope : s_.program->ropes) {
+            rotations->cosines.emplace_back(row_bytes * rope.inv_freq.size(), "rotations");
+            rotations->sines.emplace_back(row_bytes * rope.inv_freq.size(), "rotations");
+        }
+}
+
+void AttentionRunner::rotations(const Batch &batch, int thread) noexcept {
+    const int32_t rows = static_cast<int32_t>(batch.tokens.size());
+    const auto compute = [&](Rotations &rotations, size_t r, int32_t t, int32_t position) {
+        const RopeTable &rope = s_.program->ropes[r];
+        const size_t at = static_cast<size_t>(t) * rope.inv_freq.size();
+        rope_row(rope, position, rotations.cosines[r].as<float>() + at, rotations.sines[r].as<float>() + at);
+    };
+    for (size_t r = 0; r < s_.program->ropes.size(); ++r)
+        for (int32_t t = thread; t < rows; t += s_.pool->threads()) {
+            const int32_t position = batch.positions[static_cast<size_t>(t)];
+            compute(rotations_, r, t, position);
+            if (sink_position_ >= 0) compute(sink_rotations_, r, t, std::min(position, sink_position_));
+        }
+}
+
+// Norm and rotation of consecutive heads of a token.
+void AttentionRunner::turn(const Attention &a, float *head, int32_t heads, WeightId norm, int32_t token,
+                           const Rotations &rotations) noexcept {
+    const auto normalize_heads = [&] {
+        for (int32_t h = 0; h < heads && norm != kNoWeight; ++h) {
+            float *x = head + h * a.head_dim_k;
+            s_.vector->rms_norm(x, {vector_of(norm), nullptr, nullptr}, a.head_dim_k, a.norm_eps, x);
+        }
+    };
+    if (!a.norm_after_rope) normalize_heads();
+    if (a.rope >= 0) {
+        const size_t r = static_cast<size_t>(a.rope);
+        const RopeTable &rope = s_.program->ropes[r];
+        const size_t pairs = rope.inv_freq.size(), at = static_cast<size_t>(token) * pairs;
+        s_.vector->rope(head + rope.first, heads, a.head_dim_k, rotations.cosines[r].as<float>() + at,
+                        rotations.sines[r].as<float>() + at, static_cast<int32_t>(pairs), rope.pairs);
+    }
+    if (a.norm_after_rope) normalize_heads();
+}
+
+// Norms and rotations of the query heads of one K/V head of a token; for sink cells another time.
+void AttentionRunner::prepare_queries(const Attention &a, int32_t kv_head, int32_t token,
+                                      int32_t position) noexcept {
+    const int32_t group = a.heads / a.kv_heads;
+    const int64_t at = int64_t{kv_head} * group * a.head_dim_k, size = int64_t{group} * a.head_dim_k;
+    float *q = row(a.q, token) + at;
+    const auto prepare = [&](float *x, const Rotations &rotations) {
+        turn(a, x, group, a.q_norm, token, rotations);
+        if (a.temperature.beta != 0) s_.vector->scale(temperature(a.temperature, position), x, size, x);
+        if (can_rotate(a) && rotates_keys(k_type_)) rotate_heads(x, group, a.head_dim_k);
+    };
+    if (a.sink_cells > 0) {
+        float *sink_q = sink_row(a, token) + at;
+        std::copy_n(q, size, sink_q);
+        prepare(sink_q, sink_rotations_);
+    }
+    prepare(q, rotations_);
+}
+
+// work: head_dim_v floats
+void AttentionRunner::append_cell(const Attention &a, const KvPages &pages, int32_t cell, int32_t kv_head,
+                                  int32_t token, float *work) noexcept {
+    float *k = row(a.k, token) + kv_head * a.head_dim_k;
+    const float *v = a.v == kNoSlot ? nullptr : row(a.v, token) + kv_head * a.head_dim_v;
+    turn(a, k, 1, a.k_norm, token, rotations_);
+    if (can_rotate(a) && rotates_keys(k_type_)) rotate_heads(k, 1, a.head_dim_k);
+    if (v && can_rotate(a) && rotates_values(v_type_)) {
+        std::copy_n(v, a.head_dim_v, work);
+        rotate_heads(work, 1, a.head_dim_v);
+        v = work;
+    }
+    s_.kernels->append(pages, cell, 1, k, width(a.k), v, v ? width(a.v) : 0);
+}
+
+// A unit is one K/V head of one token with its query heads.
+void AttentionRunner::append(const Attention &a, const Batch &batch, int thread) noexcept {
+    float *work = scratch(thread);
+    const size_t table = group(a);
+    for (const SequenceSpan &sequence : batch.sequences) {
+        const int64_t units = int64_t{sequence.count} * a.kv_heads;
+        const int64_t first = units * thread / s_.pool->threads(),
+                      last = units * (thread + 1) / s_.pool->threads();
+        for (int64_t unit = first; unit < last; ++unit) {
+            const int32_t i = static_cast<int32_t>(unit / a.kv_heads),
+                          kv_head = static_cast<int32_t>(unit % a.kv_heads);
+            const int32_t token = sequence.first + i;
+            prepare_queries(a, kv_head, token, batch.positions[static_cast<size_t>(token)]);
+            if (a.k != kNoSlot)
+                append_cell(a, s_.cache->pages(a, kv_head, sequence.tables[table].data()), sequence.past + i,
+                            kv_head, token, work);
+        }
+    }
+}
+
+// What was summed are rotated values.
+void AttentionRunner::rotate_back(const Attention &a, const AttentionTile &tile) noexcept {
+    if (!can_rotate(a) || !rotates_values(v_type_)) return;
+    for (int32_t t = 0; t < tile.tokens; ++t)
+        rotate_heads(tile.out + t * tile.out_stride, tile.heads, a.head_dim_v);
+}
+
+AttentionTile AttentionRunner::tile(const Attention &a, const SequenceSpan &sequence, int32_t kv_head,
+                                    int32_t first, int32_t tokens) const noexcept {
+    const int32_t heads = a.heads / a.kv_heads;
+    const size_t table = group(a);
+    return {.pages = s_.cache->pages(a, kv_head, sequence.tables[table].data()),
+            .q = row(a.q, sequence.first + first) + kv_head * heads * a.head_dim_k,
+            .out = row(a.out, sequence.first + first) + kv_head * heads * a.head_dim_v,
+            .q_stride = width(a.q),
+            .out_stride = width(a.out),
+            .tokens = tokens,
+            .heads = heads,
+            .first_cell = sequence.past + first,
+            .window = a.window,
+            .scale = a.scale,
+            .chunked = a.window_kind == Attention::Window::Chunked,
+            .softcap = a.softcap,
+            .sinks = a.sinks == kNoWeight ? nullptr : vector_of(a.sinks) + kv_head * heads,
+            .sink_cells = a.sink_cells,
+            .sink_q = a.sink_cells == 0
+                          ? nullptr
+                          : sink_row(a, sequence.first + first) + kv_head * heads * a.head_dim_k};
+}
+
+size_t AttentionRunner::partials_of(const Attention &a, const CacheConfig &cache) const {
+    const size_t ranges = static_cast<size_t>(cache.blocks[group(a)]) * kBlockTokens / kRangeCells + 3;
+    AttentionTile shape{};
+    shape.pages.head_dim_k = a.head_dim_k;
+    shape.pages.head_dim_v = a.head_dim_v;
+    shape.tokens = kRangeTokens;
+    shape.heads = a.heads / a.kv_heads;
+    return attention_partial(shape) * ranges * static_cast<size_t>(a.kv_heads);
+}
+
+// Few tokens, a long context and fewer K/V heads than would keep all threads busy: a unit is one range of
+// keys of one head. The ranges are those that attend() forms itself, so the result is the same.
+void AttentionRunner::attend_by_ranges(const Attention &a, const SequenceSpan &sequence,
+                                       int thread) noexcept {
+    const int32_t ranges = range_count(tile(a, sequence, 0, 0, sequence.count));
+    const auto partial = [&](int32_t kv_head, int32_t range) {
+        const AttentionTile t = tile(a, sequence, kv_head, 0, sequence.count);
+        return partials_.as<float>() + attention_partial(t) * static_cast<size_t>(kv_head * ranges + range);
+    };
+    s_.pool->for_each(thread, int64_t{a.kv_heads} * ranges, [&](int64_t unit) {
+        const int32_t kv_head = static_cast<int32_t>(unit / ranges),
+                      range = static_cast<int32_t>(unit % ranges);
+        s_.kernels->attend_range(tile(a, sequence, kv_head, 0, sequence.count), range,
+                                 partial(kv_head, range), scratch(thread));
+    });
+    s_.pool->barrier();
+    s_.pool->for_each(thread, a.kv_heads, [&](int64_t kv_head) {
+        const int32_t head = static_cast<int32_t>(kv_head);
+        const AttentionTile rows = tile(a, sequence, head, 0, sequence.count);
+        s_.kernels->join(rows, partial(head, 0), ranges);
+        rotate_back(a, rows);
+    });
+}
+
+void AttentionRunner::attend(const Attention &a, const Batch &batch, int thread) noexcept {
+    const SequenceSpan &only = batch.sequences[0];
+    const bool one_short = batch.sequences.size() == 1 && only.count <= kRangeTokens;
+    if (one_short && s_.pool->threads() > 1 && a.kv_heads < 4 * s_.pool->threads() &&
+        range_count(tile(a, only, 0, 0, only.count)) > 1) {
+        attend_by_ranges(a, only, thread);
+        return;
+    }
+    // Units of all sequences in one numbering; later tokens see more keys, so the largest units come first.
+    const int32_t step = attention_tile_tokens(a.heads / a.kv_heads);
+    const auto tiles = [&](const SequenceSpan &s) { return (s.count + step - 1) / step; };
+    int64_t units = 0;
+    for (const SequenceSpan &s : batch.sequences) units += int64_t{tiles(s)} * a.kv_heads;
+    s_.pool->for_each(thread, units, [&](int64_t unit) {
+        size_t s = 0;
+        while (unit >= int64_t{tiles(batch.sequences[s])} * a.kv_heads)
+            unit -= int64_t{tiles(batch.sequences[s++])} * a.kv_heads;
+        const SequenceSpan &sequence = batch.sequences[s];
+        const int32_t first = (tiles(sequence) - 1 - static_cast<int32_t>(unit / a.kv_heads)) * step;
+        const int32_t kv_head = static_cast<int32_t>(unit % a.kv_heads);
+        const AttentionTile rows = tile(a, sequence, kv_head, first, std::min(step, sequence.count - first));
+        s_.kernels->attend(rows, scratch(thread));
+        rotate_back(a, rows);
+    });
+}
+
+}  // namespace runnel::kernels::cpu
