@@ -14,8 +14,6 @@
 namespace runnel::commands {
 namespace {
 
-constexpr size_t kLargestInput = (size_t{512} << 20) - 1;  // what the tokenizers take
-
 std::string reason() {
     return std::generic_category().message(errno);
 }

@@ -100,6 +100,9 @@ class InputFile {
     bool owned_;
 };
 
+// No text longer than this is taken: the tokenizers count in 32 bits.
+inline constexpr size_t kLargestInput = (size_t{512} << 20) - 1;
+
 // All of a file ("-": of `in`). Throws UsageError when it cannot be opened (exit code 2, as for a model that
 // is not there), InputError when reading fails or it is 512 MiB or larger, Interrupted when the user asked
 // `stop` for it. (A deadline does not cut a prompt: what is generated for half a question helps nobody.)

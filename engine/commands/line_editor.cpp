@@ -15,6 +15,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "engine/commands/io.h"
+#include "engine/commands/line_reader.h"
 #include "engine/commands/terminal.h"
 
 namespace runnel::commands {
@@ -153,38 +155,21 @@ class TerminalLines final : public LineSource {
 
 class PlainLines final : public LineSource {
   public:
-    PlainLines(int fd, std::string before) : fd_(fd), buffer_(std::move(before)) {}
+    PlainLines(int fd, std::string before) : reader_(fd, "stdin", kLargestInput, std::move(before)) {}
 
     Event read(const std::string &, std::string &line) override {
-        size_t end, searched = at_;
-        while ((end = buffer_.find('\n', searched)) == std::string::npos) {
-            searched = buffer_.size() - at_;
-            const bool more = fill();  // moves what is left to the beginning
-            if (!more) break;
-        }
-        if (end == std::string::npos && at_ == buffer_.size()) return Event::End;
-        line = buffer_.substr(at_, end == std::string::npos ? end : end - at_);
-        at_ = end == std::string::npos ? buffer_.size() : end + 1;
-        if (line.ends_with('\r')) line.pop_back();
+        LineReader::State state;
+        do state = reader_.next(line, -1);
+        while (state == LineReader::State::NotYet);
+        if (state == LineReader::State::End) return Event::End;
+        if (reader_.cut())
+            throw InputError("line " + std::to_string(reader_.number()) + " of stdin is longer than 512 MiB");
         return Event::Line;
     }
-    bool has_line() const override { return buffer_.find('\n', at_) != std::string::npos; }
+    bool has_line() const override { return reader_.has_line(); }
 
   private:
-    bool fill() {
-        buffer_.erase(0, at_);
-        at_ = 0;
-        char bytes[1 << 16];
-        ssize_t n;
-        do n = ::read(fd_, bytes, sizeof bytes);
-        while (n < 0 && errno == EINTR);
-        if (n <= 0) return false;
-        buffer_.append(bytes, static_cast<size_t>(n));
-        return true;
-    }
-    int fd_;
-    std::string buffer_;
-    size_t at_ = 0;  // where the next line begins
+    LineReader reader_;
 };
 
 }  // namespace

@@ -15,12 +15,16 @@ class LineReader {
         End,
     };
 
-    // Reads `fd`, called `name` in messages. Lines longer than `longest` bytes are cut there.
-    LineReader(int fd, std::string name, size_t longest);
+    // Reads `fd`, called `name` in messages, behind `before`, which was read from it already. Lines longer
+    // than `longest` bytes are cut there.
+    LineReader(int fd, std::string name, size_t longest, std::string before = {});
 
     // The next line, without its line end ("\n" or "\r\n") and, at the very beginning, a byte order mark. The
     // last one need not have an end. Waits for input at most so many milliseconds. Throws InputError.
     State next(std::string &line, int wait_milliseconds);
+
+    // A whole line is there without waiting.
+    bool has_line() const { return buffer_.find('\n', begin_ + searched_) != std::string::npos; }
 
     // Of the line read last: its number, from 1 on; whether it was cut; whether it had a line end.
     int64_t number() const { return number_; }

@@ -59,9 +59,10 @@ ModelShape tiny(const std::string &arch) {
 // Those of scripts/verify-families.
 ModelShape as_recorded(const std::string &arch) {
     ModelShape shape;
-    shape.arch = arch, shape.layers = arch == "gemma2" ? 26 : 7, shape.width = 64, shape.ff = 96;
+    shape.arch = arch, shape.width = 64, shape.ff = 96;
+    shape.layers = arch == "gemma2" ? 26 : arch == "exaone4-32b" ? 64 : 7;
     shape.heads = 4, shape.kv_heads = 2, shape.vocab = 320, shape.context = 512, shape.seed = 11;
-    for (const char *same : {"olmo2", "olmo3", "gpt2", "gptneox", "gptneox-sequential", "phi2"})
+    for (const char *same : {"olmo2", "olmo3", "olmoe", "gpt2", "gptneox", "gptneox-sequential", "phi2"})
         if (arch == same) shape.kv_heads = 4;
     shape.threads = 1;
     return shape;
