@@ -29,7 +29,7 @@ std::string row_text(const Verification &row) {
     char numbers[96];
     std::snprintf(numbers, sizeof numbers, "%8.1e  %8.1e  %7.2f%%", row.mean_kl, row.largest_kl,
                   100 * row.same_top);
-    return "  " + padded(row.family, 28) + padded(row.peer, 16) + numbers + "\n";
+    return "  " + padded(row.family, 28) + padded(row.peer, 18) + numbers + "\n";
 }
 
 std::vector<std::string_view> formats() {
@@ -48,7 +48,7 @@ void print_text(Io &io) {
         "families, and how far their next-token distributions are from a peer's on the same file of random "
         "F32\n"
         "weights (KL divergence, nats per token; how often the most likely token is the same)\n\n  " +
-        padded("family", 28) + padded("peer", 16) + " mean KL    max KL   same top\n";
+        padded("family", 28) + padded("peer", 18) + " mean KL    max KL   same top\n";
     for (const Verification &row : model::verifications()) text += row_text(row);
     for (const std::string_view name : model::supported_architectures())
         if (!is_recorded(name))

@@ -1,5 +1,5 @@
 // Every family: its files are understood, and what is computed with them is right: the steps as double
-// precision does them, and the logits as llama.cpp or ik_llama.cpp has computed them for the same file.
+// precision does them, and the logits as llama.cpp has computed them for the same file.
 #include <doctest/doctest.h>
 
 #include <algorithm>
