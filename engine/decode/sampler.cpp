@@ -199,25 +199,48 @@ void Sampler::keep_argmax() {
     result_.candidates.push_back({static_cast<TokenId>(largest - logits_.begin()), *largest, 1});
 }
 
-const Distribution &Sampler::distribution(std::span<const float> logits, std::span<const TokenId> history) {
+void Sampler::filter(std::span<const float> logits, std::span<const TokenId> history) {
     load(logits);
     penalize(history);
     const bool greedy = !(options_.temperature > 0);
     greedy ? keep_argmax() : keep_top_k();
     if (result_.candidates.empty())
         throw DecodeError(DecodeError::Kind::Failed, "every token is forbidden by the logit biases");
-    if (!greedy) {
-        keep_typical();
-        keep_top_p();
-        keep_min_p();
-        softmax(options_.temperature);
-    }
+    if (greedy) return;
+    keep_typical();
+    keep_top_p();
+    keep_min_p();
+}
+
+const Distribution &Sampler::distribution(std::span<const float> logits, std::span<const TokenId> history) {
+    filter(logits, history);
+    if (options_.temperature > 0) softmax(options_.temperature);
     return result_;
 }
 
+// log p_i is l_i / temperature and a constant: no probability is needed.
+TokenId Sampler::draw(size_t position) const {
+    const std::vector<Candidate> &set = result_.candidates;
+    assert(!set.empty());
+    if (set.size() == 1) return set.front().id;
+    GumbelNoise noise(options_.seed, stream_, static_cast<uint32_t>(position));
+    TokenId best = -1;
+    double most = 0;
+    for (const Candidate &c : set) {
+        const double log_p = double{c.logit} / double{options_.temperature};
+        const auto id = static_cast<uint32_t>(c.id);
+        if (best >= 0 && log_p + noise.bound(id) < most) continue;
+        const double value = log_p + noise.value(id);
+        if (best >= 0 && (value < most || (value == most && c.id > best))) continue;
+        best = c.id;
+        most = value;
+    }
+    return best;
+}
+
 TokenId Sampler::sample(std::span<const float> logits, std::span<const TokenId> history) {
-    return distribution(logits, history)
-        .pick(uniform(options_.seed, stream_, static_cast<uint32_t>(history.size())));
+    filter(logits, history);
+    return draw(history.size());
 }
 
 }  // namespace runnel::decode

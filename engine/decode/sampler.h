@@ -13,6 +13,12 @@
 //   6. min-p       l_i >= max l + log(min_p)
 //   7. temperature l_i /= temperature
 // Equal values are ordered by id. Every filter keeps at least one candidate. Sums are in double.
+//
+// Of the candidates that are left, the one of the largest log p_i + g_i is drawn (of equals the lowest id),
+// g_i being noise that is a pure function of seed, stream, position and token id (GumbelNoise in random.h): a
+// draw from p that nothing else has part in, and that a second model with the same noise and a similar p
+// mostly agrees with (Daliri, Musco, Suresh: "Coupling without Communication and Drafter-Invariant
+// Speculative Decoding", 2024).
 #pragma once
 
 #include <cstdint>
@@ -72,12 +78,15 @@ class Sampler {
     // Precondition: logits.size() >= vocab.
     const Distribution &distribution(std::span<const float> logits, std::span<const TokenId> history);
 
-    // distribution(), and a draw that depends on the seed, the stream and history.size() only.
+    // A draw from the distribution() of these, with the noise of position history.size().
     TokenId sample(std::span<const float> logits, std::span<const TokenId> history);
+    // The same from what distribution() gave last.
+    TokenId draw(size_t position) const;
 
     const SamplingOptions &options() const { return options_; }
 
   private:
+    void filter(std::span<const float> logits, std::span<const TokenId> history);
     void load(std::span<const float> logits);
     void penalize(std::span<const TokenId> history);
     void keep_top_k();

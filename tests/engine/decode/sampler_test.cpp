@@ -117,16 +117,40 @@ TEST_CASE("philox: the vectors of its authors") {
 TEST_CASE("uniform: in range, of the right mean, different for position, stream, seed and purpose") {
     double sum = 0;
     for (uint32_t i = 0; i < 20000; ++i) {
-        const double u = uniform(7, 0, i);
+        const double u = uniform(7, 0, i, Draw::Residual);
         REQUIRE((u >= 0 && u < 1));
         sum += u;
     }
     CHECK(sum / 20000 == doctest::Approx(0.5).epsilon(0.02));
-    CHECK(uniform(7, 0, 0) == uniform(7, 0, 0));
-    CHECK(uniform(7, 0, 0) != uniform(7, 0, 1));
-    CHECK(uniform(7, 0, 0) != uniform(7, 1, 0));
-    CHECK(uniform(7, 0, 0) != uniform(uint64_t{7} << 32, 0, 0));
-    CHECK(uniform(7, 0, 0) != uniform(7, 0, 0, Draw::Acceptance));
+    const double u = uniform(7, 0, 0, Draw::Residual);
+    CHECK(u == uniform(7, 0, 0, Draw::Residual));
+    CHECK(u != uniform(7, 0, 1, Draw::Residual));
+    CHECK(u != uniform(7, 1, 0, Draw::Residual));
+    CHECK(u != uniform(uint64_t{7} << 32, 0, 0, Draw::Residual));
+    CHECK(u != uniform(7, 0, 0, Draw::Acceptance));
+}
+
+TEST_CASE("noise: of the Gumbel distribution, its own for id, position, stream and seed, within its bound") {
+    const int count = 40000;
+    double sum = 0, squares = 0, cubes = 0;
+    std::array<int, 10> tenths{};  // of the distribution function exp(-exp(-g))
+    for (uint32_t i = 0; i < count; ++i) {
+        GumbelNoise noise(11, 0, i / 1000);
+        const double g = noise.value(i % 1000);
+        REQUIRE(g <= noise.bound(i % 1000));
+        REQUIRE((g > -3.65 && g < 36.8));
+        sum += g, squares += g * g, cubes += g * g * g;
+        ++tenths[std::min<size_t>(9, static_cast<size_t>(10 * std::exp(-std::exp(-g))))];
+    }
+    CHECK(sum / count == doctest::Approx(0.5772).epsilon(0.03));
+    CHECK(squares / count == doctest::Approx(0.5772 * 0.5772 + 1.6449).epsilon(0.03));
+    for (const int n : tenths) CHECK(std::abs(n - count / 10) < 300);  // 5 standard deviations
+    const double g = GumbelNoise(11, 0, 5).value(6);
+    CHECK(g == GumbelNoise(11, 0, 5).value(6));
+    CHECK(g != GumbelNoise(11, 0, 5).value(7));
+    CHECK(g != GumbelNoise(11, 0, 6).value(6));
+    CHECK(g != GumbelNoise(11, 1, 5).value(6));
+    CHECK(g != GumbelNoise(12, 0, 5).value(6));
 }
 
 TEST_CASE("sampler: equals a naive implementation that sorts everything") {
@@ -193,6 +217,107 @@ TEST_CASE("sampler: draws follow the distribution and depend on seed, stream and
     for (size_t i = 0; i < 100; ++i)
         different += again.sample(logits, std::span(history).first(i)) != drawn[i];
     CHECK(different > 30);
+}
+
+// The definition, without a shortcut.
+static TokenId naive_draw(const SamplingOptions &o, uint32_t stream, size_t position,
+                          const Distribution &distribution) {
+    TokenId best = -1;
+    double most = 0;
+    GumbelNoise noise(o.seed, stream, static_cast<uint32_t>(position));
+    for (const Candidate &c : distribution.candidates) {
+        const double value =
+            double{c.logit} / double{o.temperature} + noise.value(static_cast<uint32_t>(c.id));
+        if (best < 0 || value > most || (value == most && c.id < best)) best = c.id, most = value;
+    }
+    return best;
+}
+
+TEST_CASE("sampler: no candidate is passed over that could have won") {
+    for (uint32_t seed = 0; seed < 300; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        const int32_t vocab = choose(rng, {1, 2, 17, 300, 5000});
+        std::vector<float> logits(static_cast<size_t>(vocab));
+        std::normal_distribution<float> normal(0, choose(rng, {0.0f, 0.1f, 2.0f, 6.0f}));
+        for (float &l : logits) l = normal(rng);
+        SamplingOptions o;
+        o.temperature = choose(rng, {0.3f, 1.0f, 3.0f});
+        o.top_k = choose(rng, {0, 40}), o.top_p = choose(rng, {0.95f, 1.0f}), o.min_p = 0;
+        o.seed = seed;
+        Sampler sampler(o, vocab);
+        sampler.set_stream(seed % 3);
+        const std::vector<TokenId> history(seed % 50, 0);
+        const TokenId drawn = sampler.sample(logits, history);
+        CHECK(drawn == naive_draw(o, seed % 3, history.size(), sampler.distribution(logits, history)));
+        CHECK(drawn == sampler.draw(history.size()));
+    }
+}
+
+TEST_CASE("sampler: draws have the frequencies of the chain's probabilities (chi-square)") {
+    for (uint32_t seed = 0; seed < 6; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        std::vector<float> logits(30);
+        std::normal_distribution<float> normal(0, 2);
+        for (float &l : logits) l = normal(rng);
+        SamplingOptions o;
+        o.seed = seed;
+        o.temperature = choose(rng, {0.5f, 1.0f, 1.5f});
+        if (seed % 2 == 0) o.top_k = 0, o.top_p = 1, o.min_p = 0;
+        if (seed % 3 == 0) o.typical = 0.8f;
+        Sampler sampler(o, 30);
+        constexpr int kDraws = 20000;
+        std::vector<int> counts(30);
+        const std::vector<TokenId> positions(kDraws, 0);
+        for (size_t i = 0; i < kDraws; ++i)
+            ++counts[static_cast<size_t>(sampler.sample(logits, std::span(positions).first(i)))];
+        double chi_square = 0, rest = 0;
+        int classes = 0, rest_count = kDraws;
+        for (const Candidate &c : sampler.distribution(logits, {}).candidates) {
+            const double expected = c.probability * kDraws;
+            if (expected < 10) {
+                rest += expected;
+                continue;
+            }
+            const int n = counts[static_cast<size_t>(c.id)];
+            rest_count -= n;
+            chi_square += (n - expected) * (n - expected) / expected;
+            ++classes;
+        }
+        if (rest >= 10) chi_square += (rest_count - rest) * (rest_count - rest) / rest, ++classes;
+        CAPTURE(classes);
+        // Mean d, variance 2 d for d = classes - 1: five standard deviations.
+        CHECK(chi_square < classes - 1 + 5 * std::sqrt(2.0 * std::max(1, classes - 1)));
+    }
+}
+
+TEST_CASE("sampler: two models with the same noise agree as often as the coupling promises") {
+    for (uint32_t seed = 0; seed < 5; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        std::vector<float> p(50), q(50);
+        std::normal_distribution<float> normal(0, 2), apart(0, 0.2f + 0.3f * static_cast<float>(seed));
+        for (size_t i = 0; i < p.size(); ++i) p[i] = normal(rng), q[i] = p[i] + apart(rng);
+        SamplingOptions o;
+        o.temperature = 1, o.top_k = 0, o.top_p = 1, o.min_p = 0, o.seed = seed;
+        Sampler sampler(o, 50);
+        double variation = 0;
+        const Distribution of_p = sampler.distribution(p, {}), of_q = sampler.distribution(q, {});
+        for (size_t i = 0; i < p.size(); ++i)
+            variation += std::abs(of_p.candidates[i].probability - of_q.candidates[i].probability) / 2;
+        constexpr int kDraws = 10000;
+        const std::vector<TokenId> positions(kDraws, 0);
+        int agreed = 0;
+        for (size_t i = 0; i < kDraws; ++i) {
+            const auto history = std::span(positions).first(i);
+            agreed += sampler.sample(p, history) == sampler.sample(q, history);
+        }
+        CAPTURE(variation);
+        const double rate = double(agreed) / kDraws;
+        CHECK(rate > (1 - variation) / (1 + variation) - 0.02);
+        CHECK(rate < 1 - variation + 0.02);  // no coupling agrees more often
+    }
 }
 
 TEST_CASE("sampler: what cannot be sampled is an error") {
