@@ -1,0 +1,71 @@
+// How many tokens to draft: as many as bring the most tokens per second, down to none.
+//
+// A pass that verifies k drafted tokens yields 1 + a_1 + a_1 a_2 + ... + a_1...a_k tokens in expectation, a_i
+// being the probability that the i-th is right when those before it were, and costs PassCosts::seconds(1 + k)
+// and the time that drafting took. The k of the largest ratio wins; k = 0 is plain decoding.
+//
+// Estimates err, and texts change. What keeps the loss small is an account, in seconds: a draft may cost at
+// most what is in it. It begins with one and a half plain steps, every pass pays in 1.5% of its time, tokens
+// gained pay in the plain steps they saved, and every draft takes out what it cost more than a plain step. On
+// a text that nobody can predict the loss is thus below 1.5% and a moment; and while nothing is drafted, the
+// account pays for a look now and then whether that has changed. A draft is never longer than the number of
+// tokens accepted lately, and one: trust grows in steps of two. (Costs in the account are the corrected
+// medians of PassCosts, so that a disturbed pass is nobody's fault.)
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/decode/speculation/acceptance.h"
+#include "engine/decode/speculation/pass_costs.h"
+#include "engine/decode/speculation/running_median.h"
+
+namespace runnel::decode {
+
+struct DraftLengthOptions {
+    int32_t least = 0;   // --draft-min: fewer are not worth a pass (0 and 1 mean the same)
+    int32_t most = 16;   // --draft-max
+    bool fixed = false;  // always `most`, whatever it costs: for measurements
+};
+
+// For one sequence and one source. `beside`: tokens that other sequences bring to the same pass.
+class DraftLength {
+  public:
+    explicit DraftLength(DraftLengthOptions options) : options_(options) {}
+
+    // Before drafting: how many tokens to ask the source for; 0: a plain step. `room`: how many there may be
+    // at most (context, batch, limit of the answer).
+    int32_t ask(const PassCosts &costs, int32_t room, int32_t beside = 0) const;
+
+    // After drafting: how many of the drafted tokens, of which the source is so sure, to verify.
+    int32_t keep(const PassCosts &costs, std::span<const float> probabilities, int32_t beside = 0) const;
+
+    struct Round {
+        int32_t asked = 0;                          // 0: the source was not asked
+        std::span<const float> probabilities = {};  // of what it drafted
+        int32_t verified = 0, accepted = 0;         // accepted <= verified <= probabilities.size()
+        double draft_seconds = 0;
+        int32_t beside = 0;
+    };
+    // After the pass. (PassCosts::observe is the caller's: a pass is shared by all its sequences.) The
+    // draft_seconds of the first round are not counted: a draft model computes the prompt then.
+    void record(const PassCosts &costs, const Round &round);
+
+    // The probability that a drafted token of this source is accepted, as things stand.
+    double acceptance() const { return acceptance_.typical(); }
+    // Seconds that drafting a token takes: the median of the last rounds.
+    double draft_seconds() const { return drafting_.empty() ? 0 : drafting_.value(); }
+
+  private:
+    struct Choice;
+    int32_t trusted() const;
+    double balance(const PassCosts &costs) const;
+
+    DraftLengthOptions options_;
+    Acceptance acceptance_;
+    RunningMedian<9> drafting_;  // seconds per token
+    bool asked_before_ = false;
+    double account_ = 0;  // beside what it began with
+};
+
+}  // namespace runnel::decode

@@ -1,0 +1,35 @@
+// The middle of the last few measurements: what one disturbed measurement does not move.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace runnel::decode {
+
+// Of the last `Count` values.
+template <size_t Count>
+class RunningMedian {
+  public:
+    void add(double value) {
+        values_[static_cast<size_t>(added_ % Count)] = value;
+        ++added_;
+    }
+    bool empty() const { return added_ == 0; }
+    size_t count() const { return static_cast<size_t>(std::min<uint64_t>(added_, Count)); }
+    // The lower one of two in the middle. Precondition: !empty().
+    double value() const {
+        std::array<double, Count> sorted = values_;
+        const auto end = sorted.begin() + static_cast<std::ptrdiff_t>(count());
+        const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((count() - 1) / 2);
+        std::nth_element(sorted.begin(), middle, end);
+        return *middle;
+    }
+
+  private:
+    std::array<double, Count> values_{};
+    uint64_t added_ = 0;
+};
+
+}  // namespace runnel::decode

@@ -1,0 +1,151 @@
+#include "engine/decode/speculation/pass_costs.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "tests/support/random.h"
+#include "tests/support/toy_backend.h"
+
+using namespace runnel::decode;
+using namespace runnel::testing;
+
+namespace {
+
+constexpr int32_t kVocab = 50;
+
+struct Rig {
+    ToyBackend *backend;
+    Executor executor;
+    explicit Rig(ExecutorOptions options) : Rig(std::make_unique<ToyBackend>(), options) {}
+    Rig(std::unique_ptr<ToyBackend> toy, ExecutorOptions options)
+        : backend(toy.get()), executor(std::move(toy), toy_program(kVocab), options) {}
+};
+
+}  // namespace
+
+TEST_CASE("pass costs: what was measured, and lines between and behind it") {
+    constexpr Pass kMeasured[] = {{1, 10}, {2, 14}, {4, 30}, {8, 38}, {2, 16}, {2, 15}};
+    const PassCosts costs(kMeasured);
+    CHECK(costs.seconds(1) == doctest::Approx(10));
+    CHECK(costs.seconds(2) == doctest::Approx(15));  // the median
+    CHECK(costs.seconds(3) == doctest::Approx(22.5));
+    CHECK(costs.seconds(4) == doctest::Approx(30));
+    CHECK(costs.seconds(6) == doctest::Approx(34));
+    CHECK(costs.seconds(12) == doctest::Approx(46));
+    CHECK(costs.seconds(32) == doctest::Approx(86));
+    CHECK(costs.seconds(40) == doctest::Approx(102));
+}
+
+TEST_CASE("pass costs: never cheaper for more tokens, whatever was measured") {
+    for (uint64_t seed = 0; seed < 200; ++seed) {
+        CAPTURE(seed);
+        Random random(seed);
+        std::vector<Pass> passes;
+        for (uint64_t i = 0; i < 1 + random.below(12); ++i)
+            passes.push_back({1 + static_cast<int32_t>(random.below(40)), 0.001 + random.uniform()});
+        PassCosts costs(passes);
+        for (int round = 0; round < 30; ++round) {
+            for (int32_t n = 1; n < 60; ++n) {
+                REQUIRE(costs.seconds(n) > 0);
+                REQUIRE(costs.seconds(n + 1) >= costs.seconds(n) * (1 - 1e-12));  // rounding
+            }
+            costs.observe({1 + static_cast<int32_t>(random.below(50)), 0.001 + random.uniform()});
+        }
+    }
+}
+
+TEST_CASE("pass costs: the passes of the sequence correct them") {
+    constexpr Pass kMeasured[] = {{1, 1}, {4, 2}, {16, 5}, {32, 9}};
+    SUBCASE("one observation sets the unit") {
+        PassCosts costs;
+        const double shape = costs.seconds(8) / costs.seconds(1);
+        costs.observe({8, 0.037});
+        CHECK(costs.seconds(8) == doctest::Approx(0.037));
+        CHECK(costs.seconds(1) == doctest::Approx(0.037 / shape));
+    }
+    SUBCASE("a size is corrected by its own passes, others by all; a disturbed pass is passed over") {
+        PassCosts costs(kMeasured);
+        for (int i = 0; i < 60; ++i) {
+            costs.observe({1, i % 5 == 0 ? 40.0 : 1.5});
+            costs.observe({4, i % 7 == 0 ? 0.01 : 2.5});
+        }
+        CHECK(costs.seconds(1) == doctest::Approx(1.5));
+        CHECK(costs.seconds(4) == doctest::Approx(2.5));
+        CHECK(costs.seconds(16) > 5 * 1.2);
+        CHECK(costs.seconds(16) < 5 * 1.6);
+    }
+    SUBCASE("what has not been seen for long follows the others") {
+        PassCosts costs(kMeasured);
+        for (int i = 0; i < 10; ++i) costs.observe({16, 50});
+        CHECK(costs.seconds(16) == doctest::Approx(50));
+        for (int i = 0; i < 300; ++i) costs.observe({1, 1});
+        CHECK(costs.seconds(16) == doctest::Approx(5));
+    }
+    SUBCASE("nonsense and long prompts are ignored") {
+        PassCosts costs(kMeasured);
+        for (int i = 0; i < 20; ++i) {
+            costs.observe({0, 1});
+            costs.observe({512, 1});
+            costs.observe({4, 0});
+            costs.observe({4, -1});
+        }
+        CHECK(costs.seconds(4) == doctest::Approx(2));
+    }
+}
+
+TEST_CASE("pass costs: measured where the sequence stands, which stays as it is") {
+    Rig rig({.context = 400, .batch = 64});
+    Session session(rig.executor);
+    REQUIRE(session.feed(std::vector<TokenId>(100, 7)));
+    const std::vector<float> logits(session.logits().begin(), session.logits().end());
+    std::vector<std::pair<int32_t, int32_t>> passes;  // tokens, and cells before them
+    rig.backend->on_execute = [&](const runnel::kernels::Batch &batch) {
+        REQUIRE(batch.sequences.size() == 1);
+        passes.emplace_back(batch.sequences[0].count, batch.sequences[0].past);
+        CHECK(batch.logit_rows.size() == batch.tokens.size());
+        std::this_thread::sleep_for(std::chrono::microseconds(1000 + 250 * batch.tokens.size()));
+    };
+    const auto start = std::chrono::steady_clock::now();
+    const PassCosts costs = measure_pass_costs(session, 0.1);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    CHECK(took.count() < 5);  // also on a machine that is busy
+    CHECK(passes.size() > 4);
+    for (const auto &[tokens, before] : passes) {
+        CHECK(before == 100);
+        CHECK(tokens <= 32);
+    }
+    CHECK(costs.seconds(1) > 0.00125);
+    CHECK(costs.seconds(16) > costs.seconds(1));
+    CHECK(session.tokens().size() == 100);
+    CHECK(std::ranges::equal(session.logits(), logits));
+    rig.backend->on_execute = {};
+    REQUIRE(session.feed(std::vector<TokenId>(1, 3)));  // the toy checks tables and cells
+}
+
+TEST_CASE("pass costs: what there is no room or no time for is not measured") {
+    const auto sizes = [](Rig &rig, const Session &session, const StopRequest *stop) {
+        rig.backend->records.clear();
+        const PassCosts costs = measure_pass_costs(session, 0.01, stop);
+        CHECK(costs.seconds(8) >= costs.seconds(1));
+        size_t most = 0;
+        for (const ToyBackend::Record &record : rig.backend->records) most = std::max(most, record.tokens);
+        return most;
+    };
+    Rig rig({.context = 64, .batch = 16});
+    Session session(rig.executor);
+    CHECK(sizes(rig, session, nullptr) == 16);  // the batch
+    REQUIRE(session.feed(std::vector<TokenId>(58, 1)));
+    CHECK(sizes(rig, session, nullptr) <= 6);  // the context
+    REQUIRE(session.feed(std::vector<TokenId>(6, 1)));
+    CHECK(sizes(rig, session, nullptr) == 0);
+    session.truncate(10);
+    StopRequest stop;
+    stop.request(StopRequest::Reason::Interrupt);
+    CHECK(sizes(rig, session, &stop) <= 1);
+    CHECK(session.tokens().size() == 10);
+}
