@@ -1,0 +1,144 @@
+#include "engine/decode/speculation/lookup_draft.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace runnel::decode {
+namespace {
+
+constexpr int32_t kLeastMatch = 2;    // a suffix of one token says nothing
+constexpr int32_t kTrustedMatch = 4;  // where it breaks off, the text has been changed
+constexpr int32_t kSureMatch = 8;     // nobody needs a trail beside it
+constexpr int32_t kLongestChange = 32;
+constexpr size_t kCompared = 256;  // last tokens that tell whether a text goes on
+constexpr size_t kJudged = 64;     // more new tokens than that are a prompt, which tells nothing of answers
+constexpr double kPriorTrials = 4;
+
+}  // namespace
+
+size_t LookupDraft::Credit::bin(int32_t matched) {
+    constexpr std::array<int32_t, 11> kBounds{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64};
+    return static_cast<size_t>(std::ranges::upper_bound(kBounds, matched) - kBounds.begin());
+}
+
+double LookupDraft::Credit::of(int32_t matched) const {
+    return rates_[bin(matched)].value((matched + 1) / (matched + 1 + doubt_), kPriorTrials);
+}
+
+void LookupDraft::Credit::add(int32_t matched, bool right) {
+    rates_[bin(matched)].add(right);
+}
+
+std::optional<LookupDraft::Guess> LookupDraft::guess() const {
+    std::optional<Guess> best;
+    const SuffixIndex::Match match = index_.match();
+    if (match.length >= kLeastMatch) best = Guess{match.end, match.length, false, suffixes_.of(match.length)};
+    if (trail_ && trail_->at < trail_->limit) {
+        const double probability = trails_.of(trail_->matched);
+        if (!best || probability > best->probability)
+            best = Guess{trail_->at, trail_->matched, true, probability};
+    }
+    return best;
+}
+
+// The next token is there: were the guesses right?
+void LookupDraft::judge(TokenId token) {
+    const SuffixIndex::Match match = index_.match();
+    if (match.length >= kLeastMatch) suffixes_.add(match.length, at(match.end) == token);
+    if (trail_ && trail_->at < trail_->limit) trails_.add(trail_->matched, at(trail_->at) == token);
+    const std::optional<Guess> best = guess();
+    if (best && best->matched >= kTrustedMatch && at(best->at) != token)
+        trail_ =
+            Trail{.broke = best->at, .limit = static_cast<int32_t>(text_.size()), .since = 0, .at = best->at};
+    else if (best && !best->trail && best->matched >= kSureMatch)
+        trail_.reset();
+}
+
+// The trail takes notice of the newest token, which is in the text already.
+void LookupDraft::pursue(TokenId token) {
+    Trail &trail = *trail_;
+    ++trail.since;
+    if (trail.matched > 0 || trail.since > 1) {
+        if (trail.at < trail.limit && at(trail.at) == token) {
+            ++trail.at;
+            ++trail.matched;
+            return;
+        }
+        if (trail.matched >= kTrustedMatch) {
+            trail.broke = trail.at;
+            trail.since = 1;
+        }
+    }
+    trail.matched = 0;
+    find_again();
+    if (trail.since > kLongestChange) trail_.reset();
+}
+
+// Looks in the old text, from where it broke off, for the newest token: with the one before it if possible,
+// and as near as possible to where it would stand if tokens had been replaced one by one.
+void LookupDraft::find_again() {
+    Trail &trail = *trail_;
+    const auto newest = static_cast<int32_t>(text_.size()) - 1;
+    const int32_t replaced = trail.broke + trail.since - 1;
+    const int32_t end = std::min(trail.limit, replaced + kLongestChange / 2);
+    int32_t best = -1;
+    bool best_pair = false;
+    for (int32_t i = trail.broke; i < end; ++i) {
+        if (at(i) != at(newest)) continue;
+        const bool pair = trail.since > 1 && i > 0 && at(i - 1) == at(newest - 1);
+        if (best >= 0 && pair == best_pair && std::abs(i - replaced) >= std::abs(best - replaced)) continue;
+        if (best_pair && !pair) continue;
+        best = i;
+        best_pair = pair;
+    }
+    trail.matched = best < 0 ? 0 : best_pair ? 2 : 1;
+    trail.at = best < 0 ? replaced + 1 : best + 1;
+}
+
+void LookupDraft::take(TokenId token) {
+    index_.append(token);
+    text_.push_back(token);
+}
+
+void LookupDraft::follow(std::span<const TokenId> text) {
+    const size_t known = text_.size(), compared = std::min(known, kCompared);
+    if (text.size() < known || !std::equal(text_.end() - static_cast<std::ptrdiff_t>(compared), text_.end(),
+                                           text.begin() + static_cast<std::ptrdiff_t>(known - compared))) {
+        index_ = SuffixIndex();
+        text_.clear();
+    }
+    text = text.subspan(text_.size());
+    if (text_.empty() || text.size() > kJudged) {
+        trail_.reset();
+        for (const TokenId token : text) take(token);
+        return;
+    }
+    for (const TokenId token : text) {
+        judge(token);
+        take(token);
+        if (trail_) pursue(token);
+    }
+}
+
+Draft LookupDraft::draft(std::span<const TokenId> text, int32_t most, float least_probability) {
+    follow(text);
+    Draft draft;
+    const std::optional<Guess> best = guess();
+    if (!best) return draft;
+    const Credit &credit = best->trail ? trails_ : suffixes_;
+    for (int32_t i = 0; i < most; ++i) {
+        const auto probability = static_cast<float>(credit.of(best->matched + i));
+        if (probability < least_probability) break;
+        const auto from = static_cast<size_t>(best->at + i);
+        // What goes on up to the end of the text goes on with what it has become there.
+        draft.tokens.push_back(from < text_.size() ? text_[from] : draft.tokens[from - text_.size()]);
+        draft.probabilities.push_back(probability);
+    }
+    return draft;
+}
+
+Draft LookupDraft::draft(std::span<const TokenId> text, int32_t most, float least_probability, Sampler &) {
+    return draft(text, most, least_probability);
+}
+
+}  // namespace runnel::decode

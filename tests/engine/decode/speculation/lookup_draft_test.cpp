@@ -1,0 +1,218 @@
+#include "engine/decode/speculation/lookup_draft.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "tests/support/random.h"
+
+using namespace runnel::decode;
+using runnel::testing::Random;
+
+namespace {
+
+using Text = std::vector<TokenId>;
+
+Text random_text(Random &random, size_t length, uint64_t alphabet) {
+    Text text(length);
+    for (TokenId &token : text) token = static_cast<TokenId>(random.below(alphabet));
+    return text;
+}
+
+bool ends_alike(const Text &text, size_t end, size_t length) {
+    return std::equal(text.end() - static_cast<std::ptrdiff_t>(length), text.end(),
+                      text.begin() + static_cast<std::ptrdiff_t>(end - length));
+}
+
+// The longest suffix of the text that also ends before its end, and the last place where it does.
+SuffixIndex::Match by_force(const Text &text) {
+    SuffixIndex::Match best;
+    for (size_t end = 1; end < text.size(); ++end) {
+        size_t length = 0;
+        while (length < end && ends_alike(text, end, length + 1)) ++length;
+        if (length > 0 && static_cast<int32_t>(length) >= best.length)
+            best = {static_cast<int32_t>(length), static_cast<int32_t>(end)};
+    }
+    return best;
+}
+
+// What a model that edits writes: `original` with about every `every`-th token replaced, left out, or
+// followed by a new one.
+Text edited(const Text &original, uint64_t every, Random &random, uint64_t alphabet) {
+    Text text;
+    for (const TokenId token : original) {
+        if (random.below(every) > 0) {
+            text.push_back(token);
+            continue;
+        }
+        const uint64_t kind = random.below(3);
+        if (kind == 1) continue;
+        if (kind == 2) text.push_back(token);
+        text.push_back(static_cast<TokenId>(random.below(alphabet)));
+    }
+    return text;
+}
+
+struct Drafted {
+    size_t passes = 0, drafted = 0, accepted = 0;
+};
+
+// Continues `prompt` with `answer`, `most` tokens drafted in every pass.
+Drafted play(const Text &prompt, const Text &answer, int32_t most, float least_probability) {
+    LookupDraft source;
+    Text text = prompt;
+    text.push_back(answer.at(0));
+    Drafted out;
+    for (size_t done = 1; done < answer.size();) {
+        const Draft draft = source.draft(text, most, least_probability);
+        REQUIRE(draft.tokens.size() == draft.probabilities.size());
+        REQUIRE(draft.tokens.size() <= static_cast<size_t>(most));
+        size_t right = 0;
+        while (right < draft.tokens.size() && done + right < answer.size() &&
+               draft.tokens[right] == answer[done + right])
+            ++right;
+        const size_t taken = std::min(right + 1, answer.size() - done);
+        text.insert(text.end(), answer.begin() + static_cast<std::ptrdiff_t>(done),
+                    answer.begin() + static_cast<std::ptrdiff_t>(done + taken));
+        done += taken;
+        ++out.passes;
+        out.drafted += draft.tokens.size();
+        out.accepted += right;
+    }
+    return out;
+}
+
+}  // namespace
+
+TEST_CASE("suffix index: the longest suffix seen before, at any time of any text") {
+    for (uint64_t seed = 0; seed < 300; ++seed) {
+        CAPTURE(seed);
+        Random random(seed);
+        const Text whole = seed % 3 == 0 ? edited(random_text(random, 70, 5), 9, random, 5)
+                                         : random_text(random, 120, 1 + random.below(8));
+        SuffixIndex index;
+        Text text;
+        for (const TokenId token : whole) {
+            text.push_back(token);
+            index.append(token);
+            const SuffixIndex::Match got = index.match(), expected = by_force(text);
+            REQUIRE(index.size() == text.size());
+            REQUIRE(got.length == expected.length);
+            if (got.length == 0) continue;
+            REQUIRE(got.end < static_cast<int32_t>(text.size()));
+            REQUIRE(ends_alike(text, static_cast<size_t>(got.end), static_cast<size_t>(got.length)));
+            REQUIRE(got.end == expected.end);  // no text here repeats itself 32 deep
+        }
+    }
+}
+
+TEST_CASE("suffix index: a text of one token, and tokens of any number") {
+    SuffixIndex index;
+    for (int32_t i = 1; i <= 5000; ++i) {
+        index.append(INT32_MAX);
+        REQUIRE(index.match().length == i - 1);
+        if (i > 1) REQUIRE(index.match().end == i - 1);
+    }
+    index.append(INT32_MIN);
+    CHECK(index.match().length == 0);
+    index.append(INT32_MAX);
+    CHECK(index.match().length == 1);
+}
+
+TEST_CASE("lookup: goes on as the text did, round and round") {
+    LookupDraft source;
+    CHECK(source.draft(Text{}, 8, 0).tokens.empty());
+    CHECK(source.draft(Text{1, 2, 3, 4, 5}, 8, 0).tokens.empty());
+    CHECK(source.draft(Text{1, 2, 3, 4, 5, 1, 2}, 3, 0).tokens == Text{3, 4, 5});
+    CHECK(source.draft(Text{1, 2, 3, 4, 5, 1, 2}, 0, 0).tokens.empty());
+    CHECK(source.draft(Text{7, 8, 9, 7, 8}, 8, 0).tokens == Text{9, 7, 8, 9, 7, 8, 9, 7});
+    CHECK(source.draft(Text{7, 8, 9, 7, 8, 9}, 2, 0).tokens == Text{7, 8});
+    CHECK(source.draft(Text{7, 8, 9, 7, 8}, 8, 1.1f).tokens.empty());  // never so sure
+    CHECK(source.name() == "lookup");
+}
+
+TEST_CASE("lookup: after an undo or a shift as if it had never seen more") {
+    for (uint64_t seed = 0; seed < 100; ++seed) {
+        CAPTURE(seed);
+        Random random(seed);
+        LookupDraft source;
+        Text text = random_text(random, 300 + random.below(300), 4);
+        for (int step = 0; step < 10; ++step) {
+            const auto place = static_cast<std::ptrdiff_t>(random.below(text.size()));
+            if (random.below(2) == 0)
+                text.resize(static_cast<size_t>(place) + 1);
+            else  // the context shifts: a piece goes
+                text.erase(text.begin() + place / 2, text.begin() + place);
+            const Text more = random_text(random, 65 + random.below(100), 4);
+            text.insert(text.end(), more.begin(), more.end());
+            LookupDraft fresh;
+            REQUIRE(source.draft(text, 12, 0).tokens == fresh.draft(text, 12, 0).tokens);
+        }
+    }
+}
+
+TEST_CASE("lookup: an edited copy is taken up again right after every edit") {
+    for (uint64_t seed = 0; seed < 10; ++seed) {
+        CAPTURE(seed);
+        Random random(seed);
+        // Half of the tokens are very frequent, as in a language.
+        Text original = random_text(random, 2000, 3000);
+        for (TokenId &token : original)
+            if (random.below(2) == 0) token %= 20;
+        const Text answer = edited(original, 25, random, 3000);
+        const Drafted out = play(original, answer, 16, 0.2f);
+        CAPTURE(out.passes);
+        CAPTURE(out.drafted);
+        // A long suffix alone would do some 7 tokens a pass.
+        CHECK(static_cast<double>(answer.size()) / static_cast<double>(out.passes) > 9);
+        CHECK(static_cast<double>(out.accepted) > 0.55 * static_cast<double>(out.drafted));
+    }
+}
+
+TEST_CASE("lookup: what has nothing to repeat is left alone") {
+    Random random(1);
+    const Text prompt = random_text(random, 1000, 30), answer = random_text(random, 2000, 30);
+    // Matches of two and three tokens abound, and mean nothing: it learns that.
+    const Drafted out = play(prompt, answer, 16, 0.3f);
+    CHECK(out.drafted < answer.size() / 4);
+}
+
+TEST_CASE("lookup: probabilities are what they say") {
+    // A text of 40 tokens, over and over, of which one in `every` is replaced by another.
+    for (const uint64_t every : {5u, 20u}) {
+        Random random(every);
+        const Text period = random_text(random, 40, 1000);
+        Text text;
+        for (int i = 0; i < 100; ++i)
+            for (const TokenId token : period)
+                text.push_back(random.below(every) == 0 ? static_cast<TokenId>(random.below(1000)) : token);
+        LookupDraft source;
+        double said = 0, right = 0;
+        for (size_t n = 1000; n + 1 < text.size(); ++n) {
+            const Draft draft = source.draft(std::span(text).first(n), 1, 0);
+            if (draft.tokens.empty()) continue;
+            said += draft.probabilities[0];
+            right += draft.tokens[0] == text[n] ? 1 : 0;
+        }
+        CAPTURE(every);
+        CAPTURE(said);
+        CHECK(right > 500);
+        CHECK(said == doctest::Approx(right).epsilon(0.06));
+    }
+}
+
+TEST_CASE("lookup: a long text costs microseconds a token") {
+    Random random(1);
+    Text text = random_text(random, 50000, 30000);
+    const Text copy = edited(text, 50, random, 30000);
+    text.insert(text.end(), copy.begin(), copy.end());
+    LookupDraft source;
+    const auto start = std::chrono::steady_clock::now();
+    for (size_t n = 50000; n <= text.size(); ++n) source.draft(std::span(text).first(n), 16, 0.2f);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    const double each = took.count() / static_cast<double>(text.size());
+    MESSAGE("microseconds per token: " << each * 1e6);
+    CHECK(each < 20e-6);
+}
