@@ -1,0 +1,22 @@
+#include "engine/decode/speculation/dial_draft.h"
+
+#include <algorithm>
+
+#include "engine/decode/random.h"
+
+namespace runnel::decode {
+
+Draft DialDraft::draft(std::span<const TokenId> text, int32_t most, float, Sampler &) {
+    constexpr uint32_t kStream = 0xd1a1;  // none that answers use
+    Draft draft;
+    if (text.empty() || text.size() >= truth_.size() || text.back() != truth_[text.size() - 1]) return draft;
+    const size_t end = std::min(truth_.size(), text.size() + static_cast<size_t>(std::max(most, 0)));
+    for (size_t at = text.size(); at < end; ++at) {
+        const bool right = uniform(seed_, kStream, static_cast<uint32_t>(at), Draw::Acceptance) < acceptance_;
+        draft.tokens.push_back(right ? truth_[at] : (truth_[at] + 1) % vocab_);
+        draft.probabilities.push_back(1);
+    }
+    return draft;
+}
+
+}  // namespace runnel::decode

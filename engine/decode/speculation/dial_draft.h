@@ -1,0 +1,34 @@
+// A source of drafts whose acceptance is set by hand: for measurements and tests of everything behind it.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/decode/speculation/draft_source.h"
+
+namespace runnel::decode {
+
+// Is told what the model will say, and says so, except that each token is wrong with probability
+// 1 - acceptance. The errors depend on the seed and on where the token stands only, not on the lengths of
+// drafts, and a draft is wrong from its first error on. Its tokens cost nothing. Is sure of every token.
+class DialDraft final : public DraftSource {
+  public:
+    // `truth`: the whole text, the prompt included. `vocab` > 1: tokens are below.
+    DialDraft(std::vector<TokenId> truth, double acceptance, uint64_t seed, int32_t vocab)
+        : truth_(std::move(truth)), acceptance_(acceptance), seed_(seed), vocab_(vocab) {}
+
+    // None when `text` (by its last token) is not what it was told.
+    Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
+                Sampler &sampler) override;
+    std::string_view name() const override { return "dial"; }
+
+  private:
+    std::vector<TokenId> truth_;
+    double acceptance_;
+    uint64_t seed_;
+    int32_t vocab_;
+};
+
+}  // namespace runnel::decode
