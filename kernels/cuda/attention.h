@@ -1,26 +1,28 @@
 // Attention over the paged K/V cache: three kernels, one arithmetic.
 //
-// Cache of a layer: K pages [block][kv_head][32 cells][dim_k] and V pages [block][kv_head][32 cells][dim_v]
-// of binary16 or bfloat16, so that one (block, head) is one contiguous run. Cell c of a sequence is in block
-// table[c / 32]. The cache keeps k after norm and RoPE.
+// Cache of a layer: pages of K and of V, one (block, head) in one contiguous run (cache_pages.h). Cell c of a
+// sequence is in block table[c / 32]. The cache keeps k after norm and RoPE.
 //
 // A row is one query head of one token; the rows of a sequence that share a K/V head are numbered token *
-// group
-// + head and cut into tiles of 16, the M of the matrix product. What a row computes, whichever kernel does
-// it:
+// group + head and cut into tiles of 16, the M of the matrix product. What a row computes, whichever kernel
+// does it:
 //   1. q and k: RMS norm over the head (optional; sum of squares: lane d % 32, ascending, then warp_sum),
-//   RoPE,
-//      rounded to 16 bits. (norm_after_rope: the other way about.)
-//   2. Cells are cut into splits of 256, anchored at cell 0, and those into steps of 64. Within a split, from
+//      RoPE (norm_after_rope: the other way about), for q a factor; where the cache is rotated, times the
+//      Hadamard matrix, like v: sums and differences of elements 1, 2, 4, ... apart, then all times its
+//      root's inverse. q is rounded to 16 bits, k and v to what the cache keeps.
+//   2. The row sees one or two runs of cells: the sink cells, and those from first_visible() to its own. For
+//      the first, q is rotated for another position. Each is
+//      cut into splits of 256, anchored at cell 0, and those into steps of 64. Within a split, from
 //      m = -1e30, l = 0, o = 0, for each step with a cell that some row of the tile sees:
 //        s = q . k (products of 16-bit values, f32 sums by mma over dim_k in chunks of 16), s *= scale,
 //        s = cap * tanh(s * (1 / cap)), s *= log2(e), -infinity where the row does not see the cell;
 //        m' = max(m, the step's s); f = 2^(m - m'); p = 2^(s - m'), rounded to 16 bits;
 //        l = l f + sum p, o = o f + p . v, by mma over the cells in chunks of 16.
-//   3. Splits are joined in ascending order: m' = max(m, m_s), a = 2^(m - m'), b = 2^(m_s - m'),
+//   3. Splits are joined in order, those of sink cells first: m' = max(m, m_s), a = 2^(m - m'), b = 2^(m_s -
+//   m'),
 //      l = fma(l, a, l_s b), o = fma(o, a, o_s b); the first is taken as it is.
 //   4. With a sink: m' = max(m, sink log2(e)), l = l 2^(m - m') + 2^(sink log2(e) - m'), o = o 2^(m - m').
-//   5. out = o * (1 / l).
+//   5. out = o * (1 / l); where values are rotated, rotate_heads_kernel() turns it back.
 // Steps without a visible cell change nothing (f = 1, p = 0), and rows never share arithmetic, so a row's
 // bits are the same from both kernels, for every batch, chunk, grid and page order. (Online softmax: Milakov
 // & Gimelshein 2018; tiles: FlashAttention-2, Dao 2023; split K/V: Flash-Decoding.)
@@ -29,6 +31,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/cache_pages.h"
 #include "kernels/cuda/kernel.h"
 
 namespace runnel::kernels::cuda {
@@ -36,10 +39,9 @@ namespace runnel::kernels::cuda {
 inline constexpr int kAttentionRows = 16;    // of a tile
 inline constexpr int kAttentionStep = 64;    // cells
 inline constexpr int kAttentionSplit = 256;  // cells
-inline constexpr int kPageCells = 32;
+inline constexpr int kPageCells = kBlockTokens;
 inline constexpr int kMaxHeadDim = 256;  // dim_k and dim_v are multiples of 8 up to this
 
-enum class CacheType { F16, BF16 };
 enum class RopePairs : int32_t { None, Adjacent, Halves };
 
 // One sequence of the batch: tokens [first, first + count), which stand in cells [past, past + count).
@@ -57,10 +59,11 @@ struct RopeParams {
 uint64_t rope_turns(double inv_freq);
 
 struct AttentionParams {
-    const float *q, *k, *v;  // [token][stride], heads side by side, before norm and RoPE
-    float *out;              // [token][out_stride]: [heads][dim_v]
+    const float *q;      // [token][stride], heads side by side, before norm and RoPE;
+    const float *k, *v;  // likewise, or null: the cache has them already (shared K/V)
+    float *out;          // [token][out_stride]: [heads][dim_v]
     int64_t q_stride, k_stride, v_stride, out_stride;
-    uint16_t *k_cache, *v_cache;    // of the layer
+    CachePages k_cache, v_cache;
     const SequenceInfo *sequences;  // [*sequence_count]
     const int32_t *sequence_count;  // device memory, like everything that differs from batch to batch
     const int32_t *tables;          // [sequence][table_stride]: blocks
@@ -78,17 +81,39 @@ struct AttentionParams {
     float softcap, softcap_inverse;  // cap and 1 / cap, or 0 and anything
     int32_t window;                  // 0: all earlier cells; else the cells c with own - c < window,
     int32_t chunked;                 // or, if not 0, those with c >= own - own % window
+    // Sliding windows only: the cells [0, sink_cells) are seen from everywhere, by queries that are rotated
+    // for min(position, sink_position).
+    int32_t sink_cells, sink_position;
     int32_t norm_after_rope;
     int32_t max_tiles;  // decode: of any sequence and K/V head
     // The launch takes the sequences with min_rows < count * (heads / kv_heads) <= max_rows.
     int32_t min_rows, max_rows;
 };
 
+// The first cell behind the sink cells that the token in cell `own` sees; beyond `own` if that is a sink
+// cell.
+constexpr int32_t first_visible(const AttentionParams &p, int32_t own) {
+    if (p.window == 0) return 0;
+    const int32_t first = p.chunked ? own - own % p.window : own - p.window + 1;
+    return first > p.sink_cells ? first : p.sink_cells;
+}
+
+// The splits that some row of a sequence sees: `sinks` of sink cells, then `others` from number `first` on.
+struct Splits {
+    int32_t sinks, first, others;
+};
+constexpr Splits splits_of(const AttentionParams &p, const SequenceInfo &s) {
+    const int32_t cells = s.past + s.count, sink_cells = cells < p.sink_cells ? cells : p.sink_cells;
+    const int32_t first = first_visible(p, s.past) / kAttentionSplit;
+    const int32_t others = (cells - 1) / kAttentionSplit - first + 1;
+    return {(sink_cells + kAttentionSplit - 1) / kAttentionSplit, first, others > 0 ? others : 0};
+}
+
 // Decode and verification: one block per (sequence, K/V head, tile, split), on a persistent grid of any size;
 // the last block of a (sequence, K/V head, tile) joins its splits. Also norms, rotates and appends the new
 // tokens' k and v, once per (sequence, K/V head). Reads every K/V byte once per tile.
-Kernel<AttentionParams> attention_decode_kernel(CacheType type, int32_t dim_k, int32_t dim_v);
-size_t attention_decode_shared(int32_t dim_k, int32_t dim_v);
+Kernel<AttentionParams> attention_decode_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
+size_t attention_decode_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 
 // Floats of AttentionParams::partial for launches whose (sequence, K/V head, tile, split) number at most
 // `items`.
@@ -96,13 +121,22 @@ constexpr int64_t attention_partial_floats(int64_t items, int32_t dim_v) {
     return items * kAttentionRows * (dim_v + 2);
 }
 
-// Prefill: append_kernel() first, then a block per 64 rows, on a persistent grid of any size.
-Kernel<AttentionParams> attention_prefill_kernel(CacheType type, int32_t dim_k, int32_t dim_v);
-size_t attention_prefill_shared(int32_t dim_k, int32_t dim_v);
+// Prefill: append_kernel() first, if there are k and v, then a block per 64 rows, on a persistent grid of any
+// size.
+Kernel<AttentionParams> attention_prefill_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
+size_t attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 inline constexpr int kPrefillRows = 64;
 
 // k and v of the sequences with min_rows < rows <= max_rows, normed and rotated, into the cache. Any grid.
-Kernel<AttentionParams> attention_append_kernel(CacheType type);
+Kernel<AttentionParams> attention_append_kernel();
 inline constexpr size_t kAppendShared = 4 * 4 * kMaxHeadDim;
+
+// Every head of x times the Hadamard matrix (backend.h), in place: what attention over rotated values gave.
+struct RotateHeadsParams {
+    float *x;  // [token][stride], [heads][dim] of each
+    int64_t stride;
+    int32_t tokens, heads, dim;
+};
+Kernel<RotateHeadsParams> rotate_heads_kernel();  // any grid; shared memory: kAppendShared
 
 }  // namespace runnel::kernels::cuda

@@ -1,8 +1,8 @@
-// k and v of the batch's tokens into the K/V cache, before prefill attention: norm, RoPE, rounding
-// (attention.h).
+// k and v of the batch's tokens into the K/V cache, before prefill attention: norm, RoPE, rotation, rounding
+// (attention.h). And the rotation of what comes out.
 //
-// One warp per (token, K/V head), on a persistent grid. Bytes: 4 (dim_k + dim_v) read and half of that
-// written per head.
+// One warp per head, on a persistent grid. Bytes of the append: 4 (dim_k + dim_v) read and the cache's own
+// written per (token, K/V head); of the rotation: 8 dim per (token, head).
 #include <cmath>
 
 #include "kernels/cuda/attention_head.h"
@@ -18,7 +18,6 @@ struct AppendShared {
 };
 static_assert(sizeof(AppendShared) == kAppendShared);
 
-template <class T>
 struct AttentionAppend {
     using Params = AttentionParams;
     static constexpr const char *kName = "attention append";
@@ -28,12 +27,16 @@ struct AttentionAppend {
                               float *scratch) {
         const int token = s.first + index, cell = s.past + index;
         const int32_t *table = p.tables + sequence * p.table_stride;
-        uint16_t *k = p.k_cache + cache_offset(p, table, kv_head, cell, p.dim_k);
-        make_head(key_recipe(p, token), p.k + token * p.k_stride + int64_t{kv_head} * p.dim_k, scratch,
-                  [&](int d, float value) { k[d] = T::round(value); });
-        uint16_t *v = p.v_cache + cache_offset(p, table, kv_head, cell, p.dim_v);
-        const float *from = p.v + token * p.v_stride + int64_t{kv_head} * p.dim_v;
-        for (int d = lane_index(); d < p.dim_v; d += 32) v[d] = T::round(from[d]);
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            const CachePages &pages = i == 0 ? p.k_cache : p.v_cache;
+            const float *from = i == 0 ? p.k + token * p.k_stride : p.v + token * p.v_stride;
+            make_head(i == 0 ? key_recipe(p, token) : value_recipe(p), from + int64_t{kv_head} * pages.dims,
+                      scratch);
+            store_head<true>(pages, page_of(pages, p.kv_heads, table, kv_head, cell), cell, scratch, true,
+                             [](int, uint16_t) {});
+            warp_sync();
+        }
     }
 
     static DEVICE void run(const Params &p) {
@@ -54,10 +57,35 @@ struct AttentionAppend {
     }
 };
 
+struct RotateHeads {
+    using Params = RotateHeadsParams;
+    static constexpr const char *kName = "rotate heads";
+    static constexpr int kThreads = 32 * kWarps, kBlocks = 8;
+
+    static DEVICE void run(const Params &p) {
+        float *scratch = shared_memory<AppendShared>().scratch[warp_index()];
+        grid_dep_wait();
+        const int all = p.tokens * p.heads;
+        for (int i = block_index() * kWarps + warp_index(); i < all; i += block_count() * kWarps) {
+            float *x = p.x + i / p.heads * p.stride + int64_t{i % p.heads} * p.dim;
+            for (int d = lane_index(); d < p.dim; d += 32) scratch[d] = x[d];
+            warp_sync();
+            rotate_head(scratch, p.dim);
+            for (int d = lane_index(); d < p.dim; d += 32) x[d] = scratch[d];
+            warp_sync();
+        }
+        grid_dep_trigger();
+    }
+};
+
 }  // namespace
 
-Kernel<AttentionParams> attention_append_kernel(CacheType type) {
-    return type == CacheType::F16 ? kernel_of<AttentionAppend<F16>>() : kernel_of<AttentionAppend<BF16>>();
+Kernel<AttentionParams> attention_append_kernel() {
+    return kernel_of<AttentionAppend>();
+}
+
+Kernel<RotateHeadsParams> rotate_heads_kernel() {
+    return kernel_of<RotateHeads>();
 }
 
 uint64_t rope_turns(double inv_freq) {

@@ -3,11 +3,13 @@
 // A work item is a (sequence, K/V head, tile of 16 rows, split of 256 cells); blocks of 4 warps walk the
 // items of a persistent grid, so lengths may change from replay to replay of a graph. Per step of 64 cells
 // the warps share the tile: for q . k each takes 16 cells, for p . v every fourth 8-column of the output;
-// maxima and p pass through shared memory. K and V arrive by cp.async, two steps deep up to 128 dimensions.
+// maxima and p pass through shared memory. 16-bit K and V arrive by cp.async, two steps deep up to 128
+// dimensions. If one of them is packed, both arrive in raw tiles, one step ahead, and are unpacked in turn
+// into one tile of 16-bit rows: more blocks fit a multiprocessor, so no fewer cells are in flight.
 // The rows of tokens that this batch adds are computed where they are needed; tile 0 also stores them in the
 // cache. Bytes against the floor: each K/V byte of a split once per tile; 16 (dim_v + 2) floats of scratch
 // per item where a sequence has several splits (3% at dim 128), written and read.
-#include "kernels/cuda/attention_tile.h"
+#include "kernels/cuda/attention_load.h"
 
 namespace runnel::kernels::cuda {
 
@@ -15,29 +17,27 @@ namespace {
 
 constexpr int kPStride = 64;  // p: rows of 64 16-bit values
 
-template <int kDim>
+template <int kDim, bool kPacked>
 struct DecodeShared {
     static constexpr int kStages = kDim <= 128 ? 2 : 1;
     static constexpr int kTileBytes = kAttentionStep * RowsLayout<kDim>::kRowBytes;
-    alignas(128) unsigned char k[kStages][kTileBytes];
-    alignas(128) unsigned char v[kStages][kTileBytes];
+    alignas(128) unsigned char k[kPacked ? 1 : kStages][kTileBytes];  // packed: of K and V in turn
+    alignas(128) unsigned char v[kPacked ? 1 : kStages][kPacked ? 128 : kTileBytes];
     alignas(128) unsigned char q[kAttentionRows * RowsLayout<kDim>::kRowBytes];
     alignas(128) unsigned char p[kAttentionRows * 2 * kPStride];
     float maximum[kAttentionWarps][kAttentionRows];
     float scratch[kAttentionWarps][kMaxHeadDim];
-    uint32_t arrived;
+    alignas(128) uint32_t arrived;
+    // Behind it, packed: the raw tiles of K and of V.
 };
 
 struct Item {
-    int sequence, kv_head, tile, split;
-    int first_split, splits;  // of the tile's sequence
-    int index;                // among all items
+    int sequence, kv_head, tile, split;  // split: of `splits` that the tile's sequence has
+    int splits;
+    bool sinks;  // the split is one of sink cells,
+    int cell;    // and begins here
+    int index;   // among all items
 };
-
-// Splits that any row of a sequence sees.
-DEVICE int first_split_of(const AttentionParams &p, const SequenceInfo &s) {
-    return first_visible(p, s.past) / kAttentionSplit;
-}
 
 // The item number `index`, or false when there are fewer.
 DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
@@ -46,12 +46,21 @@ DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     for (int s = 0; s < sequences; ++s) {
         const SequenceInfo info = p.sequences[s];
         if (!takes(p, info.count * group)) continue;
-        const int first = first_split_of(p, info);
-        const int splits = (info.past + info.count - 1) / kAttentionSplit - first + 1;
+        const Splits parts = splits_of(p, info);
+        const int splits = parts.sinks + parts.others;
         const int tiles = (info.count * group + kAttentionRows - 1) / kAttentionRows;
         const int items = splits * tiles * p.kv_heads;
         if (rest < items) {
-            item = {s,    rest / splits / tiles, rest / splits % tiles, first + rest % splits, first, splits,
+            const int split = rest % splits;
+            const bool sinks = split < parts.sinks;
+            const int number = sinks ? split : parts.first + split - parts.sinks;
+            item = {s,
+                    rest / splits / tiles,
+                    rest / splits % tiles,
+                    split,
+                    splits,
+                    sinks,
+                    number * kAttentionSplit,
                     index};
             return true;
         }
@@ -60,10 +69,10 @@ DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     return false;
 }
 
-template <class T, int kDim>
+template <int kDim, bool kPacked>
 struct AttentionDecode {
     using Params = AttentionParams;
-    using Shared = DecodeShared<kDim>;
+    using Shared = DecodeShared<kDim, kPacked>;
     static constexpr const char *kName = "attention decode";
     static constexpr int kThreads = kAttentionThreads, kBlocks = kDim <= 128 ? 2 : 1;
     static constexpr int kStages = Shared::kStages;
@@ -72,90 +81,93 @@ struct AttentionDecode {
     // What a block holds while it works on an item.
     struct State {
         RowSpace space;
+        Run run;
         LaneRows rows;
-        int begin, end;   // cells of the cache that the tile may see: begin, and up to the new tokens
+        CellRange cells;  // those of the tile that the cache has, and those that the batch adds
         int first, last;  // steps
         bool appends;
-        Running run;
-        float o[kTiles][4];
+        Sums<kTiles> sums;
+        Scales<kDim> k_scales, v_scales;
     };
-
-    static DEVICE int padded_k(const Params &p) { return (p.dim_k + 15) / 16 * 16; }
 
     // --- the new tokens of the batch
     // -------------------------------------------------------------------------
 
-    // k and v of the batch's tokens that stand in this step: into shared memory, and, by tile 0, the cache.
-    static DEVICE void make_k(const Params &p, const State &state, float *scratch, int step,
-                              unsigned char *to) {
+    // k or v of the batch's tokens that stand in this step: into shared memory, up to `padded` values, and,
+    // by tile 0, the cache.
+    template <bool kKeys>
+    static DEVICE void make(const Params &p, const State &state, float *scratch, int step, int padded,
+                            unsigned char *to) {
         const SequenceInfo &s = state.space.sequence;
+        const CachePages &pages = kKeys ? p.k_cache : p.v_cache;
         for (int row = warp_index(); row < kAttentionStep; row += kAttentionWarps) {
             const int cell = step * kAttentionStep + row;
-            if (cell < s.past || cell >= s.past + s.count) continue;
+            if (!state.cells.is_made(cell)) continue;
             const int token = s.first + cell - s.past;
-            uint16_t *cache =
-                p.k_cache + cache_offset(p, state.space.table, state.space.kv_head, cell, p.dim_k);
-            const float *from = p.k + token * p.k_stride + int64_t{state.space.kv_head} * p.dim_k;
-            make_head(key_recipe(p, token), from, scratch, [&](int d, float value) {
-                const uint16_t rounded = T::round(value);
-                *reinterpret_cast<uint16_t *>(to + RowsLayout<kDim>::offset(row, d / 8) + 2 * (d % 8)) =
-                    rounded;
-                if (state.appends) cache[d] = rounded;
+            const float *from = kKeys ? p.k + token * p.k_stride : p.v + token * p.v_stride;
+            make_head(kKeys ? key_recipe(p, token) : value_recipe(p),
+                      from + int64_t{state.space.cache.kv_head} * pages.dims, scratch);
+            unsigned char *page =
+                page_of(pages, p.kv_heads, state.space.cache.table, state.space.cache.kv_head, cell);
+            store_head<kPacked>(pages, page, cell, scratch, state.appends, [&](int d, uint16_t value) {
+                if (d < padded) RowsLayout<kDim>::store(to, row, d, value);
             });
-            for (int d = p.dim_k + lane_index(); d < padded_k(p); d += 32)
-                *reinterpret_cast<uint16_t *>(to + RowsLayout<kDim>::offset(row, d / 8) + 2 * (d % 8)) = 0;
+            warp_sync();
         }
     }
 
-    static DEVICE void make_v(const Params &p, const State &state, int step, unsigned char *to) {
-        const SequenceInfo &s = state.space.sequence;
-        for (int row = warp_index(); row < kAttentionStep; row += kAttentionWarps) {
-            const int cell = step * kAttentionStep + row;
-            if (cell < s.past || cell >= s.past + s.count) continue;
-            const int token = s.first + cell - s.past;
-            uint16_t *cache =
-                p.v_cache + cache_offset(p, state.space.table, state.space.kv_head, cell, p.dim_v);
-            const float *from = p.v + token * p.v_stride + int64_t{state.space.kv_head} * p.dim_v;
-            for (int d = lane_index(); d < p.dim_v; d += 32) {
-                const uint16_t rounded = T::round(from[d]);
-                *reinterpret_cast<uint16_t *>(to + RowsLayout<kDim>::offset(row, d / 8) + 2 * (d % 8)) =
-                    rounded;
-                if (state.appends) cache[d] = rounded;
+    static DEVICE ValueRange k_values(const Params &p) { return {0, p.dim_k, padded_k(p)}; }
+    static DEVICE ValueRange v_values(const Params &p) { return {0, p.dim_v, p.dim_v}; }
+    static DEVICE unsigned char *raw_k(Shared &shared) {
+        return reinterpret_cast<unsigned char *>(&shared) + sizeof(Shared);
+    }
+    static DEVICE unsigned char *raw_v(const Params &p, Shared &shared) {
+        return raw_k(shared) + kAttentionStep * raw_row_bytes<kDim>(p.k_cache.type);
+    }
+    static DEVICE unsigned char *k_tile(Shared &shared, int step) {
+        return shared.k[kPacked ? 0 : step % kStages];
+    }
+    static DEVICE unsigned char *v_tile(Shared &shared, int step) {
+        if constexpr (kPacked)
+            return shared.k[0];
+        else
+            return shared.v[step % kStages];
+    }
+
+    // New cells are written by make(): cp.async leaves their rows alone.
+    static DEVICE void start_k(const Params &p, State &state, Shared &shared, int step) {
+        if (step <= state.last) {
+            if constexpr (kPacked) {
+                load_raw(p, state.space.cache, p.k_cache, k_values(p), step, state.cells, raw_k(shared),
+                         state.k_scales);
+            } else {
+                load_cells<kDim>(p, state.space.cache, p.k_cache, k_values(p), step, state.cells,
+                                 k_tile(shared, step));
+                make<true>(p, state, shared.scratch[warp_index()], step, padded_k(p), k_tile(shared, step));
             }
         }
-    }
-
-    // New cells are written by make_*: cp.async leaves their rows alone.
-    static DEVICE void start_k(const Params &p, const State &state, Shared &shared, int step) {
-        if (step <= state.last) {
-            unsigned char *to = shared.k[step % kStages];
-            load_old(p, state, p.k_cache, p.dim_k, padded_k(p), step, to);
-            make_k(p, state, shared.scratch[warp_index()], step, to);
-        }
         cp_async_commit();
     }
 
-    static DEVICE void start_v(const Params &p, const State &state, Shared &shared, int step) {
+    static DEVICE void start_v(const Params &p, State &state, Shared &shared, int step) {
         if (step <= state.last) {
-            unsigned char *to = shared.v[step % kStages];
-            load_old(p, state, p.v_cache, p.dim_v, p.dim_v, step, to);
-            make_v(p, state, step, to);
+            if constexpr (kPacked) {
+                load_raw(p, state.space.cache, p.v_cache, v_values(p), step, state.cells, raw_v(p, shared),
+                         state.v_scales);
+            } else {
+                load_cells<kDim>(p, state.space.cache, p.v_cache, v_values(p), step, state.cells,
+                                 v_tile(shared, step));
+                make<false>(p, state, shared.scratch[warp_index()], step, p.dim_v, v_tile(shared, step));
+            }
         }
         cp_async_commit();
-    }
-
-    static DEVICE void load_old(const Params &p, const State &state, const uint16_t *cache, int dim,
-                                int padded, int step, unsigned char *to) {
-        const SequenceInfo &s = state.space.sequence;
-        load_cells<kDim>(p, state.space, cache, {dim, 0, dim, padded}, step,
-                         {state.begin, s.past, s.past + s.count}, to);
     }
 
     // --- one step
     // --------------------------------------------------------------------------------------------
 
     // This warp's 16 cells: c[0] the first 8, c[1] the others.
-    static DEVICE void scores(const Params &p, const State &state, const Shared &shared, int step,
+    static DEVICE void scores(const Params &p, const State &state, Shared &shared, int step,
                               float (&c)[2][4]) {
         const int first = 16 * warp_index();
 #pragma unroll
@@ -163,14 +175,15 @@ struct AttentionDecode {
 #pragma unroll
             for (int i = 0; i < 4; ++i) c[n][i] = 0;
         const int chunks = padded_k(p) / 16;
+        const Products products = products_of(p.k_cache);
 #pragma unroll
         for (int chunk = 0; chunk < kDim / 16; ++chunk) {
             if (chunk >= chunks) break;
             uint32_t a[4], b[4];
             load_a<kDim>(shared.q, chunk, a);
-            load_k<kDim>(shared.k[step % kStages], first, chunk, b);
-            T::mma(c[0], a, {b[0], b[1]});
-            T::mma(c[1], a, {b[2], b[3]});
+            load_k<kDim>(k_tile(shared, step), first, chunk, b);
+            products.mma(c[0], a, {b[0], b[1]});
+            products.mma(c[1], a, {b[2], b[3]});
         }
         const int cell = step * kAttentionStep + first + 2 * (lane_index() & 3);
         finish_scores(p, state.rows, cell, c[0]);
@@ -188,86 +201,100 @@ struct AttentionDecode {
     }
 
     // p of this warp's cells into shared memory; l and o are scaled to the new maximum.
-    static DEVICE void rescale(State &state, Shared &shared, const float (&c)[2][4]) {
+    static DEVICE void rescale(const Params &p, State &state, Shared &shared, const float (&c)[2][4]) {
+        const Products products = products_of(p.v_cache);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int row = (lane_index() >> 2) + 8 * i;
-            float m = state.run.m[i];
+            float m = state.sums.m[i];
 #pragma unroll
             for (int w = 0; w < kAttentionWarps; ++w) m = fmaxf(m, shared.maximum[w][row]);
-            const float f = exp2_p(state.run.m[i] - m);
-            state.run.m[i] = m;
-            state.run.l[i] *= f;
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n) {
-                state.o[n][2 * i] *= f;
-                state.o[n][2 * i + 1] *= f;
-            }
+            state.sums.rescale(i, m);
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 const int cell = 16 * warp_index() + 8 * n + 2 * (lane_index() & 3);
-                const uint32_t pair = T::pack(exp2_p(c[n][2 * i] - m), exp2_p(c[n][2 * i + 1] - m));
                 *reinterpret_cast<uint32_t *>(shared.p + RowsLayout<kPStride>::offset(row, cell / 8) +
-                                              2 * (cell % 8)) = pair;
+                                              2 * (cell % 8)) =
+                    products.pack(exp2_p(c[n][2 * i] - m), exp2_p(c[n][2 * i + 1] - m));
             }
         }
     }
 
-    static DEVICE void accumulate(const Params &p, State &state, const Shared &shared, int step) {
+    static DEVICE void accumulate(const Params &p, State &state, Shared &shared, int step) {
         uint32_t a[4][4];
-        float l[4] = {state.run.l[0], 0, state.run.l[1], 0};
 #pragma unroll
-        for (int chunk = 0; chunk < 4; ++chunk) {
-            load_a<kPStride>(shared.p, chunk, a[chunk]);
-            T::mma(l, a[chunk], {T::kOnes, T::kOnes});
-        }
-        state.run.l[0] = l[0];
-        state.run.l[1] = l[2];
-        const unsigned char *v = shared.v[step % kStages];
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-            const int tile = warp_index() + n * kAttentionWarps;
-            if (8 * tile >= p.dim_v) break;
-            uint32_t b[4];
-            load_v<kDim>(v, 0, tile, b);
-            T::mma(state.o[n], a[0], {b[0], b[1]});
-            T::mma(state.o[n], a[1], {b[2], b[3]});
-            load_v<kDim>(v, 32, tile, b);
-            T::mma(state.o[n], a[2], {b[0], b[1]});
-            T::mma(state.o[n], a[3], {b[2], b[3]});
-        }
+        for (int chunk = 0; chunk < 4; ++chunk) load_a<kPStride>(shared.p, chunk, a[chunk]);
+        state.sums.template add<kDim>(products_of(p.v_cache), a, v_tile(shared, step), warp_index(),
+                                      kAttentionWarps, p.dim_v);
     }
 
-    // The loop begins one step early, so that loads are started in one place. K of the next step is started
+    // The loops begin one step early, so that loads are started in one place. K of the next step is started
     // as soon as its buffer is free, and V likewise.
     static DEVICE void steps(const Params &p, State &state, Shared &shared) {
 #pragma unroll 1
         for (int step = state.first - 1; step <= state.last; ++step) {
             const bool computes = step >= state.first;
             float c[2][4];
-            if constexpr (kStages == 2) {
+            if constexpr (kPacked) {
+                if (computes) {
+                    cp_async_wait<1>();
+                    block_sync();
+                    unpack_k(p, state, shared, step);
+                    block_sync();
+                }
                 start_k(p, state, shared, step + 1);
+                if (computes) {
+                    scores(p, state, shared, step, c);
+                    share_maximum(shared, c);
+                    cp_async_wait<1>();
+                    block_sync();
+                    rescale(p, state, shared, c);
+                    unpack_v(p, state, shared, step);
+                    block_sync();
+                }
                 start_v(p, state, shared, step + 1);
+                if (computes) {
+                    accumulate(p, state, shared, step);
+                    block_sync();
+                }
+            } else {
+                if constexpr (kStages == 2) {
+                    start_k(p, state, shared, step + 1);
+                    start_v(p, state, shared, step + 1);
+                }
+                if (computes) {
+                    cp_async_wait<kStages == 2 ? 3 : 1>();
+                    block_sync();
+                    scores(p, state, shared, step, c);
+                    share_maximum(shared, c);
+                    block_sync();
+                }
+                if constexpr (kStages == 1) start_k(p, state, shared, step + 1);
+                if (computes) {
+                    rescale(p, state, shared, c);
+                    cp_async_wait<kStages == 2 ? 2 : 1>();
+                    block_sync();
+                    accumulate(p, state, shared, step);
+                    block_sync();
+                }
+                if constexpr (kStages == 1) start_v(p, state, shared, step + 1);
             }
-            if (computes) {
-                cp_async_wait<kStages == 2 ? 3 : 1>();
-                block_sync();
-                scores(p, state, shared, step, c);
-                share_maximum(shared, c);
-                block_sync();
-            }
-            if constexpr (kStages == 1) start_k(p, state, shared, step + 1);
-            if (computes) {
-                rescale(state, shared, c);
-                cp_async_wait<kStages == 2 ? 2 : 1>();
-                block_sync();
-                accumulate(p, state, shared, step);
-                block_sync();
-            }
-            if constexpr (kStages == 1) start_v(p, state, shared, step + 1);
         }
         cp_async_wait<0>();
     }
+
+    static DEVICE void unpack_k(const Params &p, const State &state, Shared &shared, int step) {
+        unpack<kDim>(p.k_cache, k_values(p), step, state.cells, raw_k(shared), state.k_scales, shared.k[0]);
+        make<true>(p, state, shared.scratch[warp_index()], step, padded_k(p), shared.k[0]);
+    }
+    static DEVICE void unpack_v(const Params &p, const State &state, Shared &shared, int step) {
+        unpack<kDim>(p.v_cache, v_values(p), step, state.cells, raw_v(p, shared), state.v_scales,
+                     shared.k[0]);
+        make<false>(p, state, shared.scratch[warp_index()], step, p.dim_v, shared.k[0]);
+    }
+
+    // --- results
+    // ---------------------------------------------------------------------------------------------
 
     static DEVICE float *partial_of(const Params &p, int item) {
         return p.partial + attention_partial_floats(item, p.dim_v);
@@ -280,38 +307,15 @@ struct AttentionDecode {
         for (int i = 0; i < 2; ++i) {
             float *row = partial_of(p, item) + ((lane_index() >> 2) + 8 * i) * stride;
             if (warp_index() == 0 && (lane_index() & 3) == 0) {
-                row[0] = state.run.m[i];
-                row[1] = state.run.l[i];
+                row[0] = state.sums.m[i];
+                row[1] = state.sums.l[i];
             }
 #pragma unroll
             for (int n = 0; n < kTiles; ++n) {
                 const int column = 8 * (warp_index() + n * kAttentionWarps) + 2 * (lane_index() & 3);
                 if (column >= p.dim_v) break;
-                row[2 + column] = state.o[n][2 * i];
-                row[3 + column] = state.o[n][2 * i + 1];
-            }
-        }
-    }
-
-    static DEVICE float *output_of(const Params &p, const RowSpace &space, int row) {
-        const int64_t token = space.sequence.first + space.token(row);
-        return p.out + token * p.out_stride + int64_t{space.head(row)} * p.dim_v;
-    }
-
-    // The only split: nothing to join.
-    static DEVICE void store_output(const Params &p, const State &state, int first_row) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int row = first_row + (lane_index() >> 2) + 8 * i;
-            if (row >= state.space.rows) continue;
-            const float factor = final_factor(p, state.space.head(row), state.run.m[i], state.run.l[i]);
-            float *out = output_of(p, state.space, row);
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n) {
-                const int column = 8 * (warp_index() + n * kAttentionWarps) + 2 * (lane_index() & 3);
-                if (column >= p.dim_v) break;
-                out[column] = state.o[n][2 * i] * factor;
-                out[column + 1] = state.o[n][2 * i + 1] * factor;
+                row[2 + column] = state.sums.o[n][2 * i];
+                row[3 + column] = state.sums.o[n][2 * i + 1];
             }
         }
     }
@@ -319,7 +323,7 @@ struct AttentionDecode {
     // Splits in ascending order; a warp takes every fourth row, its lanes the columns.
     static DEVICE void join_splits(const Params &p, const RowSpace &space, const Item &item) {
         const int64_t stride = p.dim_v + 2, to_next = kAttentionRows * stride;
-        const float *first = partial_of(p, item.index - (item.split - item.first_split));
+        const float *first = partial_of(p, item.index - item.split);
         for (int i = warp_index(); i < kAttentionRows; i += kAttentionWarps) {
             const int row = item.tile * kAttentionRows + i;
             if (row >= space.rows) break;
@@ -369,37 +373,34 @@ struct AttentionDecode {
     static DEVICE State begin(const Params &p, const Item &item) {
         State state;
         state.space = row_space(p, item.sequence, item.kv_head);
+        const SequenceInfo &s = state.space.sequence;
+        const Run run = run_of(p, item.sinks);
         const int first_row = item.tile * kAttentionRows;
-        const int rows = state.space.rows - first_row;
-        const int last_row = first_row + (rows < kAttentionRows ? rows : kAttentionRows) - 1;
-        state.rows = lane_rows(p, state.space, first_row);
-        state.begin = first_visible(p, state.space.own_cell(first_row));
+        state.run = run;
+        state.rows = lane_rows(p, state.space, run, first_row);
         // Tile 0 appends all new tokens of the split, also those that only later tiles see.
         state.appends = item.tile == 0;
-        const int own = state.appends ? state.space.sequence.past + state.space.sequence.count - 1
-                                      : state.space.own_cell(last_row);
-        state.end = own + 1;
-        const int first_cell = item.split * kAttentionSplit, end_cell = first_cell + kAttentionSplit;
-        const int begin = state.begin > first_cell ? state.begin : first_cell;
-        const int end = state.end < end_cell ? state.end : end_cell;
+        const int new_end = s.past + s.count, cached_end = p.k ? s.past : new_end;
+        const auto within = [&](int cell) { return cell < run.begin ? run.begin : smaller(cell, run.end); };
+        state.cells = {first_visible(p, run, state.space.own_cell(first_row)), within(cached_end),
+                       within(new_end)};
+        const int seen_end = state.appends ? new_end : state.space.end_of(first_row + kAttentionRows);
+        const int begin = state.cells.begin > item.cell ? state.cells.begin : item.cell;
+        const int end = smaller(within(seen_end), item.cell + kAttentionSplit);
         state.first = begin / kAttentionStep;
         state.last = begin < end ? (end - 1) / kAttentionStep : state.first - 1;
-        state.run = {{kNoMaximum, kNoMaximum}, {0, 0}};
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) state.o[n][i] = 0;
+        state.sums.clear();
         return state;
     }
 
     static DEVICE void work(const Params &p, Shared &shared, const Item &item) {
         State state = begin(p, item);
         const int first_row = item.tile * kAttentionRows;
-        load_queries<T, kDim>(p, state.space, first_row, warp_index(), kAttentionWarps,
-                              shared.scratch[warp_index()], shared.q);
+        load_queries<kDim>(p, state.space, state.run, first_row, warp_index(), kAttentionWarps,
+                           shared.scratch[warp_index()], shared.q);
         steps(p, state, shared);
         if (item.splits == 1) {
-            store_output(p, state, first_row);
+            store_output(p, state.space, state.sums, first_row, 0, p.dim_v, warp_index(), kAttentionWarps);
         } else {
             store_partial(p, state, item.index);
             if (is_last(p, shared, item)) join_splits(p, state.space, item);
@@ -416,25 +417,26 @@ struct AttentionDecode {
     }
 };
 
-template <class T>
-Kernel<AttentionParams> choose(int32_t dim) {
-    if (dim <= 64) return kernel_of<AttentionDecode<T, 64>>();
-    if (dim <= 128) return kernel_of<AttentionDecode<T, 128>>();
-    return kernel_of<AttentionDecode<T, 256>>();
+template <int kDim>
+size_t shared_bytes(CacheType k, CacheType v) {
+    if (!is_packed(k) && !is_packed(v)) return sizeof(DecodeShared<kDim, false>);
+    return sizeof(DecodeShared<kDim, true>) +
+           static_cast<size_t>(kAttentionStep * (raw_row_bytes<kDim>(k) + raw_row_bytes<kDim>(v)));
 }
 
 }  // namespace
 
-Kernel<AttentionParams> attention_decode_kernel(CacheType type, int32_t dim_k, int32_t dim_v) {
+Kernel<AttentionParams> attention_decode_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
     const int32_t dim = dim_k > dim_v ? dim_k : dim_v;
-    return type == CacheType::F16 ? choose<F16>(dim) : choose<BF16>(dim);
+    return is_packed(k) || is_packed(v) ? kernel_for<AttentionDecode, true>(dim)
+                                        : kernel_for<AttentionDecode, false>(dim);
 }
 
-size_t attention_decode_shared(int32_t dim_k, int32_t dim_v) {
+size_t attention_decode_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
     const int32_t dim = dim_k > dim_v ? dim_k : dim_v;
-    if (dim <= 64) return sizeof(DecodeShared<64>);
-    if (dim <= 128) return sizeof(DecodeShared<128>);
-    return sizeof(DecodeShared<256>);
+    if (dim <= 64) return shared_bytes<64>(k, v);
+    if (dim <= 128) return shared_bytes<128>(k, v);
+    return shared_bytes<256>(k, v);
 }
 
 }  // namespace runnel::kernels::cuda

@@ -3,14 +3,15 @@
 //
 // A block of 4 warps takes 64 rows (token x head of the group: K and V are shared by the group), a warp one
 // tile of 16: scores of 16 x 64 cells and the output stay in its registers, p goes from one product to the
-// other without leaving them. K of the next step loads behind the softmax and p . v, V behind q . k. Per
+// other without leaving them. K of the next step loads behind the softmax and p . v, V behind q . k; packed
+// ones load into a raw tile, which they share, and are unpacked when they are there. Per
 // split of 256 cells the output joins a total (in shared memory, for heads of 256 in global scratch), which
 // each thread alone reads and writes. Heads of 256 are done in two halves of their values, each with its own
 // scores: 256 columns of output do not fit into a warp's registers.
 //
 // Operations against the floor: per tile and step 8 dim_k / 16 + 8 dim_v / 16 mma of 16x8x16, and 4 for l;
 // steps beyond the causal edge or before the window are skipped per warp.
-#include "kernels/cuda/attention_tile.h"
+#include "kernels/cuda/attention_load.h"
 
 namespace runnel::kernels::cuda {
 
@@ -18,7 +19,22 @@ namespace {
 
 constexpr int kMaxOut = 128;  // values that a block computes at once
 
-template <int kDim>
+struct Item {
+    int sequence, kv_head, block;
+    int part;  // values [128 part, + 128)
+};
+
+// What all threads of a block know about the item and the run of cells at hand. In shared memory: registers
+// are what the loop lacks.
+struct Block {
+    Item item;
+    CacheHead cache;
+    CellRange cells;      // that the block's rows see
+    int first, last;      // steps
+    int column, columns;  // of v: the item's part
+};
+
+template <int kDim, bool kPacked>
 struct PrefillShared {
     static constexpr bool kTotalsHere = kDim <= 128;
     static constexpr int kOut = kDim <= kMaxOut ? kDim : kMaxOut;
@@ -27,15 +43,13 @@ struct PrefillShared {
     alignas(128) unsigned char v[kAttentionStep * RowsLayout<kOut>::kRowBytes];
     alignas(128) unsigned char q[kPrefillRows * RowsLayout<kDim>::kRowBytes];
     alignas(128) float totals[kTotalsHere ? kPrefillRows * kDim : 4];
+    alignas(128) unsigned char raw[kPacked ? kTileBytes / 2 : 16];  // of K and V in turn
+    float total_m[2][kAttentionThreads], total_l[2][kAttentionThreads];
+    Block block;
 };
 // Heads are made in the room of K, before it arrives.
-static_assert(PrefillShared<64>::kTileBytes >=
+static_assert(PrefillShared<64, false>::kTileBytes >=
               kAttentionWarps * kMaxHeadDim * static_cast<int>(sizeof(float)));
-
-struct Item {
-    int sequence, kv_head, block;
-    int part;  // values [128 part, + 128)
-};
 
 DEVICE int parts_of(const AttentionParams &p) {
     return (p.dim_v + kMaxOut - 1) / kMaxOut;
@@ -59,43 +73,71 @@ DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     return false;
 }
 
-template <class T, int kDim>
+template <int kDim, bool kPacked>
 struct AttentionPrefill {
     using Params = AttentionParams;
-    using Shared = PrefillShared<kDim>;
+    using Shared = PrefillShared<kDim, kPacked>;
     static constexpr const char *kName = "attention prefill";
     static constexpr int kThreads = kAttentionThreads, kBlocks = kDim <= 64 ? 2 : 1;
     static constexpr int kOut = Shared::kOut, kTiles = kOut / 8;  // 8-column tiles of o
     static constexpr int kCellTiles = kAttentionStep / 8;
+    static constexpr int kChunksAtOnce = kPacked && kDim > 128 ? 1 : 2;  // what registers allow
+    static constexpr int kSplitSteps = kAttentionSplit / kAttentionStep;
 
     // What a warp holds while its block works on an item.
     struct State {
-        RowSpace space;
-        LaneRows rows;
-        int begin, end;             // cells that the block's rows see
-        int first, last;            // steps of the block,
-        int warp_first, warp_last;  // and of this warp's tile
-        int column, columns;        // of v: the item's part
-        Running run, total;
-        float o[kTiles][4];
+        LaneRows rows;              // of the run of cells at hand, like
+        int warp_first, warp_last;  // the steps of this warp's tile
+        bool ends;                  // no run with cells that the tile sees follows
+        bool has_total;             // splits are behind
+        Sums<kTiles> sums;
+        Scales<kDim> k_scales;
+        Scales<kOut> v_scales;
     };
 
-    static DEVICE int padded_k(const Params &p) { return (p.dim_k + 15) / 16 * 16; }
     static DEVICE unsigned char *queries(Shared &shared) {
         return shared.q + warp_index() * kAttentionRows * RowsLayout<kDim>::kRowBytes;
     }
 
-    static DEVICE void start_k(const Params &p, const State &state, Shared &shared, int step) {
-        if (step <= state.last)
-            load_cells<kDim>(p, state.space, p.k_cache, {p.dim_k, 0, p.dim_k, padded_k(p)}, step,
-                             {state.begin, state.end, state.end}, shared.k);
+    // --- loads
+    // -----------------------------------------------------------------------------------------------
+
+    template <int kWide>
+    static DEVICE void start(const Params &p, Shared &shared, const CachePages &pages,
+                             const ValueRange &values, int step, unsigned char *to, Scales<kWide> &scales) {
+        const Block &block = shared.block;
+        if (kPacked && is_packed(pages.type))
+            load_raw(p, block.cache, pages, values, step, block.cells, shared.raw, scales);
+        else
+            load_cells<kWide>(p, block.cache, pages, values, step, block.cells, to);
+    }
+    // What start() started, for all threads. A packed tile takes a barrier more.
+    template <int kWide>
+    static DEVICE void finish(Shared &shared, const CachePages &pages, const ValueRange &values, int step,
+                              unsigned char *to, const Scales<kWide> &scales) {
+        cp_async_wait<0>();
+        block_sync();
+        if (!kPacked || !is_packed(pages.type)) return;
+        unpack<kWide>(pages, values, step, shared.block.cells, shared.raw, scales, to);
+        block_sync();
+    }
+
+    static DEVICE ValueRange k_values(const Params &p) { return {0, p.dim_k, padded_k(p)}; }
+    static DEVICE ValueRange v_values(const Shared &shared) {
+        return {shared.block.column, shared.block.columns, shared.block.columns};
+    }
+    static DEVICE void start_k(const Params &p, State &state, Shared &shared, int step) {
+        if (step <= shared.block.last)
+            start<kDim>(p, shared, p.k_cache, k_values(p), step, shared.k, state.k_scales);
         cp_async_commit();
     }
-    static DEVICE void start_v(const Params &p, const State &state, Shared &shared, int step) {
-        load_cells<kOut>(p, state.space, p.v_cache, {p.dim_v, state.column, state.columns, state.columns},
-                         step, {state.begin, state.end, state.end}, shared.v);
+    static DEVICE void start_v(const Params &p, State &state, Shared &shared, int step) {
+        start<kOut>(p, shared, p.v_cache, v_values(shared), step, shared.v, state.v_scales);
         cp_async_commit();
     }
+
+    // --- one step
+    // --------------------------------------------------------------------------------------------
 
     static DEVICE void scores(const Params &p, const State &state, Shared &shared, int step,
                               float (&c)[kCellTiles][4]) {
@@ -104,17 +146,17 @@ struct AttentionPrefill {
 #pragma unroll
             for (int i = 0; i < 4; ++i) c[n][i] = 0;
         const int chunks = padded_k(p) / 16;
-#pragma unroll
-        for (int chunk = 0; chunk < kDim / 16; ++chunk) {
-            if (chunk >= chunks) break;
+        const Products products = products_of(p.k_cache);
+#pragma unroll kChunksAtOnce
+        for (int chunk = 0; chunk < chunks; ++chunk) {
             uint32_t a[4];
             load_a<kDim>(queries(shared), chunk, a);
 #pragma unroll
             for (int n = 0; n < kCellTiles; n += 2) {
                 uint32_t b[4];
                 load_k<kDim>(shared.k, 8 * n, chunk, b);
-                T::mma(c[n], a, {b[0], b[1]});
-                T::mma(c[n + 1], a, {b[2], b[3]});
+                products.mma(c[n], a, {b[0], b[1]});
+                products.mma(c[n + 1], a, {b[2], b[3]});
             }
         }
         const int cell = step * kAttentionStep + 2 * (lane_index() & 3);
@@ -129,15 +171,8 @@ struct AttentionPrefill {
             float m = fmaxf(c[0][2 * i], c[0][2 * i + 1]);
 #pragma unroll
             for (int n = 1; n < kCellTiles; ++n) m = fmaxf(m, fmaxf(c[n][2 * i], c[n][2 * i + 1]));
-            m = fmaxf(state.run.m[i], quad_max(m));
-            const float f = exp2_p(state.run.m[i] - m);
-            state.run.m[i] = m;
-            state.run.l[i] *= f;
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n) {
-                state.o[n][2 * i] *= f;
-                state.o[n][2 * i + 1] *= f;
-            }
+            m = fmaxf(state.sums.m[i], quad_max(m));
+            state.sums.rescale(i, m);
 #pragma unroll
             for (int n = 0; n < kCellTiles; ++n) {
                 c[n][2 * i] = exp2_p(c[n][2 * i] - m);
@@ -146,31 +181,19 @@ struct AttentionPrefill {
         }
     }
 
-    static DEVICE void accumulate(State &state, const Shared &shared, const float (&c)[kCellTiles][4]) {
+    static DEVICE void accumulate(const Params &p, State &state, const Shared &shared,
+                                  const float (&c)[kCellTiles][4]) {
+        const Products products = products_of(p.v_cache);
         uint32_t a[4][4];  // p as A fragments: the layout of C
-        float l[4] = {state.run.l[0], 0, state.run.l[1], 0};
 #pragma unroll
-        for (int chunk = 0; chunk < 4; ++chunk) {
+        for (int chunk = 0; chunk < 4; ++chunk)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                a[chunk][2 * half] = T::pack(c[2 * chunk + half][0], c[2 * chunk + half][1]);
-                a[chunk][2 * half + 1] = T::pack(c[2 * chunk + half][2], c[2 * chunk + half][3]);
+                const float(&pair)[4] = c[2 * chunk + half];
+                a[chunk][2 * half] = products.pack(pair[0], pair[1]);
+                a[chunk][2 * half + 1] = products.pack(pair[2], pair[3]);
             }
-            T::mma(l, a[chunk], {T::kOnes, T::kOnes});
-        }
-        state.run.l[0] = l[0];
-        state.run.l[1] = l[2];
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
-            if (8 * n >= state.columns) break;
-            uint32_t b[4];
-            load_v<kOut>(shared.v, 0, n, b);
-            T::mma(state.o[n], a[0], {b[0], b[1]});
-            T::mma(state.o[n], a[1], {b[2], b[3]});
-            load_v<kOut>(shared.v, 32, n, b);
-            T::mma(state.o[n], a[2], {b[0], b[1]});
-            T::mma(state.o[n], a[3], {b[2], b[3]});
-        }
+        state.sums.template add<kOut>(products, a, shared.v, 0, 1, shared.block.columns);
     }
 
     // --- splits
@@ -183,156 +206,151 @@ struct AttentionPrefill {
             return p.totals + int64_t{block_index()} * kPrefillRows * kOut + thread_index();
     }
 
-    static DEVICE void clear(State &state) {
-        state.run = {{kNoMaximum, kNoMaximum}, {0, 0}};
-#pragma unroll
-        for (int n = 0; n < kTiles; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) state.o[n][i] = 0;
-    }
-
     // At the end of a split that is not the tile's only one: total and o join into total, or, in the
     // tile's last split, into o.
     static DEVICE void end_split(const Params &p, State &state, Shared &shared, int step) {
-        const bool first = step / kSplitSteps == state.warp_first / kSplitSteps;
-        const bool last = step == state.warp_last;
+        const bool first = !state.has_total, last = state.ends && step == state.warp_last;
         if (first && last) return;
+        state.has_total = true;
         float *total = totals(p, shared);
+        Sums<kTiles> &sums = state.sums;
         Join weights[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            weights[i] = first ? Join{state.run.m[i], 0, 1} : join(state.total.m[i], state.run.m[i]);
-            const float l = first ? state.run.l[i]
-                                  : fma_rn(state.total.l[i], weights[i].a, state.run.l[i] * weights[i].b);
-            state.total.m[i] = weights[i].m;
-            state.total.l[i] = l;
+            float &m = shared.total_m[i][thread_index()], &l = shared.total_l[i][thread_index()];
+            weights[i] = first ? Join{sums.m[i], 0, 1} : join(m, sums.m[i]);
+            sums.m[i] = m = weights[i].m;
+            sums.l[i] = l = first ? sums.l[i] : fma_rn(l, weights[i].a, sums.l[i] * weights[i].b);
         }
 #pragma unroll
         for (int n = 0; n < kTiles; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float &there = total[(4 * n + i) * kThreads];
-                float o = state.o[n][i];
+                float o = sums.o[n][i];
                 if (!first) o = fma_rn(there, weights[i >> 1].a, o * weights[i >> 1].b);
                 if (last)
-                    state.o[n][i] = o;
+                    sums.o[n][i] = o;
                 else
                     there = o;
             }
-        if (last)
-            state.run = state.total;
-        else
-            clear(state);
+        if (!last) sums.clear();
     }
-
-    static constexpr int kSplitSteps = kAttentionSplit / kAttentionStep;
 
     // --- the item
     // --------------------------------------------------------------------------------------------
 
-    static DEVICE State begin(const Params &p, const Item &item) {
-        State state;
-        state.space = row_space(p, item.sequence, item.kv_head);
-        const int first_row = item.block * kPrefillRows, tile_row = first_row + warp_index() * kAttentionRows;
-        const auto end_of = [&](int row) {
-            return state.space.own_cell(row < state.space.rows ? row - 1 : state.space.rows - 1) + 1;
-        };
-        state.rows = lane_rows(p, state.space, tile_row);
-        state.begin = first_visible(p, state.space.own_cell(first_row));
-        state.end = end_of(first_row + kPrefillRows);
-        state.first = state.begin / kAttentionStep;
-        state.last = (state.end - 1) / kAttentionStep;
+    static DEVICE int end_of(const RowSpace &space, const Run &run, int row) {
+        return smaller(space.end_of(row), run.end);
+    }
+
+    // Cells and steps of one of the two runs, for one thread.
+    static DEVICE void begin_block(const Params &p, const RowSpace &space, const Run &run, Block &block) {
+        const int first_row = block.item.block * kPrefillRows;
+        const int begin = first_visible(p, run, space.own_cell(first_row));
+        const int end = end_of(space, run, first_row + kPrefillRows);
+        block.cache = space.cache;
+        block.cells = {begin, end, end};
+        block.first = begin / kAttentionStep;
+        block.last = begin < end ? (end - 1) / kAttentionStep : block.first - 1;
+        block.column = block.item.part * kMaxOut;
+        block.columns = smaller(p.dim_v - block.column, kMaxOut);
+    }
+
+    static DEVICE void begin_warp(const Params &p, State &state, const RowSpace &space, const Run &run,
+                                  int tile_row) {
+        state.rows = lane_rows(p, space, run, tile_row);
         state.warp_first = 0;
         state.warp_last = -1;
-        if (tile_row < state.space.rows) {
-            state.warp_first = first_visible(p, state.space.own_cell(tile_row)) / kAttentionStep;
-            state.warp_last = (end_of(tile_row + kAttentionRows) - 1) / kAttentionStep;
-        }
-        state.column = item.part * kMaxOut;
-        state.columns = p.dim_v - state.column < kMaxOut ? p.dim_v - state.column : kMaxOut;
-        clear(state);
-        return state;
+        state.ends = true;
+        if (tile_row >= space.rows) return;
+        const int begin = first_visible(p, run, space.own_cell(tile_row));
+        const int end = end_of(space, run, tile_row + kAttentionRows);
+        state.ends = space.end_of(tile_row + kAttentionRows) <= run.end;
+        if (begin >= end) return;
+        state.warp_first = begin / kAttentionStep;
+        state.warp_last = (end - 1) / kAttentionStep;
     }
 
-    static DEVICE void store_output(const Params &p, const State &state, int tile_row) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int row = tile_row + (lane_index() >> 2) + 8 * i;
-            if (row >= state.space.rows) continue;
-            const int head = state.space.head(row);
-            const float factor = final_factor(p, head, state.run.m[i], state.run.l[i]);
-            const int64_t token = state.space.sequence.first + state.space.token(row);
-            float *out = p.out + token * p.out_stride + int64_t{head} * p.dim_v + state.column +
-                         2 * (lane_index() & 3);
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n) {
-                if (8 * n >= state.columns) break;
-                out[8 * n] = state.o[n][2 * i] * factor;
-                out[8 * n + 1] = state.o[n][2 * i + 1] * factor;
-            }
-        }
-    }
-
-    static DEVICE void work(const Params &p, Shared &shared, const Item &item) {
-        State state = begin(p, item);
-        const int tile_row = item.block * kPrefillRows + warp_index() * kAttentionRows;
-        load_queries<T, kDim>(p, state.space, tile_row, 0, 1,
-                              reinterpret_cast<float *>(shared.k) + warp_index() * kMaxHeadDim,
-                              queries(shared));
-        block_sync();
-        // The loop begins one step early, so that K is loaded in one place.
+    // The loop begins one step early, so that K is loaded in one place.
+    static DEVICE void steps(const Params &p, State &state, Shared &shared) {
 #pragma unroll 1
-        for (int step = state.first - 1; step <= state.last; ++step) {
+        for (int step = shared.block.first - 1; step <= shared.block.last; ++step) {
             const bool active = step >= state.warp_first && step <= state.warp_last;
+            const bool computes = step >= shared.block.first;
             float c[kCellTiles][4];
-            if (step >= state.first) {
-                cp_async_wait<0>();
-                block_sync();
+            if (computes) {
+                finish<kDim>(shared, p.k_cache, k_values(p), step, shared.k, state.k_scales);
                 start_v(p, state, shared, step);
                 if (active) scores(p, state, shared, step, c);
-                cp_async_wait<0>();
-                block_sync();
+                finish<kOut>(shared, p.v_cache, v_values(shared), step, shared.v, state.v_scales);
             }
             start_k(p, state, shared, step + 1);
-            if (!active || step < state.first) continue;
+            if (!active || !computes) continue;
             rescale(state, c);
-            accumulate(state, shared, c);
+            accumulate(p, state, shared, c);
             if (step % kSplitSteps == kSplitSteps - 1 || step == state.warp_last)
                 end_split(p, state, shared, step);
         }
         cp_async_wait<0>();
         block_sync();
-        store_output(p, state, tile_row);
+    }
+
+    static DEVICE int tile_row(const Shared &shared) {
+        return shared.block.item.block * kPrefillRows + warp_index() * kAttentionRows;
+    }
+    static DEVICE RowSpace row_space_of(const Params &p, const Shared &shared) {
+        return row_space(p, shared.block.item.sequence, shared.block.item.kv_head);
+    }
+
+    static DEVICE void work(const Params &p, Shared &shared) {
+        State state;
+        state.has_total = false;
+        state.sums.clear();
+#pragma unroll 1
+        for (int sinks = p.sink_cells > 0 ? 1 : 0; sinks >= 0; --sinks) {
+            const Run run = run_of(p, sinks != 0);
+            const RowSpace space = row_space_of(p, shared);
+            if (thread_index() == 0) begin_block(p, space, run, shared.block);
+            begin_warp(p, state, space, run, tile_row(shared));
+            load_queries<kDim>(p, space, run, tile_row(shared), 0, 1,
+                               reinterpret_cast<float *>(shared.k) + warp_index() * kMaxHeadDim,
+                               queries(shared));
+            block_sync();
+            steps(p, state, shared);
+        }
+        store_output(p, row_space_of(p, shared), state.sums, tile_row(shared), shared.block.column,
+                     shared.block.columns, 0, 1);
     }
 
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<Shared>();
         grid_dep_wait();
         Item item;
-        for (int i = block_index(); find_item(p, i, item); i += block_count()) work(p, shared, item);
+        for (int i = block_index(); find_item(p, i, item); i += block_count()) {
+            if (thread_index() == 0) shared.block.item = item;
+            block_sync();
+            work(p, shared);
+            block_sync();
+        }
         grid_dep_trigger();
     }
 };
 
-template <class T>
-Kernel<AttentionParams> choose(int32_t dim) {
-    if (dim <= 64) return kernel_of<AttentionPrefill<T, 64>>();
-    if (dim <= 128) return kernel_of<AttentionPrefill<T, 128>>();
-    return kernel_of<AttentionPrefill<T, 256>>();
-}
-
 }  // namespace
 
-Kernel<AttentionParams> attention_prefill_kernel(CacheType type, int32_t dim_k, int32_t dim_v) {
+Kernel<AttentionParams> attention_prefill_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
     const int32_t dim = dim_k > dim_v ? dim_k : dim_v;
-    return type == CacheType::F16 ? choose<F16>(dim) : choose<BF16>(dim);
+    return is_packed(k) || is_packed(v) ? kernel_for<AttentionPrefill, true>(dim)
+                                        : kernel_for<AttentionPrefill, false>(dim);
 }
 
-size_t attention_prefill_shared(int32_t dim_k, int32_t dim_v) {
+size_t attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
     const int32_t dim = dim_k > dim_v ? dim_k : dim_v;
-    if (dim <= 64) return sizeof(PrefillShared<64>);
-    if (dim <= 128) return sizeof(PrefillShared<128>);
-    return sizeof(PrefillShared<256>);
+    const bool packed = is_packed(k) || is_packed(v);
+    if (dim <= 64) return packed ? sizeof(PrefillShared<64, true>) : sizeof(PrefillShared<64, false>);
+    if (dim <= 128) return packed ? sizeof(PrefillShared<128, true>) : sizeof(PrefillShared<128, false>);
+    return packed ? sizeof(PrefillShared<256, true>) : sizeof(PrefillShared<256, false>);
 }
 
 }  // namespace runnel::kernels::cuda

@@ -1,17 +1,49 @@
 #include "kernels/cuda/batch_input.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace runnel::kernels::cuda {
 
-BatchInput::BatchInput(const CacheConfig &cache, int32_t max_tokens) : max_tokens_((max_tokens + 3) / 4 * 4) {
-    const size_t bytes = static_cast<size_t>(kInfo * max_tokens_ + 4) * sizeof(int32_t) +
-                         static_cast<size_t>(max_tokens_) * sizeof(SequenceInfo);
+namespace {
+
+bool same(const Attention::Temperature &a, const Attention::Temperature &b) {
+    return a.beta == b.beta && a.length == b.length && a.offset == b.offset;
+}
+
+// As kernels/program.h has it.
+float factor(const Attention::Temperature &t, int32_t position) {
+    const int64_t lengths = (int64_t{position} + t.offset) / t.length;
+    return static_cast<float>(1 + static_cast<double>(t.beta) * std::log1p(static_cast<double>(lengths)));
+}
+
+}  // namespace
+
+BatchInput::BatchInput(const Program &program, const CacheConfig &cache, int32_t max_tokens)
+    : max_tokens_((max_tokens + 3) / 4 * 4) {
+    static_assert(sizeof(SequenceInfo) == 4 * sizeof(int32_t));
+    for (const Step &step : program.steps) {
+        const auto *a = std::get_if<Attention>(&step);
+        const auto is_it = [&](const Attention::Temperature &t) { return same(t, a->temperature); };
+        if (a != nullptr && a->temperature.beta != 0 &&
+            std::none_of(temperatures_.begin(), temperatures_.end(), is_it))
+            temperatures_.push_back(a->temperature);
+    }
+    const size_t bytes =
+        static_cast<size_t>(factors_at() + max_tokens_ * static_cast<int64_t>(temperatures_.size())) *
+        sizeof(int32_t);
     host_ = PinnedMemory(bytes);
     device_ = DeviceMemory(bytes, "the batch");
     std::memset(host_.data(), 0, bytes);
     for (const int32_t blocks : cache.blocks) tables_.emplace_back(std::max(blocks, 1), max_tokens_);
+}
+
+const float *BatchInput::factors(const Attention::Temperature &temperature) const {
+    if (temperature.beta == 0) return nullptr;
+    int64_t at = factors_at();
+    for (size_t i = 0; !same(temperatures_[i], temperature); ++i) at += max_tokens_;
+    return reinterpret_cast<const float *>(tokens() + at);
 }
 
 BatchInput::Tables::Tables(int64_t entries, int64_t sequences)
@@ -40,6 +72,11 @@ void BatchInput::upload(Stream &stream, const Batch &batch) {
     to[kInfo * max_tokens_] = count;
     auto *info = reinterpret_cast<SequenceInfo *>(to + kInfo * max_tokens_ + 4);
     for (const SequenceSpan &s : batch.sequences) *info++ = {s.first, s.count, s.past, 0};
+    auto *factors = reinterpret_cast<float *>(to + factors_at());
+    for (const Attention::Temperature &t : temperatures_) {
+        for (size_t i = 0; i < batch.positions.size(); ++i) factors[i] = factor(t, batch.positions[i]);
+        factors += max_tokens_;
+    }
     stream.copy_to_device(device_.data(), host_.data(), host_.size());
     for (size_t group = 0; group < tables_.size(); ++group) {
         const Tables &tables = tables_[group];

@@ -14,7 +14,7 @@ namespace runnel::kernels::cuda {
 class BatchInput {
   public:
     BatchInput() = default;
-    BatchInput(const CacheConfig &cache, int32_t max_tokens);
+    BatchInput(const Program &program, const CacheConfig &cache, int32_t max_tokens);
 
     // Makes room for the batch's block tables. True when they, or their strides, moved: a table has an entry
     // per block of the sequence, which may be more than the pool has when windows return blocks.
@@ -37,9 +37,13 @@ class BatchInput {
         return tables_[static_cast<size_t>(group)].device.as<int32_t>();
     }
     int64_t table_stride(int32_t group) const { return tables_[static_cast<size_t>(group)].stride; }
+    // What the queries of every token are multiplied by; null without a temperature. Precondition: one of the
+    // program's attention steps has it.
+    const float *factors(const Attention::Temperature &temperature) const;
 
   private:
-    static constexpr int64_t kInfo = 3;  // arrays of int32 before the sequences
+    static constexpr int64_t kInfo = 3;  // arrays of int32 before the sequences; behind them the factors
+    int64_t factors_at() const { return kInfo * max_tokens_ + 4 + 4 * max_tokens_; }
 
     struct Tables {
         Tables(int64_t entries, int64_t sequences);
@@ -48,6 +52,7 @@ class BatchInput {
         DeviceMemory device;
     };
     int64_t max_tokens_ = 0;
+    std::vector<Attention::Temperature> temperatures_;  // of the program, each once
     PinnedMemory host_;
     DeviceMemory device_;
     std::vector<Tables> tables_;

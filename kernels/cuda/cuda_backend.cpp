@@ -61,6 +61,14 @@ class CudaBackend final : public Backend {
     struct CacheMemory {
         DeviceMemory k, v;
     };
+    struct BlockBytes {
+        size_t k, v;
+    };
+    BlockBytes block_bytes(const CacheLayer &layer) const {
+        const size_t rows = size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads);
+        return {rows * cache_row_bytes(k_type_, layer.head_dim_k),
+                rows * cache_row_bytes(v_type_, layer.head_dim_v)};
+    }
 
     void expect_memory(const CacheConfig &cache) const;
     void allocate(const CacheConfig &cache);
@@ -79,6 +87,16 @@ class CudaBackend final : public Backend {
     void enqueue_logits(int32_t first, int32_t count);
     void fetch_logits(std::span<float> logits, int32_t first, int32_t count);
     void launch_linear(const LinearParams &all, TileFormat format, int32_t tokens);
+    struct AttentionLaunches {
+        Kernel<AttentionParams> decode, prefill;
+        size_t decode_shared, prefill_shared;
+    };
+    AttentionLaunches attention_launches(const Attention &a) const {
+        return {attention_decode_kernel(k_type_, v_type_, a.head_dim_k, a.head_dim_v),
+                attention_prefill_kernel(k_type_, v_type_, a.head_dim_k, a.head_dim_v),
+                attention_decode_shared(k_type_, v_type_, a.head_dim_k, a.head_dim_v),
+                attention_prefill_shared(k_type_, v_type_, a.head_dim_k, a.head_dim_v)};
+    }
     AttentionParams attention_params(const Attention &step) const;
 
     template <class Params>
@@ -108,6 +126,7 @@ class CudaBackend final : public Backend {
     Program program_;
     Plan plan_;
     int32_t max_tokens_ = 0;
+    CacheType k_type_ = CacheType::F16, v_type_ = CacheType::F16;
     DeviceWeights weights_;
     std::vector<CacheMemory> cache_;  // by layer
     DeviceMemory activations_, quantised_, kept_, logits_, partials_, counters_, totals_, turns_;
@@ -123,22 +142,10 @@ class CudaBackend final : public Backend {
 
 // --- load --------------------------------------------------------------------------------------------------
 
-// What the device has no kernels for yet.
-void check_supported(const Program &program, const CacheConfig &cache) {
-    const auto fail = [](const std::string &what) {
-        throw BackendError(BackendError::Kind::Failed, what + " on the GPU: use --device cpu");
-    };
-    if (cache.k != kernels::CacheType::F16 || cache.v != kernels::CacheType::F16)
-        fail("K and V are kept as f16 only");
-    for (const Step &step : program.steps)
-        if (const auto *attention = std::get_if<Attention>(&step); attention && attention->sink_cells > 0)
-            fail("--sinks do not work");
-}
-
 void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
     use_device(device_);
-    check_supported(program, cache);
     program_ = program;
+    k_type_ = cache.k, v_type_ = cache.v;
     plan_ = plan(program_);
     max_tokens_ = max_tokens;
     graphs_.clear();
@@ -146,7 +153,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     weights_ = DeviceWeights(program_, plan_);
     upload_ropes();
     allocate(cache);
-    input_ = BatchInput(cache, max_tokens);
+    input_ = BatchInput(program_, cache, max_tokens);
     prepare_kernels();
     stream_.wait();
 }
@@ -160,7 +167,7 @@ size_t CudaBackend::slot_bytes() const {
 void CudaBackend::expect_memory(const CacheConfig &cache) const {
     size_t pages = 0;
     for (size_t group = 0; group < cache.blocks.size(); ++group)
-        pages += cache_block_bytes(program_, static_cast<int32_t>(group)) *
+        pages += cache_block_bytes(program_, static_cast<int32_t>(group), cache.k, cache.v) *
                  static_cast<size_t>(cache.blocks[group]);
     const size_t weights = weight_memory(program_, plan_);
     const size_t work = slot_bytes() + static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_)) +
@@ -177,12 +184,10 @@ void CudaBackend::expect_memory(const CacheConfig &cache) const {
 void CudaBackend::allocate(const CacheConfig &cache) {
     cache_.clear();
     for (const CacheLayer &layer : program_.cache_layers) {
-        const size_t cells = static_cast<size_t>(cache.blocks[static_cast<size_t>(layer.group)]) *
-                             kBlockTokens * static_cast<size_t>(layer.kv_heads) * sizeof(uint16_t);
-        cache_.push_back(
-            {DeviceMemory(std::max<size_t>(cells * static_cast<size_t>(layer.head_dim_k), 1), "the K cache"),
-             DeviceMemory(std::max<size_t>(cells * static_cast<size_t>(layer.head_dim_v), 1),
-                          "the V cache")});
+        const auto blocks = static_cast<size_t>(cache.blocks[static_cast<size_t>(layer.group)]);
+        const BlockBytes bytes = block_bytes(layer);
+        cache_.push_back({DeviceMemory(std::max<size_t>(blocks * bytes.k, 1), "the K cache"),
+                          DeviceMemory(std::max<size_t>(blocks * bytes.v, 1), "the V cache")});
     }
     activations_ = DeviceMemory(std::max<size_t>(slot_bytes(), 1), "activations");
     slots_.clear();
@@ -242,17 +247,16 @@ void CudaBackend::prepare_kernels() {
     for (const Op &op : plan_.ops) {
         if (const auto *matrices = std::get_if<LinearOp>(&op)) linear(matrices->format);
         if (const auto *a = std::get_if<Attention>(&op)) {
-            const auto decode = attention_decode_kernel(CacheType::F16, a->head_dim_k, a->head_dim_v);
-            const auto prefill = attention_prefill_kernel(CacheType::F16, a->head_dim_k, a->head_dim_v);
-            prepare(decode.handle, attention_decode_shared(a->head_dim_k, a->head_dim_v));
-            prepare(prefill.handle, attention_prefill_shared(a->head_dim_k, a->head_dim_v));
-            prepare(attention_append_kernel(CacheType::F16).handle, kAppendShared);
+            const AttentionLaunches launches = attention_launches(*a);
+            prepare(launches.decode.handle, launches.decode_shared);
+            prepare(launches.prefill.handle, launches.prefill_shared);
+            prepare(attention_append_kernel().handle, kAppendShared);
+            prepare(rotate_heads_kernel().handle, kAppendShared);
             if (a->head_dim_v > 128)
-                totals = std::max(
-                    totals, static_cast<size_t>(properties_.multiprocessors) *
-                                static_cast<size_t>(resident(
-                                    prefill.handle, attention_prefill_shared(a->head_dim_k, a->head_dim_v))) *
-                                kPrefillRows * kMaxHeadDim * sizeof(float));
+                totals = std::max(totals, static_cast<size_t>(properties_.multiprocessors) *
+                                              static_cast<size_t>(resident(launches.prefill.handle,
+                                                                           launches.prefill_shared)) *
+                                              kPrefillRows * kMaxHeadDim * sizeof(float));
         }
     }
     totals_ = DeviceMemory(totals, "attention");
@@ -297,15 +301,13 @@ void CudaBackend::copy_blocks(int32_t group, std::span<const BlockCopy> copies) 
     for (size_t i = 0; i < cache_.size(); ++i) {
         const CacheLayer &layer = program_.cache_layers[i];
         if (layer.group != group) continue;
-        const auto copy = [&](const DeviceMemory &pages, int32_t dim, BlockCopy blocks) {
-            const size_t bytes = size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads) *
-                                 static_cast<size_t>(dim) * sizeof(uint16_t);
+        const auto copy = [&](const DeviceMemory &pages, size_t bytes, BlockCopy blocks) {
             stream_.copy_on_device(pages.data() + static_cast<size_t>(blocks.to) * bytes,
                                    pages.data() + static_cast<size_t>(blocks.from) * bytes, bytes);
         };
         for (const BlockCopy &blocks : copies) {
-            copy(cache_[i].k, layer.head_dim_k, blocks);
-            copy(cache_[i].v, layer.head_dim_v, blocks);
+            copy(cache_[i].k, block_bytes(layer).k, blocks);
+            copy(cache_[i].v, block_bytes(layer).v, blocks);
         }
     }
 }
@@ -316,9 +318,7 @@ void CudaBackend::visit_pages(int32_t group, BlockId block, F f) {
     for (size_t i = 0; i < cache_.size(); ++i) {
         const CacheLayer &layer = program_.cache_layers[i];
         if (layer.group != group) continue;
-        const size_t row = size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads) * sizeof(uint16_t);
-        const size_t k = row * static_cast<size_t>(layer.head_dim_k),
-                     v = row * static_cast<size_t>(layer.head_dim_v);
+        const auto [k, v] = block_bytes(layer);
         f(cache_[i].k.data() + static_cast<size_t>(block) * k, k);
         if (v > 0) f(cache_[i].v.data() + static_cast<size_t>(block) * v, v);
     }
@@ -424,10 +424,14 @@ AttentionParams CudaBackend::attention_params(const Attention &a) const {
     AttentionParams p{};
     const CacheMemory &cache = cache_[static_cast<size_t>(a.layer)];
     const int32_t group = program_.cache_layers[static_cast<size_t>(a.layer)].group;
-    p.q = slot(a.q), p.k = slot(a.k), p.v = slot(a.v), p.out = slot(a.out);
-    p.q_stride = stride(a.q), p.k_stride = stride(a.k), p.v_stride = stride(a.v),
-    p.out_stride = stride(a.out);
-    p.k_cache = cache.k.as<uint16_t>(), p.v_cache = cache.v.as<uint16_t>();
+    p.q = slot(a.q), p.out = slot(a.out), p.q_stride = stride(a.q), p.out_stride = stride(a.out);
+    if (a.k != kNoSlot) {
+        p.k = slot(a.k), p.v = slot(a.v);
+        p.k_stride = stride(a.k), p.v_stride = stride(a.v);
+    }
+    p.k_cache = cache_pages(cache.k.data(), k_type_, a.head_dim_k, rotates_keys(k_type_));
+    p.v_cache = cache_pages(cache.v.data(), v_type_, a.head_dim_v, rotates_values(v_type_));
+    p.q_factors = input_.factors(a.temperature);
     p.sequences = input_.sequences(), p.sequence_count = input_.sequence_count();
     p.tables = input_.tables(group), p.table_stride = input_.table_stride(group);
     p.positions = input_.positions();
@@ -444,26 +448,30 @@ AttentionParams CudaBackend::attention_params(const Attention &a) const {
     p.scale = a.scale, p.norm_eps = a.norm_eps;
     p.softcap = a.softcap, p.softcap_inverse = 1.0f / a.softcap;
     p.window = a.window, p.chunked = a.window_kind == Attention::Window::Chunked;
+    p.sink_cells = a.sink_cells, p.sink_position = a.window + a.sink_cells - 1;
     p.norm_after_rope = a.norm_after_rope;
     return p;
 }
 
 void CudaBackend::enqueue(const Attention &a) {
-    const auto decode = attention_decode_kernel(CacheType::F16, a.head_dim_k, a.head_dim_v);
-    const size_t decode_shared = attention_decode_shared(a.head_dim_k, a.head_dim_v);
+    const AttentionLaunches launches = attention_launches(a);
     const int32_t group = a.heads / a.kv_heads;
     AttentionParams p = attention_params(a);
     const bool small = tokens_ <= kLinearTokens;
     p.max_rows = small ? kAllRows : kDecodeRows;
     p.max_tiles =
         small ? (tokens_ * group + kAttentionRows - 1) / kAttentionRows : kDecodeRows / kAttentionRows;
-    run(decode, kAllRows, decode_shared, p);
-    if (small) return;
-    p.min_rows = kDecodeRows, p.max_rows = kAllRows;
-    run(attention_append_kernel(CacheType::F16), (int64_t{tokens_} * a.kv_heads + 3) / 4, kAppendShared, p);
-    run(attention_prefill_kernel(CacheType::F16, a.head_dim_k, a.head_dim_v),
-        int64_t{a.kv_heads} * (int64_t{tokens_} * group / kPrefillRows + tokens_),
-        attention_prefill_shared(a.head_dim_k, a.head_dim_v), p);
+    run(launches.decode, kAllRows, launches.decode_shared, p);
+    if (!small) {
+        p.min_rows = kDecodeRows, p.max_rows = kAllRows;
+        if (p.k != nullptr)
+            run(attention_append_kernel(), (int64_t{tokens_} * a.kv_heads + 3) / 4, kAppendShared, p);
+        run(launches.prefill, int64_t{a.kv_heads} * (int64_t{tokens_} * group / kPrefillRows + tokens_),
+            launches.prefill_shared, p);
+    }
+    if (p.v_cache.rotated != 0)
+        run(rotate_heads_kernel(), (int64_t{tokens_} * a.heads + 3) / 4, kAppendShared,
+            {p.out, p.out_stride, tokens_, a.heads, a.head_dim_v});
 }
 
 // The partial results of attention over split keys, of the largest layer.
@@ -474,11 +482,13 @@ void CudaBackend::reserve_partials(const Batch &batch) {
         const auto *a = std::get_if<Attention>(&op);
         if (a == nullptr) continue;
         int64_t items = 0;
+        const AttentionParams p = attention_params(*a);
         for (const SequenceSpan &s : batch.sequences) {
             const int64_t rows = int64_t{s.count} * (a->heads / a->kv_heads);
-            if (small || rows <= kDecodeRows)
-                items += a->kv_heads * ((rows + kAttentionRows - 1) / kAttentionRows) *
-                         ((s.past + s.count + kAttentionSplit - 1) / kAttentionSplit);
+            if (!small && rows > kDecodeRows) continue;
+            const Splits splits = splits_of(p, {s.first, s.count, s.past, 0});
+            items +=
+                a->kv_heads * ((rows + kAttentionRows - 1) / kAttentionRows) * (splits.sinks + splits.others);
         }
         floats = std::max(floats, attention_partial_floats(items, a->head_dim_v));
     }

@@ -145,11 +145,11 @@ class Planner {
         plan_.ops.push_back(std::move(op));
     }
     void add(const Attention &step) {
-        expect(step.k != kNoSlot && step.v != kNoSlot, "latent attention or K/V shared between layers");
+        const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.layer)];
+        expect(layer.head_dim_v > 0 && (step.k == kNoSlot) == (step.v == kNoSlot), "latent attention");
         expect(step.head_dim_k % 8 == 0 && step.head_dim_v % 8 == 0 && step.head_dim_k <= 256 &&
                    step.head_dim_v <= 256,
                "heads of this size");
-        expect(step.temperature.beta == 0, "attention with a temperature");
         use_floats(step.q_norm);
         use_floats(step.k_norm);
         use_floats(step.sinks);

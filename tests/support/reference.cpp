@@ -1,6 +1,7 @@
 #include "tests/support/reference.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -74,11 +75,12 @@ double temperature(const kernels::Attention::Temperature &t, int32_t position) {
 }
 
 Row attention_heads(const kernels::Attention &step, std::span<const double> q, std::span<const double> k,
-                    std::span<const double> v, int64_t own, std::span<const double> sinks) {
+                    std::span<const double> v, int64_t own, std::span<const double> sinks,
+                    std::span<const double> sink_q) {
     const size_t dk = static_cast<size_t>(step.head_dim_k), dv = static_cast<size_t>(step.head_dim_v);
     const size_t kv_heads = static_cast<size_t>(step.kv_heads);
     const auto visible = [&](int64_t key) {
-        if (step.window == 0) return true;
+        if (step.window == 0 || key < step.sink_cells) return true;
         if (step.window_kind == kernels::Attention::Window::Sliding) return own - key < step.window;
         return key / step.window == own / step.window;
     };
@@ -91,9 +93,11 @@ Row attention_heads(const kernels::Attention &step, std::span<const double> q, s
         std::vector<std::pair<int64_t, double>> scores;
         for (int64_t key = 0; key <= own; ++key)
             if (visible(key))
-                scores.emplace_back(key, softcap(static_cast<double>(step.scale) *
-                                                     dot(q.subspan(head * dk, dk), row(k, key, dk)),
-                                                 static_cast<double>(step.softcap)));
+                scores.emplace_back(
+                    key, softcap(static_cast<double>(step.scale) *
+                                     dot((key < step.sink_cells ? sink_q : q).subspan(head * dk, dk),
+                                         row(k, key, dk)),
+                                 static_cast<double>(step.softcap)));
         double largest = sinks.empty() ? scores[0].second : sinks[head];
         for (const auto &[key, score] : scores) largest = std::max(largest, score);
         double sum = sinks.empty() ? 0 : std::exp(sinks[head] - largest);
@@ -107,6 +111,19 @@ Row attention_heads(const kernels::Attention &step, std::span<const double> q, s
         for (const double x : mixed) out.push_back(x / sum);
     }
     return out;
+}
+
+void hadamard(std::span<double> head) {
+    const size_t size = head.size() & (~head.size() + 1);
+    for (size_t first = 0; first < head.size(); first += size) {
+        const Row x(head.begin() + static_cast<std::ptrdiff_t>(first),
+                    head.begin() + static_cast<std::ptrdiff_t>(first + size));
+        for (size_t i = 0; i < size; ++i) {
+            double sum = 0;
+            for (size_t j = 0; j < size; ++j) sum += std::popcount(i & j) % 2 == 0 ? x[j] : -x[j];
+            head[first + i] = sum / std::sqrt(static_cast<double>(size));
+        }
+    }
 }
 
 namespace {

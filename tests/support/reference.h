@@ -30,9 +30,15 @@ void rope(std::span<double> head, const kernels::RopeTable &table, int32_t posit
 
 // All heads of one token that stands at index `own` of the keys, as steps 5 to 7 of kernels::Attention:
 // q [heads][head_dim_k], k [keys][kv_heads][head_dim_k], v [keys][kv_heads][head_dim_v] (empty: the first
-// dimensions of k), sinks [heads] or empty -> [heads][head_dim_v].
+// dimensions of k), sinks [heads] or empty, sink_q: q for the sink cells, if there are any ->
+// [heads][head_dim_v].
 Row attention_heads(const kernels::Attention &step, std::span<const double> q, std::span<const double> k,
-                    std::span<const double> v, int64_t own, std::span<const double> sinks = {});
+                    std::span<const double> v, int64_t own, std::span<const double> sinks = {},
+                    std::span<const double> sink_q = {});
+
+// A head times the Hadamard matrix of the largest power of two that divides its size n, over its root:
+// H[i][j] = (-1)^(bits that i and j share), of each run of n.
+void hadamard(std::span<double> head);
 
 // 1 + beta * ln(1 + floor((position + offset) / length))
 double temperature(const kernels::Attention::Temperature &temperature, int32_t position);

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <vector>
 
-#include "gguf/half.h"
+#include "tests/kernels/cuda/cache_cells.h"
 #include "tests/simt/buffer.h"
 #include "tests/simt/simt.h"
 #include "tests/support/random.h"
@@ -17,7 +19,9 @@
 
 using namespace runnel;
 using namespace runnel::kernels::cuda;
+using kernels::CacheType;
 using simt::Buffer;
+using tests::CacheCell;
 
 namespace {
 
@@ -30,7 +34,7 @@ struct Shape {
     std::vector<Sequence> sequences;
     std::optional<kernels::RopeTable> rope;
     bool head_norm = false, sinks = false, factors = false;
-    CacheType type = CacheType::F16;
+    CacheType k_type = CacheType::F16, v_type = CacheType::F16;
     int32_t first_position = 0;  // of every sequence's cell 0
 };
 
@@ -42,21 +46,13 @@ struct Problem {
     std::vector<float> q, k, v;  // [token][heads][dim]
     std::vector<float> q_norm, k_norm, sinks, factors;
     std::vector<int32_t> positions;
-    std::vector<std::vector<float>> old_k,
-        old_v;  // per sequence: [cell][kv_head][dim], values of the cache's type
+    std::vector<std::vector<CacheCell>> old_k, old_v;  // per sequence: [cell][kv_head]
     std::vector<int32_t> tables;
     int64_t table_stride = 0;
     int32_t blocks = 0;
 
     int32_t tokens() const { return static_cast<int32_t>(positions.size()); }
 };
-
-uint16_t round16(CacheType type, float x) {
-    return type == CacheType::F16 ? gguf::f32_to_f16(x) : gguf::f32_to_bf16(x);
-}
-float widen(CacheType type, uint16_t x) {
-    return type == CacheType::F16 ? gguf::f16_to_f32(x) : gguf::bf16_to_f32(x);
-}
 
 std::vector<float> normals(testing::Random &random, size_t count) {
     std::vector<float> x(count);
@@ -71,13 +67,14 @@ Problem make_problem(const Shape &shape, uint64_t seed) {
     Problem p{shape, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
     for (const Sequence &s : shape.sequences) {
         for (int32_t i = 0; i < s.count; ++i) p.positions.push_back(shape.first_position + s.past + i);
-        const auto cells = [&](int32_t dim) {
-            std::vector<float> x = normals(random, size(s.past) * size(a.kv_heads) * size(dim));
-            for (float &value : x) value = widen(shape.type, round16(shape.type, value));
-            return x;
+        const auto cells = [&](CacheType type, int32_t dim) {
+            std::vector<CacheCell> all;
+            for (int32_t i = 0; i < s.past * a.kv_heads; ++i)
+                all.push_back(tests::random_cell(random, type, dim));
+            return all;
         };
-        p.old_k.push_back(cells(a.head_dim_k));
-        p.old_v.push_back(cells(a.head_dim_v));
+        p.old_k.push_back(cells(shape.k_type, a.head_dim_k));
+        p.old_v.push_back(cells(shape.v_type, a.head_dim_v));
         p.table_stride = std::max<int64_t>(p.table_stride, (s.past + s.count + 31) / 32);
         p.blocks += (s.past + s.count + 31) / 32;
     }
@@ -105,40 +102,53 @@ Problem make_problem(const Shape &shape, uint64_t seed) {
     return p;
 }
 
-// Where cell `cell` of a head lies in the cache.
-size_t place(const Problem &p, size_t sequence, int32_t cell, int32_t head, int32_t dim) {
+// The page with a cell of a head.
+size_t page(const Problem &p, size_t sequence, int32_t cell, int32_t head) {
     const int64_t block =
         p.tables[sequence * static_cast<size_t>(p.table_stride) + static_cast<size_t>(cell) / 32];
-    return static_cast<size_t>(((block * p.shape.step.kv_heads + head) * 32 + cell % 32) * dim);
+    return static_cast<size_t>(block * p.shape.step.kv_heads + head);
 }
+
+using Bytes = std::vector<unsigned char>;
 
 struct Result {
     std::vector<float> out;
-    std::vector<uint16_t> k_cache, v_cache;
+    Bytes k_cache, v_cache;
     std::vector<simt::LaunchReport> reports;
 };
 
-std::vector<uint16_t> old_cache(const Problem &p, const std::vector<std::vector<float>> &old, int32_t dim) {
+Bytes old_cache(const Problem &p, const std::vector<std::vector<CacheCell>> &old, CacheType type,
+                int32_t dim) {
     const auto kv_heads = p.shape.step.kv_heads;
-    std::vector<uint16_t> cache(static_cast<size_t>(p.blocks) * static_cast<size_t>(kv_heads * 32 * dim),
-                                0x7fffu);
+    Bytes cache(static_cast<size_t>(p.blocks * kv_heads * 32) * kernels::cache_row_bytes(type, dim), 0x7f);
     for (size_t s = 0; s < old.size(); ++s)
         for (int32_t cell = 0; cell < p.shape.sequences[s].past; ++cell)
             for (int32_t head = 0; head < kv_heads; ++head)
-                for (int32_t d = 0; d < dim; ++d)
-                    cache[place(p, s, cell, head, dim) + static_cast<size_t>(d)] = round16(
-                        p.shape.type, old[s][static_cast<size_t>((cell * kv_heads + head) * dim + d)]);
+                tests::write_cell(old[s][static_cast<size_t>(cell * kv_heads + head)], cache,
+                                  page(p, s, cell, head), cell % 32);
     return cache;
 }
 
-Result run(const Problem &p, Way way, uint32_t blocks = 3) {
+// One cell of all heads as the products read them.
+void read_values(const Problem &p, const Bytes &cache, CacheType type, int32_t dim, size_t sequence,
+                 int32_t cell, reference::Row &to) {
+    for (int32_t head = 0; head < p.shape.step.kv_heads; ++head) {
+        const CacheCell found = tests::read_cell(type, dim, cache, page(p, sequence, cell, head), cell % 32);
+        for (int32_t d = 0; d < dim; ++d) to.push_back(tests::value_of(found, d));
+    }
+}
+
+// With a cache that is filled already, nothing is appended.
+Result run(const Problem &p, Way way, uint32_t blocks = 3, const Result *filled = nullptr) {
     const Shape &shape = p.shape;
     const auto &a = shape.step;
     Stream stream;
     const Buffer<float> q(stream, p.q, "q"), k(stream, p.k, "k"), v(stream, p.v, "v");
     const Buffer<float> out(stream, p.positions.size() * static_cast<size_t>(a.heads * a.head_dim_v), "out");
-    const Buffer<uint16_t> k_cache(stream, old_cache(p, p.old_k, a.head_dim_k), "K cache");
-    const Buffer<uint16_t> v_cache(stream, old_cache(p, p.old_v, a.head_dim_v), "V cache");
+    const Buffer<unsigned char> k_cache(
+        stream, filled ? filled->k_cache : old_cache(p, p.old_k, shape.k_type, a.head_dim_k), "K cache");
+    const Buffer<unsigned char> v_cache(
+        stream, filled ? filled->v_cache : old_cache(p, p.old_v, shape.v_type, a.head_dim_v), "V cache");
     std::vector<SequenceInfo> infos;
     int32_t first = 0, items = 0, tiles = 1;
     for (const Sequence &s : shape.sequences) {
@@ -146,7 +156,7 @@ Result run(const Problem &p, Way way, uint32_t blocks = 3) {
         first += s.count;
         const int32_t mine = (s.count * (a.heads / a.kv_heads) + 15) / 16;
         tiles = std::max(tiles, mine);
-        items += mine * a.kv_heads * ((s.past + s.count + 255) / 256);
+        items += mine * a.kv_heads * ((s.past + s.count + 255) / 256 + (a.sink_cells + 255) / 256);
     }
     const Buffer<SequenceInfo> sequences(stream, infos, "sequences");
     const Buffer<int32_t> count(stream, std::vector{static_cast<int32_t>(infos.size())}, "sequence count");
@@ -172,7 +182,10 @@ Result run(const Problem &p, Way way, uint32_t blocks = 3) {
     params.q = q.data(), params.k = k.data(), params.v = v.data(), params.out = out.data();
     params.q_stride = a.heads * a.head_dim_k, params.k_stride = a.kv_heads * a.head_dim_k;
     params.v_stride = a.kv_heads * a.head_dim_v, params.out_stride = a.heads * a.head_dim_v;
-    params.k_cache = k_cache.data(), params.v_cache = v_cache.data();
+    params.k_cache =
+        cache_pages(k_cache.data(), shape.k_type, a.head_dim_k, kernels::rotates_keys(shape.k_type));
+    params.v_cache =
+        cache_pages(v_cache.data(), shape.v_type, a.head_dim_v, kernels::rotates_values(shape.v_type));
     params.sequences = sequences.data(), params.sequence_count = count.data();
     params.tables = tables.data(), params.table_stride = p.table_stride, params.positions = positions.data();
     params.q_factors = p.factors.empty() ? nullptr : factors.data();
@@ -191,18 +204,26 @@ Result run(const Problem &p, Way way, uint32_t blocks = 3) {
     params.norm_eps = a.norm_eps;
     params.window = a.window;
     params.chunked = a.window_kind == kernels::Attention::Window::Chunked;
+    params.sink_cells = a.sink_cells, params.sink_position = a.window + a.sink_cells - 1;
     params.norm_after_rope = a.norm_after_rope;
     params.max_tiles = tiles;
+
+    if (filled) params.k = params.v = nullptr;
 
     simt::take_reports();
     const int32_t limit = way == Way::Decode ? 1 << 30 : way == Way::Prefill ? 0 : 16;
     params.min_rows = 0, params.max_rows = limit;
-    launch(stream, attention_decode_kernel(shape.type, a.head_dim_k, a.head_dim_v),
-           {blocks, attention_decode_shared(a.head_dim_k, a.head_dim_v), true}, params);
+    launch(stream, attention_decode_kernel(shape.k_type, shape.v_type, a.head_dim_k, a.head_dim_v),
+           {blocks, attention_decode_shared(shape.k_type, shape.v_type, a.head_dim_k, a.head_dim_v), true},
+           params);
     params.min_rows = limit, params.max_rows = 1 << 30;
-    launch(stream, attention_append_kernel(shape.type), {blocks, kAppendShared, true}, params);
-    launch(stream, attention_prefill_kernel(shape.type, a.head_dim_k, a.head_dim_v),
-           {blocks, attention_prefill_shared(a.head_dim_k, a.head_dim_v), true}, params);
+    if (!filled) launch(stream, attention_append_kernel(), {blocks, kAppendShared, true}, params);
+    launch(stream, attention_prefill_kernel(shape.k_type, shape.v_type, a.head_dim_k, a.head_dim_v),
+           {blocks, attention_prefill_shared(shape.k_type, shape.v_type, a.head_dim_k, a.head_dim_v), true},
+           params);
+    if (params.v_cache.rotated)
+        launch(stream, rotate_heads_kernel(), {blocks, kAppendShared, true},
+               {out.data(), params.out_stride, p.tokens(), a.heads, a.head_dim_v});
     Result result{out.read(), k_cache.read(), v_cache.read(), simt::take_reports()};
     for (const uint32_t c : counters.read()) REQUIRE(c == 0);
     return result;
@@ -224,52 +245,85 @@ reference::Row exact_head(const Problem &p, const float *x, int32_t dim, const s
     return head;
 }
 
-// [token][heads * dim_v]
-std::vector<reference::Row> exact(const Problem &p) {
+// The queries of a token as the products take them.
+reference::Row exact_queries(const Problem &p, size_t token, int32_t position) {
+    const auto &a = p.shape.step;
+    const CacheType type = p.shape.k_type;
+    reference::Row q;
+    for (int32_t head = 0; head < a.heads; ++head) {
+        const float *from = &p.q[(token * static_cast<size_t>(a.heads) + static_cast<size_t>(head)) *
+                                 static_cast<size_t>(a.head_dim_k)];
+        reference::Row row = exact_head(p, from, a.head_dim_k, p.q_norm, position);
+        for (double &x : row)
+            if (!p.factors.empty()) x *= static_cast<double>(p.factors[token]);
+        if (kernels::rotates_keys(type)) reference::hadamard(row);
+        for (const double x : row)
+            q.push_back(type == CacheType::BF16 ? tests::round_bf16(x) : tests::round_f16(x));
+    }
+    return q;
+}
+
+// What the batch appends is what it should be, as near as the type allows.
+void check_appended(const Problem &p, const Result &result, size_t sequence, int32_t cell, size_t token) {
+    const auto &a = p.shape.step;
+    for (int32_t head = 0; head < a.kv_heads; ++head) {
+        const auto from = [&](const std::vector<float> &x, int32_t dim) {
+            return &x[(token * static_cast<size_t>(a.kv_heads) + static_cast<size_t>(head)) *
+                      static_cast<size_t>(dim)];
+        };
+        const size_t at = page(p, sequence, cell, head);
+        reference::Row k = exact_head(p, from(p.k, a.head_dim_k), a.head_dim_k, p.k_norm, p.positions[token]);
+        if (kernels::rotates_keys(p.shape.k_type)) reference::hadamard(k);
+        tests::check_cell(tests::read_cell(p.shape.k_type, a.head_dim_k, result.k_cache, at, cell % 32), k);
+        reference::Row v(from(p.v, a.head_dim_v), from(p.v, a.head_dim_v) + a.head_dim_v);
+        if (kernels::rotates_values(p.shape.v_type)) reference::hadamard(v);
+        tests::check_cell(tests::read_cell(p.shape.v_type, a.head_dim_v, result.v_cache, at, cell % 32), v);
+    }
+}
+
+// [token][heads * dim_v], from what the cache holds afterwards.
+std::vector<reference::Row> exact(const Problem &p, const Result &result) {
     const auto &a = p.shape.step;
     std::vector<reference::Row> rows;
     size_t token = 0;
     for (size_t s = 0; s < p.shape.sequences.size(); ++s) {
-        reference::Row k = reference::to_row(p.old_k[s]), v = reference::to_row(p.old_v[s]);
-        for (int32_t i = 0; i < p.shape.sequences[s].count; ++i, ++token) {
+        const Sequence sequence = p.shape.sequences[s];
+        reference::Row k, v;
+        for (int32_t cell = 0; cell < sequence.past + sequence.count; ++cell) {
+            read_values(p, result.k_cache, p.shape.k_type, a.head_dim_k, s, cell, k);
+            read_values(p, result.v_cache, p.shape.v_type, a.head_dim_v, s, cell, v);
+        }
+        for (int32_t cell = sequence.past; cell < sequence.past + sequence.count; ++cell, ++token) {
+            check_appended(p, result, s, cell, token);
             const int32_t position = p.positions[token];
-            for (int32_t head = 0; head < a.kv_heads; ++head) {
-                const float *from =
-                    &p.k[(token * static_cast<size_t>(a.kv_heads) + static_cast<size_t>(head)) *
-                         static_cast<size_t>(a.head_dim_k)];
-                for (const double x : exact_head(p, from, a.head_dim_k, p.k_norm, position))
-                    k.push_back(double{widen(p.shape.type, round16(p.shape.type, static_cast<float>(x)))});
-            }
-            const size_t width = static_cast<size_t>(a.kv_heads * a.head_dim_v);
-            for (size_t d = 0; d < width; ++d)
-                v.push_back(double{widen(p.shape.type, round16(p.shape.type, p.v[token * width + d]))});
-            reference::Row q;
-            for (int32_t head = 0; head < a.heads; ++head) {
-                const float *from = &p.q[(token * static_cast<size_t>(a.heads) + static_cast<size_t>(head)) *
-                                         static_cast<size_t>(a.head_dim_k)];
-                for (double x : exact_head(p, from, a.head_dim_k, p.q_norm, position)) {
-                    if (!p.factors.empty()) x *= static_cast<double>(p.factors[token]);
-                    q.push_back(double{widen(p.shape.type, round16(p.shape.type, static_cast<float>(x)))});
-                }
-            }
-            rows.push_back(reference::attention_heads(a, q, k, v, p.shape.sequences[s].past + i,
-                                                      reference::to_row(p.sinks)));
+            const reference::Row q = exact_queries(p, token, position),
+                                 sink_q =
+                                     exact_queries(p, token, std::min(position, a.window + a.sink_cells - 1));
+            rows.push_back(reference::attention_heads(a, q, k, v, cell, reference::to_row(p.sinks), sink_q));
+            const auto width = static_cast<size_t>(a.head_dim_v);
+            for (size_t at = 0; at < rows.back().size() && kernels::rotates_values(p.shape.v_type);
+                 at += width)
+                reference::hadamard(std::span(rows.back()).subspan(at, width));
         }
     }
     return rows;
 }
 
 void check_close(const Problem &p, const Result &result) {
-    const std::vector<reference::Row> rows = exact(p);
-    // p is rounded to 11 (8) bits, q and k may fall to the other side of a tie.
-    const double tolerance = p.shape.type == CacheType::F16 ? 2e-3 : 1.6e-2;
+    const std::vector<reference::Row> rows = exact(p, result);
+    // p is rounded to 11 (8) bits, q may fall to the other side of a tie; a rotation adds errors up.
+    const bool coarse = p.shape.k_type == CacheType::BF16 || p.shape.v_type == CacheType::BF16;
+    const double tolerance = coarse ? 1.6e-2 : 2.5e-3;
     size_t at = 0;
-    for (size_t token = 0; token < rows.size(); ++token)
+    for (size_t token = 0; token < rows.size(); ++token) {
+        CAPTURE(token);
+        double error = 0;
         for (const double x : rows[token]) {
-            CAPTURE(token);
-            CAPTURE(at);
-            REQUIRE(std::abs(static_cast<double>(result.out[at++]) - x) <= tolerance);
+            const double difference = std::abs(static_cast<double>(result.out[at++]) - x);
+            error = difference <= error ? error : difference;  // keeps NaN
         }
+        REQUIRE(error <= tolerance);
+    }
 }
 
 kernels::Attention attention(int32_t heads, int32_t kv_heads, int32_t dim_k, int32_t dim_v) {
@@ -297,6 +351,8 @@ void check_shape(const Shape &shape, uint64_t seed) {
     CAPTURE(shape.step.heads);
     CAPTURE(shape.step.head_dim_k);
     CAPTURE(shape.step.head_dim_v);
+    CAPTURE(static_cast<int>(shape.k_type));
+    CAPTURE(static_cast<int>(shape.v_type));
     const Problem p = make_problem(shape, seed);
     const Result decode = run(p, Way::Decode), prefill = run(p, Way::Prefill);
     check_close(p, decode);
@@ -315,16 +371,58 @@ TEST_CASE("cuda attention: lengths around pages, steps and splits") {
     check_shape({attention(4, 2, 32, 32), {{250, 9}, {0, 3}, {511, 2}}, {}}, 2);
 }
 
-TEST_CASE("cuda attention: head sizes, groups and both 16-bit types") {
+TEST_CASE("cuda attention: head sizes, groups and all types of the cache") {
+    using enum CacheType;
+    const std::pair<CacheType, CacheType> same[] = {
+        {F16, F16}, {BF16, BF16}, {Q8_0, Q8_0}, {Q4_0, Q4_0}, {FP8, FP8}};
+    const std::pair<CacheType, CacheType> mixed[] = {{BF16, F16}, {F16, Q4_0}, {Q4_0, BF16}, {Q8_0, FP8}};
     uint64_t seed = 10;
-    for (const CacheType type : {CacheType::F16, CacheType::BF16})
+    const auto check = [&](std::pair<CacheType, CacheType> types, int32_t dim_k, int32_t dim_v) {
+        const int32_t group = std::vector{1, 5, 7, 14, 3, 8, 2}[seed % 7];
+        Shape shape{attention(group, 1, dim_k, dim_v), {{70, 2}, {270, 1}}, {}};
+        std::tie(shape.k_type, shape.v_type) = types;
+        check_shape(shape, seed++);
+    };
+    for (const auto &types : same)
         for (const auto &[dim_k, dim_v] :
-             {std::pair{16, 16}, {40, 24}, {64, 64}, {72, 80}, {128, 128}, {192, 128}, {256, 256}}) {
-            const int32_t group = std::vector{1, 5, 7, 14, 3, 8, 2}[seed % 7];
-            check_shape(
-                {attention(2 * group, 2, dim_k, dim_v), {{70, 2}, {300, 1}}, {}, false, false, false, type},
-                seed++);
+             {std::pair{16, 16}, {40, 24}, {64, 64}, {72, 80}, {128, 128}, {192, 128}, {256, 256}})
+            check(types, dim_k, dim_v);
+    for (const auto &types : mixed)
+        for (const auto &[dim_k, dim_v] : {std::pair{40, 24}, {96, 128}, {136, 256}})
+            check(types, dim_k, dim_v);
+}
+
+TEST_CASE("cuda attention: packed keys and values behind everything that is done to a head") {
+    using enum CacheType;
+    uint64_t seed = 80;
+    for (const auto &[k_type, v_type] : {std::pair{Q8_0, Q8_0}, {Q4_0, Q4_0}, {FP8, Q8_0}, {F16, Q4_0}}) {
+        Shape shape{attention(6, 2, 64, 64),
+                    {{310, 2}, {0, 20}, {64, 1}},
+                    rope_table(kernels::RopeTable::Pairs::Halves, 32),
+                    true,
+                    true,
+                    true,
+                    k_type,
+                    v_type};
+        shape.step.window = 70;
+        shape.step.softcap = 3;
+        shape.step.norm_after_rope = seed % 2 == 0;
+        check_shape(shape, seed++);
+    }
+}
+
+TEST_CASE("cuda attention: what is not finite stays visible in a packed cache") {
+    for (const CacheType type : {CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8}) {
+        Shape shape{attention(2, 2, 32, 32), {{3, 1}}, {}};
+        shape.k_type = shape.v_type = type;
+        Problem p = make_problem(shape, 7);
+        p.v[5] = std::numeric_limits<float>::infinity();
+        for (const Way way : {Way::Decode, Way::Prefill}) {
+            const Result result = run(p, way);
+            CHECK(std::isnan(result.out[5]));
+            CHECK(std::isfinite(result.out[32 + 5]));  // the other head
         }
+    }
 }
 
 TEST_CASE("cuda attention: head norm, RoPE, temperature") {
@@ -356,52 +454,107 @@ TEST_CASE("cuda attention: windows, soft-cap and sinks") {
         }
 }
 
-TEST_CASE(
-    "cuda attention: a row's bits do not depend on the batch, the grid, the chunks or the order of blocks") {
-    const Shape whole{
-        attention(6, 2, 64, 64), {{0, 300}, {40, 2}}, rope_table(kernels::RopeTable::Pairs::Halves, 64)};
-    const Problem p = make_problem(whole, 50);
-    const Result reference = run(p, Way::Prefill, 1);
-    CHECK(same_bits(reference.out, run(p, Way::Split, 7).out));
-    simt::settings().seed = 77;
-    CHECK(same_bits(reference.out, run(p, Way::Decode, 5).out));
-    simt::settings() = {};
-    // The last 37 tokens of the first sequence as a chunk of their own: its past is what was cached.
-    const auto &a = whole.step;
+TEST_CASE("cuda attention: sink cells are seen from everywhere, from in front of the window") {
+    uint64_t seed = 70;
+    for (const auto &[window, sinks] : {std::pair{40, 4}, {20, 300}, {5, 64}})
+        for (const CacheType type : {CacheType::F16, CacheType::Q8_0}) {
+            Shape shape{attention(4, 2, 32, 32),
+                        {{600, 1}, {2, 2}, {299, 18}, {0, 70}},
+                        rope_table(kernels::RopeTable::Pairs::Adjacent, 32),
+                        true,
+                        sinks == 4};
+            shape.step.window = window;
+            shape.step.sink_cells = sinks;
+            shape.k_type = shape.v_type = type;
+            CAPTURE(window);
+            check_shape(shape, seed++);
+        }
+}
+
+TEST_CASE("cuda attention: keys and values that another layer has put there") {
+    Shape shape{attention(4, 2, 64, 64), {{300, 3}, {10, 70}}, {}};
+    const Problem p = make_problem(shape, 90);
+    const Result own = run(p, Way::Split);
+    for (const Way way : {Way::Decode, Way::Prefill, Way::Split})
+        CHECK(same_bits(run(p, way, 3, &own).out, own.out));
+}
+
+namespace {
+
+// The last tokens of the first sequence, whose cells of the others are what a run has left in the cache.
+Problem tail_of(const Problem &p, const Result &whole, int32_t past) {
+    const auto &a = p.shape.step;
+    const int32_t count = p.shape.sequences[0].count;
     Problem tail = p;
-    const int32_t past = 263;
-    tail.shape.sequences = {{past, 300 - past}};
-    tail.old_k.resize(1), tail.old_v.resize(1);
+    tail.shape.sequences = {{past, count - past}};
+    tail.old_k.assign(1, {}), tail.old_v.assign(1, {});
     for (int32_t cell = 0; cell < past; ++cell)
-        for (int32_t i = 0; i < a.kv_heads * a.head_dim_k; ++i) {
-            const size_t at =
-                place(p, 0, cell, i / a.head_dim_k, a.head_dim_k) + static_cast<size_t>(i % a.head_dim_k);
-            tail.old_k[0].push_back(widen(CacheType::F16, reference.k_cache[at]));
-            tail.old_v[0].push_back(widen(CacheType::F16, reference.v_cache[at]));
+        for (int32_t head = 0; head < a.kv_heads; ++head) {
+            const size_t at = page(p, 0, cell, head);
+            tail.old_k[0].push_back(
+                tests::read_cell(p.shape.k_type, a.head_dim_k, whole.k_cache, at, cell % 32));
+            tail.old_v[0].push_back(
+                tests::read_cell(p.shape.v_type, a.head_dim_v, whole.v_cache, at, cell % 32));
         }
     const auto cut = [&](std::vector<float> &x, int32_t width) {
         x.erase(x.begin(), x.begin() + past * width);
-        x.resize(static_cast<size_t>((300 - past) * width));
+        x.resize(static_cast<size_t>((count - past) * width));
     };
     cut(tail.q, a.heads * a.head_dim_k), cut(tail.k, a.kv_heads * a.head_dim_k),
         cut(tail.v, a.kv_heads * a.head_dim_v);
-    tail.positions = std::vector<int32_t>(p.positions.begin() + past, p.positions.begin() + 300);
-    for (const Way way : {Way::Decode, Way::Prefill}) {
-        const Result chunk = run(tail, way);
-        const std::vector<float> expected(reference.out.begin() + past * a.heads * a.head_dim_v,
-                                          reference.out.begin() + 300 * a.heads * a.head_dim_v);
-        CHECK(same_bits(chunk.out, expected));
+    tail.positions = std::vector<int32_t>(p.positions.begin() + past, p.positions.begin() + count);
+    return tail;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "cuda attention: a row's bits do not depend on the batch, the grid, the chunks or the order of blocks") {
+    using enum CacheType;
+    for (const auto &[k_type, v_type, sinks] : {std::tuple{F16, F16, 0}, {Q8_0, Q4_0, 0}, {FP8, F16, 270}}) {
+        CAPTURE(static_cast<int>(k_type));
+        CAPTURE(sinks);
+        const bool plain = k_type == F16 && sinks == 0;
+        Shape shape{plain ? attention(6, 2, 64, 64) : attention(2, 1, 32, 32),
+                    {{0, 300}, {40, 2}},
+                    rope_table(kernels::RopeTable::Pairs::Halves, 32)};
+        shape.k_type = k_type, shape.v_type = v_type;
+        if (sinks > 0) shape.step.window = 50, shape.step.sink_cells = sinks;
+        const Problem p = make_problem(shape, 50);
+        const Result reference = run(p, Way::Prefill, 1);
+        CHECK(same_bits(reference.out, run(p, Way::Split, 7).out));
+        simt::settings().seed = 77;
+        CHECK(same_bits(reference.out, run(p, Way::Decode, 5).out));
+        simt::settings() = {};
+        constexpr int32_t kPast = 263;
+        const Problem tail = tail_of(p, reference, kPast);
+        const auto width = shape.step.heads * shape.step.head_dim_v;
+        const std::vector<float> expected(reference.out.begin() + kPast * width,
+                                          reference.out.begin() + 300 * width);
+        for (const Way way : {Way::Decode, Way::Prefill}) CHECK(same_bits(run(tail, way).out, expected));
     }
 }
 
 TEST_CASE("cuda attention: decode reads every K/V byte once") {
-    const Problem p = make_problem({attention(8, 2, 64, 64), {{511, 1}, {100, 1}}, {}}, 60);
-    const Result result = run(p, Way::Decode);
-    const auto &traffic = result.reports[0].traffic;
-    constexpr uint64_t kCells = 511 + 100, kHeadBytes = 2 * 64 * 2;
-    CHECK(traffic.at("K cache").read == kCells * kHeadBytes);
-    CHECK(traffic.at("V cache").read == kCells * kHeadBytes);
-    CHECK(traffic.at("K cache").written == 2 * kHeadBytes);
-    CHECK(traffic.at("out").written == 2 * 8 * 64 * 4);
-    CHECK(traffic.at("partial").written == 2 * 2 * 16 * (64 + 2) * 4);  // the long sequence's two splits
+    using enum CacheType;
+    for (const CacheType type : {F16, BF16, Q8_0, Q4_0, FP8}) {
+        CAPTURE(static_cast<int>(type));
+        Shape shape{attention(8, 2, 64, 64), {{511, 1}, {100, 1}}, {}};
+        shape.k_type = shape.v_type = type;
+        const Problem p = make_problem(shape, 60);
+        const Result result = run(p, Way::Decode);
+        const auto &traffic = result.reports[0].traffic;
+        const uint64_t cells = 511 + 100, bytes = 2 * kernels::cache_row_bytes(type, 64);
+        CHECK(traffic.at("K cache").read == cells * bytes);
+        CHECK(traffic.at("V cache").read == cells * bytes);
+        CHECK(traffic.at("K cache").written == 2 * bytes);
+        CHECK(traffic.at("V cache").written == 2 * bytes);
+        CHECK(traffic.at("out").written == 2 * 8 * 64 * 4);
+        CHECK(traffic.at("partial").written == 2 * 2 * 16 * (64 + 2) * 4);  // the long sequence's two splits
+    }
+    // A window with sink cells: those, and the window.
+    Shape shape{attention(8, 2, 64, 64), {{5000, 1}}, {}};
+    shape.step.window = 100, shape.step.sink_cells = 4;
+    const auto reports = run(make_problem(shape, 61), Way::Decode).reports;
+    CHECK(reports[0].traffic.at("K cache").read == (99 + 4) * 2 * 64 * 2);
 }

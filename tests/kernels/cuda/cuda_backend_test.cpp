@@ -36,9 +36,10 @@ std::vector<int32_t> random_tokens(size_t count, int64_t vocab, uint32_t seed) {
 // One sequence on a backend. Its blocks are handed out backwards, so that pages are not in order.
 class Runner {
   public:
-    Runner(std::unique_ptr<Backend> backend, const Program &program)
+    Runner(std::unique_ptr<Backend> backend, const Program &program, CacheType k = CacheType::F16,
+           CacheType v = CacheType::F16)
         : program_(program), backend_(std::move(backend)) {
-        backend_->load(program, {{kBlocks}}, kMaxTokens);
+        backend_->load(program, {{kBlocks}, k, v}, kMaxTokens);
         for (int32_t i = 0; i < kBlocks; ++i) table_.push_back(kBlocks - 1 - i);
     }
 
@@ -186,6 +187,120 @@ TEST_CASE("cuda backend: several sequences in a batch, each as by itself, and on
     }
     std::atomic<bool> stop = true;
     CHECK(!backend->execute({tokens, positions, spans, rows, &stop}, logits));
+}
+
+namespace {
+
+// The text that greedy decoding gives: `count` tokens behind a prompt.
+std::vector<int32_t> greedy(Runner &runner, std::vector<int32_t> prompt, int count) {
+    std::vector<int32_t> text;
+    Logits2 logits = runner.run(prompt, prompt.size());
+    auto past = static_cast<int32_t>(prompt.size());
+    while (count-- > 0) {
+        const auto &last = logits.back();
+        text.push_back(static_cast<int32_t>(std::max_element(last.begin(), last.end()) - last.begin()));
+        logits = runner.run(std::span(text).last(1), 1, past++);
+    }
+    return text;
+}
+
+std::vector<reference::Row> rows_of(const Logits2 &logits) {
+    std::vector<reference::Row> rows;
+    for (const auto &row : logits) rows.push_back(reference::to_row(row));
+    return rows;
+}
+
+// Attention with all that it offers but what the GPU has no kernels for.
+Program with_attention_options(const TinyProgram &tiny, bool temperature, bool chunked) {
+    Program program = tiny.program();
+    for (Step &step : program.steps)
+        if (auto *a = std::get_if<Attention>(&step)) {
+            a->norm_after_rope = chunked;
+            if (temperature) a->temperature = {.beta = 0.5f, .length = 8, .offset = 1};
+            if (chunked) a->window = 9, a->window_kind = Attention::Window::Chunked;
+            a->softcap = chunked ? 1.5f : 0;
+        }
+    return program;
+}
+
+}  // namespace
+
+TEST_CASE("cuda backend: every type of cache gives the CPU's text, and its distributions") {
+    using enum CacheType;
+    for (const auto &[k, v] : {std::pair{F16, F16},
+                               {BF16, BF16},
+                               {Q8_0, Q8_0},
+                               {Q4_0, Q4_0},
+                               {FP8, FP8},
+                               {Q8_0, F16},
+                               {BF16, Q4_0}}) {
+        CAPTURE(static_cast<int>(k));
+        CAPTURE(static_cast<int>(v));
+        const TinyProgram tiny({.layers = 1,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .head_dim_k = 32,
+                                .head_dim_v = 24,
+                                .head_norm = true,
+                                .type = gguf::Type::F32},
+                               51);
+        const std::vector<int32_t> tokens = random_tokens(40, 50, 9);
+        Runner gpu(cuda::make_cuda_backend(0), tiny.program(), k, v);
+        Runner cpu(cpu::make_cpu_backend(1), tiny.program(), k, v);
+        const Logits2 whole = gpu.run(tokens, 40);
+        CHECK(distance(rows_of(cpu.run(tokens, 40)), whole).kl < 1e-3);
+        check_equal(gpu.run(tokens, 7), whole, "in chunks");
+        const std::vector<int32_t> prompt(tokens.begin(), tokens.begin() + 20);
+        CHECK(greedy(gpu, prompt, 12) == greedy(cpu, prompt, 12));
+    }
+}
+
+TEST_CASE("cuda backend: sinks, temperature, chunks and shared keys and values as on the CPU") {
+    const TinyProgram tiny({.heads = 4, .kv_heads = 2, .head_norm = true}, 53);
+    const std::vector<int32_t> tokens = random_tokens(48, 50, 11);
+    const auto compare = [&](const Program &program, CacheType type) {
+        Runner gpu(cuda::make_cuda_backend(0), program, type, type);
+        Runner cpu(cpu::make_cpu_backend(1), program, type, type);
+        const Logits2 whole = gpu.run(tokens, 48);
+        CHECK(distance(rows_of(cpu.run(tokens, 48)), whole).kl < 1e-3);
+        check_equal(gpu.run(tokens, 5), whole, "in chunks");
+    };
+    compare(with_attention_options(tiny, true, false), CacheType::F16);
+    compare(with_attention_options(tiny, true, true), CacheType::F16);
+    Program sinks = tiny.program();
+    for (Step &step : sinks.steps)
+        if (auto *a = std::get_if<Attention>(&step)) a->window = 11, a->sink_cells = 3;
+    compare(sinks, CacheType::F16);
+    compare(sinks, CacheType::Q8_0);
+    // The second layer reads what the first has put into the cache.
+    Program shared = tiny.program();
+    bool first = true;
+    for (Step &step : shared.steps)
+        if (auto *a = std::get_if<Attention>(&step)) {
+            if (!first) a->layer = 0, a->k = a->v = kNoSlot;
+            first = false;
+        }
+    compare(shared, CacheType::F16);
+}
+
+TEST_CASE("cuda backend: blocks of every type are copied, kept and brought back") {
+    const TinyProgram tiny({.layers = 1}, 57);
+    const std::vector<int32_t> tokens = random_tokens(32, 50, 12), next = {7};
+    for (const CacheType type :
+         {CacheType::F16, CacheType::BF16, CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8}) {
+        CAPTURE(static_cast<int>(type));
+        Runner runner(cuda::make_cuda_backend(0), tiny.program(), type, type);
+        Backend &backend = runner.backend();
+        runner.run(tokens, 32);
+        const Logits2 expected = runner.run(next, 1, 32);
+        runner.run(tokens, 32);
+        std::vector<std::byte> kept(cache_block_bytes(tiny.program(), 0, type, type));
+        backend.copy_blocks(0, std::vector<BlockCopy>{{kBlocks - 1, 0}});  // the table's first, and last
+        backend.read_block(0, 0, kept);
+        runner.run(std::vector<int32_t>(32, 3), 32);
+        backend.write_block(0, kBlocks - 1, kept);
+        check_equal(runner.run(next, 1, 32), expected, "from the kept block");
+    }
 }
 
 TEST_CASE("cuda backend: what does not fit, and what has no kernel, is said before anything is uploaded") {
