@@ -110,7 +110,12 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
     if (count == 0) return true;
     for (size_t g = 0; g < groups(); ++g) {
         sequence.groups_[g].drop_unseen();
-        if (!make_free(g, sequence.groups_[g].blocks_needed(count))) return false;
+        const auto enough = [&] { return make_free(g, sequence.groups_[g].blocks_needed(count)); };
+        if (enough()) continue;
+        // A text that was cut within a kept block need not copy it when there is no room for both.
+        const std::span<const BlockId> table = sequence.groups_[g].table();
+        if (table.empty() || table.back() == kNoBlock || !indices_[g].give_up(table.back()) || !enough())
+            return false;
     }
     for (size_t g = 0; g < groups(); ++g) {
         if (const auto copy = sequence.groups_[g].make_writable()) {

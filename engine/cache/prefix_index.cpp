@@ -50,16 +50,29 @@ void PrefixIndex::touch(BlockKey key) {
     if (found != by_key_.end()) entries_.splice(entries_.begin(), entries_, found->second);
 }
 
+void PrefixIndex::remove(Entries::iterator entry) {
+    pool_->unkeep(entry->block);
+    by_key_.erase(entry->key);
+    entries_.erase(entry);
+}
+
 bool PrefixIndex::evict() {
     for (auto entry = entries_.end(); entry != entries_.begin();) {
         --entry;
         if (pool_->references(entry->block) > 0) continue;
-        pool_->unkeep(entry->block);
-        by_key_.erase(entry->key);
-        entries_.erase(entry);
+        remove(entry);
         return true;
     }
     return false;
+}
+
+bool PrefixIndex::give_up(BlockId block) {
+    if (pool_->references(block) != 1) return false;
+    const auto entry =
+        std::find_if(entries_.begin(), entries_.end(), [&](const Entry &e) { return e.block == block; });
+    if (entry == entries_.end()) return false;
+    remove(entry);
+    return true;
 }
 
 }  // namespace runnel::cache

@@ -38,6 +38,9 @@ class PrefixIndex {
     void touch(BlockKey key);
     // Frees the idle block that was not used for the longest time. False if there is none.
     bool evict();
+    // Keeps the block no longer, so that the one sequence that holds it may write to it. False if it is not
+    // kept, or held by others, too.
+    bool give_up(BlockId block);
     size_t size() const { return entries_.size(); }
 
   private:
@@ -50,6 +53,7 @@ class PrefixIndex {
         size_t operator()(const BlockKey &key) const { return static_cast<size_t>(key.low); }
     };
     using Entries = std::list<Entry>;
+    void remove(Entries::iterator entry);
 
     BlockPool *pool_;
     Entries entries_;  // the one used last is the first

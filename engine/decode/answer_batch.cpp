@@ -17,11 +17,14 @@ AnswerBatch::Entries::iterator AnswerBatch::insert(Entry entry) {
 
 void AnswerBatch::submit(Job job) {
     assert(!job.prompt.empty() && job.samples >= 1);
+    const std::optional<size_t> keeping = job.options.shift_keeping;
+    const Vocabulary &vocabulary = job.vocabulary.text ? job.vocabulary : vocabulary_;
     const Entries::iterator entry = insert({.key = job.key,
                                             .prompt_tokens = job.prompt.size(),
                                             .session = Session(*executor_),
                                             .sampler = std::move(job.sampler),
-                                            .answer = {vocabulary_, std::move(job.options)},
+                                            .answer = {vocabulary, std::move(job.options)},
+                                            .shift_keeping = keeping,
                                             .samples = job.samples,
                                             .scored = job.scored});
     try {
@@ -78,6 +81,7 @@ void AnswerBatch::split(Entry &entry, std::span<const float> logits) {
                    .session = entry.session.fork(),
                    .sampler = entry.sampler,
                    .answer = entry.answer,
+                   .shift_keeping = entry.shift_keeping,
                    .sample = i,
                    .scored = entry.scored};
         more.sampler.set_stream(entry.sampler.stream() + static_cast<uint32_t>(i));
@@ -115,10 +119,17 @@ void AnswerBatch::sample(Entry &entry, std::span<const float> logits) {
 bool AnswerBatch::go_on(Entry &entry) {
     if (entry.answer.over()) return false;
     const bool started = !entry.answer.tokens().empty();
-    entry.context_full = started && !entry.answer.complete() && entry.session.room() == 0;
+    entry.context_full =
+        started && !entry.answer.complete() && entry.session.room() == 0 && !make_room(entry);
     if (!entry.answer.complete() && !entry.context_full) return true;
     entry.text += entry.answer.end(FinishReason::Length);
     return false;
+}
+
+bool AnswerBatch::make_room(Entry &entry) {
+    const size_t dropped = entry.shift_keeping ? entry.session.make_room(*entry.shift_keeping) : 0;
+    entry.forgotten += static_cast<int64_t>(dropped);
+    return dropped > 0;
 }
 
 // An entry that was not split yet is the answer of all its samples.
@@ -132,7 +143,7 @@ void AnswerBatch::finish(Entries::iterator entry) {
     for (int32_t i = 0; i < entry->samples; ++i)
         finished_.push_back({entry->key, entry->text, entry->answer.tokens(), entry->prompt_tokens,
                              entry->answer.reason(), entry->context_full, entry->error, entry->sample + i,
-                             entry->log_probability});
+                             entry->log_probability, entry->forgotten});
     by_session_.erase(&entry->session);
     entries_.erase(entry);
 }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -31,7 +32,8 @@ class AnswerBatch {
         // So many answers: the prompt is computed once, its blocks are shared, and sample i draws from stream
         // sampler.stream() + i.
         int32_t samples = 1;
-        bool scored = false;  // Finished::log_probability is wanted
+        bool scored = false;      // Finished::log_probability is wanted
+        Vocabulary vocabulary{};  // in place of the batch's, if it has functions
     };
     struct Finished {
         uint64_t key;
@@ -44,6 +46,7 @@ class AnswerBatch {
         int32_t sample = 0;
         double log_probability = 0;  // of all tokens, the one that ended it included, in the model's own
                                      // distribution (before sampling)
+        int64_t forgotten = 0;       // tokens that GenerationOptions::shift_keeping cost
     };
     struct Counts {
         int64_t started = 0;  // have their first token
@@ -81,6 +84,8 @@ class AnswerBatch {
         Session session;
         Sampler sampler;
         Answer answer;
+        std::optional<size_t> shift_keeping{};
+        int64_t forgotten = 0;
         std::string text{};
         bool context_full = false;
         std::string error{};
@@ -96,6 +101,7 @@ class AnswerBatch {
     void advance(Entries::iterator entry, std::span<const float> logits);
     void sample(Entry &entry, std::span<const float> logits);
     bool go_on(Entry &entry);
+    bool make_room(Entry &entry);
     void finish(Entries::iterator entry);
 
     Executor *executor_;

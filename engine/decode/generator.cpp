@@ -47,25 +47,17 @@ bool Generator::feed_last() {
     return fed_;
 }
 
-// The beginning and the newest half of the rest stay and are computed as a text of their own: keys and values
-// that were made in sight of the forgotten part would still know of it.
+// feed_last() computes what is left, too.
 bool Generator::make_room() {
-    const std::vector<TokenId> text = session_->tokens();
-    if (!shift_keeping_ || *shift_keeping_ + 2 > text.size()) return false;
-    const auto start = Clock::now();
-    const size_t dropped = (text.size() - *shift_keeping_ + 1) / 2;
-    session_->truncate(*shift_keeping_);
-    const bool finished = session_->feed(std::span(text).subspan(*shift_keeping_ + dropped), stop_);
+    const size_t dropped = shift_keeping_ ? session_->make_room(*shift_keeping_) : 0;
     forgotten_ += static_cast<int64_t>(dropped);
-    timings_.decode_seconds += seconds_since(start);
-    return finished;
+    return dropped > 0;
 }
 
 std::optional<std::string> Generator::next() {
     if (answer_.over()) return std::nullopt;
     if (answer_.complete()) return answer_.end(FinishReason::Length);
     if (!fed_ && session_->room() == 0 && !make_room()) {
-        if (stop_ && stop_->requested()) return answer_.end(reason_of(*stop_));
         context_full_ = true;
         return answer_.end(FinishReason::Length);
     }

@@ -53,6 +53,16 @@ void Session::truncate(size_t length) {
     logits_ = {};
 }
 
+size_t Session::make_room(size_t keeping) {
+    if (keeping + 2 > tokens_.size()) return 0;
+    const size_t dropped = (tokens_.size() - keeping + 1) / 2;
+    const std::vector<TokenId> rest(tokens_.begin() + static_cast<std::ptrdiff_t>(keeping + dropped),
+                                    tokens_.end());
+    truncate(keeping);
+    tokens_.insert(tokens_.end(), rest.begin(), rest.end());
+    return dropped;
+}
+
 size_t Session::reuse(std::span<const TokenId> wanted) {
     const size_t most = std::min(tokens_.size(), wanted.empty() ? 0 : wanted.size() - 1);
     const auto end = tokens_.begin() + static_cast<std::ptrdiff_t>(most);

@@ -41,6 +41,11 @@ class Session {
     // (SequenceCache::can_truncate) is computed again, with the same result.
     void truncate(size_t length);
 
+    // Forgets the older half of what is behind the first `keeping` tokens. What is left becomes a text of its
+    // own, to be computed with what is appended next: keys and values that were made in sight of the
+    // forgotten part would still know of it. Returns how many tokens went: 0 when there are not two of them.
+    size_t make_room(size_t keeping);
+
     // Begins as `wanted` does, with what the session or anything computed before has in common with it, but
     // not all of `wanted`: at least its last token is left to be fed, so that there are logits to go on from.
     // Returns the length.

@@ -8,6 +8,7 @@
 
 #include "engine/decode/answer_batch.h"
 #include "engine/decode/error.h"
+#include "engine/decode/generator.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/support/tiny_program.h"
 #include "tests/support/toy_backend.h"
@@ -54,6 +55,10 @@ AnswerBatch::Job random_job(std::mt19937 &rng, uint64_t key, int32_t context, in
     options.max_tokens = static_cast<int64_t>(rng() % static_cast<size_t>(context));
     options.ignore_end = rng() % 4 != 0;
     if (rng() % 8 == 0) options.stops = {std::string(1, static_cast<char>('!' + rng() % kVocab))};
+    if (rng() % 3 == 0) {
+        options.shift_keeping = rng() % static_cast<size_t>(context / 2);
+        options.max_tokens *= 3;
+    }
     const size_t most = static_cast<size_t>(rng() % 4 == 0 ? context : context / 4);
     const size_t length = 1 + rng() % most;
     return {key, random_tokens(rng, length, static_cast<uint32_t>(vocab)), Sampler(how, vocab), options};
@@ -67,6 +72,7 @@ void check_equal(const AnswerBatch::Finished &a, const AnswerBatch::Finished &b)
     CHECK(a.reason == b.reason);
     CHECK(a.context_full == b.context_full);
     CHECK(a.error == b.error);
+    CHECK(a.forgotten == b.forgotten);
 }
 
 // One after another, in chunks of the whole prompt.
@@ -106,7 +112,7 @@ Results together(Executor &executor, const std::vector<AnswerBatch::Job> &jobs, 
 }  // namespace
 
 TEST_CASE("scheduler: random schedules over a small pool give every answer as it is alone") {
-    int64_t preemptions = 0;
+    int64_t preemptions = 0, forgotten = 0;
     for (uint32_t seed = 0; seed < 60; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -123,11 +129,42 @@ TEST_CASE("scheduler: random schedules over a small pool give every answer as it
         const Results got =
             together(crowded.executor, jobs, 1 + static_cast<int32_t>(rng() % 8), rng, &counts);
         REQUIRE(got.size() == jobs.size());
-        for (const auto &[key, finished] : expected) check_equal(got.at(key), finished);
+        for (const auto &[key, finished] : expected) {
+            check_equal(got.at(key), finished);
+            forgotten += finished.forgotten;
+        }
         preemptions += counts.preemptions;
         CHECK(crowded.executor.free_blocks() == free);  // nothing is held
     }
     CHECK(preemptions > 20);  // the pools were small enough
+    CHECK(forgotten > 1000);  // and so were the contexts
+}
+
+TEST_CASE(
+    "scheduler: answers that outgrow the context forget what the generator would, and have words of their "
+    "own") {
+    std::mt19937 rng(5);
+    for (const size_t keeping : {size_t{0}, size_t{7}, size_t{30}, size_t{39}}) {
+        CAPTURE(keeping);
+        Rig rig({.context = 40}), other({.context = 40});
+        AnswerBatch::Job job = random_job(rng, 1, 40, kVocab);
+        job.prompt = random_tokens(rng, 31, kVocab);
+        job.options = {.max_tokens = 150, .ignore_end = true, .shift_keeping = keeping};
+        Session session(rig.executor);
+        Sampler sampler = job.sampler;
+        Generator generator(session, sampler, letters(), job.options);
+        generator.start(job.prompt);
+        std::string text;
+        while (const auto piece = generator.next()) text += *piece;
+        const AnswerBatch::Finished batched = alone(other.executor, {job}).at(1);
+        CHECK(batched.text == text);
+        CHECK(batched.tokens == generator.tokens());
+        CHECK(batched.forgotten == generator.forgotten());
+        CHECK(batched.context_full == generator.context_full());
+        CHECK((batched.forgotten > 0) == (keeping < 39));
+        job.vocabulary = {[](TokenId) { return std::string("word "); }, [](TokenId) { return false; }};
+        CHECK(alone(other.executor, {job}).at(1).text.starts_with("word word "));
+    }
 }
 
 TEST_CASE("scheduler: on the CPU, tokens are the same alone, in any batch, chunk and preemption") {
