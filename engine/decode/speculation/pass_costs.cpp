@@ -133,7 +133,7 @@ void PassCosts::observe(const Pass &pass) {
     }
 }
 
-PassCosts measure_pass_costs(const Session &session, double budget, const StopRequest *stop) {
+PassCosts measure_pass_costs(const Session &session, double steps, const StopRequest *stop) {
     Trial trial(session);
     if (!trial.seconds_of(1, stop)) return PassCosts();  // takes memory, copies the block it writes into
     std::vector<Pass> passes;
@@ -146,16 +146,14 @@ PassCosts measure_pass_costs(const Session &session, double budget, const StopRe
     };
     if (!measure(1)) return PassCosts();
     measure(4);
-    // Other sizes are within the budget where they cost as they would on a common machine. A round takes the
-    // sizes of the one before again, so that a burst of other work does not hit one size alone.
-    const double plain = passes.front().seconds;
+    // Others are measured as long as they would fit if they cost what they do on a common machine. A round
+    // takes the sizes of the one before again, so that a burst of other work does not hit one size alone.
+    const double plain = passes.front().seconds, budget = (steps - 1) * plain;
     const PassCosts common;
     constexpr std::array<int32_t, 10> kOrder{8, 2, 1, 4, 16, 6, 3, 12, 32, 24};
     for (int round = 0; round < 5; ++round)
-        for (const int32_t tokens : kOrder) {
-            if (spent + plain * common.seconds(tokens) > budget) continue;
-            measure(tokens);
-        }
+        for (const int32_t tokens : kOrder)
+            if (spent + plain * common.seconds(tokens) <= budget) measure(tokens);
     return PassCosts(passes);
 }
 

@@ -53,10 +53,10 @@ class PassCosts {
     uint64_t passes_ = 0;
 };
 
-// Times passes behind the tokens that `session` has in the cache, on a fork of it, for some `budget` seconds,
-// but at least one pass of 1 and, where there is room, one of 4 tokens; the most telling sizes first. The
-// session is as before. The weights should be in memory already (a prompt has been computed). What cannot be
-// measured (no room left, a stop requested) is left out. Throws BackendError.
-PassCosts measure_pass_costs(const Session &session, double budget = 0.35, const StopRequest *stop = nullptr);
+// Times passes behind the tokens that `session` has in the cache, on a fork of it. It takes as long as some
+// `steps` passes of one token, but at least two of these and, where there is room, one of 4 tokens; the most
+// telling sizes come first. The session is as before. The weights should be in memory already (a prompt has
+// been computed). What cannot be measured (no room left, a stop requested) is left out. Throws BackendError.
+PassCosts measure_pass_costs(const Session &session, double steps = 10, const StopRequest *stop = nullptr);
 
 }  // namespace runnel::decode
