@@ -45,6 +45,9 @@ Command make_run() {
     auto parser = std::make_unique<Parser>("run", "One prompt in, one answer out.", true, "PROMPT");
     auto o = std::make_shared<RunOptions>();
     add_model_options(*parser, o->model);
+    add_draft_options(*parser, o->draft);
+    parser->flag("--spec-verify", o->verify_drafts,
+                 "decode plainly beside the guesses, and fail where the text differs");
     add_generation_options(*parser, o->generation, o->stats);
     add_system_options(*parser, *o);
     add_template_options(*parser, *o);
@@ -89,6 +92,7 @@ Command make_batch() {
     parser->text_option("--shard", *shard, "only the I-th of every N lines, I from 1 on")->type_name("I/N");
     parser->flag("--raw", b.raw, "complete prompts as they stand, without the chat template");
     add_model_options(*parser, b.model);
+    add_draft_options(*parser, b.draft);
     add_generation_options(*parser, b.generation, b.stats);
     add_system_options(*parser, b);
     auto overflow = std::make_shared<std::string>("error");
@@ -107,6 +111,7 @@ Command make_chat() {
     auto parser = std::make_unique<Parser>("chat", "Talk to a model.", true);
     auto o = std::make_shared<ChatOptions>();
     add_model_options(*parser, o->model);
+    add_draft_options(*parser, o->draft);
     add_generation_options(*parser, o->generation, o->stats);
     add_system_options(*parser, *o);
     add_template_options(*parser, *o);

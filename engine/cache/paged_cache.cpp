@@ -146,10 +146,10 @@ std::optional<SequenceCache> PagedCache::allocate(std::span<const int32_t> token
     return sequence;
 }
 
-void PagedCache::publish(SequenceCache &sequence) {
-    const std::span<const int32_t> tokens(sequence.tokens_);
+void PagedCache::publish(SequenceCache &sequence, int32_t length) {
+    const auto tokens = std::span<const int32_t>(sequence.tokens_).first(static_cast<size_t>(length));
     const size_t full = tokens.size() / size_t{kBlockTokens};
-    if (sequence.keys_.size() == full) return;
+    if (sequence.keys_.size() >= full) return;
     for (size_t b = sequence.keys_.size(); b < full; ++b) {
         const auto text = block_of(tokens, b);
         const BlockKey key = next_key(b == 0 ? root_ : sequence.keys_.back(), text);

@@ -84,9 +84,12 @@ class PagedCache {
     // fill and publish. nullopt if there is no room.
     std::optional<SequenceCache> allocate(std::span<const int32_t> tokens, const HeldBlocks &held);
 
-    // K and V of all cells are there: full blocks may be shared from now on. Of blocks with the same text,
-    // one is enough: the sequence's own goes where another one is known.
-    void publish(SequenceCache &sequence);
+    // K and V of all cells are there: full blocks of the first `length` ones may be shared from now on. Of
+    // blocks with the same text, one is enough: the sequence's own goes where another one is known. Cells
+    // that may soon be rolled back are better left out: a block that is known is copied before it is written
+    // again.
+    void publish(SequenceCache &sequence, int32_t length);
+    void publish(SequenceCache &sequence) { publish(sequence, sequence.length()); }
 
   private:
     bool make_free(size_t group, int32_t blocks);

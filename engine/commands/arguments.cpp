@@ -15,7 +15,7 @@ namespace {
 
 // Also of options that this program does not have (yet): a message names those better than what "-md FILE"
 // would be otherwise, a model called "d".
-constexpr std::array<std::pair<std::string_view, std::string_view>, 11> kSpellings = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 12> kSpellings = {{
     {"-ngl", "--gpu-layers"},
     {"-ctk", "--cache-type-k"},
     {"-ctv", "--cache-type-v"},
@@ -25,6 +25,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 11> kSpellin
     {"-dev", "--device"},
     {"-md", "--draft-model"},
     {"-ngld", "--gpu-layers-draft"},
+    {"-devd", "--draft-device"},
     {"-cmoe", "--cpu-moe"},
     {"-ncmoe", "--n-cpu-moe"},
 }};

@@ -70,7 +70,8 @@ class BatchRun {
           system_(system_prompt(options.system, options.system_file, io.in, &stop)),
           sampling_(sampling_options(options.generation)),
           limits_(generation_options(options.generation)),
-          batch_(engine.executor(), engine.vocabulary(), options.parallel),
+          drafts_(drafting(options.draft, options.model, engine, options.parallel, io)),
+          batch_(engine.executor(), engine.vocabulary(), options.parallel, speculators()),
           errors_(output.before().failed()) {
         struct stat status {};
         if (fstat(input, &status) == 0 && S_ISREG(status.st_mode))
@@ -97,6 +98,11 @@ class BatchRun {
         RowIdentity row;
         uint64_t bytes;  // of its line
     };
+
+    decode::MakeSpeculator speculators() const {
+        if (!drafts_) return {};
+        return [drafts = drafts_.get()]() { return drafts->speculator(); };
+    }
 
     // As many as keep the scheduler supplied; waits for input only when there is nothing else to do.
     void read_lines() {
@@ -217,23 +223,25 @@ class BatchRun {
         const AnswerBatch::Counts &counts = batch_.counts();
         const decode::SchedulerCounts &schedule = batch_.schedule();
         const double time = seconds();
-        return {{"model", options_.model.path},
-                {"seed", sampling_.seed},
-                {"rows", rows_},
-                {"written", output_.written()},
-                {"written_before", kept_},
-                {"errors", errors_},
-                {"prompt_tokens", counts.prompt_tokens},
-                {"reused_tokens", engine_.executor().cache().statistics().reused_tokens},
-                {"completion_tokens", counts.generated_tokens},
-                {"computed_tokens", schedule.tokens},
-                {"steps", schedule.steps},
-                {"sequences_per_step",
-                 schedule.steps > 0 ? double(schedule.sequences) / double(schedule.steps) : 0.0},
-                {"preemptions", schedule.preemptions},
-                {"load_ms", engine_.load_seconds() * 1e3},
-                {"seconds", time},
-                {"completion_tps", time > 0 ? double(counts.generated_tokens) / time : 0.0}};
+        Json json = {{"model", options_.model.path},
+                     {"seed", sampling_.seed},
+                     {"rows", rows_},
+                     {"written", output_.written()},
+                     {"written_before", kept_},
+                     {"errors", errors_},
+                     {"prompt_tokens", counts.prompt_tokens},
+                     {"reused_tokens", engine_.executor().cache().statistics().reused_tokens},
+                     {"completion_tokens", counts.generated_tokens},
+                     {"computed_tokens", schedule.tokens},
+                     {"steps", schedule.steps},
+                     {"sequences_per_step",
+                      schedule.steps > 0 ? double(schedule.sequences) / double(schedule.steps) : 0.0},
+                     {"preemptions", schedule.preemptions},
+                     {"load_ms", engine_.load_seconds() * 1e3},
+                     {"seconds", time},
+                     {"completion_tps", time > 0 ? double(counts.generated_tokens) / time : 0.0}};
+        if (drafts_) json["speculation"] = speculation_json(batch_.speculation());
+        return json;
     }
 
     static std::string stats_text(const Json &s) {
@@ -257,7 +265,8 @@ class BatchRun {
 
     void report(bool finished) {
         const Json numbers = stats();
-        write_stats(options_.stats, stats_text(numbers), numbers, io_);
+        const std::string drafts = drafts_ ? speculation_text(batch_.speculation()) : std::string();
+        write_stats(options_.stats, stats_text(numbers) + drafts, numbers, io_);
         if (errors_ > 0)
             io_.note(std::to_string(errors_) + (errors_ == 1 ? " row has an error" : " rows have errors"));
         if (!finished)
@@ -276,6 +285,7 @@ class BatchRun {
     std::string system_;
     decode::SamplingOptions sampling_;
     decode::GenerationOptions limits_;
+    std::unique_ptr<decode::Drafting> drafts_;  // or none
     AnswerBatch batch_;
     Clock::time_point started_ = Clock::now();
     std::string line_;

@@ -74,7 +74,8 @@ class Chat {
           conversation_(engine.file(), engine.tokenizer(), options.chat),
           session_(engine.executor()),
           sampler_(engine.sampler(sampling_)),
-          transcript_{system_prompt(options.system, options.system_file, io.in), {}} {}
+          transcript_{system_prompt(options.system, options.system_file, io.in), {}},
+          drafts_(drafting(options.draft, options.model, engine, 1, io)) {}
 
     int loop() {
         // Between answer and line, Ctrl-C has nothing to stop; that is no reason to leave.
@@ -213,6 +214,7 @@ class Chat {
         set(generation_, text.substr(0, blank), text.substr(value));
         sampling_ = sampling_options(generation_);
         sampler_ = engine_.sampler(sampling_);
+        speculator_.reset();  // its sources may have taken over the old ones
     }
     void show_state(const std::string &) {
         io_.err.try_write(list_settings(generation_) + "messages " +
@@ -309,7 +311,9 @@ class Chat {
         how.shift_keeping = Room{static_cast<size_t>(engine_.executor().context()), options_.overflow,
                                  conversation_.fixed_tokens(transcript_.all())}
                                 .keeping();
-        Generator generator(session_, sampler_, conversation_.vocabulary(), how, &stop);
+        if (drafts_ && !speculator_) speculator_ = drafts_->speculator();
+        counted_ = speculator_ ? speculator_->counts() : decode::SpeculationCounts();
+        Generator generator(session_, sampler_, conversation_.vocabulary(), how, &stop, speculator_.get());
         generator.start(prompt.tokens);
         text::Message answer = show(generator, conversation_.splitter(prompt));
         io_.out.write("\n");
@@ -332,9 +336,13 @@ class Chat {
     }
 
     void finish(const Generator &generator) {
-        last_ = Report{options_.model.path,       sampling_.seed,
-                       engine_.load_seconds(),    generator.timings(),
-                       generator.tokens().size(), std::string(name(generator.finish_reason()))};
+        last_ = Report{options_.model.path,
+                       sampling_.seed,
+                       engine_.load_seconds(),
+                       generator.timings(),
+                       generator.tokens().size(),
+                       std::string(name(generator.finish_reason())),
+                       speculator_ ? std::optional(speculator_->counts().since(counted_)) : std::nullopt};
         if (generator.forgotten() > 0)
             io_.note("the context was full: the oldest " + std::to_string(generator.forgotten()) +
                      " tokens behind the system prompt were forgotten");
@@ -357,6 +365,9 @@ class Chat {
     decode::Sampler sampler_;
     Transcript transcript_;
     std::optional<Report> last_;
+    std::unique_ptr<decode::Drafting> drafts_;        // or none,
+    std::unique_ptr<decode::Speculator> speculator_;  // made with the first answer
+    decode::SpeculationCounts counted_;               // of the answers before
     uint32_t stream_ = 0;
     bool over_ = false;
     int code_ = exit_code::kDone;

@@ -60,6 +60,41 @@ decode::EngineOptions engine_options(const ModelOptions &options) {
             .cache = options.cache};
 }
 
+std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model) {
+    if (flags.least > flags.most) throw UsageError("--draft-min is above --draft-max");
+    if (!flags.model.empty() && flags.self_layers > 0)
+        throw UsageError("--draft-model and --self-draft cannot both guess: choose one");
+    decode::DraftingOptions options;
+    if (!flags.model.empty()) {
+        ModelOptions draft;
+        draft.path = flags.model;
+        draft.threads = model.threads;
+        draft.batch = model.batch;
+        draft.device = flags.device;
+        draft.gpu_layers = flags.gpu_layers;
+        options.model = engine_options(draft);
+    }
+    options.self_layers = flags.self_layers;
+    options.lookup = flags.lookup;
+    options.how = {.length = {.least = flags.least, .most = flags.most},
+                   .least_probability = flags.least_probability,
+                   .rule = flags.rule};
+    if (!options.any()) return std::nullopt;
+    return options;
+}
+
+std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelOptions &model,
+                                           decode::Engine &engine, int32_t sequences, Io &io) {
+    const auto options = drafting_options(flags, model);
+    if (!options) return nullptr;
+    if (const int32_t layers = engine.model().hyper.block_count; flags.self_layers >= layers)
+        throw UsageError("--self-draft: the model has " + std::to_string(layers) +
+                         " layers, so its first 1 to " + std::to_string(layers - 1) + " can guess");
+    auto made = std::make_unique<decode::Drafting>(*options, engine, sequences);
+    for (const std::string &note : made->notes()) io.note(note);
+    return made;
+}
+
 decode::SamplingOptions sampling_options(const GenerationFlags &flags) {
     decode::SamplingOptions options = flags.sampling;
     const std::pair<const char *, float> numbers[] = {{"--temp", options.temperature},
@@ -112,14 +147,45 @@ Json timings_json(const Report &report) {
             {"decode_tps", report.timings.decode_rate()}};
 }
 
+Json speculation_json(const decode::SpeculationCounts &counts) {
+    Json json = {{"drafted", counts.drafted},
+                 {"accepted", counts.accepted},
+                 {"acceptance_rate", counts.acceptance_rate()},
+                 {"mean_accepted", counts.mean_accepted()},
+                 {"passes", counts.passes},
+                 {"plain_passes", counts.plain_passes},
+                 {"draft_ms", milliseconds(counts.draft_seconds)},
+                 {"verify_ms", milliseconds(counts.verify_seconds)},
+                 {"plain_ms", milliseconds(counts.plain_seconds)},
+                 {"speedup", counts.speedup()}};
+    if (!counts.failure.empty()) json["failure"] = counts.failure;
+    return json;
+}
+
+std::string speculation_text(const decode::SpeculationCounts &c) {
+    char text[256];
+    std::snprintf(
+        text, sizeof text,
+        "drafts   %9lld  tokens, %lld accepted (%.0f%%, %.1f a pass); %.0f ms drafting; speed %.2fx "
+        "of plain steps%s\n",
+        static_cast<long long>(c.drafted), static_cast<long long>(c.accepted), 100 * c.acceptance_rate(),
+        c.mean_accepted(), c.draft_seconds * 1e3, c.speedup(),
+        c.plain_passes > 4 * c.passes ? "; mostly off, as it does not pay here" : "");
+    std::string line = text;
+    if (!c.failure.empty()) line += "         the draft gave up: " + gguf::printable(c.failure, 1024) + "\n";
+    return line;
+}
+
 Json report_json(const Report &report) {
-    return {{"model", report.model},
-            {"seed", report.seed},
-            {"prompt_tokens", report.timings.prompt_tokens},
-            {"prefill_tokens", report.timings.prefill_tokens},
-            {"completion_tokens", report.tokens},
-            {"finish_reason", report.finish_reason},
-            {"timings", timings_json(report)}};
+    Json json = {{"model", report.model},
+                 {"seed", report.seed},
+                 {"prompt_tokens", report.timings.prompt_tokens},
+                 {"prefill_tokens", report.timings.prefill_tokens},
+                 {"completion_tokens", report.tokens},
+                 {"finish_reason", report.finish_reason},
+                 {"timings", timings_json(report)}};
+    if (report.speculation) json["speculation"] = speculation_json(*report.speculation);
+    return json;
 }
 
 std::string report_text(const Report &report) {
@@ -136,7 +202,7 @@ std::string report_text(const Report &report) {
                   static_cast<long long>(t.prompt_tokens - t.prefill_tokens), t.prefill_rate(),
                   t.first_token_seconds * 1e3, t.decode_seconds * 1e3, report.tokens, t.decode_rate(),
                   report.finish_reason.c_str(), static_cast<unsigned long long>(report.seed));
-    return text;
+    return text + (report.speculation ? speculation_text(*report.speculation) : std::string());
 }
 
 void write_stats(const StatsFlags &flags, const Report &report, Io &io) {

@@ -1,6 +1,7 @@
 // What run and chat share: from flags to a sampler, and from a finished answer to numbers.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,10 +11,18 @@
 #include "engine/commands/options.h"
 #include "engine/decode/engine.h"
 #include "engine/decode/generator.h"
+#include "engine/decode/speculation/drafting.h"
 
 namespace runnel::commands {
 
 decode::EngineOptions engine_options(const ModelOptions &options);
+
+// Of a model with these options; nothing when no flag asks for drafts. Throws UsageError.
+std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model);
+
+// What speculation for an engine needs, with its notes shown; null when no flag asks for it.
+std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelOptions &model,
+                                           decode::Engine &engine, int32_t sequences, Io &io);
 
 // With the seed that was asked for or a random one, and the biases parsed. Throws UsageError.
 decode::SamplingOptions sampling_options(const GenerationFlags &flags);
@@ -40,7 +49,10 @@ struct Report {
     decode::Timings timings;
     size_t tokens;  // generated
     std::string finish_reason;
+    std::optional<decode::SpeculationCounts> speculation = {};
 };
+Json speculation_json(const decode::SpeculationCounts &counts);
+std::string speculation_text(const decode::SpeculationCounts &counts);  // a line
 Json timings_json(const Report &report);        // load_ms, ttft_ms, prefill_tps, decode_tps
 Json report_json(const Report &report);         // for --stats-file
 std::string report_text(const Report &report);  // lines for people

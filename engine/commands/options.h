@@ -10,6 +10,7 @@
 #include "engine/decode/engine.h"
 #include "engine/decode/generator.h"
 #include "engine/decode/sampler.h"
+#include "engine/decode/speculation/speculator.h"
 
 namespace runnel::commands {
 
@@ -49,8 +50,21 @@ struct StatsFlags {
     int fd = -1;
 };
 
+struct DraftFlags {
+    std::string model;                // a draft model's file; empty: none
+    std::string device = "auto";      // of the draft model,
+    std::string gpu_layers = "auto";  // and how much of it
+    bool lookup = false;
+    int32_t self_layers = 0;
+    int32_t most = 16, least = 0;
+    float least_probability = 0;
+    decode::DraftRule rule = decode::DraftRule::Same;
+};
+
 struct RunOptions {
     ModelOptions model;
+    DraftFlags draft;
+    bool verify_drafts = false;
     GenerationFlags generation;
     StatsFlags stats;
     std::optional<std::string> prompt;
@@ -65,6 +79,7 @@ struct RunOptions {
 
 struct BatchOptions {
     ModelOptions model;
+    DraftFlags draft;
     GenerationFlags generation;  // of rows that say nothing else
     StatsFlags stats;
     std::optional<std::string> input, output;  // stdin and stdout
@@ -77,6 +92,7 @@ struct BatchOptions {
 
 struct ChatOptions {
     ModelOptions model;
+    DraftFlags draft;
     GenerationFlags generation;
     StatsFlags stats;
     std::optional<std::string> system, system_file;

@@ -115,6 +115,37 @@ void add_model_options(Parser &p, ModelOptions &o) {
         ->check(range(0, 512));
 }
 
+void add_draft_options(Parser &p, DraftFlags &o) {
+    p.text_option("--draft-model,--model-draft", o.model,
+                  "a small model that guesses ahead (-md); the text stays the same")
+        ->type_name("FILE");
+    p.text_option("--draft-device,--device-draft", o.device, "where the draft model runs; as --device")
+        ->check(CLI::Validator(
+            [](std::string &name) {
+                return decode::is_device_name(name) ? std::string()
+                                                    : "auto, cpu, cuda or cuda:N, not " + gguf::quoted(name);
+            },
+            ""));
+    p.text_option("--gpu-layers-draft", o.gpu_layers, "of the draft model (-ngld); as --gpu-layers");
+    p.flag("--lookup", o.lookup, "guess ahead from the text so far: for edits, quotes, repetitions");
+    p.option("--self-draft", o.self_layers, "guess ahead with the first N layers of the model itself; 0: off")
+        ->check(range(0, 4096));
+    p.option("--draft-max,--draft,--spec-draft-n-max,--num-draft-tokens", o.most,
+             "most guesses at a time; how many is chosen by what pays")
+        ->check(range(0, decode::kMostDrafts));
+    p.option("--draft-min", o.least, "fewer guesses than this are not tried")
+        ->check(range(0, decode::kMostDrafts));
+    p.option("--draft-p-min", o.least_probability, "no guess of which the draft is less sure than this")
+        ->check(CLI::Range(0.0, 1.0).description(""));
+    CLI::CheckedTransformer rule(std::map<std::string, decode::DraftRule>{
+        {"same", decode::DraftRule::Same}, {"rejection", decode::DraftRule::Rejection}});
+    rule.description("");
+    p.option("--draft-rule", o.rule,
+             "same: the text is that without guesses; rejection: only its distribution is")
+        ->transform(rule)
+        ->type_name("RULE");
+}
+
 void add_generation_options(Parser &p, GenerationFlags &g, StatsFlags &stats) {
     decode::SamplingOptions &s = g.sampling;
     p.option("-n,--predict,--n-predict,--max-tokens", g.predict,

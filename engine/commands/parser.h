@@ -74,6 +74,9 @@ class Parser {
 // Context, threads, device, cache.
 void add_model_options(Parser &p, ModelOptions &o);
 
+// Speculative decoding.
+void add_draft_options(Parser &p, DraftFlags &o);
+
 // Sampling, ends of an answer, statistics.
 void add_generation_options(Parser &p, GenerationFlags &g, StatsFlags &stats);
 

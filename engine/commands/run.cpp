@@ -7,6 +7,7 @@
 #include "engine/commands/conversation.h"
 #include "engine/commands/generation.h"
 #include "engine/commands/run_many.h"
+#include "engine/decode/error.h"
 #include "engine/decode/prompt_file.h"
 #include "engine/decode/session.h"
 #include "engine/text/utf8.h"
@@ -18,6 +19,7 @@ namespace {
 
 using decode::Engine;
 using decode::Generator;
+using decode::Sampler;
 using decode::StopRequest;
 
 constexpr double kPatience = 3;  // seconds
@@ -173,6 +175,60 @@ class Shown {
     bool inside_ = false;
 };
 
+// --spec-verify: another engine of the same file, with a cache of its own, decodes plainly, in step.
+class PlainTwin {
+  public:
+    PlainTwin(const ModelOptions &options, Engine &engine, const Sampler &sampler,
+              const decode::Vocabulary &vocabulary, const decode::GenerationOptions &limits,
+              StopRequest &stop)
+        : engine_(same_context(options, engine)),
+          session_(engine_.executor()),
+          sampler_(sampler),
+          generator_(session_, sampler_, vocabulary, limits, &stop),
+          stop_(stop) {}
+
+    void start(const std::vector<text::TokenId> &prompt) { generator_.start(prompt); }
+
+    // After each step of the other; `piece` is the text that it gave.
+    void follow(const Generator &other, const std::optional<std::string> &piece) {
+        if (!difference_.empty() || stop_.requested()) return;
+        const std::optional<std::string> mine = generator_.next();
+        if (stop_.requested()) return;
+        const bool same = mine == piece && generator_.tokens() == other.tokens() &&
+                          (piece || generator_.finish_reason() == other.finish_reason());
+        if (!same) difference_ = describe(other);
+    }
+    // Empty: there is none.
+    const std::string &difference() const { return difference_; }
+    size_t compared() const { return generator_.tokens().size(); }
+
+  private:
+    static decode::EngineOptions same_context(const ModelOptions &options, Engine &engine) {
+        decode::EngineOptions same = engine_options(options);
+        same.context = engine.executor().context();
+        return same;
+    }
+    std::string describe(const Generator &other) const {
+        const auto &a = other.tokens(), &b = generator_.tokens();
+        const auto place =
+            static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+        const auto token = [&](const std::vector<text::TokenId> &tokens) {
+            if (place >= tokens.size()) return std::string("the end");
+            return std::to_string(tokens[place]) + " " +
+                   gguf::quoted(engine_.tokenizer().decode(tokens[place]));
+        };
+        return "token " + std::to_string(place) + " of the answer is " + token(a) + " with drafts and " +
+               token(b) + " without";
+    }
+
+    Engine engine_;
+    decode::Session session_;
+    Sampler sampler_;
+    Generator generator_;
+    StopRequest &stop_;
+    std::string difference_;
+};
+
 Json result_json(const Generator &generator, const Shown &shown, const Report &report) {
     Json result = {{"text", shown.answer()},
                    {"tokens", generator.tokens()},
@@ -181,6 +237,7 @@ Json result_json(const Generator &generator, const Shown &shown, const Report &r
                    {"finish_reason", report.finish_reason},
                    {"timings", timings_json(report)}};
     if (!shown.reasoning().empty()) result["reasoning"] = shown.reasoning();
+    if (report.speculation) result["speculation"] = speculation_json(*report.speculation);
     return result;
 }
 
@@ -191,6 +248,16 @@ decode::EngineOptions engine_options_of(const RunOptions &options) {
     decode::EngineOptions engine = engine_options(options.model);
     engine.sequences = std::max(options.samples, options.beams);
     return engine;
+}
+
+void check_draft_flags(const RunOptions &options) {
+    const bool drafts = drafting_options(options.draft, options.model).has_value();
+    if (drafts && options.beams > 1) throw UsageError("--beams searches without drafts");
+    if (!options.verify_drafts) return;
+    if (!drafts) throw UsageError("--spec-verify needs drafts: --draft-model, --lookup or --self-draft");
+    if (options.samples > 1) throw UsageError("--spec-verify compares one answer, not --samples");
+    if (options.draft.rule == decode::DraftRule::Rejection)
+        throw UsageError("--spec-verify: under --draft-rule rejection the text may differ");
 }
 
 }  // namespace
@@ -204,8 +271,10 @@ int run(const RunOptions &options, Io &io) {
 
     const decode::SamplingOptions sampling = sampling_options(options.generation);
     decode::GenerationOptions generation = generation_options(options.generation);
+    check_draft_flags(options);
     Engine engine(engine_options_of(options));
     for (const std::string &note : engine.notes()) io.note(note);
+    const auto drafts = drafting(options.draft, options.model, engine, options.samples, io);
     const std::string text = gather_prompt(options, io, stop);
     const std::optional<Conversation> conversation = conversation_of(options, engine);
     const Conversation *turns = conversation ? &*conversation : nullptr;
@@ -219,21 +288,34 @@ int run(const RunOptions &options, Io &io) {
     generation.shift_keeping = room.keeping();
 
     if (options.samples > 1 || options.beams > 1)
-        return run_many(options, {engine, prompt.tokens, text, sampling, generation, stop}, io);
+        return run_many(options, {engine, prompt.tokens, text, sampling, generation, stop, drafts.get()}, io);
     PromptCache cache(options.prompt_cache, options.model, engine, io);
     decode::Session session(engine.executor());
     decode::Sampler sampler = engine.sampler(sampling);
-    Generator generator(session, sampler, turns ? turns->vocabulary() : engine.vocabulary(), generation,
-                        &stop);
+    const decode::Vocabulary vocabulary = turns ? turns->vocabulary() : engine.vocabulary();
+    const auto speculator = drafts ? drafts->speculator() : nullptr;
+    Generator generator(session, sampler, vocabulary, generation, &stop, speculator.get());
+    std::optional<PlainTwin> twin;
+    if (options.verify_drafts) twin.emplace(options.model, engine, sampler, vocabulary, generation, stop);
     Shown shown(turns, prompt, options, io);
     if (options.echo) shown.add(text);
     generator.start(prompt.tokens);
+    if (twin) twin->start(prompt.tokens);
     cache.keep(session, prompt.tokens);
-    while (const auto piece = generator.next()) shown.push(*piece);
+    for (bool going = true; going;) {
+        const auto piece = generator.next();
+        if (piece) shown.push(*piece);
+        if (twin) twin->follow(generator, piece);
+        going = piece.has_value();
+    }
     shown.end();
-    const Report report{options.model.path,        sampling.seed,
-                        engine.load_seconds(),     generator.timings(),
-                        generator.tokens().size(), std::string(name(generator.finish_reason()))};
+    const Report report{options.model.path,
+                        sampling.seed,
+                        engine.load_seconds(),
+                        generator.timings(),
+                        generator.tokens().size(),
+                        std::string(name(generator.finish_reason())),
+                        speculator ? std::optional(speculator->counts()) : std::nullopt};
     if (options.json)
         io.out.write(dump(result_json(generator, shown, report)));
     else if (io.out.is_terminal())
@@ -245,6 +327,9 @@ int run(const RunOptions &options, Io &io) {
         io.note("the context of " + std::to_string(engine.executor().context()) +
                 " tokens is full: the text ends here (a larger one with -c)");
     write_stats(options.stats, report, io);
+    if (twin && !twin->difference().empty())
+        throw decode::DecodeError(decode::DecodeError::Kind::Failed, "--spec-verify: " + twin->difference());
+    if (twin) io.note("--spec-verify: " + std::to_string(twin->compared()) + " tokens, no difference");
     return generator.finish_reason() == decode::FinishReason::Interrupt ? exit_code::kInterrupted
                                                                         : exit_code::kDone;
 }

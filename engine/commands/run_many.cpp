@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <vector>
 
 #include "engine/commands/generation.h"
@@ -20,6 +21,7 @@ using decode::Hypothesis;
 struct Found {
     std::vector<Hypothesis> answers;
     decode::Timings timings;
+    std::optional<decode::SpeculationCounts> speculation = {};
 };
 
 double seconds_since(Clock::time_point start) {
@@ -41,7 +43,9 @@ Hypothesis hypothesis(const decode::AnswerBatch::Finished &answer) {
 
 Found draw(const RunOptions &options, const ManyAnswers &what) {
     const auto start = Clock::now();
-    decode::AnswerBatch batch(what.engine.executor(), what.engine.vocabulary(), options.samples);
+    decode::MakeSpeculator speculators;
+    if (what.drafts) speculators = [&what]() { return what.drafts->speculator(); };
+    decode::AnswerBatch batch(what.engine.executor(), what.engine.vocabulary(), options.samples, speculators);
     batch.submit({.key = 0,
                   .prompt = {what.prompt.begin(), what.prompt.end()},
                   .sampler = what.engine.sampler(what.sampling),
@@ -62,6 +66,7 @@ Found draw(const RunOptions &options, const ManyAnswers &what) {
     for (const auto &answer : finished) found.answers.push_back(hypothesis(answer));
     timings.decode_steps = std::max<int64_t>(0, batch.counts().sampled_tokens - options.samples);
     timings.decode_seconds = seconds_since(start) - timings.prefill_seconds;
+    if (what.drafts) found.speculation = batch.speculation();
     return found;
 }
 
@@ -104,14 +109,16 @@ Json result_json(const RunOptions &options, const ManyAnswers &what, const Found
         if (found.answers[i].score > found.answers[best].score) best = i;
         list.push_back(json_of(found.answers[i]));
     }
-    return {{"text", (options.echo ? what.text : "") + first.text},
-            {"tokens", first.tokens},
-            {"prompt_tokens", what.prompt.size()},
-            {"completion_tokens", first.tokens.size()},
-            {"finish_reason", name(first.reason)},
-            {"timings", timings_json(report)},
-            {"best", best},
-            {options.beams > 1 ? "beams" : "samples", std::move(list)}};
+    Json json = {{"text", (options.echo ? what.text : "") + first.text},
+                 {"tokens", first.tokens},
+                 {"prompt_tokens", what.prompt.size()},
+                 {"completion_tokens", first.tokens.size()},
+                 {"finish_reason", name(first.reason)},
+                 {"timings", timings_json(report)},
+                 {"best", best},
+                 {options.beams > 1 ? "beams" : "samples", std::move(list)}};
+    if (report.speculation) json["speculation"] = speculation_json(*report.speculation);
+    return json;
 }
 
 void show(const RunOptions &options, const ManyAnswers &what, const Found &found, Io &io) {
@@ -139,7 +146,8 @@ int run_many(const RunOptions &options, const ManyAnswers &what, Io &io) {
                         what.engine.load_seconds(),
                         found.timings,
                         tokens,
-                        std::string(name(found.answers.front().reason))};
+                        std::string(name(found.answers.front().reason)),
+                        found.speculation};
     if (options.json)
         io.out.write(dump(result_json(options, what, found, report)));
     else

@@ -7,6 +7,7 @@
 #include "engine/commands/io.h"
 #include "engine/commands/options.h"
 #include "engine/decode/engine.h"
+#include "engine/decode/speculation/drafting.h"
 #include "engine/decode/stop_request.h"
 
 namespace runnel::commands {
@@ -18,6 +19,7 @@ struct ManyAnswers {
     const decode::SamplingOptions &sampling;
     const decode::GenerationOptions &limits;
     decode::StopRequest &stop;
+    decode::Drafting *drafts = nullptr;  // of the samples
 };
 
 // Writes the answers and returns the exit code. As text: samples one after another, between them a line

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <limits>
 #include <utility>
 
 namespace runnel::decode {
@@ -26,8 +27,9 @@ std::string_view name(FinishReason reason) {
 Answer::Answer(Vocabulary vocabulary, GenerationOptions options)
     : vocabulary_(std::move(vocabulary)), options_(std::move(options)), matcher_(options_.stops) {}
 
-bool Answer::complete() const {
-    return options_.max_tokens >= 0 && static_cast<int64_t>(tokens_.size()) >= options_.max_tokens;
+int64_t Answer::remaining() const {
+    if (options_.max_tokens < 0) return std::numeric_limits<int64_t>::max();
+    return std::max<int64_t>(0, options_.max_tokens - static_cast<int64_t>(tokens_.size()));
 }
 
 bool Answer::is_end(TokenId id) const {

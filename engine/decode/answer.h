@@ -46,7 +46,9 @@ class Answer {
     Answer(Vocabulary vocabulary, GenerationOptions options);
 
     // As many tokens as were asked for are there.
-    bool complete() const;
+    bool complete() const { return remaining() == 0; }
+    // How many more may come.
+    int64_t remaining() const;
     // Takes the next token; the text that is certain now: possibly empty, in whole UTF-8 characters, bytes
     // that can be none replaced by U+FFFD. Precondition: !over().
     std::string take(TokenId id);

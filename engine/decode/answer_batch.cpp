@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <chrono>
 #include <utility>
 
 #include "engine/decode/error.h"
@@ -62,10 +63,20 @@ void AnswerBatch::end_all(FinishReason reason) {
 }
 
 bool AnswerBatch::step(const StopRequest *stop) {
+    const auto start = std::chrono::steady_clock::now();
+    const int64_t computed = scheduler_.counts().tokens;
     if (!scheduler_.step(stop)) return false;
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+    const auto tokens = static_cast<int32_t>(scheduler_.counts().tokens - computed);
+    bool observed = false;  // by one of the sequences, for all
     const std::vector<Session *> ready(scheduler_.ready().begin(), scheduler_.ready().end());
     for (Session *session : ready) {
         const Entries::iterator entry = by_session_.at(session);
+        if (entry->speculator) {
+            SharedCosts *costs = entry->speculator->costs();
+            if (costs && !std::exchange(observed, true)) costs->observe({tokens, time.count()});
+            entry->speculator->passed(time.count() / static_cast<double>(ready.size()));
+        }
         const std::span<const float> logits = session->logits();
         if (entry->samples > 1) split(*entry, logits);
         advance(entry, logits);
@@ -92,27 +103,38 @@ void AnswerBatch::split(Entry &entry, std::span<const float> logits) {
     entry.samples = 1;
 }
 
-// Samples a token; the sequence goes on or ends.
+// Takes what comes next; the sequence goes on or ends.
 void AnswerBatch::advance(Entries::iterator entry, std::span<const float> logits) {
-    sample(*entry, logits);
+    take(*entry, logits);
     if (entry->error.empty() && go_on(*entry)) {
-        entry->session.append({&entry->answer.tokens().back(), 1});
+        ask(*entry);
     } else {
         scheduler_.remove(entry->session);
         finish(entry);
     }
 }
 
-void AnswerBatch::sample(Entry &entry, std::span<const float> logits) {
+void AnswerBatch::take(Entry &entry, std::span<const float> logits) {
     try {
-        const TokenId id = entry.sampler.sample(logits, entry.session.tokens());
-        if (entry.scored) entry.log_probability += decode::log_probability(logits, id);
-        counts_.started += entry.answer.tokens().empty();
-        ++counts_.sampled_tokens;
-        entry.text += entry.answer.take(id);
+        const std::vector<TokenId> tokens =
+            take_tokens(entry.session, logits, entry.speculator.get(), entry.sampler);
+        const size_t vocab = static_cast<size_t>(executor_->vocab());
+        for (size_t i = 0; i < tokens.size() && !entry.answer.over() && !entry.answer.complete(); ++i) {
+            if (entry.scored)
+                entry.log_probability += decode::log_probability(logits.subspan(i * vocab, vocab), tokens[i]);
+            counts_.started += entry.answer.tokens().empty();
+            ++counts_.sampled_tokens;
+            entry.text += entry.answer.take(tokens[i]);
+        }
     } catch (const DecodeError &error) {
         entry.error = error.what();
     }
+}
+
+void AnswerBatch::ask(Entry &entry) {
+    if (make_speculator_ && !entry.speculator) entry.speculator = make_speculator_();
+    const auto sequences = static_cast<int32_t>(std::max<size_t>(1, scheduler_.running()));
+    append_with_drafts(entry.session, entry.answer, entry.speculator.get(), entry.sampler, sequences);
 }
 
 // Another token is wanted, and there is room to ask for it.
@@ -144,6 +166,7 @@ void AnswerBatch::finish(Entries::iterator entry) {
         finished_.push_back({entry->key, entry->text, entry->answer.tokens(), entry->prompt_tokens,
                              entry->answer.reason(), entry->context_full, entry->error, entry->sample + i,
                              entry->log_probability, entry->forgotten});
+    if (entry->speculator) speculation_.add(entry->speculator->counts());
     by_session_.erase(&entry->session);
     entries_.erase(entry);
 }

@@ -5,7 +5,9 @@
 //   while (batch.unfinished() > 0 && batch.step(&stop))
 //       for (AnswerBatch::Finished &f : batch.take_finished()) write(f.key, f.text);
 //
-// Every answer has its own sampler, limits and stop strings, and is the same as if it were alone.
+// Every answer has its own sampler, limits and stop strings, and is the same as if it were alone. With
+// speculation, each sequence brings drafts of its own to a step, which sequences that run at the same time
+// divide among them, and may go on by several tokens.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +21,7 @@
 #include "engine/decode/sampler.h"
 #include "engine/decode/scheduler.h"
 #include "engine/decode/session.h"
+#include "engine/decode/speculation/speculator.h"
 
 namespace runnel::decode {
 
@@ -55,10 +58,12 @@ class AnswerBatch {
         int64_t sampled_tokens = 0;                       // of all
     };
 
-    // At most `parallel` answers are computed at a time; others wait.
-    AnswerBatch(Executor &executor, Vocabulary vocabulary, int32_t parallel)
+    // At most `parallel` answers are computed at a time; others wait. Without `speculators` nothing is
+    // drafted.
+    AnswerBatch(Executor &executor, Vocabulary vocabulary, int32_t parallel, MakeSpeculator speculators = {})
         : executor_(&executor),
           vocabulary_(std::move(vocabulary)),
+          make_speculator_(std::move(speculators)),
           scheduler_(executor, {.parallel = parallel}) {}
 
     // What cannot be answered (a prompt longer than the context) is finished at once, with an error.
@@ -69,13 +74,15 @@ class AnswerBatch {
     void end_all(FinishReason reason);
     size_t unfinished() const { return entries_.size(); }
 
-    // Computes one step and samples a token for every sequence that is ready. False when a stop was
+    // Computes one step and takes the next tokens of every sequence that is ready. False when a stop was
     // requested. Throws what Scheduler::step throws.
     bool step(const StopRequest *stop = nullptr);
     std::vector<Finished> take_finished() { return std::exchange(finished_, {}); }
 
     const Counts &counts() const { return counts_; }
     const SchedulerCounts &schedule() const { return scheduler_.counts(); }
+    // Of finished answers. The seconds of a pass are divided among its sequences.
+    const SpeculationCounts &speculation() const { return speculation_; }
 
   private:
     struct Entry {
@@ -93,24 +100,28 @@ class AnswerBatch {
         int32_t sample = 0;   // the first of those
         bool scored = false;
         double log_probability = 0;
+        std::unique_ptr<Speculator> speculator{};  // from the first token on
     };
     using Entries = std::list<Entry>;
 
     Entries::iterator insert(Entry entry);
     void split(Entry &entry, std::span<const float> logits);
     void advance(Entries::iterator entry, std::span<const float> logits);
-    void sample(Entry &entry, std::span<const float> logits);
+    void take(Entry &entry, std::span<const float> logits);
+    void ask(Entry &entry);
     bool go_on(Entry &entry);
     bool make_room(Entry &entry);
     void finish(Entries::iterator entry);
 
     Executor *executor_;
     Vocabulary vocabulary_;
+    MakeSpeculator make_speculator_;
     Entries entries_;
     std::unordered_map<const Session *, Entries::iterator> by_session_;
     Scheduler scheduler_;
     std::vector<Finished> finished_;
     Counts counts_;
+    SpeculationCounts speculation_;
 };
 
 }  // namespace runnel::decode

@@ -51,6 +51,7 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
 }
 
 void Engine::start(const EngineOptions &options) {
+    threads_ = options.threads;
     const bool cpu = options.device.device == "cpu";  // looking for others takes a moment
     const DeviceChoice choice =
         cpu ? DeviceChoice{}
@@ -61,7 +62,9 @@ void Engine::start(const EngineOptions &options) {
             notes_.assign(1, std::string(error.what()) + "; everything runs on the CPU");
         };
         try {
-            return start_executor(options, kernels::cuda::make_cuda_backend(*choice.cuda));
+            start_executor(options, kernels::cuda::make_cuda_backend(*choice.cuda));
+            cuda_ = choice.cuda;
+            return;
         } catch (const kernels::BackendError &error) {
             if (choice.required) throw;
             pass_over(error);
@@ -96,6 +99,10 @@ void Engine::start_executor(const EngineOptions &options, std::unique_ptr<kernel
                                                            .sequences = options.sequences,
                                                            .cells = plan.cells,
                                                            .types = options.cache.types});
+}
+
+std::unique_ptr<kernels::Backend> Engine::another_backend() const {
+    return cuda_ ? kernels::cuda::make_cuda_backend(*cuda_) : kernels::cpu::make_cpu_backend(threads_);
 }
 
 Sampler Engine::sampler(SamplingOptions options) const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,9 @@ class Engine {
     Executor &executor() { return *executor_; }
     Vocabulary vocabulary() const { return vocabulary_of(*tokenizer_); }
 
+    // Another backend on the same device, for a second program.
+    std::unique_ptr<kernels::Backend> another_backend() const;
+
     // A sampler that never gives ids which stand for no token. Throws DecodeError{BadInput} for a bias on a
     // token that there is not.
     Sampler sampler(SamplingOptions options) const;
@@ -64,6 +68,8 @@ class Engine {
     gguf::File file_;
     model::Model model_;
     std::unique_ptr<text::Tokenizer> tokenizer_;
+    int threads_ = 0;
+    std::optional<int> cuda_;  // the number of the GPU that runs it
     std::unique_ptr<Executor> executor_;
     std::vector<std::pair<TokenId, float>> never_;  // biases of ids that stand for no token
     std::vector<std::string> notes_;

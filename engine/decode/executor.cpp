@@ -109,7 +109,7 @@ bool Executor::add(const StepInput &input) {
                                                                std::to_string(token_ids_));
     if (!cache_.grow(cache, input.tokens, copies_)) return false;
     copy_blocks();
-    grown_.push_back({&cache, past});
+    grown_.push_back({&cache, past, past + count - std::max(0, input.logit_rows - 1)});
     kernels::SequenceSpan span{first, count, past, {}};
     for (size_t group = 0; group < cache_.groups(); ++group) span.tables.push_back(cache.table(group));
     spans_.push_back(std::move(span));
@@ -146,7 +146,7 @@ bool Executor::run(std::vector<float> &logits, const std::atomic<bool> *cancel) 
         discard();
         return false;
     }
-    for (const Grown &grown : grown_) cache_.publish(*grown.cache);
+    for (const Grown &grown : grown_) cache_.publish(*grown.cache, grown.settled);
     begin_step();
     return true;
 }

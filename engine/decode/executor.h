@@ -31,7 +31,8 @@ using FreeBlocks = std::vector<int32_t>;
 struct StepInput {
     SequenceCache *cache;
     std::span<const TokenId> tokens;  // at least one
-    int32_t logit_rows = 1;           // logits are wanted for the last so many tokens
+    int32_t logit_rows = 1;           // logits are wanted for the last so many tokens; all but the first of
+                                      // those may be guesses: no other sequence shares them yet
 };
 
 struct ExecutorOptions {
@@ -94,12 +95,14 @@ class Executor {
     int32_t context() const { return options_.context; }
     int32_t batch_size() const { return options_.batch; }
     int32_t vocab() const { return vocab_; }
+    CacheTypes types() const { return options_.types; }
     kernels::DeviceInfo device() const { return backend_->info(); }
 
   private:
     struct Grown {
         SequenceCache *cache;
-        int32_t before;  // its length before the step
+        int32_t before;   // its length before the step,
+        int32_t settled;  // and after it, without guesses
     };
     void begin_step();
     void copy_blocks();

@@ -19,16 +19,18 @@ FinishReason reason_of(const StopRequest &stop) {
 }  // namespace
 
 Generator::Generator(Session &session, Sampler &sampler, Vocabulary vocabulary, GenerationOptions options,
-                     StopRequest *stop)
+                     StopRequest *stop, Speculator *speculator)
     : session_(&session),
       sampler_(&sampler),
       answer_(std::move(vocabulary), options),
       stop_(stop),
+      speculator_(speculator),
       shift_keeping_(options.shift_keeping) {}
 
 void Generator::start(std::span<const TokenId> prompt) {
     assert(!prompt.empty());
     started_ = Clock::now();
+    if (speculator_) speculator_->forget();
     const size_t known = session_->reuse(prompt);
     const bool finished = session_->feed(prompt.subspan(known), stop_);
     timings_.prompt_tokens = static_cast<int64_t>(prompt.size());
@@ -41,10 +43,21 @@ void Generator::start(std::span<const TokenId> prompt) {
 bool Generator::feed_last() {
     if (fed_) return true;
     const auto start = Clock::now();
-    fed_ = session_->feed({&answer_.tokens().back(), 1}, stop_);
+    const bool behind = session_->pending() > 0;  // a pass of its own kind, which says nothing of others
+    if (speculator_ && behind) speculator_->forget();
+    append_with_drafts(*session_, answer_, behind ? nullptr : speculator_, *sampler_);
+    const auto drafted = Clock::now();
+    fed_ = session_->compute(stop_);
+    if (speculator_ && fed_ && !behind) account_for_pass(seconds_since(drafted));
     timings_.decode_seconds += seconds_since(start);
     timings_.decode_steps += fed_;
     return fed_;
+}
+
+void Generator::account_for_pass(double seconds) {
+    const auto tokens = static_cast<int32_t>(1 + speculator_->drafts().size());
+    if (speculator_->costs()) speculator_->costs()->observe({tokens, seconds});
+    speculator_->passed(seconds);
 }
 
 // feed_last() computes what is left, too.
@@ -54,18 +67,35 @@ bool Generator::make_room() {
     return dropped > 0;
 }
 
+// The session keeps what it would without drafts: the answer without its last token.
+void Generator::settle() {
+    session_->truncate(session_->tokens().size() - (ahead_.size() - next_));
+    next_ = ahead_.size();
+}
+
+std::string Generator::end(FinishReason reason) {
+    settle();
+    return answer_.end(reason);
+}
+
 std::optional<std::string> Generator::next() {
     if (answer_.over()) return std::nullopt;
-    if (answer_.complete()) return answer_.end(FinishReason::Length);
+    if (answer_.complete()) return end(FinishReason::Length);
     if (!fed_ && session_->room() == 0 && !make_room()) {
         context_full_ = true;
-        return answer_.end(FinishReason::Length);
+        return end(FinishReason::Length);
     }
-    if ((stop_ && stop_->requested()) || !feed_last()) return answer_.end(reason_of(*stop_));
-    const TokenId id = sampler_->sample(session_->logits(), session_->tokens());
+    if ((stop_ && stop_->requested()) || !feed_last()) return end(reason_of(*stop_));
+    if (next_ == ahead_.size()) {
+        ahead_ = take_tokens(*session_, session_->logits(), speculator_, *sampler_);
+        timings_.decode_steps += static_cast<int64_t>(ahead_.size()) - 1;
+        next_ = 0;
+    }
+    const TokenId id = ahead_[next_++];
     if (answer_.tokens().empty()) timings_.first_token_seconds = seconds_since(started_);
     std::string text = answer_.take(id);
-    fed_ = answer_.over();
+    if (answer_.over()) settle();
+    fed_ = answer_.over() || next_ < ahead_.size();
     return text;
 }
 

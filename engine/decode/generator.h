@@ -4,6 +4,8 @@
 //   generator.start(prompt);
 //   while (auto text = generator.next()) show(*text);
 //   generator.finish_reason();
+//
+// With a speculator, a pass may bring several tokens; the caller still gets them one by one.
 #pragma once
 
 #include <chrono>
@@ -16,6 +18,7 @@
 #include "engine/decode/answer.h"
 #include "engine/decode/sampler.h"
 #include "engine/decode/session.h"
+#include "engine/decode/speculation/speculator.h"
 #include "engine/decode/stop_request.h"
 
 namespace runnel::decode {
@@ -25,8 +28,8 @@ struct Timings {
     int64_t prefill_tokens = 0;  // of those, computed now (the others were in the cache)
     double prefill_seconds = 0;
     double first_token_seconds = 0;  // from start() to the first token sampled
-    int64_t decode_steps = 0;        // steps of one token each after the prefill
-    double decode_seconds = 0;
+    int64_t decode_steps = 0;        // tokens that went to the model after the prefill, and stayed
+    double decode_seconds = 0;       // for those, and for drafting
 
     double prefill_rate() const { return prefill_seconds > 0 ? double(prefill_tokens) / prefill_seconds : 0; }
     double decode_rate() const { return decode_seconds > 0 ? double(decode_steps) / decode_seconds : 0; }
@@ -36,7 +39,7 @@ class Generator {
   public:
     // All references are kept.
     Generator(Session &session, Sampler &sampler, Vocabulary vocabulary, GenerationOptions options,
-              StopRequest *stop = nullptr);
+              StopRequest *stop = nullptr, Speculator *speculator = nullptr);
 
     // Makes the session hold `prompt` (of which it may have a part already). Precondition: !prompt.empty().
     // Throws what Session::feed does; a prompt needs room for itself only.
@@ -55,13 +58,19 @@ class Generator {
 
   private:
     bool feed_last();
+    void account_for_pass(double seconds);
     bool make_room();
+    std::string end(FinishReason reason);
+    void settle();
 
     Session *session_;
     Sampler *sampler_;
     Answer answer_;
     StopRequest *stop_;
-    bool fed_ = true;  // the last token of the answer is in the session
+    Speculator *speculator_;
+    std::vector<TokenId> ahead_;  // known, but not asked for yet; the session has all but the last
+    size_t next_ = 0;             // of those
+    bool fed_ = true;             // the last token of the answer is in the session
     std::optional<size_t> shift_keeping_;
     int64_t forgotten_ = 0;
     bool context_full_ = false;

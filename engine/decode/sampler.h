@@ -84,6 +84,7 @@ class Sampler {
     TokenId draw(size_t position) const;
 
     const SamplingOptions &options() const { return options_; }
+    int32_t vocab() const { return vocab_; }
 
   private:
     void filter(std::span<const float> logits, std::span<const TokenId> history);

@@ -23,9 +23,20 @@ void Session::append(std::span<const TokenId> tokens, int32_t rows) {
     logits_ = {};
 }
 
+void Session::append_drafts(std::span<const TokenId> drafts) {
+    assert(due_ && drafts.size() <= room());
+    tokens_.insert(tokens_.end(), drafts.begin(), drafts.end());
+    rows_ += static_cast<int32_t>(drafts.size());
+    assert(rows_ <= executor_->batch_size());
+}
+
 bool Session::feed(std::span<const TokenId> tokens, const StopRequest *stop) {
     if (tokens.empty()) return true;
     append(tokens);
+    return compute(stop);
+}
+
+bool Session::compute(const StopRequest *stop) {
     Scheduler alone(*executor_, {.parallel = 1, .logits = std::move(own_logits_)});
     alone.add(*this);
     bool going = true;

@@ -27,6 +27,13 @@ class Session {
     // 1 <= rows <= tokens.size() <= executor().batch_size() or rows == 1.
     void append(std::span<const TokenId> tokens, int32_t rows = 1);
 
+    // Guesses behind tokens that are due: logits() will have one more row for each. Preconditions: due(),
+    // there is room(), and the rows are at most executor().batch_size().
+    void append_drafts(std::span<const TokenId> drafts);
+
+    // Computes what is due, alone. Returns and throws what feed() does.
+    bool compute(const StopRequest *stop = nullptr);
+
     // Waits for a scheduler to compute what it lacks.
     bool due() const { return due_; }
     // Tokens that are not in the cache.

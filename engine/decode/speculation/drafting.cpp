@@ -1,0 +1,54 @@
+#include "engine/decode/speculation/drafting.h"
+
+#include <algorithm>
+
+#include "engine/decode/error.h"
+#include "engine/decode/speculation/lookup_draft.h"
+#include "engine/decode/speculation/model_draft.h"
+#include "engine/decode/speculation/translated_draft.h"
+#include "engine/model/first_layers.h"
+
+namespace runnel::decode {
+
+Drafting::Drafting(const DraftingOptions &options, Engine &target, int32_t sequences) : options_(options) {
+    if (options_.model && options_.self_layers > 0)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "a draft model and the model's own first layers cannot both draft: choose one");
+    if (options_.model) load_model(target, sequences);
+    if (options_.self_layers > 0) cut_model(target, sequences);
+}
+
+void Drafting::load_model(Engine &target, int32_t sequences) {
+    EngineOptions &options = *options_.model;
+    const int64_t own = model::read_hyper_parameters(gguf::File::open(options.model)).context_length;
+    options.context = std::min<int64_t>(own, target.executor().context());
+    options.sequences = sequences;
+    draft_ = std::make_unique<Engine>(options);
+    for (const std::string &note : draft_->notes()) notes_.push_back("draft model: " + note);
+    vocabulary_.emplace(target.tokenizer(), target.executor().vocab(), draft_->tokenizer(),
+                        draft_->executor().vocab());
+    if (!vocabulary_->note().empty()) notes_.push_back(vocabulary_->note());
+}
+
+void Drafting::cut_model(Engine &target, int32_t sequences) {
+    const Executor &whole = target.executor();
+    first_layers_ = std::make_unique<Executor>(
+        target.another_backend(), model::first_layers(target.model().program, options_.self_layers),
+        ExecutorOptions{.context = whole.context(),
+                        .batch = whole.batch_size(),
+                        .sequences = sequences,
+                        .types = whole.types()});
+}
+
+std::unique_ptr<Speculator> Drafting::speculator() {
+    const bool rejection = options_.how.rule == DraftRule::Rejection;
+    std::vector<std::unique_ptr<DraftSource>> sources;
+    if (options_.lookup) sources.push_back(std::make_unique<LookupDraft>());
+    if (draft_)
+        sources.push_back(
+            translated(std::make_unique<ModelDraft>(draft_->executor(), "model", rejection), *vocabulary_));
+    if (first_layers_) sources.push_back(std::make_unique<ModelDraft>(*first_layers_, "self", rejection));
+    return std::make_unique<Speculator>(std::move(sources), options_.how, costs_);
+}
+
+}  // namespace runnel::decode

@@ -1,0 +1,55 @@
+// All that speculation for one model needs: the models that draft, and a speculator for each sequence.
+//
+// A model's own first layers (--self-draft) run as a second program over the same weights: in place on the
+// CPU, where weights are read from the mapped file; a second copy of those layers on a GPU. Their keys and
+// values are kept in a small cache of their own, which is exact: what a layer puts into the cache depends on
+// the layers below it alone, so both caches hold the same bits, and neither has to be kept from the other's
+// unfinished cells.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/decode/engine.h"
+#include "engine/decode/speculation/draft_vocabulary.h"
+#include "engine/decode/speculation/speculator.h"
+
+namespace runnel::decode {
+
+struct DraftingOptions {
+    std::optional<EngineOptions> model = {};  // drafts; its context and sequences follow the target's
+    int32_t self_layers = 0;                  // the model's own first layers draft; 0: they do not
+    bool lookup = false;                      // the text so far drafts, before any model
+    SpeculationOptions how = {};
+
+    bool any() const { return model || self_layers > 0 || lookup; }
+};
+
+class Drafting {
+  public:
+    // For `sequences` sequences of the target at a time. Keeps `target`. Throws what Engine does for the
+    // draft model, model::ModelError, and DecodeError{BadInput} for two models that draft at once.
+    Drafting(const DraftingOptions &options, Engine &target, int32_t sequences);
+
+    // For one more sequence. This object must outlive it.
+    std::unique_ptr<Speculator> speculator();
+
+    // What the user should know, a line each.
+    const std::vector<std::string> &notes() const { return notes_; }
+
+  private:
+    void load_model(Engine &target, int32_t sequences);
+    void cut_model(Engine &target, int32_t sequences);
+
+    DraftingOptions options_;
+    std::shared_ptr<SharedCosts> costs_ = std::make_shared<SharedCosts>();
+    std::unique_ptr<Engine> draft_;
+    std::optional<DraftVocabulary> vocabulary_;  // of the draft model
+    std::unique_ptr<Executor> first_layers_;
+    std::vector<std::string> notes_;
+};
+
+}  // namespace runnel::decode

@@ -1,0 +1,47 @@
+// Drafts of a smaller model, on a device and with a cache of its own.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "engine/decode/session.h"
+#include "engine/decode/speculation/draft_source.h"
+
+namespace runnel::decode {
+
+// Draws from the draft model's logits with the sampler that it is given, so with the noise that the model
+// itself will draw with: the two agree where their distributions do (sampler.h). The model must read and
+// speak the same token ids (else: translated_draft.h); ids that only one of them has are no more than a bad
+// guess.
+//
+// Its session is brought into line with the text by the longest common prefix; what the cache knows is not
+// computed again. Of a text longer than the draft model's context it sees the last half of what fits. Where
+// its cache is full, because others hold it, there is no draft.
+class ModelDraft final : public DraftSource {
+  public:
+    // `executor` is kept. A draft ends in front of a token that is less probable than asked for. With
+    // distributions, for the rejection rule, it ends where even the most probable token is: whether a token
+    // is drafted must not depend on which one was drawn.
+    ModelDraft(Executor &executor, std::string_view name, bool with_distributions = false)
+        : session_(executor), name_(name), with_distributions_(with_distributions) {}
+
+    Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
+                Sampler &sampler) override;
+    std::string_view name() const override { return name_; }
+
+  private:
+    bool read(std::span<const TokenId> text, int32_t most);
+    std::span<const float> logits(const Sampler &sampler);
+    bool add_token(Draft &draft, float least_probability, Sampler &sampler);
+
+    Session session_;
+    std::string_view name_;
+    bool with_distributions_;
+    size_t skipped_ = 0;             // tokens of the text in front of what the session holds
+    std::vector<TokenId> history_;   // the text and the draft
+    std::vector<TokenId> readable_;  // what the session is to hold
+    std::vector<float> padded_;      // logits, where the model has fewer than the sampler wants
+};
+
+}  // namespace runnel::decode

@@ -1,0 +1,197 @@
+// Drafts of models on real backends: caches of every kind, windows, devices.
+#include "engine/decode/speculation/model_draft.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <memory>
+
+#include "engine/decode/generator.h"
+#include "engine/decode/speculation/lookup_draft.h"
+#include "engine/decode/speculation/speculator.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "tests/support/tiny_program.h"
+
+using namespace runnel;
+using namespace runnel::decode;
+using kernels::CacheType;
+using tests::TinyProgram;
+
+namespace {
+
+constexpr int32_t kVocab = 50;
+
+Vocabulary letters() {
+    return {[](TokenId id) { return std::string(1, static_cast<char>('!' + id)); },
+            [](TokenId) { return false; }};
+}
+
+std::vector<TokenId> prompt_of(size_t length) {
+    std::vector<TokenId> tokens(length);
+    for (size_t i = 0; i < length; ++i) tokens[i] = static_cast<TokenId>(i * i % 7 + i % 3);
+    return tokens;
+}
+
+SamplingOptions sampling_of(float temperature) {
+    SamplingOptions how;
+    how.temperature = temperature;
+    how.top_k = 0, how.top_p = 1, how.min_p = 0;
+    how.seed = 17;
+    return how;
+}
+
+std::unique_ptr<kernels::Backend> cpu() {
+    return kernels::cpu::make_cpu_backend(1);
+}
+std::unique_ptr<kernels::Backend> cuda() {
+    return kernels::cuda::make_cuda_backend(0);
+}
+
+struct Continuation {
+    std::vector<TokenId> tokens;
+    std::vector<float> logits;  // behind the last one
+    bool operator==(const Continuation &other) const {
+        return tokens == other.tokens && logits.size() == other.logits.size() &&
+               std::memcmp(logits.data(), other.logits.data(), logits.size() * sizeof(float)) == 0;
+    }
+};
+
+Continuation continue_text(Executor &executor, size_t prompt, int64_t count, float temperature,
+                           Speculator *speculator) {
+    Session session(executor);
+    Sampler sampler(sampling_of(temperature), kVocab);
+    Generator generator(session, sampler, letters(), {.max_tokens = count}, nullptr, speculator);
+    generator.start(prompt_of(prompt));
+    while (generator.next()) continue;
+    Continuation result{generator.tokens(), {}};
+    REQUIRE(session.feed({&result.tokens.back(), 1}));
+    result.logits.assign(session.logits().begin(), session.logits().end());
+    return result;
+}
+
+std::unique_ptr<Speculator> with_model(Executor &draft, int32_t most, bool lookup = false) {
+    std::vector<std::unique_ptr<DraftSource>> sources;
+    if (lookup) sources.push_back(std::make_unique<LookupDraft>());
+    sources.push_back(std::make_unique<ModelDraft>(draft, "model"));
+    return std::make_unique<Speculator>(std::move(sources), SpeculationOptions{.length = {.most = most}});
+}
+
+}  // namespace
+
+TEST_CASE("model draft: with any cache and window, no token and no bit of the logits changes") {
+    int64_t accepted = 0, refused = 0;
+    for (const CacheType type : {CacheType::F16, CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8})
+        for (const int32_t window : {0, 20}) {
+            CAPTURE(static_cast<int>(type));
+            CAPTURE(window);
+            const TinyProgram target({.head_dim_k = 32, .head_dim_v = 32, .window = window}, 3);
+            const TinyProgram small({.layers = 1, .width = 32, .feed_forward = 32}, 3);
+            // A slack of 6 cells, so that longer roll-backs make the sequence compute what the window lost.
+            const ExecutorOptions shape{.context = 200, .batch = 40, .slack = 6, .types = {type, type}};
+            for (const float temperature : {0.0f, 0.3f}) {
+                CAPTURE(temperature);
+                Executor plain(cpu(), target.program(), shape), guessing(cpu(), target.program(), shape),
+                    twin(cpu(), target.program(), shape), other(cpu(), small.program(), {.context = 200});
+                const Continuation expected = continue_text(plain, 30, 80, temperature, nullptr);
+                // A draft that is always right, one that hardly ever is, and the text itself before that.
+                const auto right = with_model(twin, 9), wrong = with_model(other, 9),
+                           both = with_model(other, 5, true);
+                CHECK(continue_text(guessing, 30, 80, temperature, right.get()) == expected);
+                CHECK(continue_text(guessing, 30, 80, temperature, wrong.get()) == expected);
+                CHECK(continue_text(guessing, 30, 80, temperature, both.get()) == expected);
+                CHECK(right->counts().accepted == right->counts().drafted);  // the same noise
+                CHECK(right->counts().failure == "");
+                accepted += wrong->counts().accepted;
+                refused += wrong->counts().drafted - wrong->counts().accepted;
+            }
+        }
+    CHECK(accepted > 10);
+    CHECK(refused > 1000);
+}
+
+TEST_CASE("model draft: a context smaller than the text is used for its end") {
+    const TinyProgram target({}, 3);
+    Executor plain(cpu(), target.program(), {.context = 300}),
+        guessing(cpu(), target.program(), {.context = 300}), small(cpu(), target.program(), {.context = 40});
+    const auto speculator = with_model(small, 4);
+    CHECK(continue_text(guessing, 100, 120, 0.3f, speculator.get()) ==
+          continue_text(plain, 100, 120, 0.3f, nullptr));
+    CHECK(speculator->counts().drafted > 100);
+    CHECK(speculator->counts().failure == "");
+}
+
+TEST_CASE("model draft: a draft that is less sure than asked for ends") {
+    const TinyProgram target({}, 3);
+    Executor executor(cpu(), target.program(), {.context = 100});
+    for (const float temperature : {0.0f, 0.5f})
+        for (const bool distributions : {false, true}) {
+            ModelDraft source(executor, "model", distributions);
+            Sampler sampler(sampling_of(temperature), kVocab);
+            const std::vector<TokenId> text = prompt_of(20);
+            const Draft all = source.draft(text, 8, 0, sampler);
+            REQUIRE(all.tokens.size() == 8);
+            CHECK(all.distributions.size() == (distributions ? 8 : 0));
+            for (size_t i = 0; i < 8; ++i) {
+                if (!distributions || temperature == 0) continue;
+                double most = 0;
+                for (const Candidate &c : all.distributions[i].candidates)
+                    most = std::max(most, c.probability);
+                CHECK(double{all.probabilities[i]} == doctest::Approx(most));
+            }
+            float least = 1;
+            for (const float p : all.probabilities) {
+                CHECK((p > 0 && p <= 1));
+                least = std::min(least, p);
+            }
+            const auto first =
+                static_cast<size_t>(std::find(all.probabilities.begin(), all.probabilities.end(), least) -
+                                    all.probabilities.begin());
+            const Draft some = source.draft(text, 8, least * 1.001f, sampler);
+            CHECK(some.tokens.size() == first);
+            CHECK(source.draft(text, 8, least, sampler).tokens == all.tokens);
+        }
+}
+
+TEST_CASE("model draft: where others hold its cache, there is no draft, and later there is") {
+    const TinyProgram target({}, 3);
+    Executor executor(cpu(), target.program(), {.context = 64});
+    ModelDraft source(executor, "model");
+    Sampler sampler(sampling_of(0), kVocab);
+    {
+        Session other(executor);
+        REQUIRE(other.feed(prompt_of(60)));
+        CHECK(source.draft(std::vector<TokenId>(30, 9), 4, 0, sampler).tokens.empty());
+    }
+    CHECK(source.draft(std::vector<TokenId>(30, 9), 4, 0, sampler).tokens.size() == 4);
+}
+
+TEST_CASE("model draft: tokens that only one of the two models has") {
+    const TinyProgram few({.vocab = 30}, 3), many({.vocab = 70}, 3);
+    for (const TinyProgram *program : {&few, &many}) {
+        Executor executor(cpu(), program->program(), {.context = 64});
+        ModelDraft source(executor, "model");
+        Sampler sampler(sampling_of(5), kVocab);
+        const Draft draft = source.draft(std::vector<TokenId>{49, 3, 49}, 20, 0, sampler);
+        CHECK(draft.tokens.size() == 20);
+        for (const TokenId id : draft.tokens) CHECK(id < std::min<int64_t>(kVocab, program->program().vocab));
+    }
+}
+
+TEST_CASE("model draft: on the emulated GPU, beside it, and from it, texts are those without drafts") {
+    const TinyProgram target({.layers = 1, .window = 7}, 3);
+    const ExecutorOptions shape{.context = 40, .batch = 16, .slack = 2};
+    Executor gpu(cuda(), target.program(), shape), host(cpu(), target.program(), shape);
+    const auto check = [](Executor &executor, Executor &draft, float temperature) {
+        CAPTURE(temperature);
+        const Continuation expected = continue_text(executor, 5, 8, temperature, nullptr);
+        const auto speculator = with_model(draft, 3);
+        CHECK(continue_text(executor, 5, 8, temperature, speculator.get()) == expected);
+        CHECK(speculator->counts().accepted > 1);
+        CHECK(speculator->counts().failure == "");
+    };
+    Executor other(cuda(), target.program(), shape);
+    check(gpu, other, 0.3f);
+    check(gpu, host, 0.0f);
+    check(host, other, 0.3f);
+}

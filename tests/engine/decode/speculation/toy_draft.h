@@ -1,0 +1,63 @@
+// A source of drafts that knows the toy model (toy_backend.h), and errs as often as it is told to.
+#pragma once
+
+#include <cmath>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "engine/decode/speculation/draft_source.h"
+#include "tests/support/toy_backend.h"
+
+namespace runnel::testing {
+
+struct ToyDraftOptions {
+    int32_t vocab;
+    double error = 0.3;    // probability of a random token
+    double silence = 0.2;  // probability of no draft, and of an end at each token
+    double spread = 0;     // how far its logits are from the model's
+    bool with_distributions = false;
+    bool lies = false;  // the distributions are those of the model, not what was drawn from
+};
+
+class ToyDraft final : public decode::DraftSource {
+  public:
+    ToyDraft(const ToyDraftOptions &options, uint32_t seed) : options_(options), rng_(seed) {}
+
+    decode::Draft draft(std::span<const decode::TokenId> text, int32_t most, float,
+                        decode::Sampler &sampler) override {
+        decode::Draft draft;
+        std::vector<decode::TokenId> prefix(text.begin(), text.end());
+        while (static_cast<int32_t>(draft.tokens.size()) < most && !chance(options_.silence)) {
+            const decode::Distribution &from = sampler.distribution(logits(prefix, options_.spread), prefix);
+            decode::TokenId id = sampler.draw(prefix.size());
+            if (chance(options_.error))
+                id = static_cast<decode::TokenId>(rng_() % static_cast<uint32_t>(options_.vocab));
+            draft.tokens.push_back(id);
+            draft.probabilities.push_back(static_cast<float>(from.probability_of(id)));
+            if (options_.with_distributions)
+                draft.distributions.push_back(options_.lies ? sampler.distribution(logits(prefix, 0), prefix)
+                                                            : from);
+            prefix.push_back(id);
+        }
+        return draft;
+    }
+    std::string_view name() const override { return "toy"; }
+
+  private:
+    bool chance(double probability) { return std::uniform_real_distribution<double>()(rng_) < probability; }
+
+    std::vector<float> logits(const std::vector<decode::TokenId> &prefix, double spread) const {
+        const uint64_t hash = hash_tokens(prefix);
+        std::vector<float> row(static_cast<size_t>(options_.vocab));
+        for (int32_t id = 0; id < options_.vocab; ++id)
+            row[static_cast<size_t>(id)] =
+                toy_logit(hash, id) + static_cast<float>(spread) * toy_logit(hash + 1, id);
+        return row;
+    }
+
+    ToyDraftOptions options_;
+    std::mt19937 rng_;
+};
+
+}  // namespace runnel::testing
