@@ -95,10 +95,9 @@ Command make_batch() {
     add_draft_options(*parser, b.draft);
     add_generation_options(*parser, b.generation, b.stats);
     add_system_options(*parser, b);
-    auto overflow = std::make_shared<std::string>("error");
-    parser->text_option("--on-overflow", *overflow, "what to do with a prompt that outgrows the context")
-        ->check(CLI::IsMember({"error"}));
-    const auto call = [o, overflow, shard](const Words &words, Io &io) {
+    add_template_options(*parser, b);
+    add_overflow_option(*parser, b.overflow);
+    const auto call = [o, shard](const Words &words, Io &io) {
         BatchOptions &options = *o;
         options.model.path = words.model;
         if (!shard->empty()) options.shard = parse_shard(*shard);

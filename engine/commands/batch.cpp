@@ -55,6 +55,14 @@ void refuse_same_file(int input, const std::optional<std::string> &output) {
         throw UsageError(gguf::printable(*output, 4096) + " is both input and output");
 }
 
+Conversation conversation_of(const BatchOptions &options, const Engine &engine) {
+    if (options.raw && options.chat.given()) throw UsageError("--raw completes text without a chat template");
+    Conversation conversation(engine.file(), engine.tokenizer(), options.chat);
+    if (options.chat.given() && !conversation.has_template())
+        throw UsageError("the file has no chat template; --chat-template FILE gives one");
+    return conversation;
+}
+
 class BatchRun {
   public:
     BatchRun(const BatchOptions &options, Engine &engine, int input, BatchOutput &output, StopRequest &stop,
@@ -66,7 +74,7 @@ class BatchRun {
           reader_(input, name_of(options.input), kLongestLine),
           output_(output),
           progress_(io),
-          conversation_(engine.file(), engine.tokenizer()),
+          conversation_(conversation_of(options, engine)),
           system_(system_prompt(options.system, options.system_file, io.in, &stop)),
           sampling_(sampling_options(options.generation)),
           limits_(generation_options(options.generation)),
@@ -96,7 +104,10 @@ class BatchRun {
   private:
     struct Waiting {
         RowIdentity row;
-        uint64_t bytes;  // of its line
+        uint64_t bytes;              // of its line
+        int64_t left_out = 0;        // tokens of the prompt
+        bool is_turn = false;        // the answer belongs to a conversation,
+        bool begins_inside = false;  // and begins within the model's reasoning
     };
 
     decode::MakeSpeculator speculators() const {
@@ -161,7 +172,18 @@ class BatchRun {
     void submit(Row &row, uint64_t place) {
         try {
             decode::GenerationOptions limits = limits_;
-            std::vector<text::TokenId> prompt = encode(row.request, limits);
+            Conversation::Prompt prompt;
+            Waiting &waiting = waiting_.at(place);
+            waiting.is_turn = is_turn(row.request);
+            if (waiting.is_turn)
+                encode_turn(row.request, prompt, limits);
+            else
+                encode_text(row.request, prompt);
+            waiting.begins_inside = prompt.begins_inside;
+            const Room room{static_cast<size_t>(engine_.executor().context()), options_.overflow,
+                            prompt.fixed};
+            waiting.left_out = static_cast<int64_t>(room.fit(prompt.tokens));
+            limits.shift_keeping = room.keeping();
             if (row.request.max_tokens) limits.max_tokens = *row.request.max_tokens;
             limits.stops.insert(limits.stops.end(), row.request.stops.begin(), row.request.stops.end());
             decode::SamplingOptions sampling = sampling_;
@@ -170,32 +192,54 @@ class BatchRun {
             decode::Sampler sampler = engine_.sampler(sampling);
             // Rows that name no seed share one, and are to differ nevertheless.
             if (!row.request.seed) sampler.set_stream(static_cast<uint32_t>(row.identity.line));
-            if (prompt.empty()) throw InputError("the prompt is empty: it has no tokens");
-            batch_.submit({place, std::move(prompt), std::move(sampler), std::move(limits)});
+            if (prompt.tokens.empty()) throw InputError("the prompt is empty: it has no tokens");
+            batch_.submit({.key = place,
+                           .prompt = std::move(prompt.tokens),
+                           .sampler = std::move(sampler),
+                           .options = std::move(limits),
+                           .vocabulary = waiting.is_turn ? vocabulary_ : decode::Vocabulary()});
         } catch (const std::runtime_error &error) {
             row.error = error.what();
         }
     }
 
-    std::vector<text::TokenId> encode(const RowRequest &request, decode::GenerationOptions &limits) {
+    // The row is a turn of a conversation; otherwise a text to be completed as it stands.
+    bool is_turn(const RowRequest &request) const {
+        return !request.prompt || !(request.raw || options_.raw || !conversation_.has_template());
+    }
+
+    void encode_text(const RowRequest &request, Conversation::Prompt &prompt) const {
+        if (request.prompt->empty()) throw InputError("the prompt is empty");
+        if (!request.raw && !system_.empty())
+            throw UsageError("there is no place for a system prompt without a chat template");
+        prompt.tokens = engine_.tokenizer().encode(*request.prompt);
+        prompt.fixed = engine_.tokenizer().adds_bos() ? 1 : 0;
+    }
+
+    void encode_turn(const RowRequest &request, Conversation::Prompt &prompt,
+                     decode::GenerationOptions &limits) {
         if (request.prompt && request.prompt->empty()) throw InputError("the prompt is empty");
-        if (request.prompt && (request.raw || options_.raw || !conversation_.has_template())) {
-            if (!request.raw && !system_.empty())
-                throw UsageError("there is no place for a system prompt without a chat template");
-            return engine_.tokenizer().encode(*request.prompt);
-        }
         std::vector<text::Message> messages = request.messages;
         if (request.prompt) messages.push_back({"user", *request.prompt});
         if (!system_.empty() && messages.front().role != "system")
             messages.insert(messages.begin(), {"system", system_});
         if (!std::exchange(noted_, true) && !conversation_.note().empty()) io_.note(conversation_.note());
         limits.stops.insert(limits.stops.end(), conversation_.stops().begin(), conversation_.stops().end());
-        return conversation_.encode(messages);
+        prompt = conversation_.prompt(messages);
+        if (options_.overflow != Overflow::Error) prompt.fixed = conversation_.fixed_tokens(messages);
     }
 
     void write(const AnswerBatch::Finished &answer) {
         if (!answer.error.empty()) return fail(answer.key, answer.error);
-        finish(answer.key, answer_line(waiting_.at(answer.key).row, answer, options_.model.path));
+        const Waiting &waiting = waiting_.at(answer.key);
+        AnswerText text(waiting.is_turn ? &conversation_ : nullptr, {{}, waiting.begins_inside, 0},
+                        options_.show_thinking);
+        AnswerBatch::Finished shown = answer;
+        shown.text = text.push(answer.text);
+        shown.text += text.end();
+        shown.forgotten += waiting.left_out;
+        forgotten_ += shown.forgotten;
+        finish(answer.key, answer_line(waiting.row, shown, options_.model.path, text.reasoning()));
     }
 
     void fail(uint64_t place, const std::string &error) {
@@ -232,6 +276,7 @@ class BatchRun {
                      {"prompt_tokens", counts.prompt_tokens},
                      {"reused_tokens", engine_.executor().cache().statistics().reused_tokens},
                      {"completion_tokens", counts.generated_tokens},
+                     {"forgotten_tokens", forgotten_},
                      {"computed_tokens", schedule.tokens},
                      {"steps", schedule.steps},
                      {"sequences_per_step",
@@ -269,6 +314,9 @@ class BatchRun {
         write_stats(options_.stats, stats_text(numbers) + drafts, numbers, io_);
         if (errors_ > 0)
             io_.note(std::to_string(errors_) + (errors_ == 1 ? " row has an error" : " rows have errors"));
+        if (forgotten_ > 0)
+            io_.note("texts outgrew the context: " + std::to_string(forgotten_) +
+                     " tokens were left out or forgotten (\"forgotten_tokens\" of their rows)");
         if (!finished)
             io_.note("stopped after " + std::to_string(output_.written() + kept_) + " rows" +
                      (options_.output ? ": go on with --resume" : ""));
@@ -282,6 +330,7 @@ class BatchRun {
     BatchOutput &output_;
     BatchProgress progress_;
     Conversation conversation_;
+    decode::Vocabulary vocabulary_ = conversation_.vocabulary();  // of turns
     std::string system_;
     decode::SamplingOptions sampling_;
     decode::GenerationOptions limits_;
@@ -293,7 +342,7 @@ class BatchRun {
     bool noted_ = false;                   // that the conversation's shape is a guess
     bool ended_ = false;                   // the input
     uint64_t size_ = 0, read_ = 0, answered_bytes_ = 0, kept_bytes_ = 0;  // of the input
-    int64_t rows_ = 0, kept_ = 0, errors_ = 0;
+    int64_t rows_ = 0, kept_ = 0, errors_ = 0, forgotten_ = 0;
 };
 
 }  // namespace

@@ -195,14 +195,13 @@ Json usage(const decode::AnswerBatch::Finished &answer) {
 }
 
 Json openai_response(const RowIdentity &row, const decode::AnswerBatch::Finished &answer,
-                     const std::string &model) {
+                     const std::string &model, const std::string &reasoning) {
     const bool chat = row.shape == RowIdentity::Shape::Chat;
     const std::string number = std::to_string(row.line);
     Json choice = {{"index", 0}};
-    if (chat)
-        choice["message"] = {{"role", "assistant"}, {"content", answer.text}};
-    else
-        choice["text"] = answer.text;
+    if (chat) choice["message"] = {{"role", "assistant"}, {"content", answer.text}};
+    if (chat && !reasoning.empty()) choice["message"]["reasoning_content"] = reasoning;
+    if (!chat) choice["text"] = answer.text;
     choice["logprobs"] = nullptr;
     choice["finish_reason"] = name(answer.reason);
     const Json body = {{"id", (chat ? "chatcmpl-" : "cmpl-") + number},
@@ -247,12 +246,12 @@ Row text_row(std::string_view line, int64_t number) {
 }
 
 std::string answer_line(const RowIdentity &row, const decode::AnswerBatch::Finished &answer,
-                        const std::string &model) {
+                        const std::string &model, const std::string &reasoning) {
     Json out = Json::object();
     if (row.shape != RowIdentity::Shape::Plain) {
         out["id"] = std::string(kRequestId) + std::to_string(row.line);
         out["custom_id"] = row.id;
-        out["response"] = openai_response(row, answer, model);
+        out["response"] = openai_response(row, answer, model, reasoning);
         out["error"] = nullptr;
         return dump(out);
     }
@@ -262,6 +261,8 @@ std::string answer_line(const RowIdentity &row, const decode::AnswerBatch::Finis
     out["prompt_tokens"] = answer.prompt_tokens;
     out["completion_tokens"] = answer.tokens.size();
     out["finish_reason"] = name(answer.reason);
+    if (!reasoning.empty()) out["reasoning"] = reasoning;
+    if (answer.forgotten > 0) out["forgotten_tokens"] = answer.forgotten;
     return dump(out);
 }
 

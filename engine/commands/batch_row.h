@@ -8,9 +8,10 @@
 //   /v1/chat/completions or /v1/completions
 // Out:
 //   {"id", "line", "text", "prompt_tokens", "completion_tokens", "finish_reason"}, or
-//   {"id", "line", "error": {"message", "line"}}; "id" only where the request has one
-//   a line of an OpenAI batch output file, whose "id" is "batch_req_" and the line's number; its "created" is
-//   0, because the same run is to give the same bytes
+//   {"id", "line", "error": {"message", "line"}}; "id" only where the request has one, "reasoning" where the
+//   model reasoned, "forgotten_tokens" where the text outgrew the context and the answer went on
+//   a line of an OpenAI batch output file (reasoning: "reasoning_content" of the message), whose "id" is
+//   "batch_req_" and the line's number; its "created" is 0, because the same run is to give the same bytes
 #pragma once
 
 #include <cstdint>
@@ -60,9 +61,9 @@ Row parse_row(std::string_view line, int64_t number);
 // The line as it stands is the prompt.
 Row text_row(std::string_view line, int64_t number);
 
-// Lines of the output, with their line ends.
+// Lines of the output, with their line ends. reasoning: told apart from the answer's text.
 std::string answer_line(const RowIdentity &row, const decode::AnswerBatch::Finished &answer,
-                        const std::string &model);
+                        const std::string &model, const std::string &reasoning = {});
 std::string error_line(const RowIdentity &row, const std::string &error);
 
 // What a line of the output tells to a run that goes on with it.

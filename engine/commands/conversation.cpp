@@ -98,6 +98,33 @@ std::string Conversation::closing_mark() const {
     return "\n" + (mark.empty() ? "</think>" : mark) + "\n\n";
 }
 
+AnswerText::AnswerText(const Conversation *conversation, const Conversation::Prompt &prompt,
+                       bool show_thinking)
+    : conversation_(conversation), show_thinking_(show_thinking) {
+    if (conversation) splitter_.emplace(conversation->splitter(prompt));
+}
+
+std::string AnswerText::push(const std::string &piece) {
+    return splitter_ ? take(splitter_->push(piece)) : piece;
+}
+
+std::string AnswerText::end() {
+    std::string text = splitter_ ? take(splitter_->flush()) : std::string();
+    if (inside_ && show_thinking_) text += "\n";
+    return text;
+}
+
+std::string AnswerText::take(const std::vector<text::ReasoningSplitter::Piece> &pieces) {
+    std::string text;
+    for (const auto &piece : pieces) {
+        if (piece.is_reasoning) reasoning_ += piece.text;
+        if (piece.is_reasoning != std::exchange(inside_, piece.is_reasoning) && show_thinking_)
+            text += inside_ ? conversation_->opening_mark() : conversation_->closing_mark();
+        if (!piece.is_reasoning || show_thinking_) text += piece.text;
+    }
+    return text;
+}
+
 // Where the prompt begins to differ from one that says nothing.
 size_t Conversation::fixed_tokens(std::span<const text::Message> messages) const {
     std::vector<text::Message> silent;

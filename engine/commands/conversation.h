@@ -1,6 +1,7 @@
 // Conversations as token ids, by the chat template that the options and the file give.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,6 +55,27 @@ class Conversation {
   private:
     const text::Tokenizer *tokenizer_;
     text::ChatPrompt prompt_;
+};
+
+// An answer as people see it: the model's reasoning told apart, and left out or put between marks.
+class AnswerText {
+  public:
+    // Without a conversation, the text of an answer is shown as it is.
+    AnswerText(const Conversation *conversation, const Conversation::Prompt &prompt, bool show_thinking);
+
+    // What is to be shown of the answer's next piece, as far as that is certain, and at its end.
+    std::string push(const std::string &piece);
+    std::string end();
+    const std::string &reasoning() const { return reasoning_; }
+
+  private:
+    std::string take(const std::vector<text::ReasoningSplitter::Piece> &pieces);
+
+    const Conversation *conversation_;
+    bool show_thinking_;
+    std::optional<text::ReasoningSplitter> splitter_;
+    std::string reasoning_;
+    bool inside_ = false;
 };
 
 }  // namespace runnel::commands

@@ -38,6 +38,7 @@ struct TemplateFlags {
     std::optional<std::string> file, name;  // a template in place of the file's, or one of the file's by name
     std::optional<std::string> tools;       // a file with a JSON list of tool definitions
     std::vector<std::string> variables;     // "NAME=VALUE"
+    bool given() const { return file || name || tools || !variables.empty(); }
 };
 
 // What happens when a prompt, a conversation or an answer outgrows the context: an end with an error or the
@@ -84,8 +85,10 @@ struct BatchOptions {
     StatsFlags stats;
     std::optional<std::string> input, output;  // stdin and stdout
     std::optional<std::string> system, system_file;
+    TemplateFlags chat;
     bool lines = false;  // every line is a prompt, not JSON
-    bool raw = false, unordered = false, resume = false;
+    bool raw = false, unordered = false, resume = false, show_thinking = false;
+    Overflow overflow = Overflow::Error;
     int32_t parallel = 32;
     Shard shard{1, 1};  // lines part, part + parts, ...
 };

@@ -74,12 +74,11 @@ Conversation::Prompt encode_prompt(const RunOptions &options, const std::string 
 
 // nullopt where the prompt is no turn of a conversation.
 std::optional<Conversation> conversation_of(const RunOptions &options, const Engine &engine) {
-    const TemplateFlags &flags = options.chat;
-    const bool asked = flags.file || flags.name || flags.tools || !flags.variables.empty();
+    const bool asked = options.chat.given();
     if (options.raw && asked) throw UsageError("--raw completes text without a chat template");
     std::optional<Conversation> conversation;
     if (options.raw) return conversation;
-    conversation.emplace(engine.file(), engine.tokenizer(), flags);
+    conversation.emplace(engine.file(), engine.tokenizer(), options.chat);
     if (!conversation->has_template()) {
         if (asked) throw UsageError("the file has no chat template; --chat-template FILE gives one");
         conversation.reset();
@@ -131,48 +130,27 @@ void show(const std::string &text, Io &io) {
     io.out.write(io.out.is_terminal() ? text::printable_for_terminal(text) : text);
 }
 
-// Text as it comes from the model, its reasoning told apart where it belongs to a conversation.
+// What is shown, and for --json kept.
 class Shown {
   public:
     Shown(const Conversation *conversation, const Conversation::Prompt &prompt, const RunOptions &options,
           Io &io)
-        : conversation_(conversation), options_(options), io_(io) {
-        if (conversation) splitter_.emplace(conversation->splitter(prompt));
-    }
+        : options_(options), io_(io), text_(conversation, prompt, options.show_thinking) {}
 
-    void push(const std::string &piece) {
-        if (splitter_)
-            take(splitter_->push(piece));
-        else
-            add(piece);
-    }
-    void end() {
-        if (splitter_) take(splitter_->flush());
-        if (inside_ && options_.show_thinking) add("\n");
-    }
+    void push(const std::string &piece) { add(text_.push(piece)); }
+    void end() { add(text_.end()); }
     void add(const std::string &text) {
         answer_ += options_.json ? text : "";
         if (!options_.json) show(text, io_);
     }
     const std::string &answer() const { return answer_; }
-    const std::string &reasoning() const { return reasoning_; }
+    const std::string &reasoning() const { return text_.reasoning(); }
 
   private:
-    void take(const std::vector<text::ReasoningSplitter::Piece> &pieces) {
-        for (const auto &piece : pieces) {
-            if (piece.is_reasoning) reasoning_ += piece.text;
-            if (piece.is_reasoning != std::exchange(inside_, piece.is_reasoning) && options_.show_thinking)
-                add(inside_ ? conversation_->opening_mark() : conversation_->closing_mark());
-            if (!piece.is_reasoning || options_.show_thinking) add(piece.text);
-        }
-    }
-
-    const Conversation *conversation_;
     const RunOptions &options_;
     Io &io_;
-    std::optional<text::ReasoningSplitter> splitter_;
-    std::string answer_, reasoning_;  // answer_ for JSON only
-    bool inside_ = false;
+    AnswerText text_;
+    std::string answer_;  // for JSON only
 };
 
 // --spec-verify: another engine of the same file, with a cache of its own, decodes plainly, in step.

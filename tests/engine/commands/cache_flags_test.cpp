@@ -151,6 +151,42 @@ TEST_CASE("run --on-overflow: a prompt or an answer that outgrows the context") 
     CHECK(json::parse(ends.out).at("completion_tokens") < 64);
 }
 
+TEST_CASE("batch --on-overflow: every row as run gives it") {
+    if (absent()) return;
+    const std::string prompt = long_text(60);
+    const std::string input = json{{"prompt", prompt}}.dump() + "\n" + json{{"prompt", "word"}}.dump() + "\n";
+    const auto rows = [&](const std::string &how, Result &result) {
+        Process p{};
+        p.arguments = {"batch", tiny().path.string(), "--raw",         "-c", "128", "-n", "200", "--temp",
+                       "0",     "--ignore-eos",       "--on-overflow", how};
+        p.input = input;
+        p.stdout_limit = static_cast<size_t>(-1);
+        result = execute(p);
+        const size_t end = result.out.find('\n');
+        REQUIRE(end != std::string::npos);
+        return std::pair(json::parse(result.out.substr(0, end)), json::parse(result.out.substr(end)));
+    };
+    Result result;
+    for (const std::string how : {"shift", "drop-middle"}) {
+        CAPTURE(how);
+        const auto [first, second] = rows(how, result);
+        CHECK(result.code == 0);
+        CHECK(result.err.find("texts outgrew the context") != std::string::npos);
+        for (const auto &[row, text] : {std::pair(first, prompt), std::pair(second, std::string("word"))}) {
+            const json expected = json::parse(run_with({"-p", text, "-c", "128", "--on-overflow", how, "-n",
+                                                        "200", "--temp", "0", "--ignore-eos", "--json"})
+                                                  .out);
+            for (const char *key : {"text", "prompt_tokens", "completion_tokens", "finish_reason"})
+                CHECK(row[key] == expected[key]);
+            CHECK(row["forgotten_tokens"] > 0);
+        }
+    }
+    const auto [error, length] = rows("error", result);
+    CHECK(result.code == 5);
+    CHECK(error.contains("error"));
+    CHECK(length["finish_reason"] == "length");
+}
+
 TEST_CASE("run --window: generation goes on beyond the context of the model, in any type of cache") {
     if (absent()) return;
     const std::vector<std::string> base = {"-p", long_text(20), "--window", "64",    "--sinks",

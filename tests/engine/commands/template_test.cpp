@@ -141,3 +141,45 @@ TEST_CASE("run: reasoning stays away from stdout, unless it is asked for") {
     CHECK(reasoning != "");
     CHECK(with({"--show-thinking"}).out == "<think>\n" + reasoning + "\n");
 }
+
+TEST_CASE("batch: templates, tools and reasoning as run has them") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string model = (directory / "m.gguf").string(), other = (directory / "other.jinja").string();
+    // The template begins the reasoning, and the model never ends it.
+    write_model(model, "{{ messages[0].content }}{{ k }}{{ '</think>' if false }}<think>\n");
+    write_text(other, "{{ messages[0].content }} and more");
+    const auto with = [&](std::string command, std::vector<std::string> more,
+                          const std::optional<std::string> &input) {
+        std::vector<std::string> arguments = {command, model, "-n", "12", "--ignore-eos"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        return runnel_with(arguments, input);
+    };
+    const auto rows = [&](const std::vector<std::string> &more) {
+        const Result result =
+            with("batch", more,
+                 "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"seed\": 5}\n"
+                 "{\"custom_id\": \"c\", \"body\": {\"messages\": [{\"role\": \"user\", "
+                 "\"content\": \"hi\"}], \"seed\": 5}}\n");
+        REQUIRE(result.code == 0);
+        const size_t end = result.out.find('\n');
+        return std::pair(json::parse(result.out.substr(0, end)), json::parse(result.out.substr(end)));
+    };
+    for (const std::vector<std::string> &flags : {std::vector<std::string>{},
+                                                  {"--template-var", "k=z"},
+                                                  {"--chat-template", other},
+                                                  {"--show-thinking"}}) {
+        std::vector<std::string> run_flags = flags;
+        run_flags.insert(run_flags.end(), {"-p", "hi", "-s", "5", "--json"});
+        const json expected = json::parse(with("run", run_flags, "").out);
+        const auto [row, body] = rows(flags);
+        for (const char *key : {"text", "prompt_tokens", "completion_tokens", "finish_reason"})
+            CHECK(row[key] == expected[key]);
+        CHECK(row.value("reasoning", "") == expected.value("reasoning", ""));
+        const json &message = body["response"]["body"]["choices"][0]["message"];
+        CHECK(message["content"] == expected["text"]);
+        CHECK(message.value("reasoning_content", "") == expected.value("reasoning", ""));
+    }
+    CHECK(with("batch", {"--raw", "--chat-template", other}, "").code == 2);
+    CHECK(with("batch", {"--template-var", "nonsense"}, "").code == 2);
+}
