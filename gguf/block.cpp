@@ -2,6 +2,8 @@
 
 #include <cassert>
 
+#include "gguf/codebook.h"
+
 namespace runnel::gguf {
 namespace {
 
@@ -20,20 +22,20 @@ constexpr TypeTraits kTypes[] = {
     {Type::Q5_K, "q5_K", 256, sizeof(BlockQ5_K), true, true},
     {Type::Q6_K, "q6_K", 256, sizeof(BlockQ6_K), true, true},
     {Type::Q8_K, "q8_K", 256, 292, false, true},
-    {Type::IQ2_XXS, "iq2_xxs", 256, 66, false, true},
-    {Type::IQ2_XS, "iq2_xs", 256, 74, false, true},
-    {Type::IQ3_XXS, "iq3_xxs", 256, 98, false, true},
-    {Type::IQ1_S, "iq1_s", 256, 50, false, true},
+    {Type::IQ2_XXS, "iq2_xxs", 256, sizeof(BlockIQ2_XXS), true, true},
+    {Type::IQ2_XS, "iq2_xs", 256, sizeof(BlockIQ2_XS), true, true},
+    {Type::IQ3_XXS, "iq3_xxs", 256, sizeof(BlockIQ3_XXS), true, true},
+    {Type::IQ1_S, "iq1_s", 256, sizeof(BlockIQ1_S), true, true},
     {Type::IQ4_NL, "iq4_nl", 32, sizeof(BlockIQ4_NL), true, true},
-    {Type::IQ3_S, "iq3_s", 256, 110, false, true},
-    {Type::IQ2_S, "iq2_s", 256, 82, false, true},
+    {Type::IQ3_S, "iq3_s", 256, sizeof(BlockIQ3_S), true, true},
+    {Type::IQ2_S, "iq2_s", 256, sizeof(BlockIQ2_S), true, true},
     {Type::IQ4_XS, "iq4_xs", 256, sizeof(BlockIQ4_XS), true, true},
     {Type::I8, "i8", 1, 1, true, false},
     {Type::I16, "i16", 1, 2, true, false},
     {Type::I32, "i32", 1, 4, true, false},
     {Type::I64, "i64", 1, 8, true, false},
     {Type::F64, "f64", 1, 8, true, false},
-    {Type::IQ1_M, "iq1_m", 256, 56, false, true},
+    {Type::IQ1_M, "iq1_m", 256, sizeof(BlockIQ1_M), true, true},
     {Type::BF16, "bf16", 1, 2, true, false},
     {Type::TQ1_0, "tq1_0", 256, sizeof(BlockTQ1_0), true, true},
     {Type::TQ2_0, "tq2_0", 256, sizeof(BlockTQ2_0), true, true},

@@ -6,7 +6,7 @@
 // address (a row of 18-byte blocks is 2-byte aligned at best, MXFP4 only 1-byte): read fields with memcpy or
 // through these packed structs, never through a cast to a wider type.
 //
-// This header (with half.h) is the only one of gguf/ that kernels/ may include: it knows bytes, not files.
+// This header (with half.h, codebook.h) is what kernels/ may include of gguf/: it knows bytes, not files.
 #pragma once
 
 #include <cstddef>

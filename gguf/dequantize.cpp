@@ -2,11 +2,14 @@
 #include <cmath>
 #include <cstring>
 
+#include "gguf/grid_blocks.h"
 #include "gguf/quantize.h"
 #include "gguf/scales.h"
 
 namespace runnel::gguf {
 namespace {
+
+using gguf::decode;
 
 // --- blocks of 32: weight i in the low, weight i + 16 in the high nibble of byte i
 // ---------------------------
@@ -252,6 +255,27 @@ void dequantize_row(Type type, const std::byte *blocks, float *out, int64_t n) {
             break;
         case Type::TQ2_0:
             decode_blocks<BlockTQ2_0, kSuperBlock>(blocks, out, n);
+            break;
+        case Type::IQ2_XXS:
+            decode_blocks<BlockIQ2_XXS, kSuperBlock>(blocks, out, n);
+            break;
+        case Type::IQ2_XS:
+            decode_blocks<BlockIQ2_XS, kSuperBlock>(blocks, out, n);
+            break;
+        case Type::IQ2_S:
+            decode_blocks<BlockIQ2_S, kSuperBlock>(blocks, out, n);
+            break;
+        case Type::IQ3_XXS:
+            decode_blocks<BlockIQ3_XXS, kSuperBlock>(blocks, out, n);
+            break;
+        case Type::IQ3_S:
+            decode_blocks<BlockIQ3_S, kSuperBlock>(blocks, out, n);
+            break;
+        case Type::IQ1_S:
+            decode_blocks<BlockIQ1_S, kSuperBlock>(blocks, out, n);
+            break;
+        case Type::IQ1_M:
+            decode_blocks<BlockIQ1_M, kSuperBlock>(blocks, out, n);
             break;
         default:
             assert(false);

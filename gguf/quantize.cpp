@@ -29,6 +29,18 @@ void convert(const float *in, std::byte *out, int64_t n, Convert to_bits) {
 
 bool can_quantize(Type type) noexcept {
     const TypeTraits &t = traits(type);
+    switch (type) {
+        case Type::IQ1_S:
+        case Type::IQ1_M:
+        case Type::IQ2_XXS:
+        case Type::IQ2_XS:
+        case Type::IQ2_S:
+        case Type::IQ3_XXS:
+        case Type::IQ3_S:
+            return false;
+        default:
+            break;
+    }
     return t.supported && (t.quantized || type == Type::F32 || type == Type::F16 || type == Type::BF16);
 }
 

@@ -22,7 +22,8 @@ enum class Effort {
     Thorough,
 };
 
-// Whether quantize_row can write the type: everything dequantize_row reads but F64 and the integers.
+// Whether quantize_row can write the type: everything dequantize_row reads but F64, the integers and
+// the formats with codebooks.
 bool can_quantize(Type type) noexcept;
 
 // `n` finite values (n a multiple of the type's block size) -> row_bytes(type, n) bytes at `blocks`.

@@ -246,6 +246,20 @@ void multiply(gguf::Type type, const std::byte *weights, int64_t cols, int64_t r
             return multiply_rows<Engine256<FormatTQ1_0>>(weights, row0, row1, task, next);
         case Type::TQ2_0:
             return multiply_rows<Engine256<FormatTQ2_0>>(weights, row0, row1, task, next);
+        case Type::IQ2_XXS:
+            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ2_XXS>>>(weights, row0, row1, task, next);
+        case Type::IQ2_XS:
+            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ2_XS>>>(weights, row0, row1, task, next);
+        case Type::IQ2_S:
+            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ2_S>>>(weights, row0, row1, task, next);
+        case Type::IQ3_XXS:
+            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ3_XXS>>>(weights, row0, row1, task, next);
+        case Type::IQ3_S:
+            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ3_S>>>(weights, row0, row1, task, next);
+        case Type::IQ1_S:
+            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ1_S>>>(weights, row0, row1, task, next);
+        case Type::IQ1_M:
+            return multiply_rows<Engine256<FormatGrid<gguf::BlockIQ1_M>>>(weights, row0, row1, task, next);
         default:
             return;
     }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/cpu/linear_grid.h"
 #include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/linear_packed.h"
 
@@ -307,6 +308,23 @@ void unpack(const gguf::BlockTQ2_0 &b, Group256 &g) {
     for (int k = 0; k < 256; ++k) g.q[k] = (b.qs[k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2) & 3) - 1;
 }
 
+template <typename Block>
+concept HasGrid = requires {
+    GridBlock<Block>::kUnit;
+};
+
+template <HasGrid Block>
+void unpack(const Block &b, Group256 &g) {
+    using Grid = GridBlock<Block>;
+    g.d = from_f16(Grid::scale_bits(b)) * Grid::kUnit;
+    for (int s = 0; s < 16; ++s) g.scale[s] = Grid::scale(b, s);
+    for (int group = 0; group < 8; ++group) {
+        uint8_t bytes[32];
+        Grid::weights(b, group, bytes);
+        for (int k = 0; k < 32; ++k) g.q[32 * group + k] = bytes[k] - 128;
+    }
+}
+
 // Calls f(Block{}) with the block struct of a quantised type.
 template <typename F>
 void with_block(Type type, F f) {
@@ -341,6 +359,20 @@ void with_block(Type type, F f) {
             return f(gguf::BlockTQ1_0{});
         case Type::TQ2_0:
             return f(gguf::BlockTQ2_0{});
+        case Type::IQ2_XXS:
+            return f(gguf::BlockIQ2_XXS{});
+        case Type::IQ2_XS:
+            return f(gguf::BlockIQ2_XS{});
+        case Type::IQ2_S:
+            return f(gguf::BlockIQ2_S{});
+        case Type::IQ3_XXS:
+            return f(gguf::BlockIQ3_XXS{});
+        case Type::IQ3_S:
+            return f(gguf::BlockIQ3_S{});
+        case Type::IQ1_S:
+            return f(gguf::BlockIQ1_S{});
+        case Type::IQ1_M:
+            return f(gguf::BlockIQ1_M{});
         default:
             assert(!"no block format");
     }

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "gguf/block.h"
+#include "kernels/cpu/linear_grid.h"
 #include "kernels/cpu/linear_vector.h"
 
 namespace runnel::kernels::cpu {
@@ -486,6 +487,37 @@ struct FormatTQ1_0 : Super<54, 32, 1, 2> {
             w[4 + i] = next_trit(last[3]);
         }
         emit(7, w);
+    }
+};
+
+// Codebook entries are looked up row by row; what comes out is transposed as the bytes of other formats are.
+template <class Block>
+struct FormatGrid : Super<sizeof(Block), 16, 128, 255> {
+    using Grid = GridBlock<Block>;
+    // Packed, so it may stand anywhere.
+    [[gnu::always_inline]] static const Block &block(Rows rows, int row) {
+        return *reinterpret_cast<const Block *>(rows[row]);
+    }
+    [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
+        uint16_t d[kRows];
+        int32_t scale[16][kRows];
+        for (int r = 0; r < kRows; ++r) {
+            d[r] = Grid::scale_bits(block(rows, r));
+            for (int i = 0; i < 16; ++i) scale[i][r] = Grid::scale(block(rows, r), i);
+        }
+        s.d = multiply_floats(gather_scales({reinterpret_cast<const std::byte *>(d), sizeof d[0]}),
+                              Grid::kUnit);
+        for (int i = 0; i < 16; ++i) s.scale[i] = load_ints(scale[i]);
+    }
+    template <typename Emit>
+    [[gnu::always_inline]] static void weights(Rows rows, Emit emit) {
+        for (int j = 0; j < 8; ++j) {
+            alignas(64) uint8_t bytes[kRows][32];
+            for (int r = 0; r < kRows; ++r) Grid::weights(block(rows, r), j, bytes[r]);
+            Ints w[8];
+            transpose_chunks({reinterpret_cast<const std::byte *>(bytes), sizeof bytes[0]}, w);
+            emit(j, w);
+        }
     }
 };
 

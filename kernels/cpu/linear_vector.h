@@ -80,6 +80,12 @@ constexpr int kRows = 16;
 [[gnu::always_inline]] inline void store_floats(float *p, Floats v) {
     _mm512_storeu_ps(p, v);
 }
+[[gnu::always_inline]] inline Floats multiply_floats(Floats a, float b) {
+    return _mm512_mul_ps(a, _mm512_set1_ps(b));
+}
+[[gnu::always_inline]] inline Ints load_ints(const int32_t *p) {
+    return _mm512_loadu_si512(p);
+}
 // Eight f16 in each part, lanes in order. (Through registers: a load that spans two stores would stall.)
 [[gnu::always_inline]] inline Floats halves_to_floats(const __m128i (&parts)[2]) {
     return _mm512_cvtph_ps(_mm256_set_m128i(parts[1], parts[0]));
@@ -173,6 +179,12 @@ constexpr int kRows = 8;
 }
 [[gnu::always_inline]] inline void store_floats(float *p, Floats v) {
     _mm256_storeu_ps(p, v);
+}
+[[gnu::always_inline]] inline Floats multiply_floats(Floats a, float b) {
+    return _mm256_mul_ps(a, _mm256_set1_ps(b));
+}
+[[gnu::always_inline]] inline Ints load_ints(const int32_t *p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
 }
 [[gnu::always_inline]] inline Floats halves_to_floats(const __m128i (&parts)[1]) {
     return _mm256_cvtph_ps(parts[0]);

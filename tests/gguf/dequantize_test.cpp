@@ -31,7 +31,8 @@ uint64_t hash(const std::vector<float> &values) {
     return h;
 }
 
-// What ggml (llama.cpp b4748) makes of random_bytes as blocks of 64 * 256 weights.
+// What ggml (llama.cpp b4748; for the formats of codebooks its Python package gguf 0.19) makes of
+// random_bytes as blocks of 64 * 256 weights.
 struct Expected {
     Type type;
     uint64_t hash;
@@ -54,6 +55,13 @@ constexpr Expected kGgml[] = {
     {Type::IQ4_XS, 0x7350f6dfb15dc9ed, 0x1.554p+6f, -0x1.fc52p+12f},
     {Type::TQ1_0, 0x41d1ad3a4d63a325, -0x1.cdcp-12f, -0x0p+0f},
     {Type::TQ2_0, 0xdad5a49d0d372325, -0x0p+0f, -0x1.a2cp-2f},
+    {Type::IQ1_S, 0x0423a25d0d058b45, 0x1.1feep+5f, 0x1.5c5cp+4f},
+    {Type::IQ1_M, 0xb5a8e38b4d6067e5, -0x1.0c68p-13f, -0x1.929cp-12f},
+    {Type::IQ2_XXS, 0x5f2e3cb35ef73ff9, -0x1.150b2p+9f, 0x1.4708p+6f},
+    {Type::IQ2_XS, 0x1f697b7f711cd569, 0x1.38dp+5f, 0x1.ffep+4f},
+    {Type::IQ2_S, 0xd28816219251bf81, -0x1.554p+3f, -0x1.0a9ap+5f},
+    {Type::IQ3_XXS, 0x49d2a8c32ca012fd, -0x1.aa9p+5f, 0x1.3fecp+7f},
+    {Type::IQ3_S, 0x40ff2976ffefe825, 0x1.4febp+9f, -0x1.6a94p+7f},
 };
 
 }  // namespace

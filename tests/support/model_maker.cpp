@@ -12,6 +12,7 @@
 #include "tests/support/model_families.h"
 #include "tests/support/model_vocabulary.h"
 #include "tests/support/random.h"
+#include "tests/support/random_codebook.h"
 
 namespace runnel::testing {
 namespace {
@@ -413,6 +414,11 @@ void draw(const Plan &plan, uint64_t seed, int64_t row, std::span<float> out) {
     for (float &value : out) value = plan.mean + plan.sigma * random.normal();
 }
 
+void encode_row(Type type, std::span<const float> values, std::byte *out, gguf::Effort effort) {
+    if (is_codebook_type(type)) return random_codebook_row(type, values, out);
+    gguf::quantize_row(type, values.data(), out, static_cast<int64_t>(values.size()), effort);
+}
+
 // Calls body(first, last) for parts of [0, count) on `threads` threads, with the last one here.
 void split(int64_t count, int threads, const std::function<void(int64_t, int64_t)> &body) {
     std::vector<std::jthread> others;
@@ -433,9 +439,9 @@ void write_tensor(const Plan &plan, const ModelShape &shape, gguf::Writer &write
     std::vector<std::byte> buffer(static_cast<size_t>(most) * stored);
     const auto make_row = [&](int64_t row, std::span<float> values, std::byte *out) {
         draw(plan, shape.seed, row, values);
-        if (!shape.dequantized) return gguf::quantize_row(plan.type, values.data(), out, cols, shape.effort);
+        if (!shape.dequantized) return encode_row(plan.type, values, out, shape.effort);
         std::vector<std::byte> blocks(row_bytes);
-        gguf::quantize_row(plan.type, values.data(), blocks.data(), cols, shape.effort);
+        encode_row(plan.type, values, blocks.data(), shape.effort);
         gguf::dequantize_row(plan.type, blocks.data(), values.data(), cols);
         std::copy_n(reinterpret_cast<const std::byte *>(values.data()), float_bytes, out);
     };
@@ -456,7 +462,7 @@ gguf::Type parse_type(const std::string &name) {
     const auto same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
     for (uint32_t id = 0; id < 64; ++id) {
         const gguf::TypeTraits *type = gguf::find_type(id);
-        if (type == nullptr || !gguf::can_quantize(type->type)) continue;
+        if (type == nullptr || (!gguf::can_quantize(type->type) && !is_codebook_type(type->type))) continue;
         if (std::equal(name.begin(), name.end(), type->name.begin(), type->name.end(), same))
             return type->type;
     }

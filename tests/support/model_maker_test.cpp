@@ -127,3 +127,26 @@ TEST_CASE("model maker: vocabularies") {
     CHECK(copy.file.find("tokenizer.ggml.scores")->as_floats() ==
           own.file.find("tokenizer.ggml.scores")->as_floats());
 }
+
+TEST_CASE("model maker: blocks of codebook entries, of the size that weights have") {
+    for (const char *const type : {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}) {
+        CAPTURE(type);
+        ModelShape shape;
+        shape.width = 256, shape.ff = 512, shape.layers = 1;
+        const TemporaryModel exact(shape);
+        shape.type = type, shape.pure = true;
+        const TemporaryModel blocks(shape);
+        shape.dequantized = true;
+        const TemporaryModel values(shape);
+        const std::string_view name = "blk.0.ffn_up.weight";
+        CHECK(traits(type_of(blocks, name)).name.size() == std::string_view(type).size());
+        CHECK(type_of(values, name) == Type::F32);
+        CHECK(values_of(blocks.file, name) == values_of(values.file, name));
+        const auto power = [&](const TemporaryModel &model) {
+            double sum = 0;
+            for (const float value : values_of(model.file, name)) sum += double{value} * value;
+            return sum;
+        };
+        CHECK(power(blocks) == doctest::Approx(power(exact)).epsilon(0.01));
+    }
+}

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -176,8 +177,10 @@ int main(int argc, char **argv) {
     if (kernels == nullptr) return std::puts("this CPU lacks the instructions"), 1;
     std::printf("%s, %ld x %ld; n=1 in GB/s of weights, others in GMAC/s\n", kernels->name,
                 static_cast<long>(o.rows), static_cast<long>(o.cols));
+    std::vector<gguf::Type> types(std::begin(tests::kLinearTypes), std::end(tests::kLinearTypes));
+    types.insert(types.end(), std::begin(tests::kCodebookTypes), std::end(tests::kCodebookTypes));
     for (const std::string &name : o.types)
-        for (gguf::Type type : tests::kLinearTypes)
+        for (gguf::Type type : types)
             if (name == gguf::traits(type).name || name == "all")
                 for (int threads : o.threads != 0 ? std::vector<int>{o.threads} : std::vector<int>{1, 2})
                     measure(*kernels, type, threads, o);

@@ -18,6 +18,12 @@ inline const gguf::Type kLinearTypes[] = {
     gguf::Type::MXFP4, gguf::Type::TQ1_0, gguf::Type::TQ2_0,
 };
 
+// Those of codebook entries: the CPU's alone.
+inline const gguf::Type kCodebookTypes[] = {
+    gguf::Type::IQ1_S, gguf::Type::IQ1_M,   gguf::Type::IQ2_XXS, gguf::Type::IQ2_XS,
+    gguf::Type::IQ2_S, gguf::Type::IQ3_XXS, gguf::Type::IQ3_S,
+};
+
 enum class Fill {
     Random,
     Ones,   // every bit of the weights and of the integer scales set
@@ -37,6 +43,12 @@ inline ScaleOffsets scale_offsets(gguf::Type type) {
         case Type::Q8_0:
         case Type::IQ4_NL:
         case Type::IQ4_XS:
+        case Type::IQ1_S:
+        case Type::IQ2_XXS:
+        case Type::IQ2_XS:
+        case Type::IQ2_S:
+        case Type::IQ3_XXS:
+        case Type::IQ3_S:
             return {0, -1};
         case Type::Q4_1:
         case Type::Q5_1:
@@ -88,6 +100,13 @@ inline std::vector<std::byte> random_weights(gguf::Type type, int64_t rows, int6
     for (size_t i = 0; i < bytes.size(); i += traits.block_bytes) {
         if (type == gguf::Type::MXFP4)
             bytes[i] = static_cast<std::byte>(random() % 64 == 0 ? random() % 3 : 118 + random() % 14);
+        if (type == gguf::Type::IQ1_M) {  // d is spread over the top nibbles of four words
+            const uint16_t scale = random_scale(random);
+            for (size_t k = 0; k < 4; ++k) {
+                std::byte &top = bytes[i + 48 + 2 * k + 1];
+                top = (top & std::byte{15}) | static_cast<std::byte>((scale >> (4 * k) & 15) << 4);
+            }
+        }
         for (int offset : {offsets.first, offsets.second}) {
             if (offset < 0) continue;
             const uint16_t scale = random_scale(random);
