@@ -44,6 +44,7 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
         model::impose_window(model_.program, options.cache.window, options.cache.sinks);
     start(options);
     tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
+    if (!tokenizer_->note().empty()) notes_.push_back(tokenizer_->note());
     constexpr float kNever = -std::numeric_limits<float>::infinity();
     for (TokenId id = 0; id < model_.program.vocab; ++id)
         if (!tokenizer_->is_sampleable(id)) never_.emplace_back(id, kNever);

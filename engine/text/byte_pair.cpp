@@ -1,5 +1,6 @@
 #include "engine/text/byte_pair.h"
 
+#include "engine/text/normalize.h"
 #include "engine/text/utf8.h"
 
 namespace runnel::text {
@@ -101,10 +102,11 @@ class BytePairEncoder::Rules {
 };
 
 BytePairEncoder::BytePairEncoder(const gguf::File &file, const Vocabulary &vocabulary,
-                                 const PreTokenizerKind &kind, TokenId unknown)
-    : pre_tokenizer_(kind),
+                                 const PreTokenizerKind &kind, Conventions conventions, TokenId unknown)
+    : pre_tokenizer_(kind, conventions),
       merges_(MergeTable::load(file, vocabulary)),
-      ignores_merges_(kind.ignores_merges) {
+      ignores_merges_(kind.ignores_merges),
+      normalizes_(kind.normalizes && conventions == Conventions::Model) {
     for (size_t byte = 0; byte < 256; ++byte) {
         std::string spelled;
         append_character(spelled, kAlphabet.character[byte]);
@@ -141,6 +143,12 @@ std::string BytePairEncoder::bytes_of(std::string_view piece) {
 
 void BytePairEncoder::encode(const Vocabulary &vocabulary, std::string_view text, Session &session,
                              std::vector<TokenId> &output) const {
+    if (normalizes_ && !is_surely_nfc(text)) text = session.normalized.emplace_back(to_nfc(text));
+    encode_normalized(vocabulary, text, session, output);
+}
+
+void BytePairEncoder::encode_normalized(const Vocabulary &vocabulary, std::string_view text, Session &session,
+                                        std::vector<TokenId> &output) const {
     uint32_t begin = 0;
     for (const uint32_t end : pre_tokenizer_.split(text)) {
         const std::string_view word = text.substr(begin, end - begin);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <deque>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,7 +19,7 @@ class BytePairEncoder {
   public:
     // Throws TokenizerError. Bytes that have no token become `unknown`, or U+FFFD when that is kNoToken.
     BytePairEncoder(const gguf::File &file, const Vocabulary &vocabulary, const PreTokenizerKind &kind,
-                    TokenId unknown);
+                    Conventions conventions, TokenId unknown);
 
     // What one call of Tokenizer::encode needs; the text fragments must outlive it.
     struct Session {
@@ -26,6 +27,7 @@ class BytePairEncoder {
         MergeScratch scratch;
         WordCache cache;
         std::string spelled;
+        std::deque<std::string> normalized;  // the words in the cache are parts of these
     };
     void encode(const Vocabulary &vocabulary, std::string_view text, Session &session,
                 std::vector<TokenId> &output) const;
@@ -38,13 +40,15 @@ class BytePairEncoder {
     class Rules;
     void encode_word(const Vocabulary &vocabulary, std::string_view word, Session &session,
                      std::vector<TokenId> &output) const;
+    void encode_normalized(const Vocabulary &vocabulary, std::string_view text, Session &session,
+                           std::vector<TokenId> &output) const;
     TokenId find_whole(const Vocabulary &vocabulary, std::string_view word, std::string &spelled) const;
 
     PreTokenizer pre_tokenizer_;
     MergeTable merges_;
     std::array<TokenId, 256> byte_tokens_;
     std::vector<TokenId> unspellable_;  // what a byte becomes that has no token
-    bool ignores_merges_;
+    bool ignores_merges_, normalizes_;
 };
 
 }  // namespace runnel::text

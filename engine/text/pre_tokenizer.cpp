@@ -66,7 +66,11 @@ class PreTokenizer::Pattern {
   private:
     bool match(PCRE2_SPTR subject, PCRE2_SIZE size, PCRE2_SIZE from, pcre2_match_data *data) const {
         const auto run = has_jit_ ? &pcre2_jit_match : &pcre2_match;
-        const int result = run(code_.get(), subject, size, from, PCRE2_NO_UTF_CHECK, data, nullptr);
+        int result = run(code_.get(), subject, size, from, PCRE2_NO_UTF_CHECK, data, nullptr);
+        // The interpreter is slower, but takes from the heap what it needs.
+        if (result == PCRE2_ERROR_JIT_STACKLIMIT)
+            result = pcre2_match(code_.get(), subject, size, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data,
+                                 nullptr);
         if (result < 0 && result != PCRE2_ERROR_NOMATCH)
             throw TokenizerError("the text could not be split into words: " + describe(result));
         return result >= 0;
@@ -76,8 +80,10 @@ class PreTokenizer::Pattern {
     bool has_jit_ = false;
 };
 
-PreTokenizer::PreTokenizer(const PreTokenizerKind &kind) {
-    for (const std::string_view source : kind.patterns) patterns_.emplace_back(source);
+PreTokenizer::PreTokenizer(const PreTokenizerKind &kind, Conventions conventions) {
+    const bool llama = conventions == Conventions::Llama && !kind.llama_patterns.empty();
+    for (const std::string_view source : llama ? kind.llama_patterns : kind.patterns)
+        patterns_.emplace_back(source);
 }
 PreTokenizer::~PreTokenizer() = default;
 PreTokenizer::PreTokenizer(PreTokenizer &&) noexcept = default;

@@ -36,6 +36,7 @@ class SentencePieceEncoder::Rules {
     }
 
     std::optional<Merge> find(size_t left, size_t right) const {
+        if (encoder_.merges_) return encoder_.merges_->find(symbols_[left].id, symbols_[right].id);
         const size_t bytes = static_cast<size_t>(symbols_[left].bytes) + symbols_[right].bytes;
         const TokenId id = find_piece(left, bytes);
         if (id == kNoToken) return std::nullopt;
@@ -44,6 +45,16 @@ class SentencePieceEncoder::Rules {
 
     std::optional<uint32_t> lowest_rank_across(size_t at, size_t edge) const {
         std::optional<uint32_t> lowest;
+        if (encoder_.merges_) {
+            const std::string_view behind = word_.substr(begin_ + edge);
+            const size_t longest = std::min(behind.size(), vocabulary_.longest_piece(behind[0]));
+            for (size_t bytes = 1; bytes <= longest; ++bytes) {
+                const auto merge =
+                    encoder_.merges_->find(symbols_[at].id, vocabulary_.find(behind.substr(0, bytes)));
+                if (merge && (!lowest || merge->rank < *lowest)) lowest = merge->rank;
+            }
+            return lowest;
+        }
         const std::string_view rest = word_.substr(begin_ + at);
         const size_t most = std::min(rest.size(), vocabulary_.longest_piece(rest[0]));
         for (size_t bytes = edge - at + 1; bytes <= most; ++bytes) {
@@ -86,11 +97,14 @@ class SentencePieceEncoder::Rules {
     size_t begin_ = 0;  // of the window
 };
 
-SentencePieceEncoder::SentencePieceEncoder(const Vocabulary &vocabulary, TokenId unknown)
-    : unknown_(unknown) {
-    if (vocabulary.scores().empty())
-        fail("tokenizer.ggml.scores", "is missing, and this kind of tokenizer needs it");
-    rank_pieces(vocabulary);
+SentencePieceEncoder::SentencePieceEncoder(const Vocabulary &vocabulary, TokenId unknown,
+                                           std::optional<MergeTable> merges)
+    : merges_(std::move(merges)), unknown_(unknown) {
+    if (!merges_) {
+        if (vocabulary.scores().empty())
+            fail("tokenizer.ggml.scores", "is missing, and this kind of tokenizer needs it");
+        rank_pieces(vocabulary);
+    }
     for (size_t byte = 0; byte < 256; ++byte)
         byte_tokens_[byte] = vocabulary.find_byte(static_cast<uint8_t>(byte));
     for (TokenId id = 0; id < vocabulary.size(); ++id) {

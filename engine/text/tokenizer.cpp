@@ -44,7 +44,7 @@ bool swallows_space(const gguf::File &file) {
 }  // namespace
 
 struct Tokenizer::Impl {
-    explicit Impl(const gguf::File &file);
+    Impl(const gguf::File &file, Conventions conventions);
 
     std::vector<Fragment> partition(std::string_view text,
                                     std::span<const SpecialMatcher::Stretch> special) const;
@@ -56,12 +56,15 @@ struct Tokenizer::Impl {
                 std::vector<TokenId> &output) const;
     bool is_sentencepiece() const { return std::holds_alternative<SentencePieceEncoder>(*encoder_); }
 
-    std::string name;
+    std::string name, note;
     Vocabulary vocabulary;
     SpecialTokens special;
     bool add_space_prefix = false;
+    bool remove_extra_blanks = false;
 
   private:
+    void start_sentencepiece(const gguf::File &file, bool has_merges);
+    void append_blank_marks(std::string_view part, bool first, bool last, std::string &text) const;
     void load_matcher(const gguf::File &file);
 
     std::optional<std::variant<SentencePieceEncoder, BytePairEncoder>> encoder_;
@@ -72,19 +75,30 @@ struct Tokenizer::Impl {
     friend class Tokenizer;
 };
 
-Tokenizer::Impl::Impl(const gguf::File &file) {
+namespace {
+
+// A tokenizer cut by a pattern that is only a guess is better than none: a note says so.
+const PreTokenizerKind &find_kind(std::string_view pre, std::string &note) {
+    if (const PreTokenizerKind *kind = find_pre_tokenizer(pre)) return *kind;
+    const std::string_view nearest = nearest_pre_tokenizer(pre);
+    note = "tokenizer.ggml.pre: pre-tokenizer " + gguf::quoted(pre) +
+           " is not known: text is cut into words as for '" + std::string(nearest) +
+           "', and the model may understand it less well";
+    return *find_pre_tokenizer(nearest);
+}
+
+}  // namespace
+
+Tokenizer::Impl::Impl(const gguf::File &file, Conventions conventions) {
     const auto model = get_string(file, "tokenizer.ggml.model");
     if (!model) fail("tokenizer.ggml.model", "is missing: the file has no tokenizer");
     const std::string_view pre = get_string(file, "tokenizer.ggml.pre").value_or("default");
     const PreTokenizerKind *kind = nullptr;
     if (*model == "gpt2") {
-        kind = find_pre_tokenizer(pre);
-        if (!kind)
-            fail("tokenizer.ggml.pre", "pre-tokenizer " + gguf::quoted(pre) +
-                                           " is not supported (supported: " + pre_tokenizer_names() + ")");
-    } else if (*model != "llama") {
+        kind = &find_kind(pre, note);
+    } else if (*model != "llama" && *model != "gemma4") {
         fail("tokenizer.ggml.model",
-             "tokenizer " + gguf::quoted(*model) + " is not supported (supported: llama, gpt2)");
+             "tokenizer " + gguf::quoted(*model) + " is not supported (supported: llama, gpt2, gemma4)");
     }
     name = std::string(*model) + "/" + (kind ? std::string(pre) : "default");
     vocabulary = Vocabulary::load(file);
@@ -93,13 +107,26 @@ Tokenizer::Impl::Impl(const gguf::File &file) {
         // StarCoder says that what it cannot spell is <|endoftext|>: nothing in a text may become that.
         const bool is_end = std::binary_search(special.end_of_generation.begin(),
                                                special.end_of_generation.end(), special.unknown);
-        encoder_.emplace(std::in_place_type<BytePairEncoder>, file, vocabulary, *kind,
+        encoder_.emplace(std::in_place_type<BytePairEncoder>, file, vocabulary, *kind, conventions,
                          is_end ? kNoToken : special.unknown);
     } else {
-        encoder_.emplace(std::in_place_type<SentencePieceEncoder>, vocabulary, special.unknown);
-        add_space_prefix = get_bool(file, "tokenizer.ggml.add_space_prefix").value_or(true);
+        start_sentencepiece(file, *model == "gemma4");
     }
     load_matcher(file);
+}
+
+void Tokenizer::Impl::start_sentencepiece(const gguf::File &file, bool has_merges) {
+    std::optional<MergeTable> merges;
+    if (has_merges) merges = MergeTable::load(file, vocabulary);
+    encoder_.emplace(std::in_place_type<SentencePieceEncoder>, vocabulary, special.unknown,
+                     std::move(merges));
+    add_space_prefix = get_bool(file, "tokenizer.ggml.add_space_prefix").value_or(!has_merges);
+    remove_extra_blanks = get_bool(file, "tokenizer.ggml.remove_extra_whitespaces").value_or(false);
+    if (file.find("tokenizer.ggml.precompiled_charsmap"))
+        note =
+            "tokenizer.ggml.precompiled_charsmap is not applied: characters that the model's tokenizer "
+            "replaces "
+            "by others stay as they are";
 }
 
 void Tokenizer::Impl::load_matcher(const gguf::File &file) {
@@ -110,7 +137,9 @@ void Tokenizer::Impl::load_matcher(const gguf::File &file) {
         if (type != TokenType::Control && type != TokenType::UserDefined && type != TokenType::Unknown)
             continue;
         const std::string_view piece = vocabulary.piece(id);
-        matcher_.add(piece, id, type == TokenType::UserDefined);
+        // A blank mark in a SentencePiece text is a blank (encode sees to that), and so it is in its pieces.
+        matcher_.add(is_sentencepiece() ? replace_all(piece, kBlankMark, " ") : std::string(piece), id,
+                     type == TokenType::UserDefined);
         if (swallow && piece != "<unk>" && piece != "<s>" && piece != "<|endoftext|>")
             swallows_space_[static_cast<size_t>(id)] = true;
     }
@@ -134,6 +163,25 @@ std::vector<Fragment> Tokenizer::Impl::partition(
     return fragments;
 }
 
+// Blanks as marks; where the model wants that, one in place of several, and none at the text's ends.
+void Tokenizer::Impl::append_blank_marks(std::string_view part, bool first, bool last,
+                                         std::string &text) const {
+    if (!remove_extra_blanks) {
+        text += replace_all(part, " ", kBlankMark);
+        return;
+    }
+    if (first) part.remove_prefix(std::min(part.find_first_not_of(' '), part.size()));
+    if (last) part = part.substr(0, part.find_last_not_of(' ') + 1);
+    char before = 0;
+    for (const char c : part) {
+        if (c != ' ')
+            text += c;
+        else if (before != ' ')
+            text += kBlankMark;
+        before = c;
+    }
+}
+
 void Tokenizer::Impl::encode(const SentencePieceEncoder &encoder, const std::vector<Fragment> &fragments,
                              bool continues, std::vector<TokenId> &output) const {
     // The session remembers words by their place: the texts with blanks replaced must stay where they are.
@@ -144,7 +192,11 @@ void Tokenizer::Impl::encode(const SentencePieceEncoder &encoder, const std::vec
     for (const Fragment &fragment : fragments) {
         const bool is_text = fragment.id == kNoToken;
         std::string text(is_text && after_special && add_space_prefix ? kBlankMark : "");
-        if (is_text) text += replace_all(fragment.text, " ", kBlankMark);
+        const bool first = &fragment == &fragments.front() && !continues,
+                   last = &fragment == &fragments.back();
+        const size_t mark = text.size();
+        if (is_text) append_blank_marks(fragment.text, first, last, text);
+        if (remove_extra_blanks && text.size() == mark) text.clear();
         bytes += text.size();
         texts.push_back(std::move(text));
         after_special = !is_text;
@@ -178,17 +230,47 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer &&) noexcept = default;
 Tokenizer &Tokenizer::operator=(Tokenizer &&) noexcept = default;
 
-Tokenizer Tokenizer::load(const gguf::File &file) {
+Tokenizer Tokenizer::load(const gguf::File &file, Conventions conventions) {
     Tokenizer tokenizer;
-    tokenizer.impl_ = std::make_unique<Impl>(file);
+    tokenizer.impl_ = std::make_unique<Impl>(file, conventions);
     return tokenizer;
 }
+
+namespace {
+
+// `text` with every blank mark as a blank; `moved`: where its stretches are then.
+std::string with_blanks(std::string_view text, std::span<const SpecialMatcher::Stretch> stretches,
+                        std::vector<SpecialMatcher::Stretch> &moved) {
+    std::string blanks;
+    size_t at = 0;
+    const auto reach = [&](size_t end) {
+        while (at < end) {
+            const bool mark = text.substr(at).starts_with(kBlankMark);
+            blanks += mark ? ' ' : text[at];
+            at += mark ? kBlankMark.size() : 1;
+        }
+        return blanks.size();
+    };
+    for (const auto &[begin, end] : stretches) {
+        const size_t first = reach(begin);
+        moved.push_back({first, reach(end)});
+    }
+    reach(text.size());
+    return blanks;
+}
+
+}  // namespace
 
 std::vector<TokenId> Tokenizer::Impl::encode(std::string_view text,
                                              std::span<const SpecialMatcher::Stretch> special_text,
                                              const EncodeOptions &options) const {
     if (text.size() >= kMaxTextBytes)
         throw TokenizerError("the text has 512 MiB or more: encode it in parts");
+    if (is_sentencepiece() && !remove_extra_blanks && text.find(kBlankMark) != text.npos) {
+        std::vector<SpecialMatcher::Stretch> moved;
+        const std::string blanks = with_blanks(text, special_text, moved);
+        return encode(blanks, moved, options);
+    }
     const auto fragments = partition(text, special_text);
     std::vector<TokenId> ids;
     const auto add_unless = [&](const Fragment *fragment, TokenId id) {
@@ -233,7 +315,7 @@ std::string Tokenizer::decode(TokenId id, bool with_special) const {
             if (!impl_->is_sentencepiece()) return BytePairEncoder::bytes_of(text);
             return replace_all(text, kBlankMark, " ");
         case TokenType::UserDefined:
-            return std::string(text);
+            return impl_->is_sentencepiece() ? replace_all(text, kBlankMark, " ") : std::string(text);
         case TokenType::Control:
         case TokenType::Unknown:
             return with_special ? std::string(text) : std::string();
@@ -311,6 +393,10 @@ std::optional<TokenId> Tokenizer::find(std::string_view text) const {
 
 const std::string &Tokenizer::model_name() const {
     return impl_->name;
+}
+
+const std::string &Tokenizer::note() const {
+    return impl_->note;
 }
 
 }  // namespace runnel::text

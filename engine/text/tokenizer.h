@@ -1,9 +1,9 @@
 // Text <-> token ids, exactly as the model's own tokenizer does it (checked against llama.cpp's vectors).
 //
 // Two families: SentencePiece-style (`tokenizer.ggml.model` = "llama": merges by score, byte fallback, "▁"
-// for blanks) and byte-level BPE ("gpt2": a pre-tokenizer splits the text, then ranked merges). A Tokenizer
-// keeps views into the GGUF mapping: the File must outlive it. It is immutable: any number of threads may use
-// it at once.
+// for blanks; "gemma4": by a list of merges) and byte-level BPE ("gpt2": a pre-tokenizer splits the text,
+// then ranked merges). A Tokenizer keeps views into the GGUF mapping: the File must outlive it. It is
+// immutable: any number of threads may use it at once.
 //
 // Where llama.cpp departs from the models' own tokenizers, this follows the models: bytes that are not UTF-8
 // are kept (llama.cpp replaces them), control tokens are never merged together from plain text, of
@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/text/pre_tokenizer.h"
 #include "engine/text/token.h"
 #include "gguf/file.h"
 
@@ -43,7 +44,7 @@ struct Segment {
 class Tokenizer {
   public:
     // Throws TokenizerError for metadata it cannot work with, naming the key.
-    static Tokenizer load(const gguf::File &file);
+    static Tokenizer load(const gguf::File &file, Conventions conventions = Conventions::Model);
     ~Tokenizer();
     Tokenizer(Tokenizer &&) noexcept;
     Tokenizer &operator=(Tokenizer &&) noexcept;
@@ -77,6 +78,7 @@ class Tokenizer {
     bool adds_eos() const;
     std::optional<TokenId> find(std::string_view piece) const;  // spelled as in the vocabulary
     const std::string &model_name() const;                      // "llama/default", "gpt2/qwen2": for messages
+    const std::string &note() const;  // what the user should know about how text is cut; mostly empty
 
   private:
     Tokenizer();

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/text/normalize.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 #include "tests/support/data.h"
@@ -85,13 +86,17 @@ void for_each_vocabulary(Check check) {
 TEST_CASE("decoding what was encoded gives the same bytes") {
     for_each_vocabulary([](const Tokenizer &tokenizer) {
         std::mt19937 random(4);
+        // Qwen's tokenizer changes text that is not in normalisation form C.
+        const auto kept = [&](const std::string &text) {
+            return tokenizer.model_name() == "gpt2/qwen2" ? text::to_nfc(text) : text;
+        };
         for (int round = 0; round < 60; ++round) {
             CAPTURE(round);
             const std::string unicode = random_unicode(random, random() % 80);
-            CHECK(tokenizer.decode(tokenizer.encode(unicode, kPlain)) == unicode);
+            CHECK(tokenizer.decode(tokenizer.encode(unicode, kPlain)) == kept(unicode));
             const std::string bytes = random_bytes(random, random() % 200);
-            CHECK(tokenizer.decode(tokenizer.encode(bytes, kPlain)) == bytes);
-            CHECK(tokenizer.decode(tokenizer.encode(unicode + bytes)) == unicode + bytes);
+            CHECK(tokenizer.decode(tokenizer.encode(bytes, kPlain)) == kept(bytes));
+            CHECK(tokenizer.decode(tokenizer.encode(unicode + bytes)) == kept(unicode + bytes));
         }
     });
 }
