@@ -149,6 +149,8 @@ Command make_tokenize() {
     parser->flag("--special", o->special, "the text of special tokens becomes those tokens");
     parser->flag("--jsonl", o->jsonl, "a JSON string per line in, a list of ids per line out");
     parser->flag("--decode", o->decode, "ids to text");
+    parser->flag("--llama-compatible", o->llama_compatible,
+                 "cut words as llama.cpp does where the model's own tokenizer does otherwise");
     const auto call = [o](const Words &words, Io &io) {
         o->path = words.model;
         o->text = words.text;
@@ -216,9 +218,13 @@ Command make_bench() {
         ->allow_extra_args(false)
         ->check(range(1, 4096));
     parser->flag("--json", o->json, "the result as JSON");
+    parser->flag("--text", o->text,
+                 "the tokenizer and the chat template instead: MB/s, load and render times");
+    parser->text_option("-f,--file", o->file, "with --text: also the text of a file")->type_name("FILE");
     const auto call = [o](const Words &words, Io &io) {
         o->model.path = words.model;
-        return bench(*o, io);
+        if (o->file && !o->text) throw UsageError("-f is for --text");
+        return o->text ? bench_text(*o, io) : bench(*o, io);
     };
     return {std::move(parser), call};
 }

@@ -123,6 +123,7 @@ struct TokenizeOptions {
     std::string path;
     std::optional<std::string> text, file;
     bool ids = false, no_bos = false, special = false, jsonl = false, decode = false;
+    bool llama_compatible = false;
 };
 
 struct PerplexityOptions {
@@ -137,7 +138,9 @@ struct BenchOptions {
     ModelOptions model;
     int32_t prompt = 512, generate = 128, repetitions = 5;
     std::vector<int32_t> depths = {0};
-    std::vector<int32_t> sequences;  // how many at a time, as `batch` runs them; none: no such test
+    std::vector<int32_t> sequences;   // how many at a time, as `batch` runs them; none: no such test
+    bool text = false;                // the tokenizer and the chat template instead of the model
+    std::optional<std::string> file;  // with `text`: also this one
     bool json = false;
 };
 

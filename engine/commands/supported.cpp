@@ -6,6 +6,7 @@
 #include "engine/commands/json.h"
 #include "engine/model/model.h"
 #include "engine/model/verified.h"
+#include "engine/text/pre_tokenizer.h"
 #include "gguf/block.h"
 
 namespace runnel::commands {
@@ -43,6 +44,61 @@ std::vector<std::string_view> formats() {
     return names;
 }
 
+std::string names_of(const text::PreTokenizerKind &kind) {
+    std::string names;
+    for (const std::string_view name : kind.names) names.append(names.empty() ? "" : ", ").append(name);
+    return names;
+}
+
+std::string_view evidence_text(text::Evidence evidence) {
+    switch (evidence) {
+        case text::Evidence::Vectors:
+            return "recorded ids of the models' tokenizers, and their published definition";
+        case text::Evidence::Published:
+            return "the models' published definition, run by Hugging Face's tokenizers";
+        case text::Evidence::Peer:
+            return "llama.cpp's definition, run by Hugging Face's tokenizers";
+    }
+    return {};
+}
+
+// What differs from cutting by a pattern, merging, and no more.
+std::string traits_of(const text::PreTokenizerKind &kind) {
+    std::string traits;
+    const auto add = [&](bool has, const char *what) {
+        if (has) traits.append(traits.empty() ? "" : ", ").append(what);
+    };
+    add(kind.normalizes, "NFC");
+    add(kind.ignores_merges, "words of the vocabulary whole");
+    add(!kind.llama_patterns.empty(), "llama.cpp cuts differently");
+    return traits;
+}
+
+std::string tokenizers_text() {
+    std::string text =
+        "\ntokenizers (tokenizer.ggml.model, and for gpt2 tokenizer.ggml.pre), and what was compared with\n";
+    text += "\n  llama: SentencePiece BPE\n    recorded ids of the models' tokenizers\n";
+    for (const text::PreTokenizerKind &kind : text::pre_tokenizer_kinds()) {
+        const std::string traits = traits_of(kind);
+        text += "  gpt2: " + names_of(kind) + (traits.empty() ? "" : " (" + traits + ")") + "\n    " +
+                std::string(evidence_text(kind.evidence)) + "\n";
+    }
+    return text;
+}
+
+Json tokenizers_json() {
+    Json list = Json::array();
+    list.push_back({{"model", "llama"}, {"evidence", evidence_text(text::Evidence::Vectors)}});
+    for (const text::PreTokenizerKind &kind : text::pre_tokenizer_kinds())
+        list.push_back({{"model", "gpt2"},
+                        {"pre", kind.names},
+                        {"nfc", kind.normalizes},
+                        {"whole_words", kind.ignores_merges},
+                        {"llama_differs", kind.normalizes || !kind.llama_patterns.empty()},
+                        {"evidence", evidence_text(kind.evidence)}});
+    return list;
+}
+
 void print_text(Io &io) {
     std::string text =
         "families, and how far their next-token distributions are from a peer's on the same file of random "
@@ -57,11 +113,12 @@ void print_text(Io &io) {
     text += "\nformats of weights\n  ";
     for (const std::string_view name : formats()) text += std::string(name) + " ";
     text.back() = '\n';
-    io.out.write(text);
+    io.out.write(text + tokenizers_text());
 }
 
 void print_json(Io &io) {
     Json json{{"architectures", model::supported_architectures()}, {"formats", formats()}};
+    json["tokenizers"] = tokenizers_json();
     json["verified"] = Json::array();
     for (const Verification &row : model::verifications())
         json["verified"].push_back({{"family", row.family},

@@ -78,7 +78,9 @@ void tokenize_lines(int in, const std::string &before, const Tokenizer &tokenize
 
 int tokenize(const TokenizeOptions &options, Io &io) {
     const gguf::File file = gguf::File::open(options.path);
-    const Tokenizer tokenizer = Tokenizer::load(file);
+    const Tokenizer tokenizer =
+        Tokenizer::load(file, options.llama_compatible ? text::Conventions::Llama : text::Conventions::Model);
+    if (!tokenizer.note().empty()) io.note(tokenizer.note());
     const text::EncodeOptions how{.add_special = !options.no_bos, .parse_special = options.special};
     if (options.text && options.file) throw UsageError("give the text as an argument or with -f, not both");
     if (options.jsonl) {
