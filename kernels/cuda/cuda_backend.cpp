@@ -12,6 +12,7 @@
 #include "kernels/cuda/batch_input.h"
 #include "kernels/cuda/devices.h"
 #include "kernels/cuda/embed.h"
+#include "kernels/cuda/linear_prefill.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/quantise.h"
 #include "kernels/cuda/runtime.h"
@@ -24,6 +25,8 @@ constexpr int64_t kStrideFloats = 64;  // rows of slots begin at multiples of 25
 constexpr int32_t kDecodeRows =
     64;  // query rows of a sequence and K/V head up to which attention splits keys
 constexpr int32_t kAllRows = INT32_MAX;
+// Up to here, slices of kLinearTokens cost less than the kernel for many tokens, which computes 64 at a time.
+constexpr int32_t kSlicedTokens = 2 * kLinearTokens;
 constexpr size_t kLeastPartials = size_t{1} << 20;
 constexpr size_t kReserve = size_t{64} << 20;  // left to the driver: kernels, graphs, fragmentation
 
@@ -97,6 +100,7 @@ class CudaBackend final : public Backend {
                 attention_decode_shared(k_type_, v_type_, a.head_dim_k, a.head_dim_v),
                 attention_prefill_shared(k_type_, v_type_, a.head_dim_k, a.head_dim_v)};
     }
+    void launch_slices(const LinearParams &all, TileFormat format);
     AttentionParams attention_params(const Attention &step) const;
 
     template <class Params>
@@ -236,6 +240,11 @@ void CudaBackend::prepare_kernels() {
     const auto linear = [&](TileFormat format) {
         for (const int tokens : {4, 8, 16})
             prepare(linear_kernel(format, tokens).handle, linear_shared(tokens));
+        if (max_tokens_ > kLinearTokens && is_float(format))
+            prepare(linear_groups_kernel(format, kLinearGroupTokens).handle,
+                    linear_shared(kLinearGroupTokens));
+        if (max_tokens_ > kSlicedTokens && !is_float(format))
+            prepare(linear_prefill_kernel(format).handle, linear_prefill_shared(format));
     };
     prepare(embed_kernel().handle, 0);
     prepare(gather_kernel().handle, 0);
@@ -387,11 +396,27 @@ void CudaBackend::enqueue(const LinearOp &op) {
     launch_linear(params, op.format, tokens_);
 }
 
-// Slices of as many tokens as the kernel takes.
 void CudaBackend::launch_linear(const LinearParams &all, TileFormat format, int32_t tokens) {
-    for (int32_t first = 0; first < tokens; first += kLinearTokens) {
+    LinearParams p = all;
+    p.tokens = tokens;
+    if (tokens <= kSlicedTokens && (tokens <= kLinearTokens || !is_float(format))) {
+        launch_slices(p, format);
+    } else if (is_float(format)) {
+        const int64_t slices = (tokens + kLinearGroupTokens - 1) / kLinearGroupTokens;
+        run(linear_groups_kernel(format, kLinearGroupTokens), linear_blocks(p, slices),
+            linear_shared(kLinearGroupTokens), p);
+    } else {
+        run(linear_prefill_kernel(format),
+            linear_prefill_blocks(p, (tokens + kPrefillTokens - 1) / kPrefillTokens),
+            linear_prefill_shared(format), {p, format});
+    }
+}
+
+// Launches of as many tokens as the kernel for few takes.
+void CudaBackend::launch_slices(const LinearParams &all, TileFormat format) {
+    for (int32_t first = 0; first < all.tokens; first += kLinearTokens) {
         LinearParams p = all;
-        p.tokens = std::min(tokens - first, kLinearTokens);
+        p.tokens = std::min(all.tokens - first, kLinearTokens);
         p.x.values += first * p.x.values_stride;
         p.x.scales += first * p.x.scales_stride;
         p.x.sums += first * p.x.sums_stride;

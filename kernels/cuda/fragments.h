@@ -11,6 +11,11 @@
 
 namespace runnel::kernels::cuda {
 
+template <int V>
+struct Constant {
+    static constexpr int value = V;
+};
+
 // What is to be subtracted from a code to get the weight's integer.
 constexpr int code_offset(TileFormat f) {
     switch (f) {
@@ -45,59 +50,71 @@ struct SideRegisters {
     uint32_t scale[kScale], scale2[kScale2], high[kHigh];
 };
 
-template <int kAt, int kSize>
+// Where blocks are read from: weights in global memory, or a copy of them in shared memory.
+struct GlobalWeights {
+    static DEVICE uint4 load128(const std::byte *p) { return ldg128_stream(p); }
+    static DEVICE uint2 load64(const std::byte *p) { return ldg64_stream(p); }
+    static DEVICE uint32_t load32(const std::byte *p) { return ldg32_stream(p); }
+};
+struct CopiedWeights {
+    static DEVICE uint4 load128(const std::byte *p) { return ld128(p); }
+    static DEVICE uint2 load64(const std::byte *p) { return ld64(p); }
+    static DEVICE uint32_t load32(const std::byte *p) { return *reinterpret_cast<const uint32_t *>(p); }
+};
+
+template <int kAt, class Memory, int kSize>
 DEVICE void load_four(uint32_t (&to)[kSize], const std::byte *from) {
     static_assert(kAt + 4 <= kSize);
-    const uint4 v = ldg128_stream(from);
+    const uint4 v = Memory::load128(from);
     to[kAt] = v.x, to[kAt + 1] = v.y, to[kAt + 2] = v.z, to[kAt + 3] = v.w;
 }
-template <int kAt, int kSize>
+template <int kAt, class Memory, int kSize>
 DEVICE void load_two(uint32_t (&to)[kSize], const std::byte *from) {
     static_assert(kAt + 2 <= kSize);
-    const uint2 v = ldg64_stream(from);
+    const uint2 v = Memory::load64(from);
     to[kAt] = v.x, to[kAt + 1] = v.y;
 }
 
-template <TileFormat F>
+template <TileFormat F, class Memory = GlobalWeights>
 DEVICE void load_side(const std::byte *block, SideRegisters<F> &r) {
     constexpr TileLayout kLayout = tile_layout(F);
     const int lane = lane_index(), g = lane >> 2;
     if constexpr (F == TileFormat::MXFP4) {
-        load_two<0>(r.scale, block + 8 * g);
-        load_two<2>(r.scale, block + 8 * (g + 8));
+        load_two<0, Memory>(r.scale, block + 8 * g);
+        load_two<2, Memory>(r.scale, block + 8 * (g + 8));
     } else if constexpr (F == TileFormat::Q3_K) {
-        load_two<0>(r.scale, block + 24 * g);
-        load_two<2>(r.scale, block + 24 * g + 8);
-        load_two<4>(r.scale, block + 24 * g + 16);
+        load_two<0, Memory>(r.scale, block + 24 * g);
+        load_two<2, Memory>(r.scale, block + 24 * g + 8);
+        load_two<4, Memory>(r.scale, block + 24 * g + 16);
     } else if constexpr (F == TileFormat::IQ4_XS) {
-        load_four<0>(r.scale, block + 16 * g);
+        load_four<0, Memory>(r.scale, block + 16 * g);
     } else {
-        load_four<0>(r.scale, block + 16 * g);
-        load_four<4>(r.scale, block + 16 * (g + 8));
+        load_four<0, Memory>(r.scale, block + 16 * g);
+        load_four<4, Memory>(r.scale, block + 16 * (g + 8));
     }
     if constexpr (F == TileFormat::Q4_1 || F == TileFormat::Q5_1) {
-        load_four<0>(r.scale2, block + kLayout.scales2 + 16 * g);
-        load_four<4>(r.scale2, block + kLayout.scales2 + 16 * (g + 8));
+        load_four<0, Memory>(r.scale2, block + kLayout.scales2 + 16 * g);
+        load_four<4, Memory>(r.scale2, block + kLayout.scales2 + 16 * (g + 8));
     } else if constexpr (F == TileFormat::Q2_K) {
-        load_two<0>(r.scale2, block + kLayout.scales2 + 8 * g);
+        load_two<0, Memory>(r.scale2, block + kLayout.scales2 + 8 * g);
     } else if constexpr (F == TileFormat::Q3_K || F == TileFormat::Q6_K) {
-        r.scale2[0] = ldg32_stream(block + kLayout.scales2 + 4 * g);
+        r.scale2[0] = Memory::load32(block + kLayout.scales2 + 4 * g);
     }
-    if constexpr (kLayout.high != 0) load_four<0>(r.high, block + kLayout.high + 16 * lane);
-    if constexpr (F == TileFormat::Q6_K) load_four<4>(r.high, block + kLayout.high + 512 + 16 * lane);
+    if constexpr (kLayout.high != 0) load_four<0, Memory>(r.high, block + kLayout.high + 16 * lane);
+    if constexpr (F == TileFormat::Q6_K) load_four<4, Memory>(r.high, block + kLayout.high + 512 + 16 * lane);
 }
 
 // Loads chunk kC of a block; formats that keep two chunks in a load do so with the second, kC = 1 and 3.
-template <TileFormat F, int kC>
+template <TileFormat F, int kC, class Memory = GlobalWeights>
 DEVICE void load_chunk(const std::byte *block, MainRegisters<F> &r) {
     const std::byte *main = block + tile_layout(F).side + 16 * lane_index();
     if constexpr (has_pairs(F)) {
-        if constexpr (kC % 2 == 1) load_four<kC / 2 * 4>(r.main, main + kC / 2 * 512);
+        if constexpr (kC % 2 == 1) load_four<kC / 2 * 4, Memory>(r.main, main + kC / 2 * 512);
     } else if constexpr (F == TileFormat::Q8_0) {
-        load_four<8 * kC>(r.main, main + 1024 * kC);
-        load_four<8 * kC + 4>(r.main, main + 1024 * kC + 512);
+        load_four<8 * kC, Memory>(r.main, main + 1024 * kC);
+        load_four<8 * kC + 4, Memory>(r.main, main + 1024 * kC + 512);
     } else {
-        load_four<4 * kC>(r.main, main + 512 * kC);
+        load_four<4 * kC, Memory>(r.main, main + 512 * kC);
     }
 }
 

@@ -1,4 +1,4 @@
-// y = W x for up to 16 tokens; linear.h holds the order of every operation.
+// y = W x for up to 16 tokens at a time; linear.h holds the order of every operation.
 //
 // Weights are operand A of the tensor cores (16 rows of a tile), activations operand B: columns 2j and 2j + 1
 // of an 8-column group are the hi and lo parts of token j, so that a lane's accumulators hold both parts of
@@ -17,6 +17,7 @@
 #include "kernels/cuda/linear.h"
 
 #include "kernels/cuda/fragments.h"
+#include "kernels/cuda/linear_order.h"
 #include "kernels/cuda/math.h"
 
 namespace runnel::kernels::cuda {
@@ -31,20 +32,23 @@ constexpr int kGroupTokens = 4;  // tokens of an 8-column group
 // Where a lane finds its activations, as offsets that fit a register: the columns of operand B it feeds, and
 // the sums of the token it accumulates. Columns without a token repeat those of token 0: their results are
 // dropped.
-template <TileFormat F, int kGroups>
+template <TileFormat F, int kGroups, bool kGrouped>
 struct LaneActivations {
     const Activations &x;
     int32_t fragment[kGroups];  // in x.values, of chunk 0
     int32_t token[kGroups];
 
-    DEVICE LaneActivations(const Activations &activations, int tokens) : x(activations) {
+    DEVICE LaneActivations(const LinearParams &p, TokenGroup group) : x(p.x) {
         const int g = lane_index() >> 2, t = lane_index() & 3;
+        const auto source = [&](int row) {
+            row = group.first + (row < group.count ? row : 0);
+            return kGrouped && p.sources ? p.sources[row] : row;
+        };
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
-            const int fed = kGroupTokens * j + g / 2, own = kGroupTokens * j + t;
-            fragment[j] =
-                (fed < tokens ? fed : 0) * static_cast<int32_t>(x.values_stride) + g % 2 * 64 + 16 * t;
-            token[j] = own < tokens ? own : 0;
+            fragment[j] = source(kGroupTokens * j + g / 2) * static_cast<int32_t>(x.values_stride) +
+                          g % 2 * 64 + 16 * t;
+            token[j] = source(kGroupTokens * j + t);
         }
     }
     // The B fragment of group `group` (32 columns) for column group j.
@@ -61,23 +65,6 @@ struct LaneActivations {
     DEVICE uint4 sums16(int j, int32_t group) const {
         return ld128(x.sums16 + token[j] * static_cast<int32_t>(x.sums16_stride) + 4 * group);
     }
-};
-
-// hi and lo joined: see linear.h.
-DEVICE float join(float high, float low) {
-    return fma_rn(low, kLowScale, high);
-}
-DEVICE float join(int32_t high, int32_t low) {
-    return join(static_cast<float>(high), static_cast<float>(low));
-}
-
-// An exact integer below 2^22 in magnitude, added to this, reads as the float 12582912 + integer.
-constexpr int32_t kMagicBits = 0x4b400000;
-constexpr float kMagic = 12582912.0f;
-
-template <int V>
-struct Constant {
-    static constexpr int value = V;
 };
 
 // The block that a warp works on after the one at hand; 0 chunks: there is none.
@@ -104,9 +91,9 @@ DEVICE void for_groups(int groups, MainRegisters<F> &w, NextBlock next, const Fu
 }
 
 // Formats with a float scale per group of 32. `next` is loaded into w and side on the way.
-template <TileFormat F, int kGroups>
+template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_group_floats(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next,
-                                  const LaneActivations<F, kGroups> &x, int32_t block, int groups,
+                                  const LaneActivations<F, kGroups, kGrouped> &x, int32_t block, int groups,
                                   float (&p)[kGroups][2]) {
     const SideRegisters<F> own = side;
     if (next.chunks > 0) load_side<F>(next.block, side);
@@ -180,9 +167,9 @@ DEVICE void start_sums(uint32_t high, uint32_t low, int32_t (&c)[4]) {
 }
 
 // Formats with blocks of 256 and integer scales.
-template <TileFormat F, int kGroups>
+template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_integer_scales(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next,
-                                    const LaneActivations<F, kGroups> &x, int32_t block,
+                                    const LaneActivations<F, kGroups, kGrouped> &x, int32_t block,
                                     float (&p)[kGroups][2]) {
     constexpr bool kNeedsSums = code_offset(F) != 0 || has_minimum(F);
     const SideRegisters<F> own = side;
@@ -232,23 +219,6 @@ DEVICE void multiply_integer_scales(MainRegisters<F> &w, SideRegisters<F> &side,
 
 // --- a range of a row tile ---------------------------------------------------------------------------------
 
-struct Range {
-    int32_t begin, end;  // blocks
-};
-
-DEVICE Range range_of(int32_t blocks, int warps, int index) {
-    return {index * blocks / warps, (index + 1) * blocks / warps};
-}
-
-// Groups of 32 columns in a block, and the chunks that hold them.
-DEVICE int groups_at(int32_t cols, int32_t block) {
-    const int32_t left = cols / 32 - 8 * block;
-    return left < 8 ? left : 8;
-}
-DEVICE int chunks_at(int32_t cols, int32_t block) {
-    return (groups_at(cols, block) + 1) / 2;
-}
-
 template <TileFormat F>
 DEVICE void load_block(NextBlock first, MainRegisters<F> &w, SideRegisters<F> &side) {
     load_side<F>(first.block, side);
@@ -259,18 +229,20 @@ DEVICE void load_block(NextBlock first, MainRegisters<F> &w, SideRegisters<F> &s
 }
 
 // Begins with the first block of the range in w and side, and leaves `after` there.
-template <TileFormat F, int kGroups>
-DEVICE void multiply_range(const LinearParams &p, const std::byte *tile, Range range, NextBlock after,
-                           MainRegisters<F> &w, SideRegisters<F> &side, float (&sums)[kGroups][2]) {
-    const LaneActivations<F, kGroups> x(p.x, p.tokens);
+template <TileFormat F, int kGroups, bool kGrouped>
+DEVICE void multiply_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
+                           NextBlock after, MainRegisters<F> &w, SideRegisters<F> &side,
+                           float (&sums)[kGroups][2]) {
+    const LaneActivations<F, kGroups, kGrouped> x(p, group);
     for (int32_t block = range.begin; block < range.end; ++block) {
         const bool last = block + 1 == range.end;
         const NextBlock next =
             last ? after : NextBlock{tile + (block + 1) * block_bytes(F), chunks_at(p.cols, block + 1)};
         if constexpr (has_group_floats(F))
-            multiply_group_floats<F, kGroups>(w, side, next, x, block, groups_at(p.cols, block), sums);
+            multiply_group_floats<F, kGroups, kGrouped>(w, side, next, x, block, groups_at(p.cols, block),
+                                                        sums);
         else
-            multiply_integer_scales<F, kGroups>(w, side, next, x, block, sums);
+            multiply_integer_scales<F, kGroups, kGrouped>(w, side, next, x, block, sums);
     }
 }
 
@@ -309,12 +281,18 @@ DEVICE float multiply_add(float4 w, float4 x, float sum) {
 
 // Every lane sums its four columns of a step for all tokens; then the four lanes of a row are added, and each
 // keeps the token it stands for.
-template <TileFormat F, int kGroups>
-DEVICE void multiply_float_range(const LinearParams &p, const std::byte *tile, Range range,
+template <TileFormat F, int kGroups, bool kGrouped>
+DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                                  float (&sums)[kGroups][2]) {
     constexpr int kTokens = kGroupTokens * kGroups;
     const int t = lane_index() & 3;
     float own[kTokens][2] = {};
+    int32_t source[kTokens];
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+        source[token] = group.first + (token < group.count ? token : 0);
+        if (kGrouped && p.sources) source[token] = p.sources[source[token]];
+    }
     const int32_t steps = (p.cols + kChunkCols - 1) / kChunkCols * 4, last = 16 * range.end;
 #pragma unroll(kGroups == 4 ? 1 : kGroups == 2 || F == TileFormat::F32 ? 2 : 4)
     for (int32_t step = 16 * range.begin; step < (last < steps ? last : steps); ++step) {
@@ -322,8 +300,7 @@ DEVICE void multiply_float_range(const LinearParams &p, const std::byte *tile, R
         load_step<F>(tile, step, w);
 #pragma unroll
         for (int token = 0; token < kTokens; ++token) {
-            const float4 x =
-                load_floats(p.x_f32 + (token < p.tokens ? token : 0) * p.x_stride, 16 * step + 4 * t, p.cols);
+            const float4 x = load_floats(p.x_f32 + source[token] * p.x_stride, 16 * step + 4 * t, p.cols);
             own[token][0] = multiply_add(w[0], x, own[token][0]);
             own[token][1] = multiply_add(w[1], x, own[token][1]);
         }
@@ -345,42 +322,49 @@ struct LinearShared {
     float partial[2][kWarps][kGroupTokens * kGroups][kTileRows];  // [0]: the gate or the only matrix, [1]: up
 };
 
-// A tile of rows of one matrix.
+// A tile of rows of one matrix, and the tokens it is multiplied with.
 struct Unit {
     int matrix;
     int32_t tile;
+    TokenGroup group;
 };
 
-DEVICE Unit unit_of(const LinearParams &p, int32_t unit) {
+// Units that share weights follow one another. groups: groups_of(), which is 1 without them.
+template <int kTokens, bool kGrouped>
+DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
+    int32_t tile = kGrouped ? unit / groups : unit;
+    const TokenGroup group = kGrouped ? group_at<kTokens>(p, unit % groups) : TokenGroup{0, 0, p.tokens};
     int matrix = 0;
-    while (p.gate == LinearGate::None && unit >= row_tiles(p.matrix[matrix].rows))
-        unit -= static_cast<int32_t>(row_tiles(p.matrix[matrix++].rows));
-    return {matrix, unit};
-}
-
-DEVICE int32_t units_of(const LinearParams &p) {
-    if (p.gate != LinearGate::None) return static_cast<int32_t>(row_tiles(p.matrix[0].rows));
-    int32_t units = 0;
-    for (int i = 0; i < p.matrices; ++i) units += static_cast<int32_t>(row_tiles(p.matrix[i].rows));
-    return units;
+    while (p.gate == LinearGate::None && tile >= row_tiles(p.matrix[matrix].rows))
+        tile -= static_cast<int32_t>(row_tiles(p.matrix[matrix++].rows));
+    return {matrix, tile, group};
 }
 
 // Two blocks of 256 threads leave 128 registers to each, which the larger accumulators do not fit (on sm_80
-// the least).
-constexpr int blocks_per_multiprocessor(TileFormat format, int groups) {
+// the least), nor groups beside scales per 16.
+constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped) {
     const bool wide = !has_group_floats(format) || format == TileFormat::Q5_1;
-    return groups == 4 || (groups == 2 && wide) ? 1 : 2;
+    return groups == 4 || (groups == 2 && wide) || (grouped && has_groups_of_16(format)) ? 1 : 2;
 }
 
-template <TileFormat F, int kGroups>
+// kGrouped: several groups of tokens, of experts or slices of a batch; else the launch's tokens are one
+// group.
+template <TileFormat F, int kGroups, bool kGrouped>
 struct Linear {
     using Params = LinearParams;
     static constexpr const char *kName = "linear";
-    static constexpr int kThreads = kLinearThreads, kBlocks = blocks_per_multiprocessor(F, kGroups);
+    static constexpr int kThreads = kLinearThreads, kBlocks = blocks_per_multiprocessor(F, kGroups, kGrouped);
     using Shared = LinearShared<kGroups>;
+    static constexpr int kTokens = kGroupTokens * kGroups;
 
-    static DEVICE const std::byte *tile_of(const Params &p, int matrix, int32_t tile) {
-        return p.matrix[matrix].tiles + tile * row_tile_bytes(F, p.cols);
+    static DEVICE Unit unit_at(const Params &p, int32_t groups, int32_t unit) {
+        return unit_of<kTokens, kGrouped>(p, groups, unit);
+    }
+    static DEVICE const std::byte *tile_of(const Params &p, int matrix, const Unit &unit) {
+        const LinearMatrix &m = p.matrix[matrix];
+        int64_t tile = unit.tile;
+        if constexpr (kGrouped) tile += unit.group.expert * row_tiles(m.rows);
+        return m.tiles + tile * row_tile_bytes(F, p.cols);
     }
 
     // What a warp carries from tile to tile: its range of blocks, and the registers that the next tile's
@@ -398,14 +382,14 @@ struct Linear {
 
     // The warp's range of one tile of rows, to shared memory. next: the tile it takes after this one, or
     // null.
-    static DEVICE void partial(const Params &p, const std::byte *tile, const std::byte *next, Warp &warp,
-                               float (&to)[kGroupTokens * kGroups][kTileRows]) {
+    static DEVICE void partial(const Params &p, TokenGroup group, const std::byte *tile,
+                               const std::byte *next, Warp &warp, float (&to)[kTokens][kTileRows]) {
         float sums[kGroups][2] = {};
         if constexpr (is_float(F))
-            multiply_float_range<F, kGroups>(p, tile, warp.range, sums);
+            multiply_float_range<F, kGroups, kGrouped>(p, group, tile, warp.range, sums);
         else
-            multiply_range<F, kGroups>(p, tile, warp.range, warp.first_block(p, next), warp.main, warp.side,
-                                       sums);
+            multiply_range<F, kGroups, kGrouped>(p, group, tile, warp.range, warp.first_block(p, next),
+                                                 warp.main, warp.side, sums);
         const int g = lane_index() >> 2, t = lane_index() & 3;
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
@@ -421,53 +405,61 @@ struct Linear {
         return y;
     }
 
-    static DEVICE void finish(const Params &p, const Shared &shared, Unit unit, int first_warp, int warps) {
+    static DEVICE void finish(const Params &p, const Shared &shared, const Unit &unit, int first_warp,
+                              int warps) {
         const LinearMatrix &m = p.matrix[unit.matrix];
+        const TokenGroup &group = unit.group;
         const int threads = 32 * warps;
-        for (int i = thread_index() - 32 * first_warp; i < kTileRows * p.tokens; i += threads) {
+        for (int i = thread_index() - 32 * first_warp; i < kTileRows * group.count; i += threads) {
             const int in = i % kTileRows, token = i / kTileRows;
             const int32_t row = unit.tile * kTileRows + in;
             if (row >= m.rows) continue;
+            const int64_t at = group.first + token;
+            const int64_t bias = kGrouped ? int64_t{group.expert} * m.rows + row : row;
             float y = folded(shared, 0, first_warp, warps, token, in);
-            if (m.bias) y = y + m.bias[row];
+            if (kGrouped && p.row_weights) y = y * p.row_weights[at];
+            if (m.bias) y = y + m.bias[bias];
             if (p.gate == LinearGate::Silu) {
                 float up = folded(shared, 1, first_warp, warps, token, in);
-                if (p.matrix[1].bias) up = up + p.matrix[1].bias[row];
+                if (kGrouped && p.row_weights) up = up * p.row_weights[at];
+                if (p.matrix[1].bias) up = up + p.matrix[1].bias[bias];
                 y = silu_p(y) * up;
             }
             y = y * m.scale;
-            if (m.add) y = y + m.add[token * m.add_stride + row];
-            m.out[token * m.out_stride + row] = y;
+            if (m.add) y = y + m.add[at * m.add_stride + row];
+            m.out[at * m.out_stride + row] = y;
         }
     }
 
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<Shared>();
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
-        const int32_t units = units_of(p);
         const int warps = warps_per_tile(blocks), teams = kWarps / warps, team = warp_index() / warps;
         const int32_t step = block_count() * teams;
+        if constexpr (kGrouped) grid_dep_wait();  // groups may be the work of a kernel before
+        const int32_t groups = kGrouped ? groups_of<kTokens>(p) : 1, units = tiles_of(p) * groups;
         Warp warp;
         warp.range = range_of(blocks, warps, warp_index() % warps);
-        const auto tile_at = [&](int32_t unit) -> const std::byte * {
-            if (unit >= units) return nullptr;
-            const Unit u = unit_of(p, unit);
-            return tile_of(p, u.matrix, u.tile);
+        const auto tile_at = [&](int32_t index) -> const std::byte * {
+            if (index >= units) return nullptr;
+            const Unit u = unit_at(p, groups, index);
+            return tile_of(p, u.matrix, u);
         };
         int32_t unit = block_index() * teams + team;
         const std::byte *tile = tile_at(unit);
         if constexpr (!is_float(F))
             if (tile != nullptr) load_block<F>(warp.first_block(p, tile), warp.main, warp.side);
-        grid_dep_wait();
+        if constexpr (!kGrouped) grid_dep_wait();
         for (int32_t first = block_index() * teams; first < units; first += step, unit += step) {
             const std::byte *next = tile_at(unit + step);
             if (tile != nullptr) {
-                const std::byte *up = p.gate != LinearGate::None ? tile_of(p, 1, unit) : nullptr;
-                partial(p, tile, up != nullptr ? up : next, warp, shared.partial[0][warp_index()]);
-                if (up != nullptr) partial(p, up, next, warp, shared.partial[1][warp_index()]);
+                const Unit u = unit_at(p, groups, unit);
+                const std::byte *up = p.gate != LinearGate::None ? tile_of(p, 1, u) : nullptr;
+                partial(p, u.group, tile, up != nullptr ? up : next, warp, shared.partial[0][warp_index()]);
+                if (up != nullptr) partial(p, u.group, up, next, warp, shared.partial[1][warp_index()]);
             }
             block_sync();
-            if (tile != nullptr) finish(p, shared, unit_of(p, unit), team * warps, warps);
+            if (tile != nullptr) finish(p, shared, unit_at(p, groups, unit), team * warps, warps);
             block_sync();
             tile = next;
         }
@@ -477,49 +469,65 @@ struct Linear {
 
 template <TileFormat F>
 Kernel<LinearParams> for_tokens(int tokens) {
-    if (tokens <= kGroupTokens) return kernel_of<Linear<F, 1>>();
-    if (tokens <= 2 * kGroupTokens) return kernel_of<Linear<F, 2>>();
-    return kernel_of<Linear<F, 4>>();
+    if (tokens <= kGroupTokens) return kernel_of<Linear<F, 1, false>>();
+    if (tokens <= 2 * kGroupTokens) return kernel_of<Linear<F, 2, false>>();
+    return kernel_of<Linear<F, 4, false>>();
+}
+template <TileFormat F>
+Kernel<LinearParams> for_groups_of(int tokens) {
+    if (tokens <= kGroupTokens) return kernel_of<Linear<F, 1, true>>();
+    return kernel_of<Linear<F, kLinearGroupTokens / kGroupTokens, true>>();
+}
+template <TileFormat F>
+Kernel<LinearParams> for_format(int tokens, bool grouped) {
+    return grouped ? for_groups_of<F>(tokens) : for_tokens<F>(tokens);
+}
+
+Kernel<LinearParams> kernel_for(TileFormat format, int tokens, bool grouped) {
+    switch (format) {
+        case TileFormat::F32:
+            return for_format<TileFormat::F32>(tokens, grouped);
+        case TileFormat::F16:
+            return for_format<TileFormat::F16>(tokens, grouped);
+        case TileFormat::BF16:
+            return for_format<TileFormat::BF16>(tokens, grouped);
+        case TileFormat::Q4_0:
+            return for_format<TileFormat::Q4_0>(tokens, grouped);
+        case TileFormat::Q4_1:
+            return for_format<TileFormat::Q4_1>(tokens, grouped);
+        case TileFormat::Q5_0:
+            return for_format<TileFormat::Q5_0>(tokens, grouped);
+        case TileFormat::Q5_1:
+            return for_format<TileFormat::Q5_1>(tokens, grouped);
+        case TileFormat::Q8_0:
+            return for_format<TileFormat::Q8_0>(tokens, grouped);
+        case TileFormat::IQ4_NL:
+            return for_format<TileFormat::IQ4_NL>(tokens, grouped);
+        case TileFormat::MXFP4:
+            return for_format<TileFormat::MXFP4>(tokens, grouped);
+        case TileFormat::Q2_K:
+            return for_format<TileFormat::Q2_K>(tokens, grouped);
+        case TileFormat::Q3_K:
+            return for_format<TileFormat::Q3_K>(tokens, grouped);
+        case TileFormat::Q4_K:
+            return for_format<TileFormat::Q4_K>(tokens, grouped);
+        case TileFormat::Q5_K:
+            return for_format<TileFormat::Q5_K>(tokens, grouped);
+        case TileFormat::Q6_K:
+            return for_format<TileFormat::Q6_K>(tokens, grouped);
+        case TileFormat::IQ4_XS:
+            return for_format<TileFormat::IQ4_XS>(tokens, grouped);
+    }
+    return {};
 }
 
 }  // namespace
 
 Kernel<LinearParams> linear_kernel(TileFormat format, int tokens) {
-    switch (format) {
-        case TileFormat::F32:
-            return for_tokens<TileFormat::F32>(tokens);
-        case TileFormat::F16:
-            return for_tokens<TileFormat::F16>(tokens);
-        case TileFormat::BF16:
-            return for_tokens<TileFormat::BF16>(tokens);
-        case TileFormat::Q4_0:
-            return for_tokens<TileFormat::Q4_0>(tokens);
-        case TileFormat::Q4_1:
-            return for_tokens<TileFormat::Q4_1>(tokens);
-        case TileFormat::Q5_0:
-            return for_tokens<TileFormat::Q5_0>(tokens);
-        case TileFormat::Q5_1:
-            return for_tokens<TileFormat::Q5_1>(tokens);
-        case TileFormat::Q8_0:
-            return for_tokens<TileFormat::Q8_0>(tokens);
-        case TileFormat::IQ4_NL:
-            return for_tokens<TileFormat::IQ4_NL>(tokens);
-        case TileFormat::MXFP4:
-            return for_tokens<TileFormat::MXFP4>(tokens);
-        case TileFormat::Q2_K:
-            return for_tokens<TileFormat::Q2_K>(tokens);
-        case TileFormat::Q3_K:
-            return for_tokens<TileFormat::Q3_K>(tokens);
-        case TileFormat::Q4_K:
-            return for_tokens<TileFormat::Q4_K>(tokens);
-        case TileFormat::Q5_K:
-            return for_tokens<TileFormat::Q5_K>(tokens);
-        case TileFormat::Q6_K:
-            return for_tokens<TileFormat::Q6_K>(tokens);
-        case TileFormat::IQ4_XS:
-            return for_tokens<TileFormat::IQ4_XS>(tokens);
-    }
-    return {};
+    return kernel_for(format, tokens, false);
+}
+Kernel<LinearParams> linear_groups_kernel(TileFormat format, int tokens) {
+    return kernel_for(format, tokens, true);
 }
 
 size_t linear_shared(int tokens) {
@@ -528,12 +536,12 @@ size_t linear_shared(int tokens) {
     return sizeof(LinearShared<4>);
 }
 
-int64_t linear_blocks(const LinearParams &params) {
+int64_t linear_blocks(const LinearParams &params, int64_t groups) {
     const int64_t teams = kWarps / warps_per_tile(col_blocks(params.cols));
-    int64_t units = row_tiles(params.matrix[0].rows);
+    int64_t tiles = row_tiles(params.matrix[0].rows);
     for (int i = 1; params.gate == LinearGate::None && i < params.matrices; ++i)
-        units += row_tiles(params.matrix[i].rows);
-    return (units + teams - 1) / teams;
+        tiles += row_tiles(params.matrix[i].rows);
+    return (tiles * groups + teams - 1) / teams;
 }
 
 }  // namespace runnel::kernels::cuda

@@ -1,5 +1,6 @@
 // y = W x for up to 16 tokens at a time, weights in tiles (tiles.h): decode, verification of drafts, several
-// sequences. Weights are read once for all tokens.
+// sequences. Weights are read once for all tokens. Two more ways to the same results: groups of up to 8 rows
+// with a matrix each, for mixtures of experts, and linear_prefill.h for many tokens.
 //
 // The canonical order - what every kernel that multiplies these weights computes, to the bit, whatever the
 // number of tokens, the grid and the device:
@@ -14,7 +15,8 @@
 //          b = fma(m, v(sum(x)), b);  at the end of the block p = fma(s, b, p);
 //      F32, F16, BF16 (activations are float32): four sums, a_t = fma(w, x, a_t) over the columns with
 //          column / 4 % 4 == t in ascending order, continued over all blocks; p = (a_0 + a_1) + (a_2 + a_3).
-//   3. y = ((p_0 + p_1) + p_2) + ...; then + bias; then * scale (or act(gate) * up); then + add.
+//   3. y = ((p_0 + p_1) + p_2) + ...; then * the row's weight; then + bias; then * scale (or act(gate) * up);
+//      then + add.
 #pragma once
 
 #include <cstdint>
@@ -25,20 +27,27 @@
 
 namespace runnel::kernels::cuda {
 
-inline constexpr int kLinearTokens = 16;    // most tokens of a launch
-inline constexpr int kLinearMatrices = 4;   // most matrices of a launch: they share type, columns and input
-inline constexpr int kLinearThreads = 256;  // of a block
+inline constexpr int kLinearTokens = 16;      // most tokens of a launch without groups
+inline constexpr int kLinearGroupTokens = 8;  // most tokens of a group
+inline constexpr int kLinearMatrices = 4;     // most matrices of a launch: they share type, columns and input
+inline constexpr int kLinearThreads = 256;    // of a block
 
 // Warps that share a tile of rows: a function of the matrix alone.
 constexpr int warps_per_tile(int64_t blocks) {
     return blocks >= 8 ? 8 : blocks >= 4 ? 4 : blocks >= 2 ? 2 : 1;
 }
 
+// Rows of the input that one matrix multiplies: [first, first + count).
+struct TokenGroup {
+    int32_t expert;  // which of the matrices that lie one behind the other
+    int32_t first, count;
+};
+
 struct LinearMatrix {
-    const std::byte *tiles;
-    const float *bias;  // [rows] or null
-    const float *add;   // [tokens][add_stride] or null; may be out
-    float *out;         // [tokens][out_stride]
+    const std::byte *tiles;  // of experts: all of them, [expert]
+    const float *bias;       // [rows] or null; of experts [expert][rows]
+    const float *add;        // [tokens][add_stride] or null; may be out
+    float *out;              // [tokens][out_stride]
     int64_t add_stride, out_stride;
     int32_t rows;
     float scale = 1;
@@ -57,13 +66,24 @@ struct LinearParams {
     int32_t cols, tokens;
     int32_t matrices;
     LinearGate gate;
+    // Of the kernels for groups alone. Mixtures of experts: rows sorted by expert, in groups (in device
+    // memory; experts.h makes them). Without `groups`, all `tokens` rows are multiplied by one matrix.
+    const TokenGroup *groups;
+    const int32_t *group_count;
+    const int32_t *sources;    // the row of x that a row of the groups reads; null: the same
+    const float *row_weights;  // [rows] or null
 };
 
-// The kernel for a format and a number of tokens (1..kLinearTokens).
+// The kernel for a format and a number of tokens (1..kLinearTokens), and its bytes of shared memory.
 Kernel<LinearParams> linear_kernel(TileFormat format, int tokens);
-size_t linear_shared(int tokens);  // bytes of shared memory
+size_t linear_shared(int tokens);
 
-// How many blocks have something to do: the largest sensible grid. Results do not depend on the grid.
-int64_t linear_blocks(const LinearParams &params);
+// The kernel for groups of up to `tokens` tokens (1..kLinearGroupTokens): experts, or any number of tokens in
+// slices of kLinearGroupTokens, for which `groups` is null. Shared memory: linear_shared(tokens).
+Kernel<LinearParams> linear_groups_kernel(TileFormat format, int tokens);
+
+// How many blocks have something to do, with up to `groups` groups: the largest sensible grid. Results do not
+// depend on the grid.
+int64_t linear_blocks(const LinearParams &params, int64_t groups = 1);
 
 }  // namespace runnel::kernels::cuda
