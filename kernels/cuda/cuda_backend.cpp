@@ -12,7 +12,9 @@
 #include "kernels/cuda/batch_input.h"
 #include "kernels/cuda/devices.h"
 #include "kernels/cuda/embed.h"
-#include "kernels/cuda/linear_prefill.h"
+#include "kernels/cuda/expert_runner.h"
+#include "kernels/cuda/launcher.h"
+#include "kernels/cuda/linear_launch.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/quantise.h"
 #include "kernels/cuda/runtime.h"
@@ -25,8 +27,6 @@ constexpr int64_t kStrideFloats = 64;  // rows of slots begin at multiples of 25
 constexpr int32_t kDecodeRows =
     64;  // query rows of a sequence and K/V head up to which attention splits keys
 constexpr int32_t kAllRows = INT32_MAX;
-// Up to here, slices of kLinearTokens cost less than the kernel for many tokens, which computes 64 at a time.
-constexpr int32_t kSlicedTokens = 2 * kLinearTokens;
 constexpr size_t kLeastPartials = size_t{1} << 20;
 constexpr size_t kReserve = size_t{64} << 20;  // left to the driver: kernels, graphs, fragmentation
 
@@ -89,7 +89,6 @@ class CudaBackend final : public Backend {
     void enqueue(const ActivateOp &op);
     void enqueue_logits(int32_t first, int32_t count);
     void fetch_logits(std::span<float> logits, int32_t first, int32_t count);
-    void launch_linear(const LinearParams &all, TileFormat format, int32_t tokens);
     struct AttentionLaunches {
         Kernel<AttentionParams> decode, prefill;
         size_t decode_shared, prefill_shared;
@@ -100,22 +99,20 @@ class CudaBackend final : public Backend {
                 attention_decode_shared(k_type_, v_type_, a.head_dim_k, a.head_dim_v),
                 attention_prefill_shared(k_type_, v_type_, a.head_dim_k, a.head_dim_v)};
     }
-    void launch_slices(const LinearParams &all, TileFormat format);
+    void enqueue(const ExpertsOp &op);
     AttentionParams attention_params(const Attention &step) const;
 
     template <class Params>
     void run(const Kernel<Params> &kernel, int64_t blocks, size_t shared,
              const std::type_identity_t<Params> &params) {
-        const auto most = int64_t{resident(kernel.handle, shared)} * properties_.multiprocessors;
-        launch_exact(kernel, std::clamp<int64_t>(blocks, 1, most), shared, params);
+        launcher_.run(kernel, blocks, shared, params);
     }
     template <class Params>
     void launch_exact(const Kernel<Params> &kernel, int64_t blocks, size_t shared,
                       const std::type_identity_t<Params> &params) {
-        launch(stream_, kernel, {static_cast<uint32_t>(blocks), shared, properties_.dependent_launch()},
-               params);
+        launcher_.run_exactly(kernel, blocks, shared, params);
     }
-    int resident(const KernelHandle &kernel, size_t shared);
+    int resident(const KernelHandle &kernel, size_t shared) { return launcher_.resident(kernel, shared); }
 
     const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
     int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
@@ -138,10 +135,11 @@ class CudaBackend final : public Backend {
     std::vector<const uint64_t *> ropes_;  // in turns_
     PinnedMemory host_logits_;
     BatchInput input_;
-    std::map<const void *, int> resident_;  // blocks per multiprocessor, by kernel
+    ExpertRunner experts_;
     std::map<GraphKey, Graph> graphs_;
     int32_t tokens_ = 0, logit_rows_ = 0;  // of the batch at hand
-    Stream stream_;                        // last, so it goes first
+    Stream stream_;                        // goes before all memory
+    Launcher launcher_{stream_, properties_};
 };
 
 // --- load --------------------------------------------------------------------------------------------------
@@ -158,6 +156,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     upload_ropes();
     allocate(cache);
     input_ = BatchInput(program_, cache, max_tokens);
+    experts_ = ExpertRunner(program_, plan_, max_tokens);
     prepare_kernels();
     stream_.wait();
 }
@@ -174,7 +173,8 @@ void CudaBackend::expect_memory(const CacheConfig &cache) const {
         pages += cache_block_bytes(program_, static_cast<int32_t>(group), cache.k, cache.v) *
                  static_cast<size_t>(cache.blocks[group]);
     const size_t weights = weight_memory(program_, plan_);
-    const size_t work = slot_bytes() + static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_)) +
+    const size_t work = slot_bytes() + ExpertRunner::bytes(program_, plan_, max_tokens_) +
+                        static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_)) +
                         static_cast<size_t>(program_.vocab) * kLinearTokens * sizeof(float) + kReserve;
     const size_t free = free_memory(device_), needed = weights + pages + work;
     if (needed > free)
@@ -237,24 +237,15 @@ void CudaBackend::upload_ropes() {
 
 // Loads every kernel that the plan needs: a first launch while a graph is recorded could not.
 void CudaBackend::prepare_kernels() {
-    const auto linear = [&](TileFormat format) {
-        for (const int tokens : {4, 8, 16})
-            prepare(linear_kernel(format, tokens).handle, linear_shared(tokens));
-        if (max_tokens_ > kLinearTokens && is_float(format))
-            prepare(linear_groups_kernel(format, kLinearGroupTokens).handle,
-                    linear_shared(kLinearGroupTokens));
-        if (max_tokens_ > kSlicedTokens && !is_float(format))
-            prepare(linear_prefill_kernel(format).handle, linear_prefill_shared(format));
-    };
     prepare(embed_kernel().handle, 0);
     prepare(gather_kernel().handle, 0);
     prepare(quantise_kernel().handle, kQuantiseShared);
     prepare(activate_kernel().handle, 0);
     prepare(softcap_kernel().handle, 0);
-    if (plan_.logits) linear(tile_format(weight(plan_.logits->weight).type));
+    if (plan_.logits) prepare_linear(tile_format(weight(plan_.logits->weight).type), kLinearTokens);
     size_t totals = 1;
     for (const Op &op : plan_.ops) {
-        if (const auto *matrices = std::get_if<LinearOp>(&op)) linear(matrices->format);
+        if (const auto *matrices = std::get_if<LinearOp>(&op)) prepare_linear(matrices->format, max_tokens_);
         if (const auto *a = std::get_if<Attention>(&op)) {
             const AttentionLaunches launches = attention_launches(*a);
             prepare(launches.decode.handle, launches.decode_shared);
@@ -269,12 +260,6 @@ void CudaBackend::prepare_kernels() {
         }
     }
     totals_ = DeviceMemory(totals, "attention");
-}
-
-int CudaBackend::resident(const KernelHandle &kernel, size_t shared) {
-    const auto known = resident_.find(kernel.entry);
-    if (known != resident_.end()) return known->second;
-    return resident_[kernel.entry] = std::max(1, resident_blocks(kernel, shared));
 }
 
 // --- execute -----------------------------------------------------------------------------------------------
@@ -393,41 +378,18 @@ void CudaBackend::enqueue(const LinearOp &op) {
         if (part.add != kNoSlot) m.add = slot(part.add), m.add_stride = stride(part.add);
         if (part.out != kNoSlot) m.out = slot(part.out), m.out_stride = stride(part.out);
     }
-    launch_linear(params, op.format, tokens_);
+    params.tokens = tokens_;
+    launch_linear(launcher_, params, op.format);
 }
 
-void CudaBackend::launch_linear(const LinearParams &all, TileFormat format, int32_t tokens) {
-    LinearParams p = all;
-    p.tokens = tokens;
-    if (tokens <= kSlicedTokens && (tokens <= kLinearTokens || !is_float(format))) {
-        launch_slices(p, format);
-    } else if (is_float(format)) {
-        const int64_t slices = (tokens + kLinearGroupTokens - 1) / kLinearGroupTokens;
-        run(linear_groups_kernel(format, kLinearGroupTokens), linear_blocks(p, slices),
-            linear_shared(kLinearGroupTokens), p);
-    } else {
-        run(linear_prefill_kernel(format),
-            linear_prefill_blocks(p, (tokens + kPrefillTokens - 1) / kPrefillTokens),
-            linear_prefill_shared(format), {p, format});
-    }
-}
-
-// Launches of as many tokens as the kernel for few takes.
-void CudaBackend::launch_slices(const LinearParams &all, TileFormat format) {
-    for (int32_t first = 0; first < all.tokens; first += kLinearTokens) {
-        LinearParams p = all;
-        p.tokens = std::min(all.tokens - first, kLinearTokens);
-        p.x.values += first * p.x.values_stride;
-        p.x.scales += first * p.x.scales_stride;
-        p.x.sums += first * p.x.sums_stride;
-        p.x.sums16 += first * p.x.sums16_stride;
-        p.x_f32 += first * p.x_stride;
-        for (LinearMatrix &m : p.matrix) {
-            if (m.out != nullptr) m.out += first * m.out_stride;
-            if (m.add != nullptr) m.add += first * m.add_stride;
-        }
-        run(linear_kernel(format, p.tokens), linear_blocks(p), linear_shared(p.tokens), p);
-    }
+void CudaBackend::enqueue(const ExpertsOp &op) {
+    const auto memory = [&](Slot at) {
+        return at == kNoSlot ? SlotMemory{} : SlotMemory{slot(at), stride(at)};
+    };
+    const Experts &step = op.step;
+    experts_.enqueue(launcher_, op, weights_,
+                     {memory(step.in), memory(step.logits), memory(step.add), memory(step.out),
+                      quantised(op.in_width), tokens_});
 }
 
 void CudaBackend::enqueue(const ActivateOp &op) {
@@ -549,7 +511,8 @@ void CudaBackend::enqueue_logits(int32_t first, int32_t count) {
     p.matrix[0].out_stride = program_.vocab;
     p.matrix[0].rows = static_cast<int32_t>(w.rows);
     p.matrix[0].scale = step.scale;
-    launch_linear(p, tile_format(w.type), count);
+    p.tokens = count;
+    launch_linear(launcher_, p, tile_format(w.type));
     if (step.softcap != 0)
         run(softcap_kernel(), (count * program_.vocab + 255) / 256, 0,
             {logits_.as<float>(), count * program_.vocab, step.softcap});

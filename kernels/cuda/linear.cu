@@ -294,7 +294,7 @@ DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const 
         if (kGrouped && p.sources) source[token] = p.sources[source[token]];
     }
     const int32_t steps = (p.cols + kChunkCols - 1) / kChunkCols * 4, last = 16 * range.end;
-#pragma unroll(kGroups == 4 ? 1 : kGroups == 2 || F == TileFormat::F32 ? 2 : 4)
+#pragma unroll(kGroups == 4 ? 1 : kGroups == 2 || kGrouped || F == TileFormat::F32 ? 2 : 4)
     for (int32_t step = 16 * range.begin; step < (last < steps ? last : steps); ++step) {
         float4 w[2];
         load_step<F>(tile, step, w);

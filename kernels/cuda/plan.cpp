@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/experts.h"
 
 namespace runnel::kernels::cuda {
 namespace {
@@ -27,6 +28,7 @@ struct Reads {
     }
     bool operator()(const Attention &s) const { return s.q == slot || s.k == slot || s.v == slot; }
     bool operator()(const Gate &s) const { return s.gate == slot || s.up == slot; }
+    bool operator()(const Experts &s) const { return s.in == slot || s.logits == slot || s.add == slot; }
     bool operator()(const Logits &s) const { return s.in == slot; }
     template <class Other>  // steps that there is no kernel for
     bool operator()(const Other &) const {
@@ -69,10 +71,13 @@ class Planner {
     const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
     int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
 
-    void use_tiles(WeightId id) {
+    enum class Count { One, Many };
+
+    void use_tiles(WeightId id, Count count = Count::One) {
         if (!has_tiles(weight(id).type))
             refuse("weights of the type " + std::string(gguf::traits(weight(id).type).name) + " (" +
                    weight(id).name + ")");
+        if (count == Count::One && weight(id).count != 1) refuse("experts (" + weight(id).name + ")");
         use(id, WeightUse::Tiles);
     }
     void use_floats(WeightId id) {
@@ -84,7 +89,6 @@ class Planner {
         WeightUse &known = plan_.uses[static_cast<size_t>(id)];
         if (known != WeightUse::None && known != as)
             refuse("a tensor that is a matrix and a vector (" + weight(id).name + ")");
-        if (weight(id).count != 1) refuse("experts (" + weight(id).name + ")");
         known = as;
     }
 
@@ -156,25 +160,58 @@ class Planner {
         plan_.ops.push_back(step);
         written(step.out);
     }
+    static Activation activation_of(Gate::Act act) {
+        switch (act) {
+            case Gate::Act::Silu:
+                return Activation::Silu;
+            case Gate::Act::GeluTanh:
+                return Activation::GeluTanh;
+            case Gate::Act::ReluSquared:
+                return Activation::ReluSquared;
+            case Gate::Act::SiluClamped:
+                return Activation::SiluClamped;
+            default:
+                refuse("the activation function GELU (erf)");
+        }
+    }
     void add(const Gate &step) {
-        const auto activation = [&] {
-            switch (step.act) {
-                case Gate::Act::Silu:
-                    return Activation::Silu;
-                case Gate::Act::GeluTanh:
-                    return Activation::GeluTanh;
-                case Gate::Act::ReluSquared:
-                    return Activation::ReluSquared;
-                case Gate::Act::SiluClamped:
-                    return Activation::SiluClamped;
-                default:
-                    refuse("the activation function GELU (erf)");
-            }
-        };
-        plan_.ops.push_back(ActivateOp{step, activation()});
+        plan_.ops.push_back(ActivateOp{step, activation_of(step.act)});
         written(step.out);
     }
-    void add(const Experts &) { refuse("mixtures of experts"); }
+    void add(const Experts &step) {
+        const Weight &gate = weight(step.gate), &down = weight(step.down);
+        const Routing &r = step.routing;
+        expect(down.count <= kMaxExperts && r.used <= kMaxUsedExperts && r.groups <= kMaxExpertGroups,
+               "so many experts");
+        ExpertsOp op{step,
+                     {},
+                     TileFormat::F32,
+                     static_cast<int32_t>(down.count),
+                     gate.cols,
+                     down.cols,
+                     down.rows,
+                     step.up != kNoWeight || gate.rows == 2 * down.cols,
+                     false,
+                     activation_of(step.act)};
+        add_in(op, {step.gate, step.gate_bias, gate.rows, 0});
+        if (step.up != kNoWeight) add_in(op, {step.up, step.up_bias, weight(step.up).rows, op.width});
+        op.fused = op.in.size() == 1 && op.in[0].parts.size() == 2 && step.act == Gate::Act::Silu;
+        use_tiles(step.down, Count::Many);
+        op.down = tile_format(down.type);
+        expect(is_float(op.down) || op.width % 32 == 0, "experts whose width is not a multiple of 32");
+        use_floats(step.down_bias);
+        use_floats(r.selection_bias);
+        for (const ExpertsOp::In &in : op.in) quantise(step.in, in.format);
+        plan_.ops.push_back(std::move(op));
+        written(step.out);
+    }
+    void add_in(ExpertsOp &op, const ExpertsOp::Part &part) {
+        use_tiles(part.weight, Count::Many);
+        use_floats(part.bias);
+        const TileFormat format = tile_format(weight(part.weight).type);
+        if (op.in.empty() || op.in[0].format != format) op.in.push_back({format, {}});
+        op.in.back().parts.push_back(part);
+    }
     template <class Other>
     void add(const Other &) {
         refuse("a step of this program");

@@ -37,7 +37,28 @@ struct ActivateOp {
     Activation activation;
 };
 
-using Op = std::variant<Embed, PrepareOp, LinearOp, Attention, ActivateOp>;
+// A mixture of experts; see expert_runner.h. The matrices of a launch share their format.
+struct ExpertsOp {
+    struct Part {
+        WeightId weight, bias;
+        int64_t rows;
+        int64_t at;  // where its outputs go in a row of [gate, up]
+    };
+    struct In {
+        TileFormat format;
+        std::vector<Part> parts;  // gate, up or both; one that holds both
+    };
+    Experts step;
+    std::vector<In> in;
+    TileFormat down;
+    int32_t experts;
+    int64_t in_width, width, out_width;  // of the input, of an expert, of the output
+    bool gated;                          // there are values to multiply the activation with
+    bool fused;                          // the launch of gate and up activates, too
+    Activation activation;
+};
+
+using Op = std::variant<Embed, PrepareOp, LinearOp, Attention, ActivateOp, ExpertsOp>;
 
 // What a weight is uploaded as.
 enum class WeightUse { None, Tiles, Floats };

@@ -23,7 +23,7 @@ size_t device_bytes(const Weight &w, WeightUse use) {
     if (use == WeightUse::None) return 0;
     return aligned(use == WeightUse::Floats
                        ? w.bytes()
-                       : static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols)));
+                       : static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols) * w.count));
 }
 
 // At least 16 rows of the widest matrix, at most what there is.
@@ -45,7 +45,16 @@ class Uploader {
         }
     }
 
+    // All matrices of a weight, one behind the other.
     void tiles(const Weight &w, std::byte *to) {
+        Weight one = w;
+        for (int64_t i = 0; i < w.count; ++i) {
+            one.data = w.data + static_cast<size_t>(i) * w.matrix_bytes();
+            matrix(one, to + i * tiled_bytes(tile_format(w.type), w.rows, w.cols));
+        }
+    }
+
+    void matrix(const Weight &w, std::byte *to) {
         const size_t row_bytes = gguf::row_bytes(w.type, w.cols);
         const int64_t tile_bytes = row_tile_bytes(tile_format(w.type), w.cols);
         const auto most = static_cast<int64_t>(bytes_ / row_bytes / kTileRows * kTileRows);
