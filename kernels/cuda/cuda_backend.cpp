@@ -15,6 +15,7 @@
 #include "kernels/cuda/expert_runner.h"
 #include "kernels/cuda/launcher.h"
 #include "kernels/cuda/linear_launch.h"
+#include "kernels/cuda/normalise.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/quantise.h"
 #include "kernels/cuda/runtime.h"
@@ -83,6 +84,8 @@ class CudaBackend final : public Backend {
     void replay();
     void enqueue();
     void enqueue(const Embed &op);
+    void embed(WeightId id, const int32_t *rows, float scale, Slot out, bool add);
+    void enqueue(const Norm &op);
     void enqueue(const PrepareOp &op);
     void enqueue(const LinearOp &op);
     void enqueue(const Attention &op);
@@ -240,6 +243,7 @@ void CudaBackend::prepare_kernels() {
     prepare(embed_kernel().handle, 0);
     prepare(gather_kernel().handle, 0);
     prepare(quantise_kernel().handle, kQuantiseShared);
+    prepare(normalise_kernel().handle, kNormaliseShared);
     prepare(activate_kernel().handle, 0);
     prepare(softcap_kernel().handle, 0);
     if (plan_.logits) prepare_linear(tile_format(weight(plan_.logits->weight).type), kLinearTokens);
@@ -349,10 +353,26 @@ void CudaBackend::enqueue() {
 }
 
 void CudaBackend::enqueue(const Embed &op) {
-    const Weight &table = weight(op.table);
+    embed(op.table, input_.tokens(), op.scale, op.out, false);
+    if (op.positions != kNoWeight) embed(op.positions, input_.positions(), 1, op.out, true);
+}
+
+// Rows of a table into a slot, or added to what is there.
+void CudaBackend::embed(WeightId id, const int32_t *rows, float scale, Slot out, bool add) {
+    const Weight &table = weight(id);
     launch_exact(embed_kernel(), tokens_, 0,
-                 {weights_.tiles(op.table), tile_format(table.type), static_cast<int32_t>(table.cols),
-                  op.scale, input_.tokens(), slot(op.out), stride(op.out)});
+                 {weights_.tiles(id), tile_format(table.type), static_cast<int32_t>(table.cols), scale, rows,
+                  slot(out), stride(out), static_cast<int32_t>(table.rows - 1), add});
+}
+
+void CudaBackend::enqueue(const Norm &op) {
+    const bool adds = op.add != kNoSlot;
+    const bool own = op.weight != kNoWeight && weight(op.weight).cols == width(op.out);
+    launch_exact(normalise_kernel(), int64_t{tokens_} * op.parts, kNormaliseShared,
+                 {slot(op.in), weights_.floats(op.weight), weights_.floats(op.bias),
+                  adds ? slot(op.add) : nullptr, slot(op.out), stride(op.in), adds ? stride(op.add) : 0,
+                  stride(op.out), static_cast<int32_t>(width(op.out) / op.parts), op.parts, own, op.eps,
+                  op.kind == Norm::Kind::Layer});
 }
 
 void CudaBackend::enqueue(const PrepareOp &op) {

@@ -23,6 +23,8 @@ struct Activate {
         switch (activation) {
             case Activation::GeluTanh:
                 return 0.5f * x * (1.0f + tanh_p(0.797884560802865f * (x + 0.044715f * x * x * x)));
+            case Activation::GeluErf:
+                return gelu_erf_p(x);
             case Activation::ReluSquared:
                 return x > 0.0f ? x * x : x != x ? x : 0.0f;
             default:

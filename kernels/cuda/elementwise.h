@@ -7,8 +7,8 @@
 
 namespace runnel::kernels::cuda {
 
-// Gate::Act of program.h, as far as there are kernels.
-enum class Activation : int32_t { Silu, GeluTanh, ReluSquared, SiluClamped };
+// Gate::Act of program.h.
+enum class Activation : int32_t { Silu, GeluTanh, GeluErf, ReluSquared, SiluClamped };
 
 // out = act(gate) * up, or act(gate) without up. Any grid.
 struct ActivateParams {

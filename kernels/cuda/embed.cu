@@ -159,10 +159,10 @@ struct Embed {
 
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
-        const int32_t row = p.rows[block_index()];
+        const int32_t asked = p.rows[block_index()], row = asked < p.last_row ? asked : p.last_row;
         float *out = p.out + block_index() * p.out_stride;
         for (int32_t col = thread_index(); col < p.cols; col += block_threads())
-            out[col] = p.scale * value_of(p, row, col);
+            out[col] = p.scale * value_of(p, row, col) + (p.add ? out[col] : 0.0f);
         grid_dep_trigger();
     }
 };

@@ -18,6 +18,8 @@ struct EmbedParams {
     const int32_t *rows;  // [t], each below the matrix's rows
     float *out;           // [t][out_stride]
     int64_t out_stride;
+    int32_t last_row;  // rows behind it are taken as it
+    bool add;          // to what is in out, instead of writing over it
 };
 Kernel<EmbedParams> embed_kernel();
 

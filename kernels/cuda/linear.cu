@@ -344,7 +344,10 @@ DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
 // the least), nor groups beside scales per 16.
 constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped) {
     const bool wide = !has_group_floats(format) || format == TileFormat::Q5_1;
-    return groups == 4 || (groups == 2 && wide) || (grouped && has_groups_of_16(format)) ? 1 : 2;
+    return groups == 4 || (groups == 2 && wide) ||
+                   (grouped && (has_groups_of_16(format) || format == TileFormat::Q5_K))
+               ? 1
+               : 2;
 }
 
 // kGrouped: several groups of tokens, of experts or slices of a batch; else the launch's tokens are one

@@ -102,6 +102,19 @@ DEVICE SinCos sincos_p(uint32_t turn) {
     return {quadrant & 2u ? -a : a, (quadrant + 1u) & 2u ? -b : b};
 }
 
+// x / 2 * (1 + erf(x / sqrt(2))), by formula 7.1.26 of Abramowitz and Stegun: absolute error below 3e-7 |x|.
+DEVICE float gelu_erf_p(float x) {
+    const float a = x < 0 ? -x : x, z = a * 0.707106769f;
+    const float t = 1.0f / fma_rn(0.3275911f, z, 1.0f);
+    float p = 1.061405429f;
+    p = fma_rn(p, t, -1.453152027f);
+    p = fma_rn(p, t, 1.421413741f);
+    p = fma_rn(p, t, -0.284496736f);
+    p = fma_rn(p, t, 0.254829592f);
+    const float erfc = p * t * exp_p(-z * z);
+    return (x < 0 ? 0.0f : x) - 0.5f * a * erfc;
+}
+
 DEVICE float silu_p(float x) {
     return x / (1.0f + exp_p(-x));
 }

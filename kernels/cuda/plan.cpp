@@ -108,17 +108,22 @@ class Planner {
     }
 
     void add(const Embed &step) {
-        expect(step.positions == kNoWeight, "learned position embeddings");
         use_tiles(step.table);
+        if (step.positions != kNoWeight) use_tiles(step.positions);
         plan_.ops.push_back(step);
         written(step.out);
     }
     void add(const Norm &step) {
-        expect(step.kind == Norm::Kind::Rms && step.bias == kNoWeight && step.add == kNoSlot &&
-                   step.parts == 1 && step.weight != kNoWeight,
-               "this kind of norm");
         use_floats(step.weight);
-        prepare({step.in, step.out, step.weight, step.eps});
+        use_floats(step.bias);
+        const bool plain = step.kind == Norm::Kind::Rms && step.bias == kNoWeight && step.add == kNoSlot &&
+                           step.parts == 1 && step.weight != kNoWeight && width(step.out) % 32 == 0;
+        if (plain) {
+            prepare({step.in, step.out, step.weight, step.eps});
+        } else {
+            plan_.ops.push_back(step);
+            written(step.out);
+        }
     }
     void add(const Linear &step) {
         std::vector<bool> done(step.parts.size(), false);
@@ -170,9 +175,10 @@ class Planner {
                 return Activation::ReluSquared;
             case Gate::Act::SiluClamped:
                 return Activation::SiluClamped;
-            default:
-                refuse("the activation function GELU (erf)");
+            case Gate::Act::GeluErf:
+                return Activation::GeluErf;
         }
+        return Activation::Silu;
     }
     void add(const Gate &step) {
         plan_.ops.push_back(ActivateOp{step, activation_of(step.act)});

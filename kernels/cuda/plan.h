@@ -58,7 +58,7 @@ struct ExpertsOp {
     Activation activation;
 };
 
-using Op = std::variant<Embed, PrepareOp, LinearOp, Attention, ActivateOp, ExpertsOp>;
+using Op = std::variant<Embed, Norm, PrepareOp, LinearOp, Attention, ActivateOp, ExpertsOp>;
 
 // What a weight is uploaded as.
 enum class WeightUse { None, Tiles, Floats };

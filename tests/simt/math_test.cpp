@@ -21,7 +21,7 @@ double relative(float value, double exact) {
 
 TEST_CASE("cuda math: exp2, exp, tanh and silu stay within the stated errors") {
     runnel::testing::Random random(7);
-    double exp2_error = 0, exp_error = 0, tanh_error = 0, silu_error = 0;
+    double exp2_error = 0, exp_error = 0, tanh_error = 0, silu_error = 0, gelu_error = 0;
     for (int i = 0; i < 200000; ++i) {
         const float x = (random.uniform() - 0.5f) * 240.0f, small = x / 60.0f, y = x / 1.5f;
         if (x > -126.0f) exp2_error = std::max(exp2_error, relative(exp2_p(x), std::exp2(double{x})));
@@ -29,6 +29,12 @@ TEST_CASE("cuda math: exp2, exp, tanh and silu stay within the stated errors") {
         tanh_error = std::max(tanh_error, relative(tanh_p(small), std::tanh(double{small})));
         silu_error = std::max(silu_error, relative(silu_p(y), double{y} / (1 + std::exp(-double{y}))));
     }
+    for (int i = -9000; i < 9000; ++i) {
+        const float x = (static_cast<float>(i) + 0.5f) / 1000;
+        gelu_error = std::max(gelu_error, std::abs(double{gelu_erf_p(x)} / double{x} -
+                                                   0.5 * (1 + std::erf(double{x} * std::sqrt(0.5)))));
+    }
+    CHECK(gelu_error < 3e-7);
     CHECK(exp2_error < 2 * 0x1p-23);
     CHECK(exp_error < 2 * 0x1p-23);
     CHECK(tanh_error < 4e-7);

@@ -214,6 +214,48 @@ TEST_CASE("cuda backend: experts agree with double precision, whatever the chunk
     }
 }
 
+// In the manner of GPT-2, OLMo 2 and Falcon: what is not in a llama.
+TEST_CASE("cuda backend: norms, positions and activations of every kind agree with double precision") {
+    const TinyProgram tiny({.layers = 1, .bias = true, .type = gguf::Type::Q8_0}, 53);
+    for (const Gate::Act act : {Gate::Act::GeluErf, Gate::Act::GeluTanh, Gate::Act::ReluSquared}) {
+        Program program = tiny.program();
+        std::mt19937 random(5);
+        std::normal_distribution<float> value(0, 1);
+        const auto floats = [&](int64_t rows, int64_t cols) {
+            auto values = std::make_shared<std::vector<float>>(static_cast<size_t>(rows * cols));
+            for (float &v : *values) v = value(random);
+            program.weights.push_back({"made here", gguf::Type::F32, rows, cols,
+                                       reinterpret_cast<const std::byte *>(values->data())});
+            program.constants.push_back(values);
+            return static_cast<WeightId>(program.weights.size() - 1);
+        };
+        std::vector<Step> steps;
+        for (Step step : program.steps) {
+            if (auto *embed = std::get_if<Embed>(&step)) embed->positions = floats(17, 64);
+            if (auto *gate = std::get_if<Gate>(&step)) gate->act = act;
+            auto *norm = std::get_if<Norm>(&step);
+            if (norm) norm->kind = Norm::Kind::Layer, norm->bias = floats(1, 64);
+            steps.push_back(step);
+            if (norm == nullptr) continue;
+            // Behind it one of pieces, one that adds what it was given, and one without weights.
+            const Slot slot = norm->out;
+            using Kind = Norm::Kind;
+            steps.push_back(Norm{slot, slot, floats(1, 16), 1e-5f, Kind::Rms, kNoWeight, kNoSlot, 4});
+            steps.push_back(Norm{slot, slot, floats(1, 64), 1e-5f, Kind::Layer, kNoWeight, slot, 2});
+            steps.push_back(Norm{slot, slot, kNoWeight, 1e-5f});
+        }
+        program.steps = steps;
+        const std::vector<int32_t> tokens = random_tokens(20, 50, 7);
+        const auto expected = tests::reference_logits(program, tokens);
+        Runner gpu(cuda::make_cuda_backend(0), program);
+        const Logits2 whole = gpu.run(tokens, 20);
+        const Distance d = distance(expected, whole);
+        CHECK(d.kl < 1e-5);
+        CHECK(d.other_best == 0);
+        check_equal(gpu.run(tokens, 6), whole, "in chunks of 6");
+    }
+}
+
 TEST_CASE("cuda backend: several sequences in a batch, each as by itself, and only the rows asked for") {
     const TinyProgram tiny({.type = gguf::Type::Q8_0}, 47);
     const std::vector<int32_t> first = random_tokens(9, 50, 1), second = random_tokens(4, 50, 2);
@@ -368,13 +410,13 @@ TEST_CASE("cuda backend: what does not fit, and what has no kernel, is said befo
     simt::settings() = {};
     Program program = tiny.program();
     for (Step &step : program.steps)
-        if (auto *norm = std::get_if<Norm>(&step)) norm->parts = 2;
+        if (auto *norm = std::get_if<Norm>(&step)) step = Copy{norm->in, norm->out, {}, {}, 1, 32};
     try {
         cuda::make_cuda_backend(0)->load(program, {{4}}, kMaxTokens);
         FAIL("accepted");
     } catch (const BackendError &error) {
         CHECK(error.kind == BackendError::Kind::Failed);
         CHECK(std::string(error.what()) ==
-              "the GPU has no kernel for this kind of norm yet: run it with --device cpu");
+              "the GPU has no kernel for a step of this program yet: run it with --device cpu");
     }
 }

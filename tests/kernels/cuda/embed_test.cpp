@@ -32,7 +32,7 @@ TEST_CASE("cuda embed: rows of every format are those of the file, to the bit") 
         const simt::Buffer<float> out(stream, rows.size() * static_cast<size_t>(cols), "out");
         launch(stream, embed_kernel(), {static_cast<uint32_t>(rows.size()), 0, true},
                {reinterpret_cast<const std::byte *>(table.data()), tile_format(type),
-                static_cast<int32_t>(cols), 0.5f, tokens.data(), out.data(), cols});
+                static_cast<int32_t>(cols), 0.5f, tokens.data(), out.data(), cols, kRows - 1, false});
         std::vector<float> expected(static_cast<size_t>(kRows * cols));
         gguf::dequantize_row(type, raw.data(), expected.data(), kRows * cols);
         const std::vector<float> y = out.read();
