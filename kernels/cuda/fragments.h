@@ -50,13 +50,14 @@ struct SideRegisters {
     uint32_t scale[kScale], scale2[kScale2], high[kHigh];
 };
 
-// Where blocks are read from: weights in global memory, or a copy of them in shared memory.
+// How weights are read: around L1, by the only warp that wants them, or through it; the second serves copies
+// in shared memory, too.
 struct GlobalWeights {
     static DEVICE uint4 load128(const std::byte *p) { return ldg128_stream(p); }
     static DEVICE uint2 load64(const std::byte *p) { return ldg64_stream(p); }
     static DEVICE uint32_t load32(const std::byte *p) { return ldg32_stream(p); }
 };
-struct CopiedWeights {
+struct CachedWeights {
     static DEVICE uint4 load128(const std::byte *p) { return ld128(p); }
     static DEVICE uint2 load64(const std::byte *p) { return ld64(p); }
     static DEVICE uint32_t load32(const std::byte *p) { return *reinterpret_cast<const uint32_t *>(p); }

@@ -7,10 +7,17 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-// Up to here, slices of kLinearTokens cost less than the kernel for many tokens, which computes 64 at a time.
-constexpr int32_t kSlicedTokens = 2 * kLinearTokens;
+// Up to so many tokens, slices of kLinearTokens cost less than the kernel for many, which computes 64 at a
+// time.
+int32_t most_sliced(TileFormat format) {
+    return is_float(format) ? kLinearTokens : 2 * kLinearTokens;
+}
 // Rows per expert from which that kernel pays: it takes an expert's weights once and computes 64 rows.
 constexpr int32_t kManyRows = 16;
+
+void prepare_prefill(TileFormat format) {
+    prepare(linear_prefill_kernel(format).handle, linear_prefill_shared(format));
+}
 
 void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat format) {
     for (int32_t first = 0; first < all.tokens; first += kLinearTokens) {
@@ -33,32 +40,20 @@ void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat forma
 
 void prepare_linear(TileFormat format, int32_t max_tokens) {
     for (const int tokens : {4, 8, 16}) prepare(linear_kernel(format, tokens).handle, linear_shared(tokens));
-    if (max_tokens > kLinearTokens && is_float(format))
-        prepare(linear_groups_kernel(format, kLinearGroupTokens).handle, linear_shared(kLinearGroupTokens));
-    if (max_tokens > kSlicedTokens && !is_float(format))
-        prepare(linear_prefill_kernel(format).handle, linear_prefill_shared(format));
+    if (max_tokens > most_sliced(format)) prepare_prefill(format);
 }
 
 void prepare_experts(TileFormat format, int32_t max_tokens) {
     for (const int tokens : {4, kLinearGroupTokens})
         prepare(linear_groups_kernel(format, tokens).handle, linear_shared(tokens));
-    if (max_tokens > kLinearTokens && !is_float(format))
-        prepare(linear_prefill_kernel(format).handle, linear_prefill_shared(format));
+    if (max_tokens > kLinearTokens) prepare_prefill(format);
 }
 
 void launch_linear(Launcher &launcher, const LinearParams &p, TileFormat format) {
-    const int32_t tokens = p.tokens;
-    if (tokens <= kLinearTokens || (tokens <= kSlicedTokens && !is_float(format))) {
-        launch_slices(launcher, p, format);
-    } else if (is_float(format)) {
-        const int64_t slices = (tokens + kLinearGroupTokens - 1) / kLinearGroupTokens;
-        launcher.run(linear_groups_kernel(format, kLinearGroupTokens), linear_blocks(p, slices),
-                     linear_shared(kLinearGroupTokens), p);
-    } else {
-        launcher.run(linear_prefill_kernel(format),
-                     linear_prefill_blocks(p, (tokens + kPrefillTokens - 1) / kPrefillTokens),
-                     linear_prefill_shared(format), {p, format});
-    }
+    if (p.tokens <= most_sliced(format)) return launch_slices(launcher, p, format);
+    launcher.run(linear_prefill_kernel(format),
+                 linear_prefill_blocks(p, format, (p.tokens + kPrefillTokens - 1) / kPrefillTokens),
+                 linear_prefill_shared(format), {p, format});
 }
 
 void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat format,
@@ -68,14 +63,15 @@ void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat f
     const auto most_groups = [&](int32_t size) {
         return std::min<int64_t>(rows.rows, int64_t{rows.experts} + rows.rows / size);
     };
-    if (is_float(format) || rows.tokens <= kLinearTokens || rows.rows < kManyRows * rows.experts) {
+    if (rows.tokens <= kLinearTokens || rows.rows < kManyRows * rows.experts) {
         const int tokens = std::min(rows.tokens, kLinearGroupTokens);
         p.groups = rows.few, p.group_count = rows.few_count;
         launcher.run(linear_groups_kernel(format, tokens), linear_blocks(p, most_groups(kLinearGroupTokens)),
                      linear_shared(tokens), p);
     } else {
         p.groups = rows.many, p.group_count = rows.many_count;
-        launcher.run(linear_prefill_kernel(format), linear_prefill_blocks(p, most_groups(kPrefillTokens)),
+        launcher.run(linear_prefill_kernel(format),
+                     linear_prefill_blocks(p, format, most_groups(kPrefillTokens)),
                      linear_prefill_shared(format), {p, format});
     }
 }

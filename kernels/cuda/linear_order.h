@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/math.h"
 
 namespace runnel::kernels::cuda {
 
@@ -59,6 +60,52 @@ DEVICE TokenGroup group_at(const LinearParams &p, int32_t index) {
     if (p.groups) return p.groups[index];
     const int32_t first = kTokens * index, left = p.tokens - first;
     return {0, first, left < kTokens ? left : kTokens};
+}
+
+// --- blocks of several row tiles, for many tokens ---
+
+// Row tiles that a unit of kSlots covers: with a gate, each of its tiles comes with that of `up`.
+template <int kSlots>
+DEVICE int32_t tiles_of_unit(const LinearParams &p) {
+    return p.gate != LinearGate::None ? kSlots / 2 : kSlots;
+}
+
+// A row tile of a matrix.
+struct TileAt {
+    int matrix;  // -1: none
+    int32_t tile;
+};
+// What is in a slot of a unit. With a gate, slots 2i and 2i + 1 are a tile of the gate and the same of `up`.
+template <int kSlots>
+DEVICE TileAt tile_at(const LinearParams &p, int32_t unit, int slot) {
+    if (p.gate != LinearGate::None) {
+        const int32_t tile = unit * (kSlots / 2) + slot / 2;
+        return tile < row_tiles(p.matrix[0].rows) ? TileAt{slot % 2, tile} : TileAt{-1, 0};
+    }
+    int32_t tile = unit * kSlots + slot;
+    for (int i = 0; i < p.matrices; ++i) {
+        const auto tiles = static_cast<int32_t>(row_tiles(p.matrix[i].rows));
+        if (tile < tiles) return {i, tile};
+        tile -= tiles;
+    }
+    return {-1, 0};
+}
+
+// One output; `up` counts with a gate only.
+DEVICE void write_output(const LinearParams &p, TileAt tile, TokenGroup group, int token, int32_t row,
+                         float y, float up) {
+    const LinearMatrix &m = p.matrix[tile.matrix];
+    const int64_t at = group.first + token, bias = int64_t{group.expert} * m.rows + row;
+    if (p.row_weights) y = y * p.row_weights[at];
+    if (m.bias) y = y + m.bias[bias];
+    if (p.gate == LinearGate::Silu) {
+        if (p.row_weights) up = up * p.row_weights[at];
+        if (p.matrix[1].bias) up = up + p.matrix[1].bias[bias];
+        y = silu_p(y) * up;
+    }
+    y = y * m.scale;
+    if (m.add) y = y + m.add[at * m.add_stride + row];
+    m.out[at * m.out_stride + row] = y;
 }
 
 }  // namespace runnel::kernels::cuda

@@ -18,7 +18,6 @@
 #include "kernels/cuda/linear_prefill.h"
 
 #include "kernels/cuda/linear_order.h"
-#include "kernels/cuda/math.h"
 #include "kernels/cuda/prefill_decode.h"
 
 namespace runnel::kernels::cuda {
@@ -41,12 +40,6 @@ struct TokenSums {
     float joined[C.minimum && C.group_floats ? 8 : 1][kPrefillTokens];
 };
 
-// A row tile of a matrix.
-struct TileAt {
-    int matrix;  // -1: none
-    int32_t tile;
-};
-
 template <PrefillClass C, int kBlockBytes>
 struct PrefillShared {
     DecodedWeights<C> weights;
@@ -66,25 +59,6 @@ constexpr int64_t raw_bytes(PrefillClass c) {
           TileFormat::Q5_K, TileFormat::Q6_K, TileFormat::IQ4_XS})
         if (prefill_class(f) == c && block_bytes(f) > most) most = block_bytes(f);
     return most;
-}
-
-// Row tiles that a unit of work covers: with a gate, each of its tiles comes with that of `up`.
-DEVICE int32_t tiles_of_unit(const LinearParams &p) {
-    return p.gate != LinearGate::None ? kPrefillTiles / 2 : kPrefillTiles;
-}
-
-DEVICE TileAt tile_at(const LinearParams &p, int32_t unit, int slot) {
-    if (p.gate != LinearGate::None) {
-        const int32_t tile = unit * (kPrefillTiles / 2) + slot / 2;
-        return tile < row_tiles(p.matrix[0].rows) ? TileAt{slot % 2, tile} : TileAt{-1, 0};
-    }
-    int32_t tile = unit * kPrefillTiles + slot;
-    for (int i = 0; i < p.matrices; ++i) {
-        const auto tiles = static_cast<int32_t>(row_tiles(p.matrix[i].rows));
-        if (tile < tiles) return {i, tile};
-        tile -= tiles;
-    }
-    return {-1, 0};
 }
 
 // --- what a thread brings into shared memory ---------------------------------------------------------------
@@ -366,23 +340,6 @@ struct Multiplier {
 
 // --- results -----------------------------------------------------------------------------------------------
 
-// One output; `up` counts with a gate only.
-DEVICE void write_output(const LinearParams &p, TileAt tile, TokenGroup group, int token, int32_t row,
-                         float y, float up) {
-    const LinearMatrix &m = p.matrix[tile.matrix];
-    const int64_t at = group.first + token, bias = int64_t{group.expert} * m.rows + row;
-    if (p.row_weights) y = y * p.row_weights[at];
-    if (m.bias) y = y + m.bias[bias];
-    if (p.gate == LinearGate::Silu) {
-        if (p.row_weights) up = up * p.row_weights[at];
-        if (p.matrix[1].bias) up = up + p.matrix[1].bias[bias];
-        y = silu_p(y) * up;
-    }
-    y = y * m.scale;
-    if (m.add) y = y + m.add[at * m.add_stride + row];
-    m.out[at * m.out_stride + row] = y;
-}
-
 template <PrefillClass C>
 DEVICE void write_outputs(const LinearParams &p, const TileAt *tiles, TokenGroup group, int first_token,
                           const Sums<C> &sums) {
@@ -467,13 +424,13 @@ struct LinearPrefill {
         const LinearParams &p = params.linear;
         const int warp = warp_index();
         // A pair's second tile that is not there is read as the first once more; its results go nowhere.
-        TileAt own = tile_at(p, unit, warp);
-        if (own.matrix < 0 && warp % 2 == 1) own = tile_at(p, unit, warp - 1);
+        TileAt own = tile_at<kPrefillTiles>(p, unit, warp);
+        if (own.matrix < 0 && warp % 2 == 1) own = tile_at<kPrefillTiles>(p, unit, warp - 1);
         Loader<C> loader(p, params.format, group, bytes_of(params, own, group.expert));
         Multiplier<C, Shared> multiplier{shared, {}, warp / 2 * 2, warp % 2 * (kPrefillTokens / 2)};
-        if (lane_index() == 0) shared.tiles[warp] = tile_at(p, unit, warp);
-        const bool busy =
-            multiplier.first_token < group.count && tile_at(p, unit, multiplier.first_tile).matrix >= 0;
+        if (lane_index() == 0) shared.tiles[warp] = tile_at<kPrefillTiles>(p, unit, warp);
+        const bool busy = multiplier.first_token < group.count &&
+                          tile_at<kPrefillTiles>(p, unit, multiplier.first_tile).matrix >= 0;
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols)),
                    chunks = static_cast<int32_t>(col_chunks(p.cols));
         const int ranges = warps_per_tile(blocks);
@@ -523,7 +480,8 @@ struct LinearPrefill {
         const LinearParams &p = params.linear;
         grid_dep_wait();
         const int32_t groups = groups_of<kPrefillTokens>(p);
-        const int32_t tiles = tiles_of_unit(p), units = (tiles_of(p) + tiles - 1) / tiles * groups;
+        const int32_t tiles = tiles_of_unit<kPrefillTiles>(p),
+                      units = (tiles_of(p) + tiles - 1) / tiles * groups;
         // Units that share weights follow one another.
         for (int32_t unit = block_index(); unit < units; unit += block_count())
             multiply(params, shared, unit / groups, group_at<kPrefillTokens>(p, unit % groups));
@@ -553,19 +511,22 @@ auto for_class(TileFormat format, const Visitor &visit) {
 }  // namespace
 
 Kernel<PrefillParams> linear_prefill_kernel(TileFormat format) {
+    if (is_float(format)) return linear_prefill_floats_kernel(format);
     return for_class(format, [](auto c) { return kernel_of<LinearPrefill<decltype(c)::value>>(); });
 }
 
 size_t linear_prefill_shared(TileFormat format) {
+    if (is_float(format)) return 0;
     return for_class(format,
                      [](auto c) { return sizeof(typename LinearPrefill<decltype(c)::value>::Shared); });
 }
 
-int64_t linear_prefill_blocks(const LinearParams &params, int64_t groups) {
+int64_t linear_prefill_blocks(const LinearParams &params, TileFormat format, int64_t groups) {
     const bool gate = params.gate != LinearGate::None;
     int64_t tiles = row_tiles(params.matrix[0].rows);
     for (int i = 1; !gate && i < params.matrices; ++i) tiles += row_tiles(params.matrix[i].rows);
-    const int64_t each = gate ? kPrefillTiles / 2 : kPrefillTiles;
+    const int64_t slots = is_float(format) ? kPrefillFloatTiles : kPrefillTiles,
+                  each = gate ? slots / 2 : slots;
     return (tiles + each - 1) / each * groups;
 }
 

@@ -1,7 +1,6 @@
 // y = W x for many tokens (prompts, experts of a large batch): the parameters and, to the bit, the results of
-// linear.h, for weights with integer activations; F32, F16 and BF16 stay with linear.h.
-//
-// A block computes 128 rows x 64 tokens. Groups of a launch with experts have at most kPrefillTokens rows.
+// linear.h. A block computes 128 rows x 64 tokens, of F32, F16 and BF16 64 x 64. Groups of a launch with
+// experts have at most kPrefillTokens rows.
 //
 // What it can reach. Integers are exact, so the order of linear.h costs nothing but a second float
 // accumulator; what costs is that hi and lo double the tensor work and that every product of 16 x 8 x 32 is
@@ -29,13 +28,16 @@ struct PrefillParams {
     TileFormat format;
 };
 
-inline constexpr int kPrefillTileRows = 128, kPrefillTokens = 64;  // of a block
+inline constexpr int kPrefillTokens = 64;                        // of a block
+inline constexpr int kPrefillTiles = 8, kPrefillFloatTiles = 4;  // row tiles of a block
 
-// Precondition: !is_float(format).
+// The kernel for a format and its bytes of shared memory.
 Kernel<PrefillParams> linear_prefill_kernel(TileFormat format);
-size_t linear_prefill_shared(TileFormat format);  // bytes of shared memory
+size_t linear_prefill_shared(TileFormat format);
+Kernel<PrefillParams> linear_prefill_floats_kernel(
+    TileFormat format);  // F32, F16, BF16: without shared memory
 
 // The largest sensible grid, with up to `groups` groups.
-int64_t linear_prefill_blocks(const LinearParams &params, int64_t groups);
+int64_t linear_prefill_blocks(const LinearParams &params, TileFormat format, int64_t groups);
 
 }  // namespace runnel::kernels::cuda

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/fragments.h"
+#include "kernels/cuda/linear_prefill.h"
 
 namespace runnel::kernels::cuda {
 
@@ -18,8 +19,6 @@ struct PrefillClass {
 constexpr PrefillClass prefill_class(TileFormat f) {
     return {has_group_floats(f), has_groups_of_16(f), has_minimum(f)};
 }
-
-inline constexpr int kPrefillTiles = 8;  // row tiles of a block, one per warp
 
 // The weights of a block, row tile by row tile. Scales lie as a lane reads them: {row g, row g + 8}.
 template <PrefillClass C>
@@ -110,15 +109,15 @@ DEVICE void decode_tile(const std::byte *block, int chunks, int tile, DecodedWei
     static_assert(prefill_class(F) == C);
     MainRegisters<F> main;
     SideRegisters<F> side;
-    load_side<F, CopiedWeights>(block, side);
+    load_side<F, CachedWeights>(block, side);
     const auto chunk = [&](auto index) {
         constexpr int kC = decltype(index)::value;
         if (kC >= chunks) return;
         // Formats that keep two chunks in a load bring the second, which may be one of padding, with it.
         if constexpr (has_pairs(F))
-            load_chunk<F, kC / 2 * 2 + 1, CopiedWeights>(block, main);
+            load_chunk<F, kC / 2 * 2 + 1, CachedWeights>(block, main);
         else
-            load_chunk<F, kC, CopiedWeights>(block, main);
+            load_chunk<F, kC, CachedWeights>(block, main);
         decode_chunk<F, kC>(main, side, to.codes[tile]);
     };
     chunk(Constant<0>());

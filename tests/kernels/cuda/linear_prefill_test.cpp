@@ -19,11 +19,6 @@ using namespace runnel::tests::device;
 
 namespace {
 
-const gguf::Type kTypes[] = {gguf::Type::Q4_0,  gguf::Type::Q4_1,  gguf::Type::Q5_0,   gguf::Type::Q5_1,
-                             gguf::Type::Q8_0,  gguf::Type::Q2_K,  gguf::Type::Q3_K,   gguf::Type::Q4_K,
-                             gguf::Type::Q5_K,  gguf::Type::Q6_K,  gguf::Type::IQ4_NL, gguf::Type::IQ4_XS,
-                             gguf::Type::MXFP4, gguf::Type::TQ1_0, gguf::Type::TQ2_0};
-
 enum class By { Few, Many };
 
 // A launch with the kernel for few tokens, in slices or groups, or with that for many.
@@ -58,9 +53,10 @@ std::vector<float> product(Stream &stream, By kernel, const Matrix &matrix, cons
 
 TEST_CASE("cuda prefill: every format, bit for bit as in slices of 8 tokens") {
     Stream stream;
-    for (const gguf::Type type : kTypes) {
+    for (const gguf::Type type : tests::kLinearTypes) {
         std::vector<int64_t> all = gguf::traits(type).block_size == 256 ? std::vector<int64_t>{512, 1280}
                                                                         : std::vector<int64_t>{96, 608};
+        if (!gguf::traits(type).quantized) all = {300, 1184};
         if (type == gguf::Type::Q8_0) all.push_back(2336);  // more than one block per range
         for (const int64_t cols : all) {
             const uint32_t seed = 53 * static_cast<uint32_t>(type) + static_cast<uint32_t>(cols);
@@ -96,7 +92,7 @@ TEST_CASE("cuda prefill: several matrices, bias, residual and gate; any grid and
     Stream stream;
     std::mt19937 random(31);
     constexpr int kTokens = 70;
-    for (const gguf::Type type : {gguf::Type::Q5_0, gguf::Type::Q4_K}) {
+    for (const gguf::Type type : {gguf::Type::Q5_0, gguf::Type::Q4_K, gguf::Type::BF16}) {
         CAPTURE(gguf::traits(type).name);
         const Matrix a(stream, type, 150, 512, random), b(stream, type, 17, 512, random),
             c(stream, type, 150, 512, random);
@@ -142,7 +138,7 @@ TEST_CASE("cuda prefill: rows in groups with a matrix each, gathered and weighte
     Stream stream;
     std::mt19937 random(37);
     constexpr int kTokens = 11, kRows = 40, kCols = 512;
-    for (const gguf::Type type : {gguf::Type::Q8_0, gguf::Type::Q6_K}) {
+    for (const gguf::Type type : {gguf::Type::Q8_0, gguf::Type::Q6_K, gguf::Type::F16}) {
         CAPTURE(gguf::traits(type).name);
         const Matrix experts(stream, type, 3 * 32, kCols, random);  // of 32 rows each
         const Input input(stream, random_activations(kTokens * kCols, random), kCols, kTokens);
@@ -188,7 +184,8 @@ TEST_CASE("cuda prefill: rows in groups with a matrix each, gathered and weighte
 TEST_CASE("cuda prefill: weights are read once per 64 tokens, activations once per 128 rows") {
     Stream stream;
     std::mt19937 random(41);
-    for (const gguf::Type type : kTypes) {
+    for (const gguf::Type type : tests::kLinearTypes) {
+        if (!gguf::traits(type).quantized) continue;  // read through L1, which is not counted here
         CAPTURE(gguf::traits(type).name);
         const Matrix matrix(stream, type, 160, 256, random);
         const Input input(stream, random_activations(80 * 256, random), 256, 80);
