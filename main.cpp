@@ -198,6 +198,7 @@ Command make_bench() {
     auto parser = std::make_unique<Parser>("bench", "Speed, against what the hardware allows.", true);
     auto o = std::make_shared<BenchOptions>();
     add_model_options(*parser, o->model);
+    add_draft_options(*parser, o->draft);
     parser->option("-p,--n-prompt", o->prompt, "tokens of the prefill test; 0: none")
         ->check(range(0, 1 << 24));
     parser->option("-n,--n-gen", o->generate, "tokens of the decode test; 0: none")->check(range(0, 1 << 24));

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <random>
 
+#include "engine/commands/bench_speculation.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
 #include "engine/decode/answer_batch.h"
@@ -225,6 +226,7 @@ Json json_of(const std::vector<Row> &rows, double bandwidth, const Engine &engin
 }  // namespace
 
 int bench(const BenchOptions &options, Io &io) {
+    if (drafting_options(options.draft, options.model)) return bench_speculation(options, io);
     if (options.prompt <= 0 && options.generate <= 0)
         throw UsageError("nothing to measure: -p and -n are both 0");
     decode::StopRequest stop;

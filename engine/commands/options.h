@@ -136,6 +136,7 @@ struct PerplexityOptions {
 
 struct BenchOptions {
     ModelOptions model;
+    DraftFlags draft;  // any: what drafts gain is measured, and nothing else
     int32_t prompt = 512, generate = 128, repetitions = 5;
     std::vector<int32_t> depths = {0};
     std::vector<int32_t> sequences;   // how many at a time, as `batch` runs them; none: no such test

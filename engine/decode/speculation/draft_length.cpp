@@ -43,7 +43,7 @@ double DraftLength::balance(const PassCosts &costs) const {
 
 int32_t DraftLength::trusted() const {
     if (drafting_.empty()) return 1;  // nobody knows what a token costs
-    return 1 + static_cast<int32_t>(std::min(acceptance_.successes(), 1e6));
+    return 1 + static_cast<int32_t>(2 * std::min(acceptance_.successes(), 1e6));
 }
 
 int32_t DraftLength::ask(const PassCosts &costs, int32_t room, int32_t beside) const {

@@ -40,11 +40,12 @@ Distribution residual(const Distribution &p, const Distribution &q) {
 }  // namespace
 
 void SharedCosts::measure(const Session &session, int64_t wanted) {
-    constexpr int64_t kLong = 100;  // tokens, against which the time of measuring is small
-    if (measured_ || wanted < kLong) return;
+    // A fiftieth of the answer's time may be spent on it; a few steps are of no use.
+    const double steps = std::min(0.02 * static_cast<double>(wanted), 25.0);
+    if (measured_ || steps < 4) return;
     measured_ = true;
     const auto start = Clock::now();
-    costs_ = measure_pass_costs(session);
+    costs_ = measure_pass_costs(session, steps);
     measured_seconds_ = seconds_since(start);
 }
 

@@ -1,0 +1,76 @@
+// What drafts gain, as `bench` tells it. How fast anything is depends on the machine: only what must hold
+// everywhere is checked.
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/support/data.h"
+#include "tests/support/demo_model.h"
+#include "tests/support/process.h"
+
+using namespace runnel::testing;
+using nlohmann::json;
+
+namespace {
+
+bool absent() {
+    if (program_under_test() && std::filesystem::exists(demo_model())) return false;
+    MESSAGE("no program to test, or not run from the root of the sources: skipped");
+    return true;
+}
+
+Result bench(const std::vector<std::string> &more) {
+    std::vector<std::string> arguments = {"bench", demo_model().string(), "-r", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return execute({.arguments = std::move(arguments),
+                    .input = std::string(),
+                    .environment = {},
+                    .stdout_to = {},
+                    .watch = nullptr,
+                    .type = nullptr});
+}
+
+}  // namespace
+
+TEST_CASE("bench: plain and drafted side by side, and what acceptance and length make of it") {
+    if (absent()) return;
+    const Result got = bench({"--lookup", "-md", demo_draft().string(), "-n", "100", "--json"});
+    CAPTURE(got.err);
+    REQUIRE(got.code == 0);
+    const json result = json::parse(got.out).at("speculation");
+    REQUIRE(result["texts"].size() == 3);
+    for (const json &text : result["texts"]) {
+        CAPTURE(text.dump());
+        CHECK(text["same_text"] == true);
+        CHECK(text["plain_tps"][0] > 0);
+        CHECK(text["draft_tps"][0] > 0);
+    }
+    CHECK(result["texts"][2]["text"] == "editing");
+    CHECK(result["texts"][2]["speculation"]["accepted"] > 20);  // of 100, with a change every 25
+    REQUIRE(result["pass_costs"].size() == 5);
+    double before = 1;
+    for (const json &pass : result["pass_costs"]) {
+        CHECK(pass["plain_steps"] >= before);
+        before = pass["plain_steps"];
+    }
+    REQUIRE(result["dial"].size() == 5);
+    CHECK(result["dial"][0]["bound"] == 1.0);
+    for (const json &row : result["dial"]) {
+        CHECK(row["gain"] > 0);
+        CHECK(row["bound"] >= 1);
+        CHECK(row["lengths"].size() == 5);
+    }
+}
+
+TEST_CASE("bench: drafts as a table, and flags that make no sense") {
+    if (absent()) return;
+    const Result got = bench({"--self-draft", "2", "-n", "20"});
+    CHECK(got.code == 0);
+    for (const char *part : {"greedy", "temperature 0.8", "a pass of 2, 4, 8, 16, 32 tokens costs", "100%"})
+        CHECK(got.out.find(part) != std::string::npos);
+    CHECK(got.out.find("another text") == std::string::npos);
+    CHECK(got.out.find("editing") == std::string::npos);
+    CHECK(bench({"--lookup", "-n", "0"}).code == 2);
+    CHECK(bench({"--lookup", "-c", "100"}).code == 2);
+    CHECK(bench({"--self-draft", "99"}).code == 2);
+}
