@@ -47,10 +47,11 @@ std::vector<Pass> medians(std::span<const Pass> measured) {
         const auto end =
             std::find_if(first, sorted.end(), [&](const Pass &p) { return p.tokens != first->tokens; });
         result.push_back(first[(end - first - 1) / 2]);
-        if (result.size() > 1)
-            result.back().seconds = std::max(result.back().seconds, result[result.size() - 2].seconds);
         first = end;
     }
+    // Other work makes a pass dearer, never cheaper: a smaller one costs no more than a larger one did.
+    for (size_t i = result.size(); i-- > 1;)
+        result[i - 1].seconds = std::min(result[i - 1].seconds, result[i].seconds);
     return result;
 }
 
