@@ -163,14 +163,16 @@ Json speculation_json(const decode::SpeculationCounts &counts) {
 }
 
 std::string speculation_text(const decode::SpeculationCounts &c) {
+    const char *remark = c.drafted == 0                  ? "; nothing worth a try"
+                         : c.plain_passes > 4 * c.passes ? "; mostly off, as it does not pay here"
+                                                         : "";
     char text[256];
     std::snprintf(
         text, sizeof text,
         "drafts   %9lld  tokens, %lld accepted (%.0f%%, %.1f a pass); %.0f ms drafting; speed %.2fx "
         "of plain steps%s\n",
         static_cast<long long>(c.drafted), static_cast<long long>(c.accepted), 100 * c.acceptance_rate(),
-        c.mean_accepted(), c.draft_seconds * 1e3, c.speedup(),
-        c.plain_passes > 4 * c.passes ? "; mostly off, as it does not pay here" : "");
+        c.mean_accepted(), c.draft_seconds * 1e3, c.speedup(), remark);
     std::string line = text;
     if (!c.failure.empty()) line += "         the draft gave up: " + gguf::printable(c.failure, 1024) + "\n";
     return line;

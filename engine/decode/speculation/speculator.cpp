@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <chrono>
+#include <limits>
 #include <unordered_map>
 #include <utility>
 
@@ -40,13 +41,24 @@ Distribution residual(const Distribution &p, const Distribution &q) {
 }  // namespace
 
 void SharedCosts::measure(const Session &session, int64_t wanted) {
-    // A fiftieth of the answer's time may be spent on it; a few steps are of no use.
-    const double steps = std::min(0.02 * static_cast<double>(wanted), 25.0);
-    if (measured_ || steps < 4) return;
+    constexpr int64_t kEnough = 800;  // passes, of which measuring the first sizes takes some 8
+    constexpr double kShare = 0.01, kMost = 20;
+    const bool unlimited = wanted == std::numeric_limits<int64_t>::max();
+    const int64_t passes = passes_ + (unlimited ? 0 : wanted);
+    if (measured_ || passes_ < 2 || passes < kEnough) return;
     measured_ = true;
-    const auto start = Clock::now();
-    costs_ = measure_pass_costs(session, steps);
-    measured_seconds_ = seconds_since(start);
+    costs_ = measure_pass_costs(session, std::min(kMost, kShare * static_cast<double>(passes)));
+}
+
+void SharedCosts::observe(const Pass &pass) {
+    ++passes_;
+    if (pass.tokens == 1) plain_.add(pass.seconds);
+    costs_.observe(pass);
+}
+
+double SharedCosts::plain_step(int32_t sequences) const {
+    if (sequences == 1 && !plain_.empty()) return plain_.value();
+    return costs_.seconds(sequences) / sequences;
 }
 
 void SpeculationCounts::add(const SpeculationCounts &other) {
@@ -177,7 +189,7 @@ void Speculator::record(size_t accepted) {
     counts_.accepted += static_cast<int64_t>(accepted);
     if (costs_) {
         const PassCosts &costs = costs_->costs();
-        const double step = costs.seconds(1 + beside_) / (1 + beside_);
+        const double step = costs_->plain_step(1 + beside_);
         if (!plain) counts_.saved_seconds += static_cast<double>(accepted + 1) * step - pass_seconds_;
         counts_.saved_seconds -= draft_seconds_;
         for (Source &source : sources_) {

@@ -27,6 +27,7 @@
 #include "engine/decode/speculation/draft_length.h"
 #include "engine/decode/speculation/draft_source.h"
 #include "engine/decode/speculation/pass_costs.h"
+#include "engine/decode/speculation/running_median.h"
 
 namespace runnel::decode {
 
@@ -45,17 +46,21 @@ struct SpeculationOptions {
 // What passes of a model cost on its device; shared by all its sequences.
 class SharedCosts {
   public:
-    // For answers of some length the costs are measured, once, behind what `session` has in the cache; until
-    // then, and for short ones, they are what passes turn out to take.
+    // Once enough tokens have come, or are sure to come (`wanted`), for it to take about a hundredth of their
+    // time, the costs are measured behind what `session` has in the cache. Until then they are what passes
+    // turn out to take.
     void measure(const Session &session, int64_t wanted);
-    void observe(const Pass &pass) { costs_.observe(pass); }
+    void observe(const Pass &pass);
     const PassCosts &costs() const { return costs_; }
-    double measured_seconds() const { return measured_seconds_; }  // that measuring took
+    // Of a plain step of one sequence among `sequences`, its share: the median of the last ones where there
+    // was only one.
+    double plain_step(int32_t sequences) const;
 
   private:
     PassCosts costs_;
+    RunningMedian<31> plain_;  // seconds of passes of one token
+    int64_t passes_ = 0;       // observed
     bool measured_ = false;
-    double measured_seconds_ = 0;
 };
 
 // What speculation did, over one or several sequences.
