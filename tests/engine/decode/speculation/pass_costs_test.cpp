@@ -138,7 +138,8 @@ TEST_CASE("pass costs: what there is no room or no time for is not measured") {
     };
     Rig rig({.context = 64, .batch = 16});
     Session session(rig.executor);
-    CHECK(sizes(rig, session, nullptr) == 16);  // the batch
+    const size_t all = sizes(rig, session, nullptr);
+    CHECK((all >= 4 && all <= 16));  // the batch; on a busy machine, the time
     REQUIRE(session.feed(std::vector<TokenId>(58, 1)));
     CHECK(sizes(rig, session, nullptr) <= 6);  // the context
     REQUIRE(session.feed(std::vector<TokenId>(6, 1)));
