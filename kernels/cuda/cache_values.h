@@ -37,12 +37,16 @@ DEVICE uint8_t f32_to_e4m3(float x) {
     return static_cast<uint8_t>(sign | (rounded > 0x7eu ? 0x7eu : rounded));
 }
 
-// Two bytes, each in the high half of 16 bits, to binary16: exact.
-DEVICE uint32_t e4m3_to_f16(uint32_t pair) {
-    uint32_t wide = h2_mul((pair & 0x80008000u) | (pair >> 1 & 0x3f803f80u), 0x5c005c00u);  // 256
-    if ((pair & 0x7f00u) == 0x7f00u) wide |= 0x7fffu;
-    if ((pair & 0x7f000000u) == 0x7f000000u) wide |= 0x7fff0000u;
-    return wide;
+// Two bytes, each in the high half of 16 bits, to binary16: exact, but for 0x7f, which nan_of() turns to NaN.
+DEVICE uint32_t e4m3_number(uint32_t pair) {
+    return h2_mul((pair & 0x80008000u) | (pair >> 1 & 0x3f803f80u), 0x5c005c00u);  // 256
+}
+DEVICE uint32_t nan_of(uint32_t pair) {
+    return ((pair & 0x7f00u) == 0x7f00u ? 0x7fffu : 0u) |
+           ((pair & 0x7f000000u) == 0x7f000000u ? 0x7fff0000u : 0u);
+}
+DEVICE bool has_nan(uint32_t four) {
+    return (((four & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) != 0;
 }
 
 struct Quantised {
@@ -89,7 +93,8 @@ DEVICE uint16_t store_values(const CachePages &pages, const CellBytes &to, int b
     if (pages.type == CacheType::FP8) {
         const uint8_t byte = f32_to_e4m3(x);
         if (writes) to.values[d] = byte;
-        return static_cast<uint16_t>(e4m3_to_f16(static_cast<uint32_t>(byte) << 8));
+        const uint32_t wide = static_cast<uint32_t>(byte) << 8;
+        return static_cast<uint16_t>(e4m3_number(wide) | nan_of(wide));
     }
     const bool nibbles = pages.type == CacheType::Q4_0;
     const Quantised q = quantise(nibbles, x);
@@ -134,9 +139,17 @@ DEVICE uint4 load_chunk(CacheType type, const unsigned char *values, int chunk, 
         return {pair(0), pair(1), pair(2), pair(3)};
     }
     const uint2 w = ld64(values + 8 * chunk);
-    if (type == CacheType::FP8)
-        return {e4m3_to_f16(prmt(w.x, 0, 0x1404)), e4m3_to_f16(prmt(w.x, 0, 0x3424)),
-                e4m3_to_f16(prmt(w.y, 0, 0x1404)), e4m3_to_f16(prmt(w.y, 0, 0x3424))};
+    if (type == CacheType::FP8) {
+        const uint32_t pairs[4] = {prmt(w.x, 0, 0x1404), prmt(w.x, 0, 0x3424), prmt(w.y, 0, 0x1404),
+                                   prmt(w.y, 0, 0x3424)};
+        uint4 eight = {e4m3_number(pairs[0]), e4m3_number(pairs[1]), e4m3_number(pairs[2]),
+                       e4m3_number(pairs[3])};
+        if (has_nan(w.x) || has_nan(w.y)) {  // seldom
+            eight.x |= nan_of(pairs[0]), eight.y |= nan_of(pairs[1]);
+            eight.z |= nan_of(pairs[2]), eight.w |= nan_of(pairs[3]);
+        }
+        return eight;
+    }
     const auto pair = [&](uint32_t bytes, uint32_t selector) {
         return scaled(prmt(bytes, 0x64646464u, selector), 0x64806480u, scale);
     };

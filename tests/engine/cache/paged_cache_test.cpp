@@ -231,6 +231,24 @@ TEST_CASE("paged cache: kept blocks give way, the ends of texts that were used l
     CHECK(fourth.length() == 0);
 }
 
+TEST_CASE("paged cache: a text that is cut within a kept block writes there when nothing else is left") {
+    PagedCache cache(layouts_of({{}}, 2), 0, kRoot);
+    Device device(cache, {{}});
+    SequenceCache sequence = cache.new_sequence();
+    REQUIRE(device.append(sequence, Tokens(64, 1)));
+    sequence.truncate(20);
+    REQUIRE(device.append(sequence, Tokens(44, 2)));
+    device.check(sequence);
+    CHECK(cache.statistics().copied_blocks == 0);
+    // Where somebody else holds it there is no way out.
+    sequence.truncate(32);
+    SequenceCache other = cache.fork(sequence);
+    other.truncate(20);
+    REQUIRE(device.append(sequence, Tokens(32, 3)));
+    CHECK_FALSE(device.append(other, Tokens(1, 4)));
+    device.check(sequence);
+}
+
 TEST_CASE("paged cache: behind a window, memory stays the same however long the text") {
     const std::vector<Reach> reaches = {{100, 0}, {50, 40}};
     const int32_t slack = 64;
