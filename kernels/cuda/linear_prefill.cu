@@ -12,8 +12,8 @@
 //   - integer scales are applied to the mma's sums, with groups of 32 and minimums as two mma more per block:
 //   the
 //     sums of activations in two signed bytes, times the minimums.
-// Shared memory is 65-98 KB and registers are above 128, so one block is resident per multiprocessor. Bytes
-// from L2 per 128 x 64 outputs and column: 128 of activations and 72 (4 bits) of weights: at 280 TFLOP/s 3.4
+// Shared memory is 81-98 KB and registers are above 200, so one block is resident per multiprocessor. Bytes
+// from L2 per 128 x 64 outputs and column: 128 of activations and 72 (4 bits) of weights: at 180 TFLOP/s 2.2
 // TB/s.
 #include "kernels/cuda/linear_prefill.h"
 
@@ -71,40 +71,43 @@ struct Loader {
     const LinearParams &p;
     const std::byte *tile;  // of this warp, or null
     TileLayout layout;
-    int32_t source[kTokenPasses];  // rows of x whose pieces this thread copies, or -1
-    int32_t scale_source;          // whose scale, -1: none
-    int32_t sum_source;            // whose sums
-    float scale;                   // of the next block
+    const int8_t *from[kTokenPasses];  // the pieces of activations that this thread copies next, or null
+    int32_t sum_source;  // the row of x whose sums (and, of every fourth thread, scale) it fetches, or -1
+    float scale;         // of the next block
     uint4 sums[kSums ? kSumLoads : 1];
 
-    DEVICE Loader(const LinearParams &params, TileFormat format, TokenGroup group, const std::byte *from)
-        : p(params), tile(from), layout(tile_layout(format)) {
+    DEVICE Loader(const LinearParams &params, TileFormat format, TokenGroup group, const std::byte *own_tile)
+        : p(params), tile(own_tile), layout(tile_layout(format)) {
         const auto row = [&](int token) {
             if (token >= group.count) return -1;
             return p.sources ? p.sources[group.first + token] : group.first + token;
         };
 #pragma unroll
-        for (int i = 0; i < kTokenPasses; ++i)
-            source[i] = row(thread_index() / kChunkPieces + i * (kThreads / kChunkPieces));
+        for (int i = 0; i < kTokenPasses; ++i) {
+            const int64_t source = row(thread_index() / kChunkPieces + i * (kThreads / kChunkPieces));
+            from[i] = source < 0
+                          ? nullptr
+                          : p.x.values + source * p.x.values_stride + 16 * (thread_index() % kChunkPieces);
+        }
         sum_source = row(thread_index() / 4);
     }
 
     DEVICE void copy_weights(int32_t block, uint4 (&to)[kPrefillTiles][raw_bytes(C) / 16]) const {
         if (tile == nullptr) return;
         const int bytes = layout.side + chunks_at(p.cols, block) * layout.chunk;
-        const std::byte *from = tile + block * (int64_t{layout.side} + 4 * layout.chunk);
+        const std::byte *first = tile + block * (int64_t{layout.side} + 4 * layout.chunk);
         for (int at = lane_index(); at < bytes / 16; at += 32)
-            cp_async16(&to[warp_index()][at], from + 16 * at);
+            cp_async16(&to[warp_index()][at], first + 16 * at);
     }
-    DEVICE void copy_chunk(int32_t chunk, uint4 (&to)[kPrefillTokens][kChunkPieces]) const {
+    // The next 64 columns.
+    DEVICE void copy_chunk(uint4 (&to)[kPrefillTokens][kChunkPieces]) {
         const int piece = thread_index() % kChunkPieces;
 #pragma unroll
         for (int i = 0; i < kTokenPasses; ++i) {
-            const int64_t row = source[i] < 0 ? 0 : source[i];
-            cp_async16(
-                &to[thread_index() / kChunkPieces + i * (kThreads / kChunkPieces)][piece],
-                p.x.values + row * p.x.values_stride + int64_t{chunk} * kActivationChunkBytes + 16 * piece,
-                source[i] >= 0);
+            const bool there = from[i] != nullptr;
+            cp_async16(&to[thread_index() / kChunkPieces + i * (kThreads / kChunkPieces)][piece],
+                       there ? from[i] : p.x.values, there);
+            if (there) from[i] += kActivationChunkBytes;
         }
     }
     // The scales and sums of a block, on their way to registers.
@@ -317,10 +320,13 @@ struct Multiplier {
         int32_t c[4] = {};
         mma_s8_k16(c, {words[0][g][t], words[1][g][t]}, shared.sums.bytes[0][token][g % 2][t]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) c[i] *= 1 << kSumBits;
+        for (int i = 0; i < 4; ++i) c[i] = c[i] * (1 << kSumBits) + kMagicBits;  // |sum| < 2^22
         mma_s8_k16(c, {words[0][g][t], words[1][g][t]}, shared.sums.bytes[1][token][g % 2][t]);
-        to[0] = fma_rn(-factor.x, join(c[0], c[1]), to[0]);
-        to[1] = fma_rn(-factor.y, join(c[2], c[3]), to[1]);
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = bits_float(static_cast<uint32_t>(c[i])) - kMagic;
+        to[0] = fma_rn(-factor.x, join(v[0], v[1]), to[0]);
+        to[1] = fma_rn(-factor.y, join(v[2], v[3]), to[1]);
     }
 
     // A range of blocks is done; the first one starts the sum.
@@ -435,9 +441,9 @@ struct LinearPrefill {
                    chunks = static_cast<int32_t>(col_chunks(p.cols));
         const int ranges = warps_per_tile(blocks);
         loader.copy_weights(0, shared.raw);
-        loader.copy_chunk(0, shared.x[0]);
+        loader.copy_chunk(shared.x[0]);
         cp_async_commit();
-        if (chunks > 1) loader.copy_chunk(1, shared.x[1]);
+        if (chunks > 1) loader.copy_chunk(shared.x[1]);
         cp_async_commit();
         loader.fetch(0);
         int range = 0, stage = 0;
@@ -454,7 +460,7 @@ struct LinearPrefill {
                 if (block + 1 < blocks) loader.copy_weights(block + 1, shared.raw);
             }
             const int next = stage + 2 < kStages ? stage + 2 : stage + 2 - kStages;
-            if (chunk + 2 < chunks) loader.copy_chunk(chunk + 2, shared.x[next]);
+            if (chunk + 2 < chunks) loader.copy_chunk(shared.x[next]);
             cp_async_commit();
             if (busy) multiplier.multiply_chunk(chunk % 4, stage);
             if (chunk % 4 == 3 || chunk + 1 == chunks) {

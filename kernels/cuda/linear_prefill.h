@@ -2,17 +2,19 @@
 // linear.h. A block computes 128 rows x 64 tokens, of F32, F16 and BF16 64 x 64. Groups of a launch with
 // experts have at most kPrefillTokens rows.
 //
-// What it can reach. Integers are exact, so the order of linear.h costs nothing but a second float
-// accumulator; what costs is that hi and lo double the tensor work and that every product of 16 x 8 x 32 is
-// scaled with four multiply-adds. Per multiprocessor and clock, from kernels.md's rates for a H100 or H200
-// (1.755 GHz, 132 multiprocessors, int8 mma.sync at 1200 TOPS: one m16n8k32 per 6.3 clocks and quarter): an
-// integer multiply-add takes 2 clocks of a quarter, so the four take 8 and are the limit, at 474 TFLOP/s with
-// hi and lo counted once; all instructions together, about 1200 per warp, 32 rows, 32 tokens and 256 columns
-// (Q4_K), leave 405. At the 60-70% of such bounds that a kernel with two warps per scheduler reaches, 240-280
-// TFLOP/s: 30-36% of the 790 that were measured for bf16 on an H200 and 35-43% of what an H100 is commonly
-// measured at (650-700). The path through f16 (kernels.md, section 4, C) should reach 400-500, but its
-// results would differ from decode's; equal results come first. Formats with scales per 16 weights do twice
-// the multiply-adds.
+// What it can reach: an argument, nothing was measured. Integers are exact, so the order of linear.h costs no
+// more than a second float accumulator; what costs is that hi and lo double the tensor work, and that every
+// product of 16 x 8 x 32 is scaled by four integer multiply-adds, which take 2 clocks of a quarter of a
+// multiprocessor each. With kernels.md's rates of a H100 or H200 (132 multiprocessors, 1.755 GHz, int8
+// mma.sync at 1200 TOPS: 6.3 clocks per m16n8k32 and quarter) tensor cores alone would allow 600 TFLOP/s, hi
+// and lo counted once, the multiply-adds 474, and the machine code about 270 at one instruction a clock: for
+// Q4_K a warp takes 1316 instructions to multiply 32 rows x 256 columns by 32 tokens and roughly 500 to copy,
+// decode and synchronise. Two warps per scheduler will not issue every clock: at two thirds, 180 TFLOP/s, 23%
+// of the 790 that were measured for bf16 on an H200. The 40% that the project wants is therefore out of reach
+// of this kernel's first version; the path through f16 (kernels.md, section 4, C) should reach it, but its
+// results would differ from those of decode, and equal results come first. The largest savings in sight
+// without that: 64 rows per warp (half the loads), two scales per dp2a instead of multiply-adds, weights of
+// Q2_K and Q3_K times their scale (they fit int8).
 #pragma once
 
 #include <cstdint>
