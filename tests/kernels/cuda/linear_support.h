@@ -26,7 +26,7 @@ DeviceMemory upload(Stream &stream, const std::vector<T> &values, const char *na
                     Region region = Region::Data) {
     DeviceMemory memory(std::max<size_t>(values.size() * sizeof(T), 16), name);
     name_region(memory.data(), memory.size(), name, region);
-    stream.copy_to_device(memory.data(), values.data(), values.size() * sizeof(T));
+    if (!values.empty()) stream.copy_to_device(memory.data(), values.data(), values.size() * sizeof(T));
     stream.wait();  // the values may be gone after this call
     return memory;
 }
