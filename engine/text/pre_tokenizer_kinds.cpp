@@ -105,8 +105,10 @@ constexpr std::string_view kGroupsOfThree = R"((?<!\d)\d{1,3}(?=(?:\d{3})*+(?!\d
 // Tiny Aya: \d{1,3}(?=(?:\d{3})*\b).
 constexpr std::string_view kGroupsOfThreeInWords = R"((?<!\d)\d{1,3}(?=(?:\d{3})*+\b)|\G(?<=\d)\d{3})";
 
-// AFMoE: numbers in chunks of 510 digits aligned to the right, then in groups of three.
-constexpr std::string_view kAfmoeChunks = R"(\p{Nd}{1,510}(?=(?>\p{Nd}{510})*+(?:\P{Nd}|$))|\G\p{Nd}{510})";
+// AFMoE: numbers in chunks of 510 digits aligned to the right, then in groups of three. Here too only the
+// first chunk looks ahead.
+constexpr std::string_view kAfmoeChunks =
+    R"(\G(?<=\p{Nd})\p{Nd}{510}|(?<!\p{Nd})\p{Nd}{1,510}(?=(?>\p{Nd}{510})*+(?:\P{Nd}|$)))";
 constexpr std::string_view kAfmoeLead = R"(\A\p{Nd}{1,2}(?=(?:\p{Nd}{3})++\z))";
 constexpr std::string_view kAfmoeThrees = R"(\A\p{Nd}{3}|\G\p{Nd}{3})";
 constexpr std::string_view kAfmoeScripts =

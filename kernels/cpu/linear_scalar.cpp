@@ -313,15 +313,25 @@ concept HasGrid = requires {
     GridBlock<Block>::kUnit;
 };
 
+// Weight k of group j, from its entry's byte.
+template <HasGrid Block>
+int grid_weight(const Block &b, int j, int k, int entry) {
+    using Grid = GridBlock<Block>;
+    const uint32_t signs = Grid::signs(b, j);
+    if constexpr (Grid::kSigns == Signs::Shift) return 8 * (entry - 1) + (signs >> (k / 8) & 1 ? -1 : 1);
+    const uint32_t eight = Grid::kSigns == Signs::Eight ? signs >> (k / 8 * 8) & 255
+                                                        : gguf::eight_signs(signs >> (k / 8 * 7) & 127);
+    return eight >> (k % 8) & 1 ? -entry : entry;
+}
+
 template <HasGrid Block>
 void unpack(const Block &b, Group256 &g) {
     using Grid = GridBlock<Block>;
     g.d = from_f16(Grid::scale_bits(b)) * Grid::kUnit;
     for (int s = 0; s < 16; ++s) g.scale[s] = Grid::scale(b, s);
-    for (int group = 0; group < 8; ++group) {
-        uint8_t bytes[32];
-        Grid::weights(b, group, bytes);
-        for (int k = 0; k < 32; ++k) g.q[32 * group + k] = bytes[k] - 128;
+    for (int k = 0; k < 256; ++k) {
+        const int entry = static_cast<int>(Grid::entry(b, k / 8) >> (8 * (k % 8)) & 255);
+        g.q[k] = grid_weight(b, k / 32, k % 32, entry);
     }
 }
 

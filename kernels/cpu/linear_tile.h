@@ -490,7 +490,34 @@ struct FormatTQ1_0 : Super<54, 32, 1, 2> {
     }
 };
 
+// Four times seven sign bits of each lane as four times eight: the eighth makes their number even.
+[[gnu::always_inline]] inline Ints eighth_signs(Ints v) {
+    const Ints seven = (v & splat(0x7f)) | (left32(v, 1) & splat(0x7f00)) | (left32(v, 2) & splat(0x7f0000)) |
+                       (left32(v, 3) & splat(0x7f000000));
+    Ints parity = seven ^ right32(seven, 4);
+    parity = parity ^ right32(parity, 2);
+    parity = parity ^ right32(parity, 1);
+    return seven | left32(parity & splat(0x01010101), 7);
+}
+
+// The weights of codebook entries, plus 128, from their bytes; `signs` of each row as `kind` says.
+template <Signs kind>
+[[gnu::always_inline]] inline void apply_signs(Ints signs, Ints (&w)[8]) {
+    if constexpr (kind == Signs::Shift) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            const Ints down = right32(signs, i / 2) & splat(1);
+            w[i] = add32(left32(w[i], 3), select_less(down, splat(1), splat(0x79797979), splat(0x77777777)));
+        }
+    } else {
+        const Ints eight = kind == Signs::Seven ? eighth_signs(signs) : signs;
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) w[i] = negate_where(w[i], spread_bits(eight, i)) ^ splat(0x80808080);
+    }
+}
+
 // Codebook entries are looked up row by row; what comes out is transposed as the bytes of other formats are.
+// All of a block is looked up before any is used: a load must not wait for the smaller stores that it covers.
 template <class Block>
 struct FormatGrid : Super<sizeof(Block), 16, 128, 255> {
     using Grid = GridBlock<Block>;
@@ -500,22 +527,36 @@ struct FormatGrid : Super<sizeof(Block), 16, 128, 255> {
     }
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         uint16_t d[kRows];
-        int32_t scale[16][kRows];
         for (int r = 0; r < kRows; ++r) {
-            d[r] = Grid::scale_bits(block(rows, r));
-            for (int i = 0; i < 16; ++i) scale[i][r] = Grid::scale(block(rows, r), i);
+            const Block &b = block(rows, r);
+            d[r] = Grid::scale_bits(b);
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; ++i) {
+                const int32_t scale = Grid::scale(b, i);
+                __builtin_memcpy(reinterpret_cast<std::byte *>(&s.scale[i]) + r * sizeof scale, &scale,
+                                 sizeof scale);
+            }
         }
         s.d = multiply_floats(gather_scales({reinterpret_cast<const std::byte *>(d), sizeof d[0]}),
                               Grid::kUnit);
-        for (int i = 0; i < 16; ++i) s.scale[i] = load_ints(scale[i]);
     }
     template <typename Emit>
     [[gnu::always_inline]] static void weights(Rows rows, Emit emit) {
+        alignas(64) uint64_t entries[8][kRows][4];
+        alignas(64) int32_t signs[8][kRows];
+        for (int r = 0; r < kRows; ++r) {
+            const Block &b = block(rows, r);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; ++j) {
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; ++i) entries[j][r][i] = Grid::entry(b, 4 * j + i);
+                signs[j][r] = static_cast<int32_t>(Grid::signs(b, j));
+            }
+        }
         for (int j = 0; j < 8; ++j) {
-            alignas(64) uint8_t bytes[kRows][32];
-            for (int r = 0; r < kRows; ++r) Grid::weights(block(rows, r), j, bytes[r]);
             Ints w[8];
-            transpose_chunks({reinterpret_cast<const std::byte *>(bytes), sizeof bytes[0]}, w);
+            transpose_chunks({reinterpret_cast<const std::byte *>(entries[j]), sizeof entries[j][0]}, w);
+            apply_signs<Grid::kSigns>(load_ints(signs[j]), w);
             emit(j, w);
         }
     }

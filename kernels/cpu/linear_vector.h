@@ -64,6 +64,10 @@ constexpr int kRows = 16;
 [[gnu::always_inline]] inline Ints select_less(Ints v, Ints bound, Ints a, Ints b) {
     return _mm512_mask_mov_epi32(b, _mm512_cmplt_epi32_mask(v, bound), a);
 }
+// -v in the bytes where `where` is not 0.
+[[gnu::always_inline]] inline Ints negate_where(Ints v, Ints where) {
+    return _mm512_mask_sub_epi8(v, _mm512_test_epi8_mask(where, where), _mm512_setzero_si512(), v);
+}
 // table[i] for every byte i < 16
 [[gnu::always_inline]] inline Ints lookup_bytes(__m128i table, Ints i) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), i);
@@ -164,6 +168,10 @@ constexpr int kRows = 8;
 }
 [[gnu::always_inline]] inline Ints select_less(Ints v, Ints bound, Ints a, Ints b) {
     return _mm256_blendv_epi8(b, a, _mm256_cmpgt_epi32(bound, v));
+}
+[[gnu::always_inline]] inline Ints negate_where(Ints v, Ints where) {
+    const Ints kept = _mm256_cmpeq_epi8(where, _mm256_setzero_si256());
+    return _mm256_blendv_epi8(_mm256_sub_epi8(_mm256_setzero_si256(), v), v, kept);
 }
 [[gnu::always_inline]] inline Ints lookup_bytes(__m128i table, Ints i) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), i);
