@@ -13,7 +13,7 @@
 namespace runnel::commands {
 
 LineReader::LineReader(int fd, std::string name, size_t longest, std::string before)
-    : fd_(fd), name_(std::move(name)), longest_(longest), buffer_(std::move(before)) {}
+    : fd_(fd), name_(std::move(name)), longest_(longest), buffer_(std::move(before)), at_end_(fd < 0) {}
 
 // More bytes behind those in the buffer, or the end. False when there were none in time.
 bool LineReader::fill(int wait_milliseconds) {

@@ -15,8 +15,8 @@ class LineReader {
         End,
     };
 
-    // Reads `fd`, called `name` in messages, behind `before`, which was read from it already. Lines longer
-    // than `longest` bytes are cut there.
+    // Reads `fd`, called `name` in messages, behind `before`, which was read from it already; -1: only
+    // `before`. Lines longer than `longest` bytes are cut there.
     LineReader(int fd, std::string name, size_t longest, std::string before = {});
 
     // The next line, without its line end ("\n" or "\r\n") and, at the very beginning, a byte order mark. The
@@ -43,7 +43,7 @@ class LineReader {
     std::string buffer_;
     size_t begin_ = 0, searched_ = 0;  // in buffer_: the next line, and how far it has no line end
     uint64_t dropped_ = 0;             // bytes of a line that is too long
-    bool at_end_ = false, cut_ = false, ended_ = false;
+    bool at_end_, cut_ = false, ended_ = false;
     int64_t number_ = 0;
     uint64_t offset_ = 0;
 };
