@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ["demo-q8_0.gguf", "demo-draft-q8_0.gguf"]
-CHUNKS = 8
+CHUNKS = 13
 # Prompts and how many tokens follow until two are about equally probable.
-PROMPTS = [("Once upon a time", 22), ('The old king said to his daughter, "', 8), ("A Fox came to a well", 24), ("There was once a poor woman", 12)]
+PROMPTS = [('The old king said to his daughter, "', 40), ("The wolf said to the", 40), ("And so the little boy", 40), ("Long ago, in a country far away,", 14)]
 TEXTS = [
     "Once upon a time there was a king.",
     "  two  blanks, a\ttab\n\nand \"quotes\"--it's Dorothy's 12345 apples...\n",

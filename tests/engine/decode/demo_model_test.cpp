@@ -182,7 +182,7 @@ TEST_CASE("demo model: the draft speaks the same language") {
     const TemporaryDirectory directory;
     score(demo_model(), {.save = directory / "base"});
     const Perplexity found = score(demo_draft(), {.base = directory / "base"});
-    CHECK(found.divergence->same_top > 0.2);  // measured: 0.25
+    CHECK(found.divergence->same_top > 0.45);  // measured: 0.527
 }
 
 TEST_CASE("demo model: answers of a chat are told as tales are, and end") {
