@@ -49,9 +49,17 @@ TEST_CASE(
     "speculation: run gives the same text with every source, greedy and sampled, and says what it did") {
     if (absent()) return;
     for (const char *temperature : {"0", "0.8"}) {
-        const Flags plain = {
-            "run",      demo_model().string(), "Once upon a time", "--raw", "-n", "60", "-s", "3", "--temp",
-            temperature};
+        const Flags plain = {"run",
+                             demo_model().string(),
+                             "Once upon a time",
+                             "--raw",
+                             "--ignore-eos",
+                             "-n",
+                             "60",
+                             "-s",
+                             "3",
+                             "--temp",
+                             temperature};
         const Result expected = runnel_with(plain);
         REQUIRE(expected.code == 0);
         for (const Flags &kind : kinds()) {
