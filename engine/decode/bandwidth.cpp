@@ -40,8 +40,10 @@ BandwidthMeter::BandwidthMeter(int threads, size_t bytes)
 double BandwidthMeter::read(int passes) {
     std::atomic<uint64_t> sink{0};  // so that the reads are not optimised away
     const auto start = std::chrono::steady_clock::now();
-    pool_.run(
-        [&](int thread) noexcept { sink ^= read_all(parts_[static_cast<size_t>(thread)].get(), words_); });
+    for (int pass = 0; pass < passes; ++pass)
+        pool_.run([&](int thread) noexcept {
+            sink ^= read_all(parts_[static_cast<size_t>(thread)].get(), words_);
+        });
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return static_cast<double>(words_ * sizeof(uint64_t)) * pool_.threads() * passes / seconds;
 }
