@@ -30,7 +30,8 @@ constexpr std::array<int32_t, 5> kLengths{1, 2, 4, 8, 16};
 constexpr std::array<int32_t, 5> kShownPasses{2, 4, 8, 16, 32};
 constexpr int32_t kPrompt = 64;       // tokens in front of a forced text
 constexpr int32_t kChangeEvery = 25;  // tokens, in the editing task
-constexpr double kCostSteps = 90;     // for measuring the costs of passes once
+constexpr int32_t kMostDialTokens = 64;
+constexpr double kCostSteps = 60;  // for measuring the costs of passes once
 
 constexpr const char *kPassage =
     "The old clockmaker lived at the end of the lane, in a house with eleven windows and one door. Every "
@@ -107,13 +108,13 @@ class SpeculationBench {
     Comparison edit(const std::vector<TokenId> &prompt) {
         Comparison out{"editing", {}, {}, {}};
         use_forced_model();
-        const auto costs = std::make_shared<decode::SharedCosts>();
+        std::shared_ptr<decode::SharedCosts> costs;
         for (int32_t i = 0; i < options_.repetitions; ++i) {
             const std::vector<TokenId> answer = edited(prompt);
             const auto length = static_cast<int32_t>(answer.size());
             forced_->tokens = prompt;
             forced_->tokens.insert(forced_->tokens.end(), answer.begin(), answer.end());
-            if (i == 0) measure_for(*costs, prompt);
+            if (i == 0) costs = std::make_shared<decode::SharedCosts>(measure(prompt));
             const Answer plain = decode_text(*forced_model_, prompt, length, kGreedy, nullptr);
             decode::Speculator lookup = speculator(std::make_unique<decode::LookupDraft>(), costs, {});
             const Answer drafted = decode_text(*forced_model_, prompt, length, kGreedy, &lookup);
@@ -126,15 +127,15 @@ class SpeculationBench {
     DialRow dial(double acceptance) {
         DialRow row{acceptance, {}, {}, {}};
         use_forced_model();
-        const auto costs = std::make_shared<decode::SharedCosts>();
+        std::shared_ptr<decode::SharedCosts> costs;  // for all repetitions, as for all answers of a program
         for (int32_t i = 0; i < options_.repetitions; ++i) {
-            std::vector<TokenId> prompt = made_up(kPrompt + options_.generate);
+            std::vector<TokenId> prompt = made_up(kPrompt + dial_tokens());
             forced_->tokens = prompt;
             prompt.resize(kPrompt);
             const PassCosts costs_before = measure(prompt);
             const auto seed = static_cast<uint64_t>(i);
+            if (i == 0) costs = std::make_shared<decode::SharedCosts>(costs_before);
             const double before = dial_rate(prompt, acceptance, seed, costs, 0);
-            if (i == 0) measure_for(*costs, prompt);
             const double chosen = dial_rate(prompt, acceptance, seed, costs, -1);
             const double plain = (before + dial_rate(prompt, acceptance, seed, costs, 0)) / 2;
             row.gains.push_back(chosen / plain);
@@ -218,13 +219,6 @@ class SpeculationBench {
         return costs;
     }
 
-    // Once for all repetitions, as for all answers of a program.
-    void measure_for(decode::SharedCosts &costs, const std::vector<TokenId> &prompt) {
-        Session session(*forced_model_);
-        if (!session.feed(prompt, &stop_)) throw Interrupted{};
-        costs.measure(session, INT32_MAX);
-    }
-
     decode::Speculator speculator(std::unique_ptr<decode::DraftSource> source,
                                   std::shared_ptr<decode::SharedCosts> costs,
                                   std::optional<int32_t> fixed) const {
@@ -236,6 +230,9 @@ class SpeculationBench {
         return decode::Speculator(std::move(sources), how, std::move(costs));
     }
 
+    // Of each of the many texts behind the table.
+    int32_t dial_tokens() const { return std::min(options_.generate, kMostDialTokens); }
+
     decode::DialDraft dial_draft(double acceptance, uint64_t seed) const {
         return decode::DialDraft(forced_->tokens, acceptance, seed, engine_.executor().vocab());
     }
@@ -245,7 +242,7 @@ class SpeculationBench {
         const std::span<const TokenId> whole = forced_->tokens;
         decode::Sampler sampler = engine_.sampler(kGreedy);
         const decode::Draft draft =
-            dial_draft(acceptance, seed).draft(whole.first(kPrompt), options_.generate, 0, sampler);
+            dial_draft(acceptance, seed).draft(whole.first(kPrompt), dial_tokens(), 0, sampler);
         std::vector<bool> right;
         for (size_t i = 0; i < draft.tokens.size(); ++i)
             right.push_back(draft.tokens[i] == whole[kPrompt + i]);
@@ -255,11 +252,11 @@ class SpeculationBench {
     // length: 0: no drafts; -1: chosen.
     double dial_rate(const std::vector<TokenId> &prompt, double acceptance, uint64_t seed,
                      const std::shared_ptr<decode::SharedCosts> &costs, int32_t length) {
-        if (length == 0) return decode_text(*forced_model_, prompt, options_.generate, kGreedy, nullptr).rate;
+        if (length == 0) return decode_text(*forced_model_, prompt, dial_tokens(), kGreedy, nullptr).rate;
         decode::Speculator dial =
             speculator(std::make_unique<decode::DialDraft>(dial_draft(acceptance, seed)), costs,
                        length > 0 ? std::optional(length) : std::nullopt);
-        return decode_text(*forced_model_, prompt, options_.generate, kGreedy, &dial).rate;
+        return decode_text(*forced_model_, prompt, dial_tokens(), kGreedy, &dial).rate;
     }
 
     // With one change in so many tokens: another token instead, none, or one more.
@@ -378,7 +375,11 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     results.comparisons.push_back(bench.compare("temperature 0.8", prompt, 0.8f, *drafts));
     if (options.draft.lookup) results.comparisons.push_back(bench.edit(bench.made_up(options.generate)));
     results.passes = bench.pass_costs();
-    for (const double acceptance : kAcceptances) results.dial.push_back(bench.dial(acceptance));
+    for (const double acceptance : kAcceptances) {
+        io.note("measuring drafts that are right in " + std::to_string(std::lround(100 * acceptance)) +
+                "% of places");
+        results.dial.push_back(bench.dial(acceptance));
+    }
 
     const std::string device = engine.executor().device().name;
     Json json = {{"model", options.model.path}, {"device", device}, {"tokens", options.generate}};

@@ -43,21 +43,19 @@ void Generator::start(std::span<const TokenId> prompt) {
 bool Generator::feed_last() {
     if (fed_) return true;
     const auto start = Clock::now();
-    const bool behind = session_->pending() > 0;  // a pass of its own kind, which says nothing of others
-    if (speculator_ && behind) speculator_->forget();
-    append_with_drafts(*session_, answer_, behind ? nullptr : speculator_, *sampler_);
+    append_with_drafts(*session_, answer_, speculator_, *sampler_);
+    const auto tokens = static_cast<int32_t>(session_->pending());
     const auto drafted = Clock::now();
     fed_ = session_->compute(stop_);
-    if (speculator_ && fed_ && !behind) account_for_pass(seconds_since(drafted));
+    if (speculator_ && fed_) account_for_pass({tokens, seconds_since(drafted)});
     timings_.decode_seconds += seconds_since(start);
     timings_.decode_steps += fed_;
     return fed_;
 }
 
-void Generator::account_for_pass(double seconds) {
-    const auto tokens = static_cast<int32_t>(1 + speculator_->drafts().size());
-    if (speculator_->costs()) speculator_->costs()->observe({tokens, seconds});
-    speculator_->passed(seconds);
+void Generator::account_for_pass(const Pass &pass) {
+    if (speculator_->costs()) speculator_->costs()->observe(pass);
+    speculator_->passed(pass.seconds);
 }
 
 // feed_last() computes what is left, too.

@@ -58,7 +58,7 @@ class Generator {
 
   private:
     bool feed_last();
-    void account_for_pass(double seconds);
+    void account_for_pass(const Pass &pass);
     bool make_room();
     std::string end(FinishReason reason);
     void settle();

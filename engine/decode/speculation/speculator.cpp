@@ -206,9 +206,12 @@ void Speculator::passed(double seconds) {
 
 void append_with_drafts(Session &session, const Answer &answer, Speculator *speculator, Sampler &sampler,
                         int32_t sequences) {
-    if (speculator && speculator->costs()) speculator->costs()->measure(session, answer.remaining());
+    const bool behind = session.pending() > 0;
+    if (speculator && speculator->costs() && !behind)
+        speculator->costs()->measure(session, answer.remaining());
     session.append({&answer.tokens().back(), 1});
     if (!speculator) return;
+    if (behind) return speculator->forget();
     const int64_t share = session.executor().batch_size() / std::max(1, sequences);
     const int64_t most = std::min({share - 1, static_cast<int64_t>(session.room()), answer.remaining() - 1});
     speculator->propose(session.tokens(), static_cast<int32_t>(std::clamp<int64_t>(most, 0, kMostDrafts)),

@@ -46,6 +46,9 @@ struct SpeculationOptions {
 // What passes of a model cost on its device; shared by all its sequences.
 class SharedCosts {
   public:
+    SharedCosts() = default;
+    explicit SharedCosts(const PassCosts &measured) : costs_(measured), measured_(true) {}
+
     // Once enough tokens have come, or are sure to come (`wanted`), for it to take about a hundredth of their
     // time, the costs are measured behind what `session` has in the cache. Until then they are what passes
     // turn out to take.
@@ -138,7 +141,8 @@ using MakeSpeculator = std::function<std::unique_ptr<Speculator>()>;
 
 // The continuation of a sequence in three steps, with drafts or (null) without.
 //
-// The token sampled last, which is not an end, is appended, and guesses behind it: as many as fit the
+// The token sampled last, which is not an end, is appended, and (where all before it is in the cache) guesses
+// behind it: as many as fit the
 // context, this one of `sequences` equal shares of a pass, and what is still wanted of the answer.
 void append_with_drafts(Session &session, const Answer &answer, Speculator *speculator, Sampler &sampler,
                         int32_t sequences = 1);
