@@ -18,6 +18,7 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/attention_formats.h"
 #include "kernels/cpu/attention_layout.h"
+#include "kernels/cpu/attention_pages.h"
 #include "kernels/cpu/vector_body.h"
 
 namespace runnel::kernels::cpu {
@@ -25,15 +26,22 @@ namespace {
 
 constexpr float kNoMaximum = -1e30f;
 constexpr float kNoRange = -2e30f;  // in place of a maximum: nothing was joined yet
-constexpr int kConvertRows = 64;    // from so many rows on, pages are converted to float32 first
 
-// A page in the form the products read: T is uint16_t (the cache's) or float (converted).
-template <typename T>
+// A page as the products read it: of the cache, or float32 in scratch.
 struct Page {
-    const T *k, *v;
-    size_t v_stride;                  // elements from cell to cell
-    const uint16_t *next_k, *next_v;  // to prefetch while this page is computed
+    const std::byte *k, *v;
+    size_t v_stride;                   // bytes from cell to cell
+    const std::byte *next_k, *next_v;  // to prefetch while this page is computed
+    CacheType k_type, v_type;
+    bool converted;
 };
+
+// f(form) for the form that the keys, or the values, of a page are in.
+template <typename F>
+inline void with_form(const Page &page, CacheType type, F f) {
+    if (page.converted) return f(Converted{});
+    with_stored(type, f);
+}
 
 // Cells [begin, end) of a page are visible to a row; none if begin >= end.
 struct Visible {
@@ -78,6 +86,13 @@ inline Rows cut_scratch(const AttentionTile &tile, float *scratch) {
     return rows;
 }
 
+// Up to so many rows a page is read in place; from there on it is converted first, for all blocks of rows.
+template <typename L>
+constexpr int in_place_rows(CacheType type) {
+    const bool halves = type == CacheType::F16 || type == CacheType::BF16;
+    return halves ? 63 : type == CacheType::Q8_0 ? 2 * L::kRows : L::kRows;
+}
+
 // Visible cells of a row within [from, from + cells), counted from `from`.
 inline Visible visible(const AttentionTile &tile, int row, int32_t from, int32_t cells) {
     const int32_t own = tile.first_cell + row / tile.heads;
@@ -101,36 +116,27 @@ inline void with_rows(int rows, F f) {
     f(RowCount<R>{});
 }
 
-template <typename L>
-inline typename L::Float load_as_float(const float *x) {
-    return L::load(x);
-}
-template <typename L>
-inline typename L::Float load_as_float(const uint16_t *x) {
-    return L::load_half(x);
-}
-
-inline void prefetch(const void *address) {
-    __builtin_prefetch(address);
-}
-
 // p[r][cell] = sum over d of q[r][d] * k[d][cell].
-template <typename L, int R, typename T>
-void scores(const float *q, const Page<T> &page, int32_t head_dim, float *p) {
+template <typename L, int R, typename Form>
+void scores(const float *q, const Page &page, int32_t head_dim, float *p) {
     constexpr int W = L::kWidth;
     const float *row[R];
     for (int r = 0; r < R; ++r) row[r] = q + r * head_dim;
     for (int cell = 0; cell < kBlockTokens; cell += 2 * W) {
         typename L::Float low[R], high[R];
         for (int r = 0; r < R; ++r) low[r] = high[r] = L::zero();
-        const T *k = page.k + cell;
-        for (int32_t d = 0; d < head_dim; ++d, k += kBlockTokens) {
-            if constexpr (sizeof(T) == 2) prefetch(page.next_k + d * kBlockTokens + cell);
-            const auto k_low = load_as_float<L>(k), k_high = load_as_float<L>(k + W);
-            for (int r = 0; r < R; ++r) {
-                const auto broadcast = L::set(row[r][d]);
-                low[r] = L::fma(broadcast, k_low, low[r]);
-                high[r] = L::fma(broadcast, k_high, high[r]);
+        Keys<L, Form> keys(page.k, page.next_k, cell);
+        for (int32_t block = 0; block < head_dim; block += kFormatBlock) {
+            keys.begin_block();
+            const int32_t end = head_dim - block < kFormatBlock ? head_dim : block + kFormatBlock;
+            for (int32_t d = block; d < end; ++d) {
+                typename L::Float k_low, k_high;
+                keys.next(k_low, k_high);
+                for (int r = 0; r < R; ++r) {
+                    const auto broadcast = L::set(row[r][d]);
+                    low[r] = L::fma(broadcast, k_low, low[r]);
+                    high[r] = L::fma(broadcast, k_high, high[r]);
+                }
             }
         }
         for (int r = 0; r < R; ++r) {
@@ -180,27 +186,34 @@ inline void exponentials(float *p, Visible cells, float *sums) {
     for (int i = 0; i < S; ++i) L::store(sums + i * W, L::add(L::load(sums + i * W), L::add(v[i], v[i + S])));
 }
 
-// One register tile of weighted_sum: R rows x D vectors of dimensions. With `Partial` the one vector has only
-// `lanes` elements in v. next: the same place of the next page, to prefetch.
-template <typename L, int R, int D, bool Partial, typename T>
-inline void weighted_columns(const float *p, const T *v, const uint16_t *next, size_t v_stride, Visible cells,
-                             float *o, size_t o_stride, int lanes) {
-    constexpr int W = L::kWidth, kLine = 32;  // halves per cache line
+// One register tile of weighted_sum: R rows x D vectors of dimensions, from dimension d on. With `Partial`
+// the one vector has only `lanes` elements in v.
+template <typename L, int R, int D, bool Partial, typename Form>
+inline void weighted_columns(const float *p, const Page &page, Visible cells, float *o, size_t o_stride,
+                             int d, int lanes) {
+    constexpr int W = L::kWidth;
+    constexpr bool kStored = !std::is_same_v<Form, Converted>;
+    // Where vectors share scales: d counted from the block's first; 0 for tiles of whole blocks.
+    const int start = D * W % kFormatBlock == 0 ? 0 : d % kFormatBlock;
+    const size_t offset = value_offset<Form>(d - start);
+    constexpr size_t kBytes = value_offset<Form>((D * W + kFormatBlock - 1) / kFormatBlock * kFormatBlock);
     typename L::Float sum[R][D];
+    o += d;
     for (int r = 0; r < R; ++r)
         for (int i = 0; i < D; ++i) sum[r][i] = L::load(o + static_cast<size_t>(r) * o_stride + i * W);
-    v += static_cast<size_t>(cells.begin) * v_stride;
-    for (int cell = cells.begin; cell < cells.end; ++cell, v += v_stride) {
-        if constexpr (sizeof(T) == 2) {
-            for (int i = 0; i < D * W; i += kLine) prefetch(next + i);
-            next += v_stride;
+    const std::byte *v = page.v + static_cast<size_t>(cells.begin) * page.v_stride + offset;
+    const std::byte *next = page.next_v + offset;
+    for (int cell = cells.begin; cell < cells.end; ++cell, v += page.v_stride) {
+        if constexpr (kStored) {
+            for (size_t i = 0; i < kBytes; i += 64) prefetch(next + i);
+            next += page.v_stride;
         }
         typename L::Float value[D];
         for (int i = 0; i < D; ++i) {
-            if constexpr (Partial && sizeof(T) == 2) {
-                value[i] = L::load_half_n(v + i * W, lanes);
+            if constexpr (Partial && std::is_same_v<Form, Stored<CacheType::F16>>) {
+                value[i] = L::load_half_n(halves(v) + start, lanes);
             } else {
-                value[i] = load_as_float<L>(v + i * W);
+                value[i] = load_values<L, Form>(v, start + i * W);
             }
         }
         for (int r = 0; r < R; ++r) {
@@ -213,15 +226,12 @@ inline void weighted_columns(const float *p, const T *v, const uint16_t *next, s
 }
 
 // Whole vectors [at, vectors) of the dimensions, D at a time, then fewer.
-template <typename L, int R, int D, typename T>
-inline void weighted_vectors(const float *p, const Page<T> &page, Visible cells, float *o, size_t o_stride,
+template <typename L, int R, int D, typename Form>
+inline void weighted_vectors(const float *p, const Page &page, Visible cells, float *o, size_t o_stride,
                              int at, int vectors) {
-    for (; at + D <= vectors; at += D) {
-        const int d = at * L::kWidth;
-        weighted_columns<L, R, D, false>(p, page.v + d, page.next_v + d, page.v_stride, cells, o + d,
-                                         o_stride, 0);
-    }
-    if constexpr (D > 1) weighted_vectors<L, R, D / 2>(p, page, cells, o, o_stride, at, vectors);
+    for (; at + D <= vectors; at += D)
+        weighted_columns<L, R, D, false, Form>(p, page, cells, o, o_stride, at * L::kWidth, 0);
+    if constexpr (D > 1) weighted_vectors<L, R, D / 2, Form>(p, page, cells, o, o_stride, at, vectors);
 }
 
 constexpr int power_of_two_below(int n) {
@@ -229,23 +239,23 @@ constexpr int power_of_two_below(int n) {
 }
 
 // o[r][d] += sum over the visible cells of p[r][cell] * v[cell][d], for rows that see the same cells.
-template <typename L, int R, typename T>
-void weighted_sum(const float *p, const Page<T> &page, Visible cells, float *o, size_t o_stride,
+template <typename L, int R, typename Form>
+void weighted_sum(const float *p, const Page &page, Visible cells, float *o, size_t o_stride,
                   int32_t head_dim) {
     constexpr int W = L::kWidth, D = power_of_two_below(L::kAccumulators / R);
-    // Converted pages are padded to whole vectors.
-    const int vectors = sizeof(T) == 2 ? head_dim / W : (head_dim + W - 1) / W;
-    weighted_vectors<L, R, D>(p, page, cells, o, o_stride, 0, vectors);
+    // All rows but those of f16 are padded to whole vectors.
+    constexpr bool kRagged = std::is_same_v<Form, Stored<CacheType::F16>>;
+    const int vectors = kRagged ? head_dim / W : (head_dim + W - 1) / W;
+    weighted_vectors<L, R, D, Form>(p, page, cells, o, o_stride, 0, vectors);
     const int at = vectors * W;
-    if (at < head_dim)
-        weighted_columns<L, R, 1, true>(p, page.v + at, page.next_v + at, page.v_stride, cells, o + at,
-                                        o_stride, head_dim - at);
+    if (kRagged && at < head_dim)
+        weighted_columns<L, R, 1, true, Form>(p, page, cells, o, o_stride, at, head_dim - at);
 }
 
 // One page for the rows [first, first + R). whole: they see all its cells.
-template <typename L, int R, typename T>
-void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &page, int32_t page_cell,
-                  int first, bool whole) {
+template <typename L, int R>
+void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page, int32_t page_cell, int first,
+                  bool whole) {
     const int32_t head_dim_v = tile.pages.head_dim_v;
     Visible cells[R];
     bool any = false;
@@ -254,8 +264,9 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &pa
         any |= cells[r].any();
     }
     if (!any) return;
-    scores<L, R>(rows.q + static_cast<size_t>(first) * static_cast<size_t>(tile.pages.head_dim_k), page,
-                 tile.pages.head_dim_k, rows.p);
+    const float *q = rows.q + static_cast<size_t>(first) * static_cast<size_t>(tile.pages.head_dim_k);
+    with_form(page, page.k_type,
+              [&](auto form) { scores<L, R, decltype(form)>(q, page, tile.pages.head_dim_k, rows.p); });
     float *o = rows.o + static_cast<size_t>(first) * rows.o_stride;
     float *sums = rows.sums + first * kSumLanes;
     for (int r = 0; r < R; ++r)
@@ -271,17 +282,19 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page<T> &pa
         if constexpr (R > 1)  // (GCC 13 sees an access in front of the array otherwise)
             while (r + same < R && cells[r + same] == cells[r]) ++same;
         if (cells[r].any())
-            with_rows<R>(same, [&](auto count) {
-                weighted_sum<L, decltype(count)::value>(rows.p + r * kBlockTokens, page, cells[r],
-                                                        o + static_cast<size_t>(r) * rows.o_stride,
-                                                        rows.o_stride, head_dim_v);
+            with_form(page, page.v_type, [&](auto form) {
+                with_rows<R>(same, [&](auto count) {
+                    weighted_sum<L, decltype(count)::value, decltype(form)>(
+                        rows.p + r * kBlockTokens, page, cells[r], o + static_cast<size_t>(r) * rows.o_stride,
+                        rows.o_stride, head_dim_v);
+                });
             });
         r += same;
     }
 }
 
-template <typename L, typename T>
-inline void attend_page(const AttentionTile &tile, const Rows &rows, Page<T> page, int32_t page_cell) {
+template <typename L>
+inline void attend_page(const AttentionTile &tile, const Rows &rows, Page page, int32_t page_cell) {
     // The first row sees least ahead, the last row least behind.
     const Visible all{0, kBlockTokens};
     const bool whole = visible(tile, 0, page_cell, kBlockTokens) == all &&
@@ -292,7 +305,7 @@ inline void attend_page(const AttentionTile &tile, const Rows &rows, Page<T> pag
             attend_block<L, decltype(count)::value>(tile, rows, page, page_cell, first, whole);
         });
         // Later blocks find the next page on its way.
-        if constexpr (sizeof(T) == 2) page.next_k = page.k, page.next_v = page.v;
+        page.next_k = page.k, page.next_v = page.v;
     }
 }
 
@@ -308,32 +321,37 @@ inline Place place_of(const KvPages &pages, int32_t page, int32_t next) {
             v_page(next)};
 }
 
-inline Page<uint16_t> half_page(const KvPages &pages, const Place &place) {
-    const auto halves = [](const std::byte *at) { return reinterpret_cast<const uint16_t *>(at); };
-    return {halves(place.k), halves(place.v), static_cast<size_t>(pages.head_dim_v), halves(place.next_k),
-            halves(place.next_v)};
+inline Page stored_page(const KvPages &pages, const Place &place) {
+    return {place.k,      place.v,      cache_row_bytes(pages.v_type, pages.head_dim_v),
+            place.next_k, place.next_v, pages.k_type,
+            pages.v_type, false};
 }
 
 template <typename L>
-inline Page<float> convert_page(const Rows &rows, const KvPages &pages, const Place &place) {
-    const size_t k_bytes = kBlockTokens * cache_row_bytes(pages.k_type, pages.head_dim_k);
-    for (size_t at = 0; at < k_bytes; at += 64) prefetch(place.next_k + at);
-    k_page_to_float<L>(pages.k_type, place.k, pages.head_dim_k, rows.k_page);
+inline Page converted_page(const Rows &rows, const KvPages &pages, const Place &place) {
+    with_stored(pages.k_type, [&](auto form) {
+        convert_keys<L, decltype(form)>(place.k, place.next_k, pages.head_dim_k, rows.k_page);
+    });
     const size_t row_bytes = cache_row_bytes(pages.v_type, pages.head_dim_v);
     for (size_t at = 0; pages.v && at < kBlockTokens * row_bytes; at += 64) prefetch(place.next_v + at);
-    for (size_t cell = 0; cell < kBlockTokens; ++cell) {
-        float *out = rows.v_page + cell * rows.o_stride;
-        if (!pages.v) {  // values are keys
-            for (size_t d = 0; d < static_cast<size_t>(pages.head_dim_v); ++d)
-                out[d] = rows.k_page[d * kBlockTokens + cell];
-        } else if (pages.v_type == CacheType::F16) {
-            from_half<L>(reinterpret_cast<const uint16_t *>(place.v + cell * row_bytes), pages.head_dim_v,
-                         out);
-        } else {
-            v_row_to_float<L>(pages.v_type, place.v + cell * row_bytes, pages.head_dim_v, out);
-        }
-    }
-    return {rows.k_page, rows.v_page, rows.o_stride, nullptr, nullptr};
+    if (pages.v)
+        with_stored(pages.v_type, [&](auto form) {
+            for (size_t cell = 0; cell < kBlockTokens; ++cell)
+                convert_values<L, decltype(form)>(place.v + cell * row_bytes, pages.head_dim_v,
+                                                  rows.v_page + cell * rows.o_stride);
+        });
+    for (size_t cell = 0; !pages.v && cell < kBlockTokens; ++cell)  // values are keys
+        for (size_t d = 0; d < static_cast<size_t>(pages.head_dim_v); ++d)
+            rows.v_page[cell * rows.o_stride + d] = rows.k_page[d * kBlockTokens + cell];
+    const auto bytes = [](const float *at) { return reinterpret_cast<const std::byte *>(at); };
+    return {bytes(rows.k_page),
+            bytes(rows.v_page),
+            rows.o_stride * sizeof(float),
+            nullptr,
+            nullptr,
+            pages.k_type,
+            pages.v_type,
+            true};
 }
 
 // q of all rows, one after the other: rows of the batch lie a power of two apart and would fight for cache
@@ -370,13 +388,13 @@ void compute_range(const AttentionTile &tile, const Rows &rows, int32_t range) {
     const int32_t end_page =
         (from + visible(tile, last_row, from, kRangeCells).end + kBlockTokens - 1) / kBlockTokens;
     const KvPages &pages = tile.pages;
-    const bool halves = pages.k_type == CacheType::F16 && pages.v_type == CacheType::F16 && pages.v;
+    const bool in_place = pages.v && rows.count <= in_place_rows<L>(pages.k_type) &&
+                          rows.count <= in_place_rows<L>(pages.v_type);
     for (int32_t index = first_page; index < end_page; ++index) {
         const Place place = place_of(pages, index, index + 1 < end_page ? index + 1 : index);
-        if (halves && rows.count < kConvertRows)
-            attend_page<L>(tile, rows, half_page(pages, place), index * kBlockTokens);
-        else
-            attend_page<L>(tile, rows, convert_page<L>(rows, pages, place), index * kBlockTokens);
+        attend_page<L>(tile, rows,
+                       in_place ? stored_page(pages, place) : converted_page<L>(rows, pages, place),
+                       index * kBlockTokens);
     }
     for (int row = 0; row < rows.count; ++row) {
         float half[8];

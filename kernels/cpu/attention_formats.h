@@ -1,4 +1,4 @@
-// K and V in fewer bits: how a cell is written into its pages, and how a page becomes float32 again.
+// K and V in fewer bits: how a cell is written into its pages (attention_pages.h reads them).
 //
 // The formats are those of CacheType (backend.h). In a K page the dimensions of a cell lie apart, so a block
 // of 32 dimensions of all 32 cells lies together: first the 32 scales, then, dimension by dimension, the
@@ -20,8 +20,6 @@ namespace {
 
 constexpr int32_t kFormatBlock = 32;  // dimensions that share a scale
 
-// --- writing ---------------------------------------------------------------------------------------------
-
 struct PackedBlock {
     uint16_t scale;     // binary16
     int8_t values[32];  // Q8_0: the integers; Q4_0: 0..15
@@ -41,14 +39,6 @@ inline uint16_t half_of(float x) {
     return half[0];
 }
 
-template <typename L>
-inline typename L::Float broadcast_half(const std::byte *at) {
-    uint16_t half[L::kWidth];
-    std::memcpy(half, at, 2);
-    for (int i = 1; i < L::kWidth; ++i) half[i] = half[0];
-    return L::load_half(half);
-}
-
 // The n <= 32 values at x; the block is filled with zeros. What is not finite makes the scale NaN.
 template <typename L>
 inline PackedBlock pack_block(CacheType type, const float *x, int n) {
@@ -64,7 +54,7 @@ inline PackedBlock pack_block(CacheType type, const float *x, int n) {
     const float wanted = nibbles ? extreme / -8.0f : largest / 127.0f;
     block.scale = finite ? half_of<L>(wanted) : kNotANumber;
     float scales[L::kWidth];
-    L::store(scales, broadcast_half<L>(reinterpret_cast<const std::byte *>(&block.scale)));
+    L::store(scales, L::broadcast_half(&block.scale));
     const float scale = finite ? scales[0] : 0.0f;
     const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
     const float least = nibbles ? -8.0f : -127.0f, most = nibbles ? 7.0f : 127.0f;
@@ -153,63 +143,6 @@ inline void write_v_row(CacheType type, std::byte *row, const float *v, int32_t 
         if (type == CacheType::Q8_0) store_bytes(row + 2, block.values, 32);
         for (int i = 0; i < 16 && type == CacheType::Q4_0; ++i)
             row[2 + i] = static_cast<std::byte>(block.values[i] | block.values[i + 16] << 4);
-    }
-}
-
-// --- reading ---------------------------------------------------------------------------------------------
-
-// One vector of values that share nothing: `at` elements from the beginning of a run of them.
-template <typename L>
-inline typename L::Float load_plain(CacheType type, const std::byte *run, size_t at) {
-    if (type == CacheType::BF16) return L::load_bfloat(reinterpret_cast<const uint16_t *>(run) + at);
-    if (type == CacheType::FP8) return L::load_e4m3(reinterpret_cast<const uint8_t *>(run) + at);
-    return L::load_half(reinterpret_cast<const uint16_t *>(run) + at);
-}
-
-// One vector of the 32 integers of a block, from number `at` on, where pairs that are 16 apart share bytes.
-template <typename L>
-inline typename L::Float load_integers(CacheType type, const std::byte *values, int at) {
-    if (type == CacheType::Q8_0) return L::load_int8(reinterpret_cast<const int8_t *>(values) + at);
-    return L::load_nibbles(reinterpret_cast<const uint8_t *>(values) + at % 16, at < 16 ? 0 : 4);
-}
-
-// out: [dims][32]
-template <typename L>
-void k_page_to_float(CacheType type, const std::byte *page, int32_t dims, float *out) {
-    constexpr int W = L::kWidth;
-    if (type != CacheType::Q8_0 && type != CacheType::Q4_0) {
-        for (size_t at = 0; at < static_cast<size_t>(dims) * kBlockTokens; at += W)
-            L::store(out + at, load_plain<L>(type, page, at));
-        return;
-    }
-    const size_t block_bytes = kBlockTokens * cache_row_bytes(type, kFormatBlock);
-    const size_t dim_bytes = type == CacheType::Q8_0 ? kBlockTokens : kBlockTokens / 2;
-    for (int32_t d = 0; d < dims; d += kFormatBlock, page += block_bytes) {
-        const int n = dims - d < kFormatBlock ? dims - d : kFormatBlock;
-        for (int cell = 0; cell < kBlockTokens; cell += W) {
-            const auto scale = L::load_half(reinterpret_cast<const uint16_t *>(page) + cell);
-            const std::byte *values = page + 2 * kBlockTokens;
-            for (int i = 0; i < n; ++i, values += dim_bytes)
-                L::store(out + (d + i) * kBlockTokens + cell,
-                         L::mul(scale, load_integers<L>(type, values, cell)));
-        }
-    }
-}
-
-// out: whole blocks of 32 dimensions, or, of F16, `dims` (write_v_row pads the others).
-template <typename L>
-void v_row_to_float(CacheType type, const std::byte *row, int32_t dims, float *out) {
-    constexpr int W = L::kWidth;
-    const size_t block_bytes = cache_row_bytes(type, kFormatBlock);
-    for (int32_t d = 0; d < dims; d += kFormatBlock, row += block_bytes) {
-        const int n = dims - d < kFormatBlock ? dims - d : kFormatBlock;
-        const bool scaled = type == CacheType::Q8_0 || type == CacheType::Q4_0;
-        const auto scale = scaled ? broadcast_half<L>(row) : L::zero();
-        for (int i = 0; i < n; i += W)
-            L::store_n(out + d + i,
-                       scaled ? L::mul(scale, load_integers<L>(type, row + 2, i))
-                              : load_plain<L>(type, row, static_cast<size_t>(i)),
-                       n - i < W ? n - i : W);
     }
 }
 

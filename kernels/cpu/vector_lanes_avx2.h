@@ -34,6 +34,9 @@ struct Avx2Lanes {
     static Float load_half(const uint16_t *x) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(x)));
     }
+    static Float broadcast_half(const uint16_t *x) {
+        return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(*x)));
+    }
     static Float load_half_n(const uint16_t *x, int n) {
         uint16_t padded[kWidth] = {};
         for (int i = 0; i < n; ++i) padded[i] = x[i];
@@ -63,11 +66,13 @@ struct Avx2Lanes {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
     }
     static Float load_e4m3(const uint8_t *x) {
-        const __m128i b = _mm_cvtepu8_epi16(load_bytes(x)), low = _mm_and_si128(b, _mm_set1_epi16(0x7f));
-        const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(low, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
-        const __m128i sign = _mm_slli_epi16(_mm_xor_si128(b, low), 8);
-        const __m128i half = _mm_or_si128(_mm_or_si128(_mm_slli_epi16(low, 7), sign), nan);
-        return _mm256_mul_ps(_mm256_cvtph_ps(half), set(256.0f));
+        // Sign-extended and moved up by 7, the sign is in bits 15 and 14, the rest where binary16 has it.
+        const __m128i half = _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(load_bytes(x)), 7),
+                                           _mm_set1_epi16(static_cast<short>(0xbf80)));
+        const __m128i nan =
+            _mm_cmpeq_epi16(_mm_and_si128(half, _mm_set1_epi16(0x7fff)), _mm_set1_epi16(0x3f80));
+        return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)))),
+                             set(256.0f));
     }
 
     static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }

@@ -28,6 +28,9 @@ struct Avx512Lanes {
     static Float load_half(const uint16_t *x) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)));
     }
+    static Float broadcast_half(const uint16_t *x) {
+        return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(*x)));
+    }
     static Float load_half_n(const uint16_t *x, int n) {
         return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), x));
     }
@@ -46,22 +49,22 @@ struct Avx512Lanes {
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(x)));
     }
     static Float load_nibbles(const uint8_t *x, int shift) {
-        const __m128i bytes = _mm_srl_epi16(load_bytes(x), _mm_cvtsi32_si128(shift));
-        const __m128i nibbles = _mm_sub_epi8(_mm_and_si128(bytes, _mm_set1_epi8(15)), _mm_set1_epi8(8));
-        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(nibbles));
+        const Float values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+        const __m512i bytes = _mm512_cvtepu8_epi32(load_bytes(x));  // a permutation reads four bits of each
+        return _mm512_permutexvar_ps(shift == 0 ? bytes : _mm512_srli_epi32(bytes, 4), values);
     }
     static Float load_bfloat(const uint16_t *x) {
         const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(x));
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
     static Float load_e4m3(const uint8_t *x) {
-        const __m256i b = _mm256_cvtepu8_epi16(load_bytes(x)),
-                      low = _mm256_and_si256(b, _mm256_set1_epi16(0x7f));
-        const __m256i nan =
-            _mm256_and_si256(_mm256_cmpeq_epi16(low, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7e00));
-        const __m256i sign = _mm256_slli_epi16(_mm256_xor_si256(b, low), 8);
-        const __m256i half = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(low, 7), sign), nan);
-        return _mm512_mul_ps(_mm512_cvtph_ps(half), set(256.0f));
+        // Sign-extended and moved up by 7, the sign is in bits 15 and 14, the rest where binary16 has it.
+        const __m256i half = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(x)), 7),
+                                              _mm256_set1_epi16(static_cast<short>(0xbf80)));
+        const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(half, _mm256_set1_epi16(0x7fff)),
+                                                      _mm256_set1_epi16(0x3f80));
+        return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, _mm256_maskz_set1_epi16(nan, 0x7e00))),
+                             set(256.0f));
     }
 
     static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }

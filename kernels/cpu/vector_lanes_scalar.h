@@ -95,6 +95,7 @@ struct ScalarLanes {
     static Float load_half(const uint16_t *x) {
         return each([&](int i) { return half_to_float(x[i]); });
     }
+    static Float broadcast_half(const uint16_t *x) { return set(half_to_float(*x)); }
     static Float load_half_n(const uint16_t *x, int n) {
         return each([&](int i) { return i < n ? half_to_float(x[i]) : 0.0f; });
     }

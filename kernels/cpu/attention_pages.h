@@ -1,0 +1,181 @@
+// Pages of K and V as attention's products read them: in place, whatever their type, or converted to float32.
+//
+// The layouts are those of attention_formats.h. What is read is the same number either way: the product of an
+// 11-bit scale and an integer of at most 8 bits, or a number of at most 11 significant bits, exact in
+// float32. Reading in place costs, per vector of values, one conversion (halves), two instructions (q8_0: and
+// a product) or a handful (q4_0, fp8); memory gives f16 at a vector per some ten cycles, so fewer bits are
+// less time as soon as the cache no longer fits into the caches above memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/attention_formats.h"
+
+namespace runnel::kernels::cpu {
+namespace {
+
+// The forms: a cache type as it is stored, or float32 in scratch.
+template <CacheType type>
+struct Stored {
+    static constexpr CacheType kType = type;
+    static constexpr bool kScaled = type == CacheType::Q8_0 || type == CacheType::Q4_0;
+};
+struct Converted {};
+
+// f(Stored<type>{})
+template <typename F>
+inline auto with_stored(CacheType type, F f) {
+    switch (type) {
+        case CacheType::BF16:
+            return f(Stored<CacheType::BF16>{});
+        case CacheType::Q8_0:
+            return f(Stored<CacheType::Q8_0>{});
+        case CacheType::Q4_0:
+            return f(Stored<CacheType::Q4_0>{});
+        case CacheType::FP8:
+            return f(Stored<CacheType::FP8>{});
+        case CacheType::F16:
+            break;
+    }
+    return f(Stored<CacheType::F16>{});
+}
+
+inline void prefetch(const void *address) {
+    __builtin_prefetch(address);
+}
+
+inline const uint16_t *halves(const std::byte *at) {
+    return reinterpret_cast<const uint16_t *>(at);
+}
+
+// One vector of values that share nothing: `at` elements from the beginning of a run of them.
+template <typename L, CacheType type>
+inline typename L::Float load_plain(const std::byte *run, int at) {
+    if constexpr (type == CacheType::BF16) return L::load_bfloat(halves(run) + at);
+    if constexpr (type == CacheType::FP8) return L::load_e4m3(reinterpret_cast<const uint8_t *>(run) + at);
+    if constexpr (type == CacheType::F16) return L::load_half(halves(run) + at);
+}
+
+// One vector of the 32 integers of a block, from number `at` on, where pairs that are 16 apart share bytes.
+template <typename L, CacheType type>
+inline typename L::Float load_integers(const std::byte *values, int at) {
+    if constexpr (type == CacheType::Q8_0) return L::load_int8(reinterpret_cast<const int8_t *>(values) + at);
+    return L::load_nibbles(reinterpret_cast<const uint8_t *>(values) + at % 16, at < 16 ? 0 : 4);
+}
+
+// The keys of 2 W cells, dimension after dimension: begin_block() before each 32 of them, then next() once
+// for each. `ahead`: the page to be read after this one, prefetched meanwhile.
+template <typename L, typename Form>
+class Keys {
+    static constexpr CacheType kType = Form::kType;
+    static constexpr size_t kDimBytes = kType == CacheType::Q4_0                              ? 16
+                                        : kType == CacheType::Q8_0 || kType == CacheType::FP8 ? 32
+                                                                                              : 64;
+
+  public:
+    using Float = typename L::Float;
+    Keys(const std::byte *page, const std::byte *ahead, int cell) : at_(page), ahead_(ahead), cell_(cell) {}
+
+    void begin_block() {
+        if constexpr (Form::kScaled) {
+            low_scale_ = L::load_half(halves(at_) + cell_);
+            high_scale_ = L::load_half(halves(at_) + cell_ + L::kWidth);
+            at_ += 2 * kBlockTokens;
+            ahead_ += 2 * kBlockTokens;
+        }
+    }
+    void next(Float &low, Float &high) {
+        prefetch(ahead_ + (kDimBytes == 64 ? 2 * cell_ : 0));
+        if constexpr (Form::kScaled) {
+            low = L::mul(low_scale_, load_integers<L, kType>(at_, cell_));
+            high = L::mul(high_scale_, load_integers<L, kType>(at_, cell_ + L::kWidth));
+        } else {
+            low = load_plain<L, kType>(at_, cell_);
+            high = load_plain<L, kType>(at_, cell_ + L::kWidth);
+        }
+        at_ += kDimBytes;
+        ahead_ += kDimBytes;
+    }
+
+  private:
+    const std::byte *at_, *ahead_;
+    int cell_;
+    Float low_scale_ = L::zero(), high_scale_ = L::zero();
+};
+
+template <typename L>
+class Keys<L, Converted> {
+  public:
+    using Float = typename L::Float;
+    Keys(const std::byte *page, const std::byte *, int cell)
+        : at_(reinterpret_cast<const float *>(page) + cell) {}
+    void begin_block() {}
+    void next(Float &low, Float &high) {
+        low = L::load(at_);
+        high = L::load(at_ + L::kWidth);
+        at_ += kBlockTokens;
+    }
+
+  private:
+    const float *at_;
+};
+
+// Bytes of the first d dimensions of a row of values, d a multiple of 32 where they share scales.
+template <typename Form>
+constexpr size_t value_offset(int32_t d) {
+    if constexpr (std::is_same_v<Form, Converted>)
+        return static_cast<size_t>(d) * sizeof(float);
+    else if constexpr (Form::kScaled)
+        return cache_row_bytes(Form::kType, d);
+    else
+        return static_cast<size_t>(d) * (Form::kType == CacheType::FP8 ? 1 : 2);
+}
+
+// W values of a row, from its dimension `at` on.
+template <typename L, typename Form>
+inline typename L::Float load_values(const std::byte *row, int at) {
+    if constexpr (std::is_same_v<Form, Converted>) {
+        return L::load(reinterpret_cast<const float *>(row) + at);
+    } else if constexpr (Form::kScaled) {
+        const std::byte *block = row + value_offset<Form>(at / kFormatBlock * kFormatBlock);
+        return L::mul(L::broadcast_half(halves(block)),
+                      load_integers<L, Form::kType>(block + sizeof(uint16_t), at % kFormatBlock));
+    } else {
+        return load_plain<L, Form::kType>(row, at);
+    }
+}
+
+// out: [dims][32]
+template <typename L, typename Form>
+void convert_keys(const std::byte *page, const std::byte *ahead, int32_t dims, float *out) {
+    for (int cell = 0; cell < kBlockTokens; cell += 2 * L::kWidth) {
+        Keys<L, Form> keys(page, ahead, cell);
+        float *to = out + cell;
+        for (int32_t d = 0; d < dims; ++d, to += kBlockTokens) {
+            if (d % kFormatBlock == 0) keys.begin_block();
+            typename L::Float low, high;
+            keys.next(low, high);
+            L::store(to, low);
+            L::store(to + L::kWidth, high);
+        }
+    }
+}
+
+// One row. out: `dims` values, up to whole vectors.
+template <typename L, typename Form>
+void convert_values(const std::byte *row, int32_t dims, float *out) {
+    constexpr int W = L::kWidth;
+    int32_t d = 0;
+    for (; d + W <= dims; d += W) L::store(out + d, load_values<L, Form>(row, d));
+    if (d == dims) return;
+    if constexpr (Form::kType == CacheType::F16)
+        L::store_n(out + d, L::load_half_n(halves(row) + d, dims - d), dims - d);
+    else  // rows are padded to whole blocks
+        L::store_n(out + d, load_values<L, Form>(row, d), dims - d);
+}
+
+}  // namespace
+}  // namespace runnel::kernels::cpu
