@@ -322,7 +322,7 @@ inline Place place_of(const KvPages &pages, int32_t page, int32_t next) {
 }
 
 inline Page stored_page(const KvPages &pages, const Place &place) {
-    return {place.k,      place.v,      cache_row_bytes(pages.v_type, pages.head_dim_v),
+    return {place.k,      place.v,      row_bytes(pages.v_type, pages.head_dim_v),
             place.next_k, place.next_v, pages.k_type,
             pages.v_type, false};
 }
@@ -332,12 +332,12 @@ inline Page converted_page(const Rows &rows, const KvPages &pages, const Place &
     with_stored(pages.k_type, [&](auto form) {
         convert_keys<L, decltype(form)>(place.k, place.next_k, pages.head_dim_k, rows.k_page);
     });
-    const size_t row_bytes = cache_row_bytes(pages.v_type, pages.head_dim_v);
-    for (size_t at = 0; pages.v && at < kBlockTokens * row_bytes; at += 64) prefetch(place.next_v + at);
+    const size_t v_bytes = row_bytes(pages.v_type, pages.head_dim_v);
+    for (size_t at = 0; pages.v && at < kBlockTokens * v_bytes; at += 64) prefetch(place.next_v + at);
     if (pages.v)
         with_stored(pages.v_type, [&](auto form) {
             for (size_t cell = 0; cell < kBlockTokens; ++cell)
-                convert_values<L, decltype(form)>(place.v + cell * row_bytes, pages.head_dim_v,
+                convert_values<L, decltype(form)>(place.v + cell * v_bytes, pages.head_dim_v,
                                                   rows.v_page + cell * rows.o_stride);
         });
     for (size_t cell = 0; !pages.v && cell < kBlockTokens; ++cell)  // values are keys
@@ -547,12 +547,12 @@ void append_half_k(uint16_t *page, const float *k, int32_t dims) {
 template <typename L>
 void append(const KvPages &pages, int32_t cell, int32_t tokens, const float *k, int64_t k_stride,
             const float *v, int64_t v_stride) noexcept {
-    const size_t row_bytes = cache_row_bytes(pages.v_type, pages.head_dim_v);
+    const size_t v_bytes = row_bytes(pages.v_type, pages.head_dim_v);
     for (int32_t end = cell + tokens; cell < end; ++cell, k += k_stride, v += v_stride) {
         const auto block = static_cast<size_t>(pages.table[cell / kBlockTokens]);
         const size_t column = static_cast<size_t>(cell % kBlockTokens);
         if (pages.v) {
-            std::byte *row = pages.v + block * pages.v_stride + column * row_bytes;
+            std::byte *row = pages.v + block * pages.v_stride + column * v_bytes;
             if (pages.v_type == CacheType::F16)
                 to_half<L>(v, pages.head_dim_v, reinterpret_cast<uint16_t *>(row));
             else

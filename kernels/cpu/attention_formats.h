@@ -20,6 +20,11 @@ namespace {
 
 constexpr int32_t kFormatBlock = 32;  // dimensions that share a scale
 
+// Inlined for certain: what is linked must not come from the file of another instruction set.
+[[gnu::flatten]] constexpr size_t row_bytes(CacheType type, int32_t dims) {
+    return cache_row_bytes(type, dims);
+}
+
 struct PackedBlock {
     uint16_t scale;     // binary16
     int8_t values[32];  // Q8_0: the integers; Q4_0: 0..15
@@ -93,7 +98,7 @@ inline void store_bytes(std::byte *at, const void *value, size_t bytes) {
 // A cell of a K page. (F16 is written by the lanes: attention_body.h.)
 template <typename L>
 inline void write_k_cell(CacheType type, std::byte *page, size_t cell, const float *k, int32_t dims) {
-    const size_t block_bytes = kBlockTokens * cache_row_bytes(type, kFormatBlock);
+    const size_t block_bytes = kBlockTokens * row_bytes(type, kFormatBlock);
     for (int32_t d = 0; d < dims; ++d) {
         const size_t at = static_cast<size_t>(d) * kBlockTokens + cell;
         if (type == CacheType::BF16) {
@@ -124,7 +129,7 @@ inline void write_k_cell(CacheType type, std::byte *page, size_t cell, const flo
 // A row of a V page, its padding as zeros.
 template <typename L>
 inline void write_v_row(CacheType type, std::byte *row, const float *v, int32_t dims) {
-    const size_t block_bytes = cache_row_bytes(type, kFormatBlock);
+    const size_t block_bytes = row_bytes(type, kFormatBlock);
     for (int32_t d = 0; d < dims; d += kFormatBlock, row += block_bytes) {
         const int n = dims - d < kFormatBlock ? dims - d : kFormatBlock;
         if (type == CacheType::BF16 || type == CacheType::FP8) {

@@ -129,7 +129,7 @@ constexpr size_t value_offset(int32_t d) {
     if constexpr (std::is_same_v<Form, Converted>)
         return static_cast<size_t>(d) * sizeof(float);
     else if constexpr (Form::kScaled)
-        return cache_row_bytes(Form::kType, d);
+        return row_bytes(Form::kType, d);
     else
         return static_cast<size_t>(d) * (Form::kType == CacheType::FP8 ? 1 : 2);
 }
