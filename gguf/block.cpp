@@ -3,6 +3,7 @@
 #include <cassert>
 
 #include "gguf/codebook.h"
+#include "gguf/nvfp4.h"
 
 namespace runnel::gguf {
 namespace {
@@ -40,7 +41,7 @@ constexpr TypeTraits kTypes[] = {
     {Type::TQ1_0, "tq1_0", 256, sizeof(BlockTQ1_0), true, true},
     {Type::TQ2_0, "tq2_0", 256, sizeof(BlockTQ2_0), true, true},
     {Type::MXFP4, "mxfp4", 32, sizeof(BlockMXFP4), true, true},
-    {Type::NVFP4, "nvfp4", 64, 36, false, true},
+    {Type::NVFP4, "nvfp4", 64, sizeof(BlockNVFP4), true, true},
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "gguf/grid_blocks.h"
+#include "gguf/nvfp4.h"
 #include "gguf/quantize.h"
 #include "gguf/scales.h"
 
@@ -60,6 +61,14 @@ void decode(const BlockIQ4_NL &b, float *out) {
 void decode(const BlockMXFP4 &b, float *out) {
     const float d = std::ldexp(1.0f, b.e - 128);
     each_nibble(b.qs, out, [&](int q, int) { return d * static_cast<float>(kMXFP4Values[q]); });
+}
+
+void decode(const BlockNVFP4 &b, float *out) {
+    for (int i = 0; i < 64; ++i) {
+        const float d = ue4m3_to_f32(b.d[i / 16]) * 0.5f;
+        const int q = b.qs[i / 16 * 8 + i % 8] >> (i / 8 % 2 * 4) & 15;
+        out[i] = d * static_cast<float>(kMXFP4Values[q]);
+    }
 }
 
 // --- super-blocks of 256 -----------------------------------------------------------------------------------
@@ -249,6 +258,9 @@ void dequantize_row(Type type, const std::byte *blocks, float *out, int64_t n) {
             break;
         case Type::MXFP4:
             decode_blocks<BlockMXFP4, 32>(blocks, out, n);
+            break;
+        case Type::NVFP4:
+            decode_blocks<BlockNVFP4, 64>(blocks, out, n);
             break;
         case Type::TQ1_0:
             decode_blocks<BlockTQ1_0, kSuperBlock>(blocks, out, n);

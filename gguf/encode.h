@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gguf/block.h"
+#include "gguf/nvfp4.h"
 #include "gguf/quantize.h"
 
 namespace runnel::gguf {
@@ -14,6 +15,7 @@ void encode(const float *in, BlockQ5_0 &block, Effort);
 void encode(const float *in, BlockQ5_1 &block, Effort);
 void encode(const float *in, BlockQ8_0 &block, Effort);
 void encode(const float *in, BlockMXFP4 &block, Effort);
+void encode(const float *in, BlockNVFP4 &block, Effort);
 void encode(const float *in, BlockTQ1_0 &block, Effort);
 void encode(const float *in, BlockTQ2_0 &block, Effort);
 

@@ -49,6 +49,15 @@ void pack_five_bits(uint8_t (&qs)[16], uint8_t (&qh)[4], Level level) {
     for (int i = 0; i < 32; ++i) qh[i / 8] = static_cast<uint8_t>(qh[i / 8] | (level(i) >> 4 & 1) << (i % 8));
 }
 
+// The E2M1 code whose multiple of d is nearest; of equally near ones the first.
+int nearest_e2m1(float x, float d) {
+    const auto error = [&](int q) { return std::fabs(static_cast<float>(kMXFP4Values[q]) * d - x); };
+    int best = 0;
+    for (int q = 1; q < 16; ++q)
+        if (error(q) < error(best)) best = q;
+    return best;
+}
+
 }  // namespace
 
 void encode(const float *in, BlockQ4_0 &block, Effort) {
@@ -92,13 +101,19 @@ void encode(const float *in, BlockMXFP4 &block, Effort) {
     block.e =
         most > 0 ? static_cast<uint8_t>(std::max(0.0f, std::floor(std::log2(most)) - 2 + 127)) : uint8_t{0};
     const float d = std::ldexp(1.0f, block.e - 128);
-    pack_nibbles(block.qs, [&](int i) {
-        const auto error = [&](int q) { return std::fabs(static_cast<float>(kMXFP4Values[q]) * d - in[i]); };
-        int best = 0;
-        for (int q = 1; q < 16; ++q)
-            if (error(q) < error(best)) best = q;
-        return best;
-    });
+    pack_nibbles(block.qs, [&](int i) { return nearest_e2m1(in[i], d); });
+}
+
+// Each scale makes the largest value of its 16 the largest of E2M1, 6.
+void encode(const float *in, BlockNVFP4 &block, Effort) {
+    for (int group = 0; group < 4; ++group) {
+        const float *from = in + 16 * group;
+        block.d[group] = f32_to_ue4m3(largest(from, 16) / 6);
+        const float d = ue4m3_to_f32(block.d[group]) * 0.5f;
+        for (int i = 0; i < 8; ++i)
+            block.qs[8 * group + i] =
+                static_cast<uint8_t>(nearest_e2m1(from[i], d) | nearest_e2m1(from[i + 8], d) << 4);
+    }
 }
 
 // Five trits as a fraction of 256, rounded up; see the decoder. Missing trits are 0.

@@ -95,6 +95,9 @@ void quantize_row(Type type, const float *in, std::byte *blocks, int64_t n, Effo
         case Type::MXFP4:
             encode_blocks<BlockMXFP4, 32>(in, blocks, n, effort);
             break;
+        case Type::NVFP4:
+            encode_blocks<BlockNVFP4, 64>(in, blocks, n, effort);
+            break;
         case Type::TQ1_0:
             encode_blocks<BlockTQ1_0, kSuperBlock>(in, blocks, n, effort);
             break;

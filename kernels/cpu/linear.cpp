@@ -12,7 +12,7 @@ using gguf::Type;
 ActFormat act_format(Type weight) {
     const gguf::TypeTraits &t = gguf::traits(weight);
     if (t.block_size == 1) return ActFormat::F32;
-    return t.block_size == 32 ? ActFormat::Q8x32 : ActFormat::Q8x256;
+    return t.block_size == 256 ? ActFormat::Q8x256 : ActFormat::Q8x32;
 }
 
 size_t packed_bytes(ActFormat format, int64_t cols, int32_t tokens) {

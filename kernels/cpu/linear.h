@@ -16,7 +16,7 @@ namespace runnel::kernels::cpu {
 // How activations are stored for a weight type (linear_packed.h holds the layouts).
 enum class ActFormat {
     F32,     // as they are: for F32, F16 and BF16 weights
-    Q8x32,   // int8 with a float scale per 32: for formats with blocks of 32 weights
+    Q8x32,   // int8 with a float scale per 32: for formats with blocks of 32 or 64 weights
     Q8x256,  // int8 with a float scale per 256: for formats with blocks of 256 weights
 };
 

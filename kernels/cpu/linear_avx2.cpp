@@ -65,26 +65,24 @@ template <typename Format>
 
 // --- blocks of 32 ----------------------------------------------------------------------------------------
 
-struct Group32 {
-    Ints w[8];
-    Floats d, m;
-};
-
 template <typename Format>
 struct Engine32 {
     using Record = PackedQ8x32;
     static constexpr int kGroupBytes = Format::kBlockBytes;
-    static constexpr int kGroupCols = 32;
+    static constexpr int kGroupCols = 32 * kGroups<Format>;
     struct Tile {
         Group32 groups[8];
     };
 
-    [[gnu::always_inline]] static void unpack_group(Rows rows, Group32 &g) {
-        Format::weights(rows, g.w);
+    [[gnu::always_inline]] static void unpack_group(Rows rows, int j, Group32 &g) {
+        unpack_group32<Format>(rows, j, g);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) g.w[i] = to_tile<Format>(g.w[i]);
-        g.d = Format::scale(rows);
-        if constexpr (kHasMinimum<Format>) g.m = Format::minimum(rows);
+    }
+
+    // -kOffset * sum, from the packed -128 * sum
+    [[gnu::always_inline]] static Ints offset_sum(const int32_t *packed) {
+        return signed_right32(broadcast_int(packed), 7 - __builtin_ctz(Format::kOffset));
     }
 
     [[gnu::always_inline]] static void add_group(const Group32 &g, int j, const Record *a, int count,
@@ -95,12 +93,20 @@ struct Engine32 {
         const Floats d = g.d;
         for (int t = 0; t < count; ++t) {
             const Record &r = a[t];
-            Ints total = scaled_dot<Format, 0, 8>(w, r.q + 32 * j, splat16(1));
-            if constexpr (!kHasMinimum<Format> &&
-                          !kSigned<Format>)  // -kOffset * sum, from the packed -128 * sum
-                total = add32(total,
-                              signed_right32(broadcast_int(&r.start[j]), 7 - __builtin_ctz(Format::kOffset)));
             Floats p = sums.p[j][t];
+            if constexpr (kHalves<Format>) {
+                const Floats scale = _mm256_set1_ps(r.scale[j]);
+                const Ints all = offset_sum(&r.start[j]), half = offset_sum(&r.half[j]);
+                const Ints first = add32(scaled_dot<Format, 0, 4>(w, r.q + 32 * j, splat16(1)), half);
+                const Ints second =
+                    add32(scaled_dot<Format, 4, 8>(w, r.q + 32 * j, splat16(1)), sub32(all, half));
+                p = _mm256_fmadd_ps(_mm256_mul_ps(d, scale), _mm256_cvtepi32_ps(first), p);
+                sums.p[j][t] = _mm256_fmadd_ps(_mm256_mul_ps(g.m, scale), _mm256_cvtepi32_ps(second), p);
+                continue;
+            }
+            Ints total = scaled_dot<Format, 0, 8>(w, r.q + 32 * j, splat16(1));
+            if constexpr (!kHasMinimum<Format> && !kSigned<Format>)
+                total = add32(total, offset_sum(&r.start[j]));
             p = _mm256_fmadd_ps(_mm256_mul_ps(d, _mm256_set1_ps(r.scale[j])), _mm256_cvtepi32_ps(total), p);
             if constexpr (kHasMinimum<Format>) p = _mm256_fmadd_ps(g.m, _mm256_set1_ps(r.scaled_sum[j]), p);
             sums.p[j][t] = p;
@@ -108,23 +114,23 @@ struct Engine32 {
     }
 
     static void unpack(Rows rows, int groups, Tile &tile, const std::byte *next) {
-        for (int j = 0; j < groups; ++j) {
+        for (int j = 0; j < groups * kGroups<Format>; ++j) {
             prefetch_share<Engine32>(rows, j, next);
-            unpack_group(rows + j * kGroupBytes, tile.groups[j]);
+            unpack_group(rows, j, tile.groups[j]);
         }
     }
 
     static void add(const Tile &tile, int groups, int64_t, const Record *a, int count, Partials &sums) {
-        for (int j = 0; j < groups; ++j) add_group(tile.groups[j], j, a, count, sums);
+        for (int j = 0; j < groups * kGroups<Format>; ++j) add_group(tile.groups[j], j, a, count, sums);
     }
 
     template <int count>
     [[gnu::always_inline]] static void add_fused(Rows rows, int groups, int64_t, const Record *a,
                                                  Partials &sums, const std::byte *next) {
-        for (int j = 0; j < groups; ++j) {
+        for (int j = 0; j < groups * kGroups<Format>; ++j) {
             Group32 g;
             prefetch_share<Engine32>(rows, j, next);
-            unpack_group(rows + j * kGroupBytes, g);
+            unpack_group(rows, j, g);
             add_group(g, j, a, count, sums);
         }
     }

@@ -74,25 +74,14 @@ template <int first, int last, int count, typename Record>
 
 // --- blocks of 32 ----------------------------------------------------------------------------------------
 
-struct Group32 {
-    Ints w[8];
-    __m512 d, m;
-};
-
 template <typename Format>
 struct Engine32 {
     using Record = PackedQ8x32;
     static constexpr int kGroupBytes = Format::kBlockBytes;
-    static constexpr int kGroupCols = 32;
+    static constexpr int kGroupCols = 32 * kGroups<Format>;
     struct Tile {
         Group32 groups[8];
     };
-
-    [[gnu::always_inline]] static void unpack_group(Rows rows, Group32 &g) {
-        Format::weights(rows, g.w);
-        g.d = Format::scale(rows);
-        if constexpr (kHasMinimum<Format>) g.m = Format::minimum(rows);
-    }
 
     template <bool tiled>
     [[gnu::always_inline]] static void add_group(const Group32 &g, int j, const Record *a, int count,
@@ -104,6 +93,16 @@ struct Engine32 {
         for (int t = 0; t < count; ++t) {
             const Record &r = a[t];
             __m512 p = sums.p[j][t];
+            if constexpr (kHalves<Format>) {
+                const __m512 scale = _mm512_set1_ps(r.scale[j]);
+                const Ints all = start_value<Format, tiled>(&r.start[j]),
+                           half = start_value<Format, tiled>(&r.half[j]);
+                const Ints first = dot<0, 4>(half, w, r.q + 32 * j),
+                           second = dot<4, 8>(_mm512_sub_epi32(all, half), w, r.q + 32 * j);
+                p = _mm512_fmadd_ps(_mm512_mul_ps(d, scale), _mm512_cvtepi32_ps(first), p);
+                sums.p[j][t] = _mm512_fmadd_ps(_mm512_mul_ps(g.m, scale), _mm512_cvtepi32_ps(second), p);
+                continue;
+            }
             const Ints total = dot<0, 8>(start_value<Format, tiled>(&r.start[j]), w, r.q + 32 * j);
             p = _mm512_fmadd_ps(_mm512_mul_ps(d, _mm512_set1_ps(r.scale[j])), _mm512_cvtepi32_ps(total), p);
             if constexpr (kHasMinimum<Format>) p = _mm512_fmadd_ps(g.m, _mm512_set1_ps(r.scaled_sum[j]), p);
@@ -112,28 +111,28 @@ struct Engine32 {
     }
 
     static void unpack(Rows rows, int groups, Tile &tile, const std::byte *next) {
-        for (int j = 0; j < groups; ++j) {
+        for (int j = 0; j < groups * kGroups<Format>; ++j) {
             Group32 g;
             prefetch_share<Engine32>(rows, j, next);
-            unpack_group(rows + j * kGroupBytes, g);
+            unpack_group32<Format>(rows, j, g);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; ++i) tile.groups[j].w[i] = to_tile<Format>(g.w[i]);
             tile.groups[j].d = g.d;
-            if constexpr (kHasMinimum<Format>) tile.groups[j].m = g.m;
+            if constexpr (kHasMinimum<Format> || kHalves<Format>) tile.groups[j].m = g.m;
         }
     }
 
     static void add(const Tile &tile, int groups, int64_t, const Record *a, int count, Partials &sums) {
-        for (int j = 0; j < groups; ++j) add_group<true>(tile.groups[j], j, a, count, sums);
+        for (int j = 0; j < groups * kGroups<Format>; ++j) add_group<true>(tile.groups[j], j, a, count, sums);
     }
 
     template <int count>
     [[gnu::always_inline]] static void add_fused(Rows rows, int groups, int64_t, const Record *a,
                                                  Partials &sums, const std::byte *next) {
-        for (int j = 0; j < groups; ++j) {
+        for (int j = 0; j < groups * kGroups<Format>; ++j) {
             Group32 g;
             prefetch_share<Engine32>(rows, j, next);
-            unpack_group(rows + j * kGroupBytes, g);
+            unpack_group32<Format>(rows, j, g);
             add_group<false>(g, j, a, count, sums);
         }
     }

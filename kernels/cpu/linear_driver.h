@@ -30,6 +30,40 @@ constexpr int kFewTokens = 12;   // up to here unpacking again for every kFusedT
 template <typename Format>
 constexpr bool kHasMinimum = Format::kOffset == 0;
 
+// Groups of 32 weights in a block of Engine32's formats, and whether each 16 of them have their own scale.
+template <typename Format>
+constexpr int kGroups = 1;
+template <typename Format>
+requires requires {
+    Format::kGroups;
+}
+constexpr int kGroups<Format> = Format::kGroups;
+template <typename Format>
+constexpr bool kHalves = requires {
+    Format::kHalves;
+};
+
+// A group of 32 columns of kRows rows.
+struct Group32 {
+    Ints w[8];
+    Floats d;
+    Floats m;  // minimums, or with kHalves the scales of the second 16 columns
+};
+
+// Group j of those that begin at `rows`, its weights as Format gives them.
+template <typename Format>
+[[gnu::always_inline]] inline void unpack_group32(Rows rows, int j, Group32 &g) {
+    if constexpr (kHalves<Format>) {
+        const Rows block = rows + j / kGroups<Format> * Format::kBlockBytes;
+        Format::weights(block, j % kGroups<Format>, g.w);
+        Format::scales(block, j % kGroups<Format>, g.d, g.m);
+    } else {
+        Format::weights(rows + j * Format::kBlockBytes, g.w);
+        g.d = Format::scale(rows + j * Format::kBlockBytes);
+        if constexpr (kHasMinimum<Format>) g.m = Format::minimum(rows + j * Format::kBlockBytes);
+    }
+}
+
 // The contract's partial sums: [number][token], lanes are rows.
 struct alignas(64) Partials {
     Floats p[8][kTokens];
@@ -239,6 +273,8 @@ void multiply(gguf::Type type, const std::byte *weights, int64_t cols, int64_t r
             return multiply_rows<Engine32<FormatIQ4_NL>>(weights, row0, row1, task, next);
         case Type::MXFP4:
             return multiply_rows<Engine32<FormatMXFP4>>(weights, row0, row1, task, next);
+        case Type::NVFP4:
+            return multiply_rows<Engine32<FormatNVFP4>>(weights, row0, row1, task, next);
         case Type::Q2_K:
             return multiply_rows<Engine256<FormatQ2_K>>(weights, row0, row1, task, next);
         case Type::Q3_K:

@@ -106,7 +106,6 @@ inline void pack_record(const float *x, int64_t count, PackedF32 &record) {
 
 inline void pack_record(const float *x, int64_t count, PackedQ8x32 &record) {
     if (count < kRecordCols) __builtin_memset(&record, 0, sizeof record);
-    __builtin_memset(record.padding, 0, sizeof record.padding);
     for (int g = 0; g < count / 32; ++g) {
         const float *v = x + 32 * g;
         int8_t *q = record.q + 32 * g;
@@ -120,6 +119,7 @@ inline void pack_record(const float *x, int64_t count, PackedQ8x32 &record) {
         const int32_t sum = sums.low + sums.high;
         record.scale[g] = s.scale;
         record.start[g] = -128 * sum;
+        record.half[g] = -128 * sums.low;
         record.scaled_sum[g] = s.scale * static_cast<float>(sum);
     }
 }

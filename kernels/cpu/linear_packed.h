@@ -25,7 +25,7 @@ struct alignas(64) PackedQ8x32 {
     float scale[8];
     int32_t start[8];     // -128 * sum(q) of the group
     float scaled_sum[8];  // scale * sum(q), rounded once
-    std::byte padding[32];
+    int32_t half[8];      // -128 * sum(q) of the group's first 16
 };
 static_assert(sizeof(PackedQ8x32) == 384);
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "gguf/nvfp4.h"
 #include "kernels/cpu/linear_grid.h"
 #include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/linear_packed.h"
@@ -102,6 +103,7 @@ void pack_record(const float *x, int64_t count, PackedQ8x32 &record) {
         record.scale[g] = quantize_group(x + 32 * g, 32, record.q + 32 * g);
         const int s = sum(record.q + 32 * g, 32);
         record.start[g] = -128 * s;
+        record.half[g] = -128 * sum(record.q + 32 * g, 16);
         record.scaled_sum[g] = record.scale[g] * static_cast<float>(s);
     }
 }
@@ -149,6 +151,12 @@ void pack(ActFormat format, const float *x, int64_t x_stride, int64_t cols, int3
 // value = d * q + m
 struct Group32 {
     float d, m;
+    int q[32];
+};
+
+// value = d[k / 16] * q[k]
+struct Halves32 {
+    float d[2];
     int q[32];
 };
 
@@ -206,6 +214,13 @@ void unpack(const gguf::BlockIQ4_NL &b, Group32 &g) {
 void unpack(const gguf::BlockMXFP4 &b, Group32 &g) {
     g.d = from_e8m0_half(b.e);
     nibbles(b.qs, g.q, [](int q, int) { return gguf::kMXFP4Values[q]; });
+}
+
+// Weights 32 half ... 32 half + 31.
+void unpack(const gguf::BlockNVFP4 &b, int half, Halves32 &g) {
+    for (int s = 0; s < 2; ++s) g.d[s] = gguf::ue4m3_to_f32(b.d[2 * half + s]) * 0.5f;
+    for (int k = 0; k < 32; ++k)
+        g.q[k] = gguf::kMXFP4Values[b.qs[16 * half + k / 16 * 8 + k % 8] >> (k / 8 % 2 * 4) & 15];
 }
 
 void unpack(const gguf::BlockQ2_K &b, Group256 &g) {
@@ -365,6 +380,8 @@ void with_block(Type type, F f) {
             return f(gguf::BlockIQ4_XS{});
         case Type::MXFP4:
             return f(gguf::BlockMXFP4{});
+        case Type::NVFP4:
+            return f(gguf::BlockNVFP4{});
         case Type::TQ1_0:
             return f(gguf::BlockTQ1_0{});
         case Type::TQ2_0:
@@ -394,6 +411,11 @@ concept Has32 = requires(const Block &b, Group32 &g) {
 };
 
 template <typename Block>
+concept HasHalves32 = requires(const Block &b, Halves32 &g) {
+    unpack(b, 0, g);
+};
+
+template <typename Block>
 concept HasMinimum32 = requires(const Block &b) {
     b.m;
 };
@@ -419,6 +441,12 @@ void accumulate(const Group32 &w, const PackedQ8x32 &a, int g, Partials &p) {
     if constexpr (HasMinimum32<Block>) p[g] = std::fma(w.m, a.scaled_sum[g], p[g]);
 }
 
+void accumulate(const Halves32 &w, const PackedQ8x32 &a, int g, Partials &p) {
+    for (int s = 0; s < 2; ++s)
+        p[g] = std::fma(w.d[s] * a.scale[g], static_cast<float>(dot(w.q + 16 * s, a.q + 32 * g + 16 * s, 16)),
+                        p[g]);
+}
+
 template <typename Block>
 void accumulate(const Group256 &w, const PackedQ8x256 &a, float &p) {
     int total = 0, minimum = 0;
@@ -441,6 +469,15 @@ void multiply_row(const std::byte *row, int64_t cols, const void *packed, int64_
             unpack(load<Block>(row + g * static_cast<int64_t>(sizeof(Block))), group);
             for (int t = 0; t < count; ++t)
                 accumulate<Block>(group, a[g / 8 * tokens + t0 + t], static_cast<int>(g % 8), partials[t]);
+        }
+    } else if constexpr (HasHalves32<Block>) {
+        const PackedQ8x32 *a = static_cast<const PackedQ8x32 *>(packed);
+        Halves32 group{};
+        for (int64_t g = 0; g < cols / 32; ++g) {
+            unpack(load<Block>(row + g / 2 * static_cast<int64_t>(sizeof(Block))), static_cast<int>(g % 2),
+                   group);
+            for (int t = 0; t < count; ++t)
+                accumulate(group, a[g / 8 * tokens + t0 + t], static_cast<int>(g % 8), partials[t]);
         }
     } else {
         const PackedQ8x256 *a = static_cast<const PackedQ8x256 *>(packed);
@@ -507,6 +544,13 @@ void dequantize_blocks(const std::byte *row, int64_t cols, float *out) {
                 const float value = static_cast<float>(group.q[i]) * group.d;
                 out[32 * g + i] = HasMinimum32<Block> ? value + group.m : value;
             }
+        }
+    } else if constexpr (HasHalves32<Block>) {
+        Halves32 group{};
+        for (int64_t g = 0; g < cols / 32; ++g) {
+            unpack(load<Block>(row + g / 2 * static_cast<int64_t>(sizeof(Block))), static_cast<int>(g % 2),
+                   group);
+            for (int i = 0; i < 32; ++i) out[32 * g + i] = group.d[i / 16] * static_cast<float>(group.q[i]);
         }
     } else {
         Group256 group{};

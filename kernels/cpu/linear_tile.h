@@ -51,9 +51,8 @@ struct Rows {
     }
 }
 
-// A 16-bit number of each row, an f16.
-[[gnu::always_inline]] inline Floats gather_scales(Rows rows) {
-    __m128i halves[kRows / 8];
+// A 16-bit number of each row, eight in each part.
+[[gnu::always_inline]] inline void gather_halves(Rows rows, __m128i (&halves)[kRows / 8]) {
 #pragma GCC unroll 2
     for (int h = 0; h < kRows / 8; ++h) {
         const auto at = [&](int r) {
@@ -71,6 +70,12 @@ struct Rows {
         x = _mm_insert_epi16(x, at(6), 6);
         halves[h] = _mm_insert_epi16(x, at(7), 7);
     }
+}
+
+// An f16 of each row.
+[[gnu::always_inline]] inline Floats gather_scales(Rows rows) {
+    __m128i halves[kRows / 8];
+    gather_halves(rows, halves);
     return halves_to_floats(halves);
 }
 
@@ -96,9 +101,9 @@ struct Rows {
     return (x | left32(x, 8)) & splat(0x00ff00ff);
 }
 
-enum class Table { Q4_0, IQ4, MXFP4 };
+enum class Table { Q4_0, IQ4, MXFP4, NVFP4 };
 
-// The sixteen values of a 4-bit format: Q4_0's plus 8, the others' plus 128.
+// The sixteen values of a 4-bit format: Q4_0's plus 8, NVFP4's plus 16, the others' plus 128.
 template <Table table>
 [[gnu::always_inline]] inline Ints lookup(Ints nibbles) {
     __m128i values;
@@ -106,6 +111,8 @@ template <Table table>
         return nibbles;
     else if constexpr (table == Table::IQ4)
         values = _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, -127, -115, -103, -90, -75, -59, -39, -15);
+    else if constexpr (table == Table::NVFP4)
+        values = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
     else
         values = _mm_setr_epi8(-128, -127, -126, -125, -124, -122, -120, -116, -128, 127, 126, 125, 124, 122,
                                120, 116);
@@ -113,7 +120,9 @@ template <Table table>
 }
 
 // --- formats with blocks of 32 weights -------------------------------------------------------------------
-// scale(rows) -> d of all rows, minimum(rows) -> m where kOffset is 0, weights(rows, w) -> one group.
+// scale(rows) -> d of all rows, minimum(rows) -> m where kOffset is 0, weights(rows, w) -> one group. Of a
+// format whose blocks are several groups (kGroups), `rows` stand at the block, and the group is a further
+// argument; one with kHalves has a scale for each 16 weights of a group: scales(rows, group, first, second).
 
 template <int kBytes, Table table>
 struct Nibbles32 {
@@ -149,6 +158,36 @@ struct FormatMXFP4 : Nibbles32<17, Table::MXFP4> {
         const Ints normal = left32(sub32(e, splat(1)), 23);
         const Ints subnormal = left32_by(splat(0x00200000), e);
         return as_floats(select_less(e, splat(2), subnormal, normal));
+    }
+};
+
+// 1/2 of the UE4M3 in the lowest 8 bits of each lane, the rest of which is 0 (gguf/nvfp4.h).
+[[gnu::always_inline]] inline Floats half_ue4m3(Ints v) {
+    const Ints number = select_less(v ^ splat(0x7f), splat(1), splat(0), v & splat(0x7f));
+    return multiply_floats(low_halves_to_floats(left32(number, 7)), 128);
+}
+
+struct FormatNVFP4 {
+    static constexpr int kBlockBytes = 36;
+    static constexpr int kGroups = 2;
+    static constexpr bool kHalves = true;
+    static constexpr int kOffset = 16;
+    static constexpr int kLargest = 28;
+    [[gnu::always_inline]] static void scales(Rows rows, int group, Floats &first, Floats &second) {
+        __m128i halves[kRows / 8];
+        gather_halves(rows + 2 * group, halves);
+        const Ints both = widen_halves(halves);
+        first = half_ue4m3(both & splat(255));
+        second = half_ue4m3(right32(both, 8));
+    }
+    [[gnu::always_inline]] static void weights(Rows rows, int group, Ints (&w)[8]) {
+        Ints v[4];
+        transpose_chunk(rows + (4 + 16 * group), v);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            w[i / 2 * 4 + i % 2] = lookup<Table::NVFP4>(low_nibbles(v[i]));
+            w[i / 2 * 4 + 2 + i % 2] = lookup<Table::NVFP4>(high_nibbles(v[i]));
+        }
     }
 };
 

@@ -94,6 +94,10 @@ constexpr int kRows = 16;
 [[gnu::always_inline]] inline Floats halves_to_floats(const __m128i (&parts)[2]) {
     return _mm512_cvtph_ps(_mm256_set_m128i(parts[1], parts[0]));
 }
+// Eight 16-bit numbers in each part, zero-extended.
+[[gnu::always_inline]] inline Ints widen_halves(const __m128i (&parts)[2]) {
+    return _mm512_cvtepu16_epi32(_mm256_set_m128i(parts[1], parts[0]));
+}
 // The f16 in the low half of each lane.
 [[gnu::always_inline]] inline Floats low_halves_to_floats(Ints v) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v));
@@ -196,6 +200,9 @@ constexpr int kRows = 8;
 }
 [[gnu::always_inline]] inline Floats halves_to_floats(const __m128i (&parts)[1]) {
     return _mm256_cvtph_ps(parts[0]);
+}
+[[gnu::always_inline]] inline Ints widen_halves(const __m128i (&parts)[1]) {
+    return _mm256_cvtepu16_epi32(parts[0]);
 }
 [[gnu::always_inline]] inline Floats low_halves_to_floats(Ints v) {
     const __m256i low = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "gguf/nvfp4.h"
 #include "gguf/quantize.h"
 
 using namespace runnel::gguf;
@@ -31,7 +32,8 @@ uint64_t hash(const std::vector<float> &values) {
     return h;
 }
 
-// What ggml (llama.cpp b4748; for the formats of codebooks its Python package gguf 0.19) makes of
+// What ggml (llama.cpp b4748; for the formats of codebooks its Python package gguf 0.19, for NVFP4
+// xllamacpp 2026.10.11549) makes of
 // random_bytes as blocks of 64 * 256 weights.
 struct Expected {
     Type type;
@@ -62,6 +64,7 @@ constexpr Expected kGgml[] = {
     {Type::IQ2_S, 0xd28816219251bf81, -0x1.554p+3f, -0x1.0a9ap+5f},
     {Type::IQ3_XXS, 0x49d2a8c32ca012fd, -0x1.aa9p+5f, 0x1.3fecp+7f},
     {Type::IQ3_S, 0x40ff2976ffefe825, 0x1.4febp+9f, -0x1.6a94p+7f},
+    {Type::NVFP4, 0xf2203cd3878f2325, 0x0p+0f, 0x0p+0f},
 };
 
 }  // namespace
@@ -104,6 +107,28 @@ TEST_CASE("dequantize: MXFP4 is a power of two times an E2M1 value") {
             CHECK(values[i + 16] == static_cast<float>(std::ldexp(e2m1(15 - i), exponent - 127)));
         }
     }
+}
+
+TEST_CASE("dequantize: UE4M3 scales, there and back") {
+    // 4 bits of exponent with bias 7, 3 of mantissa.
+    for (int bits = 0; bits < 0x7f; ++bits) {
+        const int exponent = bits >> 3, mantissa = bits & 7;
+        const double value =
+            exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(1 + mantissa / 8.0, exponent - 7);
+        CAPTURE(bits);
+        CHECK(static_cast<double>(ue4m3_to_f32(static_cast<uint8_t>(bits))) == value);
+        CHECK(ue4m3_to_f32(static_cast<uint8_t>(bits | 0x80)) == ue4m3_to_f32(static_cast<uint8_t>(bits)));
+        // From 256 on, ggml rounds up to the largest.
+        if (value < 256) CHECK(f32_to_ue4m3(static_cast<float>(value)) == bits);
+    }
+    CHECK(ue4m3_to_f32(0x7f) == 0);
+    CHECK(ue4m3_to_f32(0xff) == 480);
+    for (const float none : {0.0f, -1.0f, static_cast<float>(NAN), 0x1p-11f}) CHECK(f32_to_ue4m3(none) == 0);
+    for (const float much : {256.0f, 448.0f, 1e9f, static_cast<float>(INFINITY)})
+        CHECK(f32_to_ue4m3(much) == 0x7e);
+    CHECK(f32_to_ue4m3(1.0624f) == 0x38);
+    CHECK(f32_to_ue4m3(1.0625f) == 0x39);
+    CHECK(f32_to_ue4m3(255.9f) == 0x7e);
 }
 
 TEST_CASE("dequantize: numbers round to the nearest float") {

@@ -44,20 +44,22 @@ uint64_t hash(const std::vector<std::byte> &bytes) {
 
 constexpr Type kSearched[] = {Type::Q2_K, Type::Q3_K,   Type::Q4_K,  Type::Q5_K,
                               Type::Q6_K, Type::IQ4_NL, Type::IQ4_XS};
-constexpr Type kQuantized[] = {Type::Q4_0,   Type::Q4_1,   Type::Q5_0,  Type::Q5_1,  Type::Q8_0,
-                               Type::Q2_K,   Type::Q3_K,   Type::Q4_K,  Type::Q5_K,  Type::Q6_K,
-                               Type::IQ4_NL, Type::IQ4_XS, Type::MXFP4, Type::TQ1_0, Type::TQ2_0};
+constexpr Type kQuantized[] = {Type::Q4_0,  Type::Q4_1,  Type::Q5_0,  Type::Q5_1, Type::Q8_0,   Type::Q2_K,
+                               Type::Q3_K,  Type::Q4_K,  Type::Q5_K,  Type::Q6_K, Type::IQ4_NL, Type::IQ4_XS,
+                               Type::MXFP4, Type::NVFP4, Type::TQ1_0, Type::TQ2_0};
 
 }  // namespace
 
 TEST_CASE("quantize: the formats without a search give ggml's bytes") {
-    // FNV-1a of what quantize_row_*_ref of llama.cpp b4748 writes for the sample; MXFP4: of ik_llama.cpp.
+    // FNV-1a of what quantize_row_*_ref of llama.cpp b4748 writes for the sample; MXFP4: of ik_llama.cpp;
+    // NVFP4: of llama.cpp of October 2026 (xllamacpp 2026.10.11549).
     constexpr std::pair<Type, uint64_t> kGgml[] = {
         {Type::F16, 0x6720e9ec04756ad0},   {Type::BF16, 0x83a2dd8c06797241},
         {Type::Q4_0, 0x0e9abab8f454d146},  {Type::Q4_1, 0x98e2a9e2a87ddb1b},
         {Type::Q5_0, 0xa3c01bf95521ac7d},  {Type::Q5_1, 0x23f7b475f9068f3a},
         {Type::Q8_0, 0x8f25f5acd79c3dde},  {Type::TQ1_0, 0xef8de40e5783f035},
         {Type::TQ2_0, 0x4c3481f7b0a899fb}, {Type::MXFP4, 0x3e0db87e04c4a0e8},
+        {Type::NVFP4, 0x6d25fa9ca94d380f},
     };
     const std::vector<float> values = sample_weights();
     for (const auto &[type, expected] : kGgml) {
@@ -134,6 +136,5 @@ TEST_CASE("quantize: values of a format come through unchanged where its search 
 TEST_CASE("quantize: which types there are") {
     for (const Type type : kQuantized) CHECK(can_quantize(type));
     for (const Type type : {Type::F32, Type::F16, Type::BF16}) CHECK(can_quantize(type));
-    for (const Type type : {Type::F64, Type::I32, Type::Q8_1, Type::IQ2_XXS, Type::NVFP4})
-        CHECK_FALSE(can_quantize(type));
+    for (const Type type : {Type::F64, Type::I32, Type::Q8_1, Type::IQ2_XXS}) CHECK_FALSE(can_quantize(type));
 }

@@ -21,7 +21,7 @@
 using namespace runnel;
 using namespace runnel::kernels::cpu;
 using runnel::tests::Fill;
-using runnel::tests::kCodebookTypes;
+using runnel::tests::kCpuTypes;
 using runnel::tests::kLinearTypes;
 using runnel::tests::random_weights;
 
@@ -65,7 +65,7 @@ std::string name_of(gguf::Type type) {
 
 std::vector<gguf::Type> all_types() {
     std::vector<gguf::Type> types(std::begin(kLinearTypes), std::end(kLinearTypes));
-    types.insert(types.end(), std::begin(kCodebookTypes), std::end(kCodebookTypes));
+    types.insert(types.end(), std::begin(kCpuTypes), std::end(kCpuTypes));
     return types;
 }
 

@@ -18,10 +18,10 @@ inline const gguf::Type kLinearTypes[] = {
     gguf::Type::MXFP4, gguf::Type::TQ1_0, gguf::Type::TQ2_0,
 };
 
-// Those of codebook entries: the CPU's alone.
-inline const gguf::Type kCodebookTypes[] = {
+// The CPU's alone: those of codebook entries, and NVFP4.
+inline const gguf::Type kCpuTypes[] = {
     gguf::Type::IQ1_S, gguf::Type::IQ1_M,   gguf::Type::IQ2_XXS, gguf::Type::IQ2_XS,
-    gguf::Type::IQ2_S, gguf::Type::IQ3_XXS, gguf::Type::IQ3_S,
+    gguf::Type::IQ2_S, gguf::Type::IQ3_XXS, gguf::Type::IQ3_S,   gguf::Type::NVFP4,
 };
 
 enum class Fill {
