@@ -30,7 +30,8 @@ size_t Program::weight_bytes_per_token() const {
                 if (id != kNoWeight)
                     bytes += weights[static_cast<size_t>(id)].matrix_bytes() *
                              static_cast<size_t>(experts->routing.used);
-            for (WeightId id : {experts->gate_bias, experts->up_bias, experts->down_bias})
+            for (WeightId id :
+                 {experts->gate_bias, experts->up_bias, experts->down_bias, experts->routing.expert_scales})
                 if (id != kNoWeight)
                     bytes += weights[static_cast<size_t>(id)].bytes() /
                              static_cast<size_t>(weights[static_cast<size_t>(experts->down)].count) *

@@ -49,7 +49,8 @@ struct Embed {
     WeightId positions = kNoWeight;  // learned position embeddings, [positions][width]
 };
 
-// out[t] = norm(in[t]) (+ add[t]): of the whole row, or of each of `parts` equal pieces of it by itself:
+// out[t] = scale * (norm(in[t]) (+ add[t])): of the whole row, or of each of `parts` equal pieces of it by
+// itself:
 //   Rms:   weight * x / sqrt(mean(x^2) + eps) (+ bias)                      (Zhang & Sennrich 2019)
 //   Layer: weight * (x - m) / sqrt(mean((x - m)^2) + eps) (+ bias), m = mean(x)    (Ba et al. 2016)
 // out may be the same slot as in or add, or as both.
@@ -62,6 +63,7 @@ struct Norm {
     WeightId bias = kNoWeight;  // F32, of the same size as weight
     Slot add = kNoSlot;         // of a norm behind a block: the residual stream
     int32_t parts = 1;
+    float scale = 1;
 };
 
 // For every part: out[t] = scale * (W in[t] + bias) + add[t]. Parts share their input, which a device may
@@ -171,7 +173,7 @@ struct Gate {
 //      `group_best` largest s, and only the experts of the `groups_used` best groups stay;
 //   4. the `used` experts with the largest s are chosen, of equals the first;
 //   5. w = p of the chosen, without the bias; SelectedSoftmax: the softmax over the chosen logits alone;
-//   6. normalize: w /= max(sum of the chosen w, 2^-14);  7. w *= scale.
+//   6. normalize: w /= max(sum of the chosen w, 2^-14);  7. w *= scale;  8. w_e *= expert_scales[e].
 // (Shazeer et al. 2017; groups and bias: DeepSeek-V3, 2024.)
 struct Routing {
     enum class Score { Softmax, Sigmoid, SelectedSoftmax };
@@ -181,6 +183,7 @@ struct Routing {
     int32_t groups = 1, groups_used = 1, group_best = 2;
     bool normalize = false;
     float scale = 1;
+    WeightId expert_scales = kNoWeight;  // F32, [1][experts]; none: ones
 };
 
 // A mixture of experts. The router is an ordinary Linear before it, a shared expert ordinary steps beside it.

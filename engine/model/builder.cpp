@@ -251,15 +251,21 @@ int32_t Builder::add_rope(kernels::RopeTable table) {
 }
 
 int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
+    // Families without rotations may have heads of any size.
+    if (hyper_.rope_dimensions == 0) metadata_.fail("rope.dimension_count", "0: nothing would be rotated");
+    if (hyper_.rope_dimensions % 2 != 0)
+        metadata_.fail("rope.dimension_count", std::to_string(hyper_.rope_dimensions) +
+                                                   " is odd (a file that does not say it means "
+                                                   "attention.key_length)");
     const double base = metadata_.real("rope.freq_base").value_or(10000);
     if (!(base > 1)) metadata_.fail("rope.freq_base", "must be greater than 1");
     const RopeScaling scaling = rope_scaling();
     return add_rope(make_rope(pairs, hyper_.rope_dimensions, base, scaling, rope_divisors(scaling)));
 }
 
-int32_t Builder::unscaled_rope(kernels::RopeTable::Pairs pairs, double base) {
+int32_t Builder::unscaled_rope(kernels::RopeTable::Pairs pairs, double base, int32_t dimensions) {
     if (!(base > 1)) metadata_.fail("rope.freq_base_swa", "must be greater than 1");
-    return add_rope(make_rope(pairs, hyper_.rope_dimensions, base, {}, {}));
+    return add_rope(make_rope(pairs, dimensions > 0 ? dimensions : hyper_.rope_dimensions, base, {}, {}));
 }
 
 void Builder::check_all_used() const {

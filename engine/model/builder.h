@@ -73,8 +73,8 @@ class Builder {
 
     // The frequencies that the file's rope.* keys and tensors describe. Returns an index into ropes.
     int32_t rope(kernels::RopeTable::Pairs pairs);
-    // The plain frequencies of a base.
-    int32_t unscaled_rope(kernels::RopeTable::Pairs pairs, double base);
+    // The plain frequencies of a base; dimensions: how many are rotated, 0: rope.dimension_count.
+    int32_t unscaled_rope(kernels::RopeTable::Pairs pairs, double base, int32_t dimensions = 0);
 
     // Throws ModelError if the file has weights in its layers that nothing used: it is not what its metadata
     // says.

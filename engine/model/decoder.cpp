@@ -26,8 +26,11 @@ struct Sizes {
 
 class Decoder {
   public:
-    Decoder(Builder &builder, const DecoderTraits &traits)
-        : b_(builder), h_(builder.hyper()), t_(traits), size_(h_) {}
+    // width: of feed-forward networks; 0: feed_forward_length
+    Decoder(Builder &builder, const DecoderTraits &traits, int64_t width = 0)
+        : b_(builder), h_(builder.hyper()), t_(traits), size_(h_) {
+        if (width > 0) size_.hidden.value = width;
+    }
 
     void emit();
     void attention(int32_t layer, const Branch &branch);
@@ -41,10 +44,11 @@ class Decoder {
     void branch(int32_t layer, bool feeds, const Branch &branch);
     void norm(const std::string &name, Slot in, Slot out, Slot add = kNoSlot);
     Linear projections(int32_t layer, Slot in);
-    Linear gate_and_up(int32_t layer, Slot in);
+    Linear gate_and_up(int32_t layer, Slot in, Slot gate, Slot up);
     Linear::Part part(const std::string &tensor, Size rows, Size cols, bool bias_required, Slot out);
     void norm_heads(int32_t layer, Attention &attention);
     void own_layer_norm(const std::string &tensor, Slot slot, int32_t heads);
+    WeightId ones();
     Attention describe(int32_t layer, Slot out);
     bool full(int32_t layer) const { return t_.full.empty() || t_.full[static_cast<size_t>(layer)]; }
     bool biases(DecoderTraits::Biases least) const { return t_.biases >= least; }
@@ -60,6 +64,7 @@ class Decoder {
     const DecoderTraits &t_;
     Sizes size_;
     int32_t rope_ = -1, window_rope_ = -1;
+    WeightId ones_ = kNoWeight;
 };
 
 void Decoder::emit() {
@@ -70,7 +75,11 @@ void Decoder::emit() {
         rope_ = window_rope_ = b_.rope(*t_.pairs);
         if (t_.window_rope_base) window_rope_ = b_.unscaled_rope(*t_.pairs, *t_.window_rope_base);
     }
-    for (int32_t i = 0; i < h_.block_count; ++i) layer(i);
+    if (t_.after_embeddings) t_.after_embeddings(b_, x());
+    for (int32_t i = 0; i < h_.block_count; ++i) {
+        layer(i);
+        if (t_.after_layer) t_.after_layer(b_, i, x());
+    }
     norm("output_norm", x(), normed());
     b_.add(
         Logits{.in = normed(),
@@ -179,9 +188,10 @@ Attention Decoder::describe(int32_t i, Slot out) {
                 : t_.rope_on_full ? rope_
                                   : -1,
         .norm_eps = h_.norm_epsilon,
+        .window_kind = t_.window_kind,
         .softcap = static_cast<float>(t_.attention_softcap),
         .sinks = b_.optional_vector(prefix(i) + "attn_sinks.weight", {h_.head_count, "attention.head_count"}),
-        .temperature = t_.temperature};
+        .temperature = is_full ? t_.temperature : Attention::Temperature{}};
 }
 
 void Decoder::own_layer_norm(const std::string &tensor, Slot slot, int32_t heads) {
@@ -192,6 +202,14 @@ void Decoder::own_layer_norm(const std::string &tensor, Slot slot, int32_t heads
                 .eps = h_.norm_epsilon,
                 .kind = Norm::Kind::Layer,
                 .parts = heads});
+}
+
+// The weights of a norm that has none.
+WeightId Decoder::ones() {
+    if (ones_ == kNoWeight)
+        ones_ = b_.constant("ones", std::vector<float>(static_cast<size_t>(h_.key_length), 1.0f), 1, 1,
+                            h_.key_length);
+    return ones_;
 }
 
 void Decoder::norm_heads(int32_t i, Attention &attention) {
@@ -208,6 +226,9 @@ void Decoder::norm_heads(int32_t i, Attention &attention) {
     } else if (t_.head_norm == HeadNorm::OwnLayerNorm) {
         own_layer_norm(q_name, q(), h_.head_count);
         own_layer_norm(k_name, k(), h_.head_count_kv);
+    } else if (t_.head_norm == HeadNorm::PlainAfterRope && attention.rope >= 0) {
+        attention.q_norm = attention.k_norm = ones();
+        attention.norm_after_rope = true;
     }
 }
 
@@ -224,13 +245,11 @@ void Decoder::attention(int32_t i, const Branch &way) {
     b_.add(Linear{attended, {output}});
 }
 
-Linear Decoder::gate_and_up(int32_t i, Slot in) {
+Linear Decoder::gate_and_up(int32_t i, Slot in, Slot gate, Slot up) {
     const bool bias = biases(DecoderTraits::Biases::All);
-    const Slot gate = b_.slot("gate", h_.feed_forward_length);
     const std::string up_name = prefix(i) + "ffn_up", gate_name = prefix(i) + "ffn_gate";
     if (!t_.gated) return {in, {part(up_name, size_.hidden, size_.width, bias, gate)}};
-    const Slot up = b_.slot("up", h_.feed_forward_length);
-    if (!b_.has(gate_name + ".weight") && b_.rows_of(up_name + ".weight") == 2 * size_.hidden.value)
+    if (!b_.has(gate_name + ".weight") && b_.rows_of(up_name + ".weight") != size_.hidden.value)
         return b_.split(up_name, size_.width, bias, in, {{size_.hidden, gate}, {size_.hidden, up}});
     return {in,
             {part(gate_name, size_.hidden, size_.width, bias, gate),
@@ -238,9 +257,9 @@ Linear Decoder::gate_and_up(int32_t i, Slot in) {
 }
 
 void Decoder::feed_forward(int32_t i, const Branch &way) {
-    const Slot gate = b_.slot("gate", h_.feed_forward_length);
-    const Slot up = t_.gated ? b_.slot("up", h_.feed_forward_length) : kNoSlot;
-    b_.add(gate_and_up(i, way.in));
+    const Slot gate = b_.slot("gate", size_.hidden.value);
+    const Slot up = t_.gated ? b_.slot("up", size_.hidden.value) : kNoSlot;
+    b_.add(gate_and_up(i, way.in, gate, up));
     b_.add(Gate{gate, up, gate, t_.act});
     Linear::Part down =
         part(prefix(i) + "ffn_down", size_.width, size_.hidden, biases(DecoderTraits::Biases::All), way.out);
@@ -255,8 +274,9 @@ void emit_decoder(Builder &builder, const DecoderTraits &traits) {
     Decoder(builder, traits).emit();
 }
 
-void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch) {
-    Decoder(builder, traits).feed_forward(layer, branch);
+void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
+                       int64_t width) {
+    Decoder(builder, traits, width).feed_forward(layer, branch);
 }
 
 std::vector<bool> full_layers(const Builder &builder, int64_t period) {

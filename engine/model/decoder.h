@@ -34,6 +34,7 @@ struct DecoderTraits {
         PerHeadAfterRope,  // the same behind RoPE
         WholeRow,          // RMS norm of all q heads together, and of all k heads
         OwnLayerNorm,      // layer norm of each head with weights of its own, [head size][heads]
+        PlainAfterRope,    // RMS norm of each head without weights behind RoPE, on layers that have RoPE
     };
     enum class Biases { WhenPresent, Qkv, All };  // which of the matrices' biases must be there
 
@@ -54,6 +55,7 @@ struct DecoderTraits {
     // Layers are of two kinds when `full` is not empty: full[layer] or not.
     std::vector<bool> full = {};
     int64_t window = 0;  // of the layers that are not full (all, if `full` is empty); 0: none
+    kernels::Attention::Window window_kind = kernels::Attention::Window::Sliding;
     bool rope_on_full = true;
     // Base of the rotations on layers that are not full, which then are not scaled.
     std::optional<double> window_rope_base = {};
@@ -61,18 +63,22 @@ struct DecoderTraits {
     double attention_scale = 0;  // 0: 1 / sqrt(head size); `attention.scale` in a file is stronger
     double attention_softcap = 0, logit_softcap = 0;  // 0: none
     double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
-    kernels::Attention::Temperature temperature = {};
+    kernels::Attention::Temperature temperature = {};  // of full layers (all, if `full` is empty)
 
     // Emits the attention half of a layer in place of the usual one.
     std::function<void(Builder &, int32_t layer, const Branch &)> attention = {};
     // Emits the feed-forward half of a layer in place of the dense one.
     std::function<void(Builder &, int32_t layer, const Branch &)> feed_forward = {};
+    // Emit what comes behind the embeddings, and behind a layer; x: the residual stream.
+    std::function<void(Builder &, kernels::Slot x)> after_embeddings = {};
+    std::function<void(Builder &, int32_t layer, kernels::Slot x)> after_layer = {};
 };
 
 void emit_decoder(Builder &builder, const DecoderTraits &traits);
 
 // The dense feed-forward half of a layer, of `width` (0: feed_forward_length) hidden units.
-void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch);
+void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
+                       int64_t width = 0);
 
 // Which layers are full when every `period`-th one is (the last of each period), unless the file says it
 // itself: `attention.sliding_window_pattern` is a period, or an array that is true on window layers. Period

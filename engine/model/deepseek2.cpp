@@ -83,7 +83,8 @@ class LatentAttention {
         b_.add(HeadLinear{sum, attended, {0, rank}, {0, l_.value.value}, v});
         b_.add(Linear{attended,
                       {{b_.matrix(prefix_ + "output.weight", width_,
-                                  {l_.heads * l_.value.value, "attention.head_count * value length"}),
+                                  {l_.heads * l_.value.value,
+                                   "attention.head_count * attention.value_length_mla or value_length"}),
                         kNoWeight, branch.out, branch.add, branch.scale}}});
     }
 
@@ -96,7 +97,8 @@ class LatentAttention {
 
     // q, and the two parts of the latent key. Returns q's slot.
     Slot project(Slot in) {
-        const Size q_size{l_.heads * l_.q_head(), "attention.head_count * key length"},
+        const Size q_size{l_.heads * l_.q_head(),
+                          "attention.head_count * attention.key_length_mla or key_length"},
             q_rank{l_.q_rank, "attention.q_lora_rank"};
         const Slot q = b_.slot("q", q_size.value);
         Linear first = b_.split(prefix_ + "kv_a_mqa", width_, false, in, {{l_.rank, c()}, {l_.rotated, r()}});
@@ -130,8 +132,11 @@ class LatentAttention {
     std::pair<WeightId, WeightId> take_apart(const std::string &name) {
         const size_t heads = static_cast<size_t>(l_.heads), rank = static_cast<size_t>(l_.rank.value),
                      plain = static_cast<size_t>(l_.plain.value), value = static_cast<size_t>(l_.value.value);
-        const std::vector<float> all = b_.values(
-            name, {l_.heads * (l_.plain.value + l_.value.value), "head_count * (key + value)"}, l_.rank);
+        const std::vector<float> all =
+            b_.values(name,
+                      {l_.heads * (l_.plain.value + l_.value.value),
+                       "attention.head_count * (key_length - rope.dimension_count + value_length)"},
+                      l_.rank);
         std::vector<float> k(heads * rank * plain), v(heads * value * rank);
         for (size_t h = 0; h < heads; ++h) {
             const float *of_head = all.data() + h * (plain + value) * rank;

@@ -28,9 +28,10 @@ class ExpertLayer {
     // The router, the experts, the shared expert.
     void emit(const Branch &branch) {
         const Slot logits = b_.slot("router", experts_.value);
-        b_.add(Linear{branch.in,
+        b_.add(Linear{t_.router_in == kNoSlot ? branch.in : t_.router_in,
                       {{b_.matrix(prefix_ + "ffn_gate_inp.weight", experts_, width_),
-                        b_.optional_vector(prefix_ + "ffn_gate_inp.bias", experts_), logits, kNoSlot}}});
+                        b_.optional_vector(prefix_ + "ffn_gate_inp.bias", experts_), logits, kNoSlot,
+                        static_cast<float>(t_.router_scale)}}});
         const Matrices m = matrices();
         b_.add(Experts{.in = branch.in,
                        .logits = logits,
@@ -53,6 +54,7 @@ class ExpertLayer {
     Routing routing(float scale) const;
     void check_groups(const Routing &routing) const;
     Matrices matrices();
+    Size hidden_width(const std::string &down) const;
     WeightId biases(const std::string &name, Size rows);
     void shared(const Branch &branch);
 
@@ -89,6 +91,8 @@ Routing ExpertLayer::routing(float scale) const {
     r.normalize = t_.normalize ? *t_.normalize : m.boolean("expert_weights_norm").value_or(false);
     const double of_file = m.real("expert_weights_scale", 0).value_or(1);
     r.scale = static_cast<float>(of_file == 0 ? 1 : of_file) * scale;
+    if (!b_.has(prefix_ + "ffn_down_exps.bias"))
+        r.expert_scales = b_.optional_vector(prefix_ + "ffn_down_exps.scale", experts_);
     return r;
 }
 
@@ -103,11 +107,24 @@ void ExpertLayer::check_groups(const Routing &r) const {
         m.fail("expert_group_used_count", "leaves fewer experts than expert_used_count");
 }
 
+// Files without a key for it mean feed_forward_length, which some old ones give for all chosen experts
+// together.
+Size ExpertLayer::hidden_width(const std::string &down) const {
+    const Metadata &m = b_.metadata();
+    const char *key = "expert_feed_forward_length", *dense = "feed_forward_length";
+    const int64_t known = m.integer(key, 0, kMaxWidth).value_or(0);
+    if (known > 0 || !b_.has(down + ".weight")) return {known, key};
+    const int64_t width = b_.cols_of(down + ".weight"), all = b_.hyper().feed_forward_length;
+    const int64_t used = m.required_integer("expert_used_count", 1, experts_.value);
+    if (width != all && width * used != all)
+        m.fail(dense,
+               std::to_string(all) + ", but tensor " + down + ".weight has rows of " + std::to_string(width));
+    return {width, dense};
+}
+
 Matrices ExpertLayer::matrices() {
     const std::string down = prefix_ + "ffn_down_exps", merged = prefix_ + "ffn_gate_up_exps";
-    // Old files of some families have no key for it.
-    const int64_t known = b_.metadata().integer("expert_feed_forward_length", 0, kMaxWidth).value_or(0);
-    const Size hidden{known > 0 ? known : b_.cols_of(down + ".weight"), "expert_feed_forward_length"};
+    const Size hidden = hidden_width(down);
     const auto stack = [&](const std::string &name, Size rows, Size cols) {
         return b_.matrices(name + ".weight", experts_, rows, cols);
     };
@@ -165,8 +182,8 @@ void ExpertLayer::shared(const Branch &branch) {
 bool layer_has_experts(const Builder &b, int32_t layer) {
     const Metadata &m = b.metadata();
     const int64_t first = m.integer("leading_dense_block_count", 0, INT32_MAX).value_or(0),
-                  step = m.integer("interleave_moe_layer_step", 1, INT32_MAX).value_or(1);
-    return has_experts(b) && layer >= first && (layer + 1) % step == 0;
+                  step = m.integer("interleave_moe_layer_step", 0, INT32_MAX).value_or(1);
+    return has_experts(b) && layer >= first && step > 0 && (layer + 1) % step == 0;
 }
 
 }  // namespace

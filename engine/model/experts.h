@@ -2,8 +2,9 @@
 //
 // Which layers have experts: from `leading_dense_block_count` on, every `interleave_moe_layer_step`-th. What
 // a file has decides the rest: ffn_gate_up_exps (gate rows first) or ffn_gate_exps and ffn_up_exps; biases of
-// router and experts; exp_probs_b (a bias for the choice alone); ffn_*_shexp, an expert for all tokens, whose
-// output counts in full or, with ffn_gate_inp_shexp, times the sigmoid of a logit of its own.
+// router and experts; exp_probs_b (a bias for the choice alone); ffn_down_exps.scale, a factor for the output
+// of each expert; ffn_*_shexp, an expert for all tokens, whose output counts in full or, with
+// ffn_gate_inp_shexp, times the sigmoid of a logit of its own.
 #pragma once
 
 #include <optional>
@@ -20,6 +21,9 @@ struct ExpertTraits {
     std::optional<bool> normalize = std::nullopt;
     kernels::Gate::Act act = kernels::Gate::Act::Silu;
     bool weights_on_input = false;
+    // What the router reads, times a factor; kNoSlot: what the experts read.
+    kernels::Slot router_in = kernels::kNoSlot;
+    double router_scale = 1;
 };
 
 // Whether the file is of a model with experts at all.

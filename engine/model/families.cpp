@@ -13,6 +13,7 @@ std::span<const Family> families() {
         {"gemma", emit_gemma},
         {"gemma2", emit_gemma2},
         {"gemma3", emit_gemma3},
+        {"gemma4", emit_gemma4, true},
         {"mistral3", emit_mistral3},
         {"phi3", emit_phi3},
         {"glm4", emit_glm4},
@@ -38,6 +39,7 @@ std::span<const Family> families() {
         {"ernie4_5-moe", emit_ernie4_5_moe},
         {"hunyuan-moe", emit_hunyuan_moe},
         {"deepseek2", emit_deepseek2},
+        {"llama4", emit_llama4},
         {"granitemoe", emit_granite},
         {"gpt2", emit_gpt2},
         {"gptneox", emit_gptneox},
@@ -47,6 +49,13 @@ std::span<const Family> families() {
         {"phi2", emit_phi2},
     };
     return kFamilies;
+}
+
+const Family *find_family(std::string_view architecture) {
+    const auto all = families();
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const Family &f) { return f.architecture == architecture; });
+    return found == all.end() ? nullptr : &*found;
 }
 
 std::string_view other_kind(std::string_view architecture) {

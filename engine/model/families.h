@@ -11,9 +11,12 @@ namespace runnel::model {
 struct Family {
     std::string_view architecture;  // general.architecture
     void (*emit)(Builder &);        // writes the whole program
+    // Layers may have different sizes: attention.head_count_kv and feed_forward_length may be arrays.
+    bool layers_differ = false;
 };
 
 std::span<const Family> families();
+const Family *find_family(std::string_view architecture);  // null for an unknown one
 
 // Architectures of kinds that this build does not compute: hybrids of attention with recurrent layers, state
 // spaces, and what is no decoder. Known by name so that the message can say so; empty if `architecture` is
@@ -29,6 +32,8 @@ void emit_minimax_m2(Builder &);
 void emit_ernie4_5_moe(Builder &);
 void emit_hunyuan_moe(Builder &);
 void emit_deepseek2(Builder &);
+void emit_gemma4(Builder &);
+void emit_llama4(Builder &);
 void emit_llama(Builder &);
 void emit_qwen2(Builder &);
 void emit_qwen3(Builder &);

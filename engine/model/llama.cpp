@@ -9,7 +9,7 @@ namespace runnel::model {
 
 void emit_llama(Builder &b) {
     if (b.hyper().rope_dimensions != b.hyper().key_length)
-        b.metadata().fail("rope.dimension_count", "must equal the head size for this architecture");
+        b.metadata().fail("rope.dimension_count", "must equal attention.key_length for this architecture");
     DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Adjacent};
     if (has_experts(b)) with_experts(traits, {.normalize = true});  // Mixtral and its like
     emit_decoder(b, traits);

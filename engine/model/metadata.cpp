@@ -50,10 +50,29 @@ std::optional<int64_t> Metadata::integer(std::string_view key, int64_t low, int6
                 fail(key, "differs between layers, which this architecture does not support");
     }
     if (!number) fail(key, "not an integer");
-    if (*number < low || *number > high)
-        fail(key, std::to_string(*number) + " is not between " + std::to_string(low) + " and " +
-                      std::to_string(high));
+    check_range(key, *number, low, high);
     return number;
+}
+
+std::optional<std::vector<int64_t>> Metadata::integers(std::string_view key, int64_t layers, int64_t low,
+                                                       int64_t high) const {
+    const gguf::Value *value = find(key);
+    if (!value) return std::nullopt;
+    if (value->type() != gguf::ValueType::Array)
+        return std::vector<int64_t>(static_cast<size_t>(layers), *integer(key, low, high));
+    if (value->size() != static_cast<uint64_t>(layers))
+        fail(key, "has " + std::to_string(value->size()) + " entries, " + gguf::printable(architecture_) +
+                      ".block_count is " + std::to_string(layers));
+    std::vector<int64_t> entries = value->as_ints();
+    if (entries.size() != value->size()) fail(key, "not an array of integers");
+    for (const int64_t entry : entries) check_range(key, entry, low, high);
+    return entries;
+}
+
+void Metadata::check_range(std::string_view key, int64_t number, int64_t low, int64_t high) const {
+    if (number < low || number > high)
+        fail(key, std::to_string(number) + " is not between " + std::to_string(low) + " and " +
+                      std::to_string(high));
 }
 
 std::optional<double> Metadata::real(std::string_view key, double low, double high) const {

@@ -26,6 +26,9 @@ class Metadata {
     // of another type or out of [low, high]: ModelError. An array whose entries are all equal counts as one
     // number. A real number is finite, also as a float.
     std::optional<int64_t> integer(std::string_view key, int64_t low, int64_t high) const;
+    // One number for each of `layers` layers: a number stands for all, an array has as many entries.
+    std::optional<std::vector<int64_t>> integers(std::string_view key, int64_t layers, int64_t low,
+                                                 int64_t high) const;
     std::optional<double> real(std::string_view key, double low = -FLT_MAX, double high = FLT_MAX) const;
     std::optional<bool> boolean(std::string_view key) const;
     std::optional<std::vector<bool>> booleans(std::string_view key) const;  // nullopt also for a scalar
@@ -37,6 +40,7 @@ class Metadata {
     [[noreturn]] void fail(std::string_view key, const std::string &problem) const;
 
   private:
+    void check_range(std::string_view key, int64_t number, int64_t low, int64_t high) const;
     const gguf::Value *find(std::string_view key) const;
 
     const gguf::File *file_;

@@ -23,6 +23,15 @@ int64_t vocabulary_rows(const gguf::File &file) {
     return tokens && tokens->type() == gguf::ValueType::Array ? static_cast<int64_t>(tokens->size()) : 0;
 }
 
+// One number for the whole model: of families whose layers may differ, the largest.
+std::optional<int64_t> of_all_layers(const Metadata &m, std::string_view key, int64_t layers, int64_t low,
+                                     int64_t high) {
+    const Family *family = find_family(m.architecture());
+    if (!family || !family->layers_differ) return m.integer(key, low, high);
+    const auto each = m.integers(key, layers, low, high);
+    return each ? std::optional(*std::max_element(each->begin(), each->end())) : std::nullopt;
+}
+
 }  // namespace
 
 HyperParameters read_hyper_parameters(const gguf::File &file) {
@@ -39,14 +48,15 @@ HyperParameters read_hyper_parameters(const gguf::File &file) {
     h.block_count -= h.draft_layers;
     // Models with nothing but experts may tell only their width.
     const auto expert_width = m.integer("expert_feed_forward_length", 0, kMaxWidth);
-    const auto width = m.integer("feed_forward_length", 0, kMaxWidth);
+    const int64_t layers = int64_t{h.block_count} + h.draft_layers;
+    const auto width = of_all_layers(m, "feed_forward_length", layers, 0, kMaxWidth);
     h.feed_forward_length = width.value_or(0) > 0 ? *width
                             : expert_width.value_or(0) > 0
                                 ? *expert_width
                                 : m.required_integer("feed_forward_length", 1, kMaxWidth);
     h.head_count = static_cast<int32_t>(m.required_integer("attention.head_count", 1, kMaxHeads));
-    h.head_count_kv =
-        static_cast<int32_t>(m.integer("attention.head_count_kv", 1, kMaxHeads).value_or(h.head_count));
+    h.head_count_kv = static_cast<int32_t>(
+        of_all_layers(m, "attention.head_count_kv", layers, 1, kMaxHeads).value_or(h.head_count));
     if (h.head_count % h.head_count_kv != 0)
         m.fail("attention.head_count_kv", "does not divide attention.head_count");
     const int64_t even_share = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);
@@ -60,19 +70,15 @@ HyperParameters read_hyper_parameters(const gguf::File &file) {
                       : m.required_real("attention.layer_norm_rms_epsilon", 0, 1));
     h.rope_dimensions =
         static_cast<int32_t>(m.integer("rope.dimension_count", 0, h.key_length).value_or(h.key_length));
-    if (h.rope_dimensions % 2 != 0) m.fail("rope.dimension_count", "odd");
     return h;
 }
 
 Model build(const gguf::File &file, int64_t context) {
     const Metadata metadata(file);
-    const auto known = families();
-    const auto family = std::find_if(known.begin(), known.end(), [&](const Family &f) {
-        return f.architecture == metadata.architecture();
-    });
-    if (family == known.end()) {
+    const Family *family = find_family(metadata.architecture());
+    if (!family) {
         std::string list;
-        for (const Family &f : known) list += (list.empty() ? "" : ", ") + std::string(f.architecture);
+        for (const Family &f : families()) list += (list.empty() ? "" : ", ") + std::string(f.architecture);
         const std::string kind(other_kind(metadata.architecture()));
         throw ModelError(name_of(file) + ": architecture \"" + gguf::printable(metadata.architecture()) +
                          "\" is " + (kind.empty() ? "" : kind + ", which is ") +

@@ -26,12 +26,12 @@ struct HyperParameters {
     int64_t vocab;  // rows of token_embd.weight
     int64_t context_length;
     int64_t embedding_length;
-    int32_t block_count;   // without the draft layers
-    int32_t draft_layers;  // behind the others: multi-token prediction, not used
-    int64_t feed_forward_length;
+    int32_t block_count;          // without the draft layers
+    int32_t draft_layers;         // behind the others: multi-token prediction, not used
+    int64_t feed_forward_length;  // where layers differ, this and head_count_kv are the largest
     int32_t head_count, head_count_kv;
-    int32_t key_length, value_length;
-    float norm_epsilon;  // of RMS norms where the file has that key, else of layer norms
+    int32_t key_length, value_length;  // of layers that see all earlier tokens, if others have other sizes
+    float norm_epsilon;                // of RMS norms where the file has that key, else of layer norms
     int32_t rope_dimensions;
 };
 

@@ -62,6 +62,11 @@ std::span<const Verification> verifications() {
         {"deepseek2", "llama.cpp 2026-10", 4.2e-06, 3.3e-05, 0.9841},
         {"deepseek2-joint", "llama.cpp 2026-10", 3.1e-06, 2.7e-05, 1.0000},
         {"mistral3, YaRN", "llama.cpp 2026-10", 2.6e-06, 2.3e-05, 1.0000},
+        {"gemma4", "llama.cpp 2026-10", 3.9e-06, 9.3e-06, 1.0000},
+        {"gemma4-31b", "llama.cpp 2026-10", 4.3e-06, 1.0e-05, 1.0000},
+        {"llama4", "llama.cpp 2026-10", 1.9e-06, 3.8e-05, 1.0000},
+        {"gemma4-26b", "llama.cpp 2026-10", 7.2e-06, 2.1e-05, 1.0000},
+        {"deepseek2-lite", "llama.cpp 2026-10", 9.0e-06, 3.3e-04, 1.0000},
     };
     // clang-format on
     return kRows;

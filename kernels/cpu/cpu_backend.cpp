@@ -315,6 +315,8 @@ void CpuBackend::normalize(const Norm &norm, int32_t token) noexcept {
                {w ? w + of_weight : nullptr, bias ? bias + of_weight : nullptr, add ? add + at : nullptr}, n,
                norm.eps, row(norm.out, token) + at);
     }
+    float *out = row(norm.out, token);
+    if (norm.scale != 1) isa_.vector->scale(norm.scale, out, width(norm.out), out);
 }
 
 void CpuBackend::prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,

@@ -114,6 +114,7 @@ class Planner {
         written(step.out);
     }
     void add(const Norm &step) {
+        expect(step.scale == 1, "a norm with a factor behind it");
         use_floats(step.weight);
         use_floats(step.bias);
         const bool plain = step.kind == Norm::Kind::Rms && step.bias == kNoWeight && step.add == kNoSlot &&
@@ -206,6 +207,7 @@ class Planner {
         op.down = tile_format(down.type);
         expect(is_float(op.down) || op.width % 32 == 0, "experts whose width is not a multiple of 32");
         use_floats(step.down_bias);
+        expect(r.expert_scales == kNoWeight, "experts with factors of their own");
         use_floats(r.selection_bias);
         for (const ExpertsOp::In &in : op.in) quantise(step.in, in.format);
         plan_.ops.push_back(std::move(op));

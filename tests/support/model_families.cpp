@@ -12,6 +12,16 @@ const std::vector<std::string> kSandwich = {"attn_norm", "post_attention_norm", 
 const std::vector<std::string> kPost = {"post_attention_norm", "post_ffw_norm"};
 constexpr uint32_t kWindow = 40;  // far shorter than the texts that models are tested with
 
+FamilyFiles gemma4(const std::string &name, const Gemma4Files &files) {
+    return {.name = name,
+            .arch = "gemma4",
+            .norms = kSandwich,
+            .tied = true,
+            .gemma4 = files,
+            .branch_gain = 10,
+            .keys = {{"attention.sliding_window", kWindow}, {"final_logit_softcapping", 3.0f}}};
+}
+
 void add_experts(std::vector<FamilyFiles> &list) {
     using Shared = ExpertFiles::Shared;
     const std::vector<std::string> other_name = {"attn_norm", "post_attention_norm"};
@@ -77,6 +87,9 @@ void add_experts(std::vector<FamilyFiles> &list) {
     add(deepseek, {.shared = Shared::Plain, .selection_bias = true});
     deepseek.name = "deepseek2-joint", deepseek.latent->joint = true;
     add(deepseek, {.shared = Shared::Plain, .selection_bias = true});
+    add({.name = "llama4", .arch = "llama4", .keys = {{"interleave_moe_layer_step", uint32_t{2}}}},
+        {.shared = Shared::Plain});
+    add(gemma4("gemma4-26b", {.keys_are_values = true}), {});
 }
 
 std::vector<FamilyFiles> make_list() {
@@ -196,6 +209,8 @@ std::vector<FamilyFiles> make_list() {
                     .head_norm = HeadNorm::OwnWeights,
                     .rope_divisor = 4,
                     .keys = {{"use_parallel_residual", true}}});
+    list.push_back(gemma4("gemma4", {.period = 2, .shared_kv = 3, .wide_shared = true, .own_embedding = 24}));
+    list.push_back(gemma4("gemma4-31b", {.keys_are_values = true}));
     add_experts(list);
     return list;
 }

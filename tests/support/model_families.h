@@ -26,6 +26,24 @@ struct LatentFiles {
     bool joint = false;      // attn_kv_b; else attn_k_b and attn_v_b
 };
 
+// Gemma 4: what differs from layer to layer. Full layers have heads twice as wide as the others.
+struct Gemma4Files {
+    int64_t period = 3;            // the last of so many layers is full
+    int64_t shared_kv = 0;         // layers at the end without keys and values
+    bool wide_shared = false;      // whose feed-forward network is twice as wide
+    int64_t own_embedding = 0;     // width of the embedding of each layer
+    bool keys_are_values = false;  // on full layers, which then have half as many of them
+
+    bool full(int64_t layer) const { return (layer + 1) % period == 0; }
+    bool has_keys(int64_t layer, int64_t layers) const { return layer < layers - shared_kv; }
+    int64_t kv_heads(int64_t layer, int64_t of_window_layers) const {
+        return full(layer) && keys_are_values ? (of_window_layers + 1) / 2 : of_window_layers;
+    }
+    int64_t hidden(int64_t layer, int64_t layers, int64_t ff) const {
+        return wide_shared && !has_keys(layer, layers) ? 2 * ff : ff;
+    }
+};
+
 struct FamilyFiles {
     enum class HeadNorm { None, PerHead, WholeRow, OwnWeights };  // [hd]; [heads * hd]; [hd, heads]
     enum class Biases { None, Qkv, All };
@@ -45,6 +63,7 @@ struct FamilyFiles {
     bool sinks = false;
     std::optional<ExpertFiles> experts = {};  // with ModelShape::experts.count > 0
     std::optional<LatentFiles> latent = {};
+    std::optional<Gemma4Files> gemma4 = {};
     // Size of what layers add to the residual stream: large where embeddings are multiplied, so that layers
     // decide the logits and not the token itself.
     float branch_gain = 1;

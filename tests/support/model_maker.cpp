@@ -10,6 +10,7 @@
 
 #include "gguf/writer.h"
 #include "tests/support/model_families.h"
+#include "tests/support/model_metadata.h"
 #include "tests/support/model_vocabulary.h"
 #include "tests/support/random.h"
 #include "tests/support/random_codebook.h"
@@ -146,6 +147,7 @@ class Planner {
         if (family_.positions)
             matrix("position_embd", Role::Norm, shape_.width, shape_.context, root(shape_.width));
         plan_rope_factors();
+        if (family_.gemma4) plan_gemma4_begin();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
         layer_ = -1;
         norm("output_norm");
@@ -170,13 +172,65 @@ class Planner {
         for (const std::string &name : family_.norms) norm(name);
         if (family_.latent)
             plan_latent_attention();
+        else if (family_.gemma4)
+            plan_gemma4_attention();
         else
             plan_attention();
         if (family_.sinks) vector("attn_sinks.weight", shape_.heads, 1);
-        if (family_.experts && layer_ >= shape_.experts.leading_dense)
-            plan_experts();
-        else
-            plan_feed_forward();
+        const bool mixed = has_experts();
+        if (mixed) plan_experts();
+        if (!mixed || family_.gemma4) plan_feed_forward();
+        if (family_.gemma4) plan_gemma4_end();
+    }
+
+    bool has_experts() const {
+        const int64_t step = shape_.arch == "llama4" ? 2 : 1;
+        return family_.experts && layer_ >= shape_.experts.leading_dense && (layer_ + 1) % step == 0;
+    }
+
+    // Scores are not scaled: the norms of heads keep them small.
+    void plan_gemma4_attention() {
+        const Gemma4Files &files = *family_.gemma4;
+        const bool full = files.full(layer_);
+        const int64_t width = shape_.width, head = full ? 2 * shape_.head_dim : shape_.head_dim,
+                      q = shape_.heads * head, kv = files.kv_heads(layer_, shape_.kv_heads) * head;
+        const float of_norm = std::sqrt(1.5f / root(head));
+        matrix("attn_q", Role::Plain, width, q, 1);
+        vector("attn_q_norm.weight", head, of_norm);
+        if (files.has_keys(layer_, shape_.layers)) {
+            matrix("attn_k", Role::Plain, width, kv, 1);
+            vector("attn_k_norm.weight", head, of_norm);
+            if (!full || !files.keys_are_values) matrix("attn_v", Role::AttentionV, width, kv, 1);
+        }
+        matrix("attn_output", Role::AttentionOutput, q, width, 1);
+    }
+
+    // What the layer's own embedding adds, the factor of the stream, and what the router wants.
+    void plan_gemma4_end() {
+        const int64_t width = shape_.width, own = family_.gemma4->own_embedding;
+        if (own > 0) {
+            matrix("inp_gate", Role::Plain, width, own, 1);
+            matrix("proj", Role::Plain, own, width, 1);
+            vector("post_norm.weight", width, family_.branch_gain);
+        }
+        vector("layer_output_scale.weight", 1, 0.9f);
+        if (!has_experts()) return;
+        for (const char *name : {"post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"}) norm(name);
+        vector("ffn_gate_inp.scale", width, root(width));
+        vector("ffn_down_exps.scale", shape_.experts.count, 1);
+    }
+
+    void plan_gemma4_begin() {
+        const int64_t width = shape_.width, own = family_.gemma4->own_embedding;
+        const int64_t pairs = shape_.head_dim;  // of full layers, of which a quarter turns
+        std::vector<float> divisors(static_cast<size_t>(pairs), 1e30f);
+        std::fill_n(divisors.begin(), pairs / 4, 1.0f);
+        tensors_.push_back({"rope_freqs.weight", {pairs}, Type::F32, 0, 0, std::move(divisors)});
+        if (own == 0) return;
+        matrix("per_layer_token_embd", Role::Embedding, own * shape_.layers, shape_.vocab,
+               root(shape_.layers));
+        matrix("per_layer_model_proj", Role::Plain, width, own * shape_.layers, 1);
+        vector("per_layer_proj_norm.weight", own, 1);
     }
 
     void plan_latent_attention() {
@@ -268,7 +322,10 @@ class Planner {
     }
 
     void plan_feed_forward() {
-        const int64_t width = shape_.width, ff = shape_.ff, up = family_.fused_gate_up ? 2 * ff : ff;
+        const int64_t width = shape_.width,
+                      ff = family_.gemma4 ? family_.gemma4->hidden(layer_, shape_.layers, shape_.ff)
+                                          : shape_.ff,
+                      up = family_.fused_gate_up ? 2 * ff : ff;
         if (family_.gated && !family_.fused_gate_up) matrix("ffn_gate", Role::Plain, width, ff, 1);
         matrix("ffn_up", Role::Plain, width, up, 1);
         if (all_biases()) vector("ffn_up.bias", up, 0);
@@ -307,99 +364,6 @@ class Planner {
     int64_t layer_ = -1;
     std::vector<Plan> tensors_;
 };
-
-// --- metadata
-// ----------------------------------------------------------------------------------------------------
-
-// llama.cpp's number for the kind of file, -1 if it has none.
-int file_type(const std::string &type) {
-    constexpr std::pair<const char *, int> kTypes[] = {
-        {"F32", 0},    {"F16", 1},     {"Q4_0", 2},   {"Q4_1", 3},    {"Q8_0", 7},    {"Q5_0", 8},
-        {"Q5_1", 9},   {"Q2_K", 10},   {"Q3_K", 11},  {"Q3_K_M", 12}, {"Q4_K", 14},   {"Q4_K_M", 15},
-        {"Q5_K", 16},  {"Q5_K_M", 17}, {"Q6_K", 18},  {"IQ4_NL", 25}, {"IQ4_XS", 30}, {"BF16", 32},
-        {"TQ1_0", 36}, {"TQ2_0", 37},  {"MXFP4", 38}, {"NVFP4", 39},
-    };
-    for (const auto &[name, number] : kTypes)
-        if (type == name) return number;
-    return -1;
-}
-
-using AddSize = std::function<void(const std::string &, int64_t)>;
-
-void add_expert_metadata(const ModelShape &shape, const ExpertFiles &files, const AddSize &add) {
-    const ExpertShape &e = shape.experts;
-    add("expert_count", e.count);
-    add("expert_used_count", e.used);
-    if (files.width_key) add("expert_feed_forward_length", e.ff);
-    if (files.shared != ExpertFiles::Shared::None) add("expert_shared_feed_forward_length", e.ff);
-    if (e.leading_dense > 0 || files.shared == ExpertFiles::Shared::Plain)
-        add("leading_dense_block_count", e.leading_dense);
-    if (e.groups > 1) {
-        add("expert_group_count", e.groups);
-        add("expert_group_used_count", e.groups_used);
-    }
-}
-
-// Files with attn_kv_b tell a head's sizes, later ones also those in the cache.
-void add_latent_metadata(const ModelShape &shape, const LatentFiles &files, const AddSize &add) {
-    if (files.low_rank_q) add("attention.q_lora_rank", shape.latent_q_rank);
-    add("attention.kv_lora_rank", shape.latent_rank);
-    add("attention.head_count_kv", files.joint ? shape.heads : 1);
-    const int64_t key = shape.head_dim + shape.latent_rotated;
-    add("attention.key_length", files.joint ? key : shape.latent_rank + shape.latent_rotated);
-    add("attention.value_length", files.joint ? shape.head_dim : shape.latent_rank);
-    if (files.joint) return;
-    add("attention.key_length_mla", key);
-    add("attention.value_length_mla", shape.head_dim);
-}
-
-void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
-    const FamilyFiles &family = *find_family_files(shape.arch);
-    const auto key = [&](const std::string &name) { return family.arch + "." + name; };
-    const auto add_size = [&](const std::string &name, int64_t n) {
-        writer.add(key(name), static_cast<uint32_t>(n));
-    };
-    writer.add("general.architecture", family.arch);
-    writer.add("general.name", "random weights");  // peers act on names of models
-    const int number = file_type(shape.dequantized ? "F32" : shape.type);
-    if (number >= 0) writer.add("general.file_type", static_cast<uint32_t>(number));
-    if (number > 1) writer.add("general.quantization_version", 2u);
-    add_size("context_length", shape.context);
-    add_size("embedding_length", shape.width);
-    add_size("block_count", shape.layers);
-    add_size("feed_forward_length", shape.ff);
-    add_size("attention.head_count", shape.heads);
-    if (family.latent) {
-        add_latent_metadata(shape, *family.latent, add_size);
-    } else {
-        add_size("attention.head_count_kv", shape.kv_heads);
-        add_size("attention.key_length", shape.head_dim);
-        add_size("attention.value_length", shape.head_dim);
-    }
-    if (family.experts) add_expert_metadata(shape, *family.experts, add_size);
-    add_size("vocab_size", shape.vocab);
-    writer.add(key(family.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"),
-               1e-5f);
-    if (family.rope) {
-        add_size("rope.dimension_count",
-                 family.latent ? shape.latent_rotated : shape.head_dim / family.rope_divisor);
-        writer.add(key("rope.freq_base"), static_cast<float>(shape.rope_freq_base));
-    }
-    for (const auto &[name, value] : family.keys)
-        if (shape.sliding_window == 0 || name != "attention.sliding_window")
-            std::visit([&, of = key(name)](const auto &v) { writer.add(of, v); }, value);
-    if (shape.sliding_window > 0) add_size("attention.sliding_window", shape.sliding_window);
-    if (shape.rope_scaling == "longrope") {
-        writer.add(key("rope.scaling.type"), shape.rope_scaling);
-        writer.add(key("rope.scaling.attn_factor"), 1.1f);
-        add_size("rope.scaling.original_context_length", shape.original_context);
-    }
-    if (shape.rope_scaling == "linear" || shape.rope_scaling == "yarn") {
-        writer.add(key("rope.scaling.type"), shape.rope_scaling);
-        writer.add(key("rope.scaling.factor"), static_cast<float>(shape.rope_factor));
-        add_size("rope.scaling.original_context_length", shape.original_context);
-    }
-}
 
 // --- weights
 // -----------------------------------------------------------------------------------------------------

@@ -147,6 +147,7 @@ void TinyProgram::add_experts() {
                  .down = matrices(shape_.type, e.count, width, ff),
                  .weights_on_input = e.weights_on_input};
     if (e.selection_bias) step.routing.selection_bias = vector(e.count, 0, 0.3f);
+    if (e.scales) step.routing.expert_scales = vector(e.count, 1, 0.5f);
     step.act = e.act;
     step.gate_bias = biases(e.merged ? 2 * ff : ff);
     if (!e.merged) step.up_bias = biases(ff);
@@ -174,6 +175,7 @@ Norm TinyProgram::varied_norm(Slot in, Slot out, Slot add, int32_t parts) {
     }
     norm.add = add;
     norm.parts = parts;
+    if (chance(0.3)) norm.scale = 0.75f;
     return norm;
 }
 
@@ -286,6 +288,7 @@ class Interpreter {
     void run(const Norm &s) {
         Row result = reference::norm(s, slot(s.in), weight(s.weight), weight(s.bias));
         for (size_t i = 0; i < result.size() && s.add != kNoSlot; ++i) result[i] += slot(s.add)[i];
+        for (double &value : result) value *= static_cast<double>(s.scale);
         slot(s.out) = std::move(result);
     }
     void run(const Linear &s) {
@@ -387,6 +390,8 @@ class Interpreter {
     void run(const Experts &s) {
         const int64_t experts = program_.weights[static_cast<size_t>(s.down)].count;
         chosen_ = reference::route(slot(s.logits), weight(s.routing.selection_bias), s.routing);
+        const Row scales = weight(s.routing.expert_scales);
+        for (auto &[expert, w] : chosen_) w *= scales.empty() ? 1.0 : scales[expert];
         Row out = s.add == kNoSlot ? Row(slot(s.out).size(), 0.0) : slot(s.add);
         for (const auto &[expert, w] : chosen_) {
             const auto [gate, up] = gate_and_up(s, expert, experts);

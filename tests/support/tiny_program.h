@@ -19,6 +19,7 @@ struct TinyExperts {
     bool selection_bias = false, biases = false;
     bool merged = false;  // gate and up in one tensor
     bool weights_on_input = false;
+    bool scales = false;  // a factor of each expert's own
     bool shared = false;  // an expert for all tokens beside them
     kernels::Gate::Act act = kernels::Gate::Act::Silu;
 };

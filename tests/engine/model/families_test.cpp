@@ -52,6 +52,7 @@ ModelShape tiny(const std::string &arch) {
     ModelShape shape;
     shape.arch = arch, shape.layers = 7, shape.width = 32, shape.ff = 40, shape.heads = 4, shape.vocab = 260,
     shape.context = 128, shape.threads = 1;
+    if (arch == "llama4") shape.sliding_window = 24;  // chunks
     shape.experts.used = 8;  // all: which of two equally good ones is chosen would hang on rounding
     return shape;
 }
@@ -60,10 +61,11 @@ ModelShape tiny(const std::string &arch) {
 ModelShape as_recorded(const std::string &arch) {
     ModelShape shape;
     shape.arch = arch, shape.width = 64, shape.ff = 96;
-    shape.layers = arch == "gemma2" ? 26 : arch == "exaone4-32b" ? 64 : 7;
+    shape.layers = arch == "gemma2" ? 26 : arch == "exaone4-32b" ? 64 : arch == "deepseek2-lite" ? 27 : 7;
     shape.heads = 4, shape.kv_heads = 2, shape.vocab = 320, shape.context = 512, shape.seed = 11;
     for (const char *same : {"olmo2", "olmo3", "olmoe", "gpt2", "gptneox", "gptneox-sequential", "phi2"})
         if (arch == same) shape.kv_heads = 4;
+    if (arch == "gemma4-26b" || arch == "deepseek2-lite") shape.experts.used = 8;
     shape.threads = 1;
     return shape;
 }

@@ -6,90 +6,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
-#include <functional>
 #include <limits>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "gguf/writer.h"
-#include "tests/support/model_maker.h"
-#include "tests/support/temporary.h"
+#include "tests/support/edited_model.h"
 
 using namespace runnel;
 using namespace runnel::testing;
 
 namespace {
-
-// A model's file with some of its keys and tensors changed.
-class EditedModel {
-  public:
-    explicit EditedModel(const ModelShape &shape = {}) : original_(shape) {
-        for (const gguf::Tensor &t : original_.file.tensors())
-            tensors_.push_back({std::string(t.name), t.type, std::vector<int64_t>(t.shape, t.shape + t.rank),
-                                std::vector<std::byte>(t.data, t.data + t.bytes)});
-    }
-
-    template <class T>
-    EditedModel &set(const std::string &key, T value) {
-        without(key);
-        added_.push_back([key, value](gguf::Writer &writer) { writer.add(key, value); });
-        return *this;
-    }
-    EditedModel &without(const std::string &key) {
-        removed_.push_back(key);
-        return *this;
-    }
-    EditedModel &without_tensor(const std::string &name) {
-        std::erase_if(tensors_, [&](const Tensor &t) { return t.name == name; });
-        return *this;
-    }
-    EditedModel &tensor(const std::string &name, gguf::Type type, const std::vector<int64_t> &shape,
-                        float value = 0) {
-        without_tensor(name);
-        size_t bytes = gguf::row_bytes(type, shape[0]);
-        for (size_t d = 1; d < shape.size(); ++d) bytes *= static_cast<size_t>(shape[d]);
-        Tensor added{name, type, shape, std::vector<std::byte>(bytes)};
-        if (type == gguf::Type::F32)
-            for (size_t at = 0; at < bytes; at += sizeof value)
-                std::memcpy(added.data.data() + at, &value, sizeof value);
-        tensors_.push_back(std::move(added));
-        return *this;
-    }
-
-    // What build() refuses it with; empty if it does not.
-    std::string error() const {
-        const TemporaryDirectory directory;
-        gguf::Writer writer;
-        for (const auto &[key, value] : original_.file.metadata())
-            if (std::find(removed_.begin(), removed_.end(), key) == removed_.end()) writer.add(key, value);
-        for (const auto &add : added_) add(writer);
-        for (const Tensor &t : tensors_) writer.add_tensor(t.name, t.type, t.shape);
-        writer.start(directory / "edited.gguf");
-        for (const Tensor &t : tensors_) writer.write(t.data);
-        writer.finish();
-        const gguf::File file = gguf::File::open(directory / "edited.gguf");
-        try {
-            model::build(file);
-        } catch (const model::ModelError &error) {
-            return error.what();
-        }
-        return {};
-    }
-
-  private:
-    struct Tensor {
-        std::string name;
-        gguf::Type type;
-        std::vector<int64_t> shape;
-        std::vector<std::byte> data;
-    };
-    TemporaryModel original_;
-    std::vector<std::string> removed_;
-    std::vector<std::function<void(gguf::Writer &)>> added_;
-    std::vector<Tensor> tensors_;
-};
 
 void check_refused(const EditedModel &model, const std::string &why) {
     const std::string error = model.error();
@@ -124,9 +49,10 @@ TEST_CASE("model: sizes that make no sense are refused by key") {
     check_refused(EditedModel().set("llama.attention.key_length", 1u << 30), "key_length");
     check_refused(EditedModel().set("llama.attention.head_count_kv", 3u), "does not divide");
     check_refused(EditedModel().set("llama.rope.dimension_count", 1000u), "rope.dimension_count");
-    check_refused(EditedModel().set("llama.rope.dimension_count", 15u), "odd");
     ModelShape phi3;
     phi3.arch = "phi3";
+    check_refused(EditedModel(phi3).set("phi3.rope.dimension_count", 15u), "rope.dimension_count: 15 is odd");
+    check_refused(EditedModel(phi3).set("phi3.rope.dimension_count", 0u), "nothing would be rotated");
     check_refused(EditedModel(phi3).set("phi3.attention.sliding_window", -1), "sliding_window");
     check_refused(EditedModel().set("llama.block_count", 4096u), "blk.2.");
     check_refused(EditedModel().without("llama.block_count"), "llama.block_count: missing");

@@ -157,6 +157,7 @@ std::vector<TinyShape> mixtures() {
     return {
         mixture({.count = 5, .routing = {.used = 2}}),
         mixture({.count = 9, .routing = {.used = 3, .normalize = true, .scale = 2.5f}, .shared = true}),
+        mixture({.count = 6, .routing = {.used = 3, .normalize = true}, .scales = true}),
         mixture({.count = 4,
                  .routing = {.score = Score::SelectedSoftmax, .used = 4},
                  .biases = true,

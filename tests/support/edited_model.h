@@ -1,0 +1,90 @@
+// A model whose file says something else than it should.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/model/model.h"
+#include "gguf/writer.h"
+#include "tests/support/model_maker.h"
+
+namespace runnel::testing {
+
+// A model's file with some of its keys and tensors changed.
+class EditedModel {
+  public:
+    explicit EditedModel(const ModelShape &shape = {})
+        : original_(std::make_shared<const TemporaryModel>(shape)) {
+        for (const gguf::Tensor &t : original_->file.tensors())
+            tensors_.push_back({std::string(t.name), t.type, std::vector<int64_t>(t.shape, t.shape + t.rank),
+                                std::vector<std::byte>(t.data, t.data + t.bytes)});
+    }
+
+    template <class T>
+    EditedModel &set(const std::string &key, T value) {
+        without(key);
+        added_.push_back([key, value](gguf::Writer &writer) { writer.add(key, value); });
+        return *this;
+    }
+    EditedModel &without(const std::string &key) {
+        removed_.push_back(key);
+        return *this;
+    }
+    EditedModel &without_tensor(const std::string &name) {
+        std::erase_if(tensors_, [&](const Tensor &t) { return t.name == name; });
+        return *this;
+    }
+    EditedModel &tensor(const std::string &name, gguf::Type type, const std::vector<int64_t> &shape,
+                        float value = 0) {
+        without_tensor(name);
+        size_t bytes = gguf::row_bytes(type, shape[0]);
+        for (size_t d = 1; d < shape.size(); ++d) bytes *= static_cast<size_t>(shape[d]);
+        Tensor added{name, type, shape, std::vector<std::byte>(bytes)};
+        if (type == gguf::Type::F32)
+            for (size_t at = 0; at < bytes; at += sizeof value)
+                std::memcpy(added.data.data() + at, &value, sizeof value);
+        tensors_.push_back(std::move(added));
+        return *this;
+    }
+
+    const gguf::File &original() const { return original_->file; }
+
+    // What build() refuses it with; empty if it does not.
+    std::string error() const {
+        gguf::Writer writer;
+        for (const auto &[key, value] : original_->file.metadata())
+            if (std::find(removed_.begin(), removed_.end(), key) == removed_.end()) writer.add(key, value);
+        for (const auto &add : added_) add(writer);
+        for (const Tensor &t : tensors_) writer.add_tensor(t.name, t.type, t.shape);
+        const std::filesystem::path path = original_->directory / "edited.gguf";
+        writer.start(path);
+        for (const Tensor &t : tensors_) writer.write(t.data);
+        writer.finish();
+        const gguf::File file = gguf::File::open(path);
+        try {
+            model::build(file);
+        } catch (const model::ModelError &error) {
+            return error.what();
+        }
+        return {};
+    }
+
+  private:
+    struct Tensor {
+        std::string name;
+        gguf::Type type;
+        std::vector<int64_t> shape;
+        std::vector<std::byte> data;
+    };
+    std::shared_ptr<const TemporaryModel> original_;
+    std::vector<std::string> removed_;
+    std::vector<std::function<void(gguf::Writer &)>> added_;
+    std::vector<Tensor> tensors_;
+};
+
+}  // namespace runnel::testing

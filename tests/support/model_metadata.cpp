@@ -1,0 +1,138 @@
+#include "tests/support/model_metadata.h"
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "tests/support/model_families.h"
+
+namespace runnel::testing {
+namespace {
+
+// llama.cpp's number for the kind of file, -1 if it has none.
+int file_type(const std::string &type) {
+    constexpr std::pair<const char *, int> kTypes[] = {
+        {"F32", 0},    {"F16", 1},     {"Q4_0", 2},   {"Q4_1", 3},    {"Q8_0", 7},    {"Q5_0", 8},
+        {"Q5_1", 9},   {"Q2_K", 10},   {"Q3_K", 11},  {"Q3_K_M", 12}, {"Q4_K", 14},   {"Q4_K_M", 15},
+        {"Q5_K", 16},  {"Q5_K_M", 17}, {"Q6_K", 18},  {"IQ4_NL", 25}, {"IQ4_XS", 30}, {"BF16", 32},
+        {"TQ1_0", 36}, {"TQ2_0", 37},  {"MXFP4", 38}, {"NVFP4", 39},
+    };
+    for (const auto &[name, number] : kTypes)
+        if (type == name) return number;
+    return -1;
+}
+
+using AddSize = std::function<void(const std::string &, int64_t)>;
+
+void add_expert_metadata(const ModelShape &shape, const ExpertFiles &files, const AddSize &add) {
+    const ExpertShape &e = shape.experts;
+    add("expert_count", e.count);
+    add("expert_used_count", e.used);
+    if (files.width_key) add("expert_feed_forward_length", e.ff);
+    if (files.shared != ExpertFiles::Shared::None) add("expert_shared_feed_forward_length", e.ff);
+    if (e.leading_dense > 0 || files.shared == ExpertFiles::Shared::Plain)
+        add("leading_dense_block_count", e.leading_dense);
+    if (e.groups > 1) {
+        add("expert_group_count", e.groups);
+        add("expert_group_used_count", e.groups_used);
+    }
+}
+
+// Files with attn_kv_b tell a head's sizes, later ones also those in the cache.
+void add_latent_metadata(const ModelShape &shape, const LatentFiles &files, const AddSize &add) {
+    if (files.low_rank_q) add("attention.q_lora_rank", shape.latent_q_rank);
+    add("attention.kv_lora_rank", shape.latent_rank);
+    add("attention.head_count_kv", files.joint ? shape.heads : 1);
+    const int64_t key = shape.head_dim + shape.latent_rotated;
+    add("attention.key_length", files.joint ? key : shape.latent_rank + shape.latent_rotated);
+    add("attention.value_length", files.joint ? shape.head_dim : shape.latent_rank);
+    if (files.joint) return;
+    add("attention.key_length_mla", key);
+    add("attention.value_length_mla", shape.head_dim);
+}
+
+// Sizes that differ between layers.
+void add_gemma4_metadata(const ModelShape &shape, const Gemma4Files &files, const std::string &arch,
+                         gguf::Writer &writer) {
+    const auto key = [&](const std::string &name) { return arch + "." + name; };
+    const auto add = [&](const std::string &name, int64_t n) {
+        writer.add(key(name), static_cast<uint32_t>(n));
+    };
+    gguf::Array windowed(gguf::ValueType::Bool), kv_heads(gguf::ValueType::I32), hidden(gguf::ValueType::I32);
+    for (int64_t layer = 0; layer < shape.layers; ++layer) {
+        windowed.push(!files.full(layer));
+        kv_heads.push(static_cast<int32_t>(files.kv_heads(layer, shape.kv_heads)));
+        hidden.push(static_cast<int32_t>(files.hidden(layer, shape.layers, shape.ff)));
+    }
+    writer.add(key("attention.sliding_window_pattern"), windowed);
+    if (files.keys_are_values)
+        writer.add(key("attention.head_count_kv"), kv_heads);
+    else
+        add("attention.head_count_kv", shape.kv_heads);
+    if (files.wide_shared)
+        writer.add(key("feed_forward_length"), hidden);
+    else
+        add("feed_forward_length", shape.ff);
+    add("attention.shared_kv_layers", files.shared_kv);
+    add("embedding_length_per_layer_input", files.own_embedding);
+    for (const char *name : {"attention.key_length", "attention.value_length", "rope.dimension_count"}) {
+        add(name, 2 * shape.head_dim);
+        add(name + std::string("_swa"), shape.head_dim);
+    }
+    writer.add(key("rope.freq_base"), static_cast<float>(100 * shape.rope_freq_base));
+    writer.add(key("rope.freq_base_swa"), static_cast<float>(shape.rope_freq_base));
+}
+
+}  // namespace
+
+void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
+    const FamilyFiles &family = *find_family_files(shape.arch);
+    const auto key = [&](const std::string &name) { return family.arch + "." + name; };
+    const auto add_size = [&](const std::string &name, int64_t n) {
+        writer.add(key(name), static_cast<uint32_t>(n));
+    };
+    writer.add("general.architecture", family.arch);
+    writer.add("general.name", "random weights");  // peers act on names of models
+    const int number = file_type(shape.dequantized ? "F32" : shape.type);
+    if (number >= 0) writer.add("general.file_type", static_cast<uint32_t>(number));
+    if (number > 1) writer.add("general.quantization_version", 2u);
+    add_size("context_length", shape.context);
+    add_size("embedding_length", shape.width);
+    add_size("block_count", shape.layers);
+    if (!family.gemma4) add_size("feed_forward_length", shape.ff);
+    add_size("attention.head_count", shape.heads);
+    if (family.latent) {
+        add_latent_metadata(shape, *family.latent, add_size);
+    } else if (family.gemma4) {
+        add_gemma4_metadata(shape, *family.gemma4, family.arch, writer);
+    } else {
+        add_size("attention.head_count_kv", shape.kv_heads);
+        add_size("attention.key_length", shape.head_dim);
+        add_size("attention.value_length", shape.head_dim);
+    }
+    if (family.experts) add_expert_metadata(shape, *family.experts, add_size);
+    add_size("vocab_size", shape.vocab);
+    writer.add(key(family.layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"),
+               1e-5f);
+    if (family.rope && !family.gemma4) {
+        add_size("rope.dimension_count",
+                 family.latent ? shape.latent_rotated : shape.head_dim / family.rope_divisor);
+        writer.add(key("rope.freq_base"), static_cast<float>(shape.rope_freq_base));
+    }
+    for (const auto &[name, value] : family.keys)
+        if (shape.sliding_window == 0 || name != "attention.sliding_window")
+            std::visit([&, of = key(name)](const auto &v) { writer.add(of, v); }, value);
+    if (shape.sliding_window > 0) add_size("attention.sliding_window", shape.sliding_window);
+    if (shape.rope_scaling == "longrope") {
+        writer.add(key("rope.scaling.type"), shape.rope_scaling);
+        writer.add(key("rope.scaling.attn_factor"), 1.1f);
+        add_size("rope.scaling.original_context_length", shape.original_context);
+    }
+    if (shape.rope_scaling == "linear" || shape.rope_scaling == "yarn") {
+        writer.add(key("rope.scaling.type"), shape.rope_scaling);
+        writer.add(key("rope.scaling.factor"), static_cast<float>(shape.rope_factor));
+        add_size("rope.scaling.original_context_length", shape.original_context);
+    }
+}
+
+}  // namespace runnel::testing
