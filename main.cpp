@@ -39,6 +39,7 @@ struct Command {
     std::function<int(const Words &, Io &)> call;
     bool takes_text = false, takes_model = true;
     std::function<bool()> needs_no_model = {};  // true: as it was called, no model is needed
+    bool model_optional = false;
 };
 
 Command make_run() {
@@ -230,6 +231,28 @@ Command make_bench() {
     return {std::move(parser), call};
 }
 
+Command make_doctor() {
+    auto parser = std::make_unique<Parser>(
+        "doctor",
+        "Is it the file, the CPU, the GPU or its driver? Every kernel that the model needs (without MODEL: "
+        "one "
+        "of every kind) on every device against the CPU's plain arithmetic, a line each, and a verdict.",
+        true);
+    auto o = std::make_shared<DoctorOptions>();
+    parser->option("-t,--threads", o->threads, "CPU threads; 0: the physical cores")->check(range(0, 4096));
+    add_device_option(*parser, "--device", o->device,
+                      "what to check: auto (all), cpu, cuda or cuda:N (-dev)");
+    parser->flag("--quick", o->quick, "right or wrong only: no speeds");
+    parser->flag("--json", o->json, "as JSON");
+    const auto call = [o](const Words &words, Io &io) {
+        o->path = words.model;
+        return doctor(*o, io);
+    };
+    Command command{std::move(parser), call};
+    command.model_optional = true;
+    return command;
+}
+
 Command make_devices() {
     auto parser = std::make_unique<Parser>("devices", "What this machine offers.", false);
     auto o = std::make_shared<DevicesOptions>();
@@ -251,6 +274,7 @@ constexpr Entry kCommands[] = {
     {"tokenize", make_tokenize},
     {"template", make_template},
     {"devices", make_devices},
+    {"doctor", make_doctor},
 };
 
 constexpr const char *kHelp =
@@ -264,6 +288,7 @@ constexpr const char *kHelp =
     "  runnel tokenize MODEL [TEXT]  ids and pieces\n"
     "  runnel template FILE          render a chat template\n"
     "  runnel devices                what this machine offers\n"
+    "  runnel doctor [MODEL]         is it the file, the CPU, the GPU or its driver?\n"
     "  runnel --version\n\n"
     "runnel COMMAND --help explains a command. MODEL is a GGUF file; -m FILE is the same.\n"
     "Every option can be set as RUNNEL_NAME in the environment and in a --config file.\n";
@@ -348,6 +373,8 @@ int dispatch(const Entry &entry, Arguments arguments, Io &io) {
     const bool no_model = !command.takes_model || (command.needs_no_model && command.needs_no_model());
     if (no_model && common.words.empty()) return command.call({}, io);
     if (no_model) throw UsageError("unexpected argument '" + gguf::printable(common.words[0]) + "'");
+    if (command.model_optional && common.words.empty() && !common.model && !model)
+        return command.call({}, io);
     return command.call(split_words(common.words, common.model, model, command.takes_text), io);
 }
 

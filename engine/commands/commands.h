@@ -18,6 +18,7 @@ int tokenize(const TokenizeOptions &options, Io &io);
 int perplexity(const PerplexityOptions &options, Io &io);
 int bench(const BenchOptions &options, Io &io);
 int bench_text(const BenchOptions &options, Io &io);
+int doctor(const DoctorOptions &options, Io &io);
 int devices(const DevicesOptions &options, Io &io);
 
 // What `inspect --supported` shows.

@@ -145,6 +145,14 @@ struct BenchOptions {
     bool json = false;
 };
 
+struct DoctorOptions {
+    std::string path;  // empty: no model, weights of its own
+    std::string device = "auto";
+    int threads = 0;
+    bool quick = false;  // right or wrong only: nothing is measured
+    bool json = false;
+};
+
 struct DevicesOptions {
     bool json = false;
 };

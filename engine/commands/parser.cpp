@@ -73,19 +73,23 @@ void Parser::environment(CLI::Option *added) {
     added->envname(name);
 }
 
-void add_model_options(Parser &p, ModelOptions &o) {
-    p.option("-c,--ctx-size", o.context, "context in tokens; 0: the model's own, reduced to what fits")
-        ->check(range(int64_t{0}, int64_t{1} << 40));
-    p.option("-t,--threads", o.threads, "CPU threads; 0: the physical cores")->check(range(0, 4096));
-    p.option("-b,--batch-size,--ubatch-size", o.batch, "tokens per step of a prefill (-ub)")
-        ->check(range(1, 1 << 20));
-    p.text_option("--device", o.device, "where to run: auto, cpu, cuda or cuda:N (-dev)")
+void add_device_option(Parser &p, const std::string &names, std::string &device, const std::string &help) {
+    p.text_option(names, device, help)
         ->check(CLI::Validator(
             [](std::string &name) {
                 return decode::is_device_name(name) ? std::string()
                                                     : "auto, cpu, cuda or cuda:N, not " + gguf::quoted(name);
             },
             ""));
+}
+
+void add_model_options(Parser &p, ModelOptions &o) {
+    p.option("-c,--ctx-size", o.context, "context in tokens; 0: the model's own, reduced to what fits")
+        ->check(range(int64_t{0}, int64_t{1} << 40));
+    p.option("-t,--threads", o.threads, "CPU threads; 0: the physical cores")->check(range(0, 4096));
+    p.option("-b,--batch-size,--ubatch-size", o.batch, "tokens per step of a prefill (-ub)")
+        ->check(range(1, 1 << 20));
+    add_device_option(p, "--device", o.device, "where to run: auto, cpu, cuda or cuda:N (-dev)");
     p.text_option("--gpu-layers,--n-gpu-layers", o.gpu_layers,
                   "layers on the GPU (-ngl): auto, all, or 0 for none");
     const std::map<std::string, kernels::CacheType> types = {{"f16", kernels::CacheType::F16},
@@ -119,13 +123,8 @@ void add_draft_options(Parser &p, DraftFlags &o) {
     p.text_option("--draft-model,--model-draft", o.model,
                   "a small model that guesses ahead (-md); the text stays the same")
         ->type_name("FILE");
-    p.text_option("--draft-device,--device-draft", o.device, "where the draft model runs; as --device")
-        ->check(CLI::Validator(
-            [](std::string &name) {
-                return decode::is_device_name(name) ? std::string()
-                                                    : "auto, cpu, cuda or cuda:N, not " + gguf::quoted(name);
-            },
-            ""));
+    add_device_option(p, "--draft-device,--device-draft", o.device,
+                      "where the draft model runs; as --device");
     p.text_option("--gpu-layers-draft", o.gpu_layers, "of the draft model (-ngld); as --gpu-layers");
     p.flag("--lookup", o.lookup, "guess ahead from the text so far: for edits, quotes, repetitions");
     p.option("--self-draft", o.self_layers, "guess ahead with the first N layers of the model itself; 0: off")

@@ -71,6 +71,9 @@ class Parser {
     std::string config_;
 };
 
+// A device by name (decode/device.h).
+void add_device_option(Parser &p, const std::string &names, std::string &device, const std::string &help);
+
 // Context, threads, device, cache.
 void add_model_options(Parser &p, ModelOptions &o);
 

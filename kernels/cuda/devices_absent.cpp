@@ -1,6 +1,7 @@
 // Builds without nvcc.
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/devices.h"
+#include "kernels/cuda/probe.h"
 
 namespace runnel::kernels::cuda {
 
@@ -8,8 +9,21 @@ Devices find_devices() noexcept {
     return {false, {}, "this runnel was built without CUDA"};
 }
 
-std::unique_ptr<Backend> make_cuda_backend(int) {
+[[noreturn]] static void refuse() {
     throw BackendError(BackendError::Kind::Failed, find_devices().why_none);
+}
+
+std::unique_ptr<Backend> make_cuda_backend(int) {
+    refuse();
+}
+double copy_bandwidth(int, size_t, int) {
+    refuse();
+}
+double tensor_rate(int, int) {
+    refuse();
+}
+uint64_t changed_words(int, size_t, uint64_t) {
+    refuse();
 }
 
 }  // namespace runnel::kernels::cuda

@@ -1,0 +1,443 @@
+#include "engine/commands/doctor_cases.h"
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "gguf/quantize.h"
+
+namespace runnel::commands {
+namespace {
+
+using namespace kernels;
+
+constexpr int32_t kTokens = 36;   // more than a tile of many tokens holds for one, and no multiple of it
+constexpr int64_t kColumns = 64;  // of the output that are looked at
+constexpr int64_t kFewExperts = 8;
+constexpr int64_t kMostFloats = int64_t{1} << 29;  // of a reference
+constexpr uint32_t kSeed = 20;
+// Relative errors: of float arithmetic; of 15-bit activations; of a softmax whose weights have 16 bits; and
+// where the reference's own activations have 8.
+constexpr double kExact = 1e-5, kMatrix = 2e-3, kAttention = 5e-3, kRounded = 4e-2;
+
+std::string shape_of(const Weight &w) {
+    return std::to_string(w.rows) + " x " + std::to_string(w.cols);
+}
+std::string format_of(const Weight &w) {
+    return std::string(gguf::traits(w.type).name);
+}
+
+WeightId add_floats(Program &program, std::string name, int64_t rows, int64_t cols,
+                    std::vector<float> values) {
+    auto kept = std::make_shared<const std::vector<float>>(std::move(values));
+    program.weights.push_back(
+        {std::move(name), gguf::Type::F32, rows, cols, reinterpret_cast<const std::byte *>(kept->data())});
+    program.constants.push_back(std::move(kept));
+    return static_cast<WeightId>(program.weights.size() - 1);
+}
+
+// Near 1, a few of them large, as activations are.
+std::vector<float> activations(int64_t count, std::mt19937 &random) {
+    std::normal_distribution<float> value(0, 1);
+    std::vector<float> x(static_cast<size_t>(count));
+    for (float &v : x) v = random() % 256 == 0 ? 20 * value(random) : value(random);
+    return x;
+}
+
+// [columns][width]: each row has a one, the ones are spread over the width, the first and last column among
+// them.
+std::vector<float> selection(int64_t columns, int64_t width, std::vector<int64_t> *chosen = nullptr) {
+    std::vector<float> rows(static_cast<size_t>(columns * width));
+    for (int64_t i = 0; i < columns; ++i) {
+        const int64_t column = columns > 1 ? i * (width - 1) / (columns - 1) : 0;
+        rows[static_cast<size_t>(i * width + column)] = 1;
+        if (chosen) chosen->push_back(column);
+    }
+    return rows;
+}
+
+// The rows of a matrix (all `count` of them, if there are several) as F32.
+std::vector<float> floats_of(const Weight &w, const std::vector<int64_t> &rows, int64_t matrices = 1) {
+    std::vector<float> values(rows.size() * static_cast<size_t>(matrices * w.cols));
+    float *to = values.data();
+    for (int64_t m = 0; m < matrices; ++m)
+        for (const int64_t row : rows) {
+            gguf::dequantize_row(w.type,
+                                 w.data + static_cast<size_t>(m) * w.matrix_bytes() +
+                                     static_cast<size_t>(row) * gguf::row_bytes(w.type, w.cols),
+                                 to, w.cols);
+            to += w.cols;
+        }
+    return values;
+}
+std::vector<int64_t> first_rows(int64_t count) {
+    std::vector<int64_t> rows(static_cast<size_t>(count));
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int64_t>(i);
+    return rows;
+}
+
+// A program of one step in the making: inputs, the step, what is looked at.
+class Small {
+  public:
+    Small(const Program &from, uint32_t seed, int32_t tokens) : random_(seed), tokens_(tokens) {
+        program_.weights = from.weights;
+        program_.constants = from.constants;
+        program_.ropes = from.ropes;
+        program_.slots = from.slots;
+    }
+    int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
+
+    Small &input(Slot slot) {
+        if (slot == kNoSlot || !filled_.insert(slot).second) return *this;
+        const WeightId table = add_floats(program_, "random rows", tokens_, width(slot),
+                                          activations(tokens_ * width(slot), random_));
+        program_.steps.push_back(Embed{table, slot});
+        return *this;
+    }
+    Small &step(Step step) {
+        program_.steps.push_back(std::move(step));
+        return *this;
+    }
+    Program look_at(Slot slot, float softcap = 0) {
+        const int64_t columns = std::min(kColumns, width(slot));
+        Logits last{slot, add_floats(program_, "some columns", columns, width(slot),
+                                     selection(columns, width(slot)))};
+        last.softcap = softcap;
+        program_.steps.push_back(last);
+        program_.vocab = columns;
+        return std::move(program_);
+    }
+    Program &program() { return program_; }
+
+  private:
+    Program program_;
+    std::mt19937 random_;
+    int32_t tokens_;
+    std::set<Slot> filled_;
+};
+
+class Cases {
+  public:
+    Cases(const Program &program, int32_t attention_tokens)
+        : program_(program), attention_tokens_(attention_tokens) {}
+
+    std::vector<StepCase> run() {
+        for (size_t i = 0; i < program_.steps.size(); ++i) {
+            const auto *linear = std::get_if<Linear>(&program_.steps[i]);
+            const auto *gate =
+                i + 1 < program_.steps.size() ? std::get_if<Gate>(&program_.steps[i + 1]) : nullptr;
+            if (linear && gate) gated(*linear, *gate);
+            std::visit([&](const auto &step) { add(step); }, program_.steps[i]);
+        }
+        return std::move(cases_);
+    }
+
+  private:
+    const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
+    int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
+    bool seen(const std::string &name) { return !names_.insert(name).second; }
+    Small small(int32_t tokens = kTokens) const { return {program_, kSeed, tokens}; }
+
+    using Make = std::function<Program()>;
+    void push(std::string name, std::string example, Make program, Make reference, double tolerance,
+              int32_t tokens = kTokens) {
+        cases_.push_back({std::move(name), std::move(example), std::move(program), std::move(reference),
+                          tokens, tolerance});
+    }
+    // The step as it stands is the reference, too: it has no matrices.
+    void push(std::string name, std::string example, const Make &program, double tolerance,
+              int32_t tokens = kTokens) {
+        push(std::move(name), std::move(example), program, program, tolerance, tokens);
+    }
+
+    void add(const Embed &step) {
+        const Weight &table = weight(step.table);
+        const std::string name = "embeddings " + format_of(table) + " " + shape_of(table);
+        if (seen(name)) return;
+        const auto tokens = static_cast<int32_t>(std::min<int64_t>(kTokens, table.rows));
+        const auto reference = [this, step, tokens] {
+            Small plain = small(tokens);
+            const Weight &t = weight(step.table);
+            Embed floats = step;
+            floats.table =
+                add_floats(plain.program(), t.name, tokens, t.cols, floats_of(t, first_rows(tokens)));
+            return plain.step(floats).look_at(step.out);
+        };
+        push(
+            name, table.name, [this, step, tokens] { return small(tokens).step(step).look_at(step.out); },
+            reference, kExact, tokens);
+    }
+
+    void add(const Norm &step) {
+        std::string name = step.kind == Norm::Kind::Rms ? "RMS norm" : "layer norm";
+        name += " of " + std::to_string(width(step.in));
+        if (step.parts > 1) name += " in " + std::to_string(step.parts) + " parts";
+        if (step.bias != kNoWeight) name += ", bias";
+        if (step.add != kNoSlot) name += ", residual";
+        if (seen(name)) return;
+        push(
+            name, step.weight == kNoWeight ? "" : weight(step.weight).name,
+            [this, step] { return small().input(step.in).input(step.add).step(step).look_at(step.out); },
+            kExact);
+    }
+
+    // Every matrix of the step by itself.
+    void add(const Linear &step) {
+        for (const Linear::Part &part : step.parts) {
+            const Weight &w = weight(part.weight);
+            std::string name = "matrix " + format_of(w) + " " + shape_of(w);
+            if (part.bias != kNoWeight) name += ", bias";
+            if (part.add != kNoSlot) name += ", residual";
+            if (!seen(name)) {
+                const Linear alone{step.in, {part}};
+                const auto program = [this, alone, part] {
+                    return small().input(alone.in).input(part.add).step(alone).look_at(part.out);
+                };
+                const auto reference = [this, alone, part] {
+                    Small plain = small();
+                    plain.input(alone.in).input(part.add);
+                    return plain.look_at(some_rows(plain, alone.in, part));
+                };
+                push(name, w.name, program, reference, kMatrix);
+                cases_.back().bytes = w.bytes();
+            }
+            const auto known =
+                std::find_if(cases_.begin(), cases_.end(), [&](const StepCase &c) { return c.name == name; });
+            known->same.push_back(part.weight);
+        }
+    }
+
+    // The rows of a part whose columns are looked at, as F32. Returns the slot that they are in.
+    Slot some_rows(Small &plain, Slot in, const Linear::Part &part) const {
+        const Weight &w = weight(part.weight);
+        Program &program = plain.program();
+        const int64_t columns = std::min(kColumns, w.rows);
+        std::vector<int64_t> chosen;
+        std::vector<float> choice = selection(columns, w.rows, &chosen);
+        const auto slot = [&] {
+            program.slots.push_back({"some columns", columns});
+            return static_cast<Slot>(program.slots.size() - 1);
+        };
+        const WeightId rows = add_floats(program, w.name, columns, w.cols, floats_of(w, chosen));
+        const Slot product = slot();
+        plain.step(Linear{in, {{rows, some_of(program, part.bias, chosen), product, kNoSlot, part.scale}}});
+        if (part.add == kNoSlot) return product;
+        const Slot sum = slot();
+        const WeightId pick = add_floats(program, "some columns", columns, w.rows, std::move(choice));
+        plain.step(Linear{part.add, {{pick, kNoWeight, sum, product}}});
+        return sum;
+    }
+    // Of a bias.
+    WeightId some_of(Program &program, WeightId bias, const std::vector<int64_t> &chosen) const {
+        if (bias == kNoWeight) return kNoWeight;
+        const std::vector<float> all = floats_of(weight(bias), {0});
+        std::vector<float> some;
+        for (const int64_t column : chosen) some.push_back(all[static_cast<size_t>(column)]);
+        return add_floats(program, "bias", 1, static_cast<int64_t>(some.size()), std::move(some));
+    }
+
+    // Gate and up with the activation behind them, which devices compute in one go.
+    void gated(const Linear &linear, const Gate &gate) {
+        if (linear.parts.size() != 2) return;
+        Linear::Part first = linear.parts[0], second = linear.parts[1];
+        if (first.out != gate.gate) std::swap(first, second);
+        if (first.out != gate.gate || second.out != gate.up || first.out == second.out) return;
+        const Weight &w = weight(first.weight), &v = weight(second.weight);
+        const std::string name = "gate and up " + format_of(w) +
+                                 (w.type == v.type ? "" : ", " + format_of(v)) + " " + shape_of(w) +
+                                 ", activation";
+        if (seen(name)) return;
+        const auto program = [this, linear, first, second, gate] {
+            return small()
+                .input(linear.in)
+                .input(first.add)
+                .input(second.add)
+                .step(linear)
+                .step(gate)
+                .look_at(gate.out);
+        };
+        const auto reference = [this, linear, first, second, gate] {
+            Small plain = small();
+            plain.input(linear.in).input(first.add).input(second.add);
+            const Slot a = some_rows(plain, linear.in, first), b = some_rows(plain, linear.in, second);
+            return plain.step(Gate{a, b, a, gate.act}).look_at(a);
+        };
+        push(name, w.name, program, reference, 2 * kMatrix);
+    }
+
+    void add(const HeadLinear &step) {
+        const Weight &w = weight(step.weight);
+        const std::string name =
+            "matrices of heads " + format_of(w) + " " + std::to_string(w.count) + " x " + shape_of(w);
+        if (seen(name)) return;
+        const auto make = [this, step](bool floats) {
+            Small part = small();
+            HeadLinear taken = step;
+            if (floats) taken.weight = as_floats(part.program(), weight(step.weight));
+            return part.input(step.in).input(step.out).step(taken).look_at(step.out);
+        };
+        push(
+            name, w.name, [make] { return make(false); }, [make] { return make(true); }, kMatrix);
+    }
+    // All of its matrices.
+    static WeightId as_floats(Program &program, const Weight &w) {
+        const WeightId id =
+            add_floats(program, w.name, w.rows, w.cols, floats_of(w, first_rows(w.rows), w.count));
+        program.weights.back().count = w.count;
+        return id;
+    }
+
+    void add(const Copy &step) {
+        const std::string name =
+            "copies of " + std::to_string(step.count) + " x " + std::to_string(step.width);
+        if (seen(name)) return;
+        push(
+            name, "",
+            [this, step] { return small().input(step.in).input(step.out).step(step).look_at(step.out); },
+            kExact);
+    }
+
+    void add(const Attention &step) {
+        std::string name = "attention, " + std::to_string(step.heads) + " heads of " +
+                           std::to_string(step.head_dim_k) + ", " + std::to_string(step.kv_heads) + " of K/V";
+        if (step.window > 0) name += ", window " + std::to_string(step.window);
+        if (step.softcap > 0) name += ", soft-cap";
+        if (step.sinks != kNoWeight) name += ", sinks";
+        if (step.q_norm != kNoWeight || step.k_norm != kNoWeight) name += ", norms";
+        if (step.rope < 0) name += ", no positions";
+        // Of shared K and V, the layer that makes them is looked at.
+        if (step.k == kNoSlot || seen(name)) return;
+        const auto program = [this, step] {
+            Attention first = step;
+            first.layer = 0;
+            Small alone = small(attention_tokens_);
+            CacheLayer layer = program_.cache_layers[static_cast<size_t>(step.layer)];
+            layer.group = 0;
+            alone.program().cache_layers = {layer};
+            return alone.input(step.q).input(step.k).input(step.v).step(first).look_at(step.out);
+        };
+        push(name, "", program, kAttention, attention_tokens_);
+    }
+
+    void add(const Gate &step) {
+        static constexpr const char *kNames[] = {"SiLU", "GELU (tanh)", "GELU (erf)", "squared ReLU",
+                                                 "SiLU, clamped"};
+        const std::string name = std::string(kNames[static_cast<size_t>(step.act)]) + " of " +
+                                 std::to_string(width(step.gate)) + (step.up == kNoSlot ? "" : ", gated");
+        if (seen(name)) return;
+        push(
+            name, "",
+            [this, step] { return small().input(step.gate).input(step.up).step(step).look_at(step.out); },
+            kMatrix / 10);
+    }
+
+    void add(const Experts &step) {
+        const Weight &gate = weight(step.gate), &down = weight(step.down);
+        const std::string name = std::to_string(step.routing.used) + " of " + std::to_string(down.count) +
+                                 " experts, " + format_of(gate) + " " + shape_of(gate) + ", " +
+                                 format_of(down) + " " + shape_of(down);
+        if (seen(name)) return;
+        const int64_t count = experts_for(step.routing, down.count);
+        const bool small_enough = count * (gate.rows * gate.cols * 2 + down.rows * down.cols) <= kMostFloats;
+        push(
+            name, gate.name, [this, step, count] { return experts(step, count, false); },
+            [this, step, count, small_enough] { return experts(step, count, small_enough); },
+            small_enough ? 2 * kMatrix : kRounded);
+    }
+    // The first ones are enough; of each group as many as routing asks it for.
+    static int64_t experts_for(const Routing &routing, int64_t all) {
+        const int64_t least = routing.used + 2;
+        if (routing.groups <= 1) return std::min(all, std::max(kFewExperts, least));
+        const int64_t each =
+            std::max<int64_t>(routing.group_best, (least + routing.groups_used - 1) / routing.groups_used);
+        return std::min(all, routing.groups * each);
+    }
+    Program experts(Experts step, int64_t count, bool floats) const {
+        Small part = small();
+        Program &program = part.program();
+        program.slots[static_cast<size_t>(step.logits)].width = count;
+        const auto put = [&](const Weight &w) {
+            program.weights.push_back(w);
+            return static_cast<WeightId>(program.weights.size() - 1);
+        };
+        for (WeightId *id : {&step.gate, &step.up, &step.down}) {
+            if (*id == kNoWeight) continue;
+            Weight w = weight(*id);
+            w.count = count;
+            *id = floats ? as_floats(program, w) : put(w);
+        }
+        for (WeightId *id : {&step.gate_bias, &step.up_bias, &step.down_bias}) {
+            if (*id == kNoWeight) continue;
+            Weight w = weight(*id);
+            w.rows = count;
+            *id = put(w);
+        }
+        if (step.routing.selection_bias != kNoWeight) {
+            Weight w = weight(step.routing.selection_bias);
+            w.cols = count;
+            step.routing.selection_bias = put(w);
+        }
+        return part.input(step.in).input(step.logits).input(step.add).step(step).look_at(step.out);
+    }
+
+    // All rows are computed, as those of any matrix, and some of them looked at.
+    void add(const Logits &step) {
+        const Weight &w = weight(step.weight);
+        const std::string name = "output matrix " + format_of(w) + " " + shape_of(w);
+        if (seen(name)) return;
+        const auto make = [this, step](bool floats) {
+            Small part = small();
+            part.input(step.in);
+            part.program().slots.push_back({"logits", weight(step.weight).rows});
+            const auto out = static_cast<Slot>(part.program().slots.size() - 1);
+            const Linear::Part matrix{step.weight, step.bias, out, kNoSlot, step.scale};
+            if (floats) return part.look_at(some_rows(part, step.in, matrix), step.softcap);
+            return part.step(Linear{step.in, {matrix}}).look_at(out, step.softcap);
+        };
+        push(
+            name, w.name, [make] { return make(false); }, [make] { return make(true); }, kMatrix);
+        cases_.back().bytes = w.bytes();
+        cases_.back().same = {step.weight};
+    }
+
+    const Program &program_;
+    int32_t attention_tokens_;
+    std::vector<StepCase> cases_;
+    std::set<std::string> names_;
+};
+
+}  // namespace
+
+std::vector<StepCase> step_cases(const Program &program, int32_t attention_tokens) {
+    const auto cases = std::make_shared<Cases>(program, attention_tokens);
+    std::vector<StepCase> made = cases->run();
+    // What makes their programs lives as long as they do.
+    for (StepCase &one : made) {
+        one.program = [cases, make = std::move(one.program)] { return make(); };
+        one.reference = [cases, make = std::move(one.reference)] { return make(); };
+    }
+    return made;
+}
+
+Program repeated(const StepCase &step, const Program &program, int32_t count) {
+    const Weight &w = program.weights[static_cast<size_t>(step.same.front())];
+    Program many;
+    many.weights = program.weights;
+    many.constants = program.constants;
+    many.slots = {{"in", w.cols}, {"out", w.rows}};
+    std::mt19937 random(kSeed);
+    many.steps.push_back(Embed{add_floats(many, "random rows", 1, w.cols, activations(w.cols, random)), 0});
+    for (int32_t i = 0; i < count; ++i) {
+        const WeightId id = step.same[static_cast<size_t>(i) % step.same.size()];
+        many.steps.push_back(Linear{0, {{id, kNoWeight, 1, kNoSlot}}});
+    }
+    const int64_t columns = std::min<int64_t>(kColumns, w.rows);
+    many.steps.push_back(
+        Logits{1, add_floats(many, "some columns", columns, w.rows, selection(columns, w.rows))});
+    many.vocab = columns;
+    return many;
+}
+
+}  // namespace runnel::commands
