@@ -80,10 +80,14 @@ struct BlockCopy {
 struct SequenceSpan {
     int32_t first;  // index of its first token in Batch::tokens
     int32_t count;
-    int32_t past;  // cells of the sequence already in the cache
+    int32_t past;  // cells of the sequence in front of its tokens: in the cache, all but the shared ones
     // Per cache group: block ids of the sequence, enough for past + count cells: cell c is in block c / 32.
     // Blocks that no token of the batch sees (Attention::window) may be -1.
     std::vector<std::span<const BlockId>> tables;
+    // A branch of a tree of guesses has cells of its own for what it has in common with another sequence of
+    // the batch: cells [past - shared, past) get the keys and values of the tokens [shared_from, shared_from
+    // + shared) of the batch, which stand at the same positions there and are computed only once.
+    int32_t shared = 0, shared_from = 0;
 };
 
 struct Batch {

@@ -76,7 +76,7 @@ std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags,
     }
     options.self_layers = flags.self_layers;
     options.lookup = flags.lookup;
-    options.how = {.length = {.least = flags.least, .most = flags.most},
+    options.how = {.length = {.least = flags.least, .most = flags.most, .branches = flags.branches},
                    .least_probability = flags.least_probability,
                    .rule = flags.rule};
     if (!options.any()) return std::nullopt;
@@ -152,6 +152,8 @@ Json speculation_json(const decode::SpeculationCounts &counts) {
                  {"accepted", counts.accepted},
                  {"acceptance_rate", counts.acceptance_rate()},
                  {"mean_accepted", counts.mean_accepted()},
+                 {"branches", counts.branches},
+                 {"branches_accepted", counts.branches_accepted},
                  {"passes", counts.passes},
                  {"plain_passes", counts.plain_passes},
                  {"draft_ms", milliseconds(counts.draft_seconds)},
@@ -174,6 +176,9 @@ std::string speculation_text(const decode::SpeculationCounts &c) {
         static_cast<long long>(c.drafted), static_cast<long long>(c.accepted), 100 * c.acceptance_rate(),
         c.mean_accepted(), c.draft_seconds * 1e3, c.speedup(), remark);
     std::string line = text;
+    if (c.branches > 0)
+        line += "         " + std::to_string(c.branches) + " branches beside them, " +
+                std::to_string(c.branches_accepted) + " taken\n";
     if (!c.failure.empty()) line += "         the draft gave up: " + gguf::printable(c.failure, 1024) + "\n";
     return line;
 }

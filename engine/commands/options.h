@@ -58,6 +58,7 @@ struct DraftFlags {
     bool lookup = false;
     int32_t self_layers = 0;
     int32_t most = 16, least = 0;
+    int32_t branches = 4;  // continuations side by side
     float least_probability = 0;
     decode::DraftRule rule = decode::DraftRule::Same;
 };

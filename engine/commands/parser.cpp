@@ -134,6 +134,9 @@ void add_draft_options(Parser &p, DraftFlags &o) {
         ->check(range(0, decode::kMostDrafts));
     p.option("--draft-min", o.least, "fewer guesses than this are not tried")
         ->check(range(0, decode::kMostDrafts));
+    p.option("--draft-branches", o.branches,
+             "most continuations guessed side by side, as many as pay; 1: one; rejection has one only")
+        ->check(range(1, decode::kMostDrafts));
     p.option("--draft-p-min", o.least_probability, "no guess of which the draft is less sure than this")
         ->check(CLI::Range(0.0, 1.0).description(""));
     CLI::CheckedTransformer rule(std::map<std::string, decode::DraftRule>{

@@ -81,6 +81,7 @@ bool AnswerBatch::step(const StopRequest *stop) {
         if (entry->samples > 1) split(*entry, logits);
         advance(entry, logits);
     }
+    ask_for_more(stop);
     return true;
 }
 
@@ -107,7 +108,7 @@ void AnswerBatch::split(Entry &entry, std::span<const float> logits) {
 void AnswerBatch::advance(Entries::iterator entry, std::span<const float> logits) {
     take(*entry, logits);
     if (entry->error.empty() && go_on(*entry)) {
-        ask(*entry);
+        going_on_.push_back(&*entry);
     } else {
         scheduler_.remove(entry->session);
         finish(entry);
@@ -116,12 +117,10 @@ void AnswerBatch::advance(Entries::iterator entry, std::span<const float> logits
 
 void AnswerBatch::take(Entry &entry, std::span<const float> logits) {
     try {
-        const std::vector<TokenId> tokens =
+        const auto [tokens, rows, branch] =
             take_tokens(entry.session, logits, entry.speculator.get(), entry.sampler);
-        const size_t vocab = static_cast<size_t>(executor_->vocab());
         for (size_t i = 0; i < tokens.size() && !entry.answer.over() && !entry.answer.complete(); ++i) {
-            if (entry.scored)
-                entry.log_probability += decode::log_probability(logits.subspan(i * vocab, vocab), tokens[i]);
+            if (entry.scored) entry.log_probability += decode::log_probability(rows[i], tokens[i]);
             counts_.started += entry.answer.tokens().empty();
             ++counts_.sampled_tokens;
             entry.text += entry.answer.take(tokens[i]);
@@ -131,10 +130,14 @@ void AnswerBatch::take(Entry &entry, std::span<const float> logits) {
     }
 }
 
-void AnswerBatch::ask(Entry &entry) {
-    if (make_speculator_ && !entry.speculator) entry.speculator = make_speculator_();
+void AnswerBatch::ask_for_more(const StopRequest *stop) {
+    std::vector<Continuation> continuations;
+    for (Entry *entry : std::exchange(going_on_, {})) {
+        if (make_speculator_ && !entry->speculator) entry->speculator = make_speculator_();
+        continuations.push_back({&entry->session, &entry->answer, entry->speculator.get(), &entry->sampler});
+    }
     const auto sequences = static_cast<int32_t>(std::max<size_t>(1, scheduler_.running()));
-    append_with_drafts(entry.session, entry.answer, entry.speculator.get(), entry.sampler, sequences);
+    append_with_drafts(continuations, sequences, stop);
 }
 
 // Another token is wanted, and there is room to ask for it.

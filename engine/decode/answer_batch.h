@@ -108,7 +108,7 @@ class AnswerBatch {
     void split(Entry &entry, std::span<const float> logits);
     void advance(Entries::iterator entry, std::span<const float> logits);
     void take(Entry &entry, std::span<const float> logits);
-    void ask(Entry &entry);
+    void ask_for_more(const StopRequest *stop);
     bool go_on(Entry &entry);
     bool make_room(Entry &entry);
     void finish(Entries::iterator entry);
@@ -120,6 +120,7 @@ class AnswerBatch {
     std::unordered_map<const Session *, Entries::iterator> by_session_;
     Scheduler scheduler_;
     std::vector<Finished> finished_;
+    std::vector<Entry *> going_on_;  // after a step
     Counts counts_;
     SpeculationCounts speculation_;
 };

@@ -98,8 +98,9 @@ void Executor::copy_blocks() {
 
 bool Executor::add(const StepInput &input) {
     SequenceCache &cache = *input.cache;
-    const int32_t count = static_cast<int32_t>(input.tokens.size()), past = cache.length();
-    const int32_t first = step_tokens();
+    const int32_t before = cache.length(), past = before + input.shared;
+    const std::span<const TokenId> own = input.tokens.subspan(static_cast<size_t>(input.shared));
+    const int32_t count = static_cast<int32_t>(own.size()), first = step_tokens();
     assert(count > 0 && input.logit_rows <= count && past + count <= options_.context);
     assert(first + count <= options_.batch);
     for (const TokenId id : input.tokens)
@@ -109,11 +110,12 @@ bool Executor::add(const StepInput &input) {
                                                                std::to_string(token_ids_));
     if (!cache_.grow(cache, input.tokens, copies_)) return false;
     copy_blocks();
-    grown_.push_back({&cache, past, past + count - std::max(0, input.logit_rows - 1)});
-    kernels::SequenceSpan span{first, count, past, {}};
+    const int32_t settled = input.shared > 0 ? before : past + count - std::max(0, input.logit_rows - 1);
+    grown_.push_back({&cache, before, settled});
+    kernels::SequenceSpan span{first, count, past, {}, input.shared, input.shared_from};
     for (size_t group = 0; group < cache_.groups(); ++group) span.tables.push_back(cache.table(group));
     spans_.push_back(std::move(span));
-    tokens_.insert(tokens_.end(), input.tokens.begin(), input.tokens.end());
+    tokens_.insert(tokens_.end(), own.begin(), own.end());
     for (int32_t i = 0; i < count; ++i) positions_.push_back(past + i);
     for (int32_t i = count - input.logit_rows; i < count; ++i) rows_.push_back(first + i);
     return true;

@@ -33,6 +33,9 @@ struct StepInput {
     std::span<const TokenId> tokens;  // at least one
     int32_t logit_rows = 1;           // logits are wanted for the last so many tokens; all but the first of
                                       // those may be guesses: no other sequence shares them yet
+    // A branch of guesses: its first `shared` tokens (fewer than all) are those from number `shared_from` on
+    // of the step that is being built. They are not computed again, and nobody shares the branch's cells yet.
+    int32_t shared = 0, shared_from = 0;
 };
 
 struct ExecutorOptions {
@@ -71,8 +74,9 @@ class Executor {
     // A step is built of inputs, then run. add() takes the blocks that the input needs; false, and nothing
     // changes, when the pool has too few. Throws DecodeError{BadInput} for a token id that is not in the
     // vocabulary. The cache must stay where it is, and keep its length, until run() or discard().
-    // Preconditions: the tokens of all inputs together are at most batch_size(), no sequence grows beyond
-    // context() or comes twice.
+    // Preconditions: the tokens of all inputs that are not shared are together at most batch_size(), no
+    // sequence grows beyond context() or comes twice, shared tokens stand in the same cells in both
+    // sequences.
     [[nodiscard]] bool add(const StepInput &input);
     int32_t step_tokens() const { return static_cast<int32_t>(tokens_.size()); }  // of the step being built
     // Runs the step that was built (not an empty one). `logits` becomes [sum of logit_rows][vocab()], in the

@@ -43,8 +43,9 @@ void Generator::start(std::span<const TokenId> prompt) {
 bool Generator::feed_last() {
     if (fed_) return true;
     const auto start = Clock::now();
-    append_with_drafts(*session_, answer_, speculator_, *sampler_);
-    const auto tokens = static_cast<int32_t>(session_->pending());
+    const Continuation continuation{session_, &answer_, speculator_, sampler_};
+    append_with_drafts({&continuation, 1}, 1, stop_);
+    const auto tokens = static_cast<int32_t>(session_->pending() + session_->branch_tokens());
     const auto drafted = Clock::now();
     fed_ = session_->compute(stop_);
     if (speculator_ && fed_) account_for_pass({tokens, seconds_since(drafted)});
@@ -85,7 +86,7 @@ std::optional<std::string> Generator::next() {
     }
     if ((stop_ && stop_->requested()) || !feed_last()) return end(reason_of(*stop_));
     if (next_ == ahead_.size()) {
-        ahead_ = take_tokens(*session_, session_->logits(), speculator_, *sampler_);
+        ahead_ = take_tokens(*session_, session_->logits(), speculator_, *sampler_).tokens;
         timings_.decode_steps += static_cast<int64_t>(ahead_.size()) - 1;
         next_ = 0;
     }

@@ -219,14 +219,12 @@ const Distribution &Sampler::distribution(std::span<const float> logits, std::sp
 }
 
 // log p_i is l_i / temperature and a constant: no probability is needed.
-TokenId Sampler::draw(size_t position) const {
-    const std::vector<Candidate> &set = result_.candidates;
-    assert(!set.empty());
-    if (set.size() == 1) return set.front().id;
+TokenId Sampler::largest(size_t position, TokenId excluded) const {
     GumbelNoise noise(options_.seed, stream_, static_cast<uint32_t>(position));
-    TokenId best = -1;
+    TokenId best = text::kNoToken;
     double most = 0;
-    for (const Candidate &c : set) {
+    for (const Candidate &c : result_.candidates) {
+        if (c.id == excluded) continue;
         const double log_p = double{c.logit} / double{options_.temperature};
         const auto id = static_cast<uint32_t>(c.id);
         if (best >= 0 && log_p + noise.bound(id) < most) continue;
@@ -234,6 +232,25 @@ TokenId Sampler::draw(size_t position) const {
         if (best >= 0 && (value < most || (value == most && c.id > best))) continue;
         best = c.id;
         most = value;
+    }
+    return best;
+}
+
+TokenId Sampler::draw(size_t position) const {
+    const std::vector<Candidate> &set = result_.candidates;
+    assert(!set.empty());
+    return set.size() == 1 ? set.front().id : largest(position, text::kNoToken);
+}
+
+TokenId Sampler::second(size_t position, TokenId first) const {
+    if (options_.temperature > 0) return largest(position, first);
+    TokenId best = text::kNoToken;
+    float most = kForbidden;
+    for (TokenId id = 0; id < vocab_; ++id) {
+        const float l = logits_[static_cast<size_t>(id)];
+        if (!(l > most) || id == first) continue;
+        best = id;
+        most = l;
     }
     return best;
 }

@@ -82,6 +82,9 @@ class Sampler {
     TokenId sample(std::span<const float> logits, std::span<const TokenId> history);
     // The same from what distribution() gave last.
     TokenId draw(size_t position) const;
+    // What draw() would give if `first`, which it gives, were forbidden and no filter had to be passed again;
+    // kNoToken where nothing else is left. At temperature 0, where only one candidate is, of all tokens.
+    TokenId second(size_t position, TokenId first) const;
 
     const SamplingOptions &options() const { return options_; }
     int32_t vocab() const { return vocab_; }
@@ -96,6 +99,7 @@ class Sampler {
     void keep_min_p();
     double softmax(float temperature);  // fills probability; returns the log of the sum of exp(l / t)
     void keep_argmax();
+    TokenId largest(size_t position, TokenId excluded) const;
 
     SamplingOptions options_;
     int32_t vocab_;

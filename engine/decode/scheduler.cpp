@@ -127,7 +127,34 @@ void Scheduler::plan(Session &session) {
         // Who needs room takes it from the newest, which may be itself.
         if (!preempt_last(session) || session.pending() != pending) return;
     }
-    parts_.push_back({&session, count, wanted});
+    parts_.push_back({&session, count, wanted, executor_->step_tokens() - static_cast<int32_t>(count)});
+}
+
+// They are guesses: nobody gives up a block or a place for them.
+void Scheduler::plan_branches(const Part &part) {
+    Session &session = *part.session;
+    const int32_t computed = session.cache_.length() - static_cast<int32_t>(part.tokens);
+    for (size_t i = 0; i < session.branches_.size(); ++i) {
+        Session::Branch &branch = session.branches_[i];
+        const auto place = static_cast<size_t>(executor_->batch_size() - executor_->step_tokens());
+        if (branch.guesses.size() > place) continue;
+        const auto begin = session.tokens_.begin();
+        std::vector<TokenId> tokens(begin + computed, begin + static_cast<std::ptrdiff_t>(branch.from));
+        const auto shared = static_cast<int32_t>(tokens.size());
+        tokens.insert(tokens.end(), branch.guesses.begin(), branch.guesses.end());
+        branch.cache = executor_->fork(session.cache_);
+        branch.cache.truncate(computed);
+        const int32_t first = executor_->step_tokens(), rows = static_cast<int32_t>(branch.guesses.size());
+        if (executor_->add({&branch.cache, tokens, rows, shared, part.first}))
+            parts_.push_back({&session, branch.guesses.size(), rows, first, static_cast<std::ptrdiff_t>(i)});
+        else
+            branch.cache = {};
+    }
+}
+
+void Scheduler::drop_branches() {
+    for (const Part &part : parts_)
+        for (Session::Branch &branch : part.session->branches_) branch.cache = {};
 }
 
 void Scheduler::plan() {
@@ -139,19 +166,26 @@ void Scheduler::plan() {
             if (still && session->due() && !in_step(*session) && is_continuation(*session) == continued)
                 plan(*session);
         }
+    for (size_t i = 0, sequences = parts_.size(); i < sequences; ++i)
+        if (const Part part = parts_[i]; part.rows > 0) plan_branches(part);
 }
 
 void Scheduler::finish() {
     size_t at = 0;
     ++counts_.steps;
     for (const Part &part : parts_) {
-        ++counts_.sequences;
+        counts_.sequences += part.branch < 0;
         counts_.tokens += static_cast<int64_t>(part.tokens);
         if (part.rows == 0) continue;
         const size_t floats = static_cast<size_t>(part.rows) * static_cast<size_t>(executor_->vocab());
-        part.session->logits_ = std::span<const float>(logits_).subspan(at, floats);
-        part.session->due_ = false;
+        const auto rows = std::span<const float>(logits_).subspan(at, floats);
         at += floats;
+        if (part.branch >= 0) {
+            part.session->branches_[static_cast<size_t>(part.branch)].logits = rows;
+            continue;
+        }
+        part.session->logits_ = rows;
+        part.session->due_ = false;
         ready_.push_back(part.session);
     }
 }
@@ -165,6 +199,7 @@ bool Scheduler::step(const StopRequest *stop) {
         plan();
     } catch (...) {
         executor_->discard();
+        drop_branches();
         throw;
     }
     if (parts_.empty()) {
@@ -174,7 +209,15 @@ bool Scheduler::step(const StopRequest *stop) {
                               "the cache is full: choose a larger context with -c");
         return true;
     }
-    if (!executor_->run(logits_, stop ? stop->flag() : nullptr)) return false;
+    try {
+        if (!executor_->run(logits_, stop ? stop->flag() : nullptr)) {
+            drop_branches();
+            return false;
+        }
+    } catch (...) {
+        drop_branches();
+        throw;
+    }
     finish();
     return true;
 }

@@ -11,10 +11,10 @@
 //
 // Every step holds first the tokens of sequences that are being continued, then chunks of prompts, oldest
 // first, until batch_size() tokens are full: a long prompt never starves the others, and a step is as large
-// as there is work for. Sequences wait, first come first served, until the pool has blocks for all their
-// tokens. When it runs dry nevertheless (answers grow), the newest sequence gives its blocks back and waits
-// at the head of the queue; its tokens are computed again later. As logits depend on nothing but the tokens
-// before them, the text is the same.
+// as there is work for. What place and blocks are left then go to branches of guesses. Sequences wait, first
+// come first served, until the pool has blocks for all their tokens. When it runs dry nevertheless (answers
+// grow), the newest sequence gives its blocks back and waits at the head of the queue; its tokens are
+// computed again later. As logits depend on nothing but the tokens before them, the text is the same.
 #pragma once
 
 #include <cstdint>
@@ -68,10 +68,14 @@ class Scheduler {
         Session *session;
         size_t tokens;
         int32_t rows;
+        int32_t first;               // in the step
+        std::ptrdiff_t branch = -1;  // of the session
     };
     void admit();
     void plan();
     void plan(Session &session);
+    void plan_branches(const Part &part);
+    void drop_branches();
     bool in_step(const Session &session) const;
     bool computed_in_step(const Session &session) const;
     bool preempt_last(const Session &oldest);

@@ -30,6 +30,29 @@ void Session::append_drafts(std::span<const TokenId> drafts) {
     assert(rows_ <= executor_->batch_size());
 }
 
+void Session::append_branch(size_t shared, std::span<const TokenId> guesses) {
+    const size_t drafts = static_cast<size_t>(rows_) - 1, from = tokens_.size() - drafts + shared;
+    assert(due_ && shared < drafts && !guesses.empty());
+    assert(from + guesses.size() <= static_cast<size_t>(executor_->context()));
+    branches_.push_back({from, {guesses.begin(), guesses.end()}});
+}
+
+size_t Session::branch_tokens() const {
+    size_t tokens = 0;
+    for (const Branch &branch : branches_) tokens += branch.guesses.size();
+    return tokens;
+}
+
+void Session::choose_branch(size_t branch) {
+    Branch &chosen = branches_[branch];
+    assert(!chosen.logits.empty());
+    cache_ = std::move(chosen.cache);
+    tokens_.resize(chosen.from);
+    tokens_.insert(tokens_.end(), chosen.guesses.begin(), chosen.guesses.end());
+    branches_.clear();
+    logits_ = {};
+}
+
 bool Session::feed(std::span<const TokenId> tokens, const StopRequest *stop) {
     if (tokens.empty()) return true;
     append(tokens);
@@ -47,14 +70,14 @@ bool Session::compute(const StopRequest *stop) {
         throw;
     }
     if (!going) truncate(static_cast<size_t>(cache_.length()));
-    own_logits_ = alone.take_logits();
-    logits_ = going ? std::span<const float>(own_logits_) : std::span<const float>();
+    own_logits_ = alone.take_logits();  // logits() and those of branches stay where they are
     return going;
 }
 
 void Session::truncate(size_t length) {
     assert(length <= tokens_.size());
     due_ = false;
+    branches_.clear();
     if (length == tokens_.size()) return;
     if (length < static_cast<size_t>(cache_.length())) {
         const int32_t cells = static_cast<int32_t>(length);
@@ -95,6 +118,7 @@ Session Session::fork() const {
 
 void Session::evict() {
     cache_.truncate(0);
+    for (Branch &branch : branches_) branch.cache = {};
     logits_ = {};
 }
 

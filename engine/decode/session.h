@@ -31,21 +31,35 @@ class Session {
     // there is room(), and the rows are at most executor().batch_size().
     void append_drafts(std::span<const TokenId> drafts);
 
+    // Other guesses in place of the drafts behind the first `shared`: a branch of a tree, which is computed
+    // in the same pass, on a fork of the cache, without computing again what it shares. Where a step has no
+    // room for it, it is left out. Preconditions: drafts were appended, more than `shared`; the branch is not
+    // empty and no longer than what of the context is behind `shared` drafts.
+    void append_branch(size_t shared, std::span<const TokenId> guesses);
+    size_t branches() const { return branches_.size(); }
+    // [guesses][vocab]: behind each of the branch's own guesses. Empty: it was left out. Valid as logits()
+    // are.
+    std::span<const float> branch_logits(size_t branch) const { return branches_[branch].logits; }
+    // The text is the branch's from here on, with all its guesses. Precondition: it was computed.
+    void choose_branch(size_t branch);
+
     // Computes what is due, alone. Returns and throws what feed() does.
     bool compute(const StopRequest *stop = nullptr);
 
     // Waits for a scheduler to compute what it lacks.
     bool due() const { return due_; }
-    // Tokens that are not in the cache.
+    // Tokens that are not in the cache, without those of branches;
     size_t pending() const { return tokens_.size() - static_cast<size_t>(cache_.length()); }
+    // the guesses of all branches.
+    size_t branch_tokens() const;
 
     // [rows][vocab]: after the last tokens appended. Precondition: has_logits(). Valid until the next step of
     // the scheduler that computed them.
     std::span<const float> logits() const { return logits_; }
     bool has_logits() const { return !logits_.empty(); }
 
-    // Keeps the first `length` tokens. Precondition: length <= tokens().size(). What a window has lost
-    // (SequenceCache::can_truncate) is computed again, with the same result.
+    // Keeps the first `length` tokens, and no branch. Precondition: length <= tokens().size(). What a window
+    // has lost (SequenceCache::can_truncate) is computed again, with the same result.
     void truncate(size_t length);
 
     // Forgets the older half of what is behind the first `keeping` tokens. What is left becomes a text of its
@@ -72,11 +86,19 @@ class Session {
   private:
     friend class Scheduler;
 
+    struct Branch {
+        size_t from;  // its guesses stand behind the first `from` tokens
+        std::vector<TokenId> guesses;
+        SequenceCache cache = {};
+        std::span<const float> logits = {};
+    };
+
     Executor *executor_;
     SequenceCache cache_;
     std::vector<TokenId> tokens_;
     int32_t rows_ = 1;
     bool due_ = false;
+    std::vector<Branch> branches_;
     std::span<const float> logits_;
     std::vector<float> own_logits_;  // of feed()
 };

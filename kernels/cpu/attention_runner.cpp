@@ -108,9 +108,9 @@ void AttentionRunner::prepare_queries(const Attention &a, int32_t kv_head, int32
     prepare(q, rotations_);
 }
 
-// work: head_dim_v floats
-void AttentionRunner::append_cell(const Attention &a, const KvPages &pages, int32_t cell, int32_t kv_head,
-                                  int32_t token, float *work) noexcept {
+// Into the sequence's cell, and into those of the branches that share the token. work: head_dim_v floats
+void AttentionRunner::append_cell(const Attention &a, const Batch &batch, const SequenceSpan &sequence,
+                                  int32_t kv_head, int32_t token, float *work) noexcept {
     float *k = row(a.k, token) + kv_head * a.head_dim_k;
     const float *v = a.v == kNoSlot ? nullptr : row(a.v, token) + kv_head * a.head_dim_v;
     turn(a, k, 1, a.k_norm, token, rotations_);
@@ -120,13 +120,19 @@ void AttentionRunner::append_cell(const Attention &a, const KvPages &pages, int3
         rotate_heads(work, 1, a.head_dim_v);
         v = work;
     }
-    s_.kernels->append(pages, cell, 1, k, width(a.k), v, v ? width(a.v) : 0);
+    const auto append = [&](const SequenceSpan &to, int32_t cell) {
+        s_.kernels->append(s_.cache->pages(a, kv_head, to.tables[group(a)].data()), cell, 1, k, width(a.k), v,
+                           v ? width(a.v) : 0);
+    };
+    append(sequence, sequence.past + token - sequence.first);
+    for (const SequenceSpan &other : batch.sequences)
+        if (const int32_t i = token - other.shared_from; i >= 0 && i < other.shared)
+            append(other, other.past - other.shared + i);
 }
 
 // A unit is one K/V head of one token with its query heads.
 void AttentionRunner::append(const Attention &a, const Batch &batch, int thread) noexcept {
     float *work = scratch(thread);
-    const size_t table = group(a);
     for (const SequenceSpan &sequence : batch.sequences) {
         const int64_t units = int64_t{sequence.count} * a.kv_heads;
         const int64_t first = units * thread / s_.pool->threads(),
@@ -136,9 +142,7 @@ void AttentionRunner::append(const Attention &a, const Batch &batch, int thread)
                           kv_head = static_cast<int32_t>(unit % a.kv_heads);
             const int32_t token = sequence.first + i;
             prepare_queries(a, kv_head, token, batch.positions[static_cast<size_t>(token)]);
-            if (a.k != kNoSlot)
-                append_cell(a, s_.cache->pages(a, kv_head, sequence.tables[table].data()), sequence.past + i,
-                            kv_head, token, work);
+            if (a.k != kNoSlot) append_cell(a, batch, sequence, kv_head, token, work);
         }
     }
 }

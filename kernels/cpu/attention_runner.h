@@ -54,7 +54,7 @@ class AttentionRunner {
     void turn(const Attention &step, float *head, int32_t heads, WeightId norm, int32_t token,
               const Rotations &rotations) noexcept;
     void prepare_queries(const Attention &step, int32_t kv_head, int32_t token, int32_t position) noexcept;
-    void append_cell(const Attention &step, const KvPages &pages, int32_t cell, int32_t kv_head,
+    void append_cell(const Attention &step, const Batch &batch, const SequenceSpan &sequence, int32_t kv_head,
                      int32_t token, float *work) noexcept;
     void rotate_back(const Attention &step, const AttentionTile &tile) noexcept;
     AttentionTile tile(const Attention &step, const SequenceSpan &sequence, int32_t kv_head, int32_t first,

@@ -44,9 +44,12 @@ inline constexpr int kMaxHeadDim = 256;  // dim_k and dim_v are multiples of 8 u
 
 enum class RopePairs : int32_t { None, Adjacent, Halves };
 
-// One sequence of the batch: tokens [first, first + count), which stand in cells [past, past + count).
+// One sequence of the batch: tokens [first, first + count), which stand in cells [past, past + count). Cells
+// [past - shared, past) are those of the tokens [shared_from, shared_from + shared), which are of another
+// sequence: attention_append_kernel() writes them before they are read.
 struct SequenceInfo {
-    int32_t first, count, past, unused;
+    int32_t first, count, past;
+    int32_t shared = 0, shared_from = 0;
 };
 
 // Angle of pair j at position p: p * turns[j] / 2^64 of a full turn, so the reduction of the angle is exact.
@@ -88,6 +91,7 @@ struct AttentionParams {
     int32_t max_tiles;  // decode: of any sequence and K/V head
     // The launch takes the sequences with min_rows < count * (heads / kv_heads) <= max_rows.
     int32_t min_rows, max_rows;
+    int32_t shared;  // append: not 0: the shared cells of all sequences, and no others
 };
 
 // The first cell behind the sink cells that the token in cell `own` sees; beyond `own` if that is a sink
@@ -127,7 +131,8 @@ Kernel<AttentionParams> attention_prefill_kernel(CacheType k, CacheType v, int32
 size_t attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 inline constexpr int kPrefillRows = 64;
 
-// k and v of the sequences with min_rows < rows <= max_rows, normed and rotated, into the cache. Any grid.
+// k and v of the sequences with min_rows < rows <= max_rows, or of shared cells, normed and rotated, into the
+// cache. Any grid.
 Kernel<AttentionParams> attention_append_kernel();
 inline constexpr size_t kAppendShared = 4 * 4 * kMaxHeadDim;
 

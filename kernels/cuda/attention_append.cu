@@ -1,5 +1,5 @@
-// k and v of the batch's tokens into the K/V cache, before prefill attention: norm, RoPE, rotation, rounding
-// (attention.h). And the rotation of what comes out.
+// k and v of the batch's tokens into the K/V cache, before prefill attention, or into cells that other
+// sequences share: norm, RoPE, rotation, rounding (attention.h). And the rotation of what comes out.
 //
 // One warp per head, on a persistent grid. Bytes of the append: 4 (dim_k + dim_v) read and the cache's own
 // written per (token, K/V head); of the rotation: 8 dim per (token, head).
@@ -23,9 +23,18 @@ struct AttentionAppend {
     static constexpr const char *kName = "attention append";
     static constexpr int kThreads = 32 * kWarps, kBlocks = 8;
 
-    static DEVICE void append(const Params &p, const SequenceInfo &s, int sequence, int index, int kv_head,
+    // Tokens that go to neighbouring cells.
+    struct Cells {
+        int token, cell, count;
+    };
+    static DEVICE Cells cells_of(const Params &p, const SequenceInfo &s) {
+        if (p.shared != 0) return {s.shared_from, s.past - s.shared, s.shared};
+        const int rows = s.count * (p.heads / p.kv_heads);
+        return {s.first, s.past, rows > p.min_rows && rows <= p.max_rows ? s.count : 0};
+    }
+
+    static DEVICE void append(const Params &p, int token, int cell, int sequence, int kv_head,
                               float *scratch) {
-        const int token = s.first + index, cell = s.past + index;
         const int32_t *table = p.tables + sequence * p.table_stride;
 #pragma unroll 1
         for (int i = 0; i < 2; ++i) {
@@ -44,13 +53,13 @@ struct AttentionAppend {
         grid_dep_wait();
         const int warps = block_count() * kWarps;
         int index = block_index() * kWarps + warp_index();  // among the heads of the sequence at hand
-        const int sequences = *p.sequence_count, group = p.heads / p.kv_heads;
+        const int sequences = *p.sequence_count;
         for (int s = 0; s < sequences; ++s) {
-            const SequenceInfo info = p.sequences[s];
-            if (info.count * group <= p.min_rows || info.count * group > p.max_rows) continue;
-            const int heads = info.count * p.kv_heads;
+            const Cells cells = cells_of(p, p.sequences[s]);
+            const int heads = cells.count * p.kv_heads;
             for (; index < heads; index += warps)
-                append(p, info, s, index / p.kv_heads, index % p.kv_heads, shared.scratch[warp_index()]);
+                append(p, cells.token + index / p.kv_heads, cells.cell + index / p.kv_heads, s,
+                       index % p.kv_heads, shared.scratch[warp_index()]);
             index -= heads;
         }
         grid_dep_trigger();

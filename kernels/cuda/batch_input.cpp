@@ -22,7 +22,7 @@ float factor(const Attention::Temperature &t, int32_t position) {
 
 BatchInput::BatchInput(const Program &program, const CacheConfig &cache, int32_t max_tokens)
     : max_tokens_((max_tokens + 3) / 4 * 4) {
-    static_assert(sizeof(SequenceInfo) == 4 * sizeof(int32_t));
+    static_assert(sizeof(SequenceInfo) == kSequenceInts * sizeof(int32_t));
     for (const Step &step : program.steps) {
         const auto *a = std::get_if<Attention>(&step);
         const auto is_it = [&](const Attention::Temperature &t) { return same(t, a->temperature); };
@@ -71,7 +71,8 @@ void BatchInput::upload(Stream &stream, const Batch &batch) {
     std::copy(batch.logit_rows.begin(), batch.logit_rows.end(), to + 2 * max_tokens_);
     to[kInfo * max_tokens_] = count;
     auto *info = reinterpret_cast<SequenceInfo *>(to + kInfo * max_tokens_ + 4);
-    for (const SequenceSpan &s : batch.sequences) *info++ = {s.first, s.count, s.past, 0};
+    for (const SequenceSpan &s : batch.sequences)
+        *info++ = {s.first, s.count, s.past, s.shared, s.shared_from};
     auto *factors = reinterpret_cast<float *>(to + factors_at());
     for (const Attention::Temperature &t : temperatures_) {
         for (size_t i = 0; i < batch.positions.size(); ++i) factors[i] = factor(t, batch.positions[i]);

@@ -43,7 +43,8 @@ class BatchInput {
 
   private:
     static constexpr int64_t kInfo = 3;  // arrays of int32 before the sequences; behind them the factors
-    int64_t factors_at() const { return kInfo * max_tokens_ + 4 + 4 * max_tokens_; }
+    static constexpr int64_t kSequenceInts = 5;
+    int64_t factors_at() const { return kInfo * max_tokens_ + 4 + kSequenceInts * max_tokens_; }
 
     struct Tables {
         Tables(int64_t entries, int64_t sequences);

@@ -42,6 +42,7 @@ std::string mebibytes(size_t bytes) {
 // A batch whose launches are the same but for what device memory holds.
 struct GraphKey {
     int32_t tokens, logit_rows;
+    bool shares;
     auto operator<=>(const GraphKey &) const = default;
 };
 
@@ -141,6 +142,7 @@ class CudaBackend final : public Backend {
     ExpertRunner experts_;
     std::map<GraphKey, Graph> graphs_;
     int32_t tokens_ = 0, logit_rows_ = 0;  // of the batch at hand
+    bool shares_ = false;                  // some of its sequences have shared cells
     Stream stream_;                        // goes before all memory
     Launcher launcher_{stream_, properties_};
 };
@@ -281,6 +283,7 @@ bool CudaBackend::execute(const Batch &batch, std::span<float> logits) {
     reserve_partials(batch);
     tokens_ = static_cast<int32_t>(batch.tokens.size());
     logit_rows_ = plan_.logits ? static_cast<int32_t>(batch.logit_rows.size()) : 0;
+    shares_ = std::ranges::any_of(batch.sequences, [](const SequenceSpan &s) { return s.shared > 0; });
     if (tokens_ > kLinearTokens)
         enqueue();
     else
@@ -338,7 +341,7 @@ void CudaBackend::write_block(int32_t group, BlockId block, std::span<const std:
 }
 
 void CudaBackend::replay() {
-    Graph &graph = graphs_[{tokens_, logit_rows_}];
+    Graph &graph = graphs_[{tokens_, logit_rows_, shares_}];
     if (!graph) {
         stream_.begin_capture();
         enqueue();
@@ -468,6 +471,11 @@ void CudaBackend::enqueue(const Attention &a) {
     p.max_rows = small ? kAllRows : kDecodeRows;
     p.max_tiles =
         small ? (tokens_ * group + kAttentionRows - 1) / kAttentionRows : kDecodeRows / kAttentionRows;
+    if (shares_ && p.k != nullptr) {
+        p.shared = 1;
+        run(attention_append_kernel(), (int64_t{tokens_} * a.kv_heads + 3) / 4, kAppendShared, p);
+        p.shared = 0;
+    }
     run(launches.decode, kAllRows, launches.decode_shared, p);
     if (!small) {
         p.min_rows = kDecodeRows, p.max_rows = kAllRows;
@@ -493,7 +501,7 @@ void CudaBackend::reserve_partials(const Batch &batch) {
         for (const SequenceSpan &s : batch.sequences) {
             const int64_t rows = int64_t{s.count} * (a->heads / a->kv_heads);
             if (!small && rows > kDecodeRows) continue;
-            const Splits splits = splits_of(p, {s.first, s.count, s.past, 0});
+            const Splits splits = splits_of(p, {s.first, s.count, s.past});
             items +=
                 a->kv_heads * ((rows + kAttentionRows - 1) / kAttentionRows) * (splits.sinks + splits.others);
         }

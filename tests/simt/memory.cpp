@@ -137,6 +137,13 @@ void Memory::expect_written(const void *p, size_t bytes, const char *what) {
                         allocation.name + " was never written");
 }
 
+void Memory::copy_marks(void *to, const void *from, size_t bytes) {
+    Allocation &source = range(from, bytes, "a copy on the device");
+    Allocation &target = range(to, bytes, "a copy on the device");
+    std::memmove(target.written + (static_cast<std::byte *>(to) - target.begin()),
+                 source.written + (static_cast<const std::byte *>(from) - source.begin()), bytes);
+}
+
 std::map<std::string, Traffic> Memory::take_traffic() {
     std::map<std::string, Traffic> all;
     for (auto &[address, allocation] : allocations_)

@@ -110,6 +110,8 @@ class Memory {
     Allocation &range(const void *p, size_t bytes, const char *what);
     void mark_written(const void *p, size_t bytes);
     void expect_written(const void *p, size_t bytes, const char *what);
+    // What was never written may be copied, and stays so.
+    void copy_marks(void *to, const void *from, size_t bytes);
     std::map<std::string, Traffic> take_traffic();
 
   private:

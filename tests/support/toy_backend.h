@@ -89,7 +89,8 @@ class ToyBackend final : public kernels::Backend {
         if (on_execute) on_execute(batch);
         if (batch.cancel && batch.cancel->load()) return false;
         std::map<int32_t, std::vector<int32_t>> prefixes;  // of each token of the batch
-        for (const kernels::SequenceSpan &s : batch.sequences) append(batch, s, prefixes);
+        for (const kernels::SequenceSpan &s : batch.sequences) write(batch, s);
+        for (const kernels::SequenceSpan &s : batch.sequences) read(s, prefixes);
         for (size_t r = 0; r < batch.logit_rows.size(); ++r) {
             const auto row = logits.subspan(r * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
             const std::vector<int32_t> &prefix = prefixes.at(batch.logit_rows[r]);
@@ -101,22 +102,32 @@ class ToyBackend final : public kernels::Backend {
     }
 
   private:
-    void append(const kernels::Batch &batch, const kernels::SequenceSpan &s,
-                std::map<int32_t, std::vector<int32_t>> &prefixes) {
+    int32_t &cell(const kernels::SequenceSpan &s, size_t group, int32_t c) {
+        const kernels::BlockId block = s.tables[group][static_cast<size_t>(c / kernels::kBlockTokens)];
+        return pools_[group].at(
+            static_cast<size_t>(block * kernels::kBlockTokens + c % kernels::kBlockTokens));
+    }
+    // The tokens [from, from + count) of the batch to the cells from `to` on.
+    void write(const kernels::Batch &batch, const kernels::SequenceSpan &s, int32_t from, int32_t to,
+               int32_t count) {
+        for (int32_t i = 0; i < count; ++i) {
+            const auto t = static_cast<size_t>(from + i);
+            if (batch.positions[t] != to + i) throw std::logic_error("position");
+            for (size_t g = 0; g < pools_.size(); ++g) cell(s, g, to + i) = batch.tokens[t];
+        }
+    }
+    void write(const kernels::Batch &batch, const kernels::SequenceSpan &s) {
         if (s.tables.size() != pools_.size()) throw std::logic_error("a table per group");
-        const auto cell = [&](size_t group, int32_t c) -> int32_t & {
-            const kernels::BlockId block = s.tables[group][static_cast<size_t>(c / kernels::kBlockTokens)];
-            return pools_[group].at(
-                static_cast<size_t>(block * kernels::kBlockTokens + c % kernels::kBlockTokens));
-        };
+        write(batch, s, s.shared_from, s.past - s.shared, s.shared);
+        write(batch, s, s.first, s.past, s.count);
+    }
+    // What each token of the sequence sees.
+    void read(const kernels::SequenceSpan &s, std::map<int32_t, std::vector<int32_t>> &prefixes) {
         for (int32_t i = 0; i < s.count; ++i) {
-            const size_t t = static_cast<size_t>(s.first + i);
-            if (batch.positions[t] != s.past + i) throw std::logic_error("position");
-            for (size_t g = 0; g < pools_.size(); ++g) cell(g, s.past + i) = batch.tokens[t];
             std::vector<int32_t> &prefix = prefixes[s.first + i];
             for (int32_t c = 0; c <= s.past + i; ++c) {
-                prefix.push_back(cell(0, c));
-                if (cell(1, c) != prefix.back()) throw std::logic_error("groups differ");
+                prefix.push_back(cell(s, 0, c));
+                if (cell(s, 1, c) != prefix.back()) throw std::logic_error("groups differ");
             }
         }
     }

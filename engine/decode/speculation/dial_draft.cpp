@@ -12,7 +12,15 @@ Draft DialDraft::draft(std::span<const TokenId> text, int32_t most, float, Sampl
     if (text.empty() || text.size() >= truth_.size() || text.back() != truth_[text.size() - 1]) return draft;
     const size_t end = std::min(truth_.size(), text.size() + static_cast<size_t>(std::max(most, 0)));
     for (size_t at = text.size(); at < end; ++at) {
-        const bool right = uniform(seed_, kStream, static_cast<uint32_t>(at), Draw::Acceptance) < acceptance_;
+        const auto chance = [&](Draw draw) {
+            return uniform(seed_, kStream, static_cast<uint32_t>(at), draw);
+        };
+        const bool right = chance(Draw::Acceptance) < acceptance_;
+        if (second_) {
+            const bool saved = !right && chance(Draw::Residual) < *second_;
+            draft.branches.push_back(
+                {draft.tokens.size(), {saved ? truth_[at] : (truth_[at] + 2) % vocab_}, {1}});
+        }
         draft.tokens.push_back(right ? truth_[at] : (truth_[at] + 1) % vocab_);
         draft.probabilities.push_back(1);
     }

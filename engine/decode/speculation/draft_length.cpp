@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <utility>
+#include <vector>
 
 namespace runnel::decode {
 namespace {
@@ -18,22 +19,20 @@ double extra(const PassCosts &costs, int32_t k, int32_t beside) {
 
 }  // namespace
 
-// The best length so far, found by trying one after the other.
+// The best number of guesses so far, found by trying one after the other.
 struct DraftLength::Choice {
     double others;  // tokens that the pass yields without this sequence
     int32_t best = 0;
     double rate = 0;  // tokens per second of it
-    double tokens = 1, all_right = 1;
+    double tokens = 1;
 
-    void next(double acceptance) {
-        all_right *= acceptance;
-        tokens += all_right;
-    }
-    void consider(int32_t k, double seconds) {
+    // True when so many are better than fewer.
+    bool consider(int32_t k, double seconds) {
         const double mine = (others + tokens) / seconds;
-        if (mine <= rate) return;
+        if (mine <= rate) return false;
         rate = mine;
         best = k;
+        return true;
     }
 };
 
@@ -57,8 +56,9 @@ int32_t DraftLength::ask(const PassCosts &costs, int32_t room, int32_t beside) c
     Choice choice{.others = static_cast<double>(beside)};
     choice.consider(0, pass);
     int32_t affordable = 0;
+    double all_right = 1;
     for (int32_t k = 1; k <= most; ++k) {
-        choice.next(acceptance);
+        choice.tokens += all_right *= acceptance;
         if (k < least) continue;
         const double spent = extra(costs, k, beside) + k * each;
         if (spent > money) break;
@@ -69,24 +69,43 @@ int32_t DraftLength::ask(const PassCosts &costs, int32_t room, int32_t beside) c
     return each * affordable < 0.02 * pass ? affordable : choice.best;
 }
 
-int32_t DraftLength::keep(const PassCosts &costs, std::span<const float> probabilities,
-                          int32_t beside) const {
+DraftTree DraftLength::tree(std::span<const float> probabilities, std::span<const Branch> branches) const {
+    std::vector<double> chain;
+    for (const float p : probabilities) chain.push_back(acceptance_.of(p));
+    std::vector<BranchOdds> odds;
+    for (const Branch &branch : branches) {
+        odds.push_back({branch.shared, {seconds_.of(branch.probabilities[0])}});
+        for (size_t i = 1; i < branch.tokens.size(); ++i)
+            odds.back().right.push_back(acceptance_.of(branch.probabilities[i]));
+    }
+    return DraftTree(std::move(chain), std::move(odds), static_cast<size_t>(options_.branches - 1));
+}
+
+DraftShape DraftLength::shape(const PassCosts &costs, std::span<const float> probabilities,
+                              std::span<const Branch> branches, int32_t beside) const {
     const auto count = static_cast<int32_t>(std::min<size_t>(probabilities.size(), INT32_MAX));
     const int32_t least = std::max(options_.least, 1);
-    if (count < least) return 0;
-    if (options_.fixed) return count;
+    DraftShape best{0, std::vector<int32_t>(branches.size(), 0)};
+    if (count < least) return best;
+    if (options_.fixed) {
+        best.length = count;
+        return best;
+    }
     const double spent = count * draft_seconds();
     const double pass = costs.seconds(beside + 1) + spent, money = balance(costs) - spent;
+    DraftTree growing = tree(probabilities, branches);
     Choice choice{.others = static_cast<double>(beside)};
     choice.consider(0, pass);
-    for (int32_t k = 1; k <= count; ++k) {
-        choice.next(acceptance_.of(probabilities[static_cast<size_t>(k - 1)]));
+    for (int32_t k = 1; k <= std::max(options_.most, count); ++k) {
+        const double probability = growing.grow();
+        if (!(probability > 0)) break;
+        choice.tokens += probability;
         if (k < least) continue;
         const double more = extra(costs, k, beside);
         if (more > money) break;
-        choice.consider(k, pass + more);
+        if (choice.consider(k, pass + more)) best = growing.shape();
     }
-    return choice.best;
+    return best;
 }
 
 void DraftLength::record(const PassCosts &costs, const Round &round) {
@@ -105,8 +124,9 @@ void DraftLength::record(const PassCosts &costs, const Round &round) {
         acceptance_.idle(round.probabilities.front());
     account_ += kPaidIn * pass / (round.beside + 1);
     if (round.asked > 0) account_ -= std::max(drafted, 1.0) * draft_seconds();
-    account_ -= extra(costs, round.verified, round.beside);
-    account_ += round.accepted * pass / (round.beside + 1);
+    if (round.second) seconds_.add({&round.second->probability, 1}, round.second->right ? 1 : 0);
+    account_ -= extra(costs, round.verified + round.in_branches, round.beside);
+    account_ += (round.accepted + round.from_branches) * pass / (round.beside + 1);
     const double dearest = costs.seconds(1 + options_.most) + options_.most * draft_seconds();
     account_ = std::min(account_, kMostHeld * dearest);
 }

@@ -1,8 +1,11 @@
-// How many tokens to draft: as many as bring the most tokens per second, down to none.
+// How many tokens to draft, and which to verify: those that bring the most tokens per second, down to none.
 //
 // A pass that verifies k drafted tokens yields 1 + a_1 + a_1 a_2 + ... + a_1...a_k tokens in expectation, a_i
 // being the probability that the i-th is right when those before it were, and costs PassCosts::seconds(1 + k)
-// and the time that drafting took. The k of the largest ratio wins; k = 0 is plain decoding.
+// and the time that drafting took. The k of the largest ratio wins; k = 0 is plain decoding. Where a source
+// offers branches, trees compete with chains at the same costs (draft_tree.h): on a device where a pass of a
+// few tokens costs what one does, a second guess where the first is in doubt is worth more than a third
+// token. How often second guesses are right is seen wherever a first one was not, verified or not.
 //
 // Estimates err, and texts change. What keeps the loss small is an account, in seconds: a draft may cost at
 // most what is in it. It begins with one and a half plain steps, every pass pays in 1.5% of its time, tokens
@@ -16,16 +19,21 @@
 #include <cstdint>
 #include <span>
 
+#include <optional>
+
 #include "engine/decode/speculation/acceptance.h"
+#include "engine/decode/speculation/draft_source.h"
+#include "engine/decode/speculation/draft_tree.h"
 #include "engine/decode/speculation/pass_costs.h"
 #include "engine/decode/speculation/running_median.h"
 
 namespace runnel::decode {
 
 struct DraftLengthOptions {
-    int32_t least = 0;   // --draft-min: fewer are not worth a pass (0 and 1 mean the same)
-    int32_t most = 16;   // --draft-max
-    bool fixed = false;  // always `most`, whatever it costs: for measurements
+    int32_t least = 0;     // --draft-min: fewer are not worth a pass (0 and 1 mean the same)
+    int32_t most = 16;     // --draft-max
+    bool fixed = false;    // always `most` in one chain, whatever it costs: for measurements
+    int32_t branches = 4;  // --draft-branches: most continuations side by side; 1: chains only
 };
 
 // For one sequence and one source. `beside`: tokens that other sequences bring to the same pass.
@@ -37,13 +45,27 @@ class DraftLength {
     // at most (context, batch, limit of the answer).
     int32_t ask(const PassCosts &costs, int32_t room, int32_t beside = 0) const;
 
-    // After drafting: how many of the drafted tokens, of which the source is so sure, to verify.
-    int32_t keep(const PassCosts &costs, std::span<const float> probabilities, int32_t beside = 0) const;
+    // After drafting: which of the drafted tokens, of which the source is so sure, to verify; together at
+    // most options.most.
+    DraftShape shape(const PassCosts &costs, std::span<const float> probabilities,
+                     std::span<const Branch> branches, int32_t beside = 0) const;
+    // The same without branches.
+    int32_t keep(const PassCosts &costs, std::span<const float> probabilities, int32_t beside = 0) const {
+        return shape(costs, probabilities, {}, beside).length;
+    }
 
     struct Round {
         int32_t asked = 0;                          // 0: the source was not asked
         std::span<const float> probabilities = {};  // of what it drafted
-        int32_t verified = 0, accepted = 0;         // accepted <= verified <= probabilities.size()
+        int32_t verified = 0, accepted = 0;  // of the chain: accepted <= verified <= probabilities.size()
+        int32_t in_branches = 0, from_branches = 0;  // tokens verified and accepted there
+        // Of the branch that the source offered where the chain was wrong, verified or not: how sure it was
+        // of its first token, and whether that was right.
+        struct Second {
+            float probability;
+            bool right;
+        };
+        std::optional<Second> second = {};
         double draft_seconds = 0;
         int32_t beside = 0;
     };
@@ -58,12 +80,13 @@ class DraftLength {
 
   private:
     struct Choice;
+    DraftTree tree(std::span<const float> probabilities, std::span<const Branch> branches) const;
     int32_t trusted() const;
     double balance(const PassCosts &costs) const;
 
     DraftLengthOptions options_;
-    Acceptance acceptance_;
-    RunningMedian<9> drafting_;  // seconds per token
+    Acceptance acceptance_, seconds_;  // of chains, of the first tokens of branches
+    RunningMedian<9> drafting_;        // seconds per token
     bool asked_before_ = false;
     double account_ = 0;  // beside what it began with
 };

@@ -7,11 +7,21 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/decode/sampler.h"
 
 namespace runnel::decode {
+
+// Another guess in place of a part of a draft.
+struct Branch {
+    size_t shared = 0;            // tokens of the draft that it follows; fewer than the draft has
+    std::vector<TokenId> tokens;  // behind those; the first is another than the draft's
+    // Of the same length: the source's own probability of each, given that those before it are right and, for
+    // the first one, that the draft's is wrong.
+    std::vector<float> probabilities;
+};
 
 // What a source guesses.
 struct Draft {
@@ -20,7 +30,12 @@ struct Draft {
     std::vector<float> probabilities;
     // What each token was drawn from; only the rejection rule asks. Empty: all mass is on the token itself.
     std::vector<Distribution> distributions;
+    // What may come instead: second choices, other places of the text. Under the rejection rule there is
+    // none.
+    std::vector<Branch> branches = {};
 };
+
+class ModelDraft;
 
 // One per sequence.
 class DraftSource {
@@ -36,7 +51,20 @@ class DraftSource {
     virtual Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
                         Sampler &sampler) = 0;
 
+    // The same in two parts, so that the drafts of several sequences can be made in common passes. Where
+    // begin() returns a model's draft, it is to be driven by draft_together() (model_draft.h) before
+    // finish(); `sampler` is kept until then.
+    virtual ModelDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
+                              Sampler &sampler) {
+        ready_ = draft(text, most, least_probability, sampler);
+        return nullptr;
+    }
+    virtual Draft finish() { return std::move(ready_); }
+
     virtual std::string_view name() const = 0;  // "model", "lookup", "self"
+
+  private:
+    Draft ready_;
 };
 
 }  // namespace runnel::decode

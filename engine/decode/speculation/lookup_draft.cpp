@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 namespace runnel::decode {
 namespace {
@@ -29,16 +30,29 @@ void LookupDraft::Credit::add(int32_t matched, bool right) {
     rates_[bin(matched)].add(right);
 }
 
-std::optional<LookupDraft::Guess> LookupDraft::guess() const {
-    std::optional<Guess> best;
+std::optional<LookupDraft::Guess> LookupDraft::suffix_guess() const {
     const SuffixIndex::Match match = index_.match();
-    if (match.length >= kLeastMatch) best = Guess{match.end, match.length, false, suffixes_.of(match.length)};
-    if (trail_ && trail_->at < trail_->limit) {
-        const double probability = trails_.of(trail_->matched);
-        if (!best || probability > best->probability)
-            best = Guess{trail_->at, trail_->matched, true, probability};
-    }
-    return best;
+    if (match.length < kLeastMatch) return std::nullopt;
+    return Guess{match.end, match.length, false, suffixes_.of(match.length)};
+}
+
+std::optional<LookupDraft::Guess> LookupDraft::trail_guess() const {
+    if (!trail_ || trail_->at >= trail_->limit) return std::nullopt;
+    return Guess{trail_->at, trail_->matched, true, trails_.of(trail_->matched)};
+}
+
+std::optional<LookupDraft::Guess> LookupDraft::guess() const {
+    const std::optional<Guess> suffix = suffix_guess(), trail = trail_guess();
+    if (!suffix || !trail) return suffix ? suffix : trail;
+    return trail->probability > suffix->probability ? trail : suffix;
+}
+
+std::optional<LookupDraft::Guess> LookupDraft::other_guess(const Guess &best) const {
+    const std::optional<Guess> loser = best.trail ? suffix_guess() : trail_guess();
+    if (loser && loser->at != best.at && at(loser->at) != at(best.at)) return loser;
+    const SuffixIndex::Match match = index_.match_without(at(best.at));
+    if (match.length < kLeastMatch) return std::nullopt;
+    return Guess{match.end, match.length, false, suffixes_.of(match.length)};
 }
 
 // The next token is there: were the guesses right?
@@ -120,20 +134,38 @@ void LookupDraft::follow(std::span<const TokenId> text) {
     }
 }
 
+// The i-th token behind the place; what goes on up to the end of the text goes on with what was drafted
+// there.
+TokenId LookupDraft::token(const Guess &guess, std::span<const TokenId> drafted, int32_t i) const {
+    const auto from = static_cast<size_t>(guess.at + i);
+    return from < text_.size() ? text_[from] : drafted[from - text_.size()];
+}
+
+float LookupDraft::probability(const Guess &guess, int32_t i) const {
+    return static_cast<float>((guess.trail ? trails_ : suffixes_).of(guess.matched + i));
+}
+
+void LookupDraft::add_branch(Draft &draft, const Guess &best, int32_t most, float least_probability) const {
+    const std::optional<Guess> other = other_guess(best);
+    if (!other || draft.tokens.empty()) return;
+    Branch branch;
+    for (int32_t i = 0; i < most && probability(*other, i) >= least_probability; ++i) {
+        branch.tokens.push_back(token(*other, branch.tokens, i));
+        branch.probabilities.push_back(probability(*other, i));
+    }
+    if (!branch.tokens.empty()) draft.branches.push_back(std::move(branch));
+}
+
 Draft LookupDraft::draft(std::span<const TokenId> text, int32_t most, float least_probability) {
     follow(text);
     Draft draft;
     const std::optional<Guess> best = guess();
     if (!best) return draft;
-    const Credit &credit = best->trail ? trails_ : suffixes_;
-    for (int32_t i = 0; i < most; ++i) {
-        const auto probability = static_cast<float>(credit.of(best->matched + i));
-        if (probability < least_probability) break;
-        const auto from = static_cast<size_t>(best->at + i);
-        // What goes on up to the end of the text goes on with what it has become there.
-        draft.tokens.push_back(from < text_.size() ? text_[from] : draft.tokens[from - text_.size()]);
-        draft.probabilities.push_back(probability);
+    for (int32_t i = 0; i < most && probability(*best, i) >= least_probability; ++i) {
+        draft.tokens.push_back(token(*best, draft.tokens, i));
+        draft.probabilities.push_back(probability(*best, i));
     }
+    add_branch(draft, *best, most, least_probability);
     return draft;
 }
 

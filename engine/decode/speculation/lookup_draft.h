@@ -7,6 +7,7 @@
 // - where such a match broke off: the old text goes on behind what was replaced, put in or left out there.
 //   A copy with changes is thus taken up again after a token or two, before a suffix is long enough to be
 //   unmistakable, and at the right place among lines that are all alike.
+// The one that loses is a branch, if it differs; if not, what else followed a suffix that was seen before.
 #pragma once
 
 #include <array>
@@ -61,7 +62,14 @@ class LookupDraft final : public DraftSource {
 
     void follow(std::span<const TokenId> text);
     void take(TokenId token);
+    // What followed the longest suffix, and what the trail expects.
+    std::optional<Guess> suffix_guess() const;
+    std::optional<Guess> trail_guess() const;
     std::optional<Guess> guess() const;
+    std::optional<Guess> other_guess(const Guess &best) const;
+    TokenId token(const Guess &guess, std::span<const TokenId> drafted, int32_t i) const;
+    float probability(const Guess &guess, int32_t i) const;
+    void add_branch(Draft &draft, const Guess &best, int32_t most, float least_probability) const;
     void judge(TokenId token);
     void pursue(TokenId token);
     void find_again();

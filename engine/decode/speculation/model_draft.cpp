@@ -2,21 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <unordered_map>
 
 #include "engine/decode/error.h"
+#include "engine/decode/scheduler.h"
 
 namespace runnel::decode {
 namespace {
 
-// Of the largest logit in softmax(logits). What is far below adds nothing that a guess of confidence needs.
-float probability_of_best(std::span<const float> logits) {
-    constexpr float kFar = 16;
-    const float top = *std::max_element(logits.begin(), logits.end());
-    float sum = 0;
-    for (const float l : logits)
-        if (l > top - kFar) sum += std::exp(l - top);
-    return 1 / sum;
-}
+// Of softmax(logits). What is far below adds nothing that a guess of confidence needs.
+class Softmax {
+  public:
+    explicit Softmax(std::span<const float> logits)
+        : logits_(logits), top_(*std::max_element(logits.begin(), logits.end())) {
+        constexpr float kFar = 16;
+        for (const float l : logits)
+            if (l > top_ - kFar) sum_ += std::exp(l - top_);
+    }
+    double of_best() const { return double{1 / sum_}; }
+    double of(TokenId id) const { return double{std::exp(logits_[static_cast<size_t>(id)] - top_) / sum_}; }
+
+  private:
+    std::span<const float> logits_;
+    float top_, sum_ = 0;
+};
 
 double largest(const Distribution &distribution) {
     double most = 0;
@@ -26,10 +36,10 @@ double largest(const Distribution &distribution) {
 
 }  // namespace
 
-// False when there is no room for a draft.
-bool ModelDraft::read(std::span<const TokenId> text, int32_t most) {
+// Tokens are due then. False when there is no room for a draft.
+bool ModelDraft::read(std::span<const TokenId> text) {
     const auto context = static_cast<size_t>(session_.executor().context());
-    const size_t wanted = static_cast<size_t>(most);
+    const size_t wanted = static_cast<size_t>(most_);
     if (context < 2 * wanted + 2) return false;
     if (skipped_ >= text.size() || text.size() + wanted <= context) skipped_ = 0;
     if (text.size() - skipped_ + wanted > context) skipped_ = text.size() - context / 2;
@@ -37,54 +47,117 @@ bool ModelDraft::read(std::span<const TokenId> text, int32_t most) {
     for (TokenId &id : readable_)
         if (id < 0 || id >= session_.executor().vocab()) id = 0;
     const size_t known = session_.reuse(readable_);
-    return session_.feed(std::span(readable_).subspan(known));
+    session_.append(std::span(readable_).subspan(known));
+    return true;
 }
 
-std::span<const float> ModelDraft::logits(const Sampler &sampler) {
+std::span<const float> ModelDraft::logits() {
     constexpr float kHopeless = -1e30f;  // but finite
     const std::span<const float> own = session_.logits();
-    if (own.size() >= static_cast<size_t>(sampler.vocab())) return own;
-    padded_.assign(static_cast<size_t>(sampler.vocab()), kHopeless);
+    if (own.size() >= static_cast<size_t>(sampler_->vocab())) return own;
+    padded_.assign(static_cast<size_t>(sampler_->vocab()), kHopeless);
     std::copy(own.begin(), own.end(), padded_.begin());
     return padded_;
 }
 
 // False when the draft ends in front of this token.
-bool ModelDraft::add_token(Draft &draft, float least_probability, Sampler &sampler) {
-    const std::span<const float> row = logits(sampler);
-    const Distribution &distribution = sampler.distribution(row, history_);
-    const TokenId id = sampler.draw(history_.size());
-    const bool greedy = !(sampler.options().temperature > 0);
+bool ModelDraft::add_token() {
+    const std::span<const float> row = logits();
+    const Distribution &distribution = sampler_->distribution(row, history_);
+    const TokenId id = sampler_->draw(history_.size());
+    const bool greedy = !(sampler_->options().temperature > 0);
+    std::optional<Softmax> all;
+    if (greedy) all.emplace(row);
     double probability = 1;
     if (greedy)
-        probability = double{probability_of_best(row)};
+        probability = all->of_best();
     else
         probability = with_distributions_ ? largest(distribution) : distribution.probability_of(id);
-    if (static_cast<float>(probability) < least_probability) return false;
-    if (with_distributions_) draft.distributions.push_back(distribution);
-    draft.tokens.push_back(id);
-    draft.probabilities.push_back(static_cast<float>(probability));
+    if (static_cast<float>(probability) < least_probability_) return false;
+    if (with_distributions_) {
+        draft_.distributions.push_back(distribution);
+    } else if (const TokenId other = sampler_->second(history_.size(), id); other != text::kNoToken) {
+        const double alone = greedy ? all->of(other) : distribution.probability_of(other);
+        const double if_wrong = std::min(1.0, alone / std::max(1 - probability, 1e-6));
+        if (static_cast<float>(alone) >= least_probability_)
+            draft_.branches.push_back({draft_.tokens.size(), {other}, {static_cast<float>(if_wrong)}});
+    }
+    draft_.tokens.push_back(id);
+    draft_.probabilities.push_back(static_cast<float>(probability));
     history_.push_back(id);
     return true;
 }
 
+void ModelDraft::advance() {
+    const bool going = add_token() && draft_.tokens.size() < static_cast<size_t>(most_);
+    // A branch in place of a token that was not drafted has nothing to be beside.
+    std::erase_if(draft_.branches, [&](const Branch &b) { return b.shared >= draft_.tokens.size(); });
+    if (!going || draft_.tokens.back() >= session_.executor().vocab()) return;
+    session_.append({&draft_.tokens.back(), 1});
+}
+
+void ModelDraft::stop(bool forget) {
+    session_.truncate(forget ? 0 : static_cast<size_t>(session_.cache().length()));
+}
+
+ModelDraft *ModelDraft::begin(std::span<const TokenId> text, int32_t most, float least_probability,
+                              Sampler &sampler) {
+    draft_ = {};
+    most_ = most;
+    least_probability_ = least_probability;
+    sampler_ = &sampler;
+    if (most <= 0 || text.empty() || !read(text)) return nullptr;
+    history_.assign(text.begin(), text.end());
+    return this;
+}
+
 Draft ModelDraft::draft(std::span<const TokenId> text, int32_t most, float least_probability,
                         Sampler &sampler) {
-    Draft draft;
-    if (most <= 0 || text.empty()) return draft;
+    if (ModelDraft *self = begin(text, most, least_probability, sampler)) draft_together({&self, 1}, nullptr);
+    return finish();
+}
+
+namespace {
+
+// All of one executor.
+void drive(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
+    Scheduler scheduler(drafts[0]->session().executor(), {.parallel = static_cast<int32_t>(drafts.size())});
+    std::unordered_map<const Session *, ModelDraft *> of;
+    for (ModelDraft *draft : drafts) {
+        of[&draft->session()] = draft;
+        scheduler.add(draft->session());
+    }
+    const auto due = [](ModelDraft *draft) { return draft->session().due(); };
+    const auto stop_all = [&](bool forget) {
+        for (ModelDraft *draft : drafts)
+            if (due(draft)) draft->stop(forget);
+    };
     try {
-        if (!read(text, most)) return draft;
-        history_.assign(text.begin(), text.end());
-        while (add_token(draft, least_probability, sampler)) {
-            const TokenId next = draft.tokens.back();
-            const bool full = draft.tokens.size() == static_cast<size_t>(most);
-            if (full || next >= session_.executor().vocab() || !session_.feed({&next, 1})) break;
+        while (std::ranges::any_of(drafts, due)) {
+            if (!scheduler.step(stop)) return stop_all(false);
+            for (Session *session : scheduler.ready()) of.at(session)->advance();
         }
     } catch (const DecodeError &error) {
+        // What they hold, others may need.
+        stop_all(error.kind == DecodeError::Kind::OutOfMemory);
         if (error.kind != DecodeError::Kind::OutOfMemory) throw;
-        session_.truncate(0);  // what it holds, others may need
+    } catch (...) {
+        stop_all(false);
+        throw;
     }
-    return draft;
+}
+
+}  // namespace
+
+void draft_together(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
+    std::vector<ModelDraft *> open(drafts.begin(), drafts.end());
+    while (!open.empty()) {
+        const Executor *first = &open.front()->session().executor();
+        const auto others = std::ranges::stable_partition(
+            open, [&](ModelDraft *draft) { return &draft->session().executor() == first; });
+        drive({open.begin(), others.begin()}, stop);
+        open.erase(open.begin(), others.begin());
+    }
 }
 
 }  // namespace runnel::decode

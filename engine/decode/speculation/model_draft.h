@@ -15,6 +15,9 @@ namespace runnel::decode {
 // speak the same token ids (else: translated_draft.h); ids that only one of them has are no more than a bad
 // guess.
 //
+// For every token there is a branch of one, its second choice: what it would say if the first were
+// impossible.
+//
 // Its session is brought into line with the text by the longest common prefix; what the cache knows is not
 // computed again. Of a text longer than the draft model's context it sees the last half of what fits. Where
 // its cache is full, because others hold it, there is no draft.
@@ -28,12 +31,28 @@ class ModelDraft final : public DraftSource {
 
     Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
                 Sampler &sampler) override;
+    ModelDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
+                      Sampler &sampler) override;
+    Draft finish() override { return std::move(draft_); }
     std::string_view name() const override { return name_; }
 
+    // For who drives it: between begin() and finish(), its tokens are computed as long as they are due, and
+    // after each time advance() takes the next one, which is due then unless the draft is complete.
+    Session &session() { return session_; }
+    void advance();
+    // Ends the draft where it is. `forget`: gives the cache's blocks back.
+    void stop(bool forget);
+
   private:
-    bool read(std::span<const TokenId> text, int32_t most);
-    std::span<const float> logits(const Sampler &sampler);
-    bool add_token(Draft &draft, float least_probability, Sampler &sampler);
+    bool read(std::span<const TokenId> text);
+    std::span<const float> logits();
+    bool add_token();
+
+    // The draft that is being made.
+    Draft draft_;
+    int32_t most_ = 0;
+    float least_probability_ = 0;
+    Sampler *sampler_ = nullptr;
 
     Session session_;
     std::string_view name_;
@@ -43,5 +62,10 @@ class ModelDraft final : public DraftSource {
     std::vector<TokenId> readable_;  // what the session is to hold
     std::vector<float> padded_;      // logits, where the model has fewer than the sampler wants
 };
+
+// Drives drafts that have begun, each to its end, in passes of all those that share an executor. A stop that
+// is requested ends them where they are. Where a cache is full, they end without a token. Throws DecodeError
+// and BackendError.
+void draft_together(std::span<ModelDraft *const> drafts, const StopRequest *stop);
 
 }  // namespace runnel::decode

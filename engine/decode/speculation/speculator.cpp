@@ -9,6 +9,7 @@
 
 #include "engine/decode/error.h"
 #include "engine/decode/random.h"
+#include "engine/decode/speculation/model_draft.h"
 #include "kernels/backend.h"
 
 namespace runnel::decode {
@@ -40,14 +41,14 @@ Distribution residual(const Distribution &p, const Distribution &q) {
 
 }  // namespace
 
-void SharedCosts::measure(const Session &session, int64_t wanted) {
+void SharedCosts::measure(const Session &session, int64_t wanted, const StopRequest *stop) {
     constexpr int64_t kEnough = 800;  // passes, of which measuring the first sizes takes some 8
     constexpr double kShare = 0.01, kMost = 20;
     const bool unlimited = wanted == std::numeric_limits<int64_t>::max();
     const int64_t passes = passes_ + (unlimited ? 0 : wanted);
     if (measured_ || passes_ < 2 || passes < kEnough) return;
     measured_ = true;
-    costs_ = measure_pass_costs(session, std::min(kMost, kShare * static_cast<double>(passes)));
+    costs_ = measure_pass_costs(session, std::min(kMost, kShare * static_cast<double>(passes)), stop);
 }
 
 void SharedCosts::observe(const Pass &pass) {
@@ -69,6 +70,8 @@ void SpeculationCounts::add(const SpeculationCounts &other) {
     draft_seconds += other.draft_seconds;
     verify_seconds += other.verify_seconds;
     plain_seconds += other.plain_seconds;
+    branches += other.branches;
+    branches_accepted += other.branches_accepted;
     saved_seconds += other.saved_seconds;
     if (failure.empty()) failure = other.failure;
 }
@@ -81,6 +84,8 @@ SpeculationCounts SpeculationCounts::since(const SpeculationCounts &before) cons
             draft_seconds - before.draft_seconds,
             verify_seconds - before.verify_seconds,
             plain_seconds - before.plain_seconds,
+            branches - before.branches,
+            branches_accepted - before.branches_accepted,
             saved_seconds - before.saved_seconds,
             failure};
 }
@@ -99,56 +104,166 @@ Speculator::Speculator(std::vector<std::unique_ptr<DraftSource>> sources, const 
 
 void Speculator::forget() {
     draft_ = {};
+    offered_.clear();
     draft_seconds_ = pass_seconds_ = 0;
     for (Source &source : sources_) source.round = {};
 }
 
-void Speculator::propose(std::span<const TokenId> text, int32_t most, int32_t beside, Sampler &sampler) {
-    forget();
-    beside_ = beside;
-    for (Source &source : sources_)
-        if (source.drafts && ask(source, text, std::min(most, options_.length.most), sampler)) return;
+void Speculator::propose(std::span<const TokenId> text, int32_t most, int32_t beside, Sampler &sampler,
+                         const StopRequest *stop) {
+    const Part part{this, text, most, beside, &sampler};
+    propose_together({&part, 1}, stop);
 }
 
-// False when the source has nothing worth a pass.
-bool Speculator::ask(Source &source, std::span<const TokenId> text, int32_t most, Sampler &sampler) {
-    const int32_t asked = costs_ ? source.length.ask(costs_->costs(), most, beside_) : most;
-    if (asked <= 0) return false;
-    const auto start = Clock::now();
-    Draft draft;
-    try {
-        draft = source.drafts->draft(text, asked, options_.least_probability, sampler);
-    } catch (const DecodeError &error) {
-        counts_.failure = error.what();
-        source.drafts.reset();
-    } catch (const kernels::BackendError &error) {
-        counts_.failure = error.what();
-        source.drafts.reset();
+void Speculator::give_up(Source &source, const std::string &why) {
+    counts_.failure = why;
+    source.drafts.reset();
+}
+
+// One sequence that asks its sources, one after the other.
+class Speculator::Asking {
+  public:
+    explicit Asking(const Part &part)
+        : part_(part), most_(std::min(part.most, part.speculator->options_.length.most)) {}
+
+    // Asks the next source that may have something. False when there is none; `model_` is to be driven.
+    bool begin() {
+        Speculator &s = *part_.speculator;
+        for (model_ = nullptr; next_ < s.sources_.size();) {
+            Source &source = s.sources_[next_++];
+            if (!source.drafts) continue;
+            asked_ = s.costs_ ? source.length.ask(s.costs_->costs(), most_, part_.beside) : most_;
+            if (asked_ <= 0) continue;
+            seconds_ = 0;
+            source_ = &source;
+            guard([&] {
+                model_ =
+                    source.drafts->begin(part_.text, asked_, s.options_.least_probability, *part_.sampler);
+            });
+            return true;
+        }
+        return false;
     }
-    const double seconds = seconds_since(start);
-    draft_seconds_ += seconds;
-    assert(draft.tokens.size() <= static_cast<size_t>(asked));
+    ModelDraft *model() const { return model_; }
+    void drove(double seconds) { seconds_ += seconds; }
+    void failed(const char *why) { part_.speculator->give_up(*source_, why); }
+
+    // True when there is something to verify.
+    bool finish() {
+        Draft draft;
+        if (source_->drafts) guard([&] { draft = source_->drafts->finish(); });
+        Speculator &s = *part_.speculator;
+        s.draft_seconds_ += seconds_;
+        assert(draft.tokens.size() <= static_cast<size_t>(asked_));
+        source_->probabilities = draft.probabilities;
+        source_->round = {.asked = asked_,
+                          .probabilities = source_->probabilities,
+                          .draft_seconds = seconds_,
+                          .beside = part_.beside};
+        return s.settle(*source_, std::move(draft), most_);
+    }
+
+  private:
+    template <class F>
+    void guard(F f) {
+        const auto start = Clock::now();
+        try {
+            f();
+        } catch (const DecodeError &error) {
+            failed(error.what());
+        } catch (const kernels::BackendError &error) {
+            failed(error.what());
+        }
+        seconds_ += seconds_since(start);
+    }
+
+    Part part_;
+    int32_t most_;
+    size_t next_ = 0;  // source
+    Source *source_ = nullptr;
+    ModelDraft *model_ = nullptr;
+    int32_t asked_ = 0;
+    double seconds_ = 0;
+};
+
+void Speculator::propose_together(std::span<const Part> parts, const StopRequest *stop) {
+    std::vector<Asking> open;
+    for (const Part &part : parts) {
+        part.speculator->forget();
+        part.speculator->beside_ = part.beside;
+        open.emplace_back(part);
+    }
+    while (!open.empty()) {
+        std::erase_if(open, [](Asking &asking) { return !asking.begin(); });
+        std::vector<ModelDraft *> models;
+        for (const Asking &asking : open)
+            if (asking.model()) models.push_back(asking.model());
+        const auto start = Clock::now();
+        std::string failure;
+        try {
+            draft_together(models, stop);
+        } catch (const DecodeError &error) {
+            failure = error.what();
+        } catch (const kernels::BackendError &error) {
+            failure = error.what();
+        }
+        const double each = seconds_since(start) / static_cast<double>(std::max<size_t>(1, models.size()));
+        for (Asking &asking : open) {
+            if (!asking.model()) continue;
+            asking.drove(each);
+            if (!failure.empty()) asking.failed(failure.c_str());
+        }
+        std::erase_if(open, [](Asking &asking) { return asking.finish(); });
+    }
+}
+
+// What of a draft is worth a pass. False when nothing is.
+bool Speculator::settle(Source &source, Draft draft, int32_t most) {
     assert(draft.tokens.size() == draft.probabilities.size());
-    source.probabilities = draft.probabilities;
-    source.round = {
-        .asked = asked, .probabilities = source.probabilities, .draft_seconds = seconds, .beside = beside_};
-    size_t kept = draft.tokens.size();
+    if (options_.rule == DraftRule::Rejection || options_.length.branches <= 1) draft.branches.clear();
+    DraftShape wanted{static_cast<int32_t>(draft.tokens.size()),
+                      std::vector<int32_t>(draft.branches.size(), kMostDrafts)};
     if (costs_ && options_.rule == DraftRule::Same)
-        kept = static_cast<size_t>(source.length.keep(costs_->costs(), draft.probabilities, beside_));
-    if (kept == 0) return false;
-    source.round.verified = static_cast<int32_t>(kept);
-    draft.tokens.resize(kept);
+        wanted = source.length.shape(costs_->costs(), draft.probabilities, draft.branches, beside_);
+    if (wanted.length == 0) return false;
+    shape(draft, wanted, most);
+    source.round.verified = wanted.length;
+    for (const Branch &branch : draft.branches)
+        source.round.in_branches += static_cast<int32_t>(branch.tokens.size());
     draft_ = std::move(draft);
     return true;
 }
 
+// What is left out of a draft is forgotten, but not what its branches would have begun with. No branch is
+// deeper than `most`.
+void Speculator::shape(Draft &draft, const DraftShape &shape, int32_t most) {
+    std::vector<Branch> kept;
+    int32_t guesses = shape.length;
+    draft.tokens.resize(static_cast<size_t>(shape.length));
+    for (size_t i = 0; i < draft.branches.size(); ++i) {
+        Branch &branch = draft.branches[i];
+        offered_.push_back({branch.shared, {branch.tokens[0]}, {branch.probabilities[0]}});
+        const int32_t room = std::min(most - static_cast<int32_t>(branch.shared), kMostDrafts - guesses);
+        const int32_t count = std::min({shape.branches[i], room, static_cast<int32_t>(branch.tokens.size())});
+        const bool more = kept.size() + 1 < static_cast<size_t>(options_.length.branches);
+        if (count <= 0 || !more || branch.shared >= draft.tokens.size()) continue;
+        branch.tokens.resize(static_cast<size_t>(count));
+        guesses += count;
+        kept.push_back(std::move(branch));
+    }
+    draft.branches = std::move(kept);
+}
+
+void Speculator::append_to(Session &session) const {
+    session.append_drafts(draft_.tokens);
+    for (const Branch &branch : draft_.branches) session.append_branch(branch.shared, branch.tokens);
+}
+
 Speculator::Verdict Speculator::judge_one(size_t index, std::span<const float> row,
                                           std::span<const TokenId> history, Sampler &sampler) const {
-    const TokenId guess = index < draft_.tokens.size() ? draft_.tokens[index] : -1;
-    if (guess < 0 || options_.rule == DraftRule::Same) {
-        const TokenId token = sampler.sample(row, history);
-        return {token, token == guess};
-    }
+    if (options_.rule == DraftRule::Same || index >= draft_.tokens.size())
+        return {sampler.sample(row, history), true};
+    const TokenId guess = draft_.tokens[index];
     const bool certain = index >= draft_.distributions.size();
     const Distribution of_guess = certain ? Distribution{{{guess, 0, 1}}} : draft_.distributions[index];
     const Distribution &wanted = sampler.distribution(row, history);
@@ -160,40 +275,106 @@ Speculator::Verdict Speculator::judge_one(size_t index, std::span<const float> r
     return {residual(wanted, of_guess).pick(where), false};
 }
 
-std::vector<TokenId> Speculator::judge(std::span<const float> logits, std::span<const TokenId> text,
-                                       Sampler &sampler) {
+namespace {
+
+// One way down the tree: the draft, or what of it a branch shares, and the branch.
+class Path {
+  public:
+    // Precondition: the branch was computed.
+    Path(const Draft &draft, std::span<const float> logits, size_t vocab)
+        : draft_(&draft), logits_(logits), vocab_(vocab) {}
+    Path(const Draft &draft, std::span<const float> logits, size_t vocab, const Branch &branch,
+         std::span<const float> branch_logits)
+        : draft_(&draft), logits_(logits), vocab_(vocab), branch_(&branch), branch_logits_(branch_logits) {}
+
+    size_t length() const {
+        return branch_ ? branch_->shared + branch_->tokens.size() : draft_->tokens.size();
+    }
+    TokenId token(size_t i) const {
+        return branch_ && i >= branch_->shared ? branch_->tokens[i - branch_->shared] : draft_->tokens[i];
+    }
+    // The logits behind the first n of its tokens.
+    std::span<const float> row(size_t n) const {
+        const bool own = branch_ && n > branch_->shared;
+        return own ? branch_logits_.subspan((n - branch_->shared - 1) * vocab_, vocab_)
+                   : logits_.subspan(n * vocab_, vocab_);
+    }
+
+  private:
+    const Draft *draft_;
+    std::span<const float> logits_;
+    size_t vocab_;
+    const Branch *branch_ = nullptr;
+    std::span<const float> branch_logits_ = {};
+};
+
+}  // namespace
+
+Judgement Speculator::judge(const Session &session, std::span<const float> logits, Sampler &sampler) {
     const size_t drafts = draft_.tokens.size(), vocab = logits.size() / (drafts + 1);
-    std::vector<TokenId> tokens;
+    std::vector<std::pair<Path, std::optional<size_t>>> paths{{Path(draft_, logits, vocab), std::nullopt}};
+    for (size_t b = 0; b < draft_.branches.size(); ++b)
+        if (const auto rows = session.branch_logits(b); !rows.empty())
+            paths.push_back({Path(draft_, logits, vocab, draft_.branches[b], rows), b});
+    std::vector<TokenId> text(session.tokens().begin(),
+                              session.tokens().end() - static_cast<std::ptrdiff_t>(drafts));
+    Judgement judgement;
     bool going = true;
-    for (size_t i = 0; i <= drafts && going; ++i) try {
-            const Verdict verdict =
-                judge_one(i, logits.subspan(i * vocab, vocab), text.first(text.size() - drafts + i), sampler);
-            tokens.push_back(verdict.token);
-            going = verdict.accepted;
+    for (size_t n = 0; going; ++n) try {
+            const std::span<const float> row = paths.front().first.row(n);
+            const Verdict verdict = judge_one(n, row, text, sampler);
+            judgement.tokens.push_back(verdict.token);
+            judgement.rows.push_back(row);
+            text.push_back(verdict.token);
+            const auto ends = [&](const auto &path) {
+                return n >= path.first.length() || path.first.token(n) != verdict.token;
+            };
+            going = verdict.accepted && !std::ranges::all_of(paths, ends);
+            if (going) std::erase_if(paths, ends);
         } catch (const DecodeError &) {
-            if (i == 0) throw;
+            if (n == 0) throw;
             break;  // the next pass meets it again, behind the tokens that came before
         }
-    const size_t accepted = tokens.size() - (going ? 0 : 1);
-    record(accepted);
-    return tokens;
+    judgement.branch = paths.front().second;
+    record(judgement, judgement.tokens.size() - (going ? 0 : 1));
+    return judgement;
+}
+
+// Where the draft was wrong: what its source would have said instead.
+std::optional<DraftLength::Round::Second> Speculator::second_choice(const Judgement &judgement,
+                                                                    size_t accepted) const {
+    if (accepted >= draft_.tokens.size() || accepted >= judgement.tokens.size()) return std::nullopt;
+    for (const Branch &branch : offered_)
+        if (branch.shared == accepted)
+            return DraftLength::Round::Second{branch.probabilities[0],
+                                              branch.tokens[0] == judgement.tokens[accepted]};
+    return std::nullopt;
 }
 
 // A pass with drafts took what plain steps would for the tokens that it brought, or more, or less.
-void Speculator::record(size_t accepted) {
+void Speculator::record(const Judgement &judgement, size_t accepted) {
     const bool plain = draft_.tokens.empty();
+    const size_t of_draft = judgement.branch ? draft_.branches[*judgement.branch].shared : accepted;
     ++(plain ? counts_.plain_passes : counts_.passes);
     (plain ? counts_.plain_seconds : counts_.verify_seconds) += pass_seconds_;
     counts_.draft_seconds += draft_seconds_;
     counts_.drafted += static_cast<int64_t>(draft_.tokens.size());
+    for (const Branch &branch : draft_.branches)
+        counts_.drafted += static_cast<int64_t>(branch.tokens.size());
     counts_.accepted += static_cast<int64_t>(accepted);
+    counts_.branches += static_cast<int64_t>(draft_.branches.size());
+    counts_.branches_accepted += judgement.branch ? 1 : 0;
     if (costs_) {
         const PassCosts &costs = costs_->costs();
         const double step = costs_->plain_step(1 + beside_);
         if (!plain) counts_.saved_seconds += static_cast<double>(accepted + 1) * step - pass_seconds_;
         counts_.saved_seconds -= draft_seconds_;
         for (Source &source : sources_) {
-            source.round.accepted = source.round.verified > 0 ? static_cast<int32_t>(accepted) : 0;
+            if (source.round.verified > 0) {
+                source.round.accepted = static_cast<int32_t>(of_draft);
+                source.round.from_branches = static_cast<int32_t>(accepted - of_draft);
+                source.round.second = second_choice(judgement, of_draft);
+            }
             source.length.record(costs, source.round);
         }
     }
@@ -204,28 +385,38 @@ void Speculator::passed(double seconds) {
     pass_seconds_ = seconds;
 }
 
-void append_with_drafts(Session &session, const Answer &answer, Speculator *speculator, Sampler &sampler,
-                        int32_t sequences) {
-    const bool behind = session.pending() > 0;
-    if (speculator && speculator->costs() && !behind)
-        speculator->costs()->measure(session, answer.remaining());
-    session.append({&answer.tokens().back(), 1});
-    if (!speculator) return;
-    if (behind) return speculator->forget();
-    const int64_t share = session.executor().batch_size() / std::max(1, sequences);
-    const int64_t most = std::min({share - 1, static_cast<int64_t>(session.room()), answer.remaining() - 1});
-    speculator->propose(session.tokens(), static_cast<int32_t>(std::clamp<int64_t>(most, 0, kMostDrafts)),
-                        sequences - 1, sampler);
-    session.append_drafts(speculator->drafts());
+void append_with_drafts(std::span<const Continuation> continuations, int32_t sequences,
+                        const StopRequest *stop) {
+    std::vector<Speculator::Part> parts;
+    for (const Continuation &c : continuations) {
+        Session &session = *c.session;
+        const bool behind = session.pending() > 0;
+        if (c.speculator && c.speculator->costs() && !behind)
+            c.speculator->costs()->measure(session, c.answer->remaining(), stop);
+        session.append({&c.answer->tokens().back(), 1});
+        if (!c.speculator) continue;
+        c.speculator->forget();
+        if (behind) continue;
+        const int64_t share = session.executor().batch_size() / std::max(1, sequences);
+        const int64_t most =
+            std::min({share - 1, static_cast<int64_t>(session.room()), c.answer->remaining() - 1});
+        parts.push_back({c.speculator, session.tokens(),
+                         static_cast<int32_t>(std::clamp<int64_t>(most, 0, kMostDrafts)), sequences - 1,
+                         c.sampler});
+    }
+    Speculator::propose_together(parts, stop);
+    for (const Continuation &c : continuations)
+        if (c.speculator) c.speculator->append_to(*c.session);
 }
 
-std::vector<TokenId> take_tokens(Session &session, std::span<const float> logits, Speculator *speculator,
-                                 Sampler &sampler) {
-    if (!speculator) return {sampler.sample(logits, session.tokens())};
+Judgement take_tokens(Session &session, std::span<const float> logits, Speculator *speculator,
+                      Sampler &sampler) {
+    if (!speculator) return {{sampler.sample(logits, session.tokens())}, {logits}, {}};
     const size_t known = session.tokens().size() - speculator->drafts().size();
-    std::vector<TokenId> tokens = speculator->judge(logits, session.tokens(), sampler);
-    session.truncate(known + tokens.size() - 1);
-    return tokens;
+    Judgement judgement = speculator->judge(session, logits, sampler);
+    if (judgement.branch) session.choose_branch(*judgement.branch);
+    session.truncate(known + judgement.tokens.size() - 1);
+    return judgement;
 }
 
 }  // namespace runnel::decode

@@ -1,22 +1,29 @@
 // Speculative decoding of one sequence: a source guesses the next tokens, one pass of the model computes all
 // of them, and what the model itself would have said is kept.
 //
-//   speculator.propose(text, most, sampler);         // text ends with the token sampled last
-//   session.append_drafts(speculator.drafts());      // behind that token, which is due
+//   speculator.propose(text, most, 0, sampler);      // text ends with the token sampled last
+//   speculator.append_to(session);                   // behind that token, which is due
 //   ... a pass ...
-//   tokens = speculator.judge(session.logits(), session.tokens(), sampler);
-//   session.truncate(text + tokens.size() - 1);      // the last of them was not computed yet
+//   Judgement j = speculator.judge(session, session.logits(), sampler);
+//   if (j.branch) session.choose_branch(*j.branch);
+//   session.truncate(text + j.tokens.size() - 1);    // the last of them was not computed yet
+//
+// A source that is in doubt offers branches: other guesses in place of a part of its draft. Those that are
+// worth it are computed in the same pass, each on a fork of the sequence's cache, so that every token sees
+// its past in the cells where it always is, and its logits have the bits that they always have.
 //
 // Under DraftRule::Same every token is the one that the sampler draws from the model's logits, with its noise
 // (sampler.h): the text is the same as without drafts, byte for byte, and a draft is kept when it is that
 // token. Under DraftRule::Rejection, the text depends on the drafts, and only its distribution is that of the
 // model: draft x, drawn from q, is kept with probability min(1, p(x) / q(x)); the token in place of one that
-// is not is drawn from max(p - q, 0), normalised (Leviathan et al. 2023; Chen et al. 2023).
+// is not is drawn from max(p - q, 0), normalised (Leviathan et al. 2023; Chen et al. 2023). Drafts are chains
+// then: a second guess would have to be drawn from what the refusal of the first leaves.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -52,7 +59,7 @@ class SharedCosts {
     // Once enough tokens have come, or are sure to come (`wanted`), for it to take about a hundredth of their
     // time, the costs are measured behind what `session` has in the cache. Until then they are what passes
     // turn out to take.
-    void measure(const Session &session, int64_t wanted);
+    void measure(const Session &session, int64_t wanted, const StopRequest *stop = nullptr);
     void observe(const Pass &pass);
     const PassCosts &costs() const { return costs_; }
     // Of a plain step of one sequence among `sequences`, its share: the median of the last ones where there
@@ -74,6 +81,8 @@ struct SpeculationCounts {
     double draft_seconds = 0;           // in the sources
     double verify_seconds = 0;          // in passes with drafts
     double plain_seconds = 0;           // in the others
+    int64_t branches = 0;               // that were verified beside drafts (their tokens are in `drafted`),
+    int64_t branches_accepted = 0;      // and those in which the text went on (likewise in `accepted`)
     double saved_seconds = 0;  // plain steps for the same tokens would have taken so much longer; or < 0
     std::string failure = {};  // why a source gave up, or empty
 
@@ -85,6 +94,13 @@ struct SpeculationCounts {
     double speedup() const;
 };
 
+// What a pass brought.
+struct Judgement {
+    std::vector<TokenId> tokens;  // that follow, at least one: guesses that are kept, and one more
+    std::vector<std::span<const float>> rows;  // of logits, that they come from
+    std::optional<size_t> branch;              // of the session, that holds the guesses; none: its drafts do
+};
+
 class Speculator {
   public:
     // `costs` is kept; without it every draft is as long as may be.
@@ -92,19 +108,30 @@ class Speculator {
                std::shared_ptr<SharedCosts> costs = nullptr);
 
     // Guesses what follows `text`, at most `most` tokens; other sequences bring `beside` tokens to the pass.
-    // A source that fails is not asked again.
-    void propose(std::span<const TokenId> text, int32_t most, int32_t beside, Sampler &sampler);
+    // A source that fails is not asked again. A stop that is requested ends the guessing.
+    void propose(std::span<const TokenId> text, int32_t most, int32_t beside, Sampler &sampler,
+                 const StopRequest *stop = nullptr);
+    // What each would propose for itself; models draft for all of them in common passes.
+    struct Part {
+        Speculator *speculator;
+        std::span<const TokenId> text;
+        int32_t most, beside;
+        Sampler *sampler;
+    };
+    static void propose_together(std::span<const Part> parts, const StopRequest *stop = nullptr);
     std::span<const TokenId> drafts() const { return draft_.tokens; }
+    // Branches behind or beside drafts(), in the order in which the session gets them.
+    std::span<const Branch> branches() const { return draft_.branches; }
+    // All of that, behind the token that is due.
+    void append_to(Session &session) const;
 
     // How long the pass took that computed the drafts, divided among its sequences. Comes before judge(),
     // which forgets them.
     void passed(double seconds);
-    // The tokens that follow, at least one: drafts that are kept, and one more. `logits`: [1 +
-    // drafts][vocab], behind the token sampled last and behind each draft; `text` ends with the drafts. Where
-    // a row of a draft cannot be sampled from, the tokens end in front of it. Throws what Sampler::sample
-    // does for the first row.
-    std::vector<TokenId> judge(std::span<const float> logits, std::span<const TokenId> text,
-                               Sampler &sampler);
+    // What came of the pass for the session, which still has all guesses. `logits`: the session's own.
+    // Where a row of a guess cannot be sampled from, the tokens end in front of it. Throws what
+    // Sampler::sample does for the first row.
+    Judgement judge(const Session &session, std::span<const float> logits, Sampler &sampler);
     // The pass did not come about.
     void forget();
 
@@ -120,17 +147,23 @@ class Speculator {
     };
     struct Verdict {
         TokenId token;
-        bool accepted;
+        bool accepted;  // if it is a guess
     };
-    bool ask(Source &source, std::span<const TokenId> text, int32_t most, Sampler &sampler);
+    class Asking;
+    bool settle(Source &source, Draft draft, int32_t most);
+    void give_up(Source &source, const std::string &why);
+    void shape(Draft &draft, const DraftShape &shape, int32_t most);
     Verdict judge_one(size_t index, std::span<const float> row, std::span<const TokenId> history,
                       Sampler &sampler) const;
-    void record(size_t accepted);
+    void record(const Judgement &judgement, size_t accepted);
+    std::optional<DraftLength::Round::Second> second_choice(const Judgement &judgement,
+                                                            size_t accepted) const;
 
     SpeculationOptions options_;
     std::shared_ptr<SharedCosts> costs_;
     std::vector<Source> sources_;
-    Draft draft_;
+    Draft draft_;                  // as it is verified
+    std::vector<Branch> offered_;  // all branches that there were, by their first tokens
     int32_t beside_ = 0;
     double draft_seconds_ = 0, pass_seconds_ = 0;  // of the pass at hand
     SpeculationCounts counts_;
@@ -139,15 +172,21 @@ class Speculator {
 // One for each sequence.
 using MakeSpeculator = std::function<std::unique_ptr<Speculator>()>;
 
-// The continuation of a sequence in three steps, with drafts or (null) without.
-//
-// The token sampled last, which is not an end, is appended, and (where all before it is in the cache) guesses
-// behind it: as many as fit the
-// context, this one of `sequences` equal shares of a pass, and what is still wanted of the answer.
-void append_with_drafts(Session &session, const Answer &answer, Speculator *speculator, Sampler &sampler,
-                        int32_t sequences = 1);
-// The tokens that follow, at least one. The session keeps all of them but the last.
-std::vector<TokenId> take_tokens(Session &session, std::span<const float> logits, Speculator *speculator,
-                                 Sampler &sampler);
+// The continuation of sequences in three steps, with drafts or (null) without.
+struct Continuation {
+    Session *session;
+    const Answer *answer;
+    Speculator *speculator;
+    Sampler *sampler;
+};
+// Of each, the token sampled last, which is not an end, is appended, and (where all before it is in the
+// cache) guesses behind it: as many as fit the context, one of `sequences` equal shares of a pass, and what
+// is still wanted of the answer.
+void append_with_drafts(std::span<const Continuation> continuations, int32_t sequences = 1,
+                        const StopRequest *stop = nullptr);
+// The tokens that follow, at least one, with the logits that they come from. The session keeps all of them
+// but the last.
+Judgement take_tokens(Session &session, std::span<const float> logits, Speculator *speculator,
+                      Sampler &sampler);
 
 }  // namespace runnel::decode

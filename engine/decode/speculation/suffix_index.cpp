@@ -1,5 +1,6 @@
 #include "engine/decode/speculation/suffix_index.h"
 
+#include <algorithm>
 #include <cassert>
 
 namespace runnel::decode {
@@ -72,6 +73,23 @@ int32_t SuffixIndex::split(int32_t from, int32_t edge) {
         edges_[static_cast<size_t>(e)].to = shorter;
     }
     return shorter;
+}
+
+SuffixIndex::Match SuffixIndex::match_without(TokenId expected) const {
+    constexpr int kMostEdges = 64, kMostStates = 8;
+    int32_t state = states_[static_cast<size_t>(newest_)].link;
+    for (int i = 0; i < kMostStates && state > 0; ++i) {
+        const State &at = states_[static_cast<size_t>(state)];
+        int32_t latest = 0, edge = at.first_edge;
+        for (int e = 0; e < kMostEdges && edge >= 0; ++e) {
+            const Edge &to = edges_[static_cast<size_t>(edge)];
+            if (to.token != expected) latest = std::max(latest, states_[static_cast<size_t>(to.to)].last_end);
+            edge = to.next;
+        }
+        if (latest > 0) return {at.length, latest - 1};
+        state = at.link;
+    }
+    return {};
 }
 
 void SuffixIndex::append(TokenId token) {

@@ -31,6 +31,9 @@ class SuffixIndex {
         int32_t length = 0, end = 0;
     };
     Match match() const { return match_; }
+    // As match(), but of the suffixes that have been followed by another token than `expected`, the longest:
+    // it stands in front of `end`, and token `end` is another.
+    Match match_without(TokenId expected) const;
 
   private:
     struct State {

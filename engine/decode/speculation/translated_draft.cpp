@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/decode/speculation/model_draft.h"
+
 namespace runnel::decode {
 namespace {
 
@@ -24,6 +26,13 @@ Sampler sampler_of(const Sampler &target, const DraftVocabulary &vocabulary) {
     return Sampler(std::move(options), vocabulary.draft_rows());
 }
 
+Draft draft_alone(DraftSource &source, std::span<const TokenId> text, int32_t most, float least_probability,
+                  Sampler &sampler) {
+    if (ModelDraft *model = source.begin(text, most, least_probability, sampler))
+        draft_together({&model, 1}, nullptr);
+    return source.finish();
+}
+
 class MappedDraft final : public DraftSource {
   public:
     MappedDraft(std::unique_ptr<DraftSource> source, const DraftVocabulary &vocabulary)
@@ -31,11 +40,18 @@ class MappedDraft final : public DraftSource {
 
     Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
                 Sampler &sampler) override {
+        return draft_alone(*this, text, most, least_probability, sampler);
+    }
+    ModelDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
+                      Sampler &sampler) override {
         if (!sampler_) sampler_ = sampler_of(sampler, *vocabulary_);
         sampler_->set_stream(sampler.stream());
         text_.clear();
         for (const TokenId id : text) text_.push_back(vocabulary_->readable(id));
-        Draft draft = source_->draft(text_, most, least_probability, *sampler_);
+        return source_->begin(text_, most, least_probability, *sampler_);
+    }
+    Draft finish() override {
+        Draft draft = source_->finish();
         size_t count = 0;
         for (; count < draft.tokens.size(); ++count) {
             const TokenId here = vocabulary_->to_target(draft.tokens[count]);
@@ -44,6 +60,11 @@ class MappedDraft final : public DraftSource {
         }
         draft.tokens.resize(count);
         draft.probabilities.resize(count);
+        std::erase_if(draft.branches, [&](Branch &branch) {
+            for (TokenId &id : branch.tokens) id = vocabulary_->to_target(id);
+            const bool whole = std::ranges::find(branch.tokens, text::kNoToken) == branch.tokens.end();
+            return !whole || branch.shared >= count;
+        });
         if (draft.distributions.size() > count) draft.distributions.resize(count);
         for (Distribution &distribution : draft.distributions) translate(distribution);
         return draft;
@@ -147,17 +168,28 @@ class BridgedDraft final : public DraftSource {
 
     Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
                 Sampler &sampler) override {
-        if (most <= 0) return {};
+        return draft_alone(*this, text, most, least_probability, sampler);
+    }
+    ModelDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
+                      Sampler &sampler) override {
+        begun_ = false;
+        if (most <= 0) return nullptr;
         if (!sampler_) sampler_ = sampler_of(sampler, *vocabulary_);
         sampler_->set_stream(sampler.stream());
         const std::span<const TokenId> there = recut_.tokens(text);
-        if (there.empty()) return {};
+        if (there.empty()) return nullptr;
+        begun_ = true;
+        most_ = static_cast<size_t>(most);
+        text_.assign(text.begin(), text.end());
         // One more than wanted: the last word is cut off.
-        const Draft foreign = source_->draft(there, most + 1, least_probability, *sampler_);
-        Draft draft = proposal(text, foreign);
-        if (draft.tokens.size() > static_cast<size_t>(most)) {
-            draft.tokens.resize(static_cast<size_t>(most));
-            draft.probabilities.resize(static_cast<size_t>(most));
+        return source_->begin(there, most + 1, least_probability, *sampler_);
+    }
+    Draft finish() override {
+        if (!std::exchange(begun_, false)) return {};
+        Draft draft = proposal(text_, source_->finish());
+        if (draft.tokens.size() > most_) {
+            draft.tokens.resize(most_);
+            draft.probabilities.resize(most_);
         }
         return draft;
     }
@@ -238,6 +270,9 @@ class BridgedDraft final : public DraftSource {
     const DraftVocabulary *vocabulary_;
     std::optional<Sampler> sampler_;
     Recut recut_;
+    bool begun_ = false;
+    size_t most_ = 0;
+    std::vector<TokenId> text_;
 };
 
 }  // namespace

@@ -14,15 +14,15 @@ namespace runnel::decode {
 std::unique_ptr<DraftSource> translated(std::unique_ptr<DraftSource> source,
                                         const DraftVocabulary &vocabulary);
 
-// One token for one token. A draft ends in front of a token without a counterpart. The sampler that the
-// source sees has the target's options, with the biases of the counterparts.
+// One token for one token. A draft ends in front of a token without a counterpart, a branch with one is left
+// out. The sampler that the source sees has the target's options, with the biases of the counterparts.
 std::unique_ptr<DraftSource> through_ids(std::unique_ptr<DraftSource> source,
                                          const DraftVocabulary &vocabulary);
 
 // The text of the tokens, cut into tokens again: control tokens by their counterparts, the rest as bytes. Of
 // a draft, only whole words are proposed, as the next one might change how the last is cut; a proposed token
-// is as probable as all of the source's tokens that end in it. Text long past is not cut again, so that the
-// source sees the same tokens as before.
+// is as probable as all of the source's tokens that end in it. There are no branches. Text long past is not
+// cut again, so that the source sees the same tokens as before.
 std::unique_ptr<DraftSource> through_text(std::unique_ptr<DraftSource> source,
                                           const DraftVocabulary &vocabulary);
 

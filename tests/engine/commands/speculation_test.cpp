@@ -81,13 +81,41 @@ TEST_CASE("speculation: JSON has the numbers; the rejection rule and fixed lengt
                                     "--draft-max", "6", "--draft-p-min", "0.1"});
     REQUIRE(got.code == 0);
     const json speculation = json::parse(got.out).at("speculation");
-    for (const char *key : {"drafted", "accepted", "acceptance_rate", "mean_accepted", "draft_ms",
-                            "verify_ms", "plain_ms", "passes", "plain_passes", "speedup"}) {
+    for (const char *key :
+         {"drafted", "accepted", "acceptance_rate", "mean_accepted", "branches", "branches_accepted",
+          "draft_ms", "verify_ms", "plain_ms", "passes", "plain_passes", "speedup"}) {
         CAPTURE(key);
         CHECK(speculation.at(key).get<double>() >= 0);
     }
     CHECK(speculation.at("accepted") <= speculation.at("drafted"));
     CHECK(speculation.at("speedup") > 0);
+}
+
+TEST_CASE("speculation: how many continuations are guessed side by side is bounded, and cannot be none") {
+    if (absent()) return;
+    const Flags plain = {"run",
+                         demo_model().string(),
+                         "Once upon a time",
+                         "--raw",
+                         "--ignore-eos",
+                         "-n",
+                         "60",
+                         "--temp",
+                         "0",
+                         "--json",
+                         "-md",
+                         demo_draft().string()};
+    const Result one = runnel_with(with(plain, {"--draft-branches", "1"})),
+                 more = runnel_with(with(plain, {"--draft-branches", "8"}));
+    REQUIRE(one.code == 0);
+    REQUIRE(more.code == 0);
+    CHECK(json::parse(one.out)["speculation"]["branches"] == 0);
+    CHECK(json::parse(one.out)["tokens"] == json::parse(more.out)["tokens"]);
+    for (const char *wrong : {"0", "-1", "99", "few"})
+        CHECK(runnel_with(with(plain, {"--draft-branches", wrong})).code == 2);
+    const Result chat = runnel_with({"chat", demo_model().string(), "--lookup", "--spec-verify"});
+    CHECK(chat.code == 2);
+    CHECK(chat.err.find("--spec-verify") != std::string::npos);
 }
 
 TEST_CASE("speculation: batch and samples answer as without drafts") {

@@ -11,7 +11,7 @@
 #include "engine/decode/generator.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/support/tiny_program.h"
-#include "tests/support/toy_backend.h"
+#include "tests/support/toy_rig.h"
 
 using namespace runnel::decode;
 using namespace runnel::testing;
@@ -19,31 +19,12 @@ namespace kernels = runnel::kernels;
 
 namespace {
 
-constexpr int32_t kVocab = 40;
-
-struct Rig {
-    ToyBackend *backend;
-    Executor executor;
-    explicit Rig(ExecutorOptions options) : Rig(std::make_unique<ToyBackend>(), options) {}
-    Rig(std::unique_ptr<ToyBackend> toy, ExecutorOptions options)
-        : backend(toy.get()), executor(std::move(toy), toy_program(kVocab), options) {}
-};
-
-std::vector<TokenId> random_tokens(std::mt19937 &rng, size_t n, uint32_t vocab = kVocab) {
-    std::vector<TokenId> tokens(n);
-    for (TokenId &t : tokens) t = static_cast<TokenId>(rng() % vocab);
-    return tokens;
-}
+constexpr int32_t kVocab = kToyVocab;
 
 void check_logits(std::span<const float> row, const std::vector<TokenId> &prefix) {
     REQUIRE(row.size() == kVocab);
     const uint64_t hash = hash_tokens(prefix);
     for (int32_t id = 0; id < kVocab; ++id) REQUIRE(row[static_cast<size_t>(id)] == toy_logit(hash, id));
-}
-
-Vocabulary letters() {
-    return {[](TokenId id) { return std::string(1, static_cast<char>('!' + id)); },
-            [](TokenId id) { return id == 0; }};
 }
 
 AnswerBatch::Job random_job(std::mt19937 &rng, uint64_t key, int32_t context, int32_t vocab) {
@@ -79,7 +60,7 @@ void check_equal(const AnswerBatch::Finished &a, const AnswerBatch::Finished &b)
 Results alone(Executor &executor, const std::vector<AnswerBatch::Job> &jobs) {
     Results results;
     for (const AnswerBatch::Job &job : jobs) {
-        AnswerBatch batch(executor, letters(), 1);
+        AnswerBatch batch(executor, toy_letters(), 1);
         batch.submit(job);
         while (batch.unfinished() > 0) REQUIRE(batch.step());
         for (AnswerBatch::Finished &f : batch.take_finished()) results.emplace(f.key, std::move(f));
@@ -91,7 +72,7 @@ Results alone(Executor &executor, const std::vector<AnswerBatch::Job> &jobs) {
 Results together(Executor &executor, const std::vector<AnswerBatch::Job> &jobs, int32_t parallel,
                  std::mt19937 &rng, SchedulerCounts *counts = nullptr) {
     Results results;
-    AnswerBatch batch(executor, letters(), parallel);
+    AnswerBatch batch(executor, toy_letters(), parallel);
     size_t next = 0;
     while (next < jobs.size() || batch.unfinished() > 0) {
         while (next < jobs.size() && (batch.unfinished() == 0 || rng() % 3 == 0)) batch.submit(jobs[next++]);
@@ -119,10 +100,10 @@ TEST_CASE("scheduler: random schedules over a small pool give every answer as it
         const int32_t context = 40 + static_cast<int32_t>(rng() % 200);
         std::vector<AnswerBatch::Job> jobs;
         for (uint64_t key = 0; key < 12; ++key) jobs.push_back(random_job(rng, key, context, kVocab));
-        Rig calm({.context = context}), crowded({.context = context,
-                                                 .batch = 1 + static_cast<int32_t>(rng() % 50),
-                                                 .sequences = 8,
-                                                 .cells = context + static_cast<int32_t>(rng() % 100)});
+        ToyRig calm({.context = context}), crowded({.context = context,
+                                                    .batch = 1 + static_cast<int32_t>(rng() % 50),
+                                                    .sequences = 8,
+                                                    .cells = context + static_cast<int32_t>(rng() % 100)});
         const Results expected = alone(calm.executor, jobs);
         const FreeBlocks free = crowded.executor.free_blocks();
         SchedulerCounts counts;
@@ -146,13 +127,13 @@ TEST_CASE(
     std::mt19937 rng(5);
     for (const size_t keeping : {size_t{0}, size_t{7}, size_t{30}, size_t{39}}) {
         CAPTURE(keeping);
-        Rig rig({.context = 40}), other({.context = 40});
+        ToyRig rig({.context = 40}), other({.context = 40});
         AnswerBatch::Job job = random_job(rng, 1, 40, kVocab);
         job.prompt = random_tokens(rng, 31, kVocab);
         job.options = {.max_tokens = 150, .ignore_end = true, .shift_keeping = keeping};
         Session session(rig.executor);
         Sampler sampler = job.sampler;
-        Generator generator(session, sampler, letters(), job.options);
+        Generator generator(session, sampler, toy_letters(), job.options);
         generator.start(job.prompt);
         std::string text;
         while (const auto piece = generator.next()) text += *piece;
@@ -202,7 +183,7 @@ TEST_CASE("scheduler: a sequence may bring several tokens and get several rows")
     for (uint32_t seed = 0; seed < 40; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
-        Rig rig(
+        ToyRig rig(
             {.context = 300, .batch = 8 + static_cast<int32_t>(rng() % 20), .sequences = 4, .cells = 400});
         Scheduler scheduler(rig.executor, {.parallel = 4});
         std::list<Session> sessions;
@@ -236,7 +217,7 @@ TEST_CASE("scheduler: a sequence may bring several tokens and get several rows")
 }
 
 TEST_CASE("scheduler: a long prompt comes in chunks beside running answers, which get a token every step") {
-    Rig rig({.context = 200, .batch = 16, .sequences = 3});
+    ToyRig rig({.context = 200, .batch = 16, .sequences = 3});
     Scheduler scheduler(rig.executor, {.parallel = 3});
     std::mt19937 rng(1);
     Session one(rig.executor), two(rig.executor), three(rig.executor);
@@ -261,7 +242,7 @@ TEST_CASE("scheduler: a long prompt comes in chunks beside running answers, whic
 }
 
 TEST_CASE("scheduler: sequences wait until the pool has blocks for them, first come first served") {
-    Rig rig({.context = 128, .batch = 128, .sequences = 1, .cells = 256});  // 8 blocks
+    ToyRig rig({.context = 128, .batch = 128, .sequences = 1, .cells = 256});  // 8 blocks
     Scheduler scheduler(rig.executor, {.parallel = 8});
     std::mt19937 rng(1);
     std::list<Session> sessions;
@@ -281,7 +262,7 @@ TEST_CASE("scheduler: sequences wait until the pool has blocks for them, first c
 }
 
 TEST_CASE("scheduler: a stop changes nothing, and the next step goes on") {
-    Rig rig({.context = 64, .batch = 16, .sequences = 2});
+    ToyRig rig({.context = 64, .batch = 16, .sequences = 2});
     Scheduler scheduler(rig.executor, {.parallel = 2});
     std::mt19937 rng(3);
     Session one(rig.executor);
@@ -301,7 +282,7 @@ TEST_CASE("scheduler: a stop changes nothing, and the next step goes on") {
 }
 
 TEST_CASE("scheduler: a pool that others hold is an error, not an endless loop") {
-    Rig rig({.context = 64, .batch = 64, .sequences = 1});
+    ToyRig rig({.context = 64, .batch = 64, .sequences = 1});
     Session other(rig.executor);
     CHECK(other.feed(std::vector<TokenId>(40, 1)));
     Scheduler scheduler(rig.executor, {.parallel = 1});
@@ -312,8 +293,8 @@ TEST_CASE("scheduler: a pool that others hold is an error, not an endless loop")
 }
 
 TEST_CASE("answer batch: a prompt that does not fit is an error of its own") {
-    Rig rig({.context = 32, .batch = 8});
-    AnswerBatch batch(rig.executor, letters(), 2);
+    ToyRig rig({.context = 32, .batch = 8});
+    AnswerBatch batch(rig.executor, toy_letters(), 2);
     std::mt19937 rng(1);
     SamplingOptions greedy;
     greedy.temperature = 0;
@@ -330,11 +311,11 @@ TEST_CASE("answer batch: a prompt that does not fit is an error of its own") {
 }
 
 TEST_CASE("answer batch: logits that are not finite end the answer that has them") {
-    Rig rig({.context = 64, .batch = 16, .sequences = 2});
+    ToyRig rig({.context = 64, .batch = 16, .sequences = 2});
     rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
         if (prefix[0] == 7) logits[3] = std::numeric_limits<float>::quiet_NaN();
     };
-    AnswerBatch batch(rig.executor, letters(), 2);
+    AnswerBatch batch(rig.executor, toy_letters(), 2);
     const GenerationOptions three{.max_tokens = 3, .ignore_end = true};
     batch.submit({1, {7, 1}, Sampler({}, kVocab), three});
     batch.submit({2, {8, 1}, Sampler({}, kVocab), three});

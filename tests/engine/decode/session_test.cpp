@@ -7,7 +7,7 @@
 
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
-#include "tests/support/toy_backend.h"
+#include "tests/support/toy_rig.h"
 
 using namespace runnel::decode;
 using namespace runnel::testing;
@@ -15,21 +15,7 @@ namespace kernels = runnel::kernels;
 
 namespace {
 
-constexpr int32_t kVocab = 50;
-
-struct Rig {
-    ToyBackend *backend;
-    Executor executor;
-    explicit Rig(ExecutorOptions options) : Rig(std::make_unique<ToyBackend>(), options) {}
-    Rig(std::unique_ptr<ToyBackend> toy, ExecutorOptions options)
-        : backend(toy.get()), executor(std::move(toy), toy_program(kVocab), options) {}
-};
-
-std::vector<TokenId> random_tokens(std::mt19937 &rng, size_t n) {
-    std::vector<TokenId> tokens(n);
-    for (TokenId &t : tokens) t = static_cast<TokenId>(rng() % kVocab);
-    return tokens;
-}
+constexpr int32_t kVocab = kToyVocab;
 
 void check_logits(std::span<const float> logits, const std::vector<TokenId> &prefix) {
     REQUIRE(logits.size() == kVocab);
@@ -43,7 +29,7 @@ TEST_CASE("session: any history of feeding, truncating and reusing gives the log
     for (uint32_t seed = 0; seed < 60; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
-        Rig rig({.context = 200, .batch = 1 + static_cast<int32_t>(rng() % 70), .sequences = 2});
+        ToyRig rig({.context = 200, .batch = 1 + static_cast<int32_t>(rng() % 70), .sequences = 2});
         Session session(rig.executor), other(rig.executor);
         std::vector<TokenId> expected;
         for (int step = 0; step < 20; ++step) {
@@ -65,7 +51,7 @@ TEST_CASE("session: any history of feeding, truncating and reusing gives the log
 }
 
 TEST_CASE("session: a prompt is fed in chunks, and only its end asks for logits") {
-    Rig rig({.context = 100, .batch = 16});
+    ToyRig rig({.context = 100, .batch = 16});
     Session session(rig.executor);
     std::mt19937 rng(1);
     CHECK(session.feed(random_tokens(rng, 40)));
@@ -77,7 +63,7 @@ TEST_CASE("session: a prompt is fed in chunks, and only its end asks for logits"
 }
 
 TEST_CASE("session: reuse keeps the common prefix but the last token") {
-    Rig rig({.context = 100});
+    ToyRig rig({.context = 100});
     Session session(rig.executor);
     CHECK(session.feed(std::vector<TokenId>{1, 2, 3, 4, 5}));
     CHECK(session.reuse(std::vector<TokenId>{1, 2, 3, 9, 9, 9}) == 3);
@@ -88,7 +74,7 @@ TEST_CASE("session: reuse keeps the common prefix but the last token") {
 }
 
 TEST_CASE("session: what does not fit the context is refused with the numbers, and nothing changes") {
-    Rig rig({.context = 64, .batch = 16});
+    ToyRig rig({.context = 64, .batch = 16});
     Session session(rig.executor);
     CHECK(session.feed(std::vector<TokenId>(60, 1)));
     CHECK(session.room() == 4);
@@ -100,7 +86,7 @@ TEST_CASE("session: what does not fit the context is refused with the numbers, a
 }
 
 TEST_CASE("session: a stop in the middle of a prompt keeps the chunks before it") {
-    Rig rig({.context = 100, .batch = 10});
+    ToyRig rig({.context = 100, .batch = 10});
     Session session(rig.executor);
     StopRequest stop;
     rig.backend->on_execute = [&](const kernels::Batch &batch) {
@@ -118,7 +104,7 @@ TEST_CASE("session: a stop in the middle of a prompt keeps the chunks before it"
 }
 
 TEST_CASE("executor: sequences of one step do not see each other, and rows come in their order") {
-    Rig rig({.context = 64, .batch = 64, .sequences = 3});
+    ToyRig rig({.context = 64, .batch = 64, .sequences = 3});
     std::vector<SequenceCache> caches;
     for (int i = 0; i < 3; ++i) caches.push_back(rig.executor.new_sequence());
     std::vector<float> logits;
@@ -139,7 +125,7 @@ TEST_CASE("executor: sequences of one step do not see each other, and rows come 
 }
 
 TEST_CASE("executor: a failed step leaves the caches as they were") {
-    Rig rig({.context = 64, .batch = 32, .sequences = 1});
+    ToyRig rig({.context = 64, .batch = 32, .sequences = 1});
     SequenceCache one = rig.executor.new_sequence(), two = rig.executor.new_sequence();
     std::vector<float> logits;
     const std::vector<TokenId> many(32, 1), bad = {1, 999};

@@ -48,23 +48,23 @@ std::unique_ptr<kernels::Backend> cuda() {
     return kernels::cuda::make_cuda_backend(0);
 }
 
-struct Continuation {
+struct Continued {
     std::vector<TokenId> tokens;
     std::vector<float> logits;  // behind the last one
-    bool operator==(const Continuation &other) const {
+    bool operator==(const Continued &other) const {
         return tokens == other.tokens && logits.size() == other.logits.size() &&
                std::memcmp(logits.data(), other.logits.data(), logits.size() * sizeof(float)) == 0;
     }
 };
 
-Continuation continue_text(Executor &executor, size_t prompt, int64_t count, float temperature,
-                           Speculator *speculator) {
+Continued continue_text(Executor &executor, size_t prompt, int64_t count, float temperature,
+                        Speculator *speculator) {
     Session session(executor);
     Sampler sampler(sampling_of(temperature), kVocab);
     Generator generator(session, sampler, letters(), {.max_tokens = count}, nullptr, speculator);
     generator.start(prompt_of(prompt));
     while (generator.next()) continue;
-    Continuation result{generator.tokens(), {}};
+    Continued result{generator.tokens(), {}};
     REQUIRE(session.feed({&result.tokens.back(), 1}));
     result.logits.assign(session.logits().begin(), session.logits().end());
     return result;
@@ -80,7 +80,7 @@ std::unique_ptr<Speculator> with_model(Executor &draft, int32_t most, bool looku
 }  // namespace
 
 TEST_CASE("model draft: with any cache and window, no token and no bit of the logits changes") {
-    int64_t accepted = 0, refused = 0;
+    int64_t accepted = 0, refused = 0, taken = 0;
     for (const CacheType type : {CacheType::F16, CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8})
         for (const int32_t window : {0, 20}) {
             CAPTURE(static_cast<int>(type));
@@ -93,20 +93,24 @@ TEST_CASE("model draft: with any cache and window, no token and no bit of the lo
                 CAPTURE(temperature);
                 Executor plain(cpu(), target.program(), shape), guessing(cpu(), target.program(), shape),
                     twin(cpu(), target.program(), shape), other(cpu(), small.program(), {.context = 200});
-                const Continuation expected = continue_text(plain, 30, 80, temperature, nullptr);
+                const Continued expected = continue_text(plain, 30, 80, temperature, nullptr);
                 // A draft that is always right, one that hardly ever is, and the text itself before that.
                 const auto right = with_model(twin, 9), wrong = with_model(other, 9),
                            both = with_model(other, 5, true);
                 CHECK(continue_text(guessing, 30, 80, temperature, right.get()) == expected);
                 CHECK(continue_text(guessing, 30, 80, temperature, wrong.get()) == expected);
                 CHECK(continue_text(guessing, 30, 80, temperature, both.get()) == expected);
-                CHECK(right->counts().accepted == right->counts().drafted);  // the same noise
+                // The same noise: first choices are right, second ones are not.
+                CHECK(right->counts().accepted == right->counts().drafted - right->counts().branches);
+                CHECK(right->counts().branches_accepted == 0);
                 CHECK(right->counts().failure == "");
                 accepted += wrong->counts().accepted;
+                taken += wrong->counts().branches_accepted + both->counts().branches_accepted;
                 refused += wrong->counts().drafted - wrong->counts().accepted;
             }
         }
     CHECK(accepted > 10);
+    CHECK(taken > 10);  // second choices, on forks of the cache
     CHECK(refused > 1000);
 }
 
@@ -184,14 +188,79 @@ TEST_CASE("model draft: on the emulated GPU, beside it, and from it, texts are t
     Executor gpu(cuda(), target.program(), shape), host(cpu(), target.program(), shape);
     const auto check = [](Executor &executor, Executor &draft, float temperature) {
         CAPTURE(temperature);
-        const Continuation expected = continue_text(executor, 5, 8, temperature, nullptr);
+        const Continued expected = continue_text(executor, 5, 8, temperature, nullptr);
         const auto speculator = with_model(draft, 3);
         CHECK(continue_text(executor, 5, 8, temperature, speculator.get()) == expected);
         CHECK(speculator->counts().accepted > 1);
+        CHECK(speculator->counts().branches > 3);
         CHECK(speculator->counts().failure == "");
     };
     Executor other(cuda(), target.program(), shape);
     check(gpu, other, 0.3f);
     check(gpu, host, 0.0f);
     check(host, other, 0.3f);
+}
+
+namespace {
+
+// Says what it is told to wherever the text ends with a given token: a chain that is wrong from some place
+// on, and a branch there that is right.
+class Scripted final : public DraftSource {
+  public:
+    Scripted(std::vector<TokenId> truth, size_t shared) : truth_(std::move(truth)), shared_(shared) {}
+    Draft draft(std::span<const TokenId> text, int32_t most, float, Sampler &) override {
+        Draft draft;
+        const size_t known = text.size();
+        if (known + shared_ + 2 > truth_.size() || most < static_cast<int32_t>(shared_) + 2) return draft;
+        Branch branch{shared_, {}, {}};
+        for (size_t i = 0; i < shared_ + 2; ++i) {
+            const TokenId right = truth_[known + i];
+            draft.tokens.push_back(i < shared_ ? right : (right + 1) % kVocab);
+            if (i >= shared_) branch.tokens.push_back(right);
+        }
+        draft.probabilities.assign(draft.tokens.size(), 1);
+        branch.probabilities.assign(branch.tokens.size(), 1);
+        draft.branches.push_back(std::move(branch));
+        return draft;
+    }
+    std::string_view name() const override { return "scripted"; }
+
+  private:
+    std::vector<TokenId> truth_;
+    size_t shared_;
+};
+
+void check_branches(std::unique_ptr<kernels::Backend> (*device)(), const TinyProgram &target, CacheType type,
+                    size_t prompt, size_t shared, int64_t count) {
+    CAPTURE(prompt);
+    CAPTURE(shared);
+    const ExecutorOptions shape{.context = 128, .batch = 32, .slack = 4, .types = {type, type}};
+    Executor plain(device(), target.program(), shape), guessing(device(), target.program(), shape);
+    const Continued expected = continue_text(plain, prompt, count, 0, nullptr);
+    std::vector<TokenId> truth = prompt_of(prompt);
+    truth.insert(truth.end(), expected.tokens.begin(), expected.tokens.end());
+    std::vector<std::unique_ptr<DraftSource>> sources;
+    sources.push_back(std::make_unique<Scripted>(truth, shared));
+    Speculator speculator(std::move(sources), {.length = {.most = 8}});
+    CHECK(continue_text(guessing, prompt, count, 0, &speculator) == expected);
+    CHECK(speculator.counts().branches_accepted == speculator.counts().branches);
+    CHECK(speculator.counts().branches > 0);
+}
+
+}  // namespace
+
+TEST_CASE("tree: branches that are taken at every position of a block leave the bits of plain decoding") {
+    for (const CacheType type : {CacheType::F16, CacheType::Q8_0})
+        for (const int32_t window : {0, 9}) {
+            const TinyProgram target({.head_dim_k = 32, .head_dim_v = 32, .window = window}, 3);
+            for (size_t prompt = 24; prompt <= 34; ++prompt)
+                check_branches(cpu, target, type, prompt, prompt % 3, 24);
+        }
+}
+
+TEST_CASE("tree: on the emulated GPU, too") {
+    for (const CacheType type : {CacheType::F16, CacheType::Q8_0}) {
+        const TinyProgram target({.layers = 1, .head_dim_k = 32, .head_dim_v = 32, .window = 9}, 3);
+        for (const size_t prompt : {29, 32}) check_branches(cuda, target, type, prompt, prompt % 3, 8);
+    }
 }

@@ -9,22 +9,14 @@
 #include <vector>
 
 #include "tests/support/random.h"
-#include "tests/support/toy_backend.h"
+#include "tests/support/toy_rig.h"
 
 using namespace runnel::decode;
 using namespace runnel::testing;
 
 namespace {
 
-constexpr int32_t kVocab = 50;
-
-struct Rig {
-    ToyBackend *backend;
-    Executor executor;
-    explicit Rig(ExecutorOptions options) : Rig(std::make_unique<ToyBackend>(), options) {}
-    Rig(std::unique_ptr<ToyBackend> toy, ExecutorOptions options)
-        : backend(toy.get()), executor(std::move(toy), toy_program(kVocab), options) {}
-};
+constexpr int32_t kVocab = kToyVocab;
 
 }  // namespace
 
@@ -99,7 +91,7 @@ TEST_CASE("pass costs: the passes of the sequence correct them") {
 }
 
 TEST_CASE("pass costs: measured where the sequence stands, which stays as it is") {
-    Rig rig({.context = 400, .batch = 64});
+    ToyRig rig({.context = 400, .batch = 64});
     Session session(rig.executor);
     REQUIRE(session.feed(std::vector<TokenId>(100, 7)));
     const std::vector<float> logits(session.logits().begin(), session.logits().end());
@@ -128,7 +120,7 @@ TEST_CASE("pass costs: measured where the sequence stands, which stays as it is"
 }
 
 TEST_CASE("pass costs: what there is no room or no time for is not measured") {
-    const auto sizes = [](Rig &rig, const Session &session, const StopRequest *stop) {
+    const auto sizes = [](ToyRig &rig, const Session &session, const StopRequest *stop) {
         rig.backend->records.clear();
         const PassCosts costs = measure_pass_costs(session, 40, stop);
         CHECK(costs.seconds(8) >= costs.seconds(1));
@@ -136,7 +128,7 @@ TEST_CASE("pass costs: what there is no room or no time for is not measured") {
         for (const ToyBackend::Record &record : rig.backend->records) most = std::max(most, record.tokens);
         return most;
     };
-    Rig rig({.context = 64, .batch = 16});
+    ToyRig rig({.context = 64, .batch = 16});
     Session session(rig.executor);
     const size_t all = sizes(rig, session, nullptr);
     CHECK((all >= 4 && all <= 16));  // the batch; on a busy machine, the time

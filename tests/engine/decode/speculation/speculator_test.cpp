@@ -10,7 +10,7 @@
 #include "engine/decode/error.h"
 #include "engine/decode/generator.h"
 #include "tests/engine/decode/speculation/toy_draft.h"
-#include "tests/support/toy_backend.h"
+#include "tests/support/toy_rig.h"
 
 using namespace runnel::decode;
 using namespace runnel::testing;
@@ -18,26 +18,7 @@ namespace kernels = runnel::kernels;
 
 namespace {
 
-constexpr int32_t kVocab = 40;
-
-struct Rig {
-    ToyBackend *backend;
-    Executor executor;
-    explicit Rig(const ExecutorOptions &options) : Rig(std::make_unique<ToyBackend>(), options) {}
-    Rig(std::unique_ptr<ToyBackend> toy, const ExecutorOptions &options)
-        : backend(toy.get()), executor(std::move(toy), toy_program(kVocab), options) {}
-};
-
-Vocabulary letters() {
-    return {[](TokenId id) { return std::string(1, static_cast<char>('!' + id)); },
-            [](TokenId id) { return id == 0; }};
-}
-
-std::vector<TokenId> random_tokens(std::mt19937 &rng, size_t n) {
-    std::vector<TokenId> tokens(n);
-    for (TokenId &t : tokens) t = static_cast<TokenId>(rng() % kVocab);
-    return tokens;
-}
+constexpr int32_t kVocab = kToyVocab;
 
 SamplingOptions random_sampling(std::mt19937 &rng) {
     SamplingOptions how;
@@ -85,7 +66,7 @@ std::vector<Result> converse(Executor &executor, const SamplingOptions &sampling
     Sampler sampler(sampling, kVocab);
     std::vector<TokenId> text = prompt;
     for (int turn = 0; turn < 2; ++turn) {
-        Generator generator(session, sampler, letters(), limits, nullptr, speculator);
+        Generator generator(session, sampler, toy_letters(), limits, nullptr, speculator);
         Result r{};
         try {
             generator.start(text);
@@ -112,7 +93,7 @@ std::vector<Result> converse(Executor &executor, const SamplingOptions &sampling
 }  // namespace
 
 TEST_CASE("speculator: a single answer is the same, whatever is drafted, and leaves the same session") {
-    int64_t drafted = 0, accepted = 0;
+    int64_t drafted = 0, accepted = 0, branches = 0, taken = 0;
     for (uint32_t seed = 0; seed < 300; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -121,10 +102,13 @@ TEST_CASE("speculator: a single answer is the same, whatever is drafted, and lea
         const SamplingOptions sampling = random_sampling(rng);
         const GenerationOptions limits = random_limits(rng, context);
         const std::vector<TokenId> prompt = random_tokens(rng, 1 + rng() % static_cast<size_t>(context));
-        Rig plain(shape), guessing(shape);
-        const ToyDraftOptions source{
-            .vocab = kVocab, .error = double(rng() % 3) * 0.2, .silence = double(rng() % 3) * 0.15};
-        const SpeculationOptions how{.length = {.most = static_cast<int32_t>(rng() % 34)}};
+        ToyRig plain(shape), guessing(shape);
+        const ToyDraftOptions source{.vocab = kVocab,
+                                     .error = double(rng() % 3) * 0.2,
+                                     .silence = double(rng() % 3) * 0.15,
+                                     .doubt = double(rng() % 3) * 0.4};
+        const SpeculationOptions how{.length = {.most = static_cast<int32_t>(rng() % 34),
+                                                .branches = 1 + static_cast<int32_t>(rng() % 6)}};
         const auto costs = rng() % 2 ? std::make_shared<SharedCosts>() : nullptr;
         const auto speculator = toy_speculator(source, seed, how, costs);
         const auto expected = converse(plain.executor, sampling, limits, prompt, nullptr);
@@ -139,13 +123,17 @@ TEST_CASE("speculator: a single answer is the same, whatever is drafted, and lea
         CHECK(guessing.backend->records.size() <= plain.backend->records.size() + (costs ? 60 : 0));
         drafted += speculator->counts().drafted;
         accepted += speculator->counts().accepted;
+        branches += speculator->counts().branches;
+        taken += speculator->counts().branches_accepted;
     }
     CHECK(accepted > 1000);              // drafts were kept,
     CHECK(accepted < drafted * 9 / 10);  // and others not
+    CHECK(taken > 50);                   // branches, too
+    CHECK(taken < branches / 2);
 }
 
 TEST_CASE("speculator: drafts save passes") {
-    Rig plain({.context = 300, .batch = 64}), guessing({.context = 300, .batch = 64});
+    ToyRig plain({.context = 300, .batch = 64}), guessing({.context = 300, .batch = 64});
     SamplingOptions sampling;
     sampling.seed = 5;
     const GenerationOptions limits{.max_tokens = 120, .ignore_end = true};
@@ -166,24 +154,25 @@ TEST_CASE("speculator: roll-back at every position of a block, with every length
             CAPTURE(most);
             CAPTURE(start);
             const std::vector<TokenId> prompt(start, 2);
-            Rig plain({.context = 120, .batch = 64}), guessing({.context = 120, .batch = 64});
+            ToyRig plain({.context = 120, .batch = 64}), guessing({.context = 120, .batch = 64});
             const GenerationOptions limits{.max_tokens = 40, .ignore_end = true};
-            const auto speculator = toy_speculator({.vocab = kVocab, .error = 0.3, .silence = 0},
-                                                   static_cast<uint32_t>(start), {.length = {.most = most}});
+            const auto speculator =
+                toy_speculator({.vocab = kVocab, .error = 0.3, .silence = 0, .doubt = start % 2 ? 0.5 : 0.0},
+                               static_cast<uint32_t>(start), {.length = {.most = most}});
             CHECK(converse(plain.executor, greedy, limits, prompt, nullptr) ==
                   converse(guessing.executor, greedy, limits, prompt, speculator.get()));
         }
 }
 
 TEST_CASE("speculator: an interrupt in the middle of accepted tokens ends the answer there") {
-    Rig rig({.context = 100, .batch = 64});
+    ToyRig rig({.context = 100, .batch = 64});
     SamplingOptions greedy;
     greedy.temperature = 0;
     Session session(rig.executor);
     Sampler sampler(greedy, kVocab);
     StopRequest stop;
     const auto sure = toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1, {.length = {.most = 7}});
-    Generator generator(session, sampler, letters(), {.ignore_end = true}, &stop, sure.get());
+    Generator generator(session, sampler, toy_letters(), {.ignore_end = true}, &stop, sure.get());
     generator.start(std::vector<TokenId>{1, 2, 3});
     for (int i = 0; i < 4; ++i) REQUIRE(generator.next());
     CHECK(session.tokens().size() == 3 + 8);
@@ -195,7 +184,7 @@ TEST_CASE("speculator: an interrupt in the middle of accepted tokens ends the an
 }
 
 TEST_CASE("speculator: an interrupt during a pass with drafts leaves none of them") {
-    Rig rig({.context = 100, .batch = 64});
+    ToyRig rig({.context = 100, .batch = 64});
     Session session(rig.executor);
     Sampler sampler({}, kVocab);
     StopRequest stop;
@@ -203,7 +192,7 @@ TEST_CASE("speculator: an interrupt during a pass with drafts leaves none of the
         if (batch.positions[0] > 3) stop.request(StopRequest::Reason::Interrupt);
     };
     const auto sure = toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1, {.length = {.most = 7}});
-    Generator generator(session, sampler, letters(), {.ignore_end = true}, &stop, sure.get());
+    Generator generator(session, sampler, toy_letters(), {.ignore_end = true}, &stop, sure.get());
     generator.start(std::vector<TokenId>{1, 2, 3});
     while (generator.next()) continue;
     CHECK(generator.tokens().size() == 9);  // of the prompt's pass and of one with drafts
@@ -224,7 +213,7 @@ class FailingDraft final : public DraftSource {
 }  // namespace
 
 TEST_CASE("speculator: where a source fails, the next one is heard, and the answer is the same") {
-    Rig plain({.context = 100, .batch = 64}), guessing({.context = 100, .batch = 64});
+    ToyRig plain({.context = 100, .batch = 64}), guessing({.context = 100, .batch = 64});
     const GenerationOptions limits{.max_tokens = 50, .ignore_end = true};
     std::vector<std::unique_ptr<DraftSource>> sources;
     sources.push_back(std::make_unique<FailingDraft>());
@@ -238,7 +227,7 @@ TEST_CASE("speculator: where a source fails, the next one is heard, and the answ
 
 TEST_CASE("speculator: logits that are not finite are the answer's error when it comes to them") {
     for (const bool guess : {false, true}) {
-        Rig rig({.context = 100, .batch = 64});
+        ToyRig rig({.context = 100, .batch = 64});
         rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
             if (prefix.size() == 20) logits[3] = std::numeric_limits<float>::quiet_NaN();
         };
@@ -316,34 +305,36 @@ void check_same(const Results &got, const Results &expected) {
 }  // namespace
 
 TEST_CASE("speculator: in a batch, each sequence drafts for itself and no answer changes") {
-    int64_t accepted = 0, preemptions = 0;
+    int64_t accepted = 0, taken = 0, preemptions = 0;
     for (uint32_t seed = 0; seed < 60; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
         const int32_t context = 40 + static_cast<int32_t>(rng() % 150);
         const std::vector<AnswerBatch::Job> jobs = random_jobs(rng, context);
-        Rig calm({.context = context, .sequences = 3}),
+        ToyRig calm({.context = context, .sequences = 3}),
             crowded({.context = context,
                      .batch = 3 + static_cast<int32_t>(rng() % 60),
                      .sequences = 8,
                      .cells = context + static_cast<int32_t>(rng() % 100)});
         const FreeBlocks free = crowded.executor.free_blocks();
-        AnswerBatch alone(calm.executor, letters(), 1);
+        AnswerBatch alone(calm.executor, toy_letters(), 1);
         const Results expected = answers(alone, jobs, nullptr);
         uint32_t made = seed;
         const auto costs = rng() % 2 ? std::make_shared<SharedCosts>() : nullptr;
         {
-            AnswerBatch together(crowded.executor, letters(), 1 + static_cast<int32_t>(rng() % 8), [&]() {
-                return toy_speculator({.vocab = kVocab, .error = 0.2, .silence = 0.1}, ++made,
+            AnswerBatch together(crowded.executor, toy_letters(), 1 + static_cast<int32_t>(rng() % 8), [&]() {
+                return toy_speculator({.vocab = kVocab, .error = 0.2, .silence = 0.1, .doubt = 0.4}, ++made,
                                       {.length = {.most = 1 + static_cast<int32_t>(rng() % 12)}}, costs);
             });
             check_same(answers(together, jobs, &rng), expected);
             accepted += together.speculation().accepted;
+            taken += together.speculation().branches_accepted;
             preemptions += together.schedule().preemptions;
         }
         CHECK(crowded.executor.free_blocks() == free);
     }
     CHECK(accepted > 1000);
+    CHECK(taken > 50);
     CHECK(preemptions > 20);
 }
 
@@ -391,7 +382,7 @@ Pairs draw_pairs(const SamplingOptions &sampling, DraftRule rule, const ToyDraft
     for (const Candidate &first : odds_after(prompt).candidates)
         for (const Candidate &second : odds_after({3, 1, 4, first.id}).candidates)
             pairs.odds[{first.id, second.id}] = first.probability * second.probability;
-    Rig rig({.context = 32, .batch = 32});
+    ToyRig rig({.context = 32, .batch = 32});
     for (int draw = 0; draw < pairs.draws; ++draw) {
         Session session(rig.executor);
         Sampler sampler(sampling, kVocab);
@@ -403,15 +394,16 @@ Pairs draw_pairs(const SamplingOptions &sampling, DraftRule rule, const ToyDraft
         // The first token is drafted, too.
         session.append(prompt);
         speculator->propose(prompt, 3, 0, sampler);
-        session.append_drafts(speculator->drafts());
+        speculator->append_to(session);
         REQUIRE(session.compute());
-        std::vector<TokenId> tokens = take_tokens(session, session.logits(), speculator.get(), sampler);
+        std::vector<TokenId> tokens =
+            take_tokens(session, session.logits(), speculator.get(), sampler).tokens;
         while (tokens.size() < 2) {
             session.append({&tokens.back(), 1});
             speculator->propose(session.tokens(), 2, 0, sampler);
-            session.append_drafts(speculator->drafts());
+            speculator->append_to(session);
             REQUIRE(session.compute());
-            for (const TokenId id : take_tokens(session, session.logits(), speculator.get(), sampler))
+            for (const TokenId id : take_tokens(session, session.logits(), speculator.get(), sampler).tokens)
                 tokens.push_back(id);
         }
         pairs.seen[{tokens[0], tokens[1]}] += 1;
@@ -430,7 +422,8 @@ TEST_CASE("speculator: under both rules, texts have the model's distribution aft
         for (const double spread : {0.0, 0.5}) {
             CAPTURE(static_cast<int>(rule));
             CAPTURE(spread);
-            const ToyDraftOptions source{.vocab = kVocab, .error = 0, .silence = 0.2, .spread = spread};
+            const ToyDraftOptions source{
+                .vocab = kVocab, .error = 0, .silence = 0.2, .spread = spread, .doubt = 0.5};
             CHECK(draw_pairs(sampling, rule, source).deviation() < 5);
         }
 }

@@ -16,6 +16,8 @@ struct ToyDraftOptions {
     double error = 0.3;    // probability of a random token
     double silence = 0.2;  // probability of no draft, and of an end at each token
     double spread = 0;     // how far its logits are from the model's
+    double doubt = 0;  // probability of a branch at each token: what it would have said without an error, or
+                       // its second choice, and a few tokens behind that
     bool with_distributions = false;
     bool lies = false;  // the distributions are those of the model, not what was drawn from
 };
@@ -31,6 +33,7 @@ class ToyDraft final : public decode::DraftSource {
         while (static_cast<int32_t>(draft.tokens.size()) < most && !chance(options_.silence)) {
             const decode::Distribution &from = sampler.distribution(logits(prefix, options_.spread), prefix);
             decode::TokenId id = sampler.draw(prefix.size());
+            const decode::TokenId first = id, second = sampler.second(prefix.size(), id);
             if (chance(options_.error))
                 id = static_cast<decode::TokenId>(rng_() % static_cast<uint32_t>(options_.vocab));
             draft.tokens.push_back(id);
@@ -38,6 +41,8 @@ class ToyDraft final : public decode::DraftSource {
             if (options_.with_distributions)
                 draft.distributions.push_back(options_.lies ? sampler.distribution(logits(prefix, 0), prefix)
                                                             : from);
+            if (options_.doubt > 0 && chance(options_.doubt))
+                add_branch(draft, prefix, id == first ? second : first, most, sampler);
             prefix.push_back(id);
         }
         return draft;
@@ -45,6 +50,20 @@ class ToyDraft final : public decode::DraftSource {
     std::string_view name() const override { return "toy"; }
 
   private:
+    void add_branch(decode::Draft &draft, std::vector<decode::TokenId> prefix, decode::TokenId id,
+                    int32_t most, decode::Sampler &sampler) {
+        if (id == text::kNoToken || id == draft.tokens.back()) return;
+        decode::Branch branch{draft.tokens.size() - 1, {}, {}};
+        const size_t length = std::min<size_t>(1 + rng_() % 4, static_cast<size_t>(most) - branch.shared);
+        while (branch.tokens.size() < length) {
+            branch.tokens.push_back(id);
+            branch.probabilities.push_back(0.5f);
+            prefix.push_back(id);
+            sampler.distribution(logits(prefix, options_.spread), prefix);
+            id = sampler.draw(prefix.size());
+        }
+        draft.branches.push_back(std::move(branch));
+    }
     bool chance(double probability) { return std::uniform_real_distribution<double>()(rng_) < probability; }
 
     std::vector<float> logits(const std::vector<decode::TokenId> &prefix, double spread) const {

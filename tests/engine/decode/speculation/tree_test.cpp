@@ -1,0 +1,220 @@
+// Trees of guesses on the toy model: what they gain, what they leave, and drafting for many at a time.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <memory>
+
+#include "engine/decode/answer_batch.h"
+#include "engine/decode/generator.h"
+#include "engine/decode/speculation/dial_draft.h"
+#include "engine/decode/speculation/lookup_draft.h"
+#include "engine/decode/speculation/model_draft.h"
+#include "tests/engine/decode/speculation/toy_draft.h"
+#include "tests/support/toy_rig.h"
+
+using namespace runnel::decode;
+using namespace runnel::testing;
+namespace kernels = runnel::kernels;
+
+namespace {
+
+std::unique_ptr<Speculator> with(std::unique_ptr<DraftSource> source, int32_t most, int32_t branches) {
+    std::vector<std::unique_ptr<DraftSource>> sources;
+    sources.push_back(std::move(source));
+    return std::make_unique<Speculator>(std::move(sources),
+                                        SpeculationOptions{.length = {.most = most, .branches = branches}});
+}
+
+SamplingOptions greedy() {
+    SamplingOptions how;
+    how.temperature = 0;
+    return how;
+}
+
+std::vector<TokenId> answer(Executor &executor, const std::vector<TokenId> &prompt, int64_t count,
+                            Speculator *speculator) {
+    Session session(executor);
+    Sampler sampler(greedy(), kToyVocab);
+    Generator generator(session, sampler, toy_letters(), {.max_tokens = count, .ignore_end = true}, nullptr,
+                        speculator);
+    generator.start(prompt);
+    while (generator.next()) continue;
+    return generator.tokens();
+}
+
+}  // namespace
+
+TEST_CASE("tree: second choices that are right where the first is not save passes") {
+    const std::vector<TokenId> prompt = {3, 1, 4};
+    ToyRig plain({.context = 400});
+    std::vector<TokenId> truth = prompt;
+    const std::vector<TokenId> expected = answer(plain.executor, prompt, 300, nullptr);
+    truth.insert(truth.end(), expected.begin(), expected.end());
+    std::map<double, double> accepted, passes;
+    for (const double second : {0.0, 0.5, 1.0}) {
+        CAPTURE(second);
+        ToyRig rig({.context = 400});
+        const auto tree = with(std::make_unique<DialDraft>(truth, 0.5, 1, kToyVocab, second), 4, 5);
+        CHECK(answer(rig.executor, prompt, 300, tree.get()) == expected);
+        accepted[second] = tree->counts().mean_accepted();
+        passes[second] = static_cast<double>(rig.backend->records.size());
+    }
+    // Of chains of 4 with 50%: 15/16 a pass; with a second choice that is always right one more for all but
+    // the 1 in 16 that were right to the end.
+    CHECK(accepted[0.0] == doctest::Approx(0.94).epsilon(0.2));
+    CHECK(accepted[1.0] == doctest::Approx(0.94 + 0.94).epsilon(0.15));
+    CHECK(accepted[0.5] > 1.2 * accepted[0.0]);
+    CHECK(passes[1.0] < 0.75 * passes[0.0]);
+}
+
+TEST_CASE("tree: what branches share is computed once, and their blocks go back") {
+    ToyRig rig({.context = 200, .batch = 64});
+    const FreeBlocks free = rig.executor.free_blocks();
+    {
+        Session session(rig.executor);
+        REQUIRE(session.feed(std::vector<TokenId>(50, 2)));
+        const FreeBlocks before = rig.executor.free_blocks();
+        session.append(std::vector<TokenId>{3});
+        session.append_drafts(std::vector<TokenId>{4, 5, 6});
+        session.append_branch(0, std::vector<TokenId>{7});
+        session.append_branch(2, std::vector<TokenId>{8, 9});
+        CHECK(session.branch_tokens() == 3);
+        REQUIRE(session.compute());
+        CHECK(rig.backend->records.back().tokens == 4 + 3);
+        CHECK(rig.backend->records.back().sequences == 3);
+        CHECK(rig.backend->records.back().rows == 4 + 3);
+        std::vector<TokenId> text(50, 2);
+        text.insert(text.end(), {3, 4, 5, 8, 9});
+        const auto logits = session.branch_logits(1);
+        REQUIRE(logits.size() == 2 * size_t{kToyVocab});
+        CHECK(logits[size_t{kToyVocab} + 1] == toy_logit(hash_tokens(text), 1));
+        session.choose_branch(1);
+        CHECK(session.tokens() == text);
+        CHECK(session.branches() == 0);
+        CHECK(rig.executor.free_blocks() == before);
+        REQUIRE(session.feed(std::vector<TokenId>{1}));
+        text.push_back(1);
+        CHECK(session.logits()[1] == toy_logit(hash_tokens(text), 1));
+    }
+    CHECK(rig.executor.free_blocks() == free);
+}
+
+TEST_CASE("tree: a branch for which there is no block or no place is left out") {
+    ToyRig small({.context = 64, .batch = 64}), narrow({.context = 64, .batch = 4});
+    for (ToyRig *rig : {&small, &narrow}) {
+        const bool full = rig == &small;
+        Session session(rig->executor);
+        REQUIRE(session.feed(std::vector<TokenId>(full ? 40 : 30, 2)));
+        session.append(std::vector<TokenId>{3});
+        session.append_drafts(std::vector<TokenId>{4, 5, 6});
+        session.append_branch(0, std::vector<TokenId>{7});
+        REQUIRE(session.compute());
+        CHECK(session.logits().size() == 4 * size_t{kToyVocab});
+        CHECK(session.branch_logits(0).empty());
+    }
+}
+
+TEST_CASE("tree: lookup takes two earlier continuations, and the text goes on with either") {
+    // "1 2 3" was followed by 4 and by 9, in this order.
+    const std::vector<TokenId> text = {1, 2, 3, 4, 5, 6, 8, 1, 2, 3, 9, 7, 7, 6, 8, 8, 1, 2, 3};
+    LookupDraft lookup;
+    const Draft draft = lookup.draft(text, 4, 0);
+    REQUIRE(draft.branches.size() == 1);
+    CHECK(draft.branches[0].shared == 0);
+    const bool latest_first = draft.tokens[0] == 9;
+    CHECK(draft.tokens ==
+          (latest_first ? std::vector<TokenId>{9, 7, 7, 6} : std::vector<TokenId>{4, 5, 6, 8}));
+    CHECK(draft.branches[0].tokens ==
+          (latest_first ? std::vector<TokenId>{4, 5, 6, 8} : std::vector<TokenId>{9, 7, 7, 6}));
+    CHECK(draft.branches[0].probabilities.size() == 4);
+
+    // A model that says one or the other, nobody knows why.
+    ToyRig plain({.context = 300}), rig({.context = 300});
+    for (ToyRig *side : {&plain, &rig})
+        side->backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
+            const size_t place = prefix.size() % 8;
+            size_t next = place < 3 ? 1 + place : 10 + place;
+            if (place == 3) next = mix(prefix.size()) % 2 ? 4 : 9;
+            logits[next] = 100;
+        };
+    const auto speculator = with(std::make_unique<LookupDraft>(), 6, 3);
+    CHECK(answer(rig.executor, {1, 2, 3}, 250, speculator.get()) ==
+          answer(plain.executor, {1, 2, 3}, 250, nullptr));
+    CHECK(speculator->counts().branches_accepted > 5);
+}
+
+TEST_CASE("tree: under the rejection rule, and with one continuation, drafts are chains") {
+    for (const bool rejection : {false, true}) {
+        ToyRig rig({.context = 200});
+        std::vector<std::unique_ptr<DraftSource>> sources;
+        sources.push_back(std::make_unique<ToyDraft>(
+            ToyDraftOptions{.vocab = kToyVocab, .doubt = 1, .with_distributions = rejection}, 1));
+        Speculator speculator(std::move(sources),
+                              {.length = {.most = 4, .branches = rejection ? 8 : 1},
+                               .rule = rejection ? DraftRule::Rejection : DraftRule::Same});
+        answer(rig.executor, {1}, 100, &speculator);
+        CHECK(speculator.counts().passes > 10);
+        CHECK(speculator.counts().branches == 0);
+    }
+}
+
+// --- models that draft -----------------------------------------------------------------------------------
+
+TEST_CASE("model draft: in a batch, sequences draft in common passes, and say what they would alone") {
+    const auto run = [](int32_t parallel, ToyRig &target, ToyRig &draft) {
+        AnswerBatch batch(target.executor, toy_letters(), parallel, [&draft] {
+            return with(std::make_unique<ModelDraft>(draft.executor, "model"), 3, 2);
+        });
+        for (uint64_t key = 0; key < 4; ++key) {
+            SamplingOptions how;
+            how.seed = key;
+            how.temperature = key % 2 ? 0.0f : 1.0f;
+            batch.submit({.key = key,
+                          .prompt = std::vector<TokenId>(5 + key, 2),
+                          .sampler = Sampler(how, kToyVocab),
+                          .options = {.max_tokens = 41, .ignore_end = true}});
+        }
+        std::map<uint64_t, std::string> texts;
+        while (batch.unfinished() > 0) {
+            REQUIRE(batch.step());
+            for (const AnswerBatch::Finished &f : batch.take_finished()) texts[f.key] = f.text;
+        }
+        // First choices are right, second ones are not.
+        CHECK(batch.speculation().drafted == batch.speculation().accepted + batch.speculation().branches);
+        return texts;
+    };
+    const ExecutorOptions shape{.context = 100, .batch = 64, .sequences = 4};
+    ToyRig target_alone(shape), draft_alone(shape), target(shape), draft(shape);
+    CHECK(run(1, target_alone, draft_alone) == run(4, target, draft));
+    size_t together = 0;
+    for (const ToyBackend::Record &record : draft.backend->records) together += record.sequences == 4;
+    CHECK(together > 25);
+    CHECK(3 * draft.backend->records.size() < draft_alone.backend->records.size());
+}
+
+TEST_CASE("model draft: an interrupt while it reads the prompt ends the answer at once") {
+    ToyRig target({.context = 400}), draft({.context = 400, .batch = 8});
+    StopRequest stop;
+    draft.backend->on_execute = [&](const kernels::Batch &batch) {
+        if (batch.positions[0] >= 16) stop.request(StopRequest::Reason::Interrupt);
+    };
+    const auto speculator = with(std::make_unique<ModelDraft>(draft.executor, "model"), 4, 1);
+    Session session(target.executor);
+    Sampler sampler(greedy(), kToyVocab);
+    Generator generator(session, sampler, toy_letters(), {.ignore_end = true}, &stop, speculator.get());
+    generator.start(std::vector<TokenId>(300, 2));
+    while (generator.next()) continue;
+    CHECK(generator.finish_reason() == FinishReason::Interrupt);
+    CHECK(generator.tokens().size() == 1);
+    CHECK(draft.backend->records.size() == 3);  // of 38
+    CHECK(speculator->counts().failure == "");
+    // It reads on where it was left.
+    stop.reset();
+    draft.backend->on_execute = nullptr;
+    Generator again(session, sampler, toy_letters(), {.max_tokens = 20, .ignore_end = true}, &stop,
+                    speculator.get());
+    again.start(std::vector<TokenId>(300, 2));
+    while (again.next()) continue;
+    CHECK(again.tokens().size() == 20);
+    CHECK(speculator->counts().accepted > 10);
+}

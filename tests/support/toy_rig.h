@@ -1,0 +1,43 @@
+// An executor on the toy model, and what goes in and comes out of it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/decode/answer.h"
+#include "engine/decode/executor.h"
+#include "tests/support/toy_backend.h"
+
+namespace runnel::testing {
+
+inline constexpr int32_t kToyVocab = 40;
+
+struct ToyRig {
+    ToyBackend *backend;
+    decode::Executor executor;
+
+    explicit ToyRig(const decode::ExecutorOptions &options, int32_t vocab = kToyVocab)
+        : ToyRig(std::make_unique<ToyBackend>(), options, vocab) {}
+
+  private:
+    ToyRig(std::unique_ptr<ToyBackend> toy, const decode::ExecutorOptions &options, int32_t vocab)
+        : backend(toy.get()), executor(std::move(toy), toy_program(vocab), options) {}
+};
+
+// Token 0 ends a text.
+inline decode::Vocabulary toy_letters() {
+    return {[](decode::TokenId id) { return std::string(1, static_cast<char>('!' + id)); },
+            [](decode::TokenId id) { return id == 0; }};
+}
+
+inline std::vector<decode::TokenId> random_tokens(std::mt19937 &rng, size_t n, uint32_t vocab = kToyVocab) {
+    std::vector<decode::TokenId> tokens(n);
+    for (decode::TokenId &t : tokens) t = static_cast<decode::TokenId>(rng() % vocab);
+    return tokens;
+}
+
+}  // namespace runnel::testing
