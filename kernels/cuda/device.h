@@ -29,6 +29,8 @@
 #include "kernels/cuda/device_emulated.h"
 #endif
 
+// DEVICE marks a function of kernels, DEVICE_DATA a constant array that they index.
+//
 // The functions that both headers provide, in namespace runnel::kernels::cuda:
 //
 // coordinates

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #define DEVICE inline
+#define DEVICE_DATA constexpr
 
 namespace runnel::kernels::cuda {
 

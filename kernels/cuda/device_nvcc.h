@@ -9,6 +9,7 @@
 #endif
 
 #define DEVICE __device__ __forceinline__
+#define DEVICE_DATA __device__ const
 
 namespace runnel::kernels::cuda {
 

@@ -3,6 +3,7 @@
 // tuning.
 #include "kernels/cuda/embed.h"
 
+#include "kernels/cuda/codebooks.h"
 #include "kernels/cuda/device.h"
 
 namespace runnel::kernels::cuda {
@@ -57,12 +58,55 @@ DEVICE float iq4_value(int code) {
     return static_cast<float>(static_cast<int8_t>(word >> code % 4 * 8 & 255u));
 }
 
+// gguf::kMXFP4Values
+DEVICE float e2m1_value(int code) {
+    const int index = code & 7, magnitude = index < 5 ? index : index == 5 ? 6 : index == 6 ? 8 : 12;
+    return static_cast<float>(code & 8 ? -magnitude : magnitude);
+}
+
 DEVICE float mxfp4_value(const Place &p) {
     const uint32_t e = p.block[8 * p.row + p.k / 32];
-    const int code = nibble_of(p), index = code & 7;
-    const int magnitude = index < 5 ? index : index == 5 ? 6 : index == 6 ? 8 : 12;
-    return bits_float(e >= 2 ? (e - 1) << 23 : 0x00200000u << e) *
-           static_cast<float>(code & 8 ? -magnitude : magnitude);
+    return bits_float(e >= 2 ? (e - 1) << 23 : 0x00200000u << e) * e2m1_value(nibble_of(p));
+}
+
+DEVICE float nvfp4_value(const Place &p) {
+    const uint32_t scale = p.block[16 * p.row + p.k / 16];
+    return bits_float(scale << 20) * 0x1p119f * e2m1_value(nibble_of(p));
+}
+
+// Of the formats with codebooks (tiles.h), with ggml's float operations.
+DEVICE float codebook_value(const Place &p, TileFormat format) {
+    const TileLayout layout = tile_layout(format);
+    const int lane = 4 * p.g + p.k % 16 / 4, chunk = p.k / 64, s = p.k / 32 % 2,
+              a = p.r + 2 * (p.k % 32 / 16);
+    const int j = 4 * s + a, i = p.k % 4, owner = has_quads(format) ? lane : lane / 2;
+    const auto word_at = [](const uint8_t *at) { return *reinterpret_cast<const uint32_t *>(at); };
+    const auto upper = [&](int words, int word, int bit) {
+        return word_at(p.high + 4 * (words * owner + word)) >> bit;
+    };
+    uint32_t index = p.main[chunk * layout.chunk + 8 * owner + 4 * s + a];
+    if (format == TileFormat::IQ1) index |= (upper(4, chunk, 4 * j) & 7u) << 8;
+    if (format == TileFormat::IQ2_S) index |= (upper(2, chunk / 2, 2 * (8 * (chunk % 2) + j)) & 3u) << 8;
+    if (format == TileFormat::IQ2_XS || format == TileFormat::IQ3_S)
+        index |= (upper(1, 0, 8 * chunk + j) & 1u) << 8;
+    const uint32_t word = book_word(format, book_code(format, static_cast<int>(index)));
+    const int row = 2 * p.g + p.r, groups = has_groups_of_16(format) ? 16 : 8, group = p.k * groups / 256;
+    const int nibble = p.block[(row * groups + group) / 2] >> 4 * (group % 2) & 15;
+    const float scale = static_cast<float>(2 * nibble + 1), d = half_at(p.scales2 + 2 * row);
+    if (format == TileFormat::IQ1) {
+        const int level = static_cast<int>(word >> 4 * (p.k % 8) & 15u) - 1;
+        const float shift = upper(4, chunk, 4 * j + 3) & 1u ? -0.125f : 0.125f;
+        return d * scale * (static_cast<float>(level) + shift);
+    }
+    const uint32_t signs = word_at(p.block + layout.signs + 16 * lane + 4 * chunk);
+    const bool negative = signs >> (has_quads(format) ? 8 * i + j : 16 * s + 4 * i + a) & 1u;
+    const int level = static_cast<int>(word >> 4 * (p.k % 8) & 15u);
+    const int size = has_quads(format) ? static_cast<int>(word >> 8 * i & 255u)
+                     : level == 0      ? 8
+                     : level == 1      ? 25
+                                       : 43;
+    const float unit = format == TileFormat::IQ3_S ? 1.0f : format == TileFormat::IQ3_XXS ? 0.25f : 0.125f;
+    return d * scale * unit * static_cast<float>(negative ? -size : size);
 }
 
 DEVICE float q2_value(const Place &p) {
@@ -135,6 +179,15 @@ DEVICE float value_of(const EmbedParams &params, int32_t row, int32_t col) {
             return d() * iq4_value(nibble_of(p));
         case TileFormat::MXFP4:
             return mxfp4_value(p);
+        case TileFormat::NVFP4:
+            return nvfp4_value(p);
+        case TileFormat::IQ1:
+        case TileFormat::IQ2_XXS:
+        case TileFormat::IQ2_XS:
+        case TileFormat::IQ2_S:
+        case TileFormat::IQ3_XXS:
+        case TileFormat::IQ3_S:
+            return codebook_value(p, params.format);
         case TileFormat::Q2_K:
             return q2_value(p);
         case TileFormat::Q3_K:

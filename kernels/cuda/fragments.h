@@ -6,6 +6,7 @@
 // register a as in tiles.h; group = 2c + s.
 #pragma once
 
+#include "kernels/cuda/codebooks.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/tiles.h"
 
@@ -35,19 +36,24 @@ constexpr int code_offset(TileFormat f) {
 // What a lane holds of one block of 16 x 256 weights: the main plane, and the side planes.
 template <TileFormat F>
 struct MainRegisters {
-    static constexpr int kWords = F == TileFormat::Q8_0 ? 32 : has_pairs(F) ? 8 : 16;
+    static constexpr int kWords = F == TileFormat::Q8_0 ? 32 : has_pairs(F) || has_codebook(F) ? 8 : 16;
     uint32_t main[kWords];
 };
 template <TileFormat F>
 struct SideRegisters {
-    static constexpr int kScale = F == TileFormat::MXFP4 || F == TileFormat::IQ4_XS ? 4
-                                  : F == TileFormat::Q3_K                           ? 6
-                                                                                    : 8;
+    static constexpr int kScale = has_codebook(F) ? (has_groups_of_16(F) ? 4 : 2)
+                                  : F == TileFormat::MXFP4 || F == TileFormat::IQ4_XS ? 4
+                                  : F == TileFormat::Q3_K                             ? 6
+                                                                                      : 8;
     static constexpr int kScale2 = F == TileFormat::Q4_1 || F == TileFormat::Q5_1 ? 8
                                    : F == TileFormat::Q2_K                        ? 2
                                                                                   : 1;
-    static constexpr int kHigh = F == TileFormat::Q6_K ? 8 : has_bit4(F) || F == TileFormat::Q3_K ? 4 : 1;
-    uint32_t scale[kScale], scale2[kScale2], high[kHigh];
+    static constexpr int kHigh = F == TileFormat::Q6_K                                          ? 8
+                                 : has_bit4(F) || F == TileFormat::Q3_K || F == TileFormat::IQ1 ? 4
+                                 : F == TileFormat::IQ2_S                                       ? 2
+                                                                                                : 1;
+    static constexpr int kSigns = tile_layout(F).signs != 0 ? 4 : 1;
+    uint32_t scale[kScale], scale2[kScale2], high[kHigh], signs[kSigns];
 };
 
 // How weights are read: around L1, by the only warp that wants them, or through it; the second serves copies
@@ -76,8 +82,25 @@ DEVICE void load_two(uint32_t (&to)[kSize], const std::byte *from) {
     to[kAt] = v.x, to[kAt + 1] = v.y;
 }
 
-template <TileFormat F, class Memory = GlobalWeights>
-DEVICE void load_side(const std::byte *block, SideRegisters<F> &r) {
+template <TileFormat F, class Memory>
+DEVICE void load_codebook_side(const std::byte *block, SideRegisters<F> &r) {
+    constexpr TileLayout kLayout = tile_layout(F);
+    const int lane = lane_index(), g = lane >> 2;
+    if constexpr (has_groups_of_16(F))
+        load_four<0, Memory>(r.scale, block + 16 * g);
+    else
+        load_two<0, Memory>(r.scale, block + 8 * g);
+    r.scale2[0] = Memory::load32(block + kLayout.scales2 + 4 * g);
+    const std::byte *high = block + kLayout.high;
+    if constexpr (F == TileFormat::IQ1) load_four<0, Memory>(r.high, high + 16 * (lane >> 1));
+    if constexpr (F == TileFormat::IQ2_S) load_two<0, Memory>(r.high, high + 8 * (lane >> 1));
+    if constexpr (F == TileFormat::IQ2_XS) r.high[0] = Memory::load32(high + 4 * (lane >> 1));
+    if constexpr (F == TileFormat::IQ3_S) r.high[0] = Memory::load32(high + 4 * lane);
+    if constexpr (kLayout.signs != 0) load_four<0, Memory>(r.signs, block + kLayout.signs + 16 * lane);
+}
+
+template <TileFormat F, class Memory>
+DEVICE void load_plain_side(const std::byte *block, SideRegisters<F> &r) {
     constexpr TileLayout kLayout = tile_layout(F);
     const int lane = lane_index(), g = lane >> 2;
     if constexpr (F == TileFormat::MXFP4) {
@@ -105,11 +128,23 @@ DEVICE void load_side(const std::byte *block, SideRegisters<F> &r) {
     if constexpr (F == TileFormat::Q6_K) load_four<4, Memory>(r.high, block + kLayout.high + 512 + 16 * lane);
 }
 
+template <TileFormat F, class Memory = GlobalWeights>
+DEVICE void load_side(const std::byte *block, SideRegisters<F> &r) {
+    if constexpr (has_codebook(F))
+        load_codebook_side<F, Memory>(block, r);
+    else
+        load_plain_side<F, Memory>(block, r);
+}
+
 // Loads chunk kC of a block; formats that keep two chunks in a load do so with the second, kC = 1 and 3.
 template <TileFormat F, int kC, class Memory = GlobalWeights>
 DEVICE void load_chunk(const std::byte *block, MainRegisters<F> &r) {
     const std::byte *main = block + tile_layout(F).side + 16 * lane_index();
-    if constexpr (has_pairs(F)) {
+    if constexpr (has_codebook(F)) {
+        constexpr TileLayout kLayout = tile_layout(F);
+        const int owner = has_quads(F) ? lane_index() : lane_index() >> 1;
+        load_two<2 * kC, Memory>(r.main, block + kLayout.side + kLayout.chunk * kC + 8 * owner);
+    } else if constexpr (has_pairs(F)) {
         if constexpr (kC % 2 == 1) load_four<kC / 2 * 4, Memory>(r.main, main + kC / 2 * 512);
     } else if constexpr (F == TileFormat::Q8_0) {
         load_four<8 * kC, Memory>(r.main, main + 1024 * kC);
@@ -146,26 +181,55 @@ DEVICE void look_up(const uint32_t (&table)[4], uint32_t word, uint32_t &low, ui
 
 // Values come from a table of 16.
 constexpr bool has_table(TileFormat f) {
-    return f == TileFormat::IQ4_NL || f == TileFormat::IQ4_XS || f == TileFormat::MXFP4;
+    return f == TileFormat::IQ4_NL || f == TileFormat::IQ4_XS || f == TileFormat::MXFP4 ||
+           f == TileFormat::NVFP4;
 }
 
 // Both subs of chunk kC, which lie in the nibbles of the same words, of formats with a table.
 template <TileFormat F, int kC>
 DEVICE void look_up_chunk(const MainRegisters<F> &m, uint32_t (&first)[4], uint32_t (&second)[4]) {
     // gguf::kMXFP4Values and gguf::kIQ4Values, four to a word.
-    constexpr bool kMXFP4 = F == TileFormat::MXFP4;
+    constexpr bool kMXFP4 = F == TileFormat::MXFP4 || F == TileFormat::NVFP4;
     const uint32_t table[4] = {kMXFP4 ? 0x03020100u : 0xbfad9881u, kMXFP4 ? 0x0c080604u : 0xf6eaddcfu,
                                kMXFP4 ? 0xfdfeff00u : 0x26190d01u, kMXFP4 ? 0xf4f8fafcu : 0x71594535u};
 #pragma unroll
     for (int i = 0; i < 4; ++i) look_up(table, m.main[4 * kC + i], first[i], second[i]);
 }
 
-// The four registers of chunk kC, sub kS: codes, or values where a table gives them. later: carries what is
-// known of sub 1 from the call for sub 0 to the one after it.
+// The weights of register kA of chunk kC, sub kS.
+template <TileFormat F, int kC, int kS, int kA>
+DEVICE uint32_t codebook_register(const MainRegisters<F> &m, const SideRegisters<F> &side,
+                                  const Book<F> &book) {
+    constexpr int kJ = 4 * kS + kA;
+    uint32_t index = m.main[2 * kC + kS] >> 8 * kA & 255u;
+    if constexpr (F == TileFormat::IQ1)
+        index |= move_bits<4 * kJ, 8>(side.high[kC]) & 0x700u;
+    else if constexpr (F == TileFormat::IQ2_S)
+        index |= move_bits<2 * (8 * (kC % 2) + kJ), 8>(side.high[kC / 2]) & 0x300u;
+    else if constexpr (F == TileFormat::IQ2_XS || F == TileFormat::IQ3_S)
+        index |= move_bits<8 * kC + kJ, 8>(side.high[0]) & 0x100u;
+    if constexpr (F == TileFormat::IQ1) {
+        return book_values<F>(book[index] ^ (side.high[kC] >> (4 * kJ + 3) & 1u) * 0x4444u);
+    } else if constexpr (has_quads(F)) {
+        const uint32_t negative =
+            side.signs[kC] >> kJ & 0x01010101u;  // weights are not 0: bytes do not carry
+        return (book[index] ^ negative * 255u) + negative;
+    } else {
+        return book_values<F>(book[index] ^ (move_bits<16 * kS + kA, 2>(side.signs[kC]) & 0x4444u));
+    }
+}
+
+// The four registers of chunk kC, sub kS: codes, or values where a table or a book gives them. later: carries
+// what is known of sub 1 from the call for sub 0 to the one after it.
 template <TileFormat F, int kC, int kS>
-DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, uint32_t (&a)[4],
-                     uint32_t (&later)[4]) {
-    if constexpr (F == TileFormat::Q8_0) {
+DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, const Book<F> &book,
+                     uint32_t (&a)[4], uint32_t (&later)[4]) {
+    if constexpr (has_codebook(F)) {
+        a[0] = codebook_register<F, kC, kS, 0>(m, side, book);
+        a[1] = codebook_register<F, kC, kS, 1>(m, side, book);
+        a[2] = codebook_register<F, kC, kS, 2>(m, side, book);
+        a[3] = codebook_register<F, kC, kS, 3>(m, side, book);
+    } else if constexpr (F == TileFormat::Q8_0) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i] = m.main[8 * kC + 4 * kS + i];
     } else if constexpr (has_table(F)) {
@@ -213,10 +277,14 @@ DEVICE float half_of(uint32_t word, int index) {
     return f16_to_f32(static_cast<uint16_t>(index == 0 ? word : word >> 16));
 }
 
-// The scale of group kGroup in row r, of formats with floats per group.
+// The scale of group kGroup (of 16 or 32 weights) in row r, of formats with floats per group.
 template <TileFormat F, int kGroup>
 DEVICE float group_scale(const SideRegisters<F> &registers, int r) {
-    if constexpr (F == TileFormat::MXFP4) {
+    if constexpr (F == TileFormat::NVFP4) {
+        // The bits of a float with another bias: half of UE4M3, subnormals included.
+        const uint32_t scale = registers.scale[4 * r + kGroup / 4] >> 8 * (kGroup % 4) & 255u;
+        return bits_float(scale << 20) * 0x1p119f;
+    } else if constexpr (F == TileFormat::MXFP4) {
         const uint32_t e = registers.scale[2 * r + kGroup / 4] >> 8 * (kGroup % 4) & 255u;
         return bits_float(e >= 2 ? (e - 1) << 23 : 0x00200000u << e);  // 2^(e - 128)
     } else {
@@ -264,7 +332,16 @@ DEVICE uint32_t spread_pairs(uint32_t word) {
 
 template <TileFormat F>
 DEVICE void unpack_scales(const SideRegisters<F> &r, int row, IntegerScales<F> &out) {
-    if constexpr (F == TileFormat::Q4_K || F == TileFormat::Q5_K) {
+    if constexpr (has_codebook(F)) {
+        constexpr int kWords = IntegerScales<F>::kWords / 2;
+#pragma unroll
+        for (int i = 0; i < 2 * kWords; ++i)
+            out.scale[i] =
+                2 * spread_nibbles(r.scale[kWords * row + i / 2] >> 16 * (i % 2) & 0xffffu) + 0x01010101u;
+        // Weights are as large as the file's d makes them, for IQ3_XXS times 4, else (but IQ3_S) times 8.
+        constexpr float kUnit = F == TileFormat::IQ3_S ? 1.0f : F == TileFormat::IQ3_XXS ? 0.25f : 0.125f;
+        out.d = half_of(r.scale2[0], row) * kUnit;
+    } else if constexpr (F == TileFormat::Q4_K || F == TileFormat::Q5_K) {
         const uint32_t d = r.scale[4 * row], low = r.scale[4 * row + 1], mid = r.scale[4 * row + 2],
                        high = r.scale[4 * row + 3];
         out.d = half_of(d, 0), out.dmin = half_of(d, 1);

@@ -9,9 +9,10 @@
 //   2. A range's partial sum p starts at 0 and takes its blocks in ascending order. With v(h, l) =
 //   fma(float(l),
 //      1/254, float(h)) for an exact integer sum h over the hi and l over the lo activations (activations.h):
-//      blocks of 256 (K types, IQ4_XS):  p = fma(d * s, v(I), p), then, if there are minimums,
+//      blocks of 256 (K types, IQ1-IQ3, IQ4_XS):  p = fma(d * s, v(I), p), then, if there are minimums,
 //          p = fma(-(dmin * s), v(M), p);  I = sum over groups of scale * sum(q x), M = of minimum * sum(x);
-//      groups of 32: b from 0, groups ascending: b = fma(d, v(sum(q x)), b), then, with a minimum,
+//      groups of 32 (NVFP4: 16): b from 0, groups ascending: b = fma(d, v(sum(q x)), b), then, with a
+//      minimum,
 //          b = fma(m, v(sum(x)), b);  at the end of the block p = fma(s, b, p);
 //      F32, F16, BF16 (activations are float32): four sums, a_t = fma(w, x, a_t) over the columns with
 //          column / 4 % 4 == t in ascending order, continued over all blocks; p = (a_0 + a_1) + (a_2 + a_3).
@@ -76,11 +77,14 @@ struct LinearParams {
 
 // The kernel for a format and a number of tokens (1..kLinearTokens), and its bytes of shared memory.
 Kernel<LinearParams> linear_kernel(TileFormat format, int tokens);
-size_t linear_shared(int tokens);
+size_t linear_shared(TileFormat format, int tokens);
 
 // The kernel for groups of up to `tokens` tokens (1..kLinearGroupTokens): experts, or any number of tokens in
-// slices of kLinearGroupTokens, for which `groups` is null. Shared memory: linear_shared(tokens).
+// slices of kLinearGroupTokens, for which `groups` is null. Shared memory: linear_shared().
 Kernel<LinearParams> linear_groups_kernel(TileFormat format, int tokens);
+
+// Either of the two for the formats with codebooks and NVFP4 (linear_codebooks.cu).
+Kernel<LinearParams> linear_codebooks_kernel(TileFormat format, int tokens, bool grouped);
 
 // How many blocks have something to do, with up to `groups` groups: the largest sensible grid. Results do not
 // depend on the grid.

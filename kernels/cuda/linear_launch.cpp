@@ -32,20 +32,21 @@ void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat forma
             if (m.out != nullptr) m.out += first * m.out_stride;
             if (m.add != nullptr) m.add += first * m.add_stride;
         }
-        launcher.run(linear_kernel(format, p.tokens), linear_blocks(p), linear_shared(p.tokens), p);
+        launcher.run(linear_kernel(format, p.tokens), linear_blocks(p), linear_shared(format, p.tokens), p);
     }
 }
 
 }  // namespace
 
 void prepare_linear(TileFormat format, int32_t max_tokens) {
-    for (const int tokens : {4, 8, 16}) prepare(linear_kernel(format, tokens).handle, linear_shared(tokens));
+    for (const int tokens : {4, 8, 16})
+        prepare(linear_kernel(format, tokens).handle, linear_shared(format, tokens));
     if (max_tokens > most_sliced(format)) prepare_prefill(format);
 }
 
 void prepare_experts(TileFormat format, int32_t max_tokens) {
     for (const int tokens : {4, kLinearGroupTokens})
-        prepare(linear_groups_kernel(format, tokens).handle, linear_shared(tokens));
+        prepare(linear_groups_kernel(format, tokens).handle, linear_shared(format, tokens));
     if (max_tokens > kLinearTokens) prepare_prefill(format);
 }
 
@@ -67,7 +68,7 @@ void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat f
         const int tokens = std::min(rows.tokens, kLinearGroupTokens);
         p.groups = rows.few, p.group_count = rows.few_count;
         launcher.run(linear_groups_kernel(format, tokens), linear_blocks(p, most_groups(kLinearGroupTokens)),
-                     linear_shared(tokens), p);
+                     linear_shared(format, tokens), p);
     } else {
         p.groups = rows.many, p.group_count = rows.many_count;
         launcher.run(linear_prefill_kernel(format),

@@ -11,13 +11,14 @@ namespace runnel::kernels::cuda {
 
 // What the multiplication has to know of a format; its loops are compiled once for each combination in use.
 struct PrefillClass {
-    bool group_floats;  // a float scale per 32 weights; else integer scales and a float per 256
-    bool groups_of_16;
+    bool group_floats;  // a float scale per group of weights; else integer scales and a float per 256
+    bool groups_of_16;  // else of 32
     bool minimum;
+    bool codebook;
     constexpr bool operator==(const PrefillClass &) const = default;
 };
 constexpr PrefillClass prefill_class(TileFormat f) {
-    return {has_group_floats(f), has_groups_of_16(f), has_minimum(f)};
+    return {has_group_floats(f), has_groups_of_16(f), has_minimum(f), has_codebook(f)};
 }
 
 // The weights of a block, row tile by row tile. Scales lie as a lane reads them: {row g, row g + 8}.
@@ -42,12 +43,13 @@ DEVICE uint32_t signed_codes(uint32_t codes) {
 }
 
 template <TileFormat F, int kC>
-DEVICE void decode_chunk(const MainRegisters<F> &main, const SideRegisters<F> &side, uint4 (&to)[8][32]) {
+DEVICE void decode_chunk(const MainRegisters<F> &main, const SideRegisters<F> &side, const Book<F> &book,
+                         uint4 (&to)[8][32]) {
     uint32_t later[4] = {}, a[4];
-    fragment<F, kC, 0>(main, side, a, later);
+    fragment<F, kC, 0>(main, side, book, a, later);
     st128(&to[2 * kC][lane_index()],
           {signed_codes<F>(a[0]), signed_codes<F>(a[1]), signed_codes<F>(a[2]), signed_codes<F>(a[3])});
-    fragment<F, kC, 1>(main, side, a, later);
+    fragment<F, kC, 1>(main, side, book, a, later);
     st128(&to[2 * kC + 1][lane_index()],
           {signed_codes<F>(a[0]), signed_codes<F>(a[1]), signed_codes<F>(a[2]), signed_codes<F>(a[3])});
 }
@@ -56,8 +58,9 @@ DEVICE void decode_chunk(const MainRegisters<F> &main, const SideRegisters<F> &s
 template <TileFormat F, PrefillClass C, int kGroup>
 DEVICE void decode_group_floats(const SideRegisters<F> &side, int tile, DecodedWeights<C> &to) {
     const int g = lane_index() >> 2, t = lane_index() & 3;
-    if constexpr (kGroup < 8) {
-        if (kGroup / 2 == t)
+    constexpr int kScales = DecodedWeights<C>::kScales;
+    if constexpr (kGroup < kScales) {
+        if (kGroup / (kScales / 4) == t)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 to.scale[kGroup][tile][g][r] = float_bits(group_scale<F, kGroup>(side, r));
@@ -103,10 +106,14 @@ DEVICE void decode_scales(const SideRegisters<F> &side, int tile, DecodedWeights
     }
 }
 
-// A warp decodes a tile. block: the bytes of the file's planes, in shared memory; chunks: those it has.
+// A warp decodes a tile. block: the bytes of the file's planes, in shared memory; chunks: those it has;
+// words: the format's book, if it has one.
 template <TileFormat F, PrefillClass C>
-DEVICE void decode_tile(const std::byte *block, int chunks, int tile, DecodedWeights<C> &to) {
+DEVICE void decode_tile(const std::byte *block, int chunks, int tile, const uint32_t *words,
+                        DecodedWeights<C> &to) {
     static_assert(prefill_class(F) == C);
+    Book<F> book;
+    if constexpr (has_codebook(F)) book = Book<F>(words);
     MainRegisters<F> main;
     SideRegisters<F> side;
     load_side<F, CachedWeights>(block, side);
@@ -118,7 +125,7 @@ DEVICE void decode_tile(const std::byte *block, int chunks, int tile, DecodedWei
             load_chunk<F, kC / 2 * 2 + 1, CachedWeights>(block, main);
         else
             load_chunk<F, kC, CachedWeights>(block, main);
-        decode_chunk<F, kC>(main, side, to.codes[tile]);
+        decode_chunk<F, kC>(main, side, book, to.codes[tile]);
     };
     chunk(Constant<0>());
     chunk(Constant<1>());

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "gguf/nvfp4.h"
+#include "kernels/cuda/repack_codebook.h"
 #include "kernels/cuda/tiles.h"
 
 namespace runnel::kernels::cuda {
@@ -56,6 +58,8 @@ constexpr int block_cols(gguf::Type type) {
         case TileFormat::IQ4_NL:
         case TileFormat::MXFP4:
             return 32;
+        case TileFormat::NVFP4:
+            return 64;
         default:
             return 256;
     }
@@ -76,6 +80,8 @@ constexpr uint32_t code(gguf::Type type, const uint8_t *block, int i) {
             return nibble32(block + 4, i);
         case gguf::Type::MXFP4:
             return nibble32(block + 1, i);
+        case gguf::Type::NVFP4:
+            return block[4 + i / 16 * 8 + i % 8] >> (i / 8 % 2 * 4) & 15u;
         case gguf::Type::Q5_0:
             return nibble32(block + 6, i) | (block[2 + i / 8] >> (i % 8) & 1u) << 4;
         case gguf::Type::Q5_1:
@@ -119,6 +125,22 @@ constexpr int bytes_of_block(gguf::Type type) {
             return sizeof(gguf::BlockQ8_0);
         case gguf::Type::MXFP4:
             return sizeof(gguf::BlockMXFP4);
+        case gguf::Type::NVFP4:
+            return sizeof(gguf::BlockNVFP4);
+        case gguf::Type::IQ1_S:
+            return sizeof(gguf::BlockIQ1_S);
+        case gguf::Type::IQ1_M:
+            return sizeof(gguf::BlockIQ1_M);
+        case gguf::Type::IQ2_XXS:
+            return sizeof(gguf::BlockIQ2_XXS);
+        case gguf::Type::IQ2_XS:
+            return sizeof(gguf::BlockIQ2_XS);
+        case gguf::Type::IQ2_S:
+            return sizeof(gguf::BlockIQ2_S);
+        case gguf::Type::IQ3_XXS:
+            return sizeof(gguf::BlockIQ3_XXS);
+        case gguf::Type::IQ3_S:
+            return sizeof(gguf::BlockIQ3_S);
         case gguf::Type::Q2_K:
             return sizeof(gguf::BlockQ2_K);
         case gguf::Type::Q3_K:
@@ -151,13 +173,6 @@ constexpr const uint8_t *block_at(const RawRows &raw, int64_t row, int64_t col) 
 constexpr uint32_t code_at(const RawRows &raw, int64_t row, int64_t col) {
     const uint8_t *block = block_at(raw, row, col);
     return block == nullptr ? 0 : code(raw.type, block, static_cast<int>(col % block_cols(raw.type)));
-}
-
-constexpr uint32_t u16_of(const uint8_t *bytes) {
-    return bytes[0] | static_cast<uint32_t>(bytes[1]) << 8;
-}
-constexpr uint32_t u32_of(const uint8_t *bytes) {
-    return u16_of(bytes) | u16_of(bytes + 2) << 16;
 }
 
 // Bytes [at, at + n) of the block of a super-block row, as a little-endian word; 0 in the padding.
@@ -301,8 +316,56 @@ constexpr uint32_t iq4_xs_side_word(const RawRows &raw, int64_t row0, int64_t co
     return pair_word(raw, row0, col0, g, field == 2 ? 2 : 0);
 }
 
+// uint8 [16 rows][16 groups of 16]: the four first bytes of each block of 64 weights. 0x7f means 0 in the
+// file; here, it is the number that the file writes with bit 7, which is ignored, as 0xff.
+constexpr uint32_t nvfp4_side_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
+    const uint8_t *block = block_at(raw, row0 + word / 4, col0 + 64 * (word % 4));
+    uint32_t bits = 0;
+    for (int i = 0; block != nullptr && i < 4; ++i)
+        bits |= (block[i] == 0x7f ? 0u : block[i] & 0x7fu) << (8 * i);
+    return bits;
+}
+
+constexpr CodebookBlock codebook_block(const RawRows &raw, int64_t row, int64_t col0) {
+    return {raw.type, block_at(raw, row, col0)};
+}
+
+constexpr uint32_t codebook_side_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
+    const TileFormat format = tile_format(raw.type);
+    const TileLayout layout = tile_layout(format);
+    const int at = 4 * word;
+    if (at < layout.scales2) {
+        const int per_row = has_groups_of_16(format) ? 2 : 1, row = word / per_row;  // g, g + 8, ...
+        return codebook_scales_word(format, codebook_block(raw, row0 + row / 2 + 8 * (row % 2), col0),
+                                    word % per_row);
+    }
+    const bool signs = layout.signs != 0 && at >= layout.signs;
+    const int words = signs || format == TileFormat::IQ1 ? 4 : format == TileFormat::IQ2_S ? 2 : 1;
+    const int owners = signs || has_quads(format) ? 4 : 2;  // pairs or lanes of a row
+    const int within = (at - (signs ? layout.signs : layout.high)) / 4, owner = within / words;
+    const bool d = at < layout.scales2 + 32;
+    const int g = d ? (at - layout.scales2) / 4 : owner / owners;
+    const CodebookBlock rows[2] = {codebook_block(raw, row0 + g, col0),
+                                   codebook_block(raw, row0 + g + 8, col0)};
+    if (d) return rows[0].d() | rows[1].d() << 16;
+    return signs ? signs_word(format, rows, within % words, owner % owners)
+                 : upper_word(format, rows, within % words, owner % owners);
+}
+
+constexpr uint32_t codebook_main_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
+    const TileFormat format = tile_format(raw.type);
+    const int words = tile_layout(format).chunk / 4, owners = has_quads(format) ? 4 : 2;
+    const int owner = word % words / 2, g = owner / owners;
+    const CodebookBlock rows[2] = {codebook_block(raw, row0 + g, col0),
+                                   codebook_block(raw, row0 + g + 8, col0)};
+    return index_word(format, rows, word / words, word % 2, owner % owners);
+}
+
 constexpr uint32_t side_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
+    if (has_codebook(tile_format(raw.type))) return codebook_side_word(raw, row0, col0, word);
     switch (tile_format(raw.type)) {
+        case TileFormat::NVFP4:
+            return nvfp4_side_word(raw, row0, col0, word);
         case TileFormat::MXFP4:
             return exponents_word(raw, row0, col0, word);
         case TileFormat::Q2_K:
@@ -331,6 +394,7 @@ constexpr uint32_t side_word(const RawRows &raw, int64_t row0, int64_t col0, int
 }
 
 constexpr uint32_t main_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
+    if (has_codebook(tile_format(raw.type))) return codebook_main_word(raw, row0, col0, word);
     switch (tile_format(raw.type)) {
         case TileFormat::F32:
             return floats_word(raw, row0, col0, word);

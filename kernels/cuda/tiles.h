@@ -7,8 +7,9 @@
 //     main plane    per 64 columns ("chunk"): the low bits of the weights, or the weights
 // A last block of fewer columns has fewer chunks. Padding - rows up to 16, columns up to 64 - is zero bits,
 // which are weights of value 0 in every format (their scales are 0). All planes and blocks start at multiples
-// of 16 bytes, and a block takes no more bytes than the 16 x 256 weights in the file (the types converted
-// below excepted).
+// of 16 bytes, and a block takes no more bytes than the 16 x 256 weights in the file, but for the types
+// converted below and four of those with codebooks: IQ2_XXS, IQ2_XS and IQ3_XXS (6, 5 and 4% more) keep all
+// signs here, IQ1_S and IQ1_M (16 and 4%) share one format.
 //
 // Fragment order (PTX ISA, mma.m16n8k32.s8): lane 4g + t of a warp holds rows g and g + 8 of operand A in
 // four registers a0..a3 of 4 bytes; byte i of register a belongs to
@@ -28,6 +29,16 @@
 //     f16, bf16 [16 columns][lane][a] words of two: row g + 8 * (a & 1), columns 4t + 2 * (a >> 1), + 1: the
 //               operand A of m16n8k16 with its columns in another order, which suits float32 activations.
 //     f32       [16 columns][row half r][lane][4]: row g + 8r, columns 4t .. 4t + 3.
+// Of the formats with codebooks (gguf/codebook.h), an entry of eight weights belongs to two lanes, t = 2u and
+// 2u + 1: "pair" 2g + u. j = 4 * s + a is the register of a chunk that (half) an entry goes to:
+//     indices   [chunk][pair (lane of IQ3)][s] words: byte a is the low 8 bits of the entry's index.
+//     upper     bits of the index: IQ2_XS [pair], IQ3_S [lane] words: bit 8 * chunk + j; IQ2_S [pair][chunk /
+//     2]
+//               words: 2 bits from 2 * (8 * (chunk % 2) + j) on; IQ1 [pair][chunk] words: bits 4j .. 4j + 2,
+//               and in bit 4j + 3 whether the entry is shifted down.
+//     signs     [lane][chunk] words: of weight i (4t + i of its 16) bit 8i + j (IQ3) or 16 * s + 4i + a
+//     (IQ2):
+//               where a shift and a mask put it beside the weights.
 // The planes of scales are described with TileFormat.
 //
 // TQ1_0 and TQ2_0, which no tensor-core recipe is worth, become Q2_K tiles of the same values: scale 1,
@@ -45,30 +56,39 @@ inline constexpr int kTileRows = 16, kTileCols = 256, kChunkCols = 64;
 
 // What a tile holds. Side planes in their order; "pair" means {row g, row g + 8} for g = 0..7.
 enum class TileFormat : uint8_t {
-    F32,     // none
-    F16,     // none
-    BF16,    // none
-    Q4_0,    // f16 d[16 rows][8 groups]
-    Q4_1,    // f16 d[16][8], f16 m[16][8]
-    Q5_0,    // f16 d[16][8], bit 4
-    Q5_1,    // f16 d[16][8], f16 m[16][8], bit 4
-    Q8_0,    // f16 d[16][8]
-    IQ4_NL,  // f16 d[16][8]
-    MXFP4,   // uint8 exponent[16][8]
-    Q2_K,    // uint8 scales[16][16] as in the file, f16 {d, dmin}[8 pairs][2]
-    Q3_K,    // 6-bit scales[8 pairs][2][12 bytes] as in the file, f16 d[8 pairs][2], bit 2
-    Q4_K,    // [16]{f16 d, f16 dmin, 12 bytes of scales and minimums as in the file}
-    Q5_K,    // as Q4_K, bit 4
-    Q6_K,    // int8 scales[16][16], f16 d[8 pairs][2], bits 4-5
-    IQ4_XS,  // [8 pairs]{scales_l of row g, of row g + 8 (4 bytes each), scales_h (2 each), f16 d (2 each)}
+    F32,      // none
+    F16,      // none
+    BF16,     // none
+    Q4_0,     // f16 d[16 rows][8 groups]
+    Q4_1,     // f16 d[16][8], f16 m[16][8]
+    Q5_0,     // f16 d[16][8], bit 4
+    Q5_1,     // f16 d[16][8], f16 m[16][8], bit 4
+    Q8_0,     // f16 d[16][8]
+    IQ4_NL,   // f16 d[16][8]
+    MXFP4,    // uint8 exponent[16][8]
+    Q2_K,     // uint8 scales[16][16] as in the file, f16 {d, dmin}[8 pairs][2]
+    Q3_K,     // 6-bit scales[8 pairs][2][12 bytes] as in the file, f16 d[8 pairs][2], bit 2
+    Q4_K,     // [16]{f16 d, f16 dmin, 12 bytes of scales and minimums as in the file}
+    Q5_K,     // as Q4_K, bit 4
+    Q6_K,     // int8 scales[16][16], f16 d[8 pairs][2], bits 4-5
+    IQ4_XS,   // [8 pairs]{scales_l of row g, of row g + 8 (4 bytes each), scales_h (2 each), f16 d (2 each)}
+    NVFP4,    // uint8 scale[16][16 groups of 16]: UE4M3; 0x7f is 240 here (the file's 0x7f, its 0, is written
+              // as 0)
+    IQ1,      // 4-bit s[8 pairs][2][16 groups of 16], f16 d[8 pairs][2], upper
+    IQ2_XXS,  // 4-bit s[8 pairs][2][8 groups], f16 d[8 pairs][2], signs
+    IQ2_XS,   // 4-bit s[8 pairs][2][16 groups of 16], f16 d[8 pairs][2], upper, signs
+    IQ2_S,    // as IQ2_XS
+    IQ3_XXS,  // as IQ2_XXS
+    IQ3_S,    // 4-bit s[8 pairs][2][8 groups], f16 d[8 pairs][2], upper, signs
 };
 
 // Bytes of the planes of a block. Offsets from the block's start; the main plane follows at `side`.
 struct TileLayout {
     int scales2;  // the second plane of scales (m, or d of the K types)
-    int high;     // bit 4, bits 4-5 or bit 2
+    int high;     // bit 4, bits 4-5, bit 2 or upper
     int side;     // all side planes
     int chunk;    // main plane, per 64 columns
+    int signs = 0;
 };
 
 constexpr TileLayout tile_layout(TileFormat format) {
@@ -103,6 +123,20 @@ constexpr TileLayout tile_layout(TileFormat format) {
             return {256, 288, 1312, 512};
         case TileFormat::IQ4_XS:
             return {0, 0, 128, 512};
+        case TileFormat::NVFP4:
+            return {0, 0, 256, 512};
+        case TileFormat::IQ1:
+            return {128, 160, 416, 128};
+        case TileFormat::IQ2_XXS:
+            return {64, 0, 608, 128, 96};
+        case TileFormat::IQ2_XS:
+            return {128, 160, 736, 128, 224};
+        case TileFormat::IQ2_S:
+            return {128, 160, 800, 128, 288};
+        case TileFormat::IQ3_XXS:
+            return {64, 0, 608, 256, 96};
+        case TileFormat::IQ3_S:
+            return {64, 96, 736, 256, 224};
     }
     return {};
 }
@@ -126,8 +160,16 @@ constexpr bool has_tiles(gguf::Type type) {
         case gguf::Type::IQ4_NL:
         case gguf::Type::IQ4_XS:
         case gguf::Type::MXFP4:
+        case gguf::Type::NVFP4:
         case gguf::Type::TQ1_0:
         case gguf::Type::TQ2_0:
+        case gguf::Type::IQ1_S:
+        case gguf::Type::IQ1_M:
+        case gguf::Type::IQ2_XXS:
+        case gguf::Type::IQ2_XS:
+        case gguf::Type::IQ2_S:
+        case gguf::Type::IQ3_XXS:
+        case gguf::Type::IQ3_S:
             return true;
         default:
             return false;
@@ -169,6 +211,21 @@ constexpr TileFormat tile_format(gguf::Type type) {
             return TileFormat::Q6_K;
         case gguf::Type::IQ4_XS:
             return TileFormat::IQ4_XS;
+        case gguf::Type::NVFP4:
+            return TileFormat::NVFP4;
+        case gguf::Type::IQ1_S:
+        case gguf::Type::IQ1_M:
+            return TileFormat::IQ1;
+        case gguf::Type::IQ2_XXS:
+            return TileFormat::IQ2_XXS;
+        case gguf::Type::IQ2_XS:
+            return TileFormat::IQ2_XS;
+        case gguf::Type::IQ2_S:
+            return TileFormat::IQ2_S;
+        case gguf::Type::IQ3_XXS:
+            return TileFormat::IQ3_XXS;
+        case gguf::Type::IQ3_S:
+            return TileFormat::IQ3_S;
         default:
             return TileFormat::F32;
     }
@@ -179,14 +236,17 @@ constexpr TileFormat tile_format(gguf::Type type) {
 constexpr bool is_float(TileFormat f) {
     return f == TileFormat::F32 || f == TileFormat::F16 || f == TileFormat::BF16;
 }
-// A float scale for each 32 weights; otherwise integer scales and a float per 256.
+// A float scale for each group of weights; otherwise integer scales and a float per 256.
 constexpr bool has_group_floats(TileFormat f) {
     return f == TileFormat::Q4_0 || f == TileFormat::Q4_1 || f == TileFormat::Q5_0 || f == TileFormat::Q5_1 ||
-           f == TileFormat::Q8_0 || f == TileFormat::IQ4_NL || f == TileFormat::MXFP4;
+           f == TileFormat::Q8_0 || f == TileFormat::IQ4_NL || f == TileFormat::MXFP4 ||
+           f == TileFormat::NVFP4;
 }
-// Integer scales per 16 weights (m16n8k16) instead of 32 (m16n8k32).
+// Scales per 16 weights (m16n8k16) instead of 32 (m16n8k32).
 constexpr bool has_groups_of_16(TileFormat f) {
-    return f == TileFormat::Q2_K || f == TileFormat::Q3_K || f == TileFormat::Q6_K;
+    return f == TileFormat::Q2_K || f == TileFormat::Q3_K || f == TileFormat::Q6_K ||
+           f == TileFormat::NVFP4 || f == TileFormat::IQ1 || f == TileFormat::IQ2_XS ||
+           f == TileFormat::IQ2_S;
 }
 constexpr bool has_minimum(TileFormat f) {
     return f == TileFormat::Q4_1 || f == TileFormat::Q5_1 || f == TileFormat::Q2_K || f == TileFormat::Q4_K ||
@@ -198,6 +258,15 @@ constexpr bool has_bit4(TileFormat f) {
 constexpr bool has_pairs(TileFormat f) {
     return f == TileFormat::Q2_K || f == TileFormat::Q3_K;
 }
+// Entries of four weights; the other codebooks hold eight.
+constexpr bool has_quads(TileFormat f) {
+    return f == TileFormat::IQ3_XXS || f == TileFormat::IQ3_S;
+}
+constexpr bool has_codebook(TileFormat f) {
+    return has_quads(f) || f == TileFormat::IQ1 || f == TileFormat::IQ2_XXS || f == TileFormat::IQ2_XS ||
+           f == TileFormat::IQ2_S;
+}
+
 // --- sizes
 
 constexpr int64_t row_tiles(int64_t rows) {

@@ -7,6 +7,7 @@
 
 #include "gguf/half.h"
 #include "gguf/quantize.h"
+#include "tests/support/random_codebook.h"
 
 namespace runnel::tests {
 
@@ -67,7 +68,10 @@ WeightId TinyProgram::matrices(gguf::Type type, int64_t count, int64_t rows, int
     std::vector<float> values(static_cast<size_t>(count * rows * cols));
     for (float &w : values) w = value(random_);
     std::vector<std::byte> bytes(gguf::row_bytes(type, cols) * static_cast<size_t>(count * rows));
-    gguf::quantize_row(type, values.data(), bytes.data(), count * rows * cols);
+    if (testing::is_codebook_type(type))
+        testing::random_codebook_row(type, values, bytes.data());
+    else
+        gguf::quantize_row(type, values.data(), bytes.data(), count * rows * cols);
     memory_.push_back(std::move(bytes));
     program_.weights.push_back({"matrix", type, rows, cols, memory_.back().data(), count});
     return static_cast<WeightId>(program_.weights.size() - 1);

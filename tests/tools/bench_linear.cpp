@@ -178,7 +178,6 @@ int main(int argc, char **argv) {
     std::printf("%s, %ld x %ld; n=1 in GB/s of weights, others in GMAC/s\n", kernels->name,
                 static_cast<long>(o.rows), static_cast<long>(o.cols));
     std::vector<gguf::Type> types(std::begin(tests::kLinearTypes), std::end(tests::kLinearTypes));
-    types.insert(types.end(), std::begin(tests::kCpuTypes), std::end(tests::kCpuTypes));
     for (const std::string &name : o.types)
         for (gguf::Type type : types)
             if (name == gguf::traits(type).name || name == "all")

@@ -21,7 +21,6 @@
 using namespace runnel;
 using namespace runnel::kernels::cpu;
 using runnel::tests::Fill;
-using runnel::tests::kCpuTypes;
 using runnel::tests::kLinearTypes;
 using runnel::tests::random_weights;
 
@@ -61,12 +60,6 @@ std::vector<const LinearKernels *> all_kernels() {
 
 std::string name_of(gguf::Type type) {
     return std::string(gguf::traits(type).name);
-}
-
-std::vector<gguf::Type> all_types() {
-    std::vector<gguf::Type> types(std::begin(kLinearTypes), std::end(kLinearTypes));
-    types.insert(types.end(), std::begin(kCpuTypes), std::end(kCpuTypes));
-    return types;
 }
 
 bool accepts(gguf::Type type, int64_t cols) {
@@ -133,7 +126,7 @@ std::vector<double> kept(ActFormat format, const float *x, int64_t cols) {
 
 TEST_CASE("linear: scalar against double precision") {
     std::mt19937 random(kSeed);
-    for (gguf::Type type : all_types())
+    for (gguf::Type type : kLinearTypes)
         for (int64_t cols : {1, 31, 32, 100, 256, 288, 2304}) {
             if (!accepts(type, cols)) continue;
             CAPTURE(name_of(type));
@@ -165,7 +158,7 @@ TEST_CASE("linear: scalar against double precision") {
 TEST_CASE("linear: every instruction set dequantises as the scalar code") {
     std::mt19937 random(kSeed + 1);
     for (const LinearKernels *kernels : vector_kernels())
-        for (gguf::Type type : all_types())
+        for (gguf::Type type : kLinearTypes)
             for (int64_t cols : {1, 7, 32, 96, 256, 512, 800}) {
                 if (!accepts(type, cols)) continue;
                 CAPTURE(kernels->name);
@@ -214,7 +207,7 @@ TEST_CASE("linear: packing is the same everywhere, at once or in pieces") {
 TEST_CASE("linear: every path is bit-equal to the scalar code") {
     std::mt19937 random(kSeed + 3);
     const int32_t most = 65;
-    for (gguf::Type type : all_types())
+    for (gguf::Type type : kLinearTypes)
         for (int64_t cols : {1, 13, 32, 64, 100, 256, 288, 512, 1030, 1056, 2304}) {
             if (!accepts(type, cols)) continue;
             const int64_t rows = 39;
@@ -246,7 +239,7 @@ TEST_CASE("linear: extremes of the integer range") {
     std::mt19937 random(kSeed + 4);
     const int64_t rows = 17, cols = 512;
     const int32_t most = 9;
-    for (gguf::Type type : all_types())
+    for (gguf::Type type : kLinearTypes)
         for (Fill fill : {Fill::Ones, Fill::Zeros})
             for (int pattern = 0; pattern < 3; ++pattern) {
                 std::vector<float> x(static_cast<size_t>(cols * most));
@@ -273,7 +266,7 @@ TEST_CASE("linear: a token's result does not depend on its neighbours, broken on
     std::mt19937 random(kSeed + 5);
     const int64_t rows = 18, cols = 512;
     for (const LinearKernels *kernels : all_kernels())
-        for (gguf::Type type : all_types())
+        for (gguf::Type type : kLinearTypes)
             for (int32_t tokens : {2, 3, 4, 9, 20}) {
                 CAPTURE(kernels->name);
                 CAPTURE(name_of(type));

@@ -12,16 +12,12 @@
 namespace runnel::tests {
 
 inline const gguf::Type kLinearTypes[] = {
-    gguf::Type::F32,   gguf::Type::F16,   gguf::Type::BF16,  gguf::Type::Q4_0,   gguf::Type::Q4_1,
-    gguf::Type::Q5_0,  gguf::Type::Q5_1,  gguf::Type::Q8_0,  gguf::Type::Q2_K,   gguf::Type::Q3_K,
-    gguf::Type::Q4_K,  gguf::Type::Q5_K,  gguf::Type::Q6_K,  gguf::Type::IQ4_NL, gguf::Type::IQ4_XS,
-    gguf::Type::MXFP4, gguf::Type::TQ1_0, gguf::Type::TQ2_0,
-};
-
-// The CPU's alone: those of codebook entries, and NVFP4.
-inline const gguf::Type kCpuTypes[] = {
-    gguf::Type::IQ1_S, gguf::Type::IQ1_M,   gguf::Type::IQ2_XXS, gguf::Type::IQ2_XS,
-    gguf::Type::IQ2_S, gguf::Type::IQ3_XXS, gguf::Type::IQ3_S,   gguf::Type::NVFP4,
+    gguf::Type::F32,   gguf::Type::F16,     gguf::Type::BF16,   gguf::Type::Q4_0,   gguf::Type::Q4_1,
+    gguf::Type::Q5_0,  gguf::Type::Q5_1,    gguf::Type::Q8_0,   gguf::Type::Q2_K,   gguf::Type::Q3_K,
+    gguf::Type::Q4_K,  gguf::Type::Q5_K,    gguf::Type::Q6_K,   gguf::Type::IQ4_NL, gguf::Type::IQ4_XS,
+    gguf::Type::MXFP4, gguf::Type::NVFP4,   gguf::Type::TQ1_0,  gguf::Type::TQ2_0,  gguf::Type::IQ1_S,
+    gguf::Type::IQ1_M, gguf::Type::IQ2_XXS, gguf::Type::IQ2_XS, gguf::Type::IQ2_S,  gguf::Type::IQ3_XXS,
+    gguf::Type::IQ3_S,
 };
 
 enum class Fill {
@@ -77,6 +73,14 @@ inline uint16_t random_scale(std::mt19937 &random) {
     return static_cast<uint16_t>((r >> 31) << 15 | exponent << 10 | (r >> 20 & 1023));
 }
 
+// IQ1_M: d is spread over the top nibbles of four words.
+inline void put_iq1_m_scale(std::byte *block, uint16_t scale) {
+    for (int k = 0; k < 4; ++k) {
+        std::byte &top = block[48 + 2 * k + 1];
+        top = (top & std::byte{15}) | static_cast<std::byte>((scale >> (4 * k) & 15) << 4);
+    }
+}
+
 // rows * cols weights. F32, F16 and BF16 get values of magnitude up to 2.
 inline std::vector<std::byte> random_weights(gguf::Type type, int64_t rows, int64_t cols,
                                              std::mt19937 &random, Fill fill = Fill::Random) {
@@ -100,13 +104,7 @@ inline std::vector<std::byte> random_weights(gguf::Type type, int64_t rows, int6
     for (size_t i = 0; i < bytes.size(); i += traits.block_bytes) {
         if (type == gguf::Type::MXFP4)
             bytes[i] = static_cast<std::byte>(random() % 64 == 0 ? random() % 3 : 118 + random() % 14);
-        if (type == gguf::Type::IQ1_M) {  // d is spread over the top nibbles of four words
-            const uint16_t scale = random_scale(random);
-            for (size_t k = 0; k < 4; ++k) {
-                std::byte &top = bytes[i + 48 + 2 * k + 1];
-                top = (top & std::byte{15}) | static_cast<std::byte>((scale >> (4 * k) & 15) << 4);
-            }
-        }
+        if (type == gguf::Type::IQ1_M) put_iq1_m_scale(bytes.data() + i, random_scale(random));
         for (int offset : {offsets.first, offsets.second}) {
             if (offset < 0) continue;
             const uint16_t scale = random_scale(random);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "gguf/codebook.h"
+#include "gguf/nvfp4.h"
 #include "gguf/quantize.h"
 #include "kernels/cuda/linear.h"
 #include "tests/kernels/cpu/random_blocks.h"
@@ -13,8 +15,24 @@ namespace {
 
 constexpr uint16_t kHalfZero = 0, kHalfOne = 0x3c00;
 
+// What the weights of the formats with codebooks are multiples of, as parts of d.
+int parts_of(gguf::Type type) {
+    switch (type) {
+        case gguf::Type::IQ1_S:
+        case gguf::Type::IQ1_M:
+        case gguf::Type::IQ2_XXS:
+        case gguf::Type::IQ2_XS:
+        case gguf::Type::IQ2_S:
+            return 8;
+        case gguf::Type::IQ3_XXS:
+            return 4;
+        default:
+            return 1;
+    }
+}
+
 // The integers behind a block's weights: dequantised with its float scales replaced by 0 or 1 (MXFP4's
-// exponent by that of 1), which no rounding touches.
+// exponent by that of 1, NVFP4's scales by 2, of which it takes half), which no rounding touches.
 std::vector<int32_t> integers(gguf::Type type, std::span<const std::byte> block, uint16_t first,
                               uint16_t second) {
     std::vector<std::byte> changed(block.begin(), block.end());
@@ -22,10 +40,13 @@ std::vector<int32_t> integers(gguf::Type type, std::span<const std::byte> block,
     if (offsets.first >= 0) std::memcpy(changed.data() + offsets.first, &first, 2);
     if (offsets.second >= 0) std::memcpy(changed.data() + offsets.second, &second, 2);
     if (type == gguf::Type::MXFP4) changed[0] = std::byte{128};
+    if (type == gguf::Type::NVFP4) std::fill_n(changed.begin(), 4, std::byte{0x40});
+    if (type == gguf::Type::IQ1_M) put_iq1_m_scale(changed.data(), first);
     std::vector<float> values(gguf::traits(type).block_size);
     gguf::dequantize_row(type, changed.data(), values.data(), static_cast<int64_t>(values.size()));
     std::vector<int32_t> result;
-    for (const float value : values) result.push_back(static_cast<int32_t>(value));
+    for (const float value : values)
+        result.push_back(static_cast<int32_t>(value * static_cast<float>(parts_of(type))));
     return result;
 }
 
@@ -54,6 +75,26 @@ float add_group(gguf::Type type, std::span<const std::byte> block, const Quantis
     return b;
 }
 
+// NVFP4: two groups of 32, whose halves have scales.
+float add_halves(std::span<const std::byte> block, const QuantisedRow &x, size_t at, float b) {
+    const std::vector<int32_t> w = integers(gguf::Type::NVFP4, block, 0, 0);
+    for (size_t group = 0; group < 4; ++group) {
+        const float d = gguf::ue4m3_to_f32(static_cast<uint8_t>(block[group])) * 0.5f;
+        const auto first = w.begin() + 16 * static_cast<std::ptrdiff_t>(group);
+        b = std::fma(d, joined(std::vector<int32_t>(first, first + 16), x, at + 16 * group), b);
+    }
+    return b;
+}
+
+// d of a block of 256.
+float super_scale(gguf::Type type, std::span<const std::byte> block) {
+    if (type != gguf::Type::IQ1_M)
+        return scale_at(block, scale_offsets(type).first) / static_cast<float>(parts_of(type));
+    gguf::BlockIQ1_M copy;
+    std::memcpy(&copy, block.data(), sizeof copy);
+    return gguf::f16_to_f32(gguf::iq1_m_scale(copy.scales)) / static_cast<float>(parts_of(type));
+}
+
 // Blocks of 256. The ternary types are the tiles of Q2_K that they become: d (q + 1) - d.
 float add_super_block(gguf::Type type, std::span<const std::byte> block, const QuantisedRow &x, size_t at,
                       float p) {
@@ -68,7 +109,7 @@ float add_super_block(gguf::Type type, std::span<const std::byte> block, const Q
         minimum = integers(type, block, kHalfZero, kHalfOne);
         for (int32_t &m : minimum) m = -m;
     }
-    const float s = x.scale[at / 256], d = scale_at(block, offsets.first);
+    const float s = x.scale[at / 256], d = super_scale(type, block);
     p = std::fma(d * s, joined(w, x, at), p);
     if (!minimum.empty())
         p = std::fma(-((ternary ? d : scale_at(block, offsets.second)) * s), joined(minimum, x, at), p);
@@ -85,8 +126,11 @@ float block_range(gguf::Type type, std::span<const std::byte> row, const Quantis
             continue;
         }
         float b = 0;
-        for (size_t at = 256 * block; at < std::min(x.high.size(), 256 * (block + 1)); at += 32)
-            b = add_group(type, row.subspan(at / 32 * size, size), x, at, b);
+        const auto cols = static_cast<size_t>(gguf::traits(type).block_size);
+        for (size_t at = 256 * block; at < std::min(x.high.size(), 256 * (block + 1)); at += cols) {
+            const auto group = row.subspan(at / cols * size, size);
+            b = type == gguf::Type::NVFP4 ? add_halves(group, x, at, b) : add_group(type, group, x, at, b);
+        }
         p = std::fma(x.scale[block], b, p);
     }
     return p;

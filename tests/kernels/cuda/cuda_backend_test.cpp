@@ -121,6 +121,23 @@ TEST_CASE("cuda backend: tiny programs in every format agree with double precisi
           .kv_heads = 1,
           .head_dim_k = 32,
           .head_dim_v = 32}},
+        {gguf::Type::NVFP4, {.feed_forward = 192}},
+        {gguf::Type::IQ3_S,
+         {.layers = 1,
+          .width = 256,
+          .feed_forward = 256,
+          .heads = 8,
+          .kv_heads = 2,
+          .head_dim_k = 32,
+          .head_dim_v = 32}},
+        {gguf::Type::IQ1_M,
+         {.layers = 1,
+          .width = 256,
+          .feed_forward = 512,
+          .heads = 8,
+          .kv_heads = 2,
+          .head_dim_k = 32,
+          .head_dim_v = 32}},
         {gguf::Type::Q6_K,
          {.layers = 1,
           .width = 256,
@@ -190,10 +207,16 @@ TEST_CASE("cuda backend: experts agree with double precision, whatever the chunk
           .merged = true}},
         {gguf::Type::Q5_1,
          {.count = 3, .routing = {.score = Score::Sigmoid, .used = 1}, .weights_on_input = true}},
+        {gguf::Type::IQ2_XS, {.count = 4, .routing = {.used = 2}}},
     };
     for (const auto &[type, experts] : cases) {
         CAPTURE(gguf::traits(type).name);
-        const TinyProgram tiny({.layers = 1, .type = type, .experts = experts}, 19);
+        TinyShape shape{.layers = 1, .type = type, .experts = experts};
+        if (gguf::traits(type).block_size == 256) {
+            shape.width = shape.feed_forward = 256;
+            shape.heads = 8, shape.head_dim_k = shape.head_dim_v = 32;
+        }
+        const TinyProgram tiny(shape, 19);
         const std::vector<int32_t> tokens = random_tokens(36, 50, 11);
         const auto expected = tests::reference_logits(tiny.program(), tokens);
         Runner gpu(cuda::make_cuda_backend(0), tiny.program());

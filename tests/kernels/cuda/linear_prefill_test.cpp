@@ -26,7 +26,7 @@ void multiply(Stream &stream, By kernel, gguf::Type type, const LinearParams &p,
     const TileFormat format = tile_format(type);
     constexpr int kFew = kLinearGroupTokens;
     if (kernel == By::Few)
-        launch(stream, linear_groups_kernel(format, kFew), {grid, linear_shared(kFew), true}, p);
+        launch(stream, linear_groups_kernel(format, kFew), {grid, linear_shared(format, kFew), true}, p);
     else
         launch(stream, linear_prefill_kernel(format), {grid, linear_prefill_shared(format), true},
                {p, format});
@@ -57,6 +57,7 @@ TEST_CASE("cuda prefill: every format, bit for bit as in slices of 8 tokens") {
         std::vector<int64_t> all = gguf::traits(type).block_size == 256 ? std::vector<int64_t>{512, 1280}
                                                                         : std::vector<int64_t>{96, 608};
         if (!gguf::traits(type).quantized) all = {300, 1184};
+        if (type == gguf::Type::NVFP4) all = {192, 704};
         if (type == gguf::Type::Q8_0) all.push_back(2336);  // more than one block per range
         for (const int64_t cols : all) {
             const uint32_t seed = 53 * static_cast<uint32_t>(type) + static_cast<uint32_t>(cols);
@@ -81,7 +82,7 @@ TEST_CASE("cuda prefill: slices of a large batch are the canonical order, in eve
     for (const gguf::Type type : tests::kLinearTypes) {
         CAPTURE(gguf::traits(type).name);
         std::mt19937 random(29);
-        const int64_t cols = gguf::traits(type).block_size == 256 ? 512 : 608;
+        const int64_t cols = gguf::traits(type).block_size >= 64 ? 512 : 608;
         const Matrix matrix(stream, type, 19, cols, random);
         const Input input(stream, random_activations(18 * cols, random), cols, 18);
         CHECK(different(product(stream, By::Few, matrix, input, 18, 2), canonical(matrix, input, 18)) == 0);

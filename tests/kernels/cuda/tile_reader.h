@@ -8,7 +8,9 @@
 #include <cstring>
 #include <vector>
 
+#include "gguf/codebook.h"
 #include "gguf/half.h"
+#include "gguf/nvfp4.h"
 #include "kernels/cuda/repack.h"
 #include "kernels/cuda/tiles.h"
 
@@ -69,6 +71,18 @@ class TileReader {
             case TileFormat::MXFP4:
                 return std::ldexp(1.0f, p.block[8 * p.row + group] - 128) *
                        static_cast<float>(gguf::kMXFP4Values[this->code(row, col)]);
+            case TileFormat::NVFP4: {
+                const uint8_t bits = p.block[16 * p.row + p.k / 16];  // 0x7f: 240, which ggml means by 0xff
+                return 0.5f * gguf::ue4m3_to_f32(bits == 0x7f ? 0xff : bits) *
+                       static_cast<float>(gguf::kMXFP4Values[this->code(row, col)]);
+            }
+            case TileFormat::IQ1:
+            case TileFormat::IQ2_XXS:
+            case TileFormat::IQ2_XS:
+            case TileFormat::IQ2_S:
+            case TileFormat::IQ3_XXS:
+            case TileFormat::IQ3_S:
+                return codebook_value(p);
             case TileFormat::Q2_K: {
                 const int scale = p.block[16 * p.row + p.k / 16];
                 const uint8_t *d = p.block + p.layout.scales2 + 4 * pair;
@@ -153,6 +167,55 @@ class TileReader {
                                col / 256 * kernels::cuda::block_bytes(format_);
         const int in = static_cast<int>(row % 16);
         return {block, block + layout.side, layout, static_cast<int>(col % 256), in, in % 8, in / 8};
+    }
+    // Byte k of the entry, and what is done to it.
+    float codebook_value(const Place &p) const {
+        using kernels::cuda::TileFormat;
+        const int t = p.k % 16 / 4, lane = 4 * p.g + t, chunk = p.k / 64, s = p.k / 32 % 2, i = p.k % 4;
+        const int a = p.r + 2 * (p.k % 32 / 16), j = 4 * s + a, lane_pair = lane / 2, row = 2 * p.g + p.r;
+        const bool quads = format_ == TileFormat::IQ3_XXS || format_ == TileFormat::IQ3_S;
+        const auto word = [&](int offset, int at) {
+            uint32_t w;
+            std::memcpy(&w, p.block + offset + 4 * at, sizeof w);
+            return w;
+        };
+        const auto bit = [&](int offset, int at) { return word(offset, at / 32) >> (at % 32) & 1; };
+        const int high = p.layout.high;
+        size_t index = p.main[chunk * p.layout.chunk + (quads ? lane : lane_pair) * 8 + 4 * s + a];
+        if (format_ == TileFormat::IQ2_XS) index |= bit(high, 32 * lane_pair + 8 * chunk + j) << 8;
+        if (format_ == TileFormat::IQ3_S) index |= bit(high, 32 * lane + 8 * chunk + j) << 8;
+        if (format_ == TileFormat::IQ2_S)
+            for (int b = 0; b < 2; ++b)
+                index |= bit(high, 64 * lane_pair + 2 * (8 * chunk + j) + b) << (8 + b);
+        if (format_ == TileFormat::IQ1)
+            for (int b = 0; b < 3; ++b)
+                index |= bit(high, 128 * lane_pair + 32 * chunk + 4 * j + b) << (8 + b);
+        const bool of_16 =
+            format_ == TileFormat::IQ1 || format_ == TileFormat::IQ2_XS || format_ == TileFormat::IQ2_S;
+        const int group = of_16 ? 16 * row + p.k / 16 : 8 * row + p.k / 32;
+        const float d = half(p.block + p.layout.scales2 + 2 * row) *
+                        static_cast<float>(2 * (p.block[group / 2] >> (4 * (group % 2)) & 15) + 1);
+        const auto eight = [&](const auto &grid) {
+            return static_cast<float>(grid[index] >> (8 * (p.k % 8)) & 255);
+        };
+        const auto four = [&](const auto &grid) { return static_cast<float>(grid[index] >> (8 * i) & 255); };
+        if (format_ == TileFormat::IQ1)
+            return d * (eight(gguf::kGridIQ1) - 1 +
+                        (bit(high, 128 * lane_pair + 32 * chunk + 4 * j + 3) ? -0.125f : 0.125f));
+        const int at = 128 * lane + 32 * chunk + (quads ? 8 * i + j : 16 * s + 4 * i + a);
+        const float sign = bit(p.layout.signs, at) ? -1.0f : 1.0f;
+        switch (format_) {
+            case TileFormat::IQ2_XXS:
+                return sign * d * 0.125f * eight(gguf::kGridIQ2_XXS);
+            case TileFormat::IQ2_XS:
+                return sign * d * 0.125f * eight(gguf::kGridIQ2_XS);
+            case TileFormat::IQ2_S:
+                return sign * d * 0.125f * eight(gguf::kGridIQ2_S);
+            case TileFormat::IQ3_XXS:
+                return sign * d * 0.25f * four(gguf::kGridIQ3_XXS);
+            default:
+                return sign * d * four(gguf::kGridIQ3_S);
+        }
     }
     static float half(const uint8_t *at) {
         return gguf::f16_to_f32(static_cast<uint16_t>(at[0] | at[1] << 8));

@@ -18,10 +18,11 @@ using namespace runnel::kernels::cuda;
 namespace {
 
 constexpr TileFormat kAllFormats[] = {
-    TileFormat::F32,    TileFormat::F16,   TileFormat::BF16, TileFormat::Q4_0,
-    TileFormat::Q4_1,   TileFormat::Q5_0,  TileFormat::Q5_1, TileFormat::Q8_0,
-    TileFormat::IQ4_NL, TileFormat::MXFP4, TileFormat::Q2_K, TileFormat::Q3_K,
-    TileFormat::Q4_K,   TileFormat::Q5_K,  TileFormat::Q6_K, TileFormat::IQ4_XS,
+    TileFormat::F32,    TileFormat::F16,     TileFormat::BF16,  TileFormat::Q4_0,    TileFormat::Q4_1,
+    TileFormat::Q5_0,   TileFormat::Q5_1,    TileFormat::Q8_0,  TileFormat::IQ4_NL,  TileFormat::MXFP4,
+    TileFormat::Q2_K,   TileFormat::Q3_K,    TileFormat::Q4_K,  TileFormat::Q5_K,    TileFormat::Q6_K,
+    TileFormat::IQ4_XS, TileFormat::NVFP4,   TileFormat::IQ1,   TileFormat::IQ2_XXS, TileFormat::IQ2_XS,
+    TileFormat::IQ2_S,  TileFormat::IQ3_XXS, TileFormat::IQ3_S,
 };
 
 }  // namespace
@@ -31,6 +32,7 @@ TEST_CASE("cuda tiles: planes are aligned, and no larger than the weights in the
         CAPTURE(static_cast<int>(format));
         const TileLayout layout = tile_layout(format);
         CHECK(layout.high % 16 == 0);
+        CHECK(layout.signs % 16 == 0);
         CHECK(layout.side % 16 == 0);
         CHECK(layout.chunk % 16 == 0);
     }
@@ -38,10 +40,17 @@ TEST_CASE("cuda tiles: planes are aligned, and no larger than the weights in the
         CAPTURE(gguf::traits(type).name);
         REQUIRE(has_tiles(type));
         const auto raw = static_cast<int64_t>(16 * gguf::row_bytes(type, 256));
-        const bool richer = type == gguf::Type::TQ1_0 || type == gguf::Type::TQ2_0;
-        CHECK(block_bytes(tile_format(type)) == (richer ? 16 * 84 : raw));
+        // Those that become another format, and those that keep all signs.
+        constexpr std::pair<gguf::Type, int64_t> kRicher[] = {
+            {gguf::Type::TQ1_0, 84},    {gguf::Type::TQ2_0, 84},   {gguf::Type::IQ1_S, 58},
+            {gguf::Type::IQ1_M, 58},    {gguf::Type::IQ2_XXS, 70}, {gguf::Type::IQ2_XS, 78},
+            {gguf::Type::IQ3_XXS, 102},
+        };
+        int64_t expected = raw;
+        for (const auto &[richer, bytes] : kRicher)
+            if (type == richer) expected = 16 * bytes;
+        CHECK(block_bytes(tile_format(type)) == expected);
     }
-    CHECK(!has_tiles(gguf::Type::IQ2_XS));
     CHECK(!has_tiles(gguf::Type::I32));
 }
 
@@ -50,7 +59,8 @@ TEST_CASE("cuda tiles: every weight comes back, to the bit, and padding is zero"
         const uint32_t seed = 1000 + static_cast<uint32_t>(type);
         std::mt19937 random(seed);
         const bool super = gguf::traits(type).block_size == 256;
-        const std::vector<int64_t> widths = super ? std::vector<int64_t>{256, 768}
+        const std::vector<int64_t> widths = super                       ? std::vector<int64_t>{256, 768}
+                                            : type == gguf::Type::NVFP4 ? std::vector<int64_t>{64, 256, 832}
                                             : gguf::traits(type).quantized
                                                 ? std::vector<int64_t>{32, 64, 288, 512, 896}
                                                 : std::vector<int64_t>{1, 40, 64, 256, 300};

@@ -1,0 +1,492 @@
+// The kernels of linear.h, for linear.cu and linear_codebooks.cu: y = W x for up to 16 tokens at a time;
+// linear.h holds the order of every operation.
+//
+// Weights are operand A of the tensor cores (16 rows of a tile), activations operand B: columns 2j and 2j + 1
+// of an 8-column group are the hi and lo parts of token j, so that a lane's accumulators hold both parts of
+// "its" token 4 * group + t for the rows g and g + 8, and hi and lo are merged without a shuffle.
+//
+// A block of 8 warps forms 8 / W teams of W = warps_per_tile warps; a team takes a tile of 16 rows at a time
+// (tiles are handed out by block index, a persistent grid), its warps a range of blocks each; partial sums
+// meet in shared memory and one thread per output adds them in order and writes the result. Per step, a warp
+// has the next block of weights (2-4 KB) on the way while it multiplies the one at hand. Activations are read
+// from L1: a warp's share of them is small, and every warp of the multiprocessor with the same range shares
+// it.
+//
+// Bytes: each weight once, 16 bytes a lane and load; activations n * (2 + 3/8) per column and multiprocessor;
+// outputs 4 n per row. F32, F16 and BF16 weights are multiplied by plain fma in float32: at one token that is
+// far below the issue rate that their bytes allow, and its bits are the same everywhere.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/float_steps.h"
+#include "kernels/cuda/fragments.h"
+#include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear_order.h"
+#include "kernels/cuda/math.h"
+
+namespace runnel::kernels::cuda {
+
+namespace {
+
+constexpr int kWarps = kLinearThreads / 32;
+constexpr int kGroupTokens = 4;  // tokens of an 8-column group
+
+// --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
+
+// Where a lane finds its activations, as offsets that fit a register: the columns of operand B it feeds, and
+// the sums of the token it accumulates. Columns without a token repeat those of token 0: their results are
+// dropped.
+template <TileFormat F, int kGroups, bool kGrouped>
+struct LaneActivations {
+    const Activations &x;
+    int32_t fragment[kGroups];  // in x.values, of chunk 0
+    int32_t token[kGroups];
+
+    DEVICE LaneActivations(const LinearParams &p, TokenGroup group) : x(p.x) {
+        const int g = lane_index() >> 2, t = lane_index() & 3;
+        const auto source = [&](int row) {
+            row = group.first + (row < group.count ? row : 0);
+            return kGrouped && p.sources ? p.sources[row] : row;
+        };
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+            fragment[j] = source(kGroupTokens * j + g / 2) * static_cast<int32_t>(x.values_stride) +
+                          g % 2 * 64 + 16 * t;
+            token[j] = source(kGroupTokens * j + t);
+        }
+    }
+    // The B fragment of group `group` (32 columns) for column group j.
+    DEVICE void load(int j, int32_t group, uint32_t (&b)[2]) const {
+        const uint2 v = ld64(x.values + fragment[j] + (group >> 1) * kActivationChunkBytes + (group & 1) * 8);
+        b[0] = v.x, b[1] = v.y;
+    }
+    DEVICE float scale(int j, int32_t block) const {
+        return x.scales[token[j] * static_cast<int32_t>(x.scales_stride) + block];
+    }
+    DEVICE uint2 sums(int j, int32_t group) const {
+        return ld64(x.sums + token[j] * static_cast<int32_t>(x.sums_stride) + 2 * group);
+    }
+    DEVICE uint4 sums16(int j, int32_t group) const {
+        return ld128(x.sums16 + token[j] * static_cast<int32_t>(x.sums16_stride) + 4 * group);
+    }
+};
+
+// The block that a warp works on after the one at hand; 0 chunks: there is none.
+struct NextBlock {
+    const std::byte *block;
+    int chunks;
+};
+
+// Calls f(chunk, sub) - both Constants - for the first `groups` groups of 32 columns, and as soon as a
+// chunk's registers are free, loads into them that chunk of the block that comes next: a rolling prefetch of
+// one block.
+template <TileFormat F, class Function>
+DEVICE void for_groups(int groups, MainRegisters<F> &w, NextBlock next, const Function &f) {
+    const auto chunk = [&](auto c) {
+        constexpr int kC = decltype(c)::value;
+        if (2 * kC < groups) f(c, Constant<0>());
+        if (2 * kC + 1 < groups) f(c, Constant<1>());
+        if (kC < next.chunks) load_chunk<F, kC>(next.block, w);
+    };
+    chunk(Constant<0>());
+    chunk(Constant<1>());
+    chunk(Constant<2>());
+    chunk(Constant<3>());
+}
+
+// hi and lo of row r, joined, from sums that began with kMagicBits.
+DEVICE float magic_sum(const int32_t (&c)[4], int r) {
+    return join(bits_float(static_cast<uint32_t>(c[2 * r])) - kMagic,
+                bits_float(static_cast<uint32_t>(c[2 * r + 1])) - kMagic);
+}
+
+// Formats with a float scale per group of 32 or 16. `next` is loaded into w and side on the way.
+template <TileFormat F, int kGroups, bool kGrouped>
+DEVICE void multiply_group_floats(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next,
+                                  const Book<F> &book, const LaneActivations<F, kGroups, kGrouped> &x,
+                                  int32_t block, int groups, float (&p)[kGroups][2]) {
+    const SideRegisters<F> own = side;
+    if (next.chunks > 0) load_side<F>(next.block, side);
+    float sum[kGroups][2] = {};
+    uint32_t later[4] = {};
+    for_groups<F>(groups, w, next, [&](auto chunk, auto sub) {
+        constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
+        uint32_t a[4];
+        fragment<F, kC, kS>(w, own, book, a, later);
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+            uint32_t b[2];
+            x.load(j, 8 * block + kGroup, b);
+            if constexpr (has_groups_of_16(F)) {
+                int32_t c[2][4] = {{kMagicBits, kMagicBits, kMagicBits, kMagicBits},
+                                   {kMagicBits, kMagicBits, kMagicBits, kMagicBits}};
+                mma_s8_k16(c[0], {a[0], a[1]}, b[0]);
+                mma_s8_k16(c[1], {a[2], a[3]}, b[1]);
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const float d[2] = {group_scale<F, 2 * kGroup>(own, r),
+                                        group_scale<F, 2 * kGroup + 1>(own, r)};
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        sum[j][r] = fma_rn(d[half], magic_sum(c[half], r), sum[j][r]);
+                }
+            } else {
+                const float d[2] = {group_scale<F, kGroup>(own, 0), group_scale<F, kGroup>(own, 1)};
+                int32_t high = 0, low = 0;
+                if constexpr (code_offset(F) != 0 || has_minimum(F)) {
+                    const uint2 s = x.sums(j, 8 * block + kGroup);
+                    high = static_cast<int32_t>(s.x), low = static_cast<int32_t>(s.y);
+                }
+                int32_t c[4] = {kMagicBits - code_offset(F) * high, kMagicBits - code_offset(F) * low,
+                                kMagicBits - code_offset(F) * high, kMagicBits - code_offset(F) * low};
+                mma_s8_k32(c, a, b);
+#pragma unroll
+                for (int r = 0; r < 2; ++r) sum[j][r] = fma_rn(d[r], magic_sum(c, r), sum[j][r]);
+                if constexpr (has_minimum(F)) {
+                    const float m = join(high, low);
+                    sum[j][0] = fma_rn(group_minimum<F, kGroup>(own, 0), m, sum[j][0]);
+                    sum[j][1] = fma_rn(group_minimum<F, kGroup>(own, 1), m, sum[j][1]);
+                }
+            }
+        }
+    });
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+        const float s = x.scale(j, block);
+        p[j][0] = fma_rn(s, sum[j][0], p[j][0]);
+        p[j][1] = fma_rn(s, sum[j][1], p[j][1]);
+    }
+}
+
+// The integer sums of a block: [row r][hi, lo].
+template <int kGroups>
+struct IntegerSums {
+    int32_t products[kGroups][2][2] = {}, minimums[kGroups][2][2] = {};
+};
+
+// A group's product c and sums of activations, with the group's integer scales.
+template <TileFormat F, int kGroups, int kIndex>
+DEVICE void add_scaled(const int32_t (&c)[4], const IntegerScales<F> (&scales)[2], int j, uint32_t high,
+                       uint32_t low, IntegerSums<kGroups> &sums) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int scale = scales[r].template scale_of<kIndex>();
+        sums.products[j][r][0] += c[2 * r] * scale;
+        sums.products[j][r][1] += c[2 * r + 1] * scale;
+        if constexpr (has_minimum(F)) {
+            const int minimum = scales[r].template minimum_of<kIndex>();
+            sums.minimums[j][r][0] += static_cast<int32_t>(high) * minimum;
+            sums.minimums[j][r][1] += static_cast<int32_t>(low) * minimum;
+        }
+    }
+}
+
+template <TileFormat F>
+DEVICE void start_sums(uint32_t high, uint32_t low, int32_t (&c)[4]) {
+    c[0] = c[2] = -code_offset(F) * static_cast<int32_t>(high);
+    c[1] = c[3] = -code_offset(F) * static_cast<int32_t>(low);
+}
+
+// Formats with blocks of 256 and integer scales.
+template <TileFormat F, int kGroups, bool kGrouped>
+DEVICE void multiply_integer_scales(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next,
+                                    const Book<F> &book, const LaneActivations<F, kGroups, kGrouped> &x,
+                                    int32_t block, float (&p)[kGroups][2]) {
+    constexpr bool kNeedsSums = code_offset(F) != 0 || has_minimum(F);
+    const SideRegisters<F> own = side;
+    IntegerScales<F> scales[2];
+    unpack_scales(own, 0, scales[0]);
+    unpack_scales(own, 1, scales[1]);
+    if (next.chunks > 0) load_side<F>(next.block, side);
+    IntegerSums<kGroups> sums;
+    uint32_t later[4] = {};
+    for_groups<F>(8, w, next, [&](auto chunk, auto sub) {
+        constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
+        uint32_t a[4];
+        fragment<F, kC, kS>(w, own, book, a, later);
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+            uint32_t b[2];
+            x.load(j, 8 * block + kGroup, b);
+            int32_t c[4];
+            if constexpr (has_groups_of_16(F)) {
+                const uint4 s = x.sums16(j, 8 * block + kGroup);
+                start_sums<F>(s.x, s.y, c);
+                mma_s8_k16(c, {a[0], a[1]}, b[0]);
+                add_scaled<F, kGroups, 2 * kGroup>(c, scales, j, s.x, s.y, sums);
+                start_sums<F>(s.z, s.w, c);
+                mma_s8_k16(c, {a[2], a[3]}, b[1]);
+                add_scaled<F, kGroups, 2 * kGroup + 1>(c, scales, j, s.z, s.w, sums);
+            } else {
+                uint2 s{};
+                if constexpr (kNeedsSums) s = x.sums(j, 8 * block + kGroup);
+                start_sums<F>(s.x, s.y, c);
+                mma_s8_k32(c, a, b);
+                add_scaled<F, kGroups, kGroup>(c, scales, j, s.x, s.y, sums);
+            }
+        }
+    });
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+        const float s = x.scale(j, block);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int32_t(&i)[2] = sums.products[j][r], (&m)[2] = sums.minimums[j][r];
+            p[j][r] = fma_rn(scales[r].d * s, join(i[0], i[1]), p[j][r]);
+            if constexpr (has_minimum(F)) p[j][r] = fma_rn(-(scales[r].dmin * s), join(m[0], m[1]), p[j][r]);
+        }
+    }
+}
+
+// --- a range of a row tile ---------------------------------------------------------------------------------
+
+template <TileFormat F>
+DEVICE void load_block(NextBlock first, MainRegisters<F> &w, SideRegisters<F> &side) {
+    load_side<F>(first.block, side);
+    load_chunk<F, 0>(first.block, w);
+    if (first.chunks > 1) load_chunk<F, 1>(first.block, w);
+    if (first.chunks > 2) load_chunk<F, 2>(first.block, w);
+    if (first.chunks > 3) load_chunk<F, 3>(first.block, w);
+}
+
+// Begins with the first block of the range in w and side, and leaves `after` there.
+template <TileFormat F, int kGroups, bool kGrouped>
+DEVICE void multiply_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
+                           NextBlock after, const Book<F> &book, MainRegisters<F> &w, SideRegisters<F> &side,
+                           float (&sums)[kGroups][2]) {
+    const LaneActivations<F, kGroups, kGrouped> x(p, group);
+    for (int32_t block = range.begin; block < range.end; ++block) {
+        const bool last = block + 1 == range.end;
+        const NextBlock next =
+            last ? after : NextBlock{tile + (block + 1) * block_bytes(F), chunks_at(p.cols, block + 1)};
+        if constexpr (has_group_floats(F))
+            multiply_group_floats<F, kGroups, kGrouped>(w, side, next, book, x, block,
+                                                        groups_at(p.cols, block), sums);
+        else
+            multiply_integer_scales<F, kGroups, kGrouped>(w, side, next, book, x, block, sums);
+    }
+}
+
+// Every lane sums its four columns of a step for all tokens; then the four lanes of a row are added, and each
+// keeps the token it stands for.
+template <TileFormat F, int kGroups, bool kGrouped>
+DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
+                                 float (&sums)[kGroups][2]) {
+    constexpr int kTokens = kGroupTokens * kGroups;
+    const int t = lane_index() & 3;
+    float own[kTokens][2] = {};
+    int32_t source[kTokens];
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token) {
+        source[token] = group.first + (token < group.count ? token : 0);
+        if (kGrouped && p.sources) source[token] = p.sources[source[token]];
+    }
+    const int32_t steps = (p.cols + kChunkCols - 1) / kChunkCols * 4, last = 16 * range.end;
+#pragma unroll(kGroups == 4 ? 1 : kGroups == 2 || kGrouped || F == TileFormat::F32 ? 2 : 4)
+    for (int32_t step = 16 * range.begin; step < (last < steps ? last : steps); ++step) {
+        float4 w[2];
+        load_step<F>(tile, step, w);
+#pragma unroll
+        for (int token = 0; token < kTokens; ++token) {
+            const float4 x = load_floats(p.x_f32 + source[token] * p.x_stride, 16 * step + 4 * t, p.cols);
+            own[token][0] = multiply_add(w[0], x, own[token][0]);
+            own[token][1] = multiply_add(w[1], x, own[token][1]);
+        }
+    }
+#pragma unroll
+    for (int token = 0; token < kTokens; ++token)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float sum = own[token][r] + shfl_xor(own[token][r], 1);
+            sum = sum + shfl_xor(sum, 2);
+            if (token % kGroupTokens == t) sums[token / kGroupTokens][r] = sum;
+        }
+}
+
+// --- tiles, teams, epilogue --------------------------------------------------------------------------------
+
+template <int kGroups>
+struct LinearShared {
+    float partial[2][kWarps][kGroupTokens * kGroups][kTileRows];  // [0]: the gate or the only matrix, [1]: up
+};
+
+template <int kGroups, int kWords>
+struct LinearBookShared : LinearShared<kGroups> {
+    uint32_t book[kWords];
+};
+
+// A tile of rows of one matrix, and the tokens it is multiplied with.
+struct Unit {
+    int matrix;
+    int32_t tile;
+    TokenGroup group;
+};
+
+// Units that share weights follow one another. groups: groups_of(), which is 1 without them.
+template <int kTokens, bool kGrouped>
+DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
+    int32_t tile = kGrouped ? unit / groups : unit;
+    const TokenGroup group = kGrouped ? group_at<kTokens>(p, unit % groups) : TokenGroup{0, 0, p.tokens};
+    int matrix = 0;
+    while (p.gate == LinearGate::None && tile >= row_tiles(p.matrix[matrix].rows))
+        tile -= static_cast<int32_t>(row_tiles(p.matrix[matrix++].rows));
+    return {matrix, tile, group};
+}
+
+// Two blocks of 256 threads leave 128 registers to each, which the larger accumulators do not fit (on sm_80
+// the least), nor groups beside scales per 16.
+constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped) {
+    const bool wide = !has_group_floats(format) || format == TileFormat::Q5_1 || format == TileFormat::NVFP4;
+    return groups == 4 || (groups == 2 && wide) ||
+                   (grouped && (has_groups_of_16(format) || format == TileFormat::Q5_K))
+               ? 1
+               : 2;
+}
+
+// kGrouped: several groups of tokens, of experts or slices of a batch; else the launch's tokens are one
+// group.
+template <TileFormat F, int kGroups, bool kGrouped>
+struct Linear {
+    using Params = LinearParams;
+    static constexpr const char *kName = "linear";
+    static constexpr int kThreads = kLinearThreads, kBlocks = blocks_per_multiprocessor(F, kGroups, kGrouped);
+    using Shared =
+        std::conditional_t<has_codebook(F), LinearBookShared<kGroups, book_words(F)>, LinearShared<kGroups>>;
+    static constexpr int kTokens = kGroupTokens * kGroups;
+
+    static DEVICE Unit unit_at(const Params &p, int32_t groups, int32_t unit) {
+        return unit_of<kTokens, kGrouped>(p, groups, unit);
+    }
+    static DEVICE const std::byte *tile_of(const Params &p, int matrix, const Unit &unit) {
+        const LinearMatrix &m = p.matrix[matrix];
+        int64_t tile = unit.tile;
+        if constexpr (kGrouped) tile += unit.group.expert * row_tiles(m.rows);
+        return m.tiles + tile * row_tile_bytes(F, p.cols);
+    }
+
+    // What a warp carries from tile to tile: its range of blocks, and the registers that the next tile's
+    // first block is already on its way to.
+    struct Warp {
+        Range range;
+        MainRegisters<F> main;
+        SideRegisters<F> side;
+        Book<F> book;
+
+        DEVICE NextBlock first_block(const Params &p, const std::byte *tile) const {
+            if (tile == nullptr) return {nullptr, 0};
+            return {tile + range.begin * block_bytes(F), chunks_at(p.cols, range.begin)};
+        }
+    };
+
+    // The warp's range of one tile of rows, to shared memory. next: the tile it takes after this one, or
+    // null.
+    static DEVICE void partial(const Params &p, TokenGroup group, const std::byte *tile,
+                               const std::byte *next, Warp &warp, float (&to)[kTokens][kTileRows]) {
+        float sums[kGroups][2] = {};
+        if constexpr (is_float(F))
+            multiply_float_range<F, kGroups, kGrouped>(p, group, tile, warp.range, sums);
+        else
+            multiply_range<F, kGroups, kGrouped>(p, group, tile, warp.range, warp.first_block(p, next),
+                                                 warp.book, warp.main, warp.side, sums);
+        const int g = lane_index() >> 2, t = lane_index() & 3;
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) {
+            to[kGroupTokens * j + t][g] = sums[j][0];
+            to[kGroupTokens * j + t][g + 8] = sums[j][1];
+        }
+    }
+
+    static DEVICE float folded(const Shared &shared, int matrix, int first_warp, int warps, int token,
+                               int row) {
+        float y = shared.partial[matrix][first_warp][token][row];
+        for (int w = 1; w < warps; ++w) y = y + shared.partial[matrix][first_warp + w][token][row];
+        return y;
+    }
+
+    static DEVICE void finish(const Params &p, const Shared &shared, const Unit &unit, int first_warp,
+                              int warps) {
+        const LinearMatrix &m = p.matrix[unit.matrix];
+        const TokenGroup &group = unit.group;
+        const int threads = 32 * warps;
+        for (int i = thread_index() - 32 * first_warp; i < kTileRows * group.count; i += threads) {
+            const int in = i % kTileRows, token = i / kTileRows;
+            const int32_t row = unit.tile * kTileRows + in;
+            if (row >= m.rows) continue;
+            const int64_t at = group.first + token;
+            const int64_t bias = kGrouped ? int64_t{group.expert} * m.rows + row : row;
+            float y = folded(shared, 0, first_warp, warps, token, in);
+            if (kGrouped && p.row_weights) y = y * p.row_weights[at];
+            if (m.bias) y = y + m.bias[bias];
+            if (p.gate == LinearGate::Silu) {
+                float up = folded(shared, 1, first_warp, warps, token, in);
+                if (kGrouped && p.row_weights) up = up * p.row_weights[at];
+                if (p.matrix[1].bias) up = up + p.matrix[1].bias[bias];
+                y = silu_p(y) * up;
+            }
+            y = y * m.scale;
+            if (m.add) y = y + m.add[at * m.add_stride + row];
+            m.out[at * m.out_stride + row] = y;
+        }
+    }
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<Shared>();
+        const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
+        const int warps = warps_per_tile(blocks), teams = kWarps / warps, team = warp_index() / warps;
+        const int32_t step = block_count() * teams;
+        if constexpr (kGrouped) grid_dep_wait();  // groups may be the work of a kernel before
+        const int32_t groups = kGrouped ? groups_of<kTokens>(p) : 1, units = tiles_of(p) * groups;
+        Warp warp;
+        warp.range = range_of(blocks, warps, warp_index() % warps);
+        if constexpr (has_codebook(F)) {
+            fill_book(F, shared.book);
+            block_sync();
+            warp.book = Book<F>(shared.book);
+        }
+        const auto tile_at = [&](int32_t index) -> const std::byte * {
+            if (index >= units) return nullptr;
+            const Unit u = unit_at(p, groups, index);
+            return tile_of(p, u.matrix, u);
+        };
+        int32_t unit = block_index() * teams + team;
+        const std::byte *tile = tile_at(unit);
+        if constexpr (!is_float(F))
+            if (tile != nullptr) load_block<F>(warp.first_block(p, tile), warp.main, warp.side);
+        if constexpr (!kGrouped) grid_dep_wait();
+        for (int32_t first = block_index() * teams; first < units; first += step, unit += step) {
+            const std::byte *next = tile_at(unit + step);
+            if (tile != nullptr) {
+                const Unit u = unit_at(p, groups, unit);
+                const std::byte *up = p.gate != LinearGate::None ? tile_of(p, 1, u) : nullptr;
+                partial(p, u.group, tile, up != nullptr ? up : next, warp, shared.partial[0][warp_index()]);
+                if (up != nullptr) partial(p, u.group, up, next, warp, shared.partial[1][warp_index()]);
+            }
+            block_sync();
+            if (tile != nullptr) finish(p, shared, unit_at(p, groups, unit), team * warps, warps);
+            block_sync();
+            tile = next;
+        }
+        grid_dep_trigger();
+    }
+};
+
+template <TileFormat F>
+Kernel<LinearParams> for_tokens(int tokens) {
+    if (tokens <= kGroupTokens) return kernel_of<Linear<F, 1, false>>();
+    if (tokens <= 2 * kGroupTokens) return kernel_of<Linear<F, 2, false>>();
+    return kernel_of<Linear<F, 4, false>>();
+}
+template <TileFormat F>
+Kernel<LinearParams> for_groups_of(int tokens) {
+    if (tokens <= kGroupTokens) return kernel_of<Linear<F, 1, true>>();
+    return kernel_of<Linear<F, kLinearGroupTokens / kGroupTokens, true>>();
+}
+template <TileFormat F>
+Kernel<LinearParams> for_format(int tokens, bool grouped) {
+    return grouped ? for_groups_of<F>(tokens) : for_tokens<F>(tokens);
+}
+
+}  // namespace
+
+}  // namespace runnel::kernels::cuda
