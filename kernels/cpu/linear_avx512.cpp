@@ -15,6 +15,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/linear_driver.h"
+#include "kernels/cpu/linear_grid_rows.h"
 #include "kernels/cpu/linear_isa.h"
 #include "kernels/cpu/linear_packed.h"
 #include "kernels/cpu/linear_tile.h"
@@ -138,6 +139,9 @@ struct Engine32 {
     }
 };
 
+// Up to so many tokens, blocks of codebook entries are multiplied row by row.
+constexpr int kGridRowTokens = 4;
+
 // --- blocks of 256 ---------------------------------------------------------------------------------------
 
 template <typename Format>
@@ -243,6 +247,15 @@ struct Engine256 {
     [[gnu::always_inline]] static void add_fused(Rows rows, int, int64_t block, const Record *a,
                                                  Partials &sums, const std::byte *next) {
         Scales256 s;
+        if constexpr (count <= kGridRowTokens && requires { typename Format::Grid; }) {
+            Ints sums_of_rows[count];
+            grid_totals<typename Format::Block, count>(
+                rows, a, sums_of_rows, [&](int j) __attribute__((always_inline)) {
+                    prefetch_share<Engine256>(rows, j, next);
+                });
+            s.d = Format::factors(rows);
+            return finish(s, a, count, sums_of_rows, sums.p[block % 8]);
+        }
         Format::scales(rows, s);
         Ints totals[count];
 #pragma GCC unroll 4

@@ -1,9 +1,10 @@
 // The formats made of codebook entries (gguf/codebook.h), as integers: w * scale * unit * d, w = grid * sign
 // or 8 * grid +- 1, so that they go through the same dot products as the other blocks of 256 (README.md).
 //
-// GridBlock<Block>::entry: eight weights of the codebook, 8 i ... 8 i + 7; signs: what is done to group j of
-// 32 weights, as kSigns says; scale: the integer scale of weights 16 i ... 16 i + 15; scale_bits: d, an f16;
-// kUnit, a power of two. Compiled into each instruction set's file.
+// GridBlock<Block>::entry: eight weights of the codebook, 8 i ... 8 i + 7; quad, of codebooks of four:
+// weights 4 i ... 4 i + 3; signs: what is done to group j of 32 weights, as kSigns says; scale: the integer
+// scale of weights 16 i ... 16 i + 15; scale_bits: d, an f16; kUnit, a power of two. Compiled into each
+// instruction set's file.
 #pragma once
 
 #include <cstddef>
@@ -96,8 +97,9 @@ struct GridBlock<gguf::BlockIQ3_XXS> {
         return static_cast<int>(2 * (signs(b, i / 2) >> 28) + 1);
     }
     [[gnu::always_inline]] static uint64_t entry(const Block &b, int i) {
-        return join(gguf::kGridIQ3_XXS[b.qs[2 * i]], gguf::kGridIQ3_XXS[b.qs[2 * i + 1]]);
+        return join(quad(b, 2 * i), quad(b, 2 * i + 1));
     }
+    [[gnu::always_inline]] static uint32_t quad(const Block &b, int i) { return gguf::kGridIQ3_XXS[b.qs[i]]; }
 };
 
 template <>
@@ -109,9 +111,10 @@ struct GridBlock<gguf::BlockIQ3_S> {
     [[gnu::always_inline]] static uint32_t signs(const Block &b, int j) { return word(b.signs + 4 * j); }
     [[gnu::always_inline]] static int scale(const Block &b, int i) { return odd_scale(b.scales, i / 2); }
     [[gnu::always_inline]] static uint64_t entry(const Block &b, int i) {
-        const uint32_t high = static_cast<uint32_t>(b.qh[i / 4]) >> (2 * (i % 4));
-        return join(gguf::kGridIQ3_S[b.qs[2 * i] | (high & 1) << 8],
-                    gguf::kGridIQ3_S[b.qs[2 * i + 1] | (high >> 1 & 1) << 8]);
+        return join(quad(b, 2 * i), quad(b, 2 * i + 1));
+    }
+    [[gnu::always_inline]] static uint32_t quad(const Block &b, int i) {
+        return gguf::kGridIQ3_S[b.qs[i] | (b.qh[i / 8] >> (i % 8) & 1u) << 8];
     }
 };
 

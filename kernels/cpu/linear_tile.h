@@ -557,18 +557,24 @@ template <Signs kind>
 
 // Codebook entries are looked up row by row; what comes out is transposed as the bytes of other formats are.
 // All of a block is looked up before any is used: a load must not wait for the smaller stores that it covers.
-template <class Block>
-struct FormatGrid : Super<sizeof(Block), 16, 128, 255> {
+template <class BlockOfFile>
+struct FormatGrid : Super<sizeof(BlockOfFile), 16, 128, 255> {
+    using Block = BlockOfFile;
     using Grid = GridBlock<Block>;
     // Packed, so it may stand anywhere.
     [[gnu::always_inline]] static const Block &block(Rows rows, int row) {
         return *reinterpret_cast<const Block *>(rows[row]);
     }
-    [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
+    // d of all rows.
+    [[gnu::always_inline]] static Floats factors(Rows rows) {
         uint16_t d[kRows];
+        for (int r = 0; r < kRows; ++r) d[r] = Grid::scale_bits(block(rows, r));
+        return multiply_floats(gather_scales({reinterpret_cast<const std::byte *>(d), sizeof d[0]}),
+                               Grid::kUnit);
+    }
+    [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         for (int r = 0; r < kRows; ++r) {
             const Block &b = block(rows, r);
-            d[r] = Grid::scale_bits(b);
 #pragma GCC unroll 16
             for (int i = 0; i < 16; ++i) {
                 const int32_t scale = Grid::scale(b, i);
@@ -576,8 +582,7 @@ struct FormatGrid : Super<sizeof(Block), 16, 128, 255> {
                                  sizeof scale);
             }
         }
-        s.d = multiply_floats(gather_scales({reinterpret_cast<const std::byte *>(d), sizeof d[0]}),
-                              Grid::kUnit);
+        s.d = factors(rows);
     }
     template <typename Emit>
     [[gnu::always_inline]] static void weights(Rows rows, Emit emit) {
