@@ -21,8 +21,9 @@ std::string text_of(Size size) {
 }
 
 // Weights that are no part of the computation: leftovers of old converters, layers for drafting (nextn) and
-// scales of activations for other programs.
+// scales of activations for other programs. The factors of matrices are apply_factors()'s.
 bool ignorable(std::string_view name) {
+    if (name.ends_with(".scale")) return true;
     for (const std::string_view part : {".attn_rot_embd", ".nextn.", ".input_scale", ".attention.rotary_emb"})
         if (name.find(part) != std::string_view::npos) return true;
     return false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/model/factors.h"
 #include "engine/model/families.h"
 #include "gguf/printable.h"
 
@@ -89,7 +90,9 @@ Model build(const gguf::File &file, int64_t context) {
     Builder builder(file, read_hyper_parameters(file), context);
     family->emit(builder);
     HyperParameters hyper = builder.hyper();
-    return {std::move(hyper), builder.take()};
+    kernels::Program program = builder.take();
+    apply_factors(file, program);
+    return {std::move(hyper), std::move(program)};
 }
 
 std::vector<std::string_view> supported_architectures() {

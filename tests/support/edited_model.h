@@ -56,6 +56,11 @@ class EditedModel {
 
     // What build() refuses it with; empty if it does not.
     std::string error() const {
+        kernels::Program program;
+        return built(program);
+    }
+    // And what it builds; the file's weights are gone with this call.
+    std::string built(kernels::Program &program) const {
         gguf::Writer writer;
         for (const auto &[key, value] : original_->file.metadata())
             if (std::find(removed_.begin(), removed_.end(), key) == removed_.end()) writer.add(key, value);
@@ -67,7 +72,7 @@ class EditedModel {
         writer.finish();
         const gguf::File file = gguf::File::open(path);
         try {
-            model::build(file);
+            program = model::build(file).program;
         } catch (const model::ModelError &error) {
             return error.what();
         }

@@ -7,7 +7,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "tests/support/edited_model.h"
 
@@ -110,6 +114,48 @@ TEST_CASE("model: weights that the metadata has no place for are refused by name
     phi3.arch = "phi3";
     check_refused(EditedModel(phi3).tensor("blk.0.attn_qkv.weight", gguf::Type::F32, {64, 64}),
                   "attention.head_count * key_length");
+}
+
+TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
+    const auto parts_of = [](const EditedModel &edited, kernels::Program &program) {
+        CHECK(edited.built(program).empty());
+        std::map<std::string, kernels::Linear::Part> parts;
+        for (const kernels::Step &step : program.steps)
+            if (const auto *linear = std::get_if<kernels::Linear>(&step))
+                for (const kernels::Linear::Part &part : linear->parts)
+                    parts.emplace(program.weights[static_cast<size_t>(part.weight)].name, part);
+        return parts;
+    };
+    const std::vector<int64_t> one = {1};
+    ModelShape qwen2;  // has biases
+    qwen2.arch = "qwen2";
+    EditedModel edited(qwen2);
+    edited.tensor("blk.0.attn_q.scale", gguf::Type::F32, one, 0.25f)
+        .tensor("blk.0.ffn_down.scale", gguf::Type::F32, one, 3)
+        .tensor("blk.0.ffn_down.input_scale", gguf::Type::F32, one, 7)
+        .tensor("blk.0.attn_q.bias", gguf::Type::F32, {64}, 0.5f)
+        .tensor("output.scale", gguf::Type::F32, one, 0.5f);
+    kernels::Program program;
+    const auto parts = parts_of(edited, program);
+    const kernels::Linear::Part &q = parts.at("blk.0.attn_q.weight");
+    CHECK(q.scale == 0.25f);
+    const kernels::Weight &bias = program.weights[static_cast<size_t>(q.bias)];
+    CHECK(bias.cols == 64);
+    for (int64_t i = 0; i < bias.cols; ++i) CHECK(reinterpret_cast<const float *>(bias.data)[i] == 2);
+    CHECK(parts.at("blk.0.ffn_down.weight").scale == 3);
+    CHECK(parts.at("blk.1.ffn_down.weight").scale == 1);
+    CHECK(std::get<kernels::Logits>(program.steps.back()).scale == 0.5f);
+
+    check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, one, kNan),
+                  "blk.0.ffn_up.scale: is not a positive number");
+    check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, {3}, 1),
+                  "blk.0.ffn_up.scale: holds 3 numbers, one is expected");
+    check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F16, one),
+                  "blk.0.ffn_up.scale: its type is f16, f32 is expected");
+    ModelShape experts;
+    experts.arch = "qwen3moe";
+    check_refused(EditedModel(experts).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {4}, 1),
+                  "blk.0.ffn_up_exps.scale: factors are supported beside matrices of their own");
 }
 
 TEST_CASE("model: hybrid families are refused with what is supported instead") {
