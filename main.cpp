@@ -423,6 +423,7 @@ int guarded(const Arguments &arguments, Io &io) {
     } catch (const text::TokenizerError &error) {
         return fail(exit_code::kModelFile, error.what(), io);
     } catch (const kernels::BackendError &error) {
+        if (error.kind == kernels::BackendError::Kind::Cancelled) return exit_code::kInterrupted;
         const bool memory = error.kind == kernels::BackendError::Kind::OutOfMemory;
         return fail(memory ? exit_code::kMemory : exit_code::kFailed, error.what(), io);
     } catch (const decode::DecodeError &error) {

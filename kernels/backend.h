@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -20,7 +21,7 @@ namespace runnel::kernels {
 // The device failed or cannot do what was asked; what() is one line and says what the user can do.
 class BackendError : public std::runtime_error {
   public:
-    enum class Kind { Failed, OutOfMemory };
+    enum class Kind { Failed, OutOfMemory, Cancelled };
     BackendError(Kind error_kind, const std::string &what) : std::runtime_error(what), kind(error_kind) {}
     Kind kind;
 };
@@ -96,7 +97,25 @@ struct Batch {
     std::span<const SequenceSpan> sequences;    // cover `tokens` in order, without gaps
     std::span<const int32_t> logit_rows;        // ascending indices into `tokens`: whose logits are wanted
     const std::atomic<bool> *cancel = nullptr;  // checked between steps
+    // Of Program::parts. The parts of a batch are executed in order, nothing else between them.
+    int32_t part = 0;
 };
+
+// One of the largest logits of a row.
+struct Candidate {
+    int32_t token;
+    float logit;
+};
+
+// An activation in the host's memory: [tokens][stride].
+struct SlotRows {
+    float *data;
+    int64_t stride;
+};
+
+// Told how many bytes of weights are where they belong, of how many. False: load() is to end with
+// BackendError{Cancelled}.
+using LoadProgress = std::function<bool(size_t done, size_t all)>;
 
 struct DeviceInfo {
     std::string name;  // "CPU (AMD EPYC, 2 threads, AVX-512 VNNI)"
@@ -113,10 +132,28 @@ class Backend {
     // Weight bytes must stay mapped for the backend's life. Throws BackendError{OutOfMemory}.
     virtual void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) = 0;
 
+    // From the next load() on, where that takes time. The function is called by the thread that loads.
+    virtual void on_load(LoadProgress) {}
+
     // Runs the batch. logits: [logit_rows.size()][vocab], row-major, written in the order of logit_rows.
     // Returns false when *cancel became true: the cells of this batch are then undefined, earlier ones
     // intact. Preconditions: 0 < tokens.size() <= max_tokens; token ids < rows of the embedding table.
     virtual bool execute(const Batch &batch, std::span<float> logits) = 0;
+
+    // How many of the largest logits of a row the device finds by itself; 0: it hands out whole rows only.
+    virtual int32_t most_candidates() const { return 0; }
+    // execute(), but of every row only the `count` largest logits come back: candidates: [logit_rows][count],
+    // larger ones first, of equals the lower token. Where a logit of the row is not finite, the first
+    // candidate's is not either, and the others mean nothing. Precondition: 1 <= count <= most_candidates(),
+    // count <= vocab.
+    virtual bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates);
+    // Row `row` of the batch that was executed last, to somebody to whom candidates are not enough:
+    // logits: [vocab].
+    virtual void read_logits(int32_t row, std::span<float> logits);
+
+    // A slot that a part of the program hands over, with room for all tokens: written before the part that it
+    // comes with is executed, or read after the one it goes out of.
+    virtual SlotRows exchange(Slot slot);
 
     // Copies whole blocks of a group, K and V of all its layers, in the given order, before what is executed
     // next (a sequence is about to write into a block that others read).

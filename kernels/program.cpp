@@ -44,6 +44,11 @@ size_t Program::weight_bytes_per_token() const {
     return bytes;
 }
 
+std::vector<Program::Part> Program::whole_parts() const {
+    if (!parts.empty()) return parts;
+    return {{steps.size(), {}, {}}};
+}
+
 size_t cache_block_bytes(const Program &program, int32_t group, CacheType k, CacheType v) {
     size_t bytes = 0;
     for (const CacheLayer &layer : program.cache_layers)

@@ -238,6 +238,17 @@ struct Program {
     std::vector<Step> steps;
     int64_t vocab = 0;  // rows of the output matrix
 
+    // A device's share of a larger program (division.h) runs in parts, with other devices' steps in between:
+    // part i is steps[parts[i - 1].end .. parts[i].end). What others wrote into the slots `in` comes with the
+    // part, what it leaves in the slots `out` goes to them (Backend::exchange). Slots, weights, cache layers
+    // and ropes that the share has no use for are there, but have no size.
+    struct Part {
+        size_t end;
+        std::vector<Slot> in, out;
+    };
+    std::vector<Part> parts;                // empty: all steps are one part
+    std::vector<Part> whole_parts() const;  // never empty
+
     // Bytes of weights that one decoded token reads: all matrices once, of the embedding table one row, of
     // the experts those that are used.
     size_t weight_bytes_per_token() const;

@@ -355,7 +355,7 @@ int batch(const BatchOptions &options, Io &io) {
         deadline.emplace(stop, std::chrono::duration<double>(*options.generation.deadline));
     const Descriptor input = open_input(options.input, io);
     refuse_same_file(input.get(), options.output);
-    decode::EngineOptions engine_flags = engine_options(options.model);
+    decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     engine_flags.sequences = options.parallel;
     Engine engine(engine_flags);
     for (const std::string &note : engine.notes()) io.note(note);

@@ -20,17 +20,17 @@ std::string duration(double seconds) {
 
 }  // namespace
 
+std::string progress_bar(double done) {
+    constexpr size_t kWidth = 24;
+    const auto full = static_cast<size_t>(std::clamp(done, 0.0, 1.0) * kWidth);
+    char percent[16];
+    std::snprintf(percent, sizeof percent, "%3.0f%%  ", std::floor(std::clamp(done, 0.0, 1.0) * 100));
+    return "[" + std::string(full, '#') + std::string(kWidth - full, '-') + "] " + percent;
+}
+
 std::string progress_line(const BatchState &state) {
-    std::string text;
     const double done = std::min(state.done, 1.0);
-    if (done >= 0) {
-        constexpr size_t kWidth = 24;
-        const auto full = static_cast<size_t>(done * kWidth);
-        text = "[" + std::string(full, '#') + std::string(kWidth - full, '-') + "] ";
-        char percent[16];
-        std::snprintf(percent, sizeof percent, "%3.0f%%  ", std::floor(done * 100));
-        text += percent;
-    }
+    std::string text = done >= 0 ? progress_bar(done) : "";
     text += std::to_string(state.rows) + (state.rows == 1 ? " row" : " rows");
     if (state.errors > 0) text += " (" + std::to_string(state.errors) + " with errors)";
     if (state.seconds > 0) {

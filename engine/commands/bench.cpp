@@ -232,7 +232,7 @@ int bench(const BenchOptions &options, Io &io) {
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
     const int32_t deepest = *std::max_element(options.depths.begin(), options.depths.end());
-    decode::EngineOptions engine_flags = engine_options(options.model);
+    decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     const int32_t most =
         options.sequences.empty() ? 1 : *std::max_element(options.sequences.begin(), options.sequences.end());
     int64_t needed = int64_t{deepest} + std::max(options.prompt, options.generate);

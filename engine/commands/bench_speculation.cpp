@@ -359,7 +359,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     if (options.generate < 1) throw UsageError("drafts are measured while decoding: -n must be above 0");
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
-    decode::EngineOptions engine_flags = engine_options(options.model);
+    decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     const int64_t needed = int64_t{2} * std::max(options.generate, kPrompt) + 256;
     if (engine_flags.context == 0) engine_flags.context = needed;
     if (engine_flags.context < needed)

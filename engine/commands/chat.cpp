@@ -342,6 +342,7 @@ class Chat {
                        generator.timings(),
                        generator.tokens().size(),
                        std::string(name(generator.finish_reason())),
+                       engine_.placement(),
                        speculator_ ? std::optional(speculator_->counts().since(counted_)) : std::nullopt};
         if (generator.forgotten() > 0)
             io_.note("the context was full: the oldest " + std::to_string(generator.forgotten()) +
@@ -376,7 +377,11 @@ class Chat {
 }  // namespace
 
 int chat(const ChatOptions &options, Io &io) {
-    Engine engine(engine_options(options.model));
+    StopRequest stop;  // of the loading
+    std::optional<InterruptScope> loading(std::in_place, stop);
+    Engine engine(engine_options(options.model, io, stop));
+    loading.reset();
+    if (stop.requested()) throw Interrupted{};
     return Chat(options, engine, io).loop();
 }
 

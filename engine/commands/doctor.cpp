@@ -151,7 +151,7 @@ class Doctor {
     void look_at_gpus(const kernels::Program &program, const std::vector<StepCase> &cases) {
         if (options_.device == "cpu") return;
         const kernels::cuda::Devices devices = kernels::cuda::find_devices();
-        const decode::DeviceChoice choice = decode::choose_device({options_.device, {}}, devices, 1);
+        const decode::DeviceChoice choice = decode::choose_device({options_.device, {}}, devices);
         if (!choice.cuda) return add({Area::Gpu, "no GPU", Verdict::Skipped, devices.why_none});
         const bool all = options_.device == "auto";
         for (int i = 0; i < static_cast<int>(devices.found.size()); ++i)

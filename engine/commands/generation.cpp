@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 
+#include "engine/commands/load_progress.h"
 #include "engine/decode/random.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
@@ -46,6 +47,11 @@ std::optional<int64_t> gpu_layers(const std::string &text) {
     return layers < 0 ? kAll : layers;
 }
 
+std::optional<int64_t> cpu_experts(const ModelOptions &options) {
+    if (options.cpu_moe) return std::numeric_limits<int64_t>::max();
+    return options.cpu_moe_layers;
+}
+
 }  // namespace
 
 decode::EngineOptions engine_options(const ModelOptions &options) {
@@ -56,8 +62,14 @@ decode::EngineOptions engine_options(const ModelOptions &options) {
             .context = options.context,
             .batch = options.batch,
             .sequences = 1,
-            .device = {options.device, gpu_layers(options.gpu_layers)},
+            .device = {options.device, {gpu_layers(options.gpu_layers), cpu_experts(options)}},
             .cache = options.cache};
+}
+
+decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const decode::StopRequest &stop) {
+    decode::EngineOptions made = engine_options(options);
+    made.progress = load_progress(io, stop);
+    return made;
 }
 
 std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model) {
@@ -190,6 +202,7 @@ Json report_json(const Report &report) {
                  {"prefill_tokens", report.timings.prefill_tokens},
                  {"completion_tokens", report.tokens},
                  {"finish_reason", report.finish_reason},
+                 {"placement", report.placement},
                  {"timings", timings_json(report)}};
     if (report.speculation) json["speculation"] = speculation_json(*report.speculation);
     return json;
@@ -198,17 +211,18 @@ Json report_json(const Report &report) {
 std::string report_text(const Report &report) {
     const decode::Timings &t = report.timings;
     char text[512];
-    std::snprintf(text, sizeof text,
-                  "load     %9.1f ms\n"
-                  "prefill  %9.1f ms  %lld tokens (%lld from the cache)  %.1f tokens/s\n"
-                  "first    %9.1f ms  to the first token\n"
-                  "decode   %9.1f ms  %zu tokens  %.1f tokens/s\n"
-                  "finish   %s, seed %llu\n",
-                  report.load_seconds * 1e3, t.prefill_seconds * 1e3,
-                  static_cast<long long>(t.prefill_tokens),
-                  static_cast<long long>(t.prompt_tokens - t.prefill_tokens), t.prefill_rate(),
-                  t.first_token_seconds * 1e3, t.decode_seconds * 1e3, report.tokens, t.decode_rate(),
-                  report.finish_reason.c_str(), static_cast<unsigned long long>(report.seed));
+    std::snprintf(
+        text, sizeof text,
+        "load     %9.1f ms\n"
+        "prefill  %9.1f ms  %lld tokens (%lld from the cache)  %.1f tokens/s\n"
+        "first    %9.1f ms  to the first token\n"
+        "decode   %9.1f ms  %zu tokens  %.1f tokens/s\n"
+        "finish   %s, seed %llu\n"
+        "device   %s\n",
+        report.load_seconds * 1e3, t.prefill_seconds * 1e3, static_cast<long long>(t.prefill_tokens),
+        static_cast<long long>(t.prompt_tokens - t.prefill_tokens), t.prefill_rate(),
+        t.first_token_seconds * 1e3, t.decode_seconds * 1e3, report.tokens, t.decode_rate(),
+        report.finish_reason.c_str(), static_cast<unsigned long long>(report.seed), report.placement.c_str());
     return text + (report.speculation ? speculation_text(*report.speculation) : std::string());
 }
 

@@ -16,6 +16,8 @@
 namespace runnel::commands {
 
 decode::EngineOptions engine_options(const ModelOptions &options);
+// With the progress of loading shown, which an interrupt ends. Keeps `io` and `stop`.
+decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const decode::StopRequest &stop);
 
 // Of a model with these options; nothing when no flag asks for drafts. Throws UsageError.
 std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model);
@@ -49,6 +51,7 @@ struct Report {
     decode::Timings timings;
     size_t tokens;  // generated
     std::string finish_reason;
+    std::string placement;  // where the model's layers ran
     std::optional<decode::SpeculationCounts> speculation = {};
 };
 Json speculation_json(const decode::SpeculationCounts &counts);

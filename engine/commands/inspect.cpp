@@ -7,9 +7,12 @@
 #include "engine/commands/json.h"
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/executor.h"
+#include "engine/decode/placement.h"
 #include "engine/model/model.h"
 #include "gguf/file.h"
 #include "gguf/printable.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/devices.h"
 
 namespace runnel::commands {
 namespace {
@@ -21,14 +24,30 @@ struct Summary {
     std::optional<int64_t> context_length;
     uint64_t parameters = 0, tensor_bytes = 0;
     std::optional<size_t> read_per_token, cache_per_1k, cache_at_context;
-    int64_t context = 0;       // of cache_at_context
-    std::string not_runnable;  // why, if it is not
+    int64_t context = 0;                          // of cache_at_context
+    std::string not_runnable;                     // why, if it is not
+    std::optional<kernels::DeviceInfo> gpu;       // the first, if there is one,
+    std::optional<decode::PlacementPlan> on_gpu;  // and what of the model fits it now; none: nothing
 
     double bits_per_weight() const {
         return parameters == 0 ? 0
                                : 8.0 * static_cast<double>(tensor_bytes) / static_cast<double>(parameters);
     }
 };
+
+// Of the first GPU, if there is one, what `run` would put there.
+void plan_gpu(const model::Model &model, int64_t context, Summary &s) {
+    const kernels::cuda::Devices devices = kernels::cuda::find_devices();
+    if (devices.found.empty()) return;
+    s.gpu = devices.found.front();
+    try {
+        const size_t cpu = kernels::cpu::make_cpu_backend(0)->info().memory_free;
+        s.on_gpu = decode::plan_placement(model.program, {s.gpu->memory_free, cpu}, {},
+                                          {.own = model.hyper.context_length, .asked = context});
+    } catch (const kernels::BackendError &) {
+        // There are no kernels for it.
+    }
+}
 
 Summary summarize(const gguf::File &file, int64_t context) {
     Summary s;
@@ -46,6 +65,7 @@ Summary summarize(const gguf::File &file, int64_t context) {
         s.cache_per_1k = decode::cache_bytes(model.program, 1024);
         s.context = std::clamp<int64_t>(context > 0 ? context : model.hyper.context_length, 1, 1 << 30);
         s.cache_at_context = decode::cache_bytes(model.program, s.context);
+        plan_gpu(model, context, s);
     } catch (const std::runtime_error &error) {
         s.not_runnable = error.what();
     }
@@ -89,6 +109,20 @@ Json tensor_list(const gguf::File &file) {
     return list;
 }
 
+Json gpu_json(const Summary &s) {
+    Json json = {{"name", s.gpu->name}, {"free", s.gpu->memory_free}, {"gpu_layers", 0}};
+    if (!s.on_gpu) return json;
+    const decode::Placement &p = s.on_gpu->placement;
+    json["layers"] = p.layers + 1;
+    json["gpu_layers"] = p.gpu_layers;
+    json["cpu_moe_layers"] = p.cpu_experts;
+    json["context"] = s.on_gpu->context.context;
+    json["weights"] = s.on_gpu->gpu.weights;
+    json["cache"] = s.on_gpu->gpu.cache;
+    json["work"] = s.on_gpu->gpu.work;
+    return json;
+}
+
 void print_json(const gguf::File &file, const Summary &s, bool arrays, Io &io) {
     Json json;
     json["architecture"] = s.architecture;
@@ -106,6 +140,7 @@ void print_json(const gguf::File &file, const Summary &s, bool arrays, Io &io) {
         json["memory"]["context"] = s.context;
         json["memory"]["cache_at_context"] = *s.cache_at_context;
     }
+    if (s.gpu) json["memory"]["gpu"] = gpu_json(s);
     Json metadata = Json::object();
     for (const auto &[key, value] : file.metadata()) metadata[std::string(key)] = to_json(value, arrays);
     json["metadata"] = std::move(metadata);
@@ -143,6 +178,14 @@ std::string line(std::string_view name, const std::string &value) {
     return padded + " " + value + "\n";
 }
 
+// "20 of 33 layers on the GPU with a context of 4096: 7.2 GiB of 7.5 GiB free"
+std::string gpu_text(const Summary &s) {
+    const std::string free = size_text(s.gpu->memory_free) + " free";
+    if (!s.on_gpu) return "no layer on the GPU, which has " + free;
+    return s.on_gpu->placement.text() + " with a context of " + std::to_string(s.on_gpu->context.context) +
+           ": " + size_text(s.on_gpu->gpu.all()) + " of " + free;
+}
+
 std::string shape_text(const gguf::Tensor &t) {
     std::string text = "[";
     for (uint32_t d = 0; d < t.rank; ++d) text += (d ? ", " : "") + std::to_string(t.shape[d]);
@@ -178,6 +221,7 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
                                       size_text(*s.cache_at_context) + " for " + std::to_string(s.context));
         text += line("memory, in all", size_text(s.tensor_bytes + *s.cache_at_context));
     }
+    if (s.gpu) text += line("memory, GPU", gpu_text(s));
     if (!s.not_runnable.empty()) text += line("cannot be run", gguf::printable(s.not_runnable, 4096));
     text += "\nmetadata\n";
     for (const auto &[key, value] : file.metadata())

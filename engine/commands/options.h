@@ -19,8 +19,10 @@ struct ModelOptions {
     int threads = 0;
     int64_t context = 0;
     int32_t batch = 512;
-    std::string device = "auto";      // "cpu", "cuda", "cuda:N"
-    std::string gpu_layers = "auto";  // "all" or a number
+    std::string device = "auto";            // "cpu", "cuda", "cuda:N"
+    std::string gpu_layers = "auto";        // "all" or a number
+    bool cpu_moe = false;                   // all experts on the CPU,
+    std::optional<int64_t> cpu_moe_layers;  // or those of the first so many layers
     decode::CacheOptions cache;
 };
 

@@ -90,8 +90,12 @@ void add_model_options(Parser &p, ModelOptions &o) {
     p.option("-b,--batch-size,--ubatch-size", o.batch, "tokens per step of a prefill (-ub)")
         ->check(range(1, 1 << 20));
     add_device_option(p, "--device", o.device, "where to run: auto, cpu, cuda or cuda:N (-dev)");
-    p.text_option("--gpu-layers,--n-gpu-layers", o.gpu_layers,
-                  "layers on the GPU (-ngl): auto, all, or 0 for none");
+    p.text_option(
+        "--gpu-layers,--n-gpu-layers", o.gpu_layers,
+        "layers on the GPU, from the end, the output counted as one (-ngl): auto, all, or 0 for none");
+    p.flag("--cpu-moe", o.cpu_moe, "experts stay on the CPU (-cmoe)");
+    p.option("--n-cpu-moe", o.cpu_moe_layers, "experts of the first N layers stay on the CPU (-ncmoe)")
+        ->check(range(int64_t{0}, int64_t{1} << 20));
     const std::map<std::string, kernels::CacheType> types = {{"f16", kernels::CacheType::F16},
                                                              {"bf16", kernels::CacheType::BF16},
                                                              {"q8_0", kernels::CacheType::Q8_0},

@@ -136,7 +136,7 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     std::optional<LogitsReader> base;
     if (!options.base.empty()) base.emplace(options.base, vocabulary_size(options.model.path));
     const int32_t context = chunk_size(options, base);
-    decode::EngineOptions engine_flags = engine_options(options.model);
+    decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     engine_flags.context = context;
     Engine engine(engine_flags);
 

@@ -220,10 +220,10 @@ Json result_json(const Generator &generator, const Shown &shown, const Report &r
 }
 
 // So many sequences as the answers need share the prompt.
-decode::EngineOptions engine_options_of(const RunOptions &options) {
+decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const StopRequest &stop) {
     if (options.samples > 1 && options.beams > 1)
         throw UsageError("--samples draws answers, --beams searches for one: choose one of them");
-    decode::EngineOptions engine = engine_options(options.model);
+    decode::EngineOptions engine = engine_options(options.model, io, stop);
     engine.sequences = std::max(options.samples, options.beams);
     return engine;
 }
@@ -250,7 +250,7 @@ int run(const RunOptions &options, Io &io) {
     const decode::SamplingOptions sampling = sampling_options(options.generation);
     decode::GenerationOptions generation = generation_options(options.generation);
     check_draft_flags(options);
-    Engine engine(engine_options_of(options));
+    Engine engine(engine_options_of(options, io, stop));
     for (const std::string &note : engine.notes()) io.note(note);
     const auto drafts = drafting(options.draft, options.model, engine, options.samples, io);
     const std::string text = gather_prompt(options, io, stop);
@@ -287,13 +287,11 @@ int run(const RunOptions &options, Io &io) {
         going = piece.has_value();
     }
     shown.end();
-    const Report report{options.model.path,
-                        sampling.seed,
-                        engine.load_seconds(),
-                        generator.timings(),
-                        generator.tokens().size(),
-                        std::string(name(generator.finish_reason())),
-                        speculator ? std::optional(speculator->counts()) : std::nullopt};
+    const Report report{
+        options.model.path,        sampling.seed,
+        engine.load_seconds(),     generator.timings(),
+        generator.tokens().size(), std::string(name(generator.finish_reason())),
+        engine.placement(),        speculator ? std::optional(speculator->counts()) : std::nullopt};
     if (options.json)
         io.out.write(dump(result_json(generator, shown, report)));
     else if (io.out.is_terminal())

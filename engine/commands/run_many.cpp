@@ -147,6 +147,7 @@ int run_many(const RunOptions &options, const ManyAnswers &what, Io &io) {
                         found.timings,
                         tokens,
                         std::string(name(found.answers.front().reason)),
+                        what.engine.placement(),
                         found.speculation};
     if (options.json)
         io.out.write(dump(result_json(options, what, found, report)));

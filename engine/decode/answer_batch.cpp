@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/decode/error.h"
+#include "engine/decode/next_token.h"
 
 namespace runnel::decode {
 
@@ -30,6 +31,7 @@ void AnswerBatch::submit(Job job) {
                                             .scored = job.scored});
     try {
         entry->session.append(job.prompt);
+        if (!entry->scored && !make_speculator_) prepare_next(entry->session, entry->sampler);
     } catch (const DecodeError &error) {
         entry->error = error.what();
     }
@@ -77,16 +79,15 @@ bool AnswerBatch::step(const StopRequest *stop) {
             if (costs && !std::exchange(observed, true)) costs->observe({tokens, time.count()});
             entry->speculator->passed(time.count() / static_cast<double>(ready.size()));
         }
-        const std::span<const float> logits = session->logits();
-        if (entry->samples > 1) split(*entry, logits);
-        advance(entry, logits);
+        if (entry->samples > 1) split(*entry);
+        advance(entry, *session);
     }
     ask_for_more(stop);
     return true;
 }
 
 // The prompt of several answers is computed: from here on each has a sequence of its own.
-void AnswerBatch::split(Entry &entry, std::span<const float> logits) {
+void AnswerBatch::split(Entry &entry) {
     for (int32_t i = 1; i < entry.samples; ++i) {
         Entry more{.key = entry.key,
                    .prompt_tokens = entry.prompt_tokens,
@@ -99,14 +100,14 @@ void AnswerBatch::split(Entry &entry, std::span<const float> logits) {
         more.sampler.set_stream(entry.sampler.stream() + static_cast<uint32_t>(i));
         const Entries::iterator at = insert(std::move(more));
         scheduler_.add(at->session);
-        advance(at, logits);
+        advance(at, entry.session);
     }
     entry.samples = 1;
 }
 
-// Takes what comes next; the sequence goes on or ends.
-void AnswerBatch::advance(Entries::iterator entry, std::span<const float> logits) {
-    take(*entry, logits);
+// Takes what comes next, by the logits of a session with the same tokens; the sequence goes on or ends.
+void AnswerBatch::advance(Entries::iterator entry, const Session &computed) {
+    take(*entry, computed);
     if (entry->error.empty() && go_on(*entry)) {
         going_on_.push_back(&*entry);
     } else {
@@ -115,10 +116,14 @@ void AnswerBatch::advance(Entries::iterator entry, std::span<const float> logits
     }
 }
 
-void AnswerBatch::take(Entry &entry, std::span<const float> logits) {
+void AnswerBatch::take(Entry &entry, const Session &computed) {
     try {
-        const auto [tokens, rows, branch] =
-            take_tokens(entry.session, logits, entry.speculator.get(), entry.sampler);
+        Judgement taken;
+        if (entry.speculator || computed.candidates().empty())
+            taken = take_tokens(entry.session, computed.logits(), entry.speculator.get(), entry.sampler);
+        else
+            taken.tokens = {sample_next(computed, entry.sampler)};
+        const auto &[tokens, rows, branch] = taken;
         for (size_t i = 0; i < tokens.size() && !entry.answer.over() && !entry.answer.complete(); ++i) {
             if (entry.scored) entry.log_probability += decode::log_probability(rows[i], tokens[i]);
             counts_.started += entry.answer.tokens().empty();
@@ -135,6 +140,7 @@ void AnswerBatch::ask_for_more(const StopRequest *stop) {
     for (Entry *entry : std::exchange(going_on_, {})) {
         if (make_speculator_ && !entry->speculator) entry->speculator = make_speculator_();
         continuations.push_back({&entry->session, &entry->answer, entry->speculator.get(), &entry->sampler});
+        if (!make_speculator_ && !entry->scored) prepare_next(entry->session, entry->sampler);
     }
     const auto sequences = static_cast<int32_t>(std::max<size_t>(1, scheduler_.running()));
     append_with_drafts(continuations, sequences, stop);

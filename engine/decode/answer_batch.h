@@ -105,9 +105,9 @@ class AnswerBatch {
     using Entries = std::list<Entry>;
 
     Entries::iterator insert(Entry entry);
-    void split(Entry &entry, std::span<const float> logits);
-    void advance(Entries::iterator entry, std::span<const float> logits);
-    void take(Entry &entry, std::span<const float> logits);
+    void split(Entry &entry);
+    void advance(Entries::iterator entry, const Session &computed);
+    void take(Entry &entry, const Session &computed);
     void ask_for_more(const StopRequest *stop);
     bool go_on(Entry &entry);
     bool make_room(Entry &entry);

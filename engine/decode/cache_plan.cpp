@@ -57,18 +57,46 @@ std::string megabytes(size_t bytes) {
     throw DecodeError(DecodeError::Kind::OutOfMemory, what);
 }
 
-// The most cells, a multiple of a block and at most `most`, whose cache takes no more than `budget` bytes.
-int64_t fitting_cells(const kernels::Program &program, CacheShape shape, size_t budget, int64_t most) {
+// Of a device's share, with pools of these sizes.
+size_t bytes_of(const kernels::Program &share, const std::vector<GroupLayout> &layouts, CacheTypes types) {
+    size_t bytes = 0;
+    for (size_t group = 0; group < layouts.size(); ++group)
+        bytes += kernels::cache_block_bytes(share, static_cast<int32_t>(group), types.k, types.v) *
+                 static_cast<size_t>(layouts[group].blocks);
+    return bytes;
+}
+
+// The most cells, a multiple of a block and at most `most`, whose cache fits all budgets.
+int64_t fitting_cells(const kernels::Program &program, CacheShape shape, std::span<const CacheBudget> budgets,
+                      int64_t most) {
     int64_t low = 0, high = blocks_for(most);
     while (low < high) {
         const int64_t middle = (low + high + 1) / 2;
         shape.cells = middle * kBlockTokens;
-        if (cache_bytes(program, shape) <= budget)
+        const std::vector<GroupLayout> layouts = group_layouts(program, shape);
+        const bool fits = std::all_of(budgets.begin(), budgets.end(), [&](const CacheBudget &budget) {
+            return bytes_of(*budget.share, layouts, shape.types) <= budget.bytes;
+        });
+        if (fits)
             low = middle;
         else
             high = middle - 1;
     }
     return low * kBlockTokens;
+}
+
+// Cells of one sequence: what is asked for, and what will do.
+struct Wish {
+    int64_t wanted, least;
+};
+Wish wish_of(const ContextRequest &request) {
+    const int64_t wanted =
+        std::clamp<int64_t>(request.asked > 0 ? request.asked : request.own, 1, kMostContext);
+    return {wanted, request.asked > 0 ? wanted : std::min(wanted, kLeastContext)};
+}
+
+CacheShape shape_of(int64_t cells, const ContextRequest &request) {
+    return {cells, request.sequences, request.batch, request.slack, request.types};
 }
 
 }  // namespace
@@ -85,13 +113,7 @@ std::vector<GroupLayout> group_layouts(const kernels::Program &program, const Ca
 }
 
 size_t cache_bytes(const kernels::Program &program, const CacheShape &shape) {
-    size_t bytes = 0;
-    const std::vector<GroupLayout> layouts = group_layouts(program, shape);
-    for (size_t group = 0; group < layouts.size(); ++group)
-        bytes +=
-            kernels::cache_block_bytes(program, static_cast<int32_t>(group), shape.types.k, shape.types.v) *
-            static_cast<size_t>(layouts[group].blocks);
-    return bytes;
+    return bytes_of(program, group_layouts(program, shape), shape.types);
 }
 
 size_t cache_bytes(const kernels::Program &program, int64_t cells, CacheTypes types) {
@@ -107,39 +129,48 @@ size_t weight_bytes(const kernels::Program &program) {
     return bytes;
 }
 
-ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceInfo &device,
-                         const ContextRequest &request) {
+size_t cache_budget(const kernels::Program &share, size_t free, const ContextRequest &request) {
+    // Weights are read from the page cache: memory that is only useful if they stay there.
+    const size_t taken = weight_bytes(share) + kWorkMemory;
+    const size_t beside = std::max(free > taken ? free - taken : 0, free / 8);
+    return request.asked > 0 && request.sequences == 1 ? free : beside;
+}
+
+std::optional<ContextPlan> plan_context(const kernels::Program &program, std::span<const CacheBudget> budgets,
+                                        const ContextRequest &request) {
     if (request.asked > kMostContext)
         fail("a context of " + std::to_string(request.asked) +
              " tokens is more than can be numbered: choose " + std::to_string(kMostContext) +
              " or less with -c");
-    const size_t free = device.memory_free;
-    // Weights are read from the page cache: memory that is only useful if they stay there.
-    const size_t taken = weight_bytes(program) + kWorkMemory;
-    const size_t beside = std::max(free > taken ? free - taken : 0, free / 8);
-    const size_t given = static_cast<size_t>(request.cache_size);
-    const size_t budget = given > 0 ? given : request.asked > 0 && request.sequences == 1 ? free : beside;
-
-    const int64_t wanted =
-        std::clamp<int64_t>(request.asked > 0 ? request.asked : request.own, 1, kMostContext);
-    const int64_t least = request.asked > 0 ? wanted : std::min(wanted, kLeastContext);
-    CacheShape shape{0, request.sequences, request.batch, request.slack, request.types};
-    const int64_t all = std::min(wanted * request.sequences, kMostContext);
-    const int64_t cells = fitting_cells(program, shape, budget, given > 0 ? kMostContext : all);
-    if (cells < least) {
-        shape.cells = least;
-        const std::string needs = std::to_string(least) + " tokens needs " +
-                                  megabytes(cache_bytes(program, shape)) + " of cache, but ";
-        if (given > 0)
-            fail("a context of " + needs + megabytes(given) +
-                 " are given: choose a smaller one with -c, or more with --cache-size");
-        fail("a context of " + needs + "only " + megabytes(free) + " of memory are free" +
-             (request.asked > 0 ? ": choose a smaller one with -c"
-                                : " beside " + megabytes(weight_bytes(program)) + " of weights"));
-    }
-    shape.cells = given > 0 ? cells : std::min(cells, all);
+    const auto [wanted, least] = wish_of(request);
+    const bool given = request.cache_size > 0;
+    std::vector<CacheBudget> all(budgets.begin(), budgets.end());
+    if (given) all.push_back({&program, static_cast<size_t>(request.cache_size)});
+    const int64_t most = std::min(wanted * request.sequences, kMostContext);
+    const int64_t cells = fitting_cells(program, shape_of(0, request), all, given ? kMostContext : most);
+    if (cells < least) return std::nullopt;
+    const CacheShape shape = shape_of(given ? cells : std::min(cells, most), request);
     const int64_t context = std::min(wanted, cells);
-    return {static_cast<int32_t>(context), context < wanted, shape.cells, cache_bytes(program, shape)};
+    return ContextPlan{static_cast<int32_t>(context), context < wanted, shape.cells,
+                       cache_bytes(program, shape)};
+}
+
+ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceInfo &device,
+                         const ContextRequest &request) {
+    const size_t free = device.memory_free;
+    const bool given = request.cache_size > 0;
+    std::vector<CacheBudget> budgets;  // a size that was asked for is the user's business
+    if (!given) budgets.push_back({&program, cache_budget(program, free, request)});
+    if (const auto plan = plan_context(program, budgets, request)) return *plan;
+    const int64_t least = wish_of(request).least;
+    const std::string needs = std::to_string(least) + " tokens needs " +
+                              megabytes(cache_bytes(program, shape_of(least, request))) + " of cache, but ";
+    if (given)
+        fail("a context of " + needs + megabytes(static_cast<size_t>(request.cache_size)) +
+             " are given: choose a smaller one with -c, or more with --cache-size");
+    fail("a context of " + needs + "only " + megabytes(free) + " of memory are free" +
+         (request.asked > 0 ? ": choose a smaller one with -c"
+                            : " beside " + megabytes(weight_bytes(program)) + " of weights"));
 }
 
 }  // namespace runnel::decode

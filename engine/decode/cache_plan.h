@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "engine/cache/paged_cache.h"
@@ -58,5 +60,19 @@ struct ContextPlan {
 // DecodeError{OutOfMemory} with the numbers when not even one context fits.
 ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceInfo &device,
                          const ContextRequest &request);
+
+// What a device that runs a part of the program (kernels/division.h) can give to its part of the cache.
+struct CacheBudget {
+    const kernels::Program *share;
+    size_t bytes;
+};
+
+// What of a device's free memory a cache may take, beside weights that are only mapped.
+size_t cache_budget(const kernels::Program &share, size_t free, const ContextRequest &request);
+
+// The same where several devices run the program: what fits all of them. nullopt when not even one context
+// does.
+std::optional<ContextPlan> plan_context(const kernels::Program &program, std::span<const CacheBudget> budgets,
+                                        const ContextRequest &request);
 
 }  // namespace runnel::decode

@@ -34,9 +34,9 @@ bool is_device_name(const std::string &name) {
     return name == "auto" || name == "cpu" || name == "cuda" || number_of(name).has_value();
 }
 
-DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::Devices &found,
-                           int64_t layers) {
-    const bool wants_none = request.gpu_layers.has_value() && *request.gpu_layers <= 0;
+DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::Devices &found) {
+    const std::optional<int64_t> wanted = request.placement.gpu_layers;
+    const bool wants_none = wanted && *wanted <= 0;
     if (request.device == "cpu" || wants_none) return {};
     const bool required = request.device != "auto";
     const std::optional<int> number = number_of(request.device);
@@ -48,14 +48,8 @@ DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::De
             throw kernels::BackendError(
                 kernels::BackendError::Kind::Failed,
                 "--device " + request.device + ": " + why + " (--device cpu runs without)");
-        return {{}, false, request.gpu_layers ? why + ": everything runs on the CPU" : ""};
+        return {{}, false, wanted ? why + ": everything runs on the CPU" : ""};
     }
-    if (request.gpu_layers && *request.gpu_layers < layers)
-        return {{},
-                false,
-                "a model cannot be divided between GPU and CPU yet, and " +
-                    std::to_string(*request.gpu_layers) + " of its " + std::to_string(layers) +
-                    " layers are wanted on the GPU: everything runs on the CPU"};
     return {number.value_or(most_memory(found)), required, ""};
 }
 

@@ -1,17 +1,17 @@
 // Which device runs a model: --device and --gpu-layers against what this machine offers.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 
+#include "engine/decode/placement.h"
 #include "kernels/cuda/devices.h"
 
 namespace runnel::decode {
 
 struct DeviceRequest {
-    std::string device = "cpu";         // "auto", "cpu", "cuda", "cuda:N"
-    std::optional<int64_t> gpu_layers;  // none: as many as fit
+    std::string device = "cpu";  // "auto", "cpu", "cuda", "cuda:N"
+    PlacementRequest placement = {};
 };
 
 struct DeviceChoice {
@@ -20,10 +20,9 @@ struct DeviceChoice {
     std::string note;         // what the user should know, or empty
 };
 
-// A model of `layers` layers. "auto" takes the GPU with the most free memory, if there is one; layers are not
-// divided between GPU and CPU: fewer than all of them run on the CPU. Throws kernels::BackendError for a GPU
-// that is asked for by name and is not there.
-DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::Devices &found, int64_t layers);
+// "auto" takes the GPU with the most free memory, if there is one, and the CPU when no layer is wanted on a
+// GPU. Throws kernels::BackendError for a GPU that is asked for by name and is not there.
+DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::Devices &found);
 
 // "auto", "cpu", "cuda" or "cuda:N" with a number.
 bool is_device_name(const std::string &name);

@@ -13,6 +13,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/devices.h"
+#include "kernels/divided_backend.h"
 
 namespace runnel::decode {
 namespace {
@@ -53,48 +54,70 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
 
 void Engine::start(const EngineOptions &options) {
     threads_ = options.threads;
+    progress_ = options.progress;
     const bool cpu = options.device.device == "cpu";  // looking for others takes a moment
     const DeviceChoice choice =
-        cpu ? DeviceChoice{}
-            : choose_device(options.device, kernels::cuda::find_devices(), model_.hyper.block_count);
+        cpu ? DeviceChoice{} : choose_device(options.device, kernels::cuda::find_devices());
     if (!choice.note.empty()) notes_.push_back(choice.note);
     if (choice.cuda) {
-        const auto pass_over = [&](const std::exception &error) {
-            notes_.assign(1, std::string(error.what()) + "; everything runs on the CPU");
+        const auto pass_over = [&](const std::string &why) {
+            cuda_.reset();
+            notes_.assign(1, why + "; everything runs on the CPU");
         };
         try {
-            start_executor(options, kernels::cuda::make_cuda_backend(*choice.cuda));
-            cuda_ = choice.cuda;
-            return;
+            if (start_on_gpu(options, *choice.cuda, choice.required)) return;
+            pass_over("no layer of the model fits the GPU");
         } catch (const kernels::BackendError &error) {
-            if (choice.required) throw;
-            pass_over(error);
-        } catch (const DecodeError &error) {
-            if (choice.required || error.kind != DecodeError::Kind::OutOfMemory) throw;
-            pass_over(error);
+            if (choice.required || error.kind == kernels::BackendError::Kind::Cancelled) throw;
+            pass_over(error.what());
         }
     }
-    start_executor(options, kernels::cpu::make_cpu_backend(options.threads));
+    start_executor(options,
+                   plan_context(model_.program, another_backend()->info(), context_request(options)));
 }
 
-void Engine::start_executor(const EngineOptions &options, std::unique_ptr<kernels::Backend> backend) {
+// False when nothing of the model fits, which is an error if it is `required`.
+bool Engine::start_on_gpu(const EngineOptions &options, int number, bool required) {
+    const kernels::DeviceInfo gpu = kernels::cuda::find_devices().found.at(static_cast<size_t>(number)),
+                              cpu = kernels::cpu::make_cpu_backend(threads_)->info();
+    const auto plan = plan_placement(model_.program, {gpu.memory_free, cpu.memory_free},
+                                     options.device.placement, context_request(options));
+    if (!plan && required)
+        throw DecodeError(DecodeError::Kind::OutOfMemory,
+                          "no layer of the model fits the GPU, which has " +
+                              std::to_string(gpu.memory_free >> 20) +
+                              " MiB free: choose a smaller context with -c, or --device cpu");
+    if (!plan) return false;
+    cuda_ = number;
+    placement_ = plan->placement;
+    divided_ = plan->divided;
+    if (!plan->missing.empty()) notes_.push_back(plan->missing + "; what needs it runs on the CPU");
+    if (!placement_.whole() && !options.device.placement.gpu_layers)
+        notes_.push_back(placement_.text() + ", the others on the CPU: the GPU has " +
+                         std::to_string(gpu.memory_free >> 20) + " MiB free");
+    start_executor(options, plan->context);
+    return true;
+}
+
+ContextRequest Engine::context_request(const EngineOptions &options) const {
     const bool endless = bound_by_window(model_.program) && options.cache.window > 0;
-    const int64_t made_for = endless ? kMostContext : model_.hyper.context_length;
-    const ContextPlan plan = plan_context(model_.program, backend->info(),
-                                          {.own = made_for,
-                                           .asked = options.context,
-                                           .cache_size = options.cache.size,
-                                           .sequences = options.sequences,
-                                           .batch = options.batch,
-                                           .types = options.cache.types});
+    return {.own = endless ? kMostContext : model_.hyper.context_length,
+            .asked = options.context,
+            .cache_size = options.cache.size,
+            .sequences = options.sequences,
+            .batch = options.batch,
+            .types = options.cache.types};
+}
+
+void Engine::start_executor(const EngineOptions &options, const ContextPlan &plan) {
     const std::string own = std::to_string(model_.hyper.context_length);
     if (plan.reduced)
         notes_.push_back("context reduced from " + own + " to " + std::to_string(plan.context) +
                          " tokens, which is what fits the free memory (choose with -c)");
-    if (plan.context > made_for)
+    if (plan.context > context_request(options).own)
         notes_.push_back("the context of " + std::to_string(plan.context) + " tokens is longer than the " +
                          own + " that the model was made for");
-    executor_ = std::make_unique<Executor>(std::move(backend), model_.program,
+    executor_ = std::make_unique<Executor>(another_backend(), model_.program,
                                            ExecutorOptions{.context = plan.context,
                                                            .batch = options.batch,
                                                            .sequences = options.sequences,
@@ -102,8 +125,22 @@ void Engine::start_executor(const EngineOptions &options, std::unique_ptr<kernel
                                                            .types = options.cache.types});
 }
 
+std::string Engine::placement() const {
+    return cuda_ ? placement_.text() : "all layers on the CPU";
+}
+
 std::unique_ptr<kernels::Backend> Engine::another_backend() const {
-    return cuda_ ? kernels::cuda::make_cuda_backend(*cuda_) : kernels::cpu::make_cpu_backend(threads_);
+    if (!cuda_) return kernels::cpu::make_cpu_backend(threads_);
+    auto gpu = kernels::cuda::make_cuda_backend(*cuda_);
+    gpu->on_load(progress_);
+    if (!divided_) return gpu;
+    return kernels::make_divided_backend(
+        std::move(gpu), kernels::cpu::make_cpu_backend(threads_),
+        [placement = placement_](const kernels::Program &p) { return assign_steps(p, placement); });
+}
+
+std::unique_ptr<kernels::Backend> Engine::backend_beside() const {
+    return divided_ ? kernels::cpu::make_cpu_backend(threads_) : another_backend();
 }
 
 Sampler Engine::sampler(SamplingOptions options) const {

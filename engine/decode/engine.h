@@ -14,6 +14,7 @@
 #include "engine/decode/device.h"
 #include "engine/decode/executor.h"
 #include "engine/decode/generator.h"
+#include "engine/decode/placement.h"
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
 #include "gguf/file.h"
@@ -34,13 +35,15 @@ struct EngineOptions {
     int32_t sequences = 1;
     DeviceRequest device = {};
     CacheOptions cache = {};
+    kernels::LoadProgress progress = {};  // of what is uploaded to a GPU
 };
 
 class Engine {
   public:
-    // On the CPU, reads no weights: what a token needs is read when it is computed. A GPU that was not asked
-    // for by name and cannot run the model is passed over, with a note. Throws gguf::FileError,
-    // model::ModelError, text::TokenizerError, kernels::BackendError, DecodeError{OutOfMemory}.
+    // On the CPU, reads no weights: what a token needs is read when it is computed. A GPU gets the layers
+    // that were asked for or that fit (placement.h), with a note when that is not all; one that was not asked
+    // for by name and cannot run any is passed over, with a note. Throws gguf::FileError, model::ModelError,
+    // text::TokenizerError, kernels::BackendError, DecodeError{OutOfMemory}.
     explicit Engine(const EngineOptions &options);
 
     const gguf::File &file() const { return file_; }
@@ -49,8 +52,14 @@ class Engine {
     Executor &executor() { return *executor_; }
     Vocabulary vocabulary() const { return vocabulary_of(*tokenizer_); }
 
-    // Another backend on the same device, for a second program.
+    // Where its layers run, in a few words: "all layers on the CPU".
+    std::string placement() const;
+    // Another backend on the same devices, for a second program: layers of the same names are where this
+    // model's are.
     std::unique_ptr<kernels::Backend> another_backend() const;
+    // For a smaller program to run beside the model: on its device, or, where the GPU is full of its layers,
+    // on the CPU.
+    std::unique_ptr<kernels::Backend> backend_beside() const;
 
     // A sampler that never gives ids which stand for no token. Throws DecodeError{BadInput} for a bias on a
     // token that there is not.
@@ -62,14 +71,19 @@ class Engine {
 
   private:
     void start(const EngineOptions &options);
-    void start_executor(const EngineOptions &options, std::unique_ptr<kernels::Backend> backend);
+    bool start_on_gpu(const EngineOptions &options, int number, bool required);
+    void start_executor(const EngineOptions &options, const ContextPlan &plan);
+    ContextRequest context_request(const EngineOptions &options) const;
 
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     gguf::File file_;
     model::Model model_;
     std::unique_ptr<text::Tokenizer> tokenizer_;
     int threads_ = 0;
-    std::optional<int> cuda_;  // the number of the GPU that runs it
+    std::optional<int> cuda_;  // the number of the GPU that has a part in it
+    Placement placement_;      // with that
+    bool divided_ = false;     // the CPU has one, too
+    kernels::LoadProgress progress_;
     std::unique_ptr<Executor> executor_;
     std::vector<std::pair<TokenId, float>> never_;  // biases of ids that stand for no token
     std::vector<std::string> notes_;

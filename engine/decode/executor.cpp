@@ -117,6 +117,10 @@ bool Executor::add(const StepInput &input) {
     spans_.push_back(std::move(span));
     tokens_.insert(tokens_.end(), own.begin(), own.end());
     for (int32_t i = 0; i < count; ++i) positions_.push_back(past + i);
+    if (input.logit_rows > 0) {
+        const bool enough = input.candidates > 0 && (rows_.empty() || candidates_ > 0);
+        candidates_ = enough ? std::max(candidates_, input.candidates) : 0;
+    }
     for (int32_t i = count - input.logit_rows; i < count; ++i) rows_.push_back(first + i);
     return true;
 }
@@ -127,6 +131,7 @@ void Executor::begin_step() {
     rows_.clear();
     spans_.clear();
     grown_.clear();
+    candidates_ = 0;
 }
 
 void Executor::discard() {
@@ -135,11 +140,28 @@ void Executor::discard() {
 }
 
 bool Executor::run(std::vector<float> &logits, const std::atomic<bool> *cancel) {
+    return execute(logits, nullptr, cancel);
+}
+
+bool Executor::run(std::vector<float> &logits, std::vector<kernels::Candidate> &candidates,
+                   const std::atomic<bool> *cancel) {
+    return execute(logits, &candidates, cancel);
+}
+
+bool Executor::execute(std::vector<float> &logits, std::vector<kernels::Candidate> *candidates,
+                       const std::atomic<bool> *cancel) {
     assert(!tokens_.empty());
-    logits.resize(rows_.size() * static_cast<size_t>(vocab_));
+    const kernels::Batch batch{tokens_, positions_, spans_, rows_, cancel};
+    const int32_t count = std::min({candidates_, most_candidates(), vocab_});
+    if (candidates) candidates->resize(rows_.size() * static_cast<size_t>(count));
     bool finished = false;
     try {
-        finished = backend_->execute({tokens_, positions_, spans_, rows_, cancel}, logits);
+        if (candidates && count > 0) {
+            finished = backend_->execute(batch, count, *candidates);
+        } else {
+            logits.resize(rows_.size() * static_cast<size_t>(vocab_));
+            finished = backend_->execute(batch, logits);
+        }
     } catch (...) {
         discard();
         throw;

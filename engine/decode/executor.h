@@ -36,6 +36,8 @@ struct StepInput {
     // A branch of guesses: its first `shared` tokens (fewer than all) are those from number `shared_from` on
     // of the step that is being built. They are not computed again, and nobody shares the branch's cells yet.
     int32_t shared = 0, shared_from = 0;
+    // Of each row, so many of the largest logits are enough; 0: the whole row is wanted.
+    int32_t candidates = 0;
 };
 
 struct ExecutorOptions {
@@ -83,6 +85,15 @@ class Executor {
     // order of the inputs. Returns false when *cancel became true; the caches are then as they were before
     // add(), also when BackendError is thrown.
     bool run(std::vector<float> &logits, const std::atomic<bool> *cancel = nullptr);
+    // The same for callers who can do with the largest logits. Where that is enough for all inputs, and the
+    // device selects, `candidates` becomes [sum of logit_rows][the largest number that an input asked for],
+    // descending (kernels::Backend::execute), and `logits` stays as it is; otherwise `candidates` is empty.
+    bool run(std::vector<float> &logits, std::vector<kernels::Candidate> &candidates,
+             const std::atomic<bool> *cancel = nullptr);
+    // The largest number of candidates that there can be.
+    int32_t most_candidates() const { return backend_->most_candidates(); }
+    // The whole of a row of the step that was run last.
+    void read_logits(int32_t row, std::span<float> logits) { backend_->read_logits(row, logits); }
     // Forgets the step; the caches are as they were before it.
     void discard();
 
@@ -110,6 +121,8 @@ class Executor {
     };
     void begin_step();
     void copy_blocks();
+    bool execute(std::vector<float> &logits, std::vector<kernels::Candidate> *candidates,
+                 const std::atomic<bool> *cancel);
 
     std::unique_ptr<kernels::Backend> backend_;
     ExecutorOptions options_;
@@ -122,6 +135,7 @@ class Executor {
     std::vector<int32_t> tokens_, positions_, rows_;
     std::vector<kernels::SequenceSpan> spans_;
     std::vector<Grown> grown_;
+    int32_t candidates_ = 0;  // that are enough for all rows so far; 0: none are
 };
 
 }  // namespace runnel::decode

@@ -15,6 +15,12 @@ namespace {
 
 constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 
+[[noreturn]] void not_finite() {
+    throw DecodeError(DecodeError::Kind::Failed,
+                      "the model computed numbers that are not finite (NaN or infinity): the file's "
+                      "weights are damaged or overflow");
+}
+
 bool by_logit(const Candidate &a, const Candidate &b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
@@ -66,11 +72,13 @@ TokenId Distribution::pick(double uniform) const {
 }
 
 Sampler::Sampler(SamplingOptions options, int32_t vocab) : options_(std::move(options)), vocab_(vocab) {
-    for (const auto &[id, bias] : options_.logit_bias)
+    for (const auto &[id, bias] : options_.logit_bias) {
+        biases_[id].push_back(bias);
         if (id < 0 || id >= vocab_)
             throw DecodeError(DecodeError::Kind::BadInput, "logit bias: there is no token " +
                                                                std::to_string(id) + " (the vocabulary has " +
                                                                std::to_string(vocab_) + ")");
+    }
 }
 
 void Sampler::load(std::span<const float> logits) {
@@ -78,29 +86,39 @@ void Sampler::load(std::span<const float> logits) {
     logits_.assign(logits.begin(), logits.begin() + vocab_);
     bool finite = true;
     for (const float l : logits_) finite &= std::abs(l) <= FLT_MAX;
-    if (!finite)
-        throw DecodeError(DecodeError::Kind::Failed,
-                          "the model computed numbers that are not finite (NaN or infinity): the file's "
-                          "weights are damaged or overflow");
+    if (!finite) not_finite();
     for (const auto &[id, bias] : options_.logit_bias) {
         float &l = logits_[static_cast<size_t>(id)];
         l = std::min(l + bias, FLT_MAX);
     }
 }
 
-void Sampler::penalize(std::span<const TokenId> history) {
+bool Sampler::penalizes() const {
     const SamplingOptions &o = options_;
-    if (o.repeat_penalty == 1 && o.presence_penalty == 0 && o.frequency_penalty == 0) return;
-    if (o.repeat_last_n >= 0)
-        history = history.last(std::min(history.size(), static_cast<size_t>(o.repeat_last_n)));
+    return o.repeat_penalty != 1 || o.presence_penalty != 0 || o.frequency_penalty != 0;
+}
+
+void Sampler::count(std::span<const TokenId> history) {
     counts_.clear();
+    if (!penalizes()) return;
+    if (options_.repeat_last_n >= 0)
+        history = history.last(std::min(history.size(), static_cast<size_t>(options_.repeat_last_n)));
     for (const TokenId id : history)
         if (id >= 0 && id < vocab_) ++counts_[id];
+}
+
+float Sampler::penalized(float l, int32_t count) const {
+    const SamplingOptions &o = options_;
+    if (l == kForbidden) return l;
+    l = l > 0 ? l / o.repeat_penalty : l * o.repeat_penalty;
+    return std::min(l - (static_cast<float>(count) * o.frequency_penalty + o.presence_penalty), FLT_MAX);
+}
+
+void Sampler::penalize(std::span<const TokenId> history) {
+    count(history);
     for (const auto &[id, count] : counts_) {
         float &l = logits_[static_cast<size_t>(id)];
-        if (l == kForbidden) continue;
-        l = l > 0 ? l / o.repeat_penalty : l * o.repeat_penalty;
-        l = std::min(l - (static_cast<float>(count) * o.frequency_penalty + o.presence_penalty), FLT_MAX);
+        l = penalized(l, count);
     }
 }
 
@@ -257,6 +275,77 @@ TokenId Sampler::second(size_t position, TokenId first) const {
 
 TokenId Sampler::sample(std::span<const float> logits, std::span<const TokenId> history) {
     filter(logits, history);
+    return draw(history.size());
+}
+
+// No logit becomes larger than the model made it.
+bool Sampler::only_lowers() const {
+    const SamplingOptions &o = options_;
+    const bool penalties = o.repeat_penalty >= 1 && o.presence_penalty >= 0 && o.frequency_penalty >= 0;
+    return penalties && std::all_of(o.logit_bias.begin(), o.logit_bias.end(),
+                                    [](const auto &bias) { return bias.second <= 0; });
+}
+
+int32_t Sampler::candidates_needed(int32_t most) const {
+    constexpr int32_t kLowered = 64, kForbiddenOnes = 8;  // of the largest, as a rule
+    const SamplingOptions &o = options_;
+    if (!only_lowers()) return 0;
+    const bool lowers = penalizes() || std::any_of(o.logit_bias.begin(), o.logit_bias.end(),
+                                                   [](const auto &b) { return b.second != kForbidden; });
+    int32_t needed = 1;
+    if (o.temperature > 0) {
+        const bool by_count = o.top_k > 0 && o.top_k < vocab_;
+        if (!by_count && !(o.min_p > 0 && o.top_p >= 1 && o.typical >= 1)) return 0;
+        needed = by_count ? o.top_k : most;
+        if (needed > most) return 0;
+        if (by_count && !o.logit_bias.empty()) needed += kForbiddenOnes;
+    }
+    if (lowers) needed += kLowered;
+    return std::min({needed, most, vocab_});
+}
+
+// Into result_: the candidates that the filters after top-k begin with. False when others might be among
+// them. Sure of its place is who comes, lowered as it is, before the last of the largest as the model made
+// it: nobody who is not among the largest does.
+bool Sampler::choose(std::span<const kernels::Candidate> largest) {
+    std::vector<Candidate> &set = result_.candidates;
+    set.clear();
+    const bool all = largest.size() >= static_cast<size_t>(vocab_);
+    const Candidate last{largest.back().token, largest.back().logit, 0};
+    for (const kernels::Candidate &c : largest) {
+        if (c.token >= vocab_) continue;
+        float l = c.logit;
+        if (const auto found = biases_.find(c.token); found != biases_.end())
+            for (const float bias : found->second) l = std::min(l + bias, FLT_MAX);
+        if (const auto found = counts_.find(c.token); found != counts_.end()) l = penalized(l, found->second);
+        const Candidate candidate{c.token, l, 0};
+        if (l != kForbidden && (all || !by_logit(last, candidate))) set.push_back(candidate);
+    }
+    std::sort(set.begin(), set.end(), by_logit);
+    sorted_ = true;
+    if (set.empty()) return false;
+    const bool greedy = !(options_.temperature > 0), by_count = options_.top_k > 0 && options_.top_k < vocab_;
+    if (!greedy && !by_count)  // min-p decides
+        return all || double{last.logit} <
+                          double{set.front().logit} + std::min(0.0, std::log(double{options_.min_p}));
+    const size_t wanted = greedy ? 1 : static_cast<size_t>(options_.top_k);
+    if (set.size() < wanted) return all;
+    set.resize(wanted);
+    return true;
+}
+
+std::optional<TokenId> Sampler::sample(std::span<const kernels::Candidate> largest,
+                                       std::span<const TokenId> history) {
+    assert(!largest.empty());
+    if (!(std::abs(largest.front().logit) <= FLT_MAX)) not_finite();
+    if (candidates_needed(std::numeric_limits<int32_t>::max()) == 0) return std::nullopt;
+    count(history);
+    if (!choose(largest)) return std::nullopt;
+    if (options_.temperature > 0) {
+        keep_typical();
+        keep_top_p();
+        keep_min_p();
+    }
     return draw(history.size());
 }
 

@@ -22,12 +22,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "engine/text/token.h"
+#include "kernels/backend.h"
 
 namespace runnel::decode {
 
@@ -86,13 +88,26 @@ class Sampler {
     // kNoToken where nothing else is left. At temperature 0, where only one candidate is, of all tokens.
     TokenId second(size_t position, TokenId first) const;
 
+    // How many of the largest logits of a row mostly decide what sample() gives: 1 for the largest alone; 0:
+    // the whole row does, or more of it than `most`.
+    int32_t candidates_needed(int32_t most) const;
+    // What sample() gives for a row of which these are the largest logits (kernels::Backend::execute).
+    // nullopt when they do not decide it. Throws what sample() does.
+    std::optional<TokenId> sample(std::span<const kernels::Candidate> largest,
+                                  std::span<const TokenId> history);
+
     const SamplingOptions &options() const { return options_; }
     int32_t vocab() const { return vocab_; }
 
   private:
     void filter(std::span<const float> logits, std::span<const TokenId> history);
     void load(std::span<const float> logits);
+    bool penalizes() const;
+    void count(std::span<const TokenId> history);
+    float penalized(float logit, int32_t count) const;
     void penalize(std::span<const TokenId> history);
+    bool only_lowers() const;
+    bool choose(std::span<const kernels::Candidate> largest);
     void keep_top_k();
     void keep_typical();
     void keep_top_p();
@@ -104,8 +119,9 @@ class Sampler {
     SamplingOptions options_;
     int32_t vocab_;
     uint32_t stream_ = 0;
-    bool sorted_ = false;                          // the candidates
-    std::vector<float> logits_;                    // after bias and penalties
+    bool sorted_ = false;        // the candidates
+    std::vector<float> logits_;  // after bias and penalties
+    std::unordered_map<TokenId, std::vector<float>> biases_;
     std::unordered_map<TokenId, int32_t> counts_;  // of the penalties' window
     Distribution result_;
 };

@@ -27,7 +27,10 @@ bool is_continuation(const Session &session) {
 }  // namespace
 
 Scheduler::Scheduler(Executor &executor, SchedulerOptions options)
-    : executor_(&executor), parallel_(options.parallel), logits_(std::move(options.logits)) {
+    : executor_(&executor),
+      parallel_(options.parallel),
+      logits_(std::move(options.logits)),
+      candidates_(std::move(options.candidates)) {
     assert(parallel_ >= 1);
 }
 
@@ -122,7 +125,8 @@ void Scheduler::plan(Session &session) {
     const int32_t wanted = count == pending ? session.rows_ : 0;
     const StepInput input{
         &session.cache_,
-        std::span(session.tokens_).subspan(static_cast<size_t>(session.cache_.length()), count), wanted};
+        std::span(session.tokens_).subspan(static_cast<size_t>(session.cache_.length()), count), wanted,
+        session.wanted_};
     while (!executor_->add(input)) {
         // Who needs room takes it from the newest, which may be itself.
         if (!preempt_last(session) || session.pending() != pending) return;
@@ -171,27 +175,34 @@ void Scheduler::plan() {
 }
 
 void Scheduler::finish() {
-    size_t at = 0;
+    size_t row = 0, rows = 0;
+    for (const Part &part : parts_) rows += static_cast<size_t>(part.rows);
+    const size_t vocab = static_cast<size_t>(executor_->vocab());
+    const size_t each = rows > 0 ? candidates_.size() / rows : 0;
     ++counts_.steps;
     for (const Part &part : parts_) {
         counts_.sequences += part.branch < 0;
         counts_.tokens += static_cast<int64_t>(part.tokens);
         if (part.rows == 0) continue;
-        const size_t floats = static_cast<size_t>(part.rows) * static_cast<size_t>(executor_->vocab());
-        const auto rows = std::span<const float>(logits_).subspan(at, floats);
-        at += floats;
+        const size_t count = static_cast<size_t>(part.rows), last = row + count - 1;
+        std::span<const float> logits;
+        if (each == 0) logits = std::span<const float>(logits_).subspan(row * vocab, count * vocab);
+        row += count;
         if (part.branch >= 0) {
-            part.session->branches_[static_cast<size_t>(part.branch)].logits = rows;
+            part.session->branches_[static_cast<size_t>(part.branch)].logits = logits;
             continue;
         }
-        part.session->logits_ = rows;
+        part.session->logits_ = logits;
+        part.session->candidates_ = std::span(candidates_).subspan(last * each, each);
+        part.session->row_ = static_cast<int32_t>(last);
+        part.session->wanted_ = 0;
         part.session->due_ = false;
         ready_.push_back(part.session);
     }
 }
 
 bool Scheduler::step(const StopRequest *stop) {
-    for (Session *session : ready_) session->logits_ = {};  // their memory is about to be written
+    for (Session *session : ready_) session->forget_logits();  // their memory is about to be written
     ready_.clear();
     if (stop && stop->requested()) return false;
     admit();
@@ -210,7 +221,7 @@ bool Scheduler::step(const StopRequest *stop) {
         return true;
     }
     try {
-        if (!executor_->run(logits_, stop ? stop->flag() : nullptr)) {
+        if (!executor_->run(logits_, candidates_, stop ? stop->flag() : nullptr)) {
             drop_branches();
             return false;
         }

@@ -30,6 +30,7 @@ namespace runnel::decode {
 struct SchedulerOptions {
     int32_t parallel = 1;         // most sequences that hold blocks at a time
     std::vector<float> logits{};  // memory to begin with
+    std::vector<kernels::Candidate> candidates{};
 };
 
 struct SchedulerCounts {
@@ -62,6 +63,7 @@ class Scheduler {
     size_t waiting() const { return waiting_.size(); }
     const SchedulerCounts &counts() const { return counts_; }
     std::vector<float> take_logits() { return std::move(logits_); }
+    std::vector<kernels::Candidate> take_candidates() { return std::move(candidates_); }
 
   private:
     struct Part {
@@ -88,6 +90,7 @@ class Scheduler {
     std::vector<Part> parts_;         // of the step at hand
     std::vector<Session *> ready_;
     std::vector<float> logits_;
+    std::vector<kernels::Candidate> candidates_;  // of each row, where they are enough; or none
     SchedulerCounts counts_;
 };
 

@@ -20,7 +20,19 @@ void Session::append(std::span<const TokenId> tokens, int32_t rows) {
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
     rows_ = rows;
     due_ = true;
+    forget_logits();
+}
+
+void Session::forget_logits() {
     logits_ = {};
+    candidates_ = {};
+}
+
+std::vector<float> Session::read_logits() const {
+    assert(!candidates_.empty());
+    std::vector<float> logits(static_cast<size_t>(executor_->vocab()));
+    executor_->read_logits(row_, logits);
+    return logits;
 }
 
 void Session::append_drafts(std::span<const TokenId> drafts) {
@@ -50,7 +62,7 @@ void Session::choose_branch(size_t branch) {
     tokens_.resize(chosen.from);
     tokens_.insert(tokens_.end(), chosen.guesses.begin(), chosen.guesses.end());
     branches_.clear();
-    logits_ = {};
+    forget_logits();
 }
 
 bool Session::feed(std::span<const TokenId> tokens, const StopRequest *stop) {
@@ -60,7 +72,9 @@ bool Session::feed(std::span<const TokenId> tokens, const StopRequest *stop) {
 }
 
 bool Session::compute(const StopRequest *stop) {
-    Scheduler alone(*executor_, {.parallel = 1, .logits = std::move(own_logits_)});
+    Scheduler alone(
+        *executor_,
+        {.parallel = 1, .logits = std::move(own_logits_), .candidates = std::move(own_candidates_)});
     alone.add(*this);
     bool going = true;
     try {
@@ -71,6 +85,8 @@ bool Session::compute(const StopRequest *stop) {
     }
     if (!going) truncate(static_cast<size_t>(cache_.length()));
     own_logits_ = alone.take_logits();  // logits() and those of branches stay where they are
+    own_candidates_ = alone.take_candidates();
+    if (!going) forget_logits();
     return going;
 }
 
@@ -84,7 +100,7 @@ void Session::truncate(size_t length) {
         cache_.truncate(cache_.can_truncate(cells) ? cells : 0);
     }
     tokens_.resize(length);
-    logits_ = {};
+    forget_logits();
 }
 
 size_t Session::make_room(size_t keeping) {
@@ -119,7 +135,7 @@ Session Session::fork() const {
 void Session::evict() {
     cache_.truncate(0);
     for (Branch &branch : branches_) branch.cache = {};
-    logits_ = {};
+    forget_logits();
 }
 
 }  // namespace runnel::decode

@@ -58,6 +58,15 @@ class Session {
     std::span<const float> logits() const { return logits_; }
     bool has_logits() const { return !logits_.empty(); }
 
+    // Of the row that the next computation ends with, the `count` largest logits are enough; 0: the whole row
+    // is wanted, as it is always in front of append().
+    void want_candidates(int32_t count) { wanted_ = count; }
+    // Those of the last row, where they were enough; then there are no logits(). Valid as long as those, or
+    // until the executor runs another step.
+    std::span<const kernels::Candidate> candidates() const { return candidates_; }
+    // What there are no logits() of, nevertheless. Precondition: !candidates().empty().
+    std::vector<float> read_logits() const;
+
     // Keeps the first `length` tokens, and no branch. Precondition: length <= tokens().size(). What a window
     // has lost (SequenceCache::can_truncate) is computed again, with the same result.
     void truncate(size_t length);
@@ -99,8 +108,14 @@ class Session {
     int32_t rows_ = 1;
     bool due_ = false;
     std::vector<Branch> branches_;
+
+    void forget_logits();
     std::span<const float> logits_;
+    std::span<const kernels::Candidate> candidates_;
+    int32_t wanted_ = 0;             // candidates
+    int32_t row_ = 0;                // of the step, that the candidates are of
     std::vector<float> own_logits_;  // of feed()
+    std::vector<kernels::Candidate> own_candidates_;
 };
 
 }  // namespace runnel::decode

@@ -1,39 +1,16 @@
 #include "engine/model/first_layers.h"
 
 #include <algorithm>
-#include <charconv>
 #include <string>
-#include <string_view>
 #include <variant>
 
+#include "engine/model/layers.h"
 #include "engine/model/model.h"
 
 namespace runnel::model {
 namespace {
 
 using namespace kernels;
-
-// One that every step of its kind has; a norm may have none, and steps without any belong to those around
-// them.
-WeightId some_weight(const Step &step) {
-    if (const auto *norm = std::get_if<Norm>(&step)) return norm->weight;
-    if (const auto *linear = std::get_if<Linear>(&step)) return linear->parts.front().weight;
-    if (const auto *heads = std::get_if<HeadLinear>(&step)) return heads->weight;
-    if (const auto *experts = std::get_if<Experts>(&step)) return experts->gate;
-    return kNoWeight;
-}
-
-// -1: none that is known.
-int32_t layer_of(const Program &program, const Step &step) {
-    constexpr std::string_view kPrefix = "blk.";
-    const WeightId id = some_weight(step);
-    if (id == kNoWeight) return -1;
-    const std::string_view name = program.weights[static_cast<size_t>(id)].name;
-    if (!name.starts_with(kPrefix)) return -1;
-    int32_t layer = -1;
-    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
-    return layer;
-}
 
 // Without what the steps do not use: it would be room in the cache, or on the device.
 void drop_unused(Program &program) {
@@ -47,17 +24,17 @@ void drop_unused(Program &program) {
 }  // namespace
 
 Program first_layers(const Program &program, int32_t layers) {
+    const Layers all = layers_of(program);
+    if (layers < 1 || all.count <= layers)
+        throw ModelError("the model has " + std::to_string(all.count) +
+                         " layers: its first ones, to draft with, can be 1 to " +
+                         std::to_string(all.count - 1));
     size_t begin = program.steps.size(), end = 0;  // of the steps that are left out
-    int32_t last = -1;
     for (size_t i = 0; i < program.steps.size(); ++i) {
-        const int32_t layer = layer_of(program, program.steps[i]);
+        const int32_t layer = all.of_step[i];
         if (layer >= layers) begin = std::min(begin, i);
-        if (layer >= 0) end = i + 1;
-        last = std::max(last, layer);
+        if (layer < all.count) end = i + 1;
     }
-    if (layers < 1 || last < layers)
-        throw ModelError("the model has " + std::to_string(last + 1) +
-                         " layers: its first ones, to draft with, can be 1 to " + std::to_string(last));
     Program cut = program;
     const auto at = [&](size_t index) { return cut.steps.begin() + static_cast<std::ptrdiff_t>(index); };
     cut.steps.erase(at(begin), at(end));

@@ -77,6 +77,7 @@ class CpuBackend final : public Backend {
     DeviceInfo info() const override;
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
     bool execute(const Batch &batch, std::span<float> logits) override;
+    SlotRows exchange(Slot slot) override { return {row(slot, 0), width(slot)}; }
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override;
     void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
         std::ranges::copy(cache_.block(group, block), bytes.begin());
@@ -129,7 +130,7 @@ class CpuBackend final : public Backend {
     const int threads_;  // as asked for; <= 0: chosen by thread_count
     std::unique_ptr<Pool> pool_;
     Program program_;
-    std::vector<Phase> phases_;
+    std::vector<std::vector<Phase>> parts_;  // of the program
     CacheMemory cache_;
     int32_t max_tokens_ = 0;
     std::vector<LazyBuffer> slots_;
@@ -142,6 +143,7 @@ class CpuBackend final : public Backend {
 
     // The batch at hand.
     const Batch *batch_ = nullptr;
+    std::span<const Phase> phases_;
     std::span<float> logits_;
     std::array<std::atomic<bool>, 2> stop_{};
 };
@@ -175,7 +177,7 @@ DeviceInfo CpuBackend::info() const {
 
 void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
     program_ = program;
-    phases_ = plan(program_);
+    parts_ = plan(program_);
     max_tokens_ = max_tokens;
     start_pool();
     cache_ = CacheMemory(program_, cache);
@@ -244,9 +246,10 @@ void CpuBackend::reserve_work_space() {
 
 bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
     assert(!batch.tokens.empty() && static_cast<int32_t>(batch.tokens.size()) <= max_tokens_);
-    assert(logits.size() == batch.logit_rows.size() * static_cast<size_t>(program_.vocab));
+    assert(logits.empty() || logits.size() == batch.logit_rows.size() * static_cast<size_t>(program_.vocab));
     batch_ = &batch;
     logits_ = logits;
+    phases_ = parts_[static_cast<size_t>(batch.part)];
     bool finished = true;
     pool_->run([&](int thread) noexcept {
         Worker worker{thread, static_cast<int32_t>(batch.tokens.size())};

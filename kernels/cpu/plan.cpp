@@ -5,16 +5,10 @@
 #include <utility>
 
 #include "kernels/cpu/pool.h"
+#include "kernels/steps.h"
 
 namespace runnel::kernels::cpu {
 namespace {
-
-template <class... F>
-struct Overloaded : F... {
-    using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;  // C++20 needs no guide here, compilers of its first years do
 
 FormatSet formats_read_by(const Step &step, const Program &program) {
     const auto format_of = [&](WeightId id) {
@@ -36,33 +30,6 @@ Slot input_of_multiply(const Step &step) {
     if (const auto *experts = std::get_if<Experts>(&step)) return experts->in;
     if (const auto *logits = std::get_if<Logits>(&step)) return logits->in;
     return kNoSlot;
-}
-
-// Visits the slots that a step reads, then those it writes; kNoSlot among them.
-template <typename Reads, typename Writes>
-void visit_slots(const Step &step, Reads &&reads, Writes &&writes) {
-    std::visit(Overloaded{
-                   [&](const Embed &s) { writes(s.out); },
-                   [&](const Norm &s) { reads(s.in), reads(s.add), writes(s.out); },
-                   [&](const Linear &s) {
-                       reads(s.in);
-                       for (const Linear::Part &part : s.parts) {
-                           reads(part.add);
-                           writes(part.out);
-                       }
-                   },
-                   [&](const Attention &s) { reads(s.q), reads(s.k), reads(s.v), writes(s.out); },
-                   [&](const Gate &s) { reads(s.gate), reads(s.up), writes(s.out); },
-                   [&](const HeadLinear &s) { reads(s.in), reads(s.out), writes(s.out); },
-                   [&](const Copy &s) { reads(s.in), reads(s.out), writes(s.out); },  // parts of a row stay
-                   [&](const Experts &s) {
-                       reads(s.in), reads(s.logits);
-                       if (s.add != kNoSlot) reads(s.add);
-                       writes(s.out);
-                   },
-                   [&](const Logits &s) { reads(s.in); },
-               },
-               step);
 }
 
 // Slots whose content at steps[from] is still read at or after it.
@@ -106,18 +73,27 @@ void push_experts(const Experts &step, std::vector<Phase> &phases) {
         phases.push_back(ExpertsPhase{step, phase});
 }
 
-// The last step in which tokens meet, or the first step of all: behind it, only the tokens whose logits are
-// wanted go on.
-size_t last_step_for_all(const Program &program) {
-    size_t last = 0;
+// Where the tokens whose logits are wanted go on alone: behind the last step in which tokens meet, or the
+// first step of all; but not in front of the last part, as another device has to have all tokens. The number
+// of steps when there are no logits.
+size_t first_step_for_some(const Program &program, const std::vector<Program::Part> &parts) {
+    if (program.steps.empty() || !std::holds_alternative<Logits>(program.steps.back()))
+        return program.steps.size();
+    size_t first = 1;
     for (size_t i = 0; i < program.steps.size(); ++i)
-        if (std::holds_alternative<Attention>(program.steps[i])) last = i;
-    return last;
+        if (std::holds_alternative<Attention>(program.steps[i])) first = i + 1;
+    return parts.size() == 1 ? first : std::max(first, parts[parts.size() - 2].end);
 }
 
 class Planner {
   public:
     explicit Planner(const Program &program) : program_(program) { forget_packed(); }
+
+    // The steps from here to `end` are a part: other devices may change slots in front of it.
+    void begin_part(size_t end) {
+        end_ = end;
+        forget_packed();
+    }
 
     void add(size_t index) {
         const Step &step = program_.steps[index];
@@ -169,7 +145,7 @@ class Planner {
     FormatSet formats_wanted(Slot slot, size_t index) const {
         FormatSet wanted = 0, taken = 0;
         bool same = true;
-        for (size_t i = index + 1; i < program_.steps.size() && same; ++i) {
+        for (size_t i = index + 1; i < end_ && same; ++i) {
             const Step &step = program_.steps[i];
             const FormatSet read = formats_read_by(step, program_);
             if (input_of_multiply(step) == slot)
@@ -183,19 +159,27 @@ class Planner {
     }
 
     const Program &program_;
+    size_t end_ = 0;              // of the part
     std::array<Slot, 3> packed_;  // by ActFormat
 };
 
 }  // namespace
 
-std::vector<Phase> plan(const Program &program) {
+std::vector<std::vector<Phase>> plan(const Program &program) {
     Planner planner(program);
-    const size_t last = last_step_for_all(program);
-    for (size_t i = 0; i < program.steps.size(); ++i) {
-        planner.add(i);
-        if (i == last) planner.select(i + 1);
+    const std::vector<Program::Part> parts = program.whole_parts();
+    const size_t select = first_step_for_some(program, parts);
+    std::vector<std::vector<Phase>> phases;
+    size_t i = 0;
+    for (const Program::Part &part : parts) {
+        planner.begin_part(part.end);
+        for (; i < part.end; ++i) {
+            if (i == select) planner.select(i);
+            planner.add(i);
+        }
+        phases.push_back(std::exchange(planner.phases, {}));
     }
-    return std::move(planner.phases);
+    return phases;
 }
 
 }  // namespace runnel::kernels::cpu

@@ -71,6 +71,7 @@ struct LogitsPhase {
 using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, HeadsPhase,
                            CopyPhase, ExpertsPhase, SelectPhase, LogitsPhase>;
 
-std::vector<Phase> plan(const Program &program);
+// Of every part of the program.
+std::vector<std::vector<Phase>> plan(const Program &program);
 
 }  // namespace runnel::kernels::cpu

@@ -13,8 +13,11 @@
 #include "kernels/cuda/devices.h"
 #include "kernels/cuda/embed.h"
 #include "kernels/cuda/expert_runner.h"
+#include "kernels/cuda/kv_memory.h"
 #include "kernels/cuda/launcher.h"
 #include "kernels/cuda/linear_launch.h"
+#include "kernels/cuda/logits_runner.h"
+#include "kernels/cuda/memory_need.h"
 #include "kernels/cuda/normalise.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/quantise.h"
@@ -24,24 +27,22 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-constexpr int64_t kStrideFloats = 64;  // rows of slots begin at multiples of 256 bytes
 constexpr int32_t kDecodeRows =
     64;  // query rows of a sequence and K/V head up to which attention splits keys
 constexpr int32_t kAllRows = INT32_MAX;
 constexpr size_t kLeastPartials = size_t{1} << 20;
-constexpr size_t kReserve = size_t{64} << 20;  // left to the driver: kernels, graphs, fragmentation
 
-int64_t stride_of(int64_t width) {
-    return (width + kStrideFloats - 1) / kStrideFloats * kStrideFloats;
+bool cancelled(const Batch &batch) {
+    return batch.cancel != nullptr && batch.cancel->load(std::memory_order_relaxed);
 }
 
 std::string mebibytes(size_t bytes) {
     return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
 }
 
-// A batch whose launches are the same but for what device memory holds.
+// A part of a batch whose launches are the same but for what device memory holds.
 struct GraphKey {
-    int32_t tokens, logit_rows;
+    int32_t part, tokens, logit_rows, candidates;
     bool shares;
     auto operator<=>(const GraphKey &) const = default;
 };
@@ -54,36 +55,36 @@ class CudaBackend final : public Backend {
 
     DeviceInfo info() const override { return find_devices().found.at(static_cast<size_t>(device_)); }
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
+    void on_load(LoadProgress progress) override { progress_ = std::move(progress); }
     bool execute(const Batch &batch, std::span<float> logits) override;
-    void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override;
-    void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override;
-    void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override;
-
-  private:
-    // f(pages, bytes) for every piece of a block of the group, in the order of read_block().
-    template <typename F>
-    void visit_pages(int32_t group, BlockId block, F f);
-    struct CacheMemory {
-        DeviceMemory k, v;
-    };
-    struct BlockBytes {
-        size_t k, v;
-    };
-    BlockBytes block_bytes(const CacheLayer &layer) const {
-        const size_t rows = size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads);
-        return {rows * cache_row_bytes(k_type_, layer.head_dim_k),
-                rows * cache_row_bytes(v_type_, layer.head_dim_v)};
+    int32_t most_candidates() const override { return plan_.logits ? kMaxCandidates : 0; }
+    bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates) override;
+    void read_logits(int32_t row, std::span<float> logits) override;
+    SlotRows exchange(Slot slot) override { return {exchange_.at(slot).as<float>(), stride(slot)}; }
+    void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
+        use_device(device_);
+        cache_.copy(stream_, group, copies);
+    }
+    void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
+        use_device(device_);
+        cache_.read(stream_, group, block, bytes);
+    }
+    void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
+        use_device(device_);
+        cache_.write(stream_, group, block, bytes);
     }
 
+  private:
     void expect_memory(const CacheConfig &cache) const;
-    void allocate(const CacheConfig &cache);
+    void allocate();
     void prepare_kernels();
     void upload_ropes();
     void reserve_partials(const Batch &batch);
-    size_t slot_bytes() const;
 
+    bool start(const Batch &batch, int32_t candidates);
     void replay();
     void enqueue();
+    void hand_over(std::span<const Slot> slots, bool out);
     void enqueue(const Embed &op);
     void embed(WeightId id, const int32_t *rows, float scale, Slot out, bool add);
     void enqueue(const Norm &op);
@@ -92,16 +93,16 @@ class CudaBackend final : public Backend {
     void enqueue(const Attention &op);
     void enqueue(const ActivateOp &op);
     void enqueue_logits(int32_t first, int32_t count);
-    void fetch_logits(std::span<float> logits, int32_t first, int32_t count);
     struct AttentionLaunches {
         Kernel<AttentionParams> decode, prefill;
         size_t decode_shared, prefill_shared;
     };
     AttentionLaunches attention_launches(const Attention &a) const {
-        return {attention_decode_kernel(k_type_, v_type_, a.head_dim_k, a.head_dim_v),
-                attention_prefill_kernel(k_type_, v_type_, a.head_dim_k, a.head_dim_v),
-                attention_decode_shared(k_type_, v_type_, a.head_dim_k, a.head_dim_v),
-                attention_prefill_shared(k_type_, v_type_, a.head_dim_k, a.head_dim_v)};
+        const CacheType k = cache_.k_type(), v = cache_.v_type();
+        return {attention_decode_kernel(k, v, a.head_dim_k, a.head_dim_v),
+                attention_prefill_kernel(k, v, a.head_dim_k, a.head_dim_v),
+                attention_decode_shared(k, v, a.head_dim_k, a.head_dim_v),
+                attention_prefill_shared(k, v, a.head_dim_k, a.head_dim_v)};
     }
     void enqueue(const ExpertsOp &op);
     AttentionParams attention_params(const Attention &step) const;
@@ -130,17 +131,20 @@ class CudaBackend final : public Backend {
     const DeviceProperties properties_;
     Program program_;
     Plan plan_;
+    std::vector<Program::Part> parts_;
     int32_t max_tokens_ = 0;
-    CacheType k_type_ = CacheType::F16, v_type_ = CacheType::F16;
+    LoadProgress progress_;
     DeviceWeights weights_;
-    std::vector<CacheMemory> cache_;  // by layer
-    DeviceMemory activations_, quantised_, kept_, logits_, partials_, counters_, totals_, turns_;
-    std::vector<float *> slots_;           // in activations_
-    std::vector<const uint64_t *> ropes_;  // in turns_
-    PinnedMemory host_logits_;
+    KvMemory cache_;
+    DeviceMemory activations_, quantised_, partials_, counters_, totals_, turns_;
+    std::vector<float *> slots_;             // in activations_
+    std::vector<const uint64_t *> ropes_;    // in turns_
+    std::map<Slot, PinnedMemory> exchange_;  // of the slots that parts hand over
     BatchInput input_;
     ExpertRunner experts_;
+    LogitsRunner logits_;
     std::map<GraphKey, Graph> graphs_;
+    GraphKey now_{};                       // the part at hand
     int32_t tokens_ = 0, logit_rows_ = 0;  // of the batch at hand
     bool shares_ = false;                  // some of its sequences have shared cells
     Stream stream_;                        // goes before all memory
@@ -152,68 +156,52 @@ class CudaBackend final : public Backend {
 void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
     use_device(device_);
     program_ = program;
-    k_type_ = cache.k, v_type_ = cache.v;
+    parts_ = program.whole_parts();
     plan_ = plan(program_);
     max_tokens_ = max_tokens;
     graphs_.clear();
     expect_memory(cache);
-    weights_ = DeviceWeights(program_, plan_);
+    weights_ = DeviceWeights(program_, plan_, progress_);
     upload_ropes();
-    allocate(cache);
+    cache_ = KvMemory(program_, cache);
+    allocate();
     input_ = BatchInput(program_, cache, max_tokens);
     experts_ = ExpertRunner(program_, plan_, max_tokens);
+    logits_ = plan_.logits ? LogitsRunner(program_, *plan_.logits, max_tokens, properties_) : LogitsRunner();
     prepare_kernels();
     stream_.wait();
 }
 
-size_t CudaBackend::slot_bytes() const {
-    int64_t floats = 0;
-    for (const SlotInfo &slot : program_.slots) floats += stride_of(slot.width) * max_tokens_;
-    return static_cast<size_t>(floats) * sizeof(float);
-}
-
 void CudaBackend::expect_memory(const CacheConfig &cache) const {
-    size_t pages = 0;
-    for (size_t group = 0; group < cache.blocks.size(); ++group)
-        pages += cache_block_bytes(program_, static_cast<int32_t>(group), cache.k, cache.v) *
-                 static_cast<size_t>(cache.blocks[group]);
-    const size_t weights = weight_memory(program_, plan_);
-    const size_t work = slot_bytes() + ExpertRunner::bytes(program_, plan_, max_tokens_) +
-                        static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_)) +
-                        static_cast<size_t>(program_.vocab) * kLinearTokens * sizeof(float) + kReserve;
-    const size_t free = free_memory(device_), needed = weights + pages + work;
-    if (needed > free)
+    const MemoryNeed need = memory_need(program_, plan_, cache, max_tokens_);
+    const size_t free = free_memory(device_);
+    if (need.all() > free)
         throw BackendError(BackendError::Kind::OutOfMemory,
-                           "the GPU has " + mebibytes(free) + " free, but " + mebibytes(needed) +
-                               " are needed (" + mebibytes(weights) + " of weights, " + mebibytes(pages) +
-                               " of cache, " + mebibytes(work) +
+                           "the GPU has " + mebibytes(free) + " free, but " + mebibytes(need.all()) +
+                               " are needed (" + mebibytes(need.weights) + " of weights, " +
+                               mebibytes(need.cache) + " of cache, " + mebibytes(need.work) +
                                " of work memory): choose a smaller context with -c, or --device cpu");
 }
 
-void CudaBackend::allocate(const CacheConfig &cache) {
-    cache_.clear();
-    for (const CacheLayer &layer : program_.cache_layers) {
-        const auto blocks = static_cast<size_t>(cache.blocks[static_cast<size_t>(layer.group)]);
-        const BlockBytes bytes = block_bytes(layer);
-        cache_.push_back({DeviceMemory(std::max<size_t>(blocks * bytes.k, 1), "the K cache"),
-                          DeviceMemory(std::max<size_t>(blocks * bytes.v, 1), "the V cache")});
-    }
-    activations_ = DeviceMemory(std::max<size_t>(slot_bytes(), 1), "activations");
+void CudaBackend::allocate() {
+    activations_ = DeviceMemory(std::max<size_t>(slot_bytes(program_, max_tokens_), 1), "activations");
     slots_.clear();
     float *to = activations_.as<float>();
-    int64_t widest_kept = 1;
     for (const SlotInfo &slot : program_.slots) {
         slots_.push_back(to);
         to += stride_of(slot.width) * max_tokens_;
     }
-    if (plan_.logits) widest_kept = stride(plan_.logits->in);
-    kept_ = DeviceMemory(static_cast<size_t>(widest_kept * kLinearTokens) * sizeof(float), "activations");
+    exchange_.clear();
+    for (const Program::Part &part : parts_)
+        for (const std::vector<Slot> &slots : {part.in, part.out})
+            for (const Slot id : slots) {
+                const auto bytes = static_cast<size_t>(stride(id) * max_tokens_) * sizeof(float);
+                exchange_.try_emplace(id, bytes);
+                // What fills the rows up crosses as well.
+                if (stride(id) > width(id)) stream_.fill(slot(id), 0, bytes);
+            }
     quantised_ = DeviceMemory(
         std::max<size_t>(static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_)), 1), "activations");
-    const size_t logits =
-        static_cast<size_t>(std::max<int64_t>(program_.vocab, 1)) * kLinearTokens * sizeof(float);
-    logits_ = DeviceMemory(logits, "logits");
-    host_logits_ = PinnedMemory(logits);
     partials_ = DeviceMemory();
     size_t counters = 1;
     for (const Step &step : program_.steps)
@@ -243,12 +231,9 @@ void CudaBackend::upload_ropes() {
 // Loads every kernel that the plan needs: a first launch while a graph is recorded could not.
 void CudaBackend::prepare_kernels() {
     prepare(embed_kernel().handle, 0);
-    prepare(gather_kernel().handle, 0);
     prepare(quantise_kernel().handle, kQuantiseShared);
     prepare(normalise_kernel().handle, kNormaliseShared);
     prepare(activate_kernel().handle, 0);
-    prepare(softcap_kernel().handle, 0);
-    if (plan_.logits) prepare_linear(tile_format(weight(plan_.logits->weight).type), kLinearTokens);
     size_t totals = 1;
     for (const Op &op : plan_.ops) {
         if (const auto *matrices = std::get_if<LinearOp>(&op)) prepare_linear(matrices->format, max_tokens_);
@@ -270,78 +255,64 @@ void CudaBackend::prepare_kernels() {
 
 // --- execute -----------------------------------------------------------------------------------------------
 
-bool CudaBackend::execute(const Batch &batch, std::span<float> logits) {
-    const auto cancelled = [&] {
-        return batch.cancel != nullptr && batch.cancel->load(std::memory_order_relaxed);
-    };
+// False when the batch is cancelled. The part's work is enqueued: all of it, or, of more logit rows than are
+// made at a time, up to the first ones.
+bool CudaBackend::start(const Batch &batch, int32_t candidates) {
+    if (cancelled(batch)) return false;
     assert(!batch.tokens.empty() && static_cast<int32_t>(batch.tokens.size()) <= max_tokens_);
-    assert(logits.size() == batch.logit_rows.size() * static_cast<size_t>(program_.vocab));
-    if (cancelled()) return false;
     use_device(device_);
-    if (input_.reserve(batch)) graphs_.clear();
-    input_.upload(stream_, batch);
-    reserve_partials(batch);
+    if (batch.part == 0) {
+        if (input_.reserve(batch)) graphs_.clear();
+        input_.upload(stream_, batch);
+        reserve_partials(batch);
+    }
     tokens_ = static_cast<int32_t>(batch.tokens.size());
-    logit_rows_ = plan_.logits ? static_cast<int32_t>(batch.logit_rows.size()) : 0;
+    const bool last = static_cast<size_t>(batch.part) + 1 == parts_.size();
+    logit_rows_ = last && plan_.logits ? static_cast<int32_t>(batch.logit_rows.size()) : 0;
     shares_ = std::ranges::any_of(batch.sequences, [](const SequenceSpan &s) { return s.shared > 0; });
+    now_ = {batch.part, tokens_, logit_rows_, candidates, shares_};
     if (tokens_ > kLinearTokens)
         enqueue();
     else
         replay();
+    return true;
+}
+
+bool CudaBackend::execute(const Batch &batch, std::span<float> logits) {
+    if (!start(batch, 0)) return false;
+    const auto vocab = static_cast<size_t>(program_.vocab);
+    assert(logit_rows_ == 0 || logits.size() == batch.logit_rows.size() * vocab);
     for (int32_t first = 0; first < logit_rows_; first += kLinearTokens) {
         const int32_t count = std::min(logit_rows_ - first, kLinearTokens);
         if (first > 0) enqueue_logits(first, count);
-        fetch_logits(logits, first, count);
+        logits_.fetch(stream_, logits.subspan(static_cast<size_t>(first) * vocab), count);
     }
+    if (logit_rows_ == 0) stream_.wait();
+    return !cancelled(batch);
+}
+
+bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<Candidate> candidates) {
+    assert(1 <= count && count <= kMaxCandidates && count <= program_.vocab);
+    if (!start(batch, count)) return false;
+    for (int32_t first = kLinearTokens; first < logit_rows_; first += kLinearTokens)
+        enqueue_logits(first, std::min(logit_rows_ - first, kLinearTokens));
     stream_.wait();
-    return !cancelled();
+    assert(logit_rows_ == 0 || static_cast<int64_t>(candidates.size()) == int64_t{logit_rows_} * count);
+    std::copy_n(logits_.candidates(), int64_t{logit_rows_} * count, candidates.begin());
+    return !cancelled(batch);
 }
 
-void CudaBackend::copy_blocks(int32_t group, std::span<const BlockCopy> copies) {
+// Made again from the activations, which stay until the next batch: the logits of a row depend on nothing
+// beside it.
+void CudaBackend::read_logits(int32_t row, std::span<float> logits) {
     use_device(device_);
-    for (size_t i = 0; i < cache_.size(); ++i) {
-        const CacheLayer &layer = program_.cache_layers[i];
-        if (layer.group != group) continue;
-        const auto copy = [&](const DeviceMemory &pages, size_t bytes, BlockCopy blocks) {
-            stream_.copy_on_device(pages.data() + static_cast<size_t>(blocks.to) * bytes,
-                                   pages.data() + static_cast<size_t>(blocks.from) * bytes, bytes);
-        };
-        for (const BlockCopy &blocks : copies) {
-            copy(cache_[i].k, block_bytes(layer).k, blocks);
-            copy(cache_[i].v, block_bytes(layer).v, blocks);
-        }
-    }
-}
-
-template <typename F>
-void CudaBackend::visit_pages(int32_t group, BlockId block, F f) {
-    use_device(device_);
-    for (size_t i = 0; i < cache_.size(); ++i) {
-        const CacheLayer &layer = program_.cache_layers[i];
-        if (layer.group != group) continue;
-        const auto [k, v] = block_bytes(layer);
-        f(cache_[i].k.data() + static_cast<size_t>(block) * k, k);
-        if (v > 0) f(cache_[i].v.data() + static_cast<size_t>(block) * v, v);
-    }
-    stream_.wait();
-}
-
-void CudaBackend::read_block(int32_t group, BlockId block, std::span<std::byte> bytes) {
-    visit_pages(group, block, [&](std::byte *pages, size_t size) {
-        stream_.copy_to_host(bytes.data(), pages, size);
-        bytes = bytes.subspan(size);
-    });
-}
-
-void CudaBackend::write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) {
-    visit_pages(group, block, [&](std::byte *pages, size_t size) {
-        stream_.copy_to_device(pages, bytes.data(), size);
-        bytes = bytes.subspan(size);
-    });
+    now_.candidates = 0;
+    enqueue_logits(row, 1);
+    logits_.fetch(stream_, logits, 1);
 }
 
 void CudaBackend::replay() {
-    Graph &graph = graphs_[{tokens_, logit_rows_, shares_}];
+    Graph &graph = graphs_[now_];
     if (!graph) {
         stream_.begin_capture();
         enqueue();
@@ -350,9 +321,26 @@ void CudaBackend::replay() {
     stream_.replay(graph);
 }
 
+// The part at hand.
 void CudaBackend::enqueue() {
-    for (const Op &op : plan_.ops) std::visit([&](const auto &o) { enqueue(o); }, op);
+    const auto index = static_cast<size_t>(now_.part);
+    const Program::Part &part = parts_[index];
+    hand_over(part.in, false);
+    for (size_t i = index == 0 ? 0 : plan_.part_ends[index - 1]; i < plan_.part_ends[index]; ++i)
+        std::visit([&](const auto &op) { enqueue(op); }, plan_.ops[i]);
     if (logit_rows_ > 0) enqueue_logits(0, std::min(logit_rows_, kLinearTokens));
+    hand_over(part.out, true);
+}
+
+// The batch's rows of slots, one copy each.
+void CudaBackend::hand_over(std::span<const Slot> slots, bool out) {
+    for (const Slot id : slots) {
+        const size_t bytes = static_cast<size_t>(stride(id) * tokens_) * sizeof(float);
+        if (out)
+            stream_.copy_to_host(exchange_.at(id).data(), slot(id), bytes);
+        else
+            stream_.copy_to_device(slot(id), exchange_.at(id).data(), bytes);
+    }
 }
 
 void CudaBackend::enqueue(const Embed &op) {
@@ -432,15 +420,15 @@ void CudaBackend::enqueue(const ActivateOp &op) {
 
 AttentionParams CudaBackend::attention_params(const Attention &a) const {
     AttentionParams p{};
-    const CacheMemory &cache = cache_[static_cast<size_t>(a.layer)];
     const int32_t group = program_.cache_layers[static_cast<size_t>(a.layer)].group;
     p.q = slot(a.q), p.out = slot(a.out), p.q_stride = stride(a.q), p.out_stride = stride(a.out);
     if (a.k != kNoSlot) {
         p.k = slot(a.k), p.v = slot(a.v);
         p.k_stride = stride(a.k), p.v_stride = stride(a.v);
     }
-    p.k_cache = cache_pages(cache.k.data(), k_type_, a.head_dim_k, rotates_keys(k_type_));
-    p.v_cache = cache_pages(cache.v.data(), v_type_, a.head_dim_v, rotates_values(v_type_));
+    p.k_cache = cache_pages(cache_.k(a.layer), cache_.k_type(), a.head_dim_k, rotates_keys(cache_.k_type()));
+    p.v_cache =
+        cache_pages(cache_.v(a.layer), cache_.v_type(), a.head_dim_v, rotates_values(cache_.v_type()));
     p.q_factors = input_.factors(a.temperature);
     p.sequences = input_.sequences(), p.sequence_count = input_.sequence_count();
     p.tables = input_.tables(group), p.table_stride = input_.table_stride(group);
@@ -514,44 +502,13 @@ void CudaBackend::reserve_partials(const Batch &batch) {
     partials_ = DeviceMemory(std::max(bytes + bytes / 2, kLeastPartials), "attention");
 }
 
-// --- logits ------------------------------------------------------------------------------------------------
-
-// Of the batch's logit rows [first, first + count), at most kLinearTokens, into logits_.
+// Of the batch's logit rows [first, first + count), at most kLinearTokens, and what is wanted of them.
 void CudaBackend::enqueue_logits(int32_t first, int32_t count) {
     const Logits &step = *plan_.logits;
-    const Weight &w = weight(step.weight);
-    const auto cols = static_cast<int32_t>(width(step.in));
-    float *rows = kept_.as<float>();
-    launch_exact(gather_kernel(), count, 0,
-                 {slot(step.in), input_.logit_rows() + first, rows, stride(step.in), stride(step.in), cols});
-    if (!is_float(tile_format(w.type)))
-        launch_exact(quantise_kernel(), count, kQuantiseShared,
-                     {rows, nullptr, nullptr, 0, cols, stride(step.in), quantised(cols)});
-    LinearParams p{};
-    p.x = quantised(cols);
-    p.x_f32 = rows;
-    p.x_stride = stride(step.in);
-    p.cols = cols;
-    p.matrices = 1;
-    p.matrix[0].tiles = weights_.tiles(step.weight);
-    p.matrix[0].bias = weights_.floats(step.bias);
-    p.matrix[0].out = logits_.as<float>();
-    p.matrix[0].out_stride = program_.vocab;
-    p.matrix[0].rows = static_cast<int32_t>(w.rows);
-    p.matrix[0].scale = step.scale;
-    p.tokens = count;
-    launch_linear(launcher_, p, tile_format(w.type));
-    if (step.softcap != 0)
-        run(softcap_kernel(), (count * program_.vocab + 255) / 256, 0,
-            {logits_.as<float>(), count * program_.vocab, step.softcap});
-}
-
-void CudaBackend::fetch_logits(std::span<float> logits, int32_t first, int32_t count) {
-    const auto vocab = static_cast<size_t>(program_.vocab);
-    const size_t bytes = static_cast<size_t>(count) * vocab * sizeof(float);
-    stream_.copy_to_host(host_logits_.data(), logits_.data(), bytes);
-    stream_.wait();
-    std::memcpy(logits.data() + static_cast<size_t>(first) * vocab, host_logits_.data(), bytes);
+    logits_.enqueue(launcher_, weights_,
+                    {slot(step.in), stride(step.in), input_.logit_rows(), quantised(width(step.in))}, first,
+                    count);
+    if (now_.candidates > 0) logits_.enqueue_candidates(launcher_, first, count, now_.candidates);
 }
 
 }  // namespace

@@ -7,7 +7,10 @@
 // of the CPU's: activations have 15 bits here and 8 there.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "kernels/backend.h"
 
@@ -18,5 +21,17 @@ namespace runnel::kernels::cuda {
 // `device` is below find_devices().found.size(). The backend is used by one thread, whose current device it
 // sets.
 std::unique_ptr<Backend> make_cuda_backend(int device);
+
+// Why a CUDA device cannot run a step of the program, for each, or nothing.
+std::vector<std::string> missing_kernels(const Program &program);
+
+// What load() takes of a device's memory, in bytes.
+struct MemoryNeed {
+    size_t weights = 0, cache = 0;
+    size_t work = 0;  // activations, logits, and what the driver needs
+    size_t all() const { return weights + cache + work; }
+};
+// Throws BackendError{Failed} for a program with steps that there is no kernel for.
+MemoryNeed memory_need(const Program &program, const CacheConfig &cache, int32_t max_tokens);
 
 }  // namespace runnel::kernels::cuda

@@ -16,6 +16,12 @@ Devices find_devices() noexcept {
 std::unique_ptr<Backend> make_cuda_backend(int) {
     refuse();
 }
+std::vector<std::string> missing_kernels(const Program &) {
+    refuse();
+}
+MemoryNeed memory_need(const Program &, const CacheConfig &, int32_t) {
+    refuse();
+}
 double copy_bandwidth(int, size_t, int) {
     refuse();
 }

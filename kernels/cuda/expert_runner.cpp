@@ -74,11 +74,10 @@ ExpertRunner::ExpertRunner(const Program &program, const Plan &plan, int32_t max
     prepare(group_rows_kernel().handle, kGroupRowsShared);
     prepare(combine_kernel().handle, 0);
     for (const Op &op : plan.ops)
-        if (const auto *experts = std::get_if<ExpertsOp>(&op))
-            for (const ExpertsOp::In &in : experts->in) {
-                prepare_experts(in.format, max_tokens);
-                prepare_experts(experts->down, max_tokens);
-            }
+        if (const auto *experts = std::get_if<ExpertsOp>(&op)) {
+            for (const ExpertsOp::In &in : experts->in) prepare_experts(in.format, max_tokens);
+            prepare_experts(experts->down, max_tokens);
+        }
 }
 
 void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,

@@ -3,51 +3,20 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/backend.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/experts.h"
+#include "kernels/steps.h"
 
 namespace runnel::kernels::cuda {
 namespace {
 
 [[noreturn]] void refuse(const std::string &what) {
-    throw BackendError(BackendError::Kind::Failed,
-                       "the GPU has no kernel for " + what + " yet: run it with --device cpu");
+    throw BackendError(BackendError::Kind::Failed, "the GPU has no kernel for " + what + " yet");
 }
 
 void expect(bool condition, const char *what) {
     if (!condition) refuse(what);
 }
-
-struct Reads {
-    Slot slot;
-    bool operator()(const Embed &) const { return false; }
-    bool operator()(const Norm &s) const { return s.in == slot || s.add == slot; }
-    bool operator()(const Linear &s) const {
-        return s.in == slot || std::any_of(s.parts.begin(), s.parts.end(),
-                                           [&](const Linear::Part &part) { return part.add == slot; });
-    }
-    bool operator()(const Attention &s) const { return s.q == slot || s.k == slot || s.v == slot; }
-    bool operator()(const Gate &s) const { return s.gate == slot || s.up == slot; }
-    bool operator()(const Experts &s) const { return s.in == slot || s.logits == slot || s.add == slot; }
-    bool operator()(const Logits &s) const { return s.in == slot; }
-    template <class Other>  // steps that there is no kernel for
-    bool operator()(const Other &) const {
-        return true;
-    }
-};
-
-struct Writes {
-    Slot slot;
-    bool operator()(const Linear &s) const {
-        return std::any_of(s.parts.begin(), s.parts.end(),
-                           [&](const Linear::Part &part) { return part.out == slot; });
-    }
-    bool operator()(const Logits &) const { return false; }
-    template <class Other>
-    bool operator()(const Other &s) const {
-        return s.out == slot;
-    }
-};
 
 class Planner {
   public:
@@ -56,15 +25,26 @@ class Planner {
     }
 
     Plan run() {
-        for (size_t i = 0; i < program_.steps.size(); ++i) {
-            expect(!plan_.logits, "steps behind the logits");
-            if (fuse_gate(i)) {
-                ++i;
-                continue;
-            }
-            std::visit([&](const auto &step) { add(step); }, program_.steps[i]);
+        size_t i = 0;
+        for (const Program::Part &part : program_.whole_parts()) {
+            quantised_ = kNoSlot;  // other devices may change slots in between
+            part_ = part;
+            for (; i < part.end; ++i) next(i);
+            plan_.part_ends.push_back(plan_.ops.size());
         }
         return std::move(plan_);
+    }
+
+    // The step at `i`, and the one behind it if they are fused.
+    void next(size_t &i) {
+        expect(!plan_.logits, "steps behind the logits");
+        if (fuse_gate(i))
+            ++i;
+        else
+            add_step(i);
+    }
+    void add_step(size_t i) {
+        std::visit([&](const auto &step) { add(step); }, program_.steps[i]);
     }
 
   private:
@@ -234,7 +214,7 @@ class Planner {
 
     // A Linear of gate and up, and the Gate behind it, if nothing else reads what they leave.
     bool fuse_gate(size_t index) {
-        if (index + 1 >= program_.steps.size()) return false;
+        if (index + 1 >= part_.end) return false;
         const auto *linear = std::get_if<Linear>(&program_.steps[index]);
         const auto *gate = std::get_if<Gate>(&program_.steps[index + 1]);
         if (linear == nullptr || gate == nullptr || gate->act != Gate::Act::Silu || linear->parts.size() != 2)
@@ -255,16 +235,19 @@ class Planner {
         push({linear->in, format_of(first.weight), {first, second}, LinearGate::Silu});
         return true;
     }
+    // Also by another device.
     bool read_after(size_t from, Slot slot) const {
+        if (std::find(part_.out.begin(), part_.out.end(), slot) != part_.out.end()) return true;
         for (size_t i = from; i < program_.steps.size(); ++i) {
-            if (std::visit(Reads{slot}, program_.steps[i])) return true;
-            if (std::visit(Writes{slot}, program_.steps[i])) return false;
+            if (reads_slot(program_.steps[i], slot)) return true;
+            if (writes_slot(program_.steps[i], slot)) return false;
         }
         return false;
     }
 
     const Program &program_;
     Plan plan_;
+    Program::Part part_;  // at hand
     Slot quantised_ = kNoSlot;
 };
 
@@ -272,6 +255,16 @@ class Planner {
 
 Plan plan(const Program &program) {
     return Planner(program).run();
+}
+
+std::vector<std::string> missing_kernels(const Program &program) {
+    std::vector<std::string> missing(program.steps.size());
+    for (size_t i = 0; i < missing.size(); ++i) try {
+            Planner(program).add_step(i);
+        } catch (const BackendError &error) {
+            missing[i] = error.what();
+        }
+    return missing;
 }
 
 }  // namespace runnel::kernels::cuda

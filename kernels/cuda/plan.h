@@ -65,9 +65,10 @@ enum class WeightUse { None, Tiles, Floats };
 
 struct Plan {
     std::vector<Op> ops;
-    std::optional<Logits> logits;  // the last step
-    std::vector<WeightUse> uses;   // of Program::weights
-    int64_t widest = 0;            // columns of any quantised input
+    std::vector<size_t> part_ends;  // in ops, of the program's parts
+    std::optional<Logits> logits;   // the last step
+    std::vector<WeightUse> uses;    // of Program::weights
+    int64_t widest = 0;             // columns of any quantised input
 };
 
 // Throws BackendError{Failed} with the step, or shape, that there is no kernel for.

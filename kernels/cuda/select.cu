@@ -22,7 +22,7 @@ constexpr int kThreads = 256, kWarps = 8;
 DEVICE uint64_t key_of(float logit, int32_t token) {
     const uint32_t bits = float_bits(logit);
     uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    if (logit != logit) order = 0;
+    if (!(fabsf(logit) <= 3.4028235e38f)) order = 0xffffffffu;
     if (logit == 0.0f) order = 0x80000000u;  // -0 is 0
     return static_cast<uint64_t>(order) << 32 | (0xffffffffu - static_cast<uint32_t>(token));
 }
@@ -70,7 +70,8 @@ struct Argmax {
             const auto last = static_cast<uint32_t>(p.blocks_per_row - 1);
             if (atomic_inc_wrap_u32(p.counters + row, last) == last) {
                 fence_gpu();
-                p.tokens[row] = token_of(atomic_max_u64(p.best + row, 0));
+                const int32_t token = token_of(atomic_max_u64(p.best + row, 0));
+                p.first[row] = {token, p.logits[row * p.stride + token]};
                 p.best[row] = 0;
             }
         }

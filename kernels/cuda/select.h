@@ -1,27 +1,29 @@
 // Choosing tokens on the device: the largest logit of a row, and the k largest with what a sampler needs.
 //
-// Order: larger logits first, of equal ones the lower token first; a NaN comes after everything. A logit and
-// its token make one 64-bit key that sorts so, and keys are all different, so results do not depend on the
-// order in which blocks run.
+// Order: larger logits first, of equal ones the lower token first; what is not finite comes before
+// everything, so that the host sees it. A logit and its token make one 64-bit key that sorts so, and keys are
+// all different, so results do not depend on the order in which blocks run.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/backend.h"
 #include "kernels/cuda/kernel.h"
 
 namespace runnel::kernels::cuda {
 
 // --- greedy ----------------------------------------------------------------------------------------------
 
-// tokens[row] = the first token of row `row` in the order above. `blocks_per_row` blocks share a row.
+// first[row] = the first token of row `row` in the order above, and its logit. `blocks_per_row` blocks share
+// a row.
 struct ArgmaxParams {
     const float *logits;  // [rows][stride]
     int64_t stride;
     int32_t vocab, blocks_per_row;
     uint64_t *best;      // [rows], zero; zero again afterwards
     uint32_t *counters;  // [rows], likewise
-    int32_t *tokens;     // [rows]; may be pinned host memory
+    Candidate *first;    // [rows]; may be pinned host memory
 };
 Kernel<ArgmaxParams> argmax_kernel();
 inline constexpr size_t kArgmaxShared = 8 * sizeof(uint64_t) + 8;
@@ -30,11 +32,6 @@ inline constexpr size_t kArgmaxShared = 8 * sizeof(uint64_t) + 8;
 
 inline constexpr int kMaxCandidates = 256;
 inline constexpr int kSelectChunk = 4096;  // logits of a block of the first pass
-
-struct Candidate {
-    int32_t token;
-    float logit;
-};
 
 // Of a whole row, in float32: sum of exp(logit - largest) over tokens, chunks of kSelectChunk joined in
 // order.
@@ -51,7 +48,7 @@ struct CandidateParams {
     int32_t vocab, chunks, k;  // chunks = ceil(vocab / kSelectChunk), 1 <= k <= kMaxCandidates
     uint64_t *keys;            // [rows][chunks][k], scratch
     RowSummary *partial;       // [rows][chunks], scratch
-    Candidate *candidates;     // [rows][k], sorted
+    Candidate *candidates;     // [rows][k], sorted; may be pinned host memory
     RowSummary *summaries;     // [rows]
 };
 Kernel<CandidateParams> candidate_chunk_kernel();

@@ -38,7 +38,9 @@ size_t piece_bytes(const Program &program) {
 
 class Uploader {
   public:
-    explicit Uploader(size_t bytes) : bytes_(bytes) {
+    // `all`: bytes that will be uploaded.
+    Uploader(size_t bytes, size_t all, const LoadProgress &progress)
+        : bytes_(bytes), all_(all), progress_(progress) {
         for (Piece &piece : pieces_) {
             piece.pinned = PinnedMemory(bytes);
             piece.staging = DeviceMemory(bytes, "staging");
@@ -95,10 +97,14 @@ class Uploader {
         piece.used = true;
         std::memcpy(piece.pinned.data(), from, bytes);
         stream_.copy_to_device(piece.staging.data(), piece.pinned.data(), bytes);
+        done_ += bytes;
+        if (progress_ && !progress_(done_, all_))
+            throw BackendError(BackendError::Kind::Cancelled, "loading the model was interrupted");
         return piece;
     }
 
-    size_t bytes_;
+    size_t bytes_, all_, done_ = 0;
+    const LoadProgress &progress_;
     std::array<Piece, kPieces> pieces_;
     size_t next_ = 0;
     Stream stream_;  // goes first: nothing is in flight when the memory goes
@@ -113,10 +119,13 @@ size_t weight_memory(const Program &program, const Plan &plan) {
     return bytes;
 }
 
-DeviceWeights::DeviceWeights(const Program &program, const Plan &plan)
+DeviceWeights::DeviceWeights(const Program &program, const Plan &plan, const LoadProgress &progress)
     : memory_(std::max<size_t>(weight_memory(program, plan), 1), "weights"),
       at_(program.weights.size(), nullptr) {
-    Uploader uploader(piece_bytes(program));
+    size_t all = 0;
+    for (size_t i = 0; i < program.weights.size(); ++i)
+        if (plan.uses[i] != WeightUse::None) all += program.weights[i].bytes();
+    Uploader uploader(piece_bytes(program), all, progress);
     std::byte *to = memory_.data();
     for (size_t i = 0; i < program.weights.size(); ++i) {
         const Weight &w = program.weights[i];

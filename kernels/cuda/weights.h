@@ -17,8 +17,9 @@ class DeviceWeights {
   public:
     DeviceWeights() = default;
     // Copies and repacks, through a ring of pinned buffers: the host fills one while the device works on the
-    // others. Returns when all is there. Throws BackendError.
-    DeviceWeights(const Program &program, const Plan &plan);
+    // others. Returns when all is there. `progress`, which may be empty, is told of every piece. Throws
+    // BackendError.
+    DeviceWeights(const Program &program, const Plan &plan, const LoadProgress &progress);
 
     const std::byte *tiles(WeightId id) const { return at_[static_cast<size_t>(id)]; }
     const float *floats(WeightId id) const {

@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/devices.h"
@@ -26,11 +27,21 @@ std::vector<LaunchReport> &reports() {
 
 }  // namespace
 
+static HostTraffic &host_traffic() {
+    static HostTraffic all;
+    return all;
+}
+
 static void run_kernel(const kernels::cuda::KernelHandle &kernel, const kernels::cuda::LaunchShape &shape,
                        const std::vector<std::byte> &params) {
     memory().take_traffic();
     Launch(kernel, shape, params.data(), params.size()).run();
     reports().push_back({kernel.name, shape.blocks, memory().take_traffic()});
+}
+
+HostTraffic take_host_traffic() {
+    const std::lock_guard hold(device_lock());
+    return std::exchange(host_traffic(), {});
 }
 
 std::vector<LaunchReport> take_reports() {
@@ -181,6 +192,8 @@ void Stream::Delete::operator()(Implementation *p) const noexcept {
 
 void Stream::copy_to_device(void *device, const void *host, size_t bytes) {
     get().add([=] {
+        ++simt::host_traffic().to_device;
+        simt::host_traffic().bytes_to_device += bytes;
         memory().mark_written(device, bytes);
         std::memcpy(device, host, bytes);
     });
@@ -188,6 +201,8 @@ void Stream::copy_to_device(void *device, const void *host, size_t bytes) {
 
 void Stream::copy_to_host(void *host, const void *device, size_t bytes) {
     get().add([=] {
+        ++simt::host_traffic().to_host;
+        simt::host_traffic().bytes_to_host += bytes;
         memory().expect_written(device, bytes, "a copy to the host");
         std::memcpy(host, device, bytes);
     });
@@ -223,6 +238,7 @@ void Stream::wait_for(const Event &event) {
 
 void Stream::wait() {
     if (get().capturing) throw simt::Violation("the host waits for a stream that records a graph");
+    ++simt::host_traffic().waits;
     get().queue->run_until([] { return false; });
 }
 

@@ -52,6 +52,15 @@ struct LaunchReport {
     std::map<std::string, Traffic> traffic;
 };
 
+// What the host asked of the device.
+struct HostTraffic {
+    int64_t to_device = 0, to_host = 0;               // copies
+    uint64_t bytes_to_device = 0, bytes_to_host = 0;  // of those
+    int64_t waits = 0;                                // of the host, for a stream
+};
+// Since the last call.
+HostTraffic take_host_traffic();
+
 // Every launch since the last call, in the order they ran.
 std::vector<LaunchReport> take_reports();
 

@@ -33,7 +33,7 @@ void Drafting::load_model(Engine &target, int32_t sequences) {
 void Drafting::cut_model(Engine &target, int32_t sequences) {
     const Executor &whole = target.executor();
     first_layers_ = std::make_unique<Executor>(
-        target.another_backend(), model::first_layers(target.model().program, options_.self_layers),
+        target.backend_beside(), model::first_layers(target.model().program, options_.self_layers),
         ExecutorOptions{.context = whole.context(),
                         .batch = whole.batch_size(),
                         .sequences = sequences,

@@ -246,7 +246,7 @@ TEST_CASE("bad usage and bad input have their exit codes and one line") {
         {{"run", model, "a", "--samples", "2", "--beams", "2"}, 2, "--beams"},
         {{"run", model, "a", "--samples", "0"}, 2, "--samples"},
         {{"run", model, "a", "-md", dir + "/draft.gguf"}, 2, "draft.gguf"},
-        {{"run", model, "a", "-cmoe"}, 2, "--cpu-moe"},
+        {{"run", model, "a", "-ncmoe", "some"}, 2, "--n-cpu-moe"},
         {{"run", model, "a", "--temp", "hot"}, 2, "--temp"},
         {{"run", model, "a", "-s", "be kind"}, 2, "--system"},
         {{"run", model, "a", "-s", ""}, 2, "--seed"},

@@ -422,7 +422,9 @@ TEST_CASE("cpu backend: a linear step of any number of parts, several of them ad
                 part.out = static_cast<Slot>(program.slots.size() - 1);
                 linear->parts.push_back(part);
             }
-        for (const cpu::Phase &phase : cpu::plan(program))
+        const auto parts_of_program = cpu::plan(program);
+        REQUIRE(parts_of_program.size() == 1);
+        for (const cpu::Phase &phase : parts_of_program.front())
             if (const auto *multiply = std::get_if<cpu::MultiplyPhase>(&phase)) {
                 const auto &parts = multiply->step.parts;
                 CHECK(parts.size() <= static_cast<size_t>(cpu::Pool::kLoops));

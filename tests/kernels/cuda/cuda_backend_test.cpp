@@ -439,7 +439,6 @@ TEST_CASE("cuda backend: what does not fit, and what has no kernel, is said befo
         FAIL("accepted");
     } catch (const BackendError &error) {
         CHECK(error.kind == BackendError::Kind::Failed);
-        CHECK(std::string(error.what()) ==
-              "the GPU has no kernel for a step of this program yet: run it with --device cpu");
+        CHECK(std::string(error.what()) == "the GPU has no kernel for a step of this program yet");
     }
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -14,6 +15,7 @@
 
 using namespace runnel;
 using namespace runnel::kernels::cuda;
+using runnel::kernels::Candidate;
 using simt::Buffer;
 
 namespace {
@@ -42,7 +44,6 @@ std::vector<int32_t> sorted(const Logits &l, int32_t row) {
     for (int32_t i = 0; i < l.vocab; ++i) tokens[static_cast<size_t>(i)] = i;
     std::stable_sort(tokens.begin(), tokens.end(), [&](int32_t a, int32_t b) {
         const float x = l.at(row, a), y = l.at(row, b);
-        if (std::isnan(x) || std::isnan(y)) return !std::isnan(x) && std::isnan(y);
         return x > y;
     });
     return tokens;
@@ -54,13 +55,19 @@ std::vector<int32_t> argmax(const Logits &l, int32_t blocks_per_row, int replays
     const auto rows = static_cast<size_t>(l.rows);
     const Buffer<uint64_t> best(stream, std::vector<uint64_t>(rows, 0), "best");
     const Buffer<uint32_t> counters(stream, std::vector<uint32_t>(rows, 0), "counters");
-    const PinnedMemory tokens(rows * sizeof(int32_t));
+    const PinnedMemory first(rows * sizeof(Candidate));
     for (int i = 0; i < replays; ++i)
         launch(stream, argmax_kernel(), {static_cast<uint32_t>(l.rows * blocks_per_row), kArgmaxShared, true},
                {logits.data(), l.vocab, l.vocab, blocks_per_row, best.data(), counters.data(),
-                tokens.as<int32_t>()});
+                first.as<Candidate>()});
     stream.wait();
-    return {tokens.as<int32_t>(), tokens.as<int32_t>() + rows};
+    std::vector<int32_t> tokens;
+    for (int32_t row = 0; row < l.rows; ++row) {
+        const Candidate c = first.as<Candidate>()[row];
+        CHECK(std::memcmp(&c.logit, &l.values[static_cast<size_t>(row * l.vocab + c.token)], 4) == 0);
+        tokens.push_back(c.token);
+    }
+    return tokens;
 }
 
 struct Chosen {
@@ -101,13 +108,17 @@ TEST_CASE("cuda select: argmax takes the first of the largest, whatever the grid
         }
 }
 
-TEST_CASE("cuda select: argmax with infinities, zeros of both signs and NaN") {
+TEST_CASE("cuda select: zeros of both signs are equal, and what is not finite comes first") {
     const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-    CHECK(argmax({1, 4, {nan, -inf, nan, -5}}, 1)[0] == 3);
     CHECK(argmax({1, 4, {-0.0f, 0.0f, -1, 0.0f}}, 1)[0] == 0);
-    CHECK(argmax({1, 4, {nan, -inf, nan, -inf}}, 1)[0] == 1);
-    CHECK(argmax({1, 3, {1, inf, inf}}, 2)[0] == 1);
-    CHECK(argmax({1, 2, {nan, nan}}, 1)[0] == 0);
+    CHECK(argmax({1, 3, {-1, -0.0f, 0.0f}}, 1)[0] == 1);
+    for (const float odd : {nan, -nan, inf, -inf}) {
+        CHECK(argmax({1, 4, {7, 3e38f, odd, -5}}, 2)[0] == 2);
+        for (const int32_t k : {1, 3})
+            CHECK(!std::isfinite(candidates({1, 4, {7, 3e38f, odd, -5}}, k).candidates[0].logit));
+    }
+    CHECK(argmax({1, 2, {nan, inf}}, 1)[0] == 0);
+    CHECK(argmax({1, 2, {-3.4028235e38f, -3.4028235e38f}}, 1)[0] == 0);
 }
 
 TEST_CASE("cuda select: candidates are the sorted head of the row, and the summary is that of the row") {

@@ -1,0 +1,24 @@
+#include "kernels/backend.h"
+
+namespace runnel::kernels {
+namespace {
+
+[[noreturn]] void not_offered(const char *what) {
+    throw BackendError(BackendError::Kind::Failed, std::string("this device does not ") + what);
+}
+
+}  // namespace
+
+bool Backend::execute(const Batch &, int32_t, std::span<Candidate>) {
+    not_offered("select tokens");
+}
+
+void Backend::read_logits(int32_t, std::span<float>) {
+    not_offered("keep logits");
+}
+
+SlotRows Backend::exchange(Slot) {
+    not_offered("hand over activations");
+}
+
+}  // namespace runnel::kernels

@@ -1,0 +1,122 @@
+#include "kernels/division.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "kernels/steps.h"
+
+namespace runnel::kernels {
+namespace {
+
+void insert(std::vector<Slot> &slots, Slot slot) {
+    if (std::find(slots.begin(), slots.end(), slot) == slots.end()) slots.push_back(slot);
+}
+
+// Attention of a layer runs where its first attention does.
+std::vector<uint8_t> with_shared_cache(const Program &program, std::span<const uint8_t> device) {
+    std::vector<uint8_t> where(device.begin(), device.end());
+    std::vector<int> owner(program.cache_layers.size(), -1);
+    for (size_t i = 0; i < program.steps.size(); ++i)
+        if (const auto *attention = std::get_if<Attention>(&program.steps[i])) {
+            int &device_of_layer = owner[static_cast<size_t>(attention->layer)];
+            if (device_of_layer < 0) device_of_layer = where[i];
+            where[i] = static_cast<uint8_t>(device_of_layer);
+        }
+    return where;
+}
+
+// Hands the steps out in order and notes what must cross.
+class Divider {
+  public:
+    explicit Divider(const Program &program) : program_(program), states_(program.slots.size()) {
+        for (Program &share : division_.programs) {
+            share = program;
+            share.steps.clear();
+            share.parts.clear();
+        }
+    }
+
+    void add(const Step &step, size_t device) {
+        if (division_.turns.empty() || division_.turns.back().device != device) begin_part(device);
+        Program &share = division_.programs[device];
+        const auto reads = [&](Slot slot) {
+            if (slot != kNoSlot) need(slot, device);
+        };
+        const auto writes = [&](Slot slot) {
+            if (slot == kNoSlot) return;
+            State &state = states_[static_cast<size_t>(slot)];
+            state.valid = {};
+            state.valid[device] = true;
+            state.writer = division_.turns.size() - 1;
+        };
+        visit_slots(step, reads, writes);
+        share.steps.push_back(step);
+        share.parts.back().end = share.steps.size();
+    }
+
+    Division finish() {
+        for (Program &share : division_.programs) drop_unused(share);
+        return std::move(division_);
+    }
+
+  private:
+    struct State {
+        std::array<bool, 2> valid{};  // the device's slot holds the program's
+        size_t writer = 0;            // turn that wrote it last
+    };
+
+    void begin_part(size_t device) {
+        Program &share = division_.programs[device];
+        division_.turns.push_back({device, static_cast<int32_t>(share.parts.size())});
+        share.parts.push_back({share.steps.size(), {}, {}});
+    }
+
+    void need(Slot slot, size_t device) {
+        State &state = states_[static_cast<size_t>(slot)];
+        if (state.valid[device] || !state.valid[1 - device]) return;  // or never written
+        const Division::Turn from = division_.turns[state.writer];
+        insert(division_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
+        insert(division_.programs[device].parts.back().in, slot);
+        state.valid[device] = true;
+    }
+
+    void drop_unused(Program &share) const {
+        std::vector<bool> slots(share.slots.size()), weights(share.weights.size()),
+            layers(share.cache_layers.size()), ropes(share.ropes.size());
+        const auto mark = [](std::vector<bool> &used) {
+            return [&used](int32_t id) {
+                if (id >= 0) used[static_cast<size_t>(id)] = true;
+            };
+        };
+        for (const Step &step : share.steps) {
+            visit_slots(step, mark(slots), mark(slots));
+            visit_weights(step, mark(weights));
+            if (const auto *attention = std::get_if<Attention>(&step))
+                mark(layers)(attention->layer), mark(ropes)(attention->rope);
+        }
+        for (size_t i = 0; i < slots.size(); ++i)
+            if (!slots[i]) share.slots[i].width = 0;
+        for (size_t i = 0; i < weights.size(); ++i)
+            if (!weights[i]) share.weights[i].rows = share.weights[i].cols = 0;
+        for (size_t i = 0; i < layers.size(); ++i)
+            if (!layers[i]) share.cache_layers[i].kv_heads = 0;
+        for (size_t i = 0; i < ropes.size(); ++i)
+            if (!ropes[i]) share.ropes[i].inv_freq.clear();
+    }
+
+    const Program &program_;
+    std::vector<State> states_;  // by slot
+    Division division_;
+};
+
+}  // namespace
+
+Division divide(const Program &program, std::span<const uint8_t> device) {
+    assert(device.size() == program.steps.size() && program.parts.empty());
+    const std::vector<uint8_t> where = with_shared_cache(program, device);
+    Divider divider(program);
+    for (size_t i = 0; i < program.steps.size(); ++i) divider.add(program.steps[i], where[i]);
+    return divider.finish();
+}
+
+}  // namespace runnel::kernels

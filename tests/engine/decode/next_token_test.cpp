@@ -1,0 +1,238 @@
+// Tokens from the largest logits alone are those from whole rows; on the emulated GPU, with what crosses the
+// bus counted.
+#include "engine/decode/next_token.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "engine/decode/answer_batch.h"
+#include "engine/decode/error.h"
+#include "engine/decode/generator.h"
+#include "engine/decode/speculation/forced_text.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "tests/simt/simt.h"
+#include "tests/support/tiny_program.h"
+
+using namespace runnel;
+using namespace runnel::decode;
+
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+std::vector<kernels::Candidate> largest(const std::vector<float> &logits, int32_t count) {
+    std::vector<kernels::Candidate> all;
+    for (size_t i = 0; i < logits.size(); ++i) all.push_back({static_cast<int32_t>(i), logits[i]});
+    std::stable_sort(all.begin(), all.end(), [](const auto &a, const auto &b) { return a.logit > b.logit; });
+    all.resize(static_cast<size_t>(count));
+    return all;
+}
+
+float choice(std::mt19937 &random, std::initializer_list<float> values) {
+    return *(values.begin() + random() % values.size());
+}
+
+// Every filter on or off, now and then biases and penalties.
+SamplingOptions random_options(std::mt19937 &random, int32_t vocab) {
+    SamplingOptions o;
+    o.seed = random();
+    o.temperature = choice(random, {0, 0.5f, 0.8f, 1.7f});
+    o.top_k = static_cast<int32_t>(choice(random, {0, 1, 5, 40, 64}));
+    o.top_p = choice(random, {1, 0.95f, 0.5f});
+    o.min_p = choice(random, {0, 0.05f, 0.3f});
+    o.typical = choice(random, {1, 1, 0.9f});
+    if (random() % 2 == 0) o.repeat_penalty = choice(random, {1.1f, 1.5f, 0.9f});
+    if (random() % 3 == 0) o.presence_penalty = choice(random, {0.4f, 2, -1});
+    if (random() % 3 == 0) o.frequency_penalty = choice(random, {0.1f, 0.7f});
+    for (auto i = random() % 3 * 8; i > 0; --i)
+        o.logit_bias.emplace_back(static_cast<TokenId>(random() % static_cast<uint32_t>(vocab)),
+                                  choice(random, {kNever, kNever, -1, -0.25f}));
+    if (random() % 8 == 0) o.logit_bias.emplace_back(3, 4.0f);
+    return o;
+}
+
+}  // namespace
+
+TEST_CASE("next token: the largest logits give what the row gives, or say that they do not decide") {
+    std::mt19937 random(7);
+    int decided = 0, undecided = 0, whole = 0;
+    for (int round = 0; round < 3000; ++round) {
+        CAPTURE(round);
+        const auto vocab = static_cast<int32_t>(100 + random() % 400);
+        const bool coarse = random() % 2 == 0;  // many equal ones
+        std::normal_distribution<float> normal(0, 3);
+        std::vector<float> logits(static_cast<size_t>(vocab));
+        for (float &l : logits) l = coarse ? std::rint(normal(random)) : normal(random);
+        Sampler sampler(random_options(random, vocab), vocab);
+        std::vector<TokenId> history(random() % 90);
+        for (TokenId &t : history) t = static_cast<TokenId>(random() % static_cast<uint32_t>(vocab));
+        const int32_t needed = sampler.candidates_needed(256);
+        REQUIRE(needed <= std::min(256, vocab));
+        if (needed == 0) {
+            ++whole;
+            continue;
+        }
+        // Fewer than needed must not mislead it either.
+        for (const int32_t count : {needed, std::max(1, needed / 3)}) {
+            const auto token = sampler.sample(largest(logits, count), history);
+            if (count == needed) ++(token ? decided : undecided);
+            if (token) REQUIRE(*token == sampler.sample(logits, history));
+        }
+    }
+    CHECK(decided > 1000);
+    CHECK(undecided < decided / 5);
+    CHECK(whole > 100);
+}
+
+TEST_CASE(
+    "next token: the defaults, greedy and forbidden padding need few; what may raise others needs all") {
+    const auto needed = [](const SamplingOptions &o, int32_t most = 256) {
+        return Sampler(o, 1000).candidates_needed(most);
+    };
+    CHECK(needed({}) == 40);
+    CHECK(needed({.temperature = 0, .logit_bias = {}}) == 1);
+    CHECK(needed({.temperature = 0, .logit_bias = {{999, kNever}}}) == 1);
+    CHECK(needed({.logit_bias = {{999, kNever}}}) == 48);
+    CHECK(needed({.repeat_penalty = 1.1f, .logit_bias = {}}) == 104);
+    CHECK(needed({.top_k = 0, .logit_bias = {}}) == 0);
+    CHECK(needed({.top_k = 0, .top_p = 1, .logit_bias = {}}) == 256);
+    CHECK(needed({.top_k = 0, .top_p = 1, .min_p = 0, .logit_bias = {}}) == 0);
+    CHECK(needed({.top_k = 300, .logit_bias = {}}) == 0);
+    CHECK(needed({.top_k = 2000, .top_p = 0.9f, .logit_bias = {}}) == 0);
+    CHECK(needed({.repeat_penalty = 0.9f, .logit_bias = {}}) == 0);
+    CHECK(needed({.presence_penalty = -1, .logit_bias = {}}) == 0);
+    CHECK(needed({.logit_bias = {{3, 0.5f}}}) == 0);
+    CHECK(needed({}, 0) == 0);
+    CHECK(needed({.temperature = 0, .logit_bias = {}}, 0) == 0);
+}
+
+TEST_CASE("next token: numbers that are not finite are an error as they are in a row") {
+    Sampler sampler({}, 100);
+    const std::vector<kernels::Candidate> damaged = {{7, std::numeric_limits<float>::quiet_NaN()}, {1, 2}};
+    CHECK_THROWS_AS(sampler.sample(damaged, {}), DecodeError);
+}
+
+namespace {
+
+// One letter for every token; none ends an answer.
+Vocabulary letters() {
+    return {[](TokenId id) { return std::string(1, static_cast<char>('a' + id % 26)); },
+            [](TokenId) { return false; }};
+}
+
+Executor gpu_executor(const kernels::Program &program, bool whole_rows) {
+    auto device = kernels::cuda::make_cuda_backend(0);
+    if (whole_rows) device = forced(std::move(device), std::make_shared<ForcedText>());  // hides candidates
+    return Executor(std::move(device), program, {.context = 96, .batch = 32, .sequences = 3});
+}
+
+std::vector<TokenId> generate(Executor &executor, const SamplingOptions &options, int64_t count) {
+    Session session(executor);
+    Sampler sampler(options, executor.vocab());
+    Generator generator(session, sampler, letters(), {.max_tokens = count});
+    const std::vector<TokenId> prompt = {3, 14, 15, 92, 65, 35};
+    generator.start(prompt);
+    while (generator.next()) {
+    }
+    return generator.tokens();
+}
+
+const tests::TinyProgram &tiny() {
+    static const tests::TinyProgram program({.layers = 1, .vocab = 300, .type = gguf::Type::Q8_0}, 21);
+    return program;
+}
+
+}  // namespace
+
+TEST_CASE("next token: a GPU that selects gives the same text, whatever the sampling") {
+    Executor selecting = gpu_executor(tiny().program(), false), whole = gpu_executor(tiny().program(), true);
+    REQUIRE(selecting.most_candidates() == 256);
+    REQUIRE(whole.most_candidates() == 0);
+    std::vector<std::pair<TokenId, float>> forbidden;  // often the largest: the row is read after all
+    for (TokenId id = 0; id < 300; id += 2) forbidden.emplace_back(id, kNever);
+    const SamplingOptions cases[] = {
+        {.temperature = 0, .logit_bias = {}},
+        {.temperature = 0, .repeat_penalty = 1.3f, .logit_bias = {}},
+        {.temperature = 0, .logit_bias = forbidden},
+        {.logit_bias = {}, .seed = 5},
+        {.temperature = 1.5f, .top_k = 64, .top_p = 1, .min_p = 0, .logit_bias = {}, .seed = 6},
+        {.typical = 0.8f, .frequency_penalty = 0.3f, .logit_bias = {}, .seed = 7},
+        {.top_k = 0, .top_p = 1, .min_p = 0.2f, .logit_bias = {}, .seed = 8},
+        {.top_k = 0, .logit_bias = {}, .seed = 9},
+        {.logit_bias = forbidden, .seed = 10}};
+    for (const SamplingOptions &options : cases) {
+        CAPTURE(options.seed);
+        CAPTURE(options.top_k);
+        CHECK(generate(selecting, options, 10) == generate(whole, options, 10));
+    }
+}
+
+TEST_CASE(
+    "next token: of a greedy token 8 bytes come back, of a sampled one 8 per candidate; one wait each") {
+    Executor executor = gpu_executor(tiny().program(), false);
+    const auto traffic_of = [&](const SamplingOptions &options, uint64_t &pinned) {
+        // The difference of two lengths, so that the prompt and the first graphs do not count.
+        simt::HostTraffic traffic[2];
+        uint64_t written[2] = {};
+        for (const int i : {0, 1}) {
+            simt::take_host_traffic();
+            simt::take_reports();
+            generate(executor, options, i == 0 ? 2 : 12);
+            traffic[i] = simt::take_host_traffic();
+            for (const simt::LaunchReport &report : simt::take_reports()) {
+                const auto found = report.traffic.find("pinned memory");
+                if (found != report.traffic.end()) written[i] += found->second.written;
+            }
+        }
+        pinned = written[1] - written[0];
+        return simt::HostTraffic{
+            traffic[1].to_device - traffic[0].to_device, traffic[1].to_host - traffic[0].to_host,
+            traffic[1].bytes_to_device - traffic[0].bytes_to_device,
+            traffic[1].bytes_to_host - traffic[0].bytes_to_host, traffic[1].waits - traffic[0].waits};
+    };
+    uint64_t pinned = 0;
+    generate(executor, {.temperature = 0, .logit_bias = {}}, 3);
+    const simt::HostTraffic greedy = traffic_of({.temperature = 0, .logit_bias = {}}, pinned);
+    CHECK(greedy.to_host == 0);
+    CHECK(pinned == 10 * sizeof(kernels::Candidate));
+    CHECK(greedy.waits == 10);
+    CHECK(greedy.to_device <= 20);  // the batch, and a block table
+    CHECK(greedy.bytes_to_device < 10 * 4096);
+    generate(executor, {.logit_bias = {}, .seed = 1}, 3);
+    const simt::HostTraffic sampled = traffic_of({.logit_bias = {}, .seed = 1}, pinned);
+    CHECK(sampled.to_host == 0);
+    CHECK(pinned == 10 * 40 * sizeof(kernels::Candidate));
+    CHECK(sampled.waits == 10);
+}
+
+TEST_CASE("next token: sequences of a batch, with samples of one prompt and scores beside each other") {
+    const auto answers = [](bool whole_rows) {
+        Executor executor = gpu_executor(tiny().program(), whole_rows);
+        AnswerBatch batch(executor, letters(), 3);
+        for (uint64_t key = 0; key < 4; ++key) {
+            SamplingOptions options{.logit_bias = {}, .seed = key};
+            if (key == 1) options.temperature = 0;
+            const auto id = static_cast<TokenId>(key);
+            batch.submit({.key = key,
+                          .prompt = {5, 6, id},
+                          .sampler = Sampler(options, executor.vocab()),
+                          .options = {.max_tokens = 5},
+                          .samples = key == 2 ? 2 : 1,
+                          .scored = key == 3});
+        }
+        while (batch.unfinished() > 0) batch.step();
+        std::vector<std::tuple<uint64_t, int32_t, std::vector<TokenId>, double>> found;
+        for (const auto &f : batch.take_finished())
+            found.emplace_back(f.key, f.sample, f.tokens, f.log_probability);
+        std::sort(found.begin(), found.end());
+        return found;
+    };
+    const auto expected = answers(true);
+    CHECK(expected.size() == 5);
+    CHECK(answers(false) == expected);
+}

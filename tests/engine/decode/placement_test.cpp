@@ -1,0 +1,255 @@
+// Models divided between the emulated GPU and the CPU: what goes where, and that the text is the same.
+#include "engine/decode/placement.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "engine/decode/engine.h"
+#include "engine/decode/error.h"
+#include "engine/decode/session.h"
+#include "engine/model/layers.h"
+#include "tests/simt/simt.h"
+#include "tests/support/model_maker.h"
+
+using namespace runnel;
+using namespace runnel::decode;
+using testing::ModelShape;
+using testing::TemporaryModel;
+
+namespace {
+
+constexpr size_t kPlenty = size_t{1} << 30;
+
+// The emulated device has so much memory while this exists.
+struct SmallGpu {
+    explicit SmallGpu(size_t bytes) { simt::settings().memory = bytes; }
+    ~SmallGpu() { simt::settings() = {}; }
+};
+
+EngineOptions options_for(const TemporaryModel &model, std::optional<int64_t> gpu_layers,
+                          std::optional<int64_t> cpu_experts = {}) {
+    EngineOptions options{.model = model.path, .threads = 1, .context = 96, .batch = 32};
+    options.device = {"cuda", {gpu_layers, cpu_experts}};
+    return options;
+}
+
+// Logits of a text fed in two chunks, the second after a roll-back, and the greedy tokens behind it.
+struct Result {
+    std::vector<float> logits;
+    std::vector<text::TokenId> greedy;
+};
+Result compute(Engine &engine, int count = 4) {
+    Result result;
+    Session session(engine.executor());
+    std::vector<text::TokenId> prompt;
+    for (text::TokenId i = 0; i < 37; ++i) prompt.push_back(1 + i * i * 7 % 290);
+    REQUIRE(session.feed(prompt));
+    session.truncate(29);
+    REQUIRE(session.feed(std::span(prompt).subspan(29)));
+    // A fork that goes another way leaves no trace in the sequence it comes from.
+    Session fork = session.fork();
+    REQUIRE(fork.feed(std::vector<text::TokenId>{5, 6, 7}));
+    result.logits.assign(session.logits().begin(), session.logits().end());
+    for (int i = 0; i < count; ++i) {
+        const auto logits = session.logits();
+        result.greedy.push_back(
+            static_cast<text::TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+        REQUIRE(session.feed(std::span(result.greedy).last(1)));
+    }
+    return result;
+}
+
+double divergence(const std::vector<float> &p, const std::vector<float> &q) {
+    const auto log_sum = [](const std::vector<float> &l) {
+        double sum = 0;
+        for (const float x : l) sum += std::exp(double{x});
+        return std::log(sum);
+    };
+    const double of_p = log_sum(p), of_q = log_sum(q);
+    double kl = 0;
+    for (size_t i = 0; i < p.size(); ++i)
+        kl += std::exp(double{p[i]} - of_p) * ((double{p[i]} - of_p) - (double{q[i]} - of_q));
+    return kl;
+}
+
+Result on_cpu(const TemporaryModel &model) {
+    EngineOptions options = options_for(model, 0);
+    options.device.device = "cpu";
+    Engine engine(options);
+    return compute(engine);
+}
+
+size_t steps_on(const std::vector<uint8_t> &device, uint8_t which) {
+    return static_cast<size_t>(std::count(device.begin(), device.end(), which));
+}
+
+}  // namespace
+
+TEST_CASE("placement: layers count from the end, with the output as the last") {
+    ModelShape shape;
+    shape.layers = 3;
+    const TemporaryModel file(shape);
+    const kernels::Program program = model::build(file.file).program;
+    const model::Layers layers = model::layers_of(program);
+    REQUIRE(layers.count == 3);
+    for (int32_t n = 0; n <= 4; ++n) {
+        const std::vector<uint8_t> device = assign_steps(program, {3, n, false, 0});
+        for (size_t i = 0; i < device.size(); ++i)
+            CHECK(device[i] == (layers.of_step[i] < 0 || layers.of_step[i] < 4 - n));
+    }
+    CHECK(steps_on(assign_steps(program, {3, 4, true, 0}), 1) == 0);
+}
+
+TEST_CASE("placement: any number of layers on the GPU gives the CPU's text") {
+    struct Case {
+        const char *arch, *type;
+    };
+    for (const auto &[arch, type] : {Case{"llama", "Q8_0"}, Case{"gemma2", "F16"}}) {
+        CAPTURE(arch);
+        ModelShape shape;
+        shape.arch = arch;
+        shape.type = type;
+        shape.layers = 2;
+        const TemporaryModel model(shape);
+        const Result expected = on_cpu(model);
+        for (int64_t layers = arch == std::string("llama") ? 1 : 2; layers <= 3; ++layers) {
+            CAPTURE(layers);
+            Engine engine(options_for(model, layers));
+            CHECK((engine.executor().device().kind == "cuda") == (layers == 3));
+            const Result result = compute(engine);
+            CHECK(divergence(expected.logits, result.logits) < 1e-3);
+            CHECK(result.greedy == expected.greedy);
+        }
+    }
+}
+
+TEST_CASE("placement: experts on the CPU, attention on the GPU") {
+    ModelShape shape;
+    shape.arch = "qwen3moe";
+    shape.type = "F16";
+    shape.layers = 2;
+    const TemporaryModel model(shape);
+    const Result expected = on_cpu(model);
+    const kernels::Program program = model::build(model.file).program;
+    for (const int64_t cpu_experts : {1, 99}) {
+        CAPTURE(cpu_experts);
+        Engine engine(options_for(model, {}, cpu_experts));
+        const Result result = compute(engine);
+        CHECK(divergence(expected.logits, result.logits) < 1e-3);
+        CHECK(result.greedy == expected.greedy);
+        CHECK(engine.placement().find(cpu_experts == 1
+                                          ? "experts of the first 1 layers on the CPU"
+                                          : "experts of all layers on the CPU") != std::string::npos);
+        const Placement placement{2, 3, true, static_cast<int32_t>(std::min<int64_t>(cpu_experts, 2))};
+        CHECK(steps_on(assign_steps(program, placement), 1) == static_cast<size_t>(placement.cpu_experts));
+    }
+}
+
+TEST_CASE("placement: as many layers as fit, and never more than was predicted") {
+    ModelShape shape;
+    shape.layers = 4;
+    shape.type = "Q8_0";
+    shape.width = 256;
+    shape.ff = 1024;
+    const TemporaryModel model(shape);
+    const kernels::Program program = model::build(model.file).program;
+    const ContextRequest context{.own = 256, .asked = 96, .batch = 32};
+    const auto all = plan_placement(program, {kPlenty, kPlenty}, {}, context);
+    REQUIRE(all);
+    CHECK(all->placement.whole());
+    CHECK(!all->divided);
+    int32_t last = 5;
+    bool divided = false, none = false, loaded = false;
+    for (size_t memory = all->gpu.all(); !none; memory -= size_t{512} << 10) {
+        CAPTURE(memory);
+        const auto plan = plan_placement(program, {memory, kPlenty}, {}, context);
+        none = !plan;
+        if (none) break;
+        CHECK(plan->gpu.all() <= memory);
+        CHECK(plan->placement.gpu_layers <= last);
+        last = plan->placement.gpu_layers;
+        divided = divided || (last > 0 && last < 4);
+        if (last == 2 && !loaded) {
+            loaded = true;
+            // What was planned can be loaded on a device of that size (and a few buffers for the upload).
+            const SmallGpu gpu(memory + (size_t{64} << 20));
+            Engine engine(options_for(model, last));
+            CHECK(compute(engine, 1).greedy == std::vector<text::TokenId>(1, on_cpu(model).greedy[0]));
+        }
+    }
+    CHECK(divided);
+    CHECK(loaded);
+}
+
+TEST_CASE("placement: the context gives way to layers, but not below what is comfortable") {
+    ModelShape shape;
+    shape.layers = 4;
+    const TemporaryModel model(shape);
+    const kernels::Program program = model::build(model.file).program;
+    const auto need = [&](int64_t cells) {
+        return plan_placement(program, {kPlenty, kPlenty}, {}, {.own = cells, .asked = cells})->gpu.all();
+    };
+    const auto plan = [&](size_t memory, PlacementRequest request = {}) {
+        return plan_placement(program, {memory, kPlenty}, request, {.own = 1 << 16});
+    };
+    const auto shorter = plan(need(10000));
+    REQUIRE(shorter);
+    CHECK(shorter->placement.whole());
+    CHECK(shorter->context.reduced);
+    CHECK(shorter->context.context >= 9900);
+    const auto fewer = plan(need(2000));
+    REQUIRE(fewer);
+    CHECK(fewer->placement.gpu_layers <= 4);
+    CHECK(fewer->context.context >= 4096);
+    const auto asked = plan(need(2000), {5, {}});
+    REQUIRE(asked);
+    CHECK(asked->placement.gpu_layers == 5);
+    CHECK(asked->context.context < 2100);
+}
+
+TEST_CASE("placement: layers that do not fit are refused with the numbers and with what would fit") {
+    ModelShape shape;
+    shape.layers = 4;
+    const TemporaryModel model(shape);
+    const kernels::Program program = model::build(model.file).program;
+    const ContextRequest context{.own = 8192, .asked = 8192};
+    const size_t all = plan_placement(program, {kPlenty, kPlenty}, {}, context)->gpu.all();
+    try {
+        plan_placement(program, {all - (size_t{1} << 20), kPlenty}, {99, {}}, context);
+        FAIL("accepted");
+    } catch (const DecodeError &error) {
+        CHECK(error.kind == DecodeError::Kind::OutOfMemory);
+        const std::string what = error.what();
+        CAPTURE(what);
+        CHECK(what.find("are needed for all layers on the GPU") != std::string::npos);
+        CHECK(what.find("of cache for a context of 8192") != std::string::npos);
+        CHECK(what.find("what fits is -ngl ") != std::string::npos);
+        CHECK(what.find(", or -c ") != std::string::npos);
+        // It is true.
+        const int64_t layers = std::stoll(what.substr(what.find("-ngl ") + 5));
+        CHECK(plan_placement(program, {all - (size_t{1} << 20), kPlenty}, {layers, {}}, context));
+        ContextRequest shorter = context;
+        shorter.asked = std::stoll(what.substr(what.find("-c ") + 3));
+        CHECK(plan_placement(program, {all - (size_t{1} << 20), kPlenty}, {99, {}}, shorter));
+        CHECK(shorter.asked > 4096);
+    }
+}
+
+TEST_CASE("placement: a GPU too small for anything is passed over, unless it was asked for by name") {
+    ModelShape shape;
+    shape.layers = 1;
+    const TemporaryModel model(shape);
+    const SmallGpu gpu(size_t{8} << 20);
+    EngineOptions options = options_for(model, {});
+    CHECK_THROWS_AS(Engine{options}, DecodeError);
+    options.device.device = "auto";
+    Engine engine(options);
+    REQUIRE(!engine.notes().empty());
+    CHECK(engine.notes()[0] == "no layer of the model fits the GPU; everything runs on the CPU");
+    CHECK(engine.executor().device().kind == "cpu");
+    CHECK(engine.placement() == "all layers on the CPU");
+}

@@ -1,0 +1,162 @@
+// A program on two devices is the program on one: bit for bit where both are of a kind, and as close as the
+// kinds are otherwise.
+#include "kernels/division.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/divided_backend.h"
+#include "tests/support/tiny_program.h"
+
+using namespace runnel;
+using namespace runnel::kernels;
+using tests::TinyProgram;
+using tests::TinyShape;
+
+namespace {
+
+constexpr int32_t kBlocks = 4, kMaxTokens = 40;
+
+std::unique_ptr<Backend> cpu_device() {
+    return cpu::make_cpu_backend(1);
+}
+std::unique_ptr<Backend> gpu_device() {
+    return cuda::make_cuda_backend(0);
+}
+using Device = std::unique_ptr<Backend> (*)();
+
+// Logits of all tokens, fed in chunks.
+std::vector<float> run(Backend &backend, const Program &program, std::span<const int32_t> tokens,
+                       size_t chunk, int32_t past = 0) {
+    std::vector<float> all;
+    std::vector<BlockId> table(kBlocks);
+    std::iota(table.rbegin(), table.rend(), 0);
+    for (size_t at = 0; at < tokens.size(); at += chunk) {
+        const auto part = tokens.subspan(at, std::min(chunk, tokens.size() - at));
+        const int32_t first = past + static_cast<int32_t>(at);
+        std::vector<int32_t> positions(part.size()), rows(part.size());
+        std::iota(positions.begin(), positions.end(), first);
+        std::iota(rows.begin(), rows.end(), 0);
+        const SequenceSpan span{0, static_cast<int32_t>(part.size()), first, {table}};
+        std::vector<float> logits(part.size() * static_cast<size_t>(program.vocab), 12345);
+        REQUIRE(backend.execute({part, positions, {&span, 1}, rows}, logits));
+        all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+}
+
+std::vector<int32_t> random_tokens(size_t count, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<int32_t> tokens(count);
+    for (int32_t &t : tokens) t = static_cast<int32_t>(random() % 50);
+    return tokens;
+}
+
+bool same(const std::vector<float> &a, const std::vector<float> &b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Steps handed out by lot, in runs.
+std::vector<uint8_t> random_assignment(const Program &program, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<uint8_t> device;
+    uint8_t now = random() % 2;
+    for (size_t i = 0; i < program.steps.size(); ++i) {
+        if (random() % 3 == 0) now ^= 1;
+        device.push_back(now);
+    }
+    return device;
+}
+
+std::unique_ptr<Backend> divided(Device first, Device second, std::vector<uint8_t> device) {
+    return make_divided_backend(first(), second(), [device](const Program &) { return device; });
+}
+
+void check_divisions(const Program &program, Device make, uint32_t seed, int rounds) {
+    const std::vector<int32_t> tokens = random_tokens(kMaxTokens, seed);
+    const auto whole = make();
+    whole->load(program, {{kBlocks}}, kMaxTokens);
+    const std::vector<float> expected = run(*whole, program, tokens, tokens.size());
+    for (int round = 0; round < rounds; ++round) {
+        CAPTURE(seed);
+        CAPTURE(round);
+        const auto backend =
+            divided(make, make, random_assignment(program, seed * 100 + static_cast<uint32_t>(round)));
+        backend->load(program, {{kBlocks}}, kMaxTokens);
+        REQUIRE(same(run(*backend, program, tokens, tokens.size()), expected));
+        REQUIRE(same(run(*backend, program, tokens, 7), expected));
+        // A block kept, and one copied, have what both devices put into them.
+        std::vector<std::byte> kept(cache_block_bytes(program, 0));
+        backend->read_block(0, kBlocks - 1, kept);
+        run(*backend, program, random_tokens(32, seed + 1), 32);
+        backend->write_block(0, 1, kept);
+        backend->copy_blocks(0, std::vector<BlockCopy>{{1, kBlocks - 1}});
+        const std::vector<float> tail = run(*backend, program, std::span(tokens).last(8), 3, 32);
+        REQUIRE(same(tail, {expected.end() - static_cast<std::ptrdiff_t>(tail.size()), expected.end()}));
+    }
+}
+
+}  // namespace
+
+TEST_CASE("division: on two CPUs, however the steps are handed out, every bit is that of one") {
+    for (uint32_t seed = 1; seed <= 6; ++seed) {
+        TinyShape shape{.layers = 3, .type = seed % 2 ? gguf::Type::Q8_0 : gguf::Type::F32};
+        shape.varied = seed > 2;
+        if (seed == 2) shape.experts = {.count = 5, .routing = {.used = 2}, .shared = true};
+        const TinyProgram tiny(shape, seed);
+        check_divisions(tiny.program(), cpu_device, seed, 6);
+    }
+}
+
+TEST_CASE("division: on two GPUs, however the steps are handed out, every bit is that of one") {
+    const TinyProgram dense({.layers = 1, .head_norm = true, .bias = true, .type = gguf::Type::Q4_0}, 11);
+    check_divisions(dense.program(), gpu_device, 11, 1);
+    const TinyProgram experts(
+        {.layers = 1, .type = gguf::Type::Q8_0, .experts = {.count = 5, .routing = {.used = 2}}}, 12);
+    check_divisions(experts.program(), gpu_device, 12, 2);
+}
+
+TEST_CASE("division: a share holds what its steps need, and nothing else") {
+    const TinyProgram tiny({.layers = 4, .type = gguf::Type::Q8_0}, 3);
+    const Program &program = tiny.program();
+    std::vector<uint8_t> device(program.steps.size(), 1);
+    for (size_t i = program.steps.size() / 2; i < device.size(); ++i) device[i] = 0;
+    const Division division = divide(program, device);
+    REQUIRE(division.turns.size() == 2);
+    CHECK(division.turns[0].device == 1);
+    const Program &head = division.programs[1], &tail = division.programs[0];
+    REQUIRE(head.parts.size() == 1);
+    CHECK(head.parts[0].in.empty());
+    CHECK(!head.parts[0].out.empty());
+    CHECK(tail.parts[0].in == head.parts[0].out);
+    size_t bytes = 0, whole = 0;
+    for (const Weight &w : head.weights) bytes += w.bytes();
+    for (const Weight &w : tail.weights) bytes += w.bytes();
+    for (const Weight &w : program.weights) whole += w.bytes();
+    CHECK(bytes == whole);
+    CHECK(cache_block_bytes(head, 0) + cache_block_bytes(tail, 0) == cache_block_bytes(program, 0));
+    CHECK(cache_block_bytes(head, 0) > 0);
+    CHECK(cache_block_bytes(tail, 0) > 0);
+    // All on one device: no share for the other.
+    const Division none = divide(program, std::vector<uint8_t>(program.steps.size(), 0));
+    CHECK(none.programs[1].steps.empty());
+    CHECK(none.turns.size() == 1);
+}
+
+TEST_CASE("division: attention that reads another layer's keys runs where they are") {
+    const TinyProgram tiny({.layers = 2}, 5);
+    Program program = tiny.program();
+    bool first = true;
+    for (Step &step : program.steps)
+        if (auto *a = std::get_if<Attention>(&step)) {
+            if (!first) a->layer = 0, a->k = a->v = kNoSlot;
+            first = false;
+        }
+    check_divisions(program, cpu_device, 5, 4);
+}
