@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <cassert>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
 #include <vector>
+
+#include "engine/decode/speculation/pass_trial.h"
 
 namespace runnel::decode {
 namespace {
@@ -69,36 +70,6 @@ double cost_by(const std::vector<Pass> &known, int32_t tokens) {
     return std::max(a.seconds + slope * (tokens - a.tokens), 0.5 * known.front().seconds);
 }
 
-// Times passes on a fork.
-class Trial {
-  public:
-    explicit Trial(const Session &session)
-        : executor_(session.executor()),
-          cache_(executor_.fork(session.cache())),
-          depth_(cache_.length()),
-          token_(cache_.tokens().empty() ? 0 : cache_.tokens().back()) {}
-
-    // nullopt where there is no room, or a stop was requested.
-    std::optional<double> seconds_of(int32_t tokens, const StopRequest *stop) {
-        if (tokens > executor_.batch_size() || depth_ + tokens > executor_.context()) return std::nullopt;
-        const std::vector<TokenId> text(static_cast<size_t>(tokens), token_);
-        const auto start = std::chrono::steady_clock::now();
-        if (!executor_.add({&cache_, text, tokens})) return std::nullopt;
-        if (!executor_.run(logits_, stop ? stop->flag() : nullptr)) return std::nullopt;
-        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-        if (!cache_.can_truncate(depth_)) depth_ = 0;
-        cache_.truncate(depth_);
-        return std::max(took.count(), 1e-9);
-    }
-
-  private:
-    Executor &executor_;
-    SequenceCache cache_;
-    int32_t depth_;
-    TokenId token_;
-    std::vector<float> logits_;
-};
-
 }  // namespace
 
 PassCosts::PassCosts() : PassCosts(kCommon) {}
@@ -135,7 +106,7 @@ void PassCosts::observe(const Pass &pass) {
 }
 
 PassCosts measure_pass_costs(const Session &session, double steps, const StopRequest *stop) {
-    Trial trial(session);
+    PassTrial trial(session);
     if (!trial.seconds_of(1, stop)) return PassCosts();  // takes memory, copies the block it writes into
     std::vector<Pass> passes;
     double spent = 0;

@@ -1,0 +1,106 @@
+// How near speculation comes to what the machine allows: drafts whose acceptance is set by hand, on texts
+// that the model is made to say.
+//
+// The bound is what drafts of the best fixed length would gain if a pass cost what it costs and nothing else
+// took time. It is compared with what is gained when the length is chosen at run time. Other programs slow
+// this machine down at any time, so nothing is compared with what was measured a second ago: a few plain
+// tokens, a few tokens with drafts, and passes of two sizes take turns, and every time is divided by that of
+// the plain tokens around it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "engine/commands/options.h"
+#include "engine/decode/engine.h"
+#include "engine/decode/generator.h"
+#include "engine/decode/speculation/forced_text.h"
+#include "engine/decode/speculation/pass_costs.h"
+#include "engine/decode/speculation/speculator.h"
+#include "engine/decode/stop_request.h"
+
+namespace runnel::commands {
+
+// The engine's model, made to say a text: computes all that it would, and says something else.
+class ForcedModel {
+  public:
+    explicit ForcedModel(decode::Engine &engine);
+
+    decode::Executor &executor() { return *executor_; }
+    void say(std::vector<text::TokenId> text) { text_->tokens = std::move(text); }
+    // Tokens as frequent as words are: the n-th in proportion to 1 / n.
+    std::vector<text::TokenId> made_up(int32_t count);
+    std::mt19937 &random() { return random_; }
+
+  private:
+    decode::Engine &engine_;
+    std::shared_ptr<decode::ForcedText> text_ = std::make_shared<decode::ForcedText>();
+    std::unique_ptr<decode::Executor> executor_;
+    std::mt19937 random_{1};
+};
+
+// One answer in the making, with the time that its tokens take, sampling and drafting included.
+class TimedAnswer {
+  public:
+    // The first token is there then. All are kept, but for the prompt. Throws what Generator does, and
+    // Interrupted.
+    TimedAnswer(decode::Executor &executor, decode::Engine &engine, const decode::SamplingOptions &how,
+                std::span<const text::TokenId> prompt, int32_t tokens, decode::Speculator *speculator,
+                decode::StopRequest &stop);
+
+    // For so many more, or as many as there are left. Throws Interrupted.
+    double seconds_for(int32_t tokens);
+    const std::vector<text::TokenId> &tokens() const { return generator_.tokens(); }
+    const decode::Session &session() const { return session_; }
+
+  private:
+    decode::Session session_;
+    decode::Sampler sampler_;
+    decode::Generator generator_;
+    decode::StopRequest &stop_;
+};
+
+inline constexpr std::array<double, 5> kDialAcceptances{0.0, 0.5, 0.8, 0.95, 1.0};
+inline constexpr std::array<int32_t, 5> kDialLengths{1, 2, 4, 8, 16};
+
+struct DialRow {
+    double acceptance;
+    double gain, bound;                             // times the speed of plain steps
+    std::array<double, kDialLengths.size()> fixed;  // gain with drafts that are always so long
+    double reached() const { return gain / bound; }
+};
+
+// Cells of context that measuring takes.
+int64_t dial_context(const BenchOptions &options);
+
+class DialBench {
+  public:
+    // All are kept. Throws what measure_pass_costs() does, and Interrupted.
+    DialBench(const BenchOptions &options, decode::Engine &engine, ForcedModel &model,
+              decode::StopRequest &stop);
+
+    // Throws Interrupted, and what Generator does.
+    DialRow measure(double acceptance);
+    // Of all that was measured so far; in plain steps. Only what is asked for once something was measured.
+    decode::PassCosts passes() const { return decode::PassCosts(passes_); }
+    // In seconds, as they were measured at first.
+    const std::shared_ptr<decode::SharedCosts> &costs() const { return costs_; }
+
+  private:
+    class Run;
+    double fixed_gain(double acceptance, int32_t length);
+
+    const BenchOptions &options_;
+    decode::Engine &engine_;
+    ForcedModel &model_;
+    decode::StopRequest &stop_;
+    std::shared_ptr<decode::SharedCosts> costs_;
+    std::vector<decode::Pass> passes_;  // in plain steps
+    uint64_t texts_ = 0;
+};
+
+}  // namespace runnel::commands

@@ -1,0 +1,26 @@
+#include "engine/decode/speculation/pass_trial.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace runnel::decode {
+
+PassTrial::PassTrial(const Session &session)
+    : executor_(session.executor()),
+      cache_(executor_.fork(session.cache())),
+      depth_(cache_.length()),
+      token_(cache_.tokens().empty() ? 0 : cache_.tokens().back()) {}
+
+std::optional<double> PassTrial::seconds_of(int32_t tokens, const StopRequest *stop) {
+    if (tokens > executor_.batch_size() || depth_ + tokens > executor_.context()) return std::nullopt;
+    const std::vector<TokenId> text(static_cast<size_t>(tokens), token_);
+    const auto start = std::chrono::steady_clock::now();
+    if (!executor_.add({&cache_, text, tokens})) return std::nullopt;
+    if (!executor_.run(logits_, stop ? stop->flag() : nullptr)) return std::nullopt;
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    if (!cache_.can_truncate(depth_)) depth_ = 0;
+    cache_.truncate(depth_);
+    return std::max(took.count(), 1e-9);
+}
+
+}  // namespace runnel::decode
