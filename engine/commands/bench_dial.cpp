@@ -19,11 +19,16 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int32_t kPrompt = 64;       // tokens in front of a forced text
 constexpr int32_t kTurn = 12;         // tokens with drafts between two looks at plain ones,
-constexpr int32_t kPlain = 2;         // of so many tokens
+constexpr int32_t kPlain = 2;         // of so many tokens each time
 constexpr int32_t kTurns = 2;         // for one repetition
 constexpr int32_t kFixedTokens = 12;  // for a fixed length
 constexpr double kCostSteps = 40;     // for measuring the costs of passes at first
 constexpr std::array<int32_t, 5> kTimed{2, 8, 4, 16, 32};  // passes, one in a turn
+
+double middle(std::vector<double> values) {
+    std::ranges::sort(values);
+    return values[(values.size() - 1) / 2];
+}
 
 // Tokens per plain step of drafts that are always `length` long. right[i]: the draft of token i is; token 0
 // is there before the first pass.
@@ -74,16 +79,44 @@ TimedAnswer::TimedAnswer(decode::Executor &executor, decode::Engine &engine,
       sampler_(engine.sampler(how)),
       generator_(session_, sampler_, engine.vocabulary(), {.max_tokens = tokens, .ignore_end = true}, &stop,
                  speculator),
+      speculator_(speculator),
       stop_(stop) {
     generator_.start(prompt);
-    seconds_for(1);
+    advance(1);
 }
 
-double TimedAnswer::seconds_for(int32_t tokens) {
-    const auto start = Clock::now();
-    for (int32_t i = 0; i < tokens; ++i) generator_.next();
+// Tokens that come without a pass belong to the pass that brought them, and take no time.
+PassTimes TimedAnswer::advance(int32_t tokens) {
+    const auto counts = [&] { return speculator_ ? speculator_->counts() : decode::SpeculationCounts(); };
+    PassTimes times;
+    for (int32_t i = 0; i < tokens; ++i) {
+        const decode::SpeculationCounts before = counts();
+        const auto start = Clock::now();
+        if (!generator_.next()) break;
+        const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+        const decode::SpeculationCounts done = counts().since(before);
+        if (!speculator_ || done.passes + done.plain_passes > 0)
+            times.add(1 + static_cast<int32_t>(done.drafted), done.draft_seconds > 0, seconds);
+    }
     if (stop_.requested()) throw Interrupted{};
-    return std::chrono::duration<double>(Clock::now() - start).count();
+    return times;
+}
+
+void PassTimes::add(const PassTimes &other, double unit) {
+    for (const auto &[kind, times] : other.times_)
+        for (const double time : times) times_[kind].push_back(time / unit);
+}
+
+double PassTimes::total() const {
+    double sum = 0;
+    for (const auto &[kind, times] : times_) sum += static_cast<double>(times.size()) * middle(times);
+    return sum;
+}
+
+double PassTimes::median() const {
+    std::vector<double> all;
+    for (const auto &[kind, times] : times_) all.insert(all.end(), times.begin(), times.end());
+    return middle(std::move(all));
 }
 
 int64_t dial_context(const BenchOptions &options) {
@@ -106,9 +139,8 @@ class DialBench::Run {
                          bench_.stop_);
     }
 
-    // Seconds per token.
-    double plain() { return plain_->seconds_for(kPlain) / kPlain; }
-    double drafted(int32_t tokens) { return drafted_->seconds_for(tokens); }
+    PassTimes plain() { return plain_->advance(kPlain); }
+    PassTimes drafted(int32_t tokens) { return drafted_->advance(tokens); }
     double pass(int32_t tokens) {
         const auto seconds = decode::PassTrial(drafted_->session()).seconds_of(tokens, &bench_.stop_);
         if (!seconds) throw Interrupted{};
@@ -161,29 +193,31 @@ DialBench::DialBench(const BenchOptions &options, decode::Engine &engine, Forced
 DialRow DialBench::measure(double acceptance) {
     const int32_t turns = kTurns * options_.repetitions;
     Run run(*this, acceptance, 1 + turns * kTurn, std::nullopt);
-    double steps = 0;
+    PassTimes steps;
     for (int32_t turn = 0; turn < turns; ++turn) {
-        double plain = run.plain();
-        const double drafted = run.drafted(kTurn);
+        PassTimes plain = run.plain();
+        const PassTimes drafted = run.drafted(kTurn);
         const int32_t size = kTimed[static_cast<size_t>(turn) % kTimed.size()];
         const double one = run.pass(1), more = run.pass(size);
-        plain = (plain + run.plain()) / 2;
-        steps += drafted / plain;
+        plain.add(run.plain(), 1);
+        steps.add(drafted, plain.median());
         passes_.push_back({1, 1});
         passes_.push_back({size, more / one});
     }
-    DialRow row{
-        acceptance, turns * kTurn / steps, best_bound(passes(), run.right(), options_.draft.most), {}};
+    DialRow row{acceptance,
+                turns * kTurn / steps.total(),
+                best_bound(passes(), run.right(), options_.draft.most),
+                {}};
     for (size_t i = 0; i < kDialLengths.size(); ++i) row.fixed[i] = fixed_gain(acceptance, kDialLengths[i]);
     return row;
 }
 
 double DialBench::fixed_gain(double acceptance, int32_t length) {
     Run run(*this, acceptance, 1 + kFixedTokens, length);
-    double plain = run.plain();
-    const double drafted = run.drafted(kFixedTokens);
-    plain = (plain + run.plain()) / 2;
-    return kFixedTokens * plain / drafted;
+    PassTimes plain = run.plain();
+    const PassTimes drafted = run.drafted(kFixedTokens);
+    plain.add(run.plain(), 1);
+    return kFixedTokens * plain.median() / drafted.total();
 }
 
 }  // namespace runnel::commands

@@ -5,14 +5,16 @@
 // took time. It is compared with what is gained when the length is chosen at run time. Other programs slow
 // this machine down at any time, so nothing is compared with what was measured a second ago: a few plain
 // tokens, a few tokens with drafts, and passes of two sizes take turns, and every time is divided by that of
-// the plain tokens around it.
+// the plain tokens around it. Of passes of one size, the median counts for all.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/commands/options.h"
@@ -43,7 +45,23 @@ class ForcedModel {
     std::mt19937 random_{1};
 };
 
-// One answer in the making, with the time that its tokens take, sampling and drafting included.
+// What passes took, sampling and drafting included.
+class PassTimes {
+  public:
+    // A pass of `tokens`; `drafted`: a source was asked.
+    void add(int32_t tokens, bool drafted, double time) { times_[{tokens, drafted}].push_back(time); }
+    // All of `other`, divided by `unit`.
+    void add(const PassTimes &other, double unit);
+    // All passes together, if each took the median of its kind.
+    double total() const;
+    // The median of a pass, of any kind. Precondition: there is one.
+    double median() const;
+
+  private:
+    std::map<std::pair<int32_t, bool>, std::vector<double>> times_;
+};
+
+// One answer in the making, pass by pass.
 class TimedAnswer {
   public:
     // The first token is there then. All are kept, but for the prompt. Throws what Generator does, and
@@ -52,8 +70,8 @@ class TimedAnswer {
                 std::span<const text::TokenId> prompt, int32_t tokens, decode::Speculator *speculator,
                 decode::StopRequest &stop);
 
-    // For so many more, or as many as there are left. Throws Interrupted.
-    double seconds_for(int32_t tokens);
+    // What so many tokens more take, or as many as there are left. Throws Interrupted.
+    PassTimes advance(int32_t tokens);
     const std::vector<text::TokenId> &tokens() const { return generator_.tokens(); }
     const decode::Session &session() const { return session_; }
 
@@ -61,6 +79,7 @@ class TimedAnswer {
     decode::Session session_;
     decode::Sampler sampler_;
     decode::Generator generator_;
+    decode::Speculator *speculator_;
     decode::StopRequest &stop_;
 };
 

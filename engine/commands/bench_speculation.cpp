@@ -46,35 +46,23 @@ struct Comparison {
     bool same = true;  // the texts
 };
 
-// The two take turns; every turn with drafts is compared with the plain one before it and the one behind it.
-class SideBySide {
-  public:
-    SideBySide(TimedAnswer &plain, TimedAnswer &drafted) : plain_(plain), drafted_(drafted) {}
-
-    // Both answers, of `tokens`, from their second token on.
-    void run(int32_t tokens, Comparison &out) {
-        double plain_seconds = 0, drafted_seconds = 0, relative = 0;
-        double before = 0;  // seconds per plain token
-        int32_t done = 1;
-        for (int32_t turn = 0; done < tokens; done += turn) {
-            turn = std::min(kTurn, tokens - done);
-            const double drafted = drafted_.seconds_for(turn), plain = plain_.seconds_for(turn);
-            const double each = plain / turn;
-            relative += drafted / (before > 0 ? (before + each) / 2 : each);
-            before = each;
-            plain_seconds += plain;
-            drafted_seconds += drafted;
-        }
-        const int32_t measured = std::max(tokens - 1, 1);
-        out.plain.push_back(measured / plain_seconds);
-        out.drafted.push_back(measured / drafted_seconds);
-        out.gains.push_back(measured / relative);
-        out.same = out.same && plain_.tokens() == drafted_.tokens();
+// Both answers, of `tokens`, from their second token on. They take turns; what passes take is compared with
+// plain steps of the same turn.
+void take_turns(TimedAnswer &plain, TimedAnswer &drafted, int32_t tokens, Comparison &out) {
+    PassTimes plain_seconds, drafted_seconds, relative;
+    int32_t turn = 0;
+    for (int32_t done = 1; done < tokens; done += turn) {
+        turn = std::min(kTurn, tokens - done);
+        const PassTimes with = drafted.advance(turn), without = plain.advance(turn);
+        plain_seconds.add(without, 1);
+        drafted_seconds.add(with, 1);
+        relative.add(with, without.median());
     }
-
-  private:
-    TimedAnswer &plain_, &drafted_;
-};
+    out.plain.push_back((tokens - 1) / plain_seconds.total());
+    out.drafted.push_back((tokens - 1) / drafted_seconds.total());
+    out.gains.push_back((tokens - 1) / relative.total());
+    out.same = out.same && plain.tokens() == drafted.tokens();
+}
 
 class SpeculationBench {
   public:
@@ -131,7 +119,7 @@ class SpeculationBench {
              Comparison &out) {
         TimedAnswer plain(executor, engine_, how, prompt, tokens, nullptr, stop_);
         TimedAnswer drafted(executor, engine_, how, prompt, tokens, &speculator, stop_);
-        SideBySide(plain, drafted).run(tokens, out);
+        take_turns(plain, drafted, tokens, out);
         out.counts.add(speculator.counts());
     }
 
@@ -231,7 +219,7 @@ Json json_of(const Results &results) {
 }  // namespace
 
 int bench_speculation(const BenchOptions &options, Io &io) {
-    if (options.generate < 1) throw UsageError("drafts are measured while decoding: -n must be above 0");
+    if (options.generate < 8) throw UsageError("drafts are measured while decoding: -n must be 8 or more");
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
