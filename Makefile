@@ -74,8 +74,11 @@ $(BUILD)/librunnel.a: $(objects)
 # In the tests the same kernel sources run in an emulator of the device (tests/simt/), which hears of every load
 # and store through the calls that -fsanitize=thread puts in; kernels/cuda/'s host code is the program's own.
 simt_objects := $(cuda_kernels:%.cu=$(BUILD)/simt/%.o) $(patsubst %.cu,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cu)) $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
+# (Without -fsanitize=undefined for the matrix kernels: their many instances would take minutes to compile with it.)
+SIMT_UNDEFINED = $(if $(SANITIZE),-fsanitize=undefined -fno-sanitize-recover=all)
+$(BUILD)/simt/kernels/cuda/linear.o $(BUILD)/simt/kernels/cuda/linear_codebooks.o: SIMT_UNDEFINED =
 SIMT_TRACE = -O2 -fno-tree-vectorize -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -Wno-unknown-pragmas \
-  $(if $(SANITIZE),-fsanitize=undefined -fno-sanitize-recover=all)
+  $(SIMT_UNDEFINED)
 $(BUILD)/simt/%.o: %.cu Makefile | setup
 	@mkdir -p $(@D)
 	$(CXX) $(filter-out $(SANITIZE),$(CXXFLAGS)) $(SIMT_TRACE) -MMD -MP -x c++ -c -o $@ $<

@@ -68,7 +68,7 @@ void visit_weights(const Step &step, F &&f) {
                    [&](const Copy &) {},
                    [&](const Experts &s) {
                        f(s.gate), f(s.up), f(s.down), f(s.gate_bias), f(s.up_bias), f(s.down_bias);
-                       f(s.routing.selection_bias);
+                       f(s.routing.selection_bias), f(s.routing.expert_scales);
                    },
                    [&](const Logits &s) { f(s.weight), f(s.bias); },
                },
