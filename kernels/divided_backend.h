@@ -1,5 +1,5 @@
-// Two devices as one: each runs its share of the program (division.h) and keeps K and V of its own layers, and
-// what the other needs is copied through the host's memory between their turns.
+// Two devices as one: each runs its share of the program (division.h) and keeps K and V of its own layers,
+// and what the other needs is copied through the host's memory between their turns.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace runnel::kernels {
 // For every step of a program: 0 for the first device, 1 for the second.
 using AssignSteps = std::function<std::vector<uint8_t>(const Program &)>;
 
-// A block's bytes are the first device's, then the second's. Rows of logits are selected where the device that
-// computes them can. What kind of device it is says which layers are where.
+// A block's bytes are the first device's, then the second's. Rows of logits are selected where the device
+// that computes them can. What kind of device it is says which layers are where.
 std::unique_ptr<Backend> make_divided_backend(std::unique_ptr<Backend> first, std::unique_ptr<Backend> second,
                                               AssignSteps assign);
 
