@@ -21,9 +21,8 @@ std::string text_of(Size size) {
 }
 
 // Weights that are no part of the computation: leftovers of old converters, layers for drafting (nextn) and
-// scales of activations for other programs. The factors of matrices are apply_factors()'s.
+// scales of activations for other programs.
 bool ignorable(std::string_view name) {
-    if (name.ends_with(".scale")) return true;
     for (const std::string_view part : {".attn_rot_embd", ".nextn.", ".input_scale", ".attention.rotary_emb"})
         if (name.find(part) != std::string_view::npos) return true;
     return false;
@@ -278,6 +277,8 @@ void Builder::check_all_used() const {
         if (layer >= hyper_.block_count)
             metadata_.fail("block_count",
                            std::to_string(hyper_.block_count) + ", but there is a tensor " + name);
+        if (name.ends_with(".scale"))
+            fail(name, "factors are supported if they are one number beside a matrix that is not of experts");
         fail(name, "the architecture " + gguf::printable(hyper_.architecture) + " has no such weight");
     }
 }

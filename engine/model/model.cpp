@@ -90,9 +90,8 @@ Model build(const gguf::File &file, int64_t context) {
     Builder builder(file, read_hyper_parameters(file), context);
     family->emit(builder);
     HyperParameters hyper = builder.hyper();
-    kernels::Program program = builder.take();
-    apply_factors(file, program);
-    return {std::move(hyper), std::move(program)};
+    apply_factors(file, builder);
+    return {std::move(hyper), builder.take()};
 }
 
 std::vector<std::string_view> supported_architectures() {

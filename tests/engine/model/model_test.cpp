@@ -149,13 +149,13 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, one, kNan),
                   "blk.0.ffn_up.scale: is not a positive number");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, {3}, 1),
-                  "blk.0.ffn_up.scale: holds 3 numbers, one is expected");
+                  "blk.0.ffn_up.scale: factors are supported if they are one number");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F16, one),
                   "blk.0.ffn_up.scale: its type is f16, f32 is expected");
     ModelShape experts;
     experts.arch = "qwen3moe";
     check_refused(EditedModel(experts).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {4}, 1),
-                  "blk.0.ffn_up_exps.scale: factors are supported beside matrices of their own");
+                  "blk.0.ffn_up_exps.scale: factors are supported if they are one number beside a matrix");
 }
 
 TEST_CASE("model: hybrid families are refused with what is supported instead") {
