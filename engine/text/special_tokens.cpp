@@ -12,7 +12,8 @@ const std::string kPrefix = "tokenizer.ggml.";
 
 // Ends of a turn, in the order in which the first one found is taken for the end-of-turn token.
 constexpr std::string_view kTurnEnds[] = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<EOT>", "<｜end▁of▁sentence｜>",
+    "<|eot_id|>", "<|im_end|>",    "<|end|>", "<end_of_turn>",
+    "<turn|>",    "<|endoftext|>", "<EOT>",   "<｜end▁of▁sentence｜>",
 };
 // Ends of a text or of an answer in any model that has them.
 constexpr std::string_view kOtherEnds[] = {
@@ -28,7 +29,6 @@ constexpr std::string_view kOtherEnds[] = {
     "<|end_of_text|>",
     "<end_of_utterance>",
     "<eos>",
-    "<turn|>",
     "<|eot|>",
     "<|eom|>",
     "<|end_of_turn|>",
@@ -101,7 +101,10 @@ void collect_ends(Collector &tokens) {
          {"eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"})
         tokens.add_end(tokens.by_key(name));
     for (const std::string_view text : kTurnEnds) tokens.add_end(tokens.make_control(text));
-    for (const std::string_view text : kOtherEnds) tokens.add_end(tokens.make_control(text));
+    // Beside <eos>, in Gemma's vocabularies, </s> is what ends struck-out text in HTML.
+    const bool has_eos = tokens.by_text("<eos>") != kNoToken;
+    for (const std::string_view text : kOtherEnds)
+        if (text != "</s>" || !has_eos) tokens.add_end(tokens.make_control(text));
     collect_glm_ends(tokens);
     for (const std::string_view text : kFimEnds) tokens.add_end(tokens.make_control(text));
     for (const std::string_view text : kFimOthers) tokens.make_control(text);

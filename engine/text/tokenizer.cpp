@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "engine/text/byte_pair.h"
+#include "engine/text/charsmap.h"
 #include "engine/text/metadata.h"
 #include "engine/text/replace.h"
 #include "engine/text/sentencepiece.h"
@@ -59,6 +60,7 @@ struct Tokenizer::Impl {
     std::string name, note;
     Vocabulary vocabulary;
     SpecialTokens special;
+    std::vector<TokenId> suppressed;  // ascending; what the model must never say, whatever it thinks
     bool add_space_prefix = false;
     bool remove_extra_blanks = false;
 
@@ -68,6 +70,7 @@ struct Tokenizer::Impl {
     void load_matcher(const gguf::File &file);
 
     std::optional<std::variant<SentencePieceEncoder, BytePairEncoder>> encoder_;
+    std::optional<Charsmap> charsmap_;
     SpecialMatcher matcher_;
     std::vector<bool>
         swallows_space_;  // by id: white space behind the token belongs to it; empty for most models
@@ -103,6 +106,9 @@ Tokenizer::Impl::Impl(const gguf::File &file, Conventions conventions) {
     name = std::string(*model) + "/" + (kind ? std::string(pre) : "default");
     vocabulary = Vocabulary::load(file);
     special = SpecialTokens::load(file, vocabulary, kind);
+    for (const int64_t id : get_ints(file, "tokenizer.ggml.suppress_tokens"))
+        if (id >= 0 && id < vocabulary.size()) suppressed.push_back(static_cast<TokenId>(id));
+    std::sort(suppressed.begin(), suppressed.end());
     if (kind) {
         // StarCoder says that what it cannot spell is <|endoftext|>: nothing in a text may become that.
         const bool is_end = std::binary_search(special.end_of_generation.begin(),
@@ -122,11 +128,7 @@ void Tokenizer::Impl::start_sentencepiece(const gguf::File &file, bool has_merge
                      std::move(merges));
     add_space_prefix = get_bool(file, "tokenizer.ggml.add_space_prefix").value_or(!has_merges);
     remove_extra_blanks = get_bool(file, "tokenizer.ggml.remove_extra_whitespaces").value_or(false);
-    if (file.find("tokenizer.ggml.precompiled_charsmap"))
-        note =
-            "tokenizer.ggml.precompiled_charsmap is not applied: characters that the model's tokenizer "
-            "replaces "
-            "by others stay as they are";
+    charsmap_ = Charsmap::load(file);
 }
 
 void Tokenizer::Impl::load_matcher(const gguf::File &file) {
@@ -195,7 +197,10 @@ void Tokenizer::Impl::encode(const SentencePieceEncoder &encoder, const std::vec
         const bool first = &fragment == &fragments.front() && !continues,
                    last = &fragment == &fragments.back();
         const size_t mark = text.size();
-        if (is_text) append_blank_marks(fragment.text, first, last, text);
+        if (is_text && charsmap_)
+            append_blank_marks(charsmap_->normalize(fragment.text, kMaxTextBytes - 1), first, last, text);
+        else if (is_text)
+            append_blank_marks(fragment.text, first, last, text);
         if (remove_extra_blanks && text.size() == mark) text.clear();
         bytes += text.size();
         texts.push_back(std::move(text));
@@ -362,7 +367,9 @@ bool Tokenizer::is_end_of_generation(TokenId id) const {
 }
 
 bool Tokenizer::is_sampleable(TokenId id) const {
-    return impl_->vocabulary.contains(id) && impl_->vocabulary.type(id) != TokenType::Unused;
+    const auto &never = impl_->suppressed;
+    return impl_->vocabulary.contains(id) && impl_->vocabulary.type(id) != TokenType::Unused &&
+           !std::binary_search(never.begin(), never.end(), id);
 }
 
 namespace {

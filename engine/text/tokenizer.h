@@ -68,8 +68,8 @@ class Tokenizer {
     int32_t size() const;
     bool is_control(TokenId id) const;            // control and unknown tokens: no text of their own
     bool is_end_of_generation(TokenId id) const;  // eos, eot, eom and their textual relatives
-    // Rows of the model's output that stand for no token (ids outside the vocabulary, padding) are never to
-    // be sampled.
+    // Never to be sampled: rows of the model's output that stand for no token (ids outside the vocabulary,
+    // padding), and `tokenizer.ggml.suppress_tokens` (Gemma 4: ends of images and sounds).
     bool is_sampleable(TokenId id) const;
     std::optional<TokenId> bos() const;
     std::optional<TokenId> eos() const;

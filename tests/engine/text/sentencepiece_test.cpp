@@ -1,18 +1,27 @@
 // Small models trained by SentencePiece, and what it makes of texts with them (scripts/record-tokenizers).
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tests/engine/text/vocabulary_file.h"
 #include "tests/support/data.h"
+#include "tests/support/random.h"
 
 using namespace runnel;
 using nlohmann::json;
 using text::TokenId;
 
 namespace {
+
+std::string from_hex(const std::string &digits) {
+    std::string bytes;
+    for (size_t i = 0; i + 1 < digits.size(); i += 2)
+        bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+    return bytes;
+}
 
 testing::VocabularyFile file_of(const json &model) {
     testing::VocabularyFile file;
@@ -22,6 +31,8 @@ testing::VocabularyFile file_of(const json &model) {
     file.ints("tokenizer.ggml.token_type", model["types"].get<std::vector<int32_t>>());
     for (const auto &[key, value] : model["keys"].items())
         file.boolean("tokenizer.ggml." + key, value.get<bool>());
+    if (model.contains("charsmap"))
+        file.bytes("tokenizer.ggml.precompiled_charsmap", from_hex(model["charsmap"]));
     return file;
 }
 
@@ -40,6 +51,65 @@ TEST_CASE("SentencePiece models give SentencePiece's tokens") {
             CHECK(loaded.tokenizer.encode(sample, kPlain) == model["ids"][i].get<std::vector<TokenId>>());
         }
     }
+}
+
+TEST_CASE("charsmap: a value of another form is refused, a damaged one never reaches outside") {
+    const json data = json::parse(testing::read_file("tests/data/sentencepiece.json"));
+    const json &model = data["models"]["replaced"];
+    const std::string whole = from_hex(model["charsmap"]), key = "tokenizer.ggml.precompiled_charsmap";
+    auto file = file_of(model);
+    const std::string no_trie = key + ": does not begin with the size of a trie";
+    CHECK(file.bytes(key, "").error() == "");
+    CHECK(file.bytes(key, "abc").error().starts_with(no_trie));
+    CHECK(file.bytes(key, whole.substr(0, 400)).error().starts_with(no_trie));
+    CHECK(file.bytes(key, std::string("\xff\xff\xff\xff", 4) + whole.substr(4)).error().starts_with(no_trie));
+    CHECK(file.bytes(key, whole.substr(0, whole.size() - 1)).error() ==
+          key + ": its replacements do not end in a zero");
+    CHECK(file.boolean(key, true).error() == key + ": is not an array");
+    CHECK(file.ints(key, {1, 256}).error() == key + ": is not an array of bytes");
+    testing::Random random(20261121);
+    for (int round = 0; round < 60; ++round) {
+        CAPTURE(round);
+        std::string damaged = whole;
+        for (int edits = 0; edits < 20; ++edits)
+            damaged[4 + random.below(damaged.size() - 5)] = static_cast<char>(random.bits());
+        const auto loaded = file.bytes(key, damaged).load();
+        for (const json &sample : data["texts"])
+            CHECK(loaded.tokenizer.encode(sample.get<std::string>(), kPlain).size() < 100000);
+    }
+}
+
+TEST_CASE("charsmap: bytes that are no UTF-8 are kept") {
+    const json data = json::parse(testing::read_file("tests/data/sentencepiece.json"));
+    const auto loaded = file_of(data["models"]["replaced"]).load();
+    const std::string broken = "\xff\xe3\x80 \xc3";
+    CHECK(loaded.tokenizer.decode(loaded.tokenizer.encode(broken, kPlain)) == broken);
+    CHECK(loaded.tokenizer.note().empty());
+}
+
+TEST_CASE("gemma4: ends of turns, struck-out text, tokens that are never said") {
+    const int32_t first = testing::kFirstPiece;
+    auto file = testing::sentencepiece_file({"<eos>", "<turn|>", "<|tool_response>", "b", "a", "<image|>"});
+    std::vector<int32_t> types(static_cast<size_t>(first) + 6, 1);
+    std::fill(types.begin() + 3, types.begin() + first, 6);
+    for (const int32_t user : {first + 1, first + 2, 2}) types[static_cast<size_t>(user)] = 4;
+    types[static_cast<size_t>(first)] = 3;
+    file.string("tokenizer.ggml.model", "gemma4").strings("tokenizer.ggml.merges", {});
+    file.ints("tokenizer.ggml.token_type", types);
+    file.number("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(first));
+    file.ints("tokenizer.ggml.suppress_tokens", {first + 5, -1, 1 << 20});
+    const auto loaded = file.load();
+    const text::Tokenizer &tokenizer = loaded.tokenizer;
+    for (const int32_t end : {first, first + 1, first + 2}) CHECK(tokenizer.is_end_of_generation(end));
+    CHECK_FALSE(tokenizer.is_end_of_generation(2));  // a word of HTML
+    CHECK(tokenizer.eot() == first + 1);
+    CHECK(tokenizer.decode(2) == "</s>");
+    CHECK_FALSE(tokenizer.is_sampleable(first + 5));
+    CHECK(tokenizer.is_sampleable(first + 4));
+    CHECK(file.ints("tokenizer.ggml.suppress_tokens", {}).error() == "");
+    CHECK(file.boolean("tokenizer.ggml.suppress_tokens", true)
+              .error()
+              .starts_with("tokenizer.ggml.suppress_tokens"));
 }
 
 TEST_CASE("a blank mark in the text is a blank, in user-defined tokens too") {

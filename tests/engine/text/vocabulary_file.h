@@ -45,6 +45,12 @@ class VocabularyFile {
             for (const int32_t value : values) bytes.put(value);
         });
     }
+    VocabularyFile &bytes(std::string_view key, std::string_view values) {
+        return set(key, [&](GgufBytes &bytes) {
+            bytes.key(key, gguf::ValueType::Array).array(gguf::ValueType::U8, values.size());
+            bytes.put_raw(values);
+        });
+    }
     VocabularyFile &without(std::string_view key) {
         std::erase_if(entries_, [&](const auto &entry) { return entry.first == key; });
         return *this;
