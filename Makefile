@@ -32,6 +32,11 @@ CUDA_ARCHS ?= $(if $(shell nvidia-smi -L 2>/dev/null),native,80 90)
 cuda_runtime := kernels/cuda/runtime.cpp
 cuda_kernels := $(wildcard kernels/cuda/*.cu)
 cuda_host := $(filter-out $(cuda_runtime) kernels/cuda/devices_absent.cpp,$(wildcard kernels/cuda/*.cpp))
+# sm_75 lacks what the kernels are made of: cp.async, bf16, and 8-bit mma of 32 columns.
+too_old := $(filter 50 52 53 60 61 62 70 72 75,$(CUDA_ARCHS))
+ifneq ($(too_old),)
+$(error CUDA_ARCHS: sm_$(firstword $(too_old)) is too old, the kernels need sm_80 (Ampere, 2020): such a GPU runs models on the CPU)
+endif
 ifneq ($(NVCC),)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 # -fmad=false: as -ffp-contract=off. PTX of the newest architecture serves the ones after it.
@@ -50,7 +55,7 @@ cuda_objects := $(BUILD)/obj/kernels/cuda/devices_absent.o
 endif
 
 sources := $(shell find gguf kernels engine -name '*.cpp' -not -path 'kernels/cuda/*' 2>/dev/null)
-tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' 2>/dev/null)
+tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' -not -path 'tests/gpu/device/*' 2>/dev/null)
 tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 objects := $(sources:%.cpp=$(BUILD)/obj/%.o)
 test_objects := $(tests:%.cpp=$(BUILD)/obj/%.o)
@@ -89,6 +94,12 @@ $(BUILD)/libsimt.a: $(simt_objects)
 
 $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a
 	$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
+
+# The test cases of the kernels on a real device (scripts/gpu-check); says so, with status 77, where there is none.
+gpu_test_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(wildcard tests/kernels/cuda/*.cpp) tests/gpu/device/main.cpp \
+  tests/support/reference.cpp tests/support/tiny_program.cpp)
+$(BUILD)/gpu-tests: $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a
+	$(CXX) $(LDFLAGS) -o $@ $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS)
 
 # Speed of the matrix kernels alone (kernels/cpu/README.md).
 $(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunnel.a
@@ -131,7 +142,8 @@ $(shell mkdir -p $(BUILD) && echo '$(commit)' | cmp -s - $(BUILD)/commit || echo
 $(BUILD)/obj/engine/commands/version.o: $(BUILD)/commit
 $(BUILD)/obj/engine/commands/version.o: CXXFLAGS += -DRUNNEL_COMMIT='"$(commit)"'
 
-test: $(BUILD)/tests $(BUILD)/runnel
+# (make-model: for the dry run of scripts/gpu-check. With sanitizers it is left away.)
+test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model)
 	RUNNEL=$(BUILD)/runnel $(BUILD)/tests $(TEST_ARGS)
 
 asan: setup
@@ -152,5 +164,5 @@ format:
 clean:
 	rm -rf build build-asan
 
--include $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
+-include $(BUILD)/obj/tests/gpu/device/main.d $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
   $(cuda_objects:.o=.d) $(simt_objects:.o=.d)

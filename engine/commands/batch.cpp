@@ -87,12 +87,12 @@ class BatchRun {
     }
 
     int loop() {
-        while (!stop_.requested()) {
-            read_lines();
-            if (batch_.unfinished() == 0 && ended_) break;
-            if (batch_.unfinished() > 0 && !batch_.step(&stop_)) break;
-            for (const AnswerBatch::Finished &answer : batch_.take_finished()) write(answer);
-            show_progress();
+        try {
+            answer_all();
+        } catch (const kernels::BackendError &) {  // a GPU that was lost: what is written stays
+            output_.close();
+            note_stop();
+            throw;
         }
         output_.close();
         const bool finished = ended_ && batch_.unfinished() == 0;
@@ -102,6 +102,21 @@ class BatchRun {
     }
 
   private:
+    void answer_all() {
+        while (!stop_.requested()) {
+            read_lines();
+            if (batch_.unfinished() == 0 && ended_) break;
+            if (batch_.unfinished() > 0 && !batch_.step(&stop_)) break;
+            for (const AnswerBatch::Finished &answer : batch_.take_finished()) write(answer);
+            show_progress();
+        }
+    }
+
+    void note_stop() {
+        io_.note("stopped after " + std::to_string(output_.written() + kept_) + " rows" +
+                 (options_.output ? ": go on with --resume" : ""));
+    }
+
     struct Waiting {
         RowIdentity row;
         uint64_t bytes;              // of its line
@@ -317,9 +332,7 @@ class BatchRun {
         if (forgotten_ > 0)
             io_.note("texts outgrew the context: " + std::to_string(forgotten_) +
                      " tokens were left out or forgotten (\"forgotten_tokens\" of their rows)");
-        if (!finished)
-            io_.note("stopped after " + std::to_string(output_.written() + kept_) + " rows" +
-                     (options_.output ? ": go on with --resume" : ""));
+        if (!finished) note_stop();
     }
 
     const BatchOptions &options_;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <iterator>
+#include <optional>
 #include <random>
 
 #include "engine/commands/bench_speculation.h"
@@ -14,6 +15,8 @@
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/session.h"
 #include "kernels/cpu/pool.h"
+#include "kernels/cuda/devices.h"
+#include "kernels/cuda/probe.h"
 
 namespace runnel::commands {
 namespace {
@@ -40,6 +43,7 @@ struct Row {
     std::vector<double> gains{};  // over one sequence, in the same repetition
     double bytes_per_token = 0;   // weights and cache that a token moves; of decoding
     double first_token = 0;       // seconds, mean; of a prefill
+    double operations = 0;        // of the matrices, per second; of a prefill
     // Bytes per second that the machine read around each repetition; of decoding.
     std::vector<double> bandwidths{};
 
@@ -63,12 +67,62 @@ struct Row {
     }
 };
 
+// Multiply-adds of the matrices per token of a prompt, times two. (Attention's grow with what is before it.)
+double operations_per_token(const kernels::Program &program) {
+    double sum = 0;
+    const auto add = [&](kernels::WeightId id, double matrices) {
+        if (id == kernels::kNoWeight) return;
+        const kernels::Weight &w = program.weights[static_cast<size_t>(id)];
+        sum += 2 * matrices * static_cast<double>(w.rows) * static_cast<double>(w.cols);
+    };
+    for (const kernels::Step &step : program.steps) {
+        if (const auto *linear = std::get_if<kernels::Linear>(&step))
+            for (const auto &part : linear->parts) add(part.weight, 1);
+        if (const auto *heads = std::get_if<kernels::HeadLinear>(&step))
+            add(heads->weight,
+                static_cast<double>(program.weights[static_cast<size_t>(heads->weight)].count));
+        if (const auto *experts = std::get_if<kernels::Experts>(&step))
+            for (const kernels::WeightId id : {experts->gate, experts->up, experts->down})
+                add(id, experts->routing.used);
+    }
+    return sum;
+}
+
+// What the device's memory and tensor cores give, measured on it. Of a GPU once, before the model takes its
+// memory: nobody shares it; of the CPU around every test.
+class Limits {
+  public:
+    Limits(const decode::DeviceChoice &choice, int threads) {
+        if (choice.cuda) {
+            try {
+                copies_ = kernels::cuda::copy_bandwidth(*choice.cuda);
+                tensor_rate_ = kernels::cuda::tensor_rate(*choice.cuda);
+                return;
+            } catch (const kernels::BackendError &) {
+                copies_ = tensor_rate_ = 0;  // then the engine says what is wrong with it, or uses the CPU
+            }
+        }
+        meter_.emplace(threads);
+    }
+    // The engine uses the CPU after all.
+    void use_cpu(int threads) {
+        copies_ = tensor_rate_ = 0;
+        if (!meter_) meter_.emplace(threads);
+    }
+    double bandwidth() { return meter_ ? meter_->read() : copies_; }  // bytes per second
+    double tensor_rate() const { return tensor_rate_; }               // operations per second; 0: not known
+    bool of_gpu() const { return !meter_; }
+
+  private:
+    std::optional<decode::BandwidthMeter> meter_;
+    double copies_ = 0, tensor_rate_ = 0;
+};
+
 // Runs tests on one engine; throws Interrupted.
 class Bench {
   public:
-    Bench(const BenchOptions &options, Engine &engine, decode::BandwidthMeter &meter,
-          const decode::StopRequest &stop)
-        : options_(options), engine_(engine), meter_(meter), stop_(stop) {}
+    Bench(const BenchOptions &options, Engine &engine, Limits &limits, const decode::StopRequest &stop)
+        : options_(options), engine_(engine), limits_(limits), stop_(stop) {}
 
     Row prefill(int32_t depth) {
         Row row{name("pp", options_.prompt, depth), false, depth, {}};
@@ -82,6 +136,7 @@ class Bench {
             row.rates.push_back(options_.prompt / seconds);
             row.first_token += seconds / options_.repetitions;
         }
+        row.operations = row.mean() * operations_per_token(engine_.model().program);
         return row;
     }
 
@@ -91,11 +146,11 @@ class Bench {
         feed(session, depth);
         for (int32_t i = 0; i < options_.repetitions; ++i) {
             session.truncate(static_cast<size_t>(depth));
-            const double before = meter_.read();
+            const double before = limits_.bandwidth();
             const auto start = Clock::now();
             for (int32_t n = 0; n < options_.generate; ++n) feed(session, 1);
             row.rates.push_back(options_.generate / seconds_since(start));
-            row.bandwidths.push_back((before + meter_.read()) / 2);
+            row.bandwidths.push_back((before + limits_.bandwidth()) / 2);
         }
         // The cells that the middle token of the test reads.
         const kernels::Program &program = engine_.model().program;
@@ -163,15 +218,22 @@ class Bench {
 
     const BenchOptions &options_;
     Engine &engine_;
-    decode::BandwidthMeter &meter_;
+    Limits &limits_;
     const decode::StopRequest &stop_;
     std::mt19937 random_{1};  // which tokens does not matter to the speed
 };
 
-std::string table(const std::vector<Row> &rows, double bandwidth, const std::string &device) {
+std::string table(const std::vector<Row> &rows, double bandwidth, const Limits &limits,
+                  const std::string &device) {
     char line[256];
-    std::snprintf(line, sizeof line, "%s, reads %.1f GB/s\n\n", device.c_str(), bandwidth / 1e9);
+    std::snprintf(line, sizeof line, "%s, %s %.1f GB/s", device.c_str(), limits.of_gpu() ? "copies" : "reads",
+                  bandwidth / 1e9);
     std::string text = line;
+    if (limits.tensor_rate() > 0) {
+        std::snprintf(line, sizeof line, ", multiplies %.0f TFLOP/s (bf16)", limits.tensor_rate() / 1e12);
+        text += line;
+    }
+    text += "\n\n";
     text += "test              tokens/s      +/-   first token   MB/token   of bandwidth\n";
     for (const Row &row : rows) {
         if (row.decode)
@@ -184,23 +246,35 @@ std::string table(const std::vector<Row> &rows, double bandwidth, const std::str
             std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %10.1f ms\n", row.test.c_str(), row.mean(),
                           row.deviation(), row.first_token * 1e3);
         text += line;
+        if (row.operations > 0 && limits.tensor_rate() > 0) {
+            text.pop_back();
+            std::snprintf(line, sizeof line, " %28.1f%% of multiplying\n",
+                          100 * row.operations / limits.tensor_rate());
+            text += line;
+        }
     }
     return text;
 }
 
 // Of all that was measured beside the rows; of one reading, when nothing was.
-double median_bandwidth(const std::vector<Row> &rows, decode::BandwidthMeter &meter) {
+double median_bandwidth(const std::vector<Row> &rows, Limits &limits) {
     std::vector<double> all;
     for (const Row &row : rows) all.insert(all.end(), row.bandwidths.begin(), row.bandwidths.end());
-    return all.empty() ? meter.read() : median(std::move(all));
+    return all.empty() ? limits.bandwidth() : median(std::move(all));
+}
+
+// The GPU that the engine will be on, unless the model does not run there.
+decode::DeviceChoice gpu_of(const decode::DeviceRequest &request) {
+    if (request.device == "cpu") return {};
+    return decode::choose_device(request, kernels::cuda::find_devices());
 }
 
 std::string kind_of(const Row &row) {
     return row.decode ? "decode" : row.gains.empty() ? "prefill" : "sequences";
 }
 
-Json json_of(const std::vector<Row> &rows, double bandwidth, const Engine &engine, const std::string &device,
-             const BenchOptions &options) {
+Json json_of(const std::vector<Row> &rows, double bandwidth, const Limits &limits, const Engine &engine,
+             const std::string &device, const BenchOptions &options) {
     Json list = Json::array();
     for (const Row &row : rows)
         list.push_back({{"test", row.test},
@@ -214,10 +288,16 @@ Json json_of(const std::vector<Row> &rows, double bandwidth, const Engine &engin
                         {"tps", row.rates},
                         {"ttft_ms", kind_of(row) == "prefill" ? Json(row.first_token * 1e3) : Json()},
                         {"bytes_per_token", row.decode ? Json(row.bytes_per_token) : Json()},
-                        {"bandwidth_share", row.decode ? Json(row.share()) : Json()}});
+                        {"bandwidth_share", row.decode ? Json(row.share()) : Json()},
+                        {"operations_per_second", row.operations > 0 ? Json(row.operations) : Json()},
+                        {"tensor_share", row.operations > 0 && limits.tensor_rate() > 0
+                                             ? Json(row.operations / limits.tensor_rate())
+                                             : Json()}});
     return {{"model", options.model.path},
             {"device", device},
             {"bandwidth_bytes_per_second", bandwidth},
+            {"bandwidth_of", limits.of_gpu() ? "copies" : "reads"},
+            {"tensor_operations_per_second", limits.tensor_rate() > 0 ? Json(limits.tensor_rate()) : Json()},
             {"load_ms", engine.load_seconds() * 1e3},
             {"repetitions", options.repetitions},
             {"tests", std::move(list)}};
@@ -242,12 +322,12 @@ int bench(const BenchOptions &options, Io &io) {
     if (engine_flags.context == 0) engine_flags.context = needed;
     if (engine_flags.context < needed)
         throw UsageError("the tests need a context of " + std::to_string(needed) + " tokens: leave -c away");
-    Engine engine(engine_flags);
-    const std::string device = engine.executor().device().name;
     const int threads = options.model.threads > 0 ? options.model.threads : kernels::cpu::physical_cores();
-
-    decode::BandwidthMeter meter(threads);
-    Bench bench(options, engine, meter, stop);
+    Limits limits(gpu_of(engine_flags.device), threads);
+    Engine engine(engine_flags);
+    if (engine.executor().device().kind != "cuda") limits.use_cpu(threads);
+    const std::string device = engine.executor().device().name;
+    Bench bench(options, engine, limits, stop);
     std::vector<Row> rows;
     {
         Session warm(engine.executor());  // brings the weights into memory
@@ -258,9 +338,9 @@ int bench(const BenchOptions &options, Io &io) {
         if (options.generate > 0) rows.push_back(bench.decode(depth));
         if (options.generate > 0) std::ranges::move(bench.together(depth), std::back_inserter(rows));
     }
-    const double bandwidth = median_bandwidth(rows, meter);
-    io.out.write(options.json ? dump(json_of(rows, bandwidth, engine, device, options), 2)
-                              : table(rows, bandwidth, device));
+    const double bandwidth = median_bandwidth(rows, limits);
+    io.out.write(options.json ? dump(json_of(rows, bandwidth, limits, engine, device, options), 2)
+                              : table(rows, bandwidth, limits, device));
     return exit_code::kDone;
 }
 

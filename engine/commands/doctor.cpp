@@ -126,7 +126,7 @@ class Doctor {
         const kernels::DeviceInfo info = kernels::cpu::make_cpu_backend(options_.threads)->info();
         Finding device{Area::Cpu, info.name, Verdict::Right};
         CheckedDevice cpu{Area::Cpu, [this] { return kernels::cpu::make_cpu_backend(options_.threads); },
-                          4e-2};
+                          kCpuTolerance};
         if (!options_.quick) {
             progress_.show("measuring memory");
             cpu.bytes_per_second = decode::BandwidthMeter(threads_).read();

@@ -31,6 +31,7 @@ constexpr int32_t kDecodeRows =
     64;  // query rows of a sequence and K/V head up to which attention splits keys
 constexpr int32_t kAllRows = INT32_MAX;
 constexpr size_t kLeastPartials = size_t{1} << 20;
+constexpr int kOldestMajor = 8;  // cp.async, bf16 and 8-bit mma of 32 columns (the Makefile says it, too)
 
 bool cancelled(const Batch &batch) {
     return batch.cancel != nullptr && batch.cancel->load(std::memory_order_relaxed);
@@ -50,6 +51,12 @@ struct GraphKey {
 class CudaBackend final : public Backend {
   public:
     explicit CudaBackend(int device) : device_(device), properties_(properties(device)) {
+        if (properties_.major < kOldestMajor)
+            throw BackendError(BackendError::Kind::Failed,
+                               properties_.name + " has compute capability " +
+                                   std::to_string(properties_.major) + "." +
+                                   std::to_string(properties_.minor) +
+                                   ", and the kernels need 8.0 (Ampere, 2020) or later: use --device cpu");
         use_device(device);
     }
 

@@ -11,11 +11,43 @@ namespace runnel::kernels::cuda {
 
 namespace {
 
+// What the user can do about an error that no other run of this process gets past; empty for others.
+const char *advice(cudaError_t error) {
+    switch (error) {
+        case cudaErrorECCUncorrectable:
+        case cudaErrorNvlinkUncorrectable:
+            return "the GPU's memory has failed: start the machine anew";
+        case cudaErrorIllegalAddress:
+        case cudaErrorLaunchFailure:
+        case cudaErrorLaunchTimeout:
+        case cudaErrorHardwareStackError:
+        case cudaErrorIllegalInstruction:
+        case cudaErrorMisalignedAddress:
+        case cudaErrorUnknown:
+        case cudaErrorDeviceUninitialized:
+        case cudaErrorExternalDevice:
+            return "the GPU was lost in the middle of its work (dmesg shows it as Xid): start again; if it "
+                   "happens twice, runnel doctor finds out why, and --device cpu runs without";
+        case cudaErrorDevicesUnavailable:
+            return "another process has the GPU for itself";
+        case cudaErrorNoKernelImageForDevice:
+        case cudaErrorInvalidDeviceFunction:
+            return "this runnel has no code for this GPU: build it with CUDA_ARCHS for it, or use --device "
+                   "cpu";
+        case cudaErrorMemoryAllocation:
+            return "choose a smaller context with -c, or --device cpu";
+        default:
+            return "";
+    }
+}
+
 [[noreturn]] void fail(cudaError_t error, const std::string &what) {
     cudaGetLastError();  // an error that is not fatal stays remembered otherwise
     const auto kind =
         error == cudaErrorMemoryAllocation ? BackendError::Kind::OutOfMemory : BackendError::Kind::Failed;
-    throw BackendError(kind, "CUDA: " + what + ": " + cudaGetErrorString(error));
+    const std::string more = advice(error);
+    throw BackendError(
+        kind, "CUDA: " + what + ": " + cudaGetErrorString(error) + (more.empty() ? "" : " (" + more + ")"));
 }
 
 void check(cudaError_t error, const char *what) {

@@ -49,6 +49,10 @@ std::vector<LaunchReport> take_reports() {
     return std::move(reports());
 }
 
+bool emulated() {
+    return true;
+}
+
 }  // namespace runnel::simt
 
 namespace runnel::kernels::cuda {
@@ -60,12 +64,24 @@ using simt::memory;
 
 Devices find_devices() noexcept {
     const size_t bytes = simt::settings().memory;
-    return {true, {{"emulated device", "cuda", bytes, bytes - memory().allocated()}}, ""};
+    Devices devices{true, {}, simt::settings().why_none};
+    for (int i = 0; i < simt::settings().devices; ++i)
+        devices.found.push_back({"emulated device", "cuda", bytes, bytes - memory().allocated()});
+    return devices;
+}
+
+// Every call that gives the device work, or waits for it.
+static void expect_alive(const char *what) {
+    simt::Settings &now = simt::settings();
+    const std::lock_guard hold(device_lock());
+    if (now.fail_at > 0 && ++now.calls >= now.fail_at)
+        throw BackendError(BackendError::Kind::Failed,
+                           std::string("CUDA: ") + what + ": unspecified launch failure");
 }
 
 DeviceProperties properties(int) {
     return {"emulated device",
-            9,
+            simt::settings().major,
             0,
             simt::settings().multiprocessors,
             simt::settings().memory,
@@ -157,6 +173,7 @@ bool Event::done() const {
     return !get().mark || get().mark->done;
 }
 void Event::wait() const {
+    expect_alive("running kernels");
     if (get().mark) get().mark->bring_about();
 }
 float Event::milliseconds(const Event &from, const Event &to) {
@@ -191,6 +208,7 @@ void Stream::Delete::operator()(Implementation *p) const noexcept {
 }
 
 void Stream::copy_to_device(void *device, const void *host, size_t bytes) {
+    expect_alive("copying to the device");
     get().add([=] {
         ++simt::host_traffic().to_device;
         simt::host_traffic().bytes_to_device += bytes;
@@ -200,6 +218,7 @@ void Stream::copy_to_device(void *device, const void *host, size_t bytes) {
 }
 
 void Stream::copy_to_host(void *host, const void *device, size_t bytes) {
+    expect_alive("copying from the device");
     get().add([=] {
         ++simt::host_traffic().to_host;
         simt::host_traffic().bytes_to_host += bytes;
@@ -237,6 +256,7 @@ void Stream::wait_for(const Event &event) {
 }
 
 void Stream::wait() {
+    expect_alive("running kernels");
     if (get().capturing) throw simt::Violation("the host waits for a stream that records a graph");
     ++simt::host_traffic().waits;
     get().queue->run_until([] { return false; });
@@ -253,10 +273,12 @@ Graph Stream::end_capture() {
 }
 
 void Stream::replay(const Graph &graph) {
+    expect_alive("launching a graph");
     for (const Work &work : graph.get().work) get().add(work);
 }
 
 void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const void *params, size_t bytes) {
+    expect_alive("launching a kernel");
     const auto *begin = static_cast<const std::byte *>(params);
     get().add([kernel, shape, copy = std::vector<std::byte>(begin, begin + bytes)] {
         simt::run_kernel(kernel, shape, copy);

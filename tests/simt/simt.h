@@ -35,6 +35,13 @@ struct Settings {
     int resident_blocks = 2;  // of every kernel per multiprocessor
     size_t shared_per_block = 99 << 10;
     size_t memory = size_t{1} << 30;  // bytes that can be allocated
+    int major = 9;                    // compute capability
+    // The device is lost at this call of runtime.h that gives it work or waits for it, counted from the
+    // setting on; from then on every call fails, as after an Xid, until `calls` is below it again. 0: never.
+    int64_t fail_at = 0, calls = 0;
+    // How many devices there are, and why there are none.
+    int devices = 1;
+    std::string why_none;
 };
 Settings &settings();
 
@@ -63,5 +70,9 @@ HostTraffic take_host_traffic();
 
 // Every launch since the last call, in the order they ran.
 std::vector<LaunchReport> take_reports();
+
+// False in build/gpu-tests, where the same test cases run on a real device (tests/gpu/device/): settings
+// change nothing there, and launches leave no reports.
+bool emulated();
 
 }  // namespace runnel::simt

@@ -411,11 +411,12 @@ void write_tensor(const Plan &plan, const ModelShape &shape, gguf::Writer &write
     };
     for (int64_t first = 0; first < rows; first += most) {
         const int64_t count = std::min(most, rows - first);
-        split(count, count * cols > 10000 ? shape.threads : 1, [&](int64_t from, int64_t to) {
-            std::vector<float> values(static_cast<size_t>(cols));
-            for (int64_t r = from; r < to; ++r)
-                make_row(first + r, values, buffer.data() + static_cast<size_t>(r) * stored);
-        });
+        if (first == 0 || !shape.repeated)
+            split(count, count * cols > 10000 ? shape.threads : 1, [&](int64_t from, int64_t to) {
+                std::vector<float> values(static_cast<size_t>(cols));
+                for (int64_t r = from; r < to; ++r)
+                    make_row(first + r, values, buffer.data() + static_cast<size_t>(r) * stored);
+            });
         writer.write(std::span(buffer).first(static_cast<size_t>(count) * stored));
     }
 }

@@ -50,6 +50,8 @@ struct ModelShape {
     std::string type = "F32";
     bool pure = false;         // no mix and no habits: every matrix in `type`, where rows allow
     bool dequantized = false;  // F32 values that went through `type`
+    bool repeated =
+        false;  // a tensor's first two million weights again and again: large models in little time
 
     bool tied = false;  // no output matrix: the embeddings are used
     bool bias = false;  // on q, k, v (and attention output in llama), beside those that the family has

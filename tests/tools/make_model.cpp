@@ -50,6 +50,7 @@ int main(int argc, char **argv) {
     app.add_option("--latent-rotated", shape.latent_rotated);
     app.add_option("--seed", shape.seed);
     app.add_option("--threads", shape.threads)->check(CLI::Range(1, 64));
+    app.add_flag("--repeated", shape.repeated, "repeat the first weights of each tensor: quick to make");
     app.add_flag("--fast", fast, "a cheaper search in the K and IQ4 formats");
     CLI11_PARSE(app, argc, argv);
     if (fast) shape.effort = runnel::gguf::Effort::Fast;

@@ -1,0 +1,56 @@
+// build/gpu-tests: the test cases of tests/kernels/cuda/, which `make test` runs in the emulator, on a real
+// device. Exit status 77 where there is none.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+#include <cstdio>
+
+#include "gguf/half.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/devices.h"
+#include "tests/simt/simt.h"
+
+namespace runnel::simt {
+
+// What stands in for the emulator (tests/simt/): settings change nothing, and there are no reports.
+Settings &settings() {
+    static Settings unused;
+    return unused;
+}
+std::vector<LaunchReport> take_reports() {
+    return {};
+}
+HostTraffic take_host_traffic() {
+    return {};
+}
+bool emulated() {
+    return false;
+}
+
+}  // namespace runnel::simt
+
+// Of device.h, what host code of the tests uses.
+namespace runnel::kernels::cuda {
+
+uint16_t f32_to_f16(float x) {
+    return gguf::f32_to_f16(x);
+}
+uint16_t f32_to_bf16(float x) {
+    return gguf::f32_to_bf16(x);
+}
+float f16_to_f32(uint16_t h) {
+    return gguf::f16_to_f32(h);
+}
+
+}  // namespace runnel::kernels::cuda
+
+int main(int argc, char **argv) {
+    constexpr int kNoDevice = 77;
+    const runnel::kernels::cuda::Devices devices = runnel::kernels::cuda::find_devices();
+    if (devices.found.empty()) {
+        std::fprintf(stderr, "gpu-tests: no device: %s\n", devices.why_none.c_str());
+        return kNoDevice;
+    }
+    std::printf("on %s\n", devices.found.front().name.c_str());
+    return doctest::Context(argc, argv).run();
+}

@@ -1,0 +1,65 @@
+// scripts/gpu-check without a GPU: every stage runs, on tiny shapes on the CPU, and the table has their
+// figures.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/support/process.h"
+#include "tests/support/temporary.h"
+
+using namespace runnel::testing;
+using nlohmann::json;
+
+namespace {
+
+std::string text_of(const std::filesystem::path &path) {
+    const std::vector<std::byte> bytes = read_bytes(path);
+    return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+TEST_CASE("gpu-check: a dry run goes through all stages") {
+    const auto program = program_under_test();
+    if (!program || !std::filesystem::exists("scripts/gpu-check") ||
+        std::system("python3 --version >/dev/null 2>&1") != 0) {
+        MESSAGE("no program to test, no python3, or not run from the root of the sources: skipped");
+        return;
+    }
+    const std::filesystem::path binaries = std::filesystem::absolute(*program).parent_path();
+    if (!std::filesystem::exists(binaries / "make-model")) {
+        MESSAGE("no make-model beside the program: skipped");
+        return;
+    }
+    const TemporaryDirectory directory;
+    const std::string out = (directory / "out").string();
+    // gpu-tests are not built here: a folder with what there is.
+    for (const char *name : {"runnel", "make-model"})
+        std::filesystem::create_symlink(binaries / name, directory / name);
+    const int status =
+        std::system(("python3 scripts/gpu-check " + out + " --dry-run --skip build --binaries " +
+                     directory.path().string() + " >" + (directory / "log").string() + " 2>&1")
+                        .c_str());
+    CAPTURE(text_of(directory / "log"));
+    CHECK(status == 0);
+    const json report = json::parse(text_of(directory / "out" / "gpu-check.json"));
+    CHECK(report["dry_run"] == true);
+    CHECK(report["problems"].empty());
+    for (const char *stage : {"device", "kernels", "sanitizer", "doctor", "families", "bench"})
+        CHECK(report["stages"].contains(stage));
+    const json &families = report["stages"]["families"]["rows"];
+    REQUIRE(families.size() == 2);
+    CHECK(families[0]["kl"].get<double>() < 1e-4);  // the CPU against itself, rounded in the file
+    CHECK(families[0]["same_tokens"] == families[0]["tokens"]);
+    const json &bench = report["stages"]["bench"]["rows"][0];
+    CHECK(bench["decode_tps"].get<double>() > 0);
+    CHECK(bench["prefill_tps"].get<double>() > 0);
+    CHECK(bench["batch_gain"].get<double>() > 0);
+    CHECK(bench["load_ms"].get<double>() > 0);
+    const std::string table = text_of(directory / "out" / "gpu-check.md");
+    CHECK(table.find("| tiny | Q8_0 |") != std::string::npos);
+    CHECK(table.find("No problems.") != std::string::npos);
+}
