@@ -123,10 +123,11 @@ void Scheduler::plan(Session &session) {
     if (count < pending && pending - count < rows) count = pending - rows;
     if (count == 0) return;
     const int32_t wanted = count == pending ? session.rows_ : 0;
-    const StepInput input{
-        &session.cache_,
-        std::span(session.tokens_).subspan(static_cast<size_t>(session.cache_.length()), count), wanted,
-        session.wanted_};
+    const auto from = static_cast<size_t>(session.cache_.length());
+    const StepInput input{.cache = &session.cache_,
+                          .tokens = std::span(session.tokens_).subspan(from, count),
+                          .logit_rows = wanted,
+                          .candidates = session.wanted_};
     while (!executor_->add(input)) {
         // Who needs room takes it from the newest, which may be itself.
         if (!preempt_last(session) || session.pending() != pending) return;
@@ -149,7 +150,11 @@ void Scheduler::plan_branches(const Part &part) {
         branch.cache = executor_->fork(session.cache_);
         branch.cache.truncate(computed);
         const int32_t first = executor_->step_tokens(), rows = static_cast<int32_t>(branch.guesses.size());
-        if (executor_->add({&branch.cache, tokens, rows, shared, part.first}))
+        if (executor_->add({.cache = &branch.cache,
+                            .tokens = tokens,
+                            .logit_rows = rows,
+                            .shared = shared,
+                            .shared_from = part.first}))
             parts_.push_back({&session, branch.guesses.size(), rows, first, static_cast<std::ptrdiff_t>(i)});
         else
             branch.cache = {};
