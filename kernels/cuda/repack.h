@@ -345,9 +345,8 @@ constexpr uint32_t codebook_side_word(const RawRows &raw, int64_t row0, int64_t 
     const int within = (at - (signs ? layout.signs : layout.high)) / 4, owner = within / words;
     const bool d = at < layout.scales2 + 32;
     const int g = d ? (at - layout.scales2) / 4 : owner / owners;
-    const CodebookBlock rows[2] = {codebook_block(raw, row0 + g, col0),
-                                   codebook_block(raw, row0 + g + 8, col0)};
-    if (d) return rows[0].d() | rows[1].d() << 16;
+    const BlockPair rows{codebook_block(raw, row0 + g, col0), codebook_block(raw, row0 + g + 8, col0)};
+    if (d) return rows.even.d() | rows.odd.d() << 16;
     return signs ? signs_word(format, rows, within % words, owner % owners)
                  : upper_word(format, rows, within % words, owner % owners);
 }
@@ -356,8 +355,7 @@ constexpr uint32_t codebook_main_word(const RawRows &raw, int64_t row0, int64_t 
     const TileFormat format = tile_format(raw.type);
     const int words = tile_layout(format).chunk / 4, owners = has_quads(format) ? 4 : 2;
     const int owner = word % words / 2, g = owner / owners;
-    const CodebookBlock rows[2] = {codebook_block(raw, row0 + g, col0),
-                                   codebook_block(raw, row0 + g + 8, col0)};
+    const BlockPair rows{codebook_block(raw, row0 + g, col0), codebook_block(raw, row0 + g + 8, col0)};
     return index_word(format, rows, word / words, word % 2, owner % owners);
 }
 

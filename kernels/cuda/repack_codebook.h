@@ -101,6 +101,12 @@ struct CodebookBlock {
     }
 };
 
+// The blocks of two rows, which take turns; chosen, not indexed, so that they stay in registers.
+struct BlockPair {
+    CodebookBlock even, odd;
+    constexpr CodebookBlock of(int i) const { return {even.type, i % 2 == 0 ? even.bytes : odd.bytes}; }
+};
+
 // One or two words of a row's scales: group `word` of eight.
 constexpr uint32_t codebook_scales_word(TileFormat format, const CodebookBlock &block, int word) {
     uint32_t bits = 0;
@@ -117,36 +123,36 @@ constexpr int entry_of(TileFormat format, int chunk, int j, int at) {
 }
 
 // Of words that a pair (a lane of IQ3) has for itself: the rows' blocks are `rows`, by a & 1.
-constexpr uint32_t index_word(TileFormat format, const CodebookBlock (&rows)[2], int chunk, int s, int at) {
+constexpr uint32_t index_word(TileFormat format, const BlockPair &rows, int chunk, int s, int at) {
     uint32_t bits = 0;
     for (int a = 0; a < 4; ++a)
-        bits |= (rows[a & 1].index(entry_of(format, chunk, 4 * s + a, at)) & 255u) << (8 * a);
+        bits |= (rows.of(a).index(entry_of(format, chunk, 4 * s + a, at)) & 255u) << (8 * a);
     return bits;
 }
 
-constexpr uint32_t upper_word(TileFormat format, const CodebookBlock (&rows)[2], int word, int at) {
+constexpr uint32_t upper_word(TileFormat format, const BlockPair &rows, int word, int at) {
     uint32_t bits = 0;
     if (format == TileFormat::IQ1) {
         for (int j = 0; j < 8; ++j) {
             const int entry = entry_of(format, word, j, at);
-            bits |= (rows[j & 1].index(entry) >> 8 | rows[j & 1].shift(entry) << 3) << (4 * j);
+            bits |= (rows.of(j).index(entry) >> 8 | rows.of(j).shift(entry) << 3) << (4 * j);
         }
         return bits;
     }
     const int each = format == TileFormat::IQ2_S ? 2 : 1, chunks = 4 / each;
     for (int chunk = 0; chunk < chunks; ++chunk)
         for (int j = 0; j < 8; ++j)
-            bits |= rows[j & 1].index(entry_of(format, chunks * word + chunk, j, at)) >>
+            bits |= rows.of(j).index(entry_of(format, chunks * word + chunk, j, at)) >>
                     8 << (each * (8 * chunk + j));
     return bits;
 }
 
 // t: the lane's place in its four.
-constexpr uint32_t signs_word(TileFormat format, const CodebookBlock (&rows)[2], int chunk, int t) {
+constexpr uint32_t signs_word(TileFormat format, const BlockPair &rows, int chunk, int t) {
     uint32_t bits = 0;
     for (int j = 0; j < 8; ++j) {
         const int half = 4 * chunk + j / 4 * 2 + j % 4 / 2;
-        const uint32_t four = rows[j & 1].signs(2 * half + t / 2) >> (4 * (t % 2));
+        const uint32_t four = rows.of(j).signs(2 * half + t / 2) >> (4 * (t % 2));
         for (int i = 0; i < 4; ++i)
             bits |= (four >> i & 1u) << (has_quads(format) ? 8 * i + j : 16 * (j / 4) + 4 * i + j % 4);
     }
