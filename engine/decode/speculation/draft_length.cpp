@@ -8,8 +8,8 @@
 namespace runnel::decode {
 namespace {
 
-constexpr double kBeginning = 1.5;  // plain steps in the account at first
-constexpr double kPaidIn = 0.015;   // of every pass
+constexpr double kBeginning = 1.0;  // plain steps in the account at first
+constexpr double kPaidIn = 0.01;    // of every pass
 constexpr double kMostHeld = 2.5;   // times the dearest draft
 
 // What k drafted tokens cost beyond the pass that is due anyway.

@@ -8,9 +8,9 @@
 // token. How often second guesses are right is seen wherever a first one was not, verified or not.
 //
 // Estimates err, and texts change. What keeps the loss small is an account, in seconds: a draft may cost at
-// most what is in it. It begins with one and a half plain steps, every pass pays in 1.5% of its time, tokens
+// most what is in it. It begins with one plain step, every pass pays in 1% of its time, tokens
 // gained pay in the plain steps they saved, and every draft takes out what it cost more than a plain step. On
-// a text that nobody can predict the loss is thus below 1.5% and a moment; and while nothing is drafted, the
+// a text that nobody can predict the loss is thus below 1% and a moment; and while nothing is drafted, the
 // account pays for a look now and then whether that has changed. A draft is never longer than twice the
 // number of tokens accepted lately, and one: trust grows fast, but from little. (Costs in the account are the
 // corrected medians of PassCosts, so that a disturbed pass is nobody's fault.)
