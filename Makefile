@@ -144,7 +144,7 @@ $(BUILD)/obj/engine/commands/version.o: CXXFLAGS += -DRUNNEL_COMMIT='"$(commit)"
 
 # (make-model: for the dry run of scripts/gpu-check. With sanitizers it is left away.)
 test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model)
-	RUNNEL=$(BUILD)/runnel $(BUILD)/tests $(TEST_ARGS)
+	@scripts/run-tests $(BUILD) $(TEST_ARGS)
 
 asan: setup
 	$(MAKE) BUILD=build-asan NVCC= OPT=-O1 \

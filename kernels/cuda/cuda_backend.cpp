@@ -48,17 +48,21 @@ struct GraphKey {
     auto operator<=>(const GraphKey &) const = default;
 };
 
+// Makes it the current device: streams and memory are of the one at hand when they are made.
+DeviceProperties use(int device) {
+    DeviceProperties found = properties(device);
+    if (found.major < kOldestMajor)
+        throw BackendError(BackendError::Kind::Failed,
+                           found.name + " has compute capability " + std::to_string(found.major) + "." +
+                               std::to_string(found.minor) +
+                               ", and the kernels need 8.0 (Ampere, 2020) or later: use --device cpu");
+    use_device(device);
+    return found;
+}
+
 class CudaBackend final : public Backend {
   public:
-    explicit CudaBackend(int device) : device_(device), properties_(properties(device)) {
-        if (properties_.major < kOldestMajor)
-            throw BackendError(BackendError::Kind::Failed,
-                               properties_.name + " has compute capability " +
-                                   std::to_string(properties_.major) + "." +
-                                   std::to_string(properties_.minor) +
-                                   ", and the kernels need 8.0 (Ampere, 2020) or later: use --device cpu");
-        use_device(device);
-    }
+    explicit CudaBackend(int device) : device_(device), properties_(use(device)) {}
 
     DeviceInfo info() const override { return find_devices().found.at(static_cast<size_t>(device_)); }
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;

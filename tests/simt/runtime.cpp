@@ -92,7 +92,11 @@ DeviceProperties properties(int) {
 size_t free_memory(int) {
     return simt::settings().memory - memory().allocated();
 }
-void use_device(int) {}
+
+static thread_local int current_device = 0;
+void use_device(int device) {
+    current_device = device;
+}
 
 // --- memory ----------------------------------------------------------------------------------------------
 
@@ -190,6 +194,7 @@ void Graph::Delete::operator()(Implementation *p) const noexcept {
 
 struct Stream::Implementation {
     std::shared_ptr<Queue> queue = std::make_shared<Queue>();
+    int device = current_device;
     bool capturing = false;
     std::vector<Work> captured;
 
@@ -279,6 +284,7 @@ void Stream::replay(const Graph &graph) {
 
 void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const void *params, size_t bytes) {
     expect_alive("launching a kernel");
+    if (get().device != current_device) throw simt::Violation("a stream is used that is another device's");
     const auto *begin = static_cast<const std::byte *>(params);
     get().add([kernel, shape, copy = std::vector<std::byte>(begin, begin + bytes)] {
         simt::run_kernel(kernel, shape, copy);
