@@ -300,7 +300,7 @@ int32_t Sampler::candidates_needed(int32_t most) const {
         if (needed > most) return 0;
         if (by_count && !o.logit_bias.empty()) needed += kForbiddenOnes;
     }
-    if (lowers) needed += kLowered;
+    if (lowers && needed < most) needed += kLowered;  // (`most` is anything up to INT32_MAX)
     return std::min({needed, most, vocab_});
 }
 
