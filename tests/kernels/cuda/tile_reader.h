@@ -42,7 +42,8 @@ class TileReader {
         const int group = p.k / 32, pair = p.g * 2 + p.r;
         const bool plain =
             format_ == TileFormat::F32 || format_ == TileFormat::F16 || format_ == TileFormat::BF16;
-        const auto code = plain ? 0.0f : static_cast<float>(this->code(row, col));
+        const bool coded = !plain && !kernels::cuda::has_codebook(format_);
+        const auto code = coded ? static_cast<float>(this->code(row, col)) : 0.0f;
         const auto d32 = [&] { return half(p.block + 2 * (8 * p.row + group)); };
         const auto m32 = [&] { return half(p.block + p.layout.scales2 + 2 * (8 * p.row + group)); };
         switch (format_) {
