@@ -7,6 +7,11 @@
 #
 # Every target installs what it needs first (scripts/setup) when something is missing.
 
+# All cores, unless make is told otherwise: a newcomer types `make demo`.
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
+endif
+
 BUILD ?= build
 CXX ?= g++
 OPT ?= -O3

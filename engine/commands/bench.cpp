@@ -10,6 +10,7 @@
 #include "engine/commands/bench_speculation.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
+#include "engine/commands/median.h"
 #include "engine/decode/answer_batch.h"
 #include "engine/decode/bandwidth.h"
 #include "engine/decode/cache_plan.h"
@@ -27,11 +28,6 @@ using decode::Session;
 
 double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
 }
 
 struct Row {

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "engine/commands/io.h"
+#include "engine/commands/median.h"
 #include "engine/decode/speculation/dial_draft.h"
 #include "engine/decode/speculation/pass_trial.h"
 
@@ -24,11 +25,6 @@ constexpr int32_t kTurns = 2;         // for one repetition
 constexpr int32_t kFixedTokens = 12;  // for a fixed length
 constexpr double kCostSteps = 40;     // for measuring the costs of passes at first
 constexpr std::array<int32_t, 5> kTimed{2, 8, 4, 16, 32};  // passes, one in a turn
-
-double middle(std::vector<double> values) {
-    std::ranges::sort(values);
-    return values[(values.size() - 1) / 2];
-}
 
 // Tokens per plain step of drafts that are always `length` long. right[i]: the draft of token i is; token 0
 // is there before the first pass.
@@ -109,14 +105,15 @@ void PassTimes::add(const PassTimes &other, double unit) {
 
 double PassTimes::total() const {
     double sum = 0;
-    for (const auto &[kind, times] : times_) sum += static_cast<double>(times.size()) * middle(times);
+    for (const auto &[kind, times] : times_)
+        sum += static_cast<double>(times.size()) * commands::median(times);
     return sum;
 }
 
 double PassTimes::median() const {
     std::vector<double> all;
     for (const auto &[kind, times] : times_) all.insert(all.end(), times.begin(), times.end());
-    return middle(std::move(all));
+    return commands::median(std::move(all));
 }
 
 int64_t dial_context(const BenchOptions &options) {

@@ -10,6 +10,7 @@
 
 #include "engine/commands/bench_dial.h"
 #include "engine/commands/generation.h"
+#include "engine/commands/median.h"
 #include "engine/decode/generator.h"
 #include "engine/decode/speculation/drafting.h"
 #include "engine/decode/speculation/lookup_draft.h"
@@ -30,11 +31,6 @@ constexpr const char *kPassage =
     "morning he wound the clocks in the front room, one after the other, and every evening he listened to "
     "them strike, one after the other, because no two of them agreed about the time. One winter a letter "
     "came";
-
-double median(std::vector<double> values) {
-    std::ranges::sort(values);
-    return values[values.size() / 2];
-}
 
 // One way of decoding against another.
 struct Comparison {

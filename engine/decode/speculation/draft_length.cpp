@@ -8,13 +8,16 @@
 namespace runnel::decode {
 namespace {
 
-constexpr double kBeginning = 1.0;  // plain steps in the account at first
-constexpr double kPaidIn = 0.01;    // of every pass
-constexpr double kMostHeld = 2.5;   // times the dearest draft
+constexpr double kBeginning = 1.0;   // plain steps in the account at first
+constexpr double kPaidIn = 0.006;    // of every pass
+constexpr double kMostHeld = 2.5;    // times the dearest draft
+constexpr double kLeastCost = 0.02;  // of a token in a draft, in plain steps
 
-// What k drafted tokens cost beyond the pass that is due anyway.
+// What k drafted tokens cost beyond the pass that is due anyway. Costs of neighbouring sizes are hardly told
+// apart on a machine that does other work, and what is taken for free would be tried for ever.
 double extra(const PassCosts &costs, int32_t k, int32_t beside) {
-    return costs.seconds(beside + 1 + k) - costs.seconds(beside + 1);
+    return std::max(costs.seconds(beside + 1 + k) - costs.seconds(beside + 1),
+                    kLeastCost * k * costs.seconds(1));
 }
 
 }  // namespace
@@ -74,7 +77,7 @@ DraftTree DraftLength::tree(std::span<const float> probabilities, std::span<cons
     for (const float p : probabilities) chain.push_back(acceptance_.of(p));
     std::vector<BranchOdds> odds;
     for (const Branch &branch : branches) {
-        odds.push_back({branch.shared, {seconds_.of(branch.probabilities[0])}});
+        odds.push_back({branch.shared, {second_choices_.of(branch.probabilities[0])}});
         for (size_t i = 1; i < branch.tokens.size(); ++i)
             odds.back().right.push_back(acceptance_.of(branch.probabilities[i]));
     }
@@ -124,7 +127,7 @@ void DraftLength::record(const PassCosts &costs, const Round &round) {
         acceptance_.idle(round.probabilities.front());
     account_ += kPaidIn * pass / (round.beside + 1);
     if (round.asked > 0) account_ -= std::max(drafted, 1.0) * draft_seconds();
-    if (round.second) seconds_.add({&round.second->probability, 1}, round.second->right ? 1 : 0);
+    if (round.second) second_choices_.add({&round.second->probability, 1}, round.second->right ? 1 : 0);
     account_ -= extra(costs, round.verified + round.in_branches, round.beside);
     account_ += (round.accepted + round.from_branches) * pass / (round.beside + 1);
     const double dearest = costs.seconds(1 + options_.most) + options_.most * draft_seconds();

@@ -8,18 +8,17 @@
 // token. How often second guesses are right is seen wherever a first one was not, verified or not.
 //
 // Estimates err, and texts change. What keeps the loss small is an account, in seconds: a draft may cost at
-// most what is in it. It begins with one plain step, every pass pays in 1% of its time, tokens
-// gained pay in the plain steps they saved, and every draft takes out what it cost more than a plain step. On
-// a text that nobody can predict the loss is thus below 1% and a moment; and while nothing is drafted, the
-// account pays for a look now and then whether that has changed. A draft is never longer than twice the
-// number of tokens accepted lately, and one: trust grows fast, but from little. (Costs in the account are the
-// corrected medians of PassCosts, so that a disturbed pass is nobody's fault.)
+// most what is in it. It begins with one plain step, every pass pays in 0.6% of its time, tokens gained pay
+// in the plain steps they saved, and every draft takes out what it cost more than a plain step, at least 2%
+// of one for every token. On a text that nobody can predict the loss is thus below 1% and a moment; and while
+// nothing is drafted, the account pays for a look now and then whether that has changed. A draft is never
+// longer than twice the number of tokens accepted lately, and one: trust grows fast, but from little. (Costs
+// in the account are the corrected medians of PassCosts, so that a disturbed pass is nobody's fault.)
 #pragma once
 
 #include <cstdint>
-#include <span>
-
 #include <optional>
+#include <span>
 
 #include "engine/decode/speculation/acceptance.h"
 #include "engine/decode/speculation/draft_source.h"
@@ -85,8 +84,8 @@ class DraftLength {
     double balance(const PassCosts &costs) const;
 
     DraftLengthOptions options_;
-    Acceptance acceptance_, seconds_;  // of chains, of the first tokens of branches
-    RunningMedian<9> drafting_;        // seconds per token
+    Acceptance acceptance_, second_choices_;  // of chains, of the first tokens of branches
+    RunningMedian<9> drafting_;               // seconds per token
     bool asked_before_ = false;
     double account_ = 0;  // beside what it began with
 };

@@ -39,20 +39,36 @@ double interpolate(const std::array<double, kSizes.size()> &known, int32_t token
     return known[right - 1] + share * (known[right] - known[right - 1]);
 }
 
-// The medians of each size, ascending in size and in cost.
+// The medians of each size, ascending in size and in cost: where a larger size came out cheaper, both are
+// what they are on average (isotonic regression by pooling adjacent violators, Ayer et al. 1955).
 std::vector<Pass> medians(std::span<const Pass> measured) {
     std::vector<Pass> sorted(measured.begin(), measured.end());
     std::ranges::sort(sorted, {}, [](const Pass &p) { return std::pair(p.tokens, p.seconds); });
     std::vector<Pass> result;
+    struct Pool {
+        double seconds, count;
+        size_t sizes;
+    };
+    std::vector<Pool> pools;
     for (auto first = sorted.begin(); first != sorted.end();) {
         const auto end =
             std::find_if(first, sorted.end(), [&](const Pass &p) { return p.tokens != first->tokens; });
-        result.push_back(first[(end - first - 1) / 2]);
+        const auto n = end - first;
+        result.push_back({first->tokens, 0});
+        pools.push_back({(first[(n - 1) / 2].seconds + first[n / 2].seconds) / 2, static_cast<double>(n), 1});
+        while (pools.size() > 1 && pools.back().seconds < pools.end()[-2].seconds) {
+            const Pool above = pools.back();
+            pools.pop_back();
+            Pool &pool = pools.back();
+            const double count = pool.count + above.count;
+            pool = {(pool.seconds * pool.count + above.seconds * above.count) / count, count,
+                    pool.sizes + above.sizes};
+        }
         first = end;
     }
-    // Other work makes a pass dearer, never cheaper: a smaller one costs no more than a larger one did.
-    for (size_t i = result.size(); i-- > 1;)
-        result[i - 1].seconds = std::min(result[i - 1].seconds, result[i].seconds);
+    auto size = result.begin();
+    for (const Pool &pool : pools)
+        for (size_t i = 0; i < pool.sizes; ++i) (size++)->seconds = pool.seconds;
     return result;
 }
 

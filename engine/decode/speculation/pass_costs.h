@@ -30,8 +30,8 @@ class PassCosts {
     // Nothing measured: the shape of a common machine, in units that the first observation sets.
     PassCosts();
     // From measured passes: at least one; of several of a size, the median. Sizes that are missing are
-    // interpolated; what is disturbed is dearer, so no size costs more than a larger one. Preconditions:
-    // tokens >= 1, seconds > 0.
+    // interpolated; sizes of which the larger came out cheaper share their mean. Preconditions: tokens >= 1,
+    // seconds > 0.
     explicit PassCosts(std::span<const Pass> measured);
 
     // Seconds of a pass of `tokens` (>= 1): as measured, times the median of what the last passes of about
