@@ -130,19 +130,48 @@ void AttentionRunner::append_cell(const Attention &a, const Batch &batch, const 
             append(other, other.past - other.shared + i);
 }
 
-// A unit is one K/V head of one token with its query heads.
+// The first and the end of a thread's share of units.
+struct AttentionRunner::Share {
+    int64_t first, end;
+};
+AttentionRunner::Share AttentionRunner::share(int64_t units, int thread) const noexcept {
+    return {units * thread / s_.pool->threads(), units * (thread + 1) / s_.pool->threads()};
+}
+
 void AttentionRunner::append(const Attention &a, const Batch &batch, int thread) noexcept {
-    float *work = scratch(thread);
     for (const SequenceSpan &sequence : batch.sequences) {
-        const int64_t units = int64_t{sequence.count} * a.kv_heads;
-        const int64_t first = units * thread / s_.pool->threads(),
-                      last = units * (thread + 1) / s_.pool->threads();
-        for (int64_t unit = first; unit < last; ++unit) {
-            const int32_t i = static_cast<int32_t>(unit / a.kv_heads),
-                          kv_head = static_cast<int32_t>(unit % a.kv_heads);
-            const int32_t token = sequence.first + i;
-            prepare_queries(a, kv_head, token, batch.positions[static_cast<size_t>(token)]);
-            if (a.k != kNoSlot) append_cell(a, batch, sequence, kv_head, token, work);
+        const Share mine = share(int64_t{sequence.count} * a.kv_heads, thread);
+        for (int64_t unit = mine.first; unit < mine.end; ++unit) {
+            const int32_t token = sequence.first + static_cast<int32_t>(unit / a.kv_heads);
+            prepare_queries(a, static_cast<int32_t>(unit % a.kv_heads), token,
+                            batch.positions[static_cast<size_t>(token)]);
+        }
+    }
+    if (a.k != kNoSlot) append_cells(a, batch, thread);
+}
+
+// Cells of a page may share bytes (q4_0), so whoever writes one of them writes all.
+void AttentionRunner::append_cells(const Attention &a, const Batch &batch, int thread) noexcept {
+    float *work = scratch(thread);
+    const auto append = [&](const SequenceSpan &s, int32_t kv_head, int32_t first_cell, int32_t end_cell) {
+        for (int32_t cell = std::max(first_cell, s.past); cell < std::min(end_cell, s.past + s.count); ++cell)
+            append_cell(a, batch, s, kv_head, s.first + cell - s.past, work);
+    };
+    if (std::ranges::any_of(batch.sequences, [](const SequenceSpan &s) { return s.shared > 0; })) {
+        // Tokens go into pages of several sequences, too.
+        const Share mine = share(a.kv_heads, thread);
+        for (int64_t head = mine.first; head < mine.end; ++head)
+            for (const SequenceSpan &s : batch.sequences)
+                append(s, static_cast<int32_t>(head), s.past, s.past + s.count);
+        return;
+    }
+    for (const SequenceSpan &s : batch.sequences) {
+        const int32_t first_page = s.past / kBlockTokens;
+        const int32_t pages = (s.past + s.count - 1) / kBlockTokens - first_page + 1;
+        const Share mine = share(int64_t{pages} * a.kv_heads, thread);
+        for (int64_t unit = mine.first; unit < mine.end; ++unit) {
+            const int32_t cell = (first_page + static_cast<int32_t>(unit / a.kv_heads)) * kBlockTokens;
+            append(s, static_cast<int32_t>(unit % a.kv_heads), cell, cell + kBlockTokens);
         }
     }
 }

@@ -1,9 +1,10 @@
 // Runs Attention steps: norms and rotations of queries and keys, cells for the new keys and values, then the
 // tokens attend.
 //
-// How the work is shared out changes no bit (attention.h). append(): a unit is one K/V head of one token with
-// its query heads. attend(): a unit is a tile of tokens of one sequence and K/V head; for a few tokens of one
-// sequence with a long past and few heads, a range of keys of one head, joined in a second phase.
+// How the work is shared out changes no bit (attention.h). append(): a unit is the query heads of one K/V
+// head and token, or the new keys and values of one page of a K/V head. attend(): a unit is a tile of tokens
+// of one sequence and K/V head; for a few tokens of one sequence with a long past and few heads, a range of
+// keys of one head, joined in a second phase.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +55,9 @@ class AttentionRunner {
     void turn(const Attention &step, float *head, int32_t heads, WeightId norm, int32_t token,
               const Rotations &rotations) noexcept;
     void prepare_queries(const Attention &step, int32_t kv_head, int32_t token, int32_t position) noexcept;
+    struct Share;
+    Share share(int64_t units, int thread) const noexcept;
+    void append_cells(const Attention &step, const Batch &batch, int thread) noexcept;
     void append_cell(const Attention &step, const Batch &batch, const SequenceSpan &sequence, int32_t kv_head,
                      int32_t token, float *work) noexcept;
     void rotate_back(const Attention &step, const AttentionTile &tile) noexcept;

@@ -73,15 +73,17 @@ void push_experts(const Experts &step, std::vector<Phase> &phases) {
         phases.push_back(ExpertsPhase{step, phase});
 }
 
-// Where the tokens whose logits are wanted go on alone: behind the last step in which tokens meet, or the
-// first step of all; but not in front of the last part, as another device has to have all tokens. The number
-// of steps when there are no logits.
+// Where the tokens whose logits are wanted go on alone: behind the last step that needs all of them, as it
+// takes ids or tokens meet in it; but not in front of the last part, as another device has to have all
+// tokens. The number of steps when there are no logits.
 size_t first_step_for_some(const Program &program, const std::vector<Program::Part> &parts) {
     if (program.steps.empty() || !std::holds_alternative<Logits>(program.steps.back()))
         return program.steps.size();
-    size_t first = 1;
+    size_t first = 0;
     for (size_t i = 0; i < program.steps.size(); ++i)
-        if (std::holds_alternative<Attention>(program.steps[i])) first = i + 1;
+        if (std::holds_alternative<Attention>(program.steps[i]) ||
+            std::holds_alternative<Embed>(program.steps[i]))
+            first = i + 1;
     return parts.size() == 1 ? first : std::max(first, parts[parts.size() - 2].end);
 }
 

@@ -18,6 +18,7 @@
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/plan.h"
 #include "kernels/cpu/pool.h"
+#include "kernels/divided_backend.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
@@ -41,7 +42,7 @@ std::vector<int32_t> random_tokens(size_t count, int64_t vocab, uint32_t seed) {
 
 class Runner {
   public:
-    Runner(const Program &program, int threads, const char *isa = nullptr)
+    Runner(const Program &program, int threads, const char *isa = nullptr, CacheType type = CacheType::F16)
         : program_(program), pool_(kBlocks) {
         if (isa)
             setenv("RUNNEL_CPU", isa, 1);
@@ -49,7 +50,7 @@ class Runner {
             unsetenv("RUNNEL_CPU");
         backend_ = cpu::make_cpu_backend(threads);
         unsetenv("RUNNEL_CPU");
-        backend_->load(program, {{kBlocks}}, kMaxTokens);
+        backend_->load(program, {{kBlocks}, type, type}, kMaxTokens);
     }
 
     BlockPool &pool() { return pool_; }
@@ -249,6 +250,52 @@ TEST_CASE("cpu backend: chunks, threads and instruction sets change no bit") {
                                 std::string(isa) + ", " + std::to_string(threads) + " threads, chunk " +
                                     std::to_string(chunk));
             }
+    }
+}
+
+TEST_CASE("cpu backend: chunks and threads change no bit of any kind of cache") {
+    for (const CacheType type :
+         {CacheType::F16, CacheType::BF16, CacheType::FP8, CacheType::Q8_0, CacheType::Q4_0})
+        for (const int32_t kv_heads : {1, 2}) {
+            CAPTURE(static_cast<int>(type));
+            CAPTURE(kv_heads);
+            const TinyShape shape{.layers = 1, .heads = 4, .kv_heads = kv_heads, .head_dim_k = 64};
+            const TinyProgram tiny(shape, 23);
+            const std::vector<int32_t> tokens = random_tokens(100, shape.vocab, 6);
+            const Logits2 expected = Runner(tiny.program(), 1, nullptr, type).run(tokens, 1);
+            for (int threads : {2, 3, 4})
+                for (size_t chunk : {7, 32, 33, 100}) {
+                    Runner runner(tiny.program(), threads, nullptr, type);
+                    for (int again = 0; again < 3; ++again)
+                        check_equal(runner.run(tokens, chunk), expected,
+                                    std::to_string(threads) + " threads, chunk " + std::to_string(chunk));
+                }
+        }
+}
+
+TEST_CASE("cpu backend: a share that is the logits alone computes the rows that are asked for") {
+    const TinyShape shape{.layers = 1};
+    const TinyProgram tiny(shape, 29);
+    const Program &program = tiny.program();
+    std::vector<uint8_t> device(program.steps.size(), 0);
+    device.back() = 1;
+    const auto backend = make_divided_backend(cpu::make_cpu_backend(1), cpu::make_cpu_backend(1),
+                                              [&](const Program &) { return device; });
+    backend->load(program, {{kBlocks}}, kMaxTokens);
+    const std::vector<int32_t> tokens = random_tokens(9, shape.vocab, 8);
+    const Logits2 expected = Runner(program, 1).run(tokens, 9);
+    std::vector<int32_t> positions(tokens.size());
+    std::iota(positions.begin(), positions.end(), 0);
+    const std::vector<BlockId> table{0};
+    const std::vector<SequenceSpan> spans{{0, static_cast<int32_t>(tokens.size()), 0, {table}}};
+    for (const std::vector<int32_t> &rows : {std::vector<int32_t>{8}, {2, 5}, {}}) {
+        CAPTURE(rows.size());
+        std::vector<float> logits(rows.size() * static_cast<size_t>(program.vocab));
+        REQUIRE(backend->execute({tokens, positions, spans, rows}, logits));
+        for (size_t i = 0; i < rows.size(); ++i)
+            REQUIRE(std::equal(expected[static_cast<size_t>(rows[i])].begin(),
+                               expected[static_cast<size_t>(rows[i])].end(),
+                               logits.begin() + static_cast<std::ptrdiff_t>(i) * program.vocab));
     }
 }
 
