@@ -273,6 +273,17 @@ TEST_CASE("cpu backend: chunks and threads change no bit of any kind of cache") 
         }
 }
 
+// Tokens 16 apart, whose keys share bytes, in the hands of two threads at the same moment.
+TEST_CASE("cpu backend: threads leave each other's keys alone") {
+    const TinyShape shape{.layers = 6, .heads = 1, .kv_heads = 1, .head_dim_k = 128};
+    const TinyProgram tiny(shape, 31);
+    const std::vector<int32_t> tokens = random_tokens(64, shape.vocab, 9);
+    const Logits2 expected = Runner(tiny.program(), 1, nullptr, CacheType::Q4_0).run(tokens, 32);
+    Runner runner(tiny.program(), 2, nullptr, CacheType::Q4_0);
+    for (int again = 0; again < 100; ++again)
+        check_equal(runner.run(tokens, 32), expected, "run " + std::to_string(again));
+}
+
 TEST_CASE("cpu backend: a share that is the logits alone computes the rows that are asked for") {
     const TinyShape shape{.layers = 1};
     const TinyProgram tiny(shape, 29);
