@@ -98,6 +98,7 @@ class BatchRun {
         const bool finished = ended_ && batch_.unfinished() == 0;
         report(finished);
         if (!finished) return exit_code::kInterrupted;
+        if (model_failed_) return exit_code::kFailed;
         return errors_ > 0 ? exit_code::kInput : exit_code::kDone;
     }
 
@@ -245,7 +246,10 @@ class BatchRun {
     }
 
     void write(const AnswerBatch::Finished &answer) {
-        if (!answer.error.empty()) return fail(answer.key, answer.error);
+        if (!answer.error.empty()) {
+            model_failed_ |= !answer.bad_input;
+            return fail(answer.key, answer.error);
+        }
         const Waiting &waiting = waiting_.at(answer.key);
         AnswerText text(waiting.is_turn ? &conversation_ : nullptr, {{}, waiting.begins_inside, 0},
                         options_.show_thinking);
@@ -356,6 +360,7 @@ class BatchRun {
     bool ended_ = false;                   // the input
     uint64_t size_ = 0, read_ = 0, answered_bytes_ = 0, kept_bytes_ = 0;  // of the input
     int64_t rows_ = 0, kept_ = 0, errors_ = 0, forgotten_ = 0;
+    bool model_failed_ = false;  // for some row
 };
 
 }  // namespace

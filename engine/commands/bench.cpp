@@ -14,6 +14,7 @@
 #include "engine/decode/answer_batch.h"
 #include "engine/decode/bandwidth.h"
 #include "engine/decode/cache_plan.h"
+#include "engine/decode/error.h"
 #include "engine/decode/session.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cuda/devices.h"
@@ -48,8 +49,10 @@ struct Row {
         for (const double r : rates) sum += r;
         return sum / static_cast<double>(rates.size());
     }
-    // Of the bandwidth, the median over the repetitions: neighbours slow both down alike.
-    double share() const {
+    // Of the bandwidth, the median over the repetitions: neighbours slow both down alike. None where two
+    // memories share the work.
+    std::optional<double> share() const {
+        if (bandwidths.empty()) return std::nullopt;
         std::vector<double> shares;
         for (size_t i = 0; i < rates.size(); ++i)
             shares.push_back(rates[i] * bytes_per_token / bandwidths[i]);
@@ -118,7 +121,11 @@ class Limits {
 class Bench {
   public:
     Bench(const BenchOptions &options, Engine &engine, Limits &limits, const decode::StopRequest &stop)
-        : options_(options), engine_(engine), limits_(limits), stop_(stop) {}
+        : options_(options),
+          engine_(engine),
+          limits_(limits),
+          stop_(stop),
+          divided_(engine.executor().device().kind.find('+') != std::string::npos) {}
 
     Row prefill(int32_t depth) {
         Row row{name("pp", options_.prompt, depth), false, depth, {}};
@@ -142,11 +149,11 @@ class Bench {
         feed(session, depth);
         for (int32_t i = 0; i < options_.repetitions; ++i) {
             session.truncate(static_cast<size_t>(depth));
-            const double before = limits_.bandwidth();
+            const double before = divided_ ? 0 : limits_.bandwidth();
             const auto start = Clock::now();
             for (int32_t n = 0; n < options_.generate; ++n) feed(session, 1);
             row.rates.push_back(options_.generate / seconds_since(start));
-            row.bandwidths.push_back((before + limits_.bandwidth()) / 2);
+            if (!divided_) row.bandwidths.push_back((before + limits_.bandwidth()) / 2);
         }
         // The cells that the middle token of the test reads.
         const kernels::Program &program = engine_.model().program;
@@ -161,6 +168,7 @@ class Bench {
     // So many sequences at a time, taking turns with one: neighbours that slow the machine down do so for
     // all.
     std::vector<Row> together(int32_t depth) {
+        if (options_.sequences.empty()) return {};
         std::vector<Row> rows;
         for (const int32_t count : options_.sequences) {
             Row row{name("tg", options_.generate, 0) + " x" + std::to_string(count), false, depth, {}};
@@ -192,6 +200,9 @@ class Bench {
         }
         const auto step = [&] {
             if (!batch.step(&stop_)) throw Interrupted{};
+            for (const decode::AnswerBatch::Finished &answer : batch.take_finished())
+                if (!answer.error.empty())
+                    throw decode::DecodeError(decode::DecodeError::Kind::Failed, answer.error);
         };
         while (batch.counts().started < count) step();
         const auto start = Clock::now();
@@ -216,6 +227,7 @@ class Bench {
     Engine &engine_;
     Limits &limits_;
     const decode::StopRequest &stop_;
+    const bool divided_;      // between a GPU and the CPU
     std::mt19937 random_{1};  // which tokens does not matter to the speed
 };
 
@@ -232,9 +244,12 @@ std::string table(const std::vector<Row> &rows, double bandwidth, const Limits &
     text += "\n\n";
     text += "test              tokens/s      +/-   first token   MB/token   of bandwidth\n";
     for (const Row &row : rows) {
-        if (row.decode)
+        if (row.decode && !row.share())
+            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %13s %10.1f %14s\n", row.test.c_str(),
+                          row.mean(), row.deviation(), "", row.bytes_per_token / 1e6, "-");
+        else if (row.decode)
             std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %13s %10.1f %13.1f%%\n", row.test.c_str(),
-                          row.mean(), row.deviation(), "", row.bytes_per_token / 1e6, 100 * row.share());
+                          row.mean(), row.deviation(), "", row.bytes_per_token / 1e6, 100 * *row.share());
         else if (!row.gains.empty())
             std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %30.2f times one at a time\n",
                           row.test.c_str(), row.mean(), row.deviation(), median(row.gains));
@@ -284,13 +299,14 @@ Json json_of(const std::vector<Row> &rows, double bandwidth, const Limits &limit
                         {"tps", row.rates},
                         {"ttft_ms", kind_of(row) == "prefill" ? Json(row.first_token * 1e3) : Json()},
                         {"bytes_per_token", row.decode ? Json(row.bytes_per_token) : Json()},
-                        {"bandwidth_share", row.decode ? Json(row.share()) : Json()},
+                        {"bandwidth_share", row.share() ? Json(*row.share()) : Json()},
                         {"operations_per_second", row.operations > 0 ? Json(row.operations) : Json()},
                         {"tensor_share", row.operations > 0 && limits.tensor_rate() > 0
                                              ? Json(row.operations / limits.tensor_rate())
                                              : Json()}});
     return {{"model", options.model.path},
             {"device", device},
+            {"placement", engine.placement()},
             {"bandwidth_bytes_per_second", bandwidth},
             {"bandwidth_of", limits.of_gpu() ? "copies" : "reads"},
             {"tensor_operations_per_second", limits.tensor_rate() > 0 ? Json(limits.tensor_rate()) : Json()},
@@ -321,6 +337,7 @@ int bench(const BenchOptions &options, Io &io) {
     const int threads = options.model.threads > 0 ? options.model.threads : kernels::cpu::physical_cores();
     Limits limits(gpu_of(engine_flags.device), threads);
     Engine engine(engine_flags);
+    for (const std::string &note : engine.notes()) io.note(note);
     if (engine.executor().device().kind != "cuda") limits.use_cpu(threads);
     const std::string device = engine.executor().device().name;
     Bench bench(options, engine, limits, stop);

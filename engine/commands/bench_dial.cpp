@@ -138,10 +138,11 @@ class DialBench::Run {
 
     PassTimes plain() { return plain_->advance(kPlain); }
     PassTimes drafted(int32_t tokens) { return drafted_->advance(tokens); }
-    double pass(int32_t tokens) {
+    // nullopt where there is no room for so many.
+    std::optional<double> pass(int32_t tokens) {
         const auto seconds = decode::PassTrial(drafted_->session()).seconds_of(tokens, &bench_.stop_);
-        if (!seconds) throw Interrupted{};
-        return *seconds;
+        if (bench_.stop_.requested()) throw Interrupted{};
+        return seconds;
     }
     // Which drafts of the text are right.
     std::vector<bool> right() {
@@ -195,11 +196,11 @@ DialRow DialBench::measure(double acceptance) {
         PassTimes plain = run.plain();
         const PassTimes drafted = run.drafted(kTurn);
         const int32_t size = kTimed[static_cast<size_t>(turn) % kTimed.size()];
-        const double one = run.pass(1), more = run.pass(size);
+        const auto one = run.pass(1), more = run.pass(size);
         plain.add(run.plain(), 1);
         steps.add(drafted, plain.median());
         passes_.push_back({1, 1});
-        passes_.push_back({size, more / one});
+        if (one && more) passes_.push_back({size, *more / *one});
     }
     DialRow row{acceptance,
                 turns * kTurn / steps.total(),

@@ -216,10 +216,15 @@ Json json_of(const Results &results) {
 
 int bench_speculation(const BenchOptions &options, Io &io) {
     if (options.generate < 8) throw UsageError("drafts are measured while decoding: -n must be 8 or more");
+    if (!options.sequences.empty() || options.depths != std::vector<int32_t>{0})
+        throw UsageError(
+            "drafts are measured for one sequence, from its beginning: leave --sequences and -d away");
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
-    const int64_t needed = std::max(int64_t{2} * options.generate + 256, dial_context(options));
+    const int64_t passage = static_cast<int64_t>(std::string_view(kPassage).size()) + 8;  // tokens, at most
+    const int64_t needed =
+        std::max({int64_t{2} * options.generate + 256, passage + options.generate, dial_context(options)});
     engine_flags.sequences = 2;  // plain and drafted take turns
     if (engine_flags.context == 0) engine_flags.context = needed;
     if (engine_flags.context < needed)

@@ -34,6 +34,7 @@ void AnswerBatch::submit(Job job) {
         if (!entry->scored && !make_speculator_) prepare_next(entry->session, entry->sampler);
     } catch (const DecodeError &error) {
         entry->error = error.what();
+        entry->bad_input = error.kind == DecodeError::Kind::BadInput;
     }
     if (entry->error.empty() && go_on(*entry))
         scheduler_.add(entry->session);
@@ -132,6 +133,7 @@ void AnswerBatch::take(Entry &entry, const Session &computed) {
         }
     } catch (const DecodeError &error) {
         entry.error = error.what();
+        entry.bad_input = error.kind == DecodeError::Kind::BadInput;
     }
 }
 
@@ -160,6 +162,7 @@ bool AnswerBatch::go_on(Entry &entry) {
 bool AnswerBatch::make_room(Entry &entry) {
     const size_t dropped = entry.shift_keeping ? entry.session.make_room(*entry.shift_keeping) : 0;
     entry.forgotten += static_cast<int64_t>(dropped);
+    entry.sampler.drop(static_cast<int64_t>(dropped));
     return dropped > 0;
 }
 
@@ -172,9 +175,17 @@ void AnswerBatch::finish(Entries::iterator entry) {
         counts_.generated_tokens += static_cast<int64_t>(entry->answer.tokens().size());
     }
     for (int32_t i = 0; i < entry->samples; ++i)
-        finished_.push_back({entry->key, entry->text, entry->answer.tokens(), entry->prompt_tokens,
-                             entry->answer.reason(), entry->context_full, entry->error, entry->sample + i,
-                             entry->log_probability, entry->forgotten});
+        finished_.push_back({.key = entry->key,
+                             .text = entry->text,
+                             .tokens = entry->answer.tokens(),
+                             .prompt_tokens = entry->prompt_tokens,
+                             .reason = entry->answer.reason(),
+                             .context_full = entry->context_full,
+                             .error = entry->error,
+                             .bad_input = entry->bad_input,
+                             .sample = entry->sample + i,
+                             .log_probability = entry->log_probability,
+                             .forgotten = entry->forgotten});
     if (entry->speculator) speculation_.add(entry->speculator->counts());
     by_session_.erase(&entry->session);
     entries_.erase(entry);

@@ -46,6 +46,7 @@ class AnswerBatch {
         FinishReason reason;
         bool context_full = false;  // why the reason is Length
         std::string error{};        // not empty: there is no answer, and this is why
+        bool bad_input = false;     // the prompt's fault, not the model's
         int32_t sample = 0;
         double log_probability = 0;  // of all tokens, the one that ended it included, in the model's own
                                      // distribution (before sampling)
@@ -96,6 +97,7 @@ class AnswerBatch {
         std::string text{};
         bool context_full = false;
         std::string error{};
+        bool bad_input = false;
         int32_t samples = 1;  // that it still stands for
         int32_t sample = 0;   // the first of those
         bool scored = false;

@@ -67,6 +67,7 @@ void Generator::account_for_pass(const Pass &pass) {
 bool Generator::make_room() {
     const size_t dropped = shift_keeping_ ? session_->make_room(*shift_keeping_) : 0;
     forgotten_ += static_cast<int64_t>(dropped);
+    sampler_->drop(static_cast<int64_t>(dropped));
     return dropped > 0;
 }
 

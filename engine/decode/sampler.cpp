@@ -237,8 +237,8 @@ const Distribution &Sampler::distribution(std::span<const float> logits, std::sp
 }
 
 // log p_i is l_i / temperature and a constant: no probability is needed.
-TokenId Sampler::largest(size_t position, TokenId excluded) const {
-    GumbelNoise noise(options_.seed, stream_, static_cast<uint32_t>(position));
+TokenId Sampler::largest(size_t history, TokenId excluded) const {
+    GumbelNoise noise(options_.seed, stream_, position(history));
     TokenId best = text::kNoToken;
     double most = 0;
     for (const Candidate &c : result_.candidates) {
@@ -254,14 +254,14 @@ TokenId Sampler::largest(size_t position, TokenId excluded) const {
     return best;
 }
 
-TokenId Sampler::draw(size_t position) const {
+TokenId Sampler::draw(size_t history) const {
     const std::vector<Candidate> &set = result_.candidates;
     assert(!set.empty());
-    return set.size() == 1 ? set.front().id : largest(position, text::kNoToken);
+    return set.size() == 1 ? set.front().id : largest(history, text::kNoToken);
 }
 
-TokenId Sampler::second(size_t position, TokenId first) const {
-    if (options_.temperature > 0) return largest(position, first);
+TokenId Sampler::second(size_t history, TokenId first) const {
+    if (options_.temperature > 0) return largest(history, first);
     TokenId best = text::kNoToken;
     float most = kForbidden;
     for (TokenId id = 0; id < vocab_; ++id) {

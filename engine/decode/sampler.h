@@ -15,10 +15,11 @@
 // Equal values are ordered by id. Every filter keeps at least one candidate. Sums are in double.
 //
 // Of the candidates that are left, the one of the largest log p_i + g_i is drawn (of equals the lowest id),
-// g_i being noise that is a pure function of seed, stream, position and token id (GumbelNoise in random.h): a
-// draw from p that nothing else has part in, and that a second model with the same noise and a similar p
-// mostly agrees with (Daliri, Musco, Suresh: "Coupling without Communication and Drafter-Invariant
-// Speculative Decoding", 2024).
+// g_i being noise that is a pure function of seed, stream, position and token id (GumbelNoise in random.h),
+// the position being the number of tokens before it, those included that a full context has dropped: a draw
+// from p that nothing else has part in, and that a second model with the same noise and a similar p mostly
+// agrees with (Daliri, Musco, Suresh: "Coupling without Communication and Drafter-Invariant Speculative
+// Decoding", 2024).
 #pragma once
 
 #include <cstdint>
@@ -74,19 +75,25 @@ class Sampler {
     // Sequences (or attempts) of one seed that are to differ.
     void set_stream(uint32_t stream) { stream_ = stream; }
     uint32_t stream() const { return stream_; }
+    // The history is so many tokens shorter from now on: its noise does not come round again.
+    void drop(int64_t tokens) { dropped_ += tokens; }
+    // Of the noise for the token behind so many.
+    uint32_t position(size_t history) const {
+        return static_cast<uint32_t>(history + static_cast<uint64_t>(dropped_));
+    }
 
     // The chain. `history`: the tokens before, for the penalties. Valid until the next call.
     // Throws DecodeError{Failed} when a logit is not finite, or when nothing is allowed by the biases.
     // Precondition: logits.size() >= vocab.
     const Distribution &distribution(std::span<const float> logits, std::span<const TokenId> history);
 
-    // A draw from the distribution() of these, with the noise of position history.size().
+    // A draw from the distribution() of these, with the noise of position(history.size()).
     TokenId sample(std::span<const float> logits, std::span<const TokenId> history);
     // The same from what distribution() gave last.
-    TokenId draw(size_t position) const;
+    TokenId draw(size_t history) const;
     // What draw() would give if `first`, which it gives, were forbidden and no filter had to be passed again;
     // kNoToken where nothing else is left. At temperature 0, where only one candidate is, of all tokens.
-    TokenId second(size_t position, TokenId first) const;
+    TokenId second(size_t history, TokenId first) const;
 
     // How many of the largest logits of a row mostly decide what sample() gives: 1 for the largest alone; 0:
     // the whole row does, or more of it than `most`.
@@ -114,11 +121,12 @@ class Sampler {
     void keep_min_p();
     double softmax(float temperature);  // fills probability; returns the log of the sum of exp(l / t)
     void keep_argmax();
-    TokenId largest(size_t position, TokenId excluded) const;
+    TokenId largest(size_t history, TokenId excluded) const;
 
     SamplingOptions options_;
     int32_t vocab_;
     uint32_t stream_ = 0;
+    int64_t dropped_ = 0;        // tokens of the history
     bool sorted_ = false;        // the candidates
     std::vector<float> logits_;  // after bias and penalties
     std::unordered_map<TokenId, std::vector<float>> biases_;

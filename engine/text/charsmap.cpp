@@ -10,6 +10,7 @@ namespace {
 
 const std::string kKey = "tokenizer.ggml.precompiled_charsmap";
 constexpr size_t kMaxBytes = size_t{1} << 26;  // a hundred times the largest known
+constexpr size_t kLongestKey = 512;            // bytes; the longest known has some 30
 
 // --- a unit of the double array
 
@@ -65,11 +66,12 @@ std::optional<Charsmap> Charsmap::load(const gguf::File &file) {
     return map;
 }
 
-// A trie of a damaged file may lead anywhere: what is outside ends the search.
+// A trie of a damaged file may lead anywhere: what is outside ends the search, and so does a path longer than
+// any key that there is a use for.
 Charsmap::Match Charsmap::longest_match(std::string_view text) const {
     Match longest;
     uint32_t node = offset_of(units_[0]);
-    for (size_t i = 0; i < text.size(); ++i) {
+    for (size_t i = 0; i < std::min(text.size(), kLongestKey); ++i) {
         const uint32_t byte = static_cast<uint8_t>(text[i]);
         node ^= byte;
         if (node >= units_.size() || label_of(units_[node]) != byte) break;

@@ -61,6 +61,16 @@ class EditedModel {
     }
     // And what it builds; the file's weights are gone with this call.
     std::string built(kernels::Program &program) const {
+        const gguf::File file = gguf::File::open(write());
+        try {
+            program = model::build(file).program;
+        } catch (const model::ModelError &error) {
+            return error.what();
+        }
+        return {};
+    }
+    // The file; it is there as long as this is.
+    std::filesystem::path write() const {
         gguf::Writer writer;
         for (const auto &[key, value] : original_->file.metadata())
             if (std::find(removed_.begin(), removed_.end(), key) == removed_.end()) writer.add(key, value);
@@ -70,13 +80,7 @@ class EditedModel {
         writer.start(path);
         for (const Tensor &t : tensors_) writer.write(t.data);
         writer.finish();
-        const gguf::File file = gguf::File::open(path);
-        try {
-            program = model::build(file).program;
-        } catch (const model::ModelError &error) {
-            return error.what();
-        }
-        return {};
+        return path;
     }
 
   private:

@@ -268,7 +268,7 @@ Speculator::Verdict Speculator::judge_one(size_t index, std::span<const float> r
     const Distribution of_guess = certain ? Distribution{{{guess, 0, 1}}} : draft_.distributions[index];
     const Distribution &wanted = sampler.distribution(row, history);
     const uint64_t seed = sampler.options().seed;
-    const auto position = static_cast<uint32_t>(history.size());
+    const uint32_t position = sampler.position(history.size());
     const double chance = uniform(seed, sampler.stream(), position, Draw::Acceptance);
     if (chance * of_guess.probability_of(guess) < wanted.probability_of(guess)) return {guess, true};
     const double where = uniform(seed, sampler.stream(), position, Draw::Residual);

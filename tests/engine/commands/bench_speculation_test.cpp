@@ -73,4 +73,7 @@ TEST_CASE("bench: drafts as a table, and flags that make no sense") {
     CHECK(bench({"--lookup", "-n", "0"}).code == 2);
     CHECK(bench({"--lookup", "-c", "100"}).code == 2);
     CHECK(bench({"--self-draft", "99"}).code == 2);
+    CHECK(bench({"--lookup", "--sequences", "2"}).code == 2);
+    CHECK(bench({"--lookup", "-d", "64"}).code == 2);
+    CHECK(bench({"--lookup", "-n", "8", "-b", "8"}).code == 0);  // no passes of 16 and 32 tokens
 }

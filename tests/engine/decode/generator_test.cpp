@@ -4,6 +4,7 @@
 
 #include "engine/decode/error.h"
 #include "tests/support/toy_backend.h"
+#include "tests/support/toy_rig.h"
 
 using namespace runnel::decode;
 using namespace runnel::testing;
@@ -157,4 +158,32 @@ TEST_CASE("generator: a conversation continues from what is in the cache") {
     second.start(longer);
     CHECK(second.timings().prompt_tokens == 6);
     CHECK(second.timings().prefill_tokens == 1);
+}
+
+TEST_CASE("generator: after a shift the noise does not come round again") {
+    // At such a temperature noise alone decides: where it came again, so would the tokens, half a context
+    // later.
+    constexpr int32_t kContext = 64;
+    ToyRig rig({.context = kContext});
+    Session session(rig.executor);
+    SamplingOptions noise;
+    noise.temperature = 1e8f;
+    noise.top_k = 0;
+    noise.top_p = 1;
+    noise.min_p = 0;
+    Sampler sampler(noise, kToyVocab);
+    Generator generator(session, sampler, toy_letters(),
+                        {.max_tokens = 1500, .ignore_end = true, .shift_keeping = 0});
+    generator.start(std::vector<TokenId>{1, 2, 3});
+    while (generator.next()) {
+    }
+    const std::span<const TokenId> tokens = generator.tokens();
+    REQUIRE(tokens.size() == 1500);
+    REQUIRE(generator.forgotten() > 1000);
+    for (size_t lag = 8; lag < 2 * kContext; ++lag) {
+        CAPTURE(lag);
+        size_t equal = 0;
+        for (size_t i = lag; i < tokens.size(); ++i) equal += tokens[i] == tokens[i - lag];
+        CHECK(static_cast<double>(equal) / static_cast<double>(tokens.size() - lag) < 2.5 / kToyVocab);
+    }
 }

@@ -79,6 +79,22 @@ TEST_CASE("charsmap: a value of another form is refused, a damaged one never rea
     }
 }
 
+TEST_CASE("charsmap: a trie that goes round in circles takes no longer than others") {
+    // "a" leads back to the root: a walk that followed it would take the square of the text's length, here
+    // minutes.
+    const json data = json::parse(testing::read_file("tests/data/sentencepiece.json"));
+    std::string bytes("\0\4\0\0", 4);
+    for (uint32_t unit = 0; unit < 256; ++unit) {
+        const uint32_t word = unit == 'a' ? unit << 10 | unit : 0;
+        for (int shift = 0; shift < 32; shift += 8) bytes += static_cast<char>(word >> shift & 0xff);
+    }
+    bytes += std::string("x\0", 2);
+    auto file = file_of(data["models"]["replaced"]);
+    const auto loaded = file.bytes("tokenizer.ggml.precompiled_charsmap", bytes).load();
+    const std::string text(400'000, 'a');
+    CHECK(loaded.tokenizer.decode(loaded.tokenizer.encode(text, kPlain)) == text);
+}
+
 TEST_CASE("charsmap: bytes that are no UTF-8 are kept") {
     const json data = json::parse(testing::read_file("tests/data/sentencepiece.json"));
     const auto loaded = file_of(data["models"]["replaced"]).load();
