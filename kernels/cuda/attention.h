@@ -1,4 +1,4 @@
-// Attention over the paged K/V cache: three kernels, one arithmetic.
+// Attention over the paged K/V cache: four kernels, one arithmetic.
 //
 // Cache of a layer: pages of K and of V, one (block, head) in one contiguous run (cache_pages.h). Cell c of a
 // sequence is in block table[c / 32]. The cache keeps k after norm and RoPE.
@@ -14,7 +14,8 @@
 //      the first, q is rotated for another position. Each is
 //      cut into splits of 256, anchored at cell 0, and those into steps of 64. Within a split, from
 //      m = -1e30, l = 0, o = 0, for each step with a cell that some row of the tile sees:
-//        s = q . k (products of 16-bit values, f32 sums by mma over dim_k in chunks of 16), s *= scale,
+//        s = q . k (products of 16-bit values, f32 sums by mma over dim_k in chunks of 16; of wide heads the
+//        sums over the first half of the chunks, rounded up, and over the others, added), s *= scale,
 //        s = cap * tanh(s * (1 / cap)), s *= log2(e), -infinity where the row does not see the cell;
 //        m' = max(m, the step's s); f = 2^(m - m'); p = 2^(s - m'), rounded to 16 bits;
 //        l = l f + sum p, o = o f + p . v, by mma over the cells in chunks of 16.
@@ -26,6 +27,10 @@
 // Steps without a visible cell change nothing (f = 1, p = 0), and rows never share arithmetic, so a row's
 // bits are the same from both kernels, for every batch, chunk, grid and page order. (Online softmax: Milakov
 // & Gimelshein 2018; tiles: FlashAttention-2, Dao 2023; split K/V: Flash-Decoding.)
+//
+// Wide heads are those of more than 256 dimensions, and those of latent layers of any size, whose values are
+// the first dim_v dimensions of their keys (multi-head latent attention). They have one kernel for decode and
+// prefill, attention_wide_kernel(). Latent layers are not rotated, as on the CPU.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +45,8 @@ inline constexpr int kAttentionRows = 16;    // of a tile
 inline constexpr int kAttentionStep = 64;    // cells
 inline constexpr int kAttentionSplit = 256;  // cells
 inline constexpr int kPageCells = kBlockTokens;
-inline constexpr int kMaxHeadDim = 256;  // dim_k and dim_v are multiples of 8 up to this
+// dim_k and dim_v are multiples of 8 up to this, of wide heads up to these.
+inline constexpr int kMaxHeadDim = 256, kMaxWideK = 576, kMaxWideV = 512;
 
 enum class RopePairs : int32_t { None, Adjacent, Halves };
 
@@ -63,10 +69,10 @@ uint64_t rope_turns(double inv_freq);
 
 struct AttentionParams {
     const float *q;      // [token][stride], heads side by side, before norm and RoPE;
-    const float *k, *v;  // likewise, or null: the cache has them already (shared K/V)
+    const float *k, *v;  // likewise, or null: the cache has them already (shared K/V); latent: without v
     float *out;          // [token][out_stride]: [heads][dim_v]
     int64_t q_stride, k_stride, v_stride, out_stride;
-    CachePages k_cache, v_cache;
+    CachePages k_cache, v_cache;    // latent: v_cache is k_cache
     const SequenceInfo *sequences;  // [*sequence_count]
     const int32_t *sequence_count;  // device memory, like everything that differs from batch to batch
     const int32_t *tables;          // [sequence][table_stride]: blocks
@@ -75,8 +81,10 @@ struct AttentionParams {
     const float *q_norm, *k_norm;   // [dim_k], or null; weights
     const float *sinks;             // [heads], or null; weights
     float *partial;                 // decode: attention_partial_floats(...), any contents
-    uint32_t *counters;             // decode: [sequences * kv_heads * max_tiles], zero; zero again afterwards
-    float *totals;                  // prefill with dim_v > 128: [blocks of the launch][64][256], any contents
+    uint32_t *counters;  // decode: [sequences * kv_heads * max_tiles], zero; zero again afterwards;
+                         // wide: [side_by_side]
+    float *totals;       // prefill with dim_v > 128: [blocks of the launch][64][256], any contents;
+                         // wide: [blocks of the launch][kWideTotals]
     RopeParams rope;
     int64_t table_stride;
     int32_t heads, kv_heads, dim_k, dim_v;
@@ -91,8 +99,14 @@ struct AttentionParams {
     int32_t max_tiles;  // decode: of any sequence and K/V head
     // The launch takes the sequences with min_rows < count * (heads / kv_heads) <= max_rows.
     int32_t min_rows, max_rows;
-    int32_t shared;  // append: not 0: the shared cells of all sequences, and no others
+    int32_t shared;        // append: not 0: the shared cells of all sequences, and no others
+    int32_t latent;        // wide: not 0: values are the first dim_v dimensions of the keys
+    int32_t side_by_side;  // wide: room of `partial` and `counters`, in items (wide_work())
 };
+
+constexpr bool is_wide(bool latent, int32_t dim_k, int32_t dim_v) {
+    return latent || dim_k > kMaxHeadDim || dim_v > kMaxHeadDim;
+}
 
 // The first cell behind the sink cells that the token in cell `own` sees; beyond `own` if that is a sink
 // cell.
@@ -131,10 +145,41 @@ Kernel<AttentionParams> attention_prefill_kernel(CacheType k, CacheType v, int32
 size_t attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 inline constexpr int kPrefillRows = 64;
 
+// Wide heads: append_kernel() first, if there is k, then all sequences in one launch, on a persistent grid of
+// any size. attention_wide.cu says what it costs.
+Kernel<AttentionParams> attention_wide_kernel();
+inline constexpr int kWideTotals = 9216;
+size_t attention_wide_shared();
+
+// The work on a sequence: `items` for blocks. Side by side, an item is one split of one tile and K/V head,
+// and the last of them joins what they have left in `items` of AttentionParams::partial. Otherwise an item is
+// a tile with all its splits, one after the other: which is as fast where the tiles fill the device, and
+// needs no room. The bits are the same.
+struct WideWork {
+    int32_t tiles, splits;
+    bool side_by_side;
+    int32_t items;
+};
+inline constexpr int32_t kWideTiles = 128;  // of all K/V heads: from here on they fill the device
+
+// Items that a layer has room for side by side: one token with 131072 cells.
+constexpr int32_t wide_room(int32_t heads, int32_t kv_heads) {
+    return kv_heads * ((heads / kv_heads + kAttentionRows - 1) / kAttentionRows) * (131072 / kAttentionSplit);
+}
+
+// room: what the sequences before it leave of AttentionParams::side_by_side.
+constexpr WideWork wide_work(const AttentionParams &p, const SequenceInfo &s, int32_t room) {
+    const Splits parts = splits_of(p, s);
+    const int32_t tiles = (s.count * (p.heads / p.kv_heads) + kAttentionRows - 1) / kAttentionRows;
+    const int32_t splits = parts.sinks + parts.others, all = tiles * p.kv_heads;
+    const bool side_by_side = splits > 1 && all < kWideTiles && splits <= room / all;
+    return {tiles, splits, side_by_side, side_by_side ? all * splits : all};
+}
+
 // k and v of the sequences with min_rows < rows <= max_rows, or of shared cells, normed and rotated, into the
 // cache. Any grid.
 Kernel<AttentionParams> attention_append_kernel();
-inline constexpr size_t kAppendShared = 4 * 4 * kMaxHeadDim;
+inline constexpr size_t kAppendShared = 4 * 4 * kMaxWideK;
 
 // Every head of x times the Hadamard matrix (backend.h), in place: what attention over rotated values gave.
 struct RotateHeadsParams {

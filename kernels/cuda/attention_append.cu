@@ -1,8 +1,8 @@
 // k and v of the batch's tokens into the K/V cache, before prefill attention, or into cells that other
 // sequences share: norm, RoPE, rotation, rounding (attention.h). And the rotation of what comes out.
 //
-// One warp per head, on a persistent grid. Bytes of the append: 4 (dim_k + dim_v) read and the cache's own
-// written per (token, K/V head); of the rotation: 8 dim per (token, head).
+// One warp per head, on a persistent grid. Bytes of the append: 4 (dim_k + dim_v) read, of latent layers 4
+// dim_k, and the cache's own written per (token, K/V head); of the rotation: 8 dim per (token, head).
 #include <cmath>
 
 #include "kernels/cuda/attention_head.h"
@@ -14,7 +14,7 @@ namespace {
 constexpr int kWarps = 4;
 
 struct AppendShared {
-    float scratch[kWarps][kMaxHeadDim];
+    float scratch[kWarps][kMaxWideK];
 };
 static_assert(sizeof(AppendShared) == kAppendShared);
 
@@ -37,7 +37,7 @@ struct AttentionAppend {
                               float *scratch) {
         const int32_t *table = p.tables + sequence * p.table_stride;
 #pragma unroll 1
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < (p.latent ? 1 : 2); ++i) {
             const CachePages &pages = i == 0 ? p.k_cache : p.v_cache;
             const float *from = i == 0 ? p.k + token * p.k_stride : p.v + token * p.v_stride;
             make_head(i == 0 ? key_recipe(p, token) : value_recipe(p), from + int64_t{kv_head} * pages.dims,

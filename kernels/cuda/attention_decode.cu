@@ -10,12 +10,11 @@
 // cache. Bytes against the floor: each K/V byte of a split once per tile; 16 (dim_v + 2) floats of scratch
 // per item where a sequence has several splits (3% at dim 128), written and read.
 #include "kernels/cuda/attention_load.h"
+#include "kernels/cuda/attention_split.h"
 
 namespace runnel::kernels::cuda {
 
 namespace {
-
-constexpr int kPStride = 64;  // p: rows of 64 16-bit values
 
 template <int kDim, bool kPacked>
 struct DecodeShared {
@@ -190,42 +189,8 @@ struct AttentionDecode {
         finish_scores(p, state.rows, cell + 8, c[1]);
     }
 
-    // The largest of each row over this warp's cells, for the others.
-    static DEVICE void share_maximum(Shared &shared, const float (&c)[2][4]) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const float a = fmaxf(c[0][2 * i], c[0][2 * i + 1]), b = fmaxf(c[1][2 * i], c[1][2 * i + 1]);
-            const float m = quad_max(fmaxf(a, b));
-            if ((lane_index() & 3) == 0) shared.maximum[warp_index()][(lane_index() >> 2) + 8 * i] = m;
-        }
-    }
-
-    // p of this warp's cells into shared memory; l and o are scaled to the new maximum.
-    static DEVICE void rescale(const Params &p, State &state, Shared &shared, const float (&c)[2][4]) {
-        const Products products = products_of(p.v_cache);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int row = (lane_index() >> 2) + 8 * i;
-            float m = state.sums.m[i];
-#pragma unroll
-            for (int w = 0; w < kAttentionWarps; ++w) m = fmaxf(m, shared.maximum[w][row]);
-            state.sums.rescale(i, m);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                const int cell = 16 * warp_index() + 8 * n + 2 * (lane_index() & 3);
-                *reinterpret_cast<uint32_t *>(shared.p + RowsLayout<kPStride>::offset(row, cell / 8) +
-                                              2 * (cell % 8)) =
-                    products.pack(exp2_p(c[n][2 * i] - m), exp2_p(c[n][2 * i + 1] - m));
-            }
-        }
-    }
-
     static DEVICE void accumulate(const Params &p, State &state, Shared &shared, int step) {
-        uint32_t a[4][4];
-#pragma unroll
-        for (int chunk = 0; chunk < 4; ++chunk) load_a<kPStride>(shared.p, chunk, a[chunk]);
-        state.sums.template add<kDim>(products_of(p.v_cache), a, v_tile(shared, step), warp_index(),
-                                      kAttentionWarps, p.dim_v);
+        add_step<kDim, kAttentionWarps>(p, state.sums, shared.p, v_tile(shared, step));
     }
 
     // The loops begin one step early, so that loads are started in one place. K of the next step is started
@@ -245,10 +210,10 @@ struct AttentionDecode {
                 start_k(p, state, shared, step + 1);
                 if (computes) {
                     scores(p, state, shared, step, c);
-                    share_maximum(shared, c);
+                    share_maximum(shared.maximum, c);
                     cp_async_wait<1>();
                     block_sync();
-                    rescale(p, state, shared, c);
+                    rescale_step<kAttentionWarps>(p, state.sums, shared.maximum, shared.p, c);
                     unpack_v(p, state, shared, step);
                     block_sync();
                 }
@@ -266,12 +231,12 @@ struct AttentionDecode {
                     cp_async_wait<kStages == 2 ? 3 : 1>();
                     block_sync();
                     scores(p, state, shared, step, c);
-                    share_maximum(shared, c);
+                    share_maximum(shared.maximum, c);
                     block_sync();
                 }
                 if constexpr (kStages == 1) start_k(p, state, shared, step + 1);
                 if (computes) {
-                    rescale(p, state, shared, c);
+                    rescale_step<kAttentionWarps>(p, state.sums, shared.maximum, shared.p, c);
                     cp_async_wait<kStages == 2 ? 2 : 1>();
                     block_sync();
                     accumulate(p, state, shared, step);
@@ -291,80 +256,6 @@ struct AttentionDecode {
         unpack<kDim>(p.v_cache, v_values(p), step, state.cells, raw_v(p, shared), state.v_scales,
                      shared.k[0]);
         make<false>(p, state, shared.scratch[warp_index()], step, p.dim_v, shared.k[0]);
-    }
-
-    // --- results
-    // ---------------------------------------------------------------------------------------------
-
-    static DEVICE float *partial_of(const Params &p, int item) {
-        return p.partial + attention_partial_floats(item, p.dim_v);
-    }
-
-    // Rows of [m, l, o...] of this item.
-    static DEVICE void store_partial(const Params &p, const State &state, int item) {
-        const int stride = p.dim_v + 2;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float *row = partial_of(p, item) + ((lane_index() >> 2) + 8 * i) * stride;
-            if (warp_index() == 0 && (lane_index() & 3) == 0) {
-                row[0] = state.sums.m[i];
-                row[1] = state.sums.l[i];
-            }
-#pragma unroll
-            for (int n = 0; n < kTiles; ++n) {
-                const int column = 8 * (warp_index() + n * kAttentionWarps) + 2 * (lane_index() & 3);
-                if (column >= p.dim_v) break;
-                row[2 + column] = state.sums.o[n][2 * i];
-                row[3 + column] = state.sums.o[n][2 * i + 1];
-            }
-        }
-    }
-
-    // Splits in ascending order; a warp takes every fourth row, its lanes the columns.
-    static DEVICE void join_splits(const Params &p, const RowSpace &space, const Item &item) {
-        const int64_t stride = p.dim_v + 2, to_next = kAttentionRows * stride;
-        const float *first = partial_of(p, item.index - item.split);
-        for (int i = warp_index(); i < kAttentionRows; i += kAttentionWarps) {
-            const int row = item.tile * kAttentionRows + i;
-            if (row >= space.rows) break;
-            const float *part = first + i * stride;
-            float m = part[0], l = part[1], o[kDim / 32];
-#pragma unroll
-            for (int j = 0; j < kDim / 32; ++j) {
-                const int d = lane_index() + 32 * j;
-                o[j] = d < p.dim_v ? part[2 + d] : 0.0f;
-            }
-            for (int s = 1; s < item.splits; ++s) {
-                part += to_next;
-                const Join weight = join(m, part[0]);
-                m = weight.m;
-                l = fma_rn(l, weight.a, part[1] * weight.b);
-#pragma unroll
-                for (int j = 0; j < kDim / 32; ++j) {
-                    const int d = lane_index() + 32 * j;
-                    if (d < p.dim_v) o[j] = fma_rn(o[j], weight.a, part[2 + d] * weight.b);
-                }
-            }
-            const float factor = final_factor(p, space.head(row), m, l);
-            float *out = output_of(p, space, row);
-#pragma unroll
-            for (int j = 0; j < kDim / 32; ++j)
-                if (lane_index() + 32 * j < p.dim_v) out[lane_index() + 32 * j] = o[j] * factor;
-        }
-    }
-
-    // True in the block that brought the last split of its tile. The counter is zero again afterwards.
-    static DEVICE bool is_last(const Params &p, Shared &shared, const Item &item) {
-        block_sync();
-        if (thread_index() == 0) {
-            uint32_t *counter =
-                p.counters + (int64_t{item.sequence} * p.kv_heads + item.kv_head) * p.max_tiles + item.tile;
-            fence_gpu();
-            shared.arrived = atomic_inc_wrap_u32(counter, static_cast<uint32_t>(item.splits - 1));
-            fence_gpu();
-        }
-        block_sync();
-        return shared.arrived == static_cast<uint32_t>(item.splits - 1);
     }
 
     // --- the item
@@ -402,8 +293,12 @@ struct AttentionDecode {
         if (item.splits == 1) {
             store_output(p, state.space, state.sums, first_row, 0, p.dim_v, warp_index(), kAttentionWarps);
         } else {
-            store_partial(p, state, item.index);
-            if (is_last(p, shared, item)) join_splits(p, state.space, item);
+            store_partial<kAttentionWarps>(p, state.sums, item.index);
+            uint32_t *counter =
+                p.counters + (int64_t{item.sequence} * p.kv_heads + item.kv_head) * p.max_tiles + item.tile;
+            if (is_last(counter, item.splits, shared.arrived))
+                join_splits<kDim, kAttentionWarps>(p, state.space, first_row, item.index - item.split, 1,
+                                                   item.splits);
         }
         block_sync();
     }

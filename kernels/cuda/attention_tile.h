@@ -78,19 +78,27 @@ DEVICE int first_visible(const AttentionParams &p, const Run &run, int own) {
     return run.sinks ? 0 : first_visible(p, own);
 }
 
+// The cells [first, own] that a row sees of a run; none (first > own) for rows that see no cell.
+struct RowCells {
+    int first, own;
+};
+DEVICE RowCells row_cells(const AttentionParams &p, const RowSpace &space, const Run &run, int row) {
+    const int own = row < space.rows ? space.own_cell(row) : -1;
+    return {row < space.rows ? first_visible(p, run, own) : 0, smaller(own, run.end - 1)};
+}
+
 // One 64-cell step of a tile for one lane: rows g and g + 8.
 struct LaneRows {
-    int first[2], own[2];  // visible cells [first, own]; none (first > own) for rows that see no cell
+    int first[2], own[2];  // as RowCells
 };
 
 DEVICE LaneRows lane_rows(const AttentionParams &p, const RowSpace &space, const Run &run, int first_row) {
     LaneRows lane;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const int row = first_row + (lane_index() >> 2) + 8 * i;
-        const int own = row < space.rows ? space.own_cell(row) : -1;
-        lane.first[i] = row < space.rows ? first_visible(p, run, own) : 0;
-        lane.own[i] = smaller(own, run.end - 1);
+        const RowCells cells = row_cells(p, space, run, first_row + (lane_index() >> 2) + 8 * i);
+        lane.first[i] = cells.first;
+        lane.own[i] = cells.own;
     }
     return lane;
 }

@@ -128,17 +128,14 @@ DEVICE uint32_t scaled(uint32_t biased, uint32_t offset, uint32_t scale) {
     return h2_mul(h2_sub(biased, offset), scale);
 }
 
-// Values [8 chunk, 8 chunk + 8) of a cell. scale: of their block, twice.
-DEVICE uint4 load_chunk(CacheType type, const unsigned char *values, int chunk, uint32_t scale) {
-    if (!is_packed(type)) return ld128(values + 16 * chunk);
+// Eight values of a packed type from their bytes (of Q4_0: w.x). scale: of their block, twice.
+DEVICE uint4 unpack_eight(CacheType type, uint2 w, uint32_t scale) {
     if (type == CacheType::Q4_0) {
-        const uint32_t w = *reinterpret_cast<const uint32_t *>(values + 4 * chunk);
         const auto pair = [&](int j) {
-            return scaled((w >> 4 * j & 0x000f000fu) | 0x64006400u, 0x64086408u, scale);
+            return scaled((w.x >> 4 * j & 0x000f000fu) | 0x64006400u, 0x64086408u, scale);
         };
         return {pair(0), pair(1), pair(2), pair(3)};
     }
-    const uint2 w = ld64(values + 8 * chunk);
     if (type == CacheType::FP8) {
         const uint32_t pairs[4] = {prmt(w.x, 0, 0x1404), prmt(w.x, 0, 0x3424), prmt(w.y, 0, 0x1404),
                                    prmt(w.y, 0, 0x3424)};
@@ -154,6 +151,13 @@ DEVICE uint4 load_chunk(CacheType type, const unsigned char *values, int chunk, 
         return scaled(prmt(bytes, 0x64646464u, selector), 0x64806480u, scale);
     };
     return {pair(w.x, 0x4140), pair(w.x, 0x4342), pair(w.y, 0x4140), pair(w.y, 0x4342)};
+}
+
+// Values [8 chunk, 8 chunk + 8) of a cell of any type.
+DEVICE uint4 load_chunk(CacheType type, const unsigned char *values, int chunk, uint32_t scale) {
+    if (!is_packed(type)) return ld128(values + 16 * chunk);
+    if (type != CacheType::Q4_0) return unpack_eight(type, ld64(values + 8 * chunk), scale);
+    return unpack_eight(type, {*reinterpret_cast<const uint32_t *>(values + 4 * chunk), 0}, scale);
 }
 
 }  // namespace runnel::kernels::cuda

@@ -102,6 +102,8 @@ class CudaBackend final : public Backend {
     void enqueue(const PrepareOp &op);
     void enqueue(const LinearOp &op);
     void enqueue(const Attention &op);
+    void append(const AttentionParams &params);
+    void attend(const Attention &step, AttentionParams params);
     void enqueue(const ActivateOp &op);
     void enqueue_logits(int32_t first, int32_t count);
     struct AttentionLaunches {
@@ -115,6 +117,11 @@ class CudaBackend final : public Backend {
                 attention_decode_shared(k, v, a.head_dim_k, a.head_dim_v),
                 attention_prefill_shared(k, v, a.head_dim_k, a.head_dim_v)};
     }
+    bool latent(const Attention &a) const {
+        return program_.cache_layers[static_cast<size_t>(a.layer)].head_dim_v == 0;
+    }
+    bool wide(const Attention &a) const { return is_wide(latent(a), a.head_dim_k, a.head_dim_v); }
+    int32_t side_by_side(const Attention &a) const { return wide(a) ? wide_room(a.heads, a.kv_heads) : 0; }
     void enqueue(const ExpertsOp &op);
     AttentionParams attention_params(const Attention &step) const;
 
@@ -219,7 +226,8 @@ void CudaBackend::allocate() {
         if (const auto *a = std::get_if<Attention>(&step))
             counters = std::max(
                 counters, static_cast<size_t>(std::max(kLinearTokens, max_tokens_) * a->heads +
-                                              a->kv_heads * max_tokens_ * (kDecodeRows / kAttentionRows)));
+                                              a->kv_heads * max_tokens_ * (kDecodeRows / kAttentionRows)) +
+                              static_cast<size_t>(side_by_side(*a)));
     counters_ = DeviceMemory(counters * sizeof(uint32_t), "attention");
     stream_.fill(counters_.data(), 0, counters_.size());
 }
@@ -249,11 +257,19 @@ void CudaBackend::prepare_kernels() {
     for (const Op &op : plan_.ops) {
         if (const auto *matrices = std::get_if<LinearOp>(&op)) prepare_linear(matrices->format, max_tokens_);
         if (const auto *a = std::get_if<Attention>(&op)) {
+            prepare(attention_append_kernel().handle, kAppendShared);
+            prepare(rotate_heads_kernel().handle, kAppendShared);
+            if (wide(*a)) {
+                const KernelHandle handle = attention_wide_kernel().handle;
+                prepare(handle, attention_wide_shared());
+                totals = std::max(totals, static_cast<size_t>(properties_.multiprocessors *
+                                                              resident(handle, attention_wide_shared())) *
+                                              kWideTotals * sizeof(float));
+                continue;
+            }
             const AttentionLaunches launches = attention_launches(*a);
             prepare(launches.decode.handle, launches.decode_shared);
             prepare(launches.prefill.handle, launches.prefill_shared);
-            prepare(attention_append_kernel().handle, kAppendShared);
-            prepare(rotate_heads_kernel().handle, kAppendShared);
             if (a->head_dim_v > 128)
                 totals = std::max(totals, static_cast<size_t>(properties_.multiprocessors) *
                                               static_cast<size_t>(resident(launches.prefill.handle,
@@ -434,12 +450,15 @@ AttentionParams CudaBackend::attention_params(const Attention &a) const {
     const int32_t group = program_.cache_layers[static_cast<size_t>(a.layer)].group;
     p.q = slot(a.q), p.out = slot(a.out), p.q_stride = stride(a.q), p.out_stride = stride(a.out);
     if (a.k != kNoSlot) {
-        p.k = slot(a.k), p.v = slot(a.v);
-        p.k_stride = stride(a.k), p.v_stride = stride(a.v);
+        p.k = slot(a.k), p.k_stride = stride(a.k);
+        if (a.v != kNoSlot) p.v = slot(a.v), p.v_stride = stride(a.v);
     }
-    p.k_cache = cache_pages(cache_.k(a.layer), cache_.k_type(), a.head_dim_k, rotates_keys(cache_.k_type()));
+    p.latent = latent(a);
+    const CacheType k_type = cache_.k_type(), v_type = cache_.v_type();
+    p.k_cache = cache_pages(cache_.k(a.layer), k_type, a.head_dim_k, rotates_keys(k_type) && !p.latent);
     p.v_cache =
-        cache_pages(cache_.v(a.layer), cache_.v_type(), a.head_dim_v, rotates_values(cache_.v_type()));
+        p.latent ? p.k_cache : cache_pages(cache_.v(a.layer), v_type, a.head_dim_v, rotates_values(v_type));
+    p.side_by_side = side_by_side(a);
     p.q_factors = input_.factors(a.temperature);
     p.sequences = input_.sequences(), p.sequence_count = input_.sequence_count();
     p.tables = input_.tables(group), p.table_stride = input_.table_stride(group);
@@ -463,29 +482,43 @@ AttentionParams CudaBackend::attention_params(const Attention &a) const {
 }
 
 void CudaBackend::enqueue(const Attention &a) {
-    const AttentionLaunches launches = attention_launches(a);
-    const int32_t group = a.heads / a.kv_heads;
     AttentionParams p = attention_params(a);
-    const bool small = tokens_ <= kLinearTokens;
-    p.max_rows = small ? kAllRows : kDecodeRows;
-    p.max_tiles =
-        small ? (tokens_ * group + kAttentionRows - 1) / kAttentionRows : kDecodeRows / kAttentionRows;
     if (shares_ && p.k != nullptr) {
         p.shared = 1;
-        run(attention_append_kernel(), (int64_t{tokens_} * a.kv_heads + 3) / 4, kAppendShared, p);
+        append(p);
         p.shared = 0;
     }
-    run(launches.decode, kAllRows, launches.decode_shared, p);
-    if (!small) {
-        p.min_rows = kDecodeRows, p.max_rows = kAllRows;
-        if (p.k != nullptr)
-            run(attention_append_kernel(), (int64_t{tokens_} * a.kv_heads + 3) / 4, kAppendShared, p);
-        run(launches.prefill, int64_t{a.kv_heads} * (int64_t{tokens_} * group / kPrefillRows + tokens_),
-            launches.prefill_shared, p);
+    if (wide(a)) {
+        p.max_rows = kAllRows;
+        if (p.k != nullptr) append(p);
+        run(attention_wide_kernel(), kAllRows, attention_wide_shared(), p);
+    } else {
+        attend(a, p);
     }
     if (p.v_cache.rotated != 0)
         run(rotate_heads_kernel(), (int64_t{tokens_} * a.heads + 3) / 4, kAppendShared,
             {p.out, p.out_stride, tokens_, a.heads, a.head_dim_v});
+}
+
+void CudaBackend::append(const AttentionParams &p) {
+    run(attention_append_kernel(), (int64_t{tokens_} * p.kv_heads + 3) / 4, kAppendShared, p);
+}
+
+// Decode or prefill, by the rows of each sequence.
+void CudaBackend::attend(const Attention &a, AttentionParams p) {
+    const AttentionLaunches launches = attention_launches(a);
+    const int32_t group = a.heads / a.kv_heads;
+    const bool small = tokens_ <= kLinearTokens;
+    p.max_rows = small ? kAllRows : kDecodeRows;
+    p.max_tiles =
+        small ? (tokens_ * group + kAttentionRows - 1) / kAttentionRows : kDecodeRows / kAttentionRows;
+    run(launches.decode, kAllRows, launches.decode_shared, p);
+    if (!small) {
+        p.min_rows = kDecodeRows, p.max_rows = kAllRows;
+        if (p.k != nullptr) append(p);
+        run(launches.prefill, int64_t{a.kv_heads} * (int64_t{tokens_} * group / kPrefillRows + tokens_),
+            launches.prefill_shared, p);
+    }
 }
 
 // The partial results of attention over split keys, of the largest layer.
@@ -498,6 +531,12 @@ void CudaBackend::reserve_partials(const Batch &batch) {
         int64_t items = 0;
         const AttentionParams p = attention_params(*a);
         for (const SequenceSpan &s : batch.sequences) {
+            if (wide(*a)) {
+                const auto room = p.side_by_side - static_cast<int32_t>(items);
+                const WideWork work = wide_work(p, {s.first, s.count, s.past}, room);
+                items += work.side_by_side ? work.items : 0;
+                continue;
+            }
             const int64_t rows = int64_t{s.count} * (a->heads / a->kv_heads);
             if (!small && rows > kDecodeRows) continue;
             const Splits splits = splits_of(p, {s.first, s.count, s.past});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/experts.h"
 #include "kernels/steps.h"
@@ -136,9 +137,11 @@ class Planner {
     }
     void add(const Attention &step) {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.layer)];
-        expect(layer.head_dim_v > 0 && (step.k == kNoSlot) == (step.v == kNoSlot), "latent attention");
-        expect(step.head_dim_k % 8 == 0 && step.head_dim_v % 8 == 0 && step.head_dim_k <= 256 &&
-                   step.head_dim_v <= 256,
+        const bool latent = layer.head_dim_v == 0;
+        expect(latent ? step.v == kNoSlot : (step.k == kNoSlot) == (step.v == kNoSlot),
+               "keys and values that are not where the layer has them");
+        expect(step.head_dim_k % 8 == 0 && step.head_dim_v % 8 == 0 && step.head_dim_k <= kMaxWideK &&
+                   step.head_dim_v <= (latent ? std::min(kMaxWideV, step.head_dim_k) : kMaxWideV),
                "heads of this size");
         use_floats(step.q_norm);
         use_floats(step.k_norm);

@@ -401,24 +401,102 @@ TEST_CASE("cuda backend: sinks, temperature, chunks and shared keys and values a
     compare(shared, CacheType::F16);
 }
 
+namespace {
+
+// Values are the first dimensions of the keys (multi-head latent attention).
+Program with_latents(const TinyProgram &tiny) {
+    Program program = tiny.program();
+    for (CacheLayer &layer : program.cache_layers) layer.head_dim_v = 0;
+    for (Step &step : program.steps)
+        if (auto *a = std::get_if<Attention>(&step)) a->v = kNoSlot;
+    for (RopeTable &rope : program.ropes) rope.inv_freq.resize(4), rope.first = 32;
+    return program;
+}
+
+}  // namespace
+
+TEST_CASE("cuda backend: latent layers and wide heads agree with double precision and the CPU") {
+    using enum CacheType;
+    const std::vector<int32_t> tokens = random_tokens(30, 50, 15);
+    const auto compare = [&](const Program &program, CacheType k, CacheType v) {
+        CAPTURE(static_cast<int>(k));
+        Runner gpu(cuda::make_cuda_backend(0), program, k, v);
+        Runner cpu(cpu::make_cpu_backend(1), program, k, v);
+        const Logits2 whole = gpu.run(tokens, 30);
+        CHECK(distance(rows_of(cpu.run(tokens, 30)), whole).kl < 1e-3);
+        if (k == F16 && v == F16) {
+            const Distance d = distance(tests::reference_logits(program, tokens), whole);
+            CHECK(d.kl < 1e-5);
+            CHECK(d.other_best == 0);
+        }
+        check_equal(gpu.run(tokens, 7), whole, "in chunks");
+    };
+    const TinyProgram latent(
+        {.layers = 1, .heads = 6, .kv_heads = 1, .head_dim_k = 40, .head_dim_v = 32, .head_norm = true}, 61);
+    for (const auto &[k, v] : {std::pair{F16, F16}, {Q8_0, Q8_0}, {Q4_0, F16}})
+        compare(with_latents(latent), k, v);
+    // As Gemma 4's full layers are, with a second one that reads the cells of the first.
+    const TinyProgram wide({.heads = 2, .kv_heads = 1, .head_dim_k = 264, .head_dim_v = 272}, 62);
+    Program shared = wide.program();
+    bool first = true;
+    for (Step &step : shared.steps)
+        if (auto *a = std::get_if<Attention>(&step)) {
+            if (!first) a->layer = 0, a->k = a->v = kNoSlot;
+            first = false;
+        }
+    compare(shared, F16, F16);
+    compare(wide.program(), Q4_0, Q4_0);
+}
+
+TEST_CASE("cuda backend: branches of latent layers read the cells they share with another sequence") {
+    const TinyProgram tiny({.layers = 1, .heads = 4, .kv_heads = 1, .head_dim_k = 40, .head_dim_v = 32}, 63);
+    const Program program = with_latents(tiny);
+    const std::vector<int32_t> text = random_tokens(40, 50, 16);
+    Runner alone(cuda::make_cuda_backend(0), program);
+    const Logits2 expected = alone.run(text, 40);
+
+    // 34 cells in the cache of both; of the 6 tokens behind them the branch shares 2 and goes on with the
+    // 3rd.
+    const auto backend = cuda::make_cuda_backend(0);
+    backend->load(program, {{kBlocks}}, kMaxTokens);
+    const std::vector<BlockId> trunk = {5, 2}, branch = {5, 9};
+    std::vector<int32_t> positions(34);
+    std::iota(positions.begin(), positions.end(), 0);
+    const SequenceSpan past{0, 34, 0, {trunk}};
+    REQUIRE(backend->execute({std::span(text).first(34), positions, {&past, 1}, {}}, {}));
+    backend->copy_blocks(0, std::vector<BlockCopy>{{2, 9}});
+    std::vector<int32_t> tokens(text.begin() + 34, text.end());
+    tokens.push_back(text[36]);
+    const std::vector<int32_t> at = {34, 35, 36, 37, 38, 39, 36}, rows = {5, 6};
+    const SequenceSpan spans[] = {{0, 6, 34, {trunk}}, {6, 1, 36, {branch}, 2, 0}};
+    std::vector<float> logits(2 * 50);
+    REQUIRE(backend->execute({tokens, at, spans, rows}, logits));
+    check_equal({{logits.begin(), logits.begin() + 50}, {logits.begin() + 50, logits.end()}},
+                {expected[39], expected[36]}, "trunk and branch");
+}
+
 TEST_CASE("cuda backend: blocks of every type are copied, kept and brought back") {
-    const TinyProgram tiny({.layers = 1}, 57);
+    const TinyProgram tiny({.layers = 1}, 57), narrow({.layers = 1, .head_dim_k = 40, .head_dim_v = 32}, 58);
+    const Program latent = with_latents(narrow);
     const std::vector<int32_t> tokens = random_tokens(32, 50, 12), next = {7};
-    for (const CacheType type :
-         {CacheType::F16, CacheType::BF16, CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8}) {
+    const auto check = [&](const Program &program, CacheType type) {
         CAPTURE(static_cast<int>(type));
-        Runner runner(cuda::make_cuda_backend(0), tiny.program(), type, type);
+        Runner runner(cuda::make_cuda_backend(0), program, type, type);
         Backend &backend = runner.backend();
         runner.run(tokens, 32);
         const Logits2 expected = runner.run(next, 1, 32);
         runner.run(tokens, 32);
-        std::vector<std::byte> kept(cache_block_bytes(tiny.program(), 0, type, type));
+        std::vector<std::byte> kept(cache_block_bytes(program, 0, type, type));
         backend.copy_blocks(0, std::vector<BlockCopy>{{kBlocks - 1, 0}});  // the table's first, and last
         backend.read_block(0, 0, kept);
         runner.run(std::vector<int32_t>(32, 3), 32);
         backend.write_block(0, kBlocks - 1, kept);
         check_equal(runner.run(next, 1, 32), expected, "from the kept block");
-    }
+    };
+    for (const CacheType type :
+         {CacheType::F16, CacheType::BF16, CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8})
+        check(tiny.program(), type);
+    for (const CacheType type : {CacheType::F16, CacheType::Q8_0}) check(latent, type);
 }
 
 TEST_CASE("cuda backend: what does not fit, and what has no kernel, is said before anything is uploaded") {
