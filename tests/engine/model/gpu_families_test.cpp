@@ -1,0 +1,122 @@
+// Families on the (emulated) GPU: which steps of theirs it has kernels for, and that those whose attention is
+// unlike others' compute there what they compute on the CPU.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "engine/model/model.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "tests/support/model_families.h"
+#include "tests/support/model_maker.h"
+#include "tests/support/reference.h"
+
+using namespace runnel;
+using namespace runnel::kernels;
+using testing::ModelShape;
+using testing::TemporaryModel;
+
+namespace {
+
+constexpr int32_t kTokens = 24, kPrompt = 20;
+
+ModelShape shape_of(const std::string &arch) {
+    ModelShape shape;
+    shape.arch = arch, shape.type = "Q8_0", shape.layers = 2, shape.ff = 96, shape.threads = 1;
+    shape.experts.used = 8;  // all: which of two equally good ones is chosen would hang on rounding
+    const auto *files = testing::find_family_files(arch);
+    if (files->gemma4) {
+        shape.layers = files->gemma4->period + files->gemma4->shared_kv;
+        if (files->gemma4->shared_kv == 0) shape.head_dim = 136;  // full layers: 272
+    }
+    return shape;
+}
+
+// Logits of every token, the last ones one by one.
+std::vector<reference::Row> logits_of(std::unique_ptr<Backend> backend, const Program &program, CacheType k,
+                                      CacheType v) {
+    int32_t groups = 1;
+    for (const CacheLayer &layer : program.cache_layers) groups = std::max(groups, layer.group + 1);
+    backend->load(program, {std::vector<int32_t>(static_cast<size_t>(groups), 2), k, v}, kPrompt);
+    std::vector<int32_t> tokens(kTokens);
+    for (int32_t i = 0; i < kTokens; ++i) tokens[static_cast<size_t>(i)] = 1 + i * i * 7 % 290;
+    const std::vector<BlockId> table = {1, 0};
+    std::vector<reference::Row> all;
+    for (int32_t at = 0; at < kTokens;) {
+        const int32_t count = at == 0 ? kPrompt : 1;
+        std::vector<int32_t> positions(static_cast<size_t>(count)), rows(static_cast<size_t>(count));
+        std::iota(positions.begin(), positions.end(), at);
+        std::iota(rows.begin(), rows.end(), 0);
+        const SequenceSpan span{0, count, at,
+                                std::vector<std::span<const BlockId>>(static_cast<size_t>(groups), table)};
+        const auto vocab = static_cast<size_t>(program.vocab);
+        std::vector<float> logits(static_cast<size_t>(count) * vocab);
+        REQUIRE(backend->execute({std::span(tokens).subspan(static_cast<size_t>(at), positions.size()),
+                                  positions,
+                                  {&span, 1},
+                                  rows},
+                                 logits));
+        for (size_t row = 0; row < rows.size(); ++row)
+            all.emplace_back(logits.begin() + static_cast<std::ptrdiff_t>(row * vocab),
+                             logits.begin() + static_cast<std::ptrdiff_t>((row + 1) * vocab));
+        at += count;
+    }
+    return all;
+}
+
+double divergence(const std::vector<reference::Row> &p, const std::vector<reference::Row> &q) {
+    double kl = 0;
+    for (size_t t = 0; t < p.size(); ++t) {
+        const double of_p = reference::log_sum_exp(p[t]), of_q = reference::log_sum_exp(q[t]);
+        for (size_t i = 0; i < p[t].size(); ++i)
+            kl += std::exp(p[t][i] - of_p) * ((p[t][i] - of_p) - (q[t][i] - of_q));
+    }
+    return kl / static_cast<double>(p.size());
+}
+
+}  // namespace
+
+TEST_CASE("gpu families: there is a kernel for the attention of each") {
+    size_t steps = 0;
+    for (const testing::FamilyFiles &family : testing::family_files()) {
+        CAPTURE(family.name);
+        const TemporaryModel tiny(shape_of(family.name));
+        const Program program = model::build(tiny.file).program;
+        const std::vector<std::string> missing = cuda::missing_kernels(program);
+        for (size_t i = 0; i < missing.size(); ++i) {
+            if (!std::holds_alternative<Attention>(program.steps[i])) continue;
+            CHECK(missing[i] == "");
+            ++steps;
+        }
+    }
+    CHECK(steps >= testing::family_files().size());
+}
+
+TEST_CASE("gpu families: latent attention and wide heads as on the CPU") {
+    using enum CacheType;
+    struct Case {
+        std::string arch;
+        CacheType k, v;
+    };
+    for (const auto &[arch, k, v] : {Case{"deepseek2", F16, F16},
+                                     {"deepseek2-lite", Q8_0, Q8_0},
+                                     {"gemma4", F16, F16},
+                                     {"gemma4-31b", Q8_0, Q4_0}}) {
+        CAPTURE(arch);
+        const TemporaryModel tiny(shape_of(arch));
+        const model::Model model = model::build(tiny.file);
+        const std::vector<std::string> missing = cuda::missing_kernels(model.program);
+        const auto first =
+            std::find_if(missing.begin(), missing.end(), [](const auto &m) { return m != ""; });
+        if (first != missing.end()) {
+            MESSAGE(arch << ": " << *first << ": skipped");
+            continue;
+        }
+        const auto gpu = logits_of(cuda::make_cuda_backend(0), model.program, k, v);
+        CHECK(divergence(logits_of(cpu::make_cpu_backend(1), model.program, k, v), gpu) < 1e-3);
+    }
+}
