@@ -22,13 +22,15 @@ using testing::TemporaryModel;
 
 namespace {
 
-constexpr int32_t kTokens = 24, kPrompt = 20;
+constexpr int32_t kTokens = 20, kPrompt = 18;
 
+// Of matrices without 8-bit activations, so that both devices compute nearly the same.
 ModelShape shape_of(const std::string &arch) {
     ModelShape shape;
-    shape.arch = arch, shape.type = "Q8_0", shape.layers = 2, shape.ff = 96, shape.threads = 1;
-    shape.experts.used = 8;  // all: which of two equally good ones is chosen would hang on rounding
+    shape.arch = arch, shape.type = "F16", shape.layers = 1, shape.ff = 64, shape.threads = 1;
     const auto *files = testing::find_family_files(arch);
+    // All: which of two equally good ones is chosen would hang on rounding.
+    if (files->experts) shape.experts.count = shape.experts.used = 2;
     if (files->gemma4) {
         shape.layers = files->gemma4->period + files->gemma4->shared_kv;
         if (files->gemma4->shared_kv == 0) shape.head_dim = 136;  // full layers: 272
