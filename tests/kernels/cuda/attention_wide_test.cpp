@@ -169,7 +169,8 @@ TEST_CASE("cuda wide attention: every K/V byte is read once per tile, of latent 
         }
         Shape wide{attention(2, 1, 288, 64), {{200, 1}}, {}};
         wide.k_type = wide.v_type = type;
-        const auto &traffic = run(make_problem(wide, 281), Way::Decode).reports[1].traffic;
+        const Result result = run(make_problem(wide, 281), Way::Decode);
+        const auto &traffic = result.reports[1].traffic;
         const auto bytes = [&](int32_t dims) {
             const uint64_t scales = type == Q8_0 ? 2 : type == Q4_0 ? 1 : 0;  // loads of each
             return kernels::cache_row_bytes(type, dims) + (scales == 2 ? uint64_t(dims) / 16 : 0);
