@@ -83,7 +83,7 @@ struct AttentionParams {
     float *partial;                 // decode: attention_partial_floats(...), any contents
     uint32_t *counters;  // decode: [sequences * kv_heads * max_tiles], zero; zero again afterwards;
                          // wide: [side_by_side]
-    float *totals;       // prefill with dim_v > 128: [blocks of the launch][64][256], any contents;
+    float *totals;       // prefill, if attention_prefill_totals(): [blocks of the launch][64][128], any contents;
                          // wide: [blocks of the launch][kWideTotals]
     RopeParams rope;
     int64_t table_stride;
@@ -131,7 +131,7 @@ constexpr Splits splits_of(const AttentionParams &p, const SequenceInfo &s) {
 // the last block of a (sequence, K/V head, tile) joins its splits. Also norms, rotates and appends the new
 // tokens' k and v, once per (sequence, K/V head). Reads every K/V byte once per tile.
 Kernel<AttentionParams> attention_decode_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
-size_t attention_decode_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
+SharedBytes attention_decode_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 
 // Floats of AttentionParams::partial for launches whose (sequence, K/V head, tile, split) number at most
 // `items`.
@@ -142,7 +142,11 @@ constexpr int64_t attention_partial_floats(int64_t items, int32_t dim_v) {
 // Prefill: append_kernel() first, if there are k and v, then a block per 64 rows, on a persistent grid of any
 // size.
 Kernel<AttentionParams> attention_prefill_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
-size_t attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
+SharedBytes attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
+// Whether launches need AttentionParams::totals.
+constexpr bool attention_prefill_totals(int32_t dim_v, bool on_turing) {
+    return on_turing || dim_v > 128;
+}
 inline constexpr int kPrefillRows = 64;
 
 // Wide heads: append_kernel() first, if there is k, then all sequences in one launch, on a persistent grid of

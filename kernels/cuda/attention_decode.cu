@@ -5,10 +5,11 @@
 // the warps share the tile: for q . k each takes 16 cells, for p . v every fourth 8-column of the output;
 // maxima and p pass through shared memory. 16-bit K and V arrive by cp.async, two steps deep up to 128
 // dimensions. If one of them is packed, both arrive in raw tiles, one step ahead, and are unpacked in turn
-// into one tile of 16-bit rows: more blocks fit a multiprocessor, so no fewer cells are in flight.
-// The rows of tokens that this batch adds are computed where they are needed; tile 0 also stores them in the
-// cache. Bytes against the floor: each K/V byte of a split once per tile; 16 (dim_v + 2) floats of scratch
-// per item where a sequence has several splits (3% at dim 128), written and read.
+// into one tile of 16-bit rows: more blocks fit a multiprocessor, so no fewer cells are in flight. On sm_75 K
+// and V of any type take turns in that tile, without raw ones: what hides latency there is the block beside
+// this one. The rows of tokens that this batch adds are computed where they are needed; tile 0 also stores
+// them in the cache. Bytes against the floor: each K/V byte of a split once per tile; 16 (dim_v + 2) floats
+// of scratch per item where a sequence has several splits (3% at dim 128), written and read.
 #include "kernels/cuda/attention_load.h"
 #include "kernels/cuda/attention_split.h"
 
@@ -16,12 +17,13 @@ namespace runnel::kernels::cuda {
 
 namespace {
 
-template <int kDim, bool kPacked>
+// kInTurn: K and V take turns in one tile.
+template <int kDim, bool kInTurn>
 struct DecodeShared {
     static constexpr int kStages = kDim <= 128 ? 2 : 1;
     static constexpr int kTileBytes = kAttentionStep * RowsLayout<kDim>::kRowBytes;
-    alignas(128) unsigned char k[kPacked ? 1 : kStages][kTileBytes];  // packed: of K and V in turn
-    alignas(128) unsigned char v[kPacked ? 1 : kStages][kPacked ? 128 : kTileBytes];
+    alignas(128) unsigned char k[kInTurn ? 1 : kStages][kTileBytes];
+    alignas(128) unsigned char v[kInTurn ? 1 : kStages][kInTurn ? 128 : kTileBytes];
     alignas(128) unsigned char q[kAttentionRows * RowsLayout<kDim>::kRowBytes];
     alignas(128) unsigned char p[kAttentionRows * 2 * kPStride];
     float maximum[kAttentionWarps][kAttentionRows];
@@ -68,12 +70,11 @@ DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     return false;
 }
 
-template <int kDim, bool kPacked>
-struct AttentionDecode {
+template <int kDim, bool kPacked, bool kTuring>
+struct DecodeBody {
     using Params = AttentionParams;
-    using Shared = DecodeShared<kDim, kPacked>;
-    static constexpr const char *kName = "attention decode";
-    static constexpr int kThreads = kAttentionThreads, kBlocks = kDim <= 128 ? 2 : 1;
+    static constexpr bool kInTurn = kPacked || kTuring;
+    using Shared = DecodeShared<kDim, kInTurn>;
     static constexpr int kStages = Shared::kStages;
     static constexpr int kTiles = kDim / 8 / kAttentionWarps;  // 8-column tiles of o per warp
 
@@ -124,10 +125,10 @@ struct AttentionDecode {
         return raw_k(shared) + kAttentionStep * raw_row_bytes<kDim>(p.k_cache.type);
     }
     static DEVICE unsigned char *k_tile(Shared &shared, int step) {
-        return shared.k[kPacked ? 0 : step % kStages];
+        return shared.k[kInTurn ? 0 : step % kStages];
     }
     static DEVICE unsigned char *v_tile(Shared &shared, int step) {
-        if constexpr (kPacked)
+        if constexpr (kInTurn)
             return shared.k[0];
         else
             return shared.v[step % kStages];
@@ -135,8 +136,8 @@ struct AttentionDecode {
 
     // New cells are written by make(): cp.async leaves their rows alone.
     static DEVICE void start_k(const Params &p, State &state, Shared &shared, int step) {
-        if (step <= state.last) {
-            if constexpr (kPacked) {
+        if (step <= state.last && !kTuring) {
+            if constexpr (kInTurn) {
                 load_raw(p, state.space.cache, p.k_cache, k_values(p), step, state.cells, raw_k(shared),
                          state.k_scales);
             } else {
@@ -149,8 +150,8 @@ struct AttentionDecode {
     }
 
     static DEVICE void start_v(const Params &p, State &state, Shared &shared, int step) {
-        if (step <= state.last) {
-            if constexpr (kPacked) {
+        if (step <= state.last && !kTuring) {
+            if constexpr (kInTurn) {
                 load_raw(p, state.space.cache, p.v_cache, v_values(p), step, state.cells, raw_v(p, shared),
                          state.v_scales);
             } else {
@@ -200,7 +201,7 @@ struct AttentionDecode {
         for (int step = state.first - 1; step <= state.last; ++step) {
             const bool computes = step >= state.first;
             float c[2][4];
-            if constexpr (kPacked) {
+            if constexpr (kInTurn) {
                 if (computes) {
                     cp_async_wait<1>();
                     block_sync();
@@ -249,12 +250,21 @@ struct AttentionDecode {
     }
 
     static DEVICE void unpack_k(const Params &p, const State &state, Shared &shared, int step) {
-        unpack<kDim>(p.k_cache, k_values(p), step, state.cells, raw_k(shared), state.k_scales, shared.k[0]);
+        if constexpr (kTuring)
+            unpack_cells<kDim, kPacked>(p, state.space.cache, p.k_cache, k_values(p), step, state.cells,
+                                        shared.k[0]);
+        else
+            unpack<kDim>(p.k_cache, k_values(p), step, state.cells, raw_k(shared), state.k_scales,
+                         shared.k[0]);
         make<true>(p, state, shared.scratch[warp_index()], step, padded_k(p), shared.k[0]);
     }
     static DEVICE void unpack_v(const Params &p, const State &state, Shared &shared, int step) {
-        unpack<kDim>(p.v_cache, v_values(p), step, state.cells, raw_v(p, shared), state.v_scales,
-                     shared.k[0]);
+        if constexpr (kTuring)
+            unpack_cells<kDim, kPacked>(p, state.space.cache, p.v_cache, v_values(p), step, state.cells,
+                                        shared.k[0]);
+        else
+            unpack<kDim>(p.v_cache, v_values(p), step, state.cells, raw_v(p, shared), state.v_scales,
+                         shared.k[0]);
         make<false>(p, state, shared.scratch[warp_index()], step, p.dim_v, shared.k[0]);
     }
 
@@ -312,11 +322,23 @@ struct AttentionDecode {
     }
 };
 
+template <int kDim, bool kPacked>
+struct AttentionDecode {
+    using Params = AttentionParams;
+    static constexpr const char *kName = "attention decode";
+    static constexpr int kThreads = kAttentionThreads, kBlocks = kDim <= 128 ? 2 : 1;
+
+    static DEVICE void run(const Params &p) {
+        run_for_device<DecodeBody<kDim, kPacked, false>, DecodeBody<kDim, kPacked, true>>(p);
+    }
+};
+
 template <int kDim>
-size_t shared_bytes(CacheType k, CacheType v) {
-    if (!is_packed(k) && !is_packed(v)) return sizeof(DecodeShared<kDim, false>);
-    return sizeof(DecodeShared<kDim, true>) +
-           static_cast<size_t>(kAttentionStep * (raw_row_bytes<kDim>(k) + raw_row_bytes<kDim>(v)));
+SharedBytes shared_bytes(CacheType k, CacheType v) {
+    constexpr size_t kInTurn = sizeof(DecodeShared<kDim, true>);
+    if (!is_packed(k) && !is_packed(v)) return {sizeof(DecodeShared<kDim, false>), kInTurn};
+    const int raw = kAttentionStep * (raw_row_bytes<kDim>(k) + raw_row_bytes<kDim>(v));
+    return {kInTurn + static_cast<size_t>(raw), kInTurn};
 }
 
 }  // namespace
@@ -327,7 +349,7 @@ Kernel<AttentionParams> attention_decode_kernel(CacheType k, CacheType v, int32_
                                         : kernel_for<AttentionDecode, false>(dim);
 }
 
-size_t attention_decode_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
+SharedBytes attention_decode_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
     const int32_t dim = dim_k > dim_v ? dim_k : dim_v;
     if (dim <= 64) return shared_bytes<64>(k, v);
     if (dim <= 128) return shared_bytes<128>(k, v);

@@ -2,7 +2,8 @@
 //
 // 16-bit types go there at once, by cp.async. Of packed types the bytes arrive in a raw tile and the scales
 // in registers; when the tile is there, and somebody wants it, it is unpacked: no instance of the products
-// knows what the cache keeps.
+// knows what the cache keeps. On sm_75, which has no cp.async to hide behind and no room for raw tiles, all
+// types are unpacked from the cache itself.
 #pragma once
 
 #include "kernels/cuda/attention_tile.h"
@@ -69,6 +70,34 @@ DEVICE void load_raw(const AttentionParams &p, const CacheHead &head, const Cach
         if (!cells.cached(cell) || 32 * block >= values.count) continue;
         unsigned char *page = page_of(pages, p.kv_heads, head.table, head.kv_head, cell);
         scales.of[i] = cell_bytes(pages, page, cell).scales[values.first / 32 + block];
+    }
+}
+
+// What load_cells() or load_raw() and unpack() do, without cp.async and from the cache itself.
+template <int kDim, bool kPacked>
+DEVICE void unpack_cells(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
+                         const ValueRange &values, int step, const CellRange &cells, unsigned char *to) {
+    constexpr int kChunks = kDim / 8;  // of a row
+    constexpr int kRowsAtOnce = kAttentionThreads / kChunks, kLoads = 4;
+    const int chunk = thread_index() % kChunks, first = values.first + 8 * chunk;
+    if (8 * chunk >= values.padded) return;
+    const auto load = [&](int cell) -> uint4 {
+        if (!cells.cached(cell) || 8 * chunk >= values.count) return {0, 0, 0, 0};
+        unsigned char *page = page_of(pages, p.kv_heads, head.table, head.kv_head, cell);
+        const CellBytes from = cell_bytes(pages, page, cell);
+        if (!kPacked) return ld128(from.values + 2 * first);
+        const uint32_t scale = has_scales(pages.type) ? from.scales[first / 32] * 0x00010001u : 0;
+        return load_chunk(pages.type, from.values, first / 8, scale);
+    };
+#pragma unroll 1
+    for (int row = thread_index() / kChunks; row < kAttentionStep; row += kLoads * kRowsAtOnce) {
+        uint4 eight[kLoads];
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) eight[i] = load(step * kAttentionStep + row + i * kRowsAtOnce);
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i)
+            if (!cells.is_made(step * kAttentionStep + row + i * kRowsAtOnce))
+                st128(to + RowsLayout<kDim>::offset(row + i * kRowsAtOnce, chunk), eight[i]);
     }
 }
 

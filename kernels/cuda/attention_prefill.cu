@@ -8,6 +8,8 @@
 // split of 256 cells the output joins a total (in shared memory, for heads of 256 in global scratch), which
 // each thread alone reads and writes. Heads of 256 are done in two halves of their values, each with its own
 // scores: 256 columns of output do not fit into a warp's registers.
+// On sm_75, which has 64 KB of shared memory and no cp.async, up to 128 columns of K, then the others, then V
+// take turns in one tile, straight from the cache, and totals are in global scratch for all heads.
 //
 // Operations against the floor: per tile and step 8 dim_k / 16 + 8 dim_v / 16 mma of 16x8x16, and 4 for l;
 // steps beyond the causal edge or before the window are skipped per warp.
@@ -34,21 +36,22 @@ struct Block {
     int column, columns;  // of v: the item's part
 };
 
-template <int kDim, bool kPacked>
+template <int kDim, bool kPacked, bool kTuring>
 struct PrefillShared {
-    static constexpr bool kTotalsHere = kDim <= 128;
+    static constexpr bool kTotalsHere = kDim <= 128 && !kTuring;
     static constexpr int kOut = kDim <= kMaxOut ? kDim : kMaxOut;
-    static constexpr int kTileBytes = kAttentionStep * RowsLayout<kDim>::kRowBytes;
+    static constexpr int kKeys = kTuring ? kOut : kDim;  // columns of K at a time
+    static constexpr int kTileBytes = kAttentionStep * RowsLayout<kKeys>::kRowBytes;
     alignas(128) unsigned char k[kTileBytes];
-    alignas(128) unsigned char v[kAttentionStep * RowsLayout<kOut>::kRowBytes];
+    alignas(128) unsigned char v[kTuring ? 16 : kAttentionStep * RowsLayout<kOut>::kRowBytes];
     alignas(128) unsigned char q[kPrefillRows * RowsLayout<kDim>::kRowBytes];
     alignas(128) float totals[kTotalsHere ? kPrefillRows * kDim : 4];
-    alignas(128) unsigned char raw[kPacked ? kTileBytes / 2 : 16];  // of K and V in turn
+    alignas(128) unsigned char raw[kPacked && !kTuring ? kTileBytes / 2 : 16];  // of K and V in turn
     float total_m[2][kAttentionThreads], total_l[2][kAttentionThreads];
     Block block;
 };
 // Heads are made in the room of K, before it arrives.
-static_assert(PrefillShared<64, false>::kTileBytes >=
+static_assert(PrefillShared<64, false, true>::kTileBytes >=
               kAttentionWarps * kMaxHeadDim * static_cast<int>(sizeof(float)));
 
 DEVICE int parts_of(const AttentionParams &p) {
@@ -73,12 +76,11 @@ DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     return false;
 }
 
-template <int kDim, bool kPacked>
-struct AttentionPrefill {
+template <int kDim, bool kPacked, bool kTuring>
+struct PrefillBody {
     using Params = AttentionParams;
-    using Shared = PrefillShared<kDim, kPacked>;
-    static constexpr const char *kName = "attention prefill";
-    static constexpr int kThreads = kAttentionThreads, kBlocks = kDim <= 64 ? 2 : 1;
+    using Shared = PrefillShared<kDim, kPacked, kTuring>;
+    static constexpr int kThreads = kAttentionThreads;
     static constexpr int kOut = Shared::kOut, kTiles = kOut / 8;  // 8-column tiles of o
     static constexpr int kCellTiles = kAttentionStep / 8;
     static constexpr int kChunksAtOnce = kPacked && kDim > 128 ? 1 : 2;  // what registers allow
@@ -139,29 +141,42 @@ struct AttentionPrefill {
     // --- one step
     // --------------------------------------------------------------------------------------------
 
-    static DEVICE void scores(const Params &p, const State &state, Shared &shared, int step,
-                              float (&c)[kCellTiles][4]) {
+    static DEVICE void clear(float (&c)[kCellTiles][4]) {
 #pragma unroll
         for (int n = 0; n < kCellTiles; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) c[n][i] = 0;
-        const int chunks = padded_k(p) / 16;
+    }
+
+    // c += q . k of 16 `chunks` columns, which are the queries' from chunk `first` on.
+    static DEVICE void multiply_keys(const Params &p, Shared &shared, int first, int chunks,
+                                     float (&c)[kCellTiles][4]) {
         const Products products = products_of(p.k_cache);
 #pragma unroll kChunksAtOnce
         for (int chunk = 0; chunk < chunks; ++chunk) {
             uint32_t a[4];
-            load_a<kDim>(queries(shared), chunk, a);
+            load_a<kDim>(queries(shared), first + chunk, a);
 #pragma unroll
             for (int n = 0; n < kCellTiles; n += 2) {
                 uint32_t b[4];
-                load_k<kDim>(shared.k, 8 * n, chunk, b);
+                load_k<Shared::kKeys>(shared.k, 8 * n, chunk, b);
                 products.mma(c[n], a, {b[0], b[1]});
                 products.mma(c[n + 1], a, {b[2], b[3]});
             }
         }
+    }
+
+    static DEVICE void finish_step(const Params &p, const State &state, int step, float (&c)[kCellTiles][4]) {
         const int cell = step * kAttentionStep + 2 * (lane_index() & 3);
 #pragma unroll
         for (int n = 0; n < kCellTiles; ++n) finish_scores(p, state.rows, cell + 8 * n, c[n]);
+    }
+
+    static DEVICE void scores(const Params &p, const State &state, Shared &shared, int step,
+                              float (&c)[kCellTiles][4]) {
+        clear(c);
+        multiply_keys(p, shared, 0, padded_k(p) / 16, c);
+        finish_step(p, state, step, c);
     }
 
     // c becomes p; l and o are scaled to the new maximum.
@@ -193,7 +208,7 @@ struct AttentionPrefill {
                 a[chunk][2 * half] = products.pack(pair[0], pair[1]);
                 a[chunk][2 * half + 1] = products.pack(pair[2], pair[3]);
             }
-        state.sums.template add<kOut>(products, a, shared.v, 0, 1, shared.block.columns);
+        state.sums.template add<kOut>(products, a, kTuring ? shared.k : shared.v, 0, 1, shared.block.columns);
     }
 
     // --- splits
@@ -272,6 +287,41 @@ struct AttentionPrefill {
         state.warp_last = (end - 1) / kAttentionStep;
     }
 
+    // Everybody fills the tile, and sees it filled.
+    template <int kWide>
+    static DEVICE void fill(const Params &p, Shared &shared, const CachePages &pages,
+                            const ValueRange &values, int step) {
+        block_sync();  // nobody reads what was there
+        unpack_cells<kWide, kPacked>(p, shared.block.cache, pages, values, step, shared.block.cells,
+                                     shared.k);
+        block_sync();
+    }
+
+    static DEVICE void turing_steps(const Params &p, State &state, Shared &shared) {
+#pragma unroll 1
+        for (int step = shared.block.first; step <= shared.block.last; ++step) {
+            const bool active = step >= state.warp_first && step <= state.warp_last;
+            float c[kCellTiles][4];
+            clear(c);
+#pragma unroll
+            for (int first = 0; first < kDim; first += Shared::kKeys) {
+                const int padded = smaller(padded_k(p) - first, Shared::kKeys);
+                if (padded <= 0) break;
+                fill<Shared::kKeys>(p, shared, p.k_cache,
+                                    {first, smaller(p.dim_k - first, Shared::kKeys), padded}, step);
+                if (active) multiply_keys(p, shared, first / 16, padded / 16, c);
+            }
+            if (active) finish_step(p, state, step, c);
+            fill<kOut>(p, shared, p.v_cache, v_values(shared), step);
+            if (!active) continue;
+            rescale(state, c);
+            accumulate(p, state, shared, c);
+            if (step % kSplitSteps == kSplitSteps - 1 || step == state.warp_last)
+                end_split(p, state, shared, step);
+        }
+        block_sync();
+    }
+
     // The loop begins one step early, so that K is loaded in one place.
     static DEVICE void steps(const Params &p, State &state, Shared &shared) {
 #pragma unroll 1
@@ -317,7 +367,10 @@ struct AttentionPrefill {
                                reinterpret_cast<float *>(shared.k) + warp_index() * kMaxHeadDim,
                                queries(shared));
             block_sync();
-            steps(p, state, shared);
+            if constexpr (kTuring)
+                turing_steps(p, state, shared);
+            else
+                steps(p, state, shared);
         }
         store_output(p, row_space_of(p, shared), state.sums, tile_row(shared), shared.block.column,
                      shared.block.columns, 0, 1);
@@ -337,6 +390,23 @@ struct AttentionPrefill {
     }
 };
 
+template <int kDim, bool kPacked>
+struct AttentionPrefill {
+    using Params = AttentionParams;
+    static constexpr const char *kName = "attention prefill";
+    static constexpr int kThreads = kAttentionThreads, kBlocks = kDim <= 64 ? 2 : 1;
+
+    static DEVICE void run(const Params &p) {
+        run_for_device<PrefillBody<kDim, kPacked, false>, PrefillBody<kDim, kPacked, true>>(p);
+    }
+};
+
+template <int kDim>
+SharedBytes shared_bytes(bool packed) {
+    return {packed ? sizeof(PrefillShared<kDim, true, false>) : sizeof(PrefillShared<kDim, false, false>),
+            sizeof(PrefillShared<kDim, false, true>)};
+}
+
 }  // namespace
 
 Kernel<AttentionParams> attention_prefill_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
@@ -345,12 +415,12 @@ Kernel<AttentionParams> attention_prefill_kernel(CacheType k, CacheType v, int32
                                         : kernel_for<AttentionPrefill, false>(dim);
 }
 
-size_t attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
+SharedBytes attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
     const int32_t dim = dim_k > dim_v ? dim_k : dim_v;
     const bool packed = is_packed(k) || is_packed(v);
-    if (dim <= 64) return packed ? sizeof(PrefillShared<64, true>) : sizeof(PrefillShared<64, false>);
-    if (dim <= 128) return packed ? sizeof(PrefillShared<128, true>) : sizeof(PrefillShared<128, false>);
-    return packed ? sizeof(PrefillShared<256, true>) : sizeof(PrefillShared<256, false>);
+    if (dim <= 64) return shared_bytes<64>(packed);
+    if (dim <= 128) return shared_bytes<128>(packed);
+    return shared_bytes<256>(packed);
 }
 
 }  // namespace runnel::kernels::cuda

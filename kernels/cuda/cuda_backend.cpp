@@ -31,7 +31,7 @@ constexpr int32_t kDecodeRows =
     64;  // query rows of a sequence and K/V head up to which attention splits keys
 constexpr int32_t kAllRows = INT32_MAX;
 constexpr size_t kLeastPartials = size_t{1} << 20;
-constexpr int kOldestMajor = 8;  // cp.async, bf16 and 8-bit mma of 32 columns (the Makefile says it, too)
+constexpr int kOldest = 75;  // sm_75: 8-bit mma and ldmatrix (the Makefile says it, too)
 
 bool cancelled(const Batch &batch) {
     return batch.cancel != nullptr && batch.cancel->load(std::memory_order_relaxed);
@@ -51,11 +51,11 @@ struct GraphKey {
 // Makes it the current device: streams and memory are of the one at hand when they are made.
 DeviceProperties use(int device) {
     DeviceProperties found = properties(device);
-    if (found.major < kOldestMajor)
+    if (10 * found.major + found.minor < kOldest)
         throw BackendError(BackendError::Kind::Failed,
                            found.name + " has compute capability " + std::to_string(found.major) + "." +
                                std::to_string(found.minor) +
-                               ", and the kernels need 8.0 (Ampere, 2020) or later: use --device cpu");
+                               ", and the kernels need 7.5 (Turing, 2018) or later: use --device cpu");
     use_device(device);
     return found;
 }
@@ -108,7 +108,7 @@ class CudaBackend final : public Backend {
     void enqueue_logits(int32_t first, int32_t count);
     struct AttentionLaunches {
         Kernel<AttentionParams> decode, prefill;
-        size_t decode_shared, prefill_shared;
+        SharedBytes decode_shared, prefill_shared;
     };
     AttentionLaunches attention_launches(const Attention &a) const {
         const CacheType k = cache_.k_type(), v = cache_.v_type();
@@ -126,16 +126,18 @@ class CudaBackend final : public Backend {
     AttentionParams attention_params(const Attention &step) const;
 
     template <class Params>
-    void run(const Kernel<Params> &kernel, int64_t blocks, size_t shared,
+    void run(const Kernel<Params> &kernel, int64_t blocks, SharedBytes shared,
              const std::type_identity_t<Params> &params) {
         launcher_.run(kernel, blocks, shared, params);
     }
     template <class Params>
-    void launch_exact(const Kernel<Params> &kernel, int64_t blocks, size_t shared,
+    void launch_exact(const Kernel<Params> &kernel, int64_t blocks, SharedBytes shared,
                       const std::type_identity_t<Params> &params) {
         launcher_.run_exactly(kernel, blocks, shared, params);
     }
-    int resident(const KernelHandle &kernel, size_t shared) { return launcher_.resident(kernel, shared); }
+    int resident(const KernelHandle &kernel, SharedBytes shared) {
+        return launcher_.resident(kernel, shared);
+    }
 
     const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
     int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
@@ -270,7 +272,7 @@ void CudaBackend::prepare_kernels() {
             const AttentionLaunches launches = attention_launches(*a);
             prepare(launches.decode.handle, launches.decode_shared);
             prepare(launches.prefill.handle, launches.prefill_shared);
-            if (a->head_dim_v > 128)
+            if (attention_prefill_totals(a->head_dim_v, properties_.is_turing()))
                 totals = std::max(totals, static_cast<size_t>(properties_.multiprocessors) *
                                               static_cast<size_t>(resident(launches.prefill.handle,
                                                                            launches.prefill_shared)) *

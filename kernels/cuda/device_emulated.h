@@ -36,6 +36,17 @@ int block_threads();
 int block_index();
 int block_count();
 
+// Whether the emulated device is of sm_75: what cp_async16() copies is there at once.
+bool is_turing();
+
+template <class Body, class TuringBody, class Params>
+void run_for_device(const Params &params) {
+    if (is_turing())
+        TuringBody::run(params);
+    else
+        Body::run(params);
+}
+
 // The block's shared memory; throws out of the launch when it has fewer than `bytes`.
 void *shared_memory_bytes(size_t bytes);
 
@@ -127,6 +138,8 @@ void ldmatrix_x4(uint32_t (&r)[4], const void *row, Place place = Place::current
 void ldmatrix_x2(uint32_t (&r)[2], const void *row, Place place = Place::current());
 void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, Place place = Place::current());
 void ldmatrix_x2_trans(uint32_t (&r)[2], const void *row, Place place = Place::current());
+void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, Place place = Place::current());
+void mma_f16_m16n8k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place = Place::current());
 void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                 Place place = Place::current());
 void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place = Place::current());
@@ -186,3 +199,5 @@ uint32_t h2_sub(uint32_t a, uint32_t b);
 uint32_t h2_mul(uint32_t a, uint32_t b);
 
 }  // namespace runnel::kernels::cuda
+
+#include "kernels/cuda/device_turing.h"

@@ -1,11 +1,20 @@
-// device.h as nvcc compiles it: inline PTX for sm_80 and later. See device.h for what each function does.
+// device.h as nvcc compiles it: inline PTX for sm_75 (Turing) and later. See device.h for what each function
+// does. What sm_75 lacks is made of other instructions: cp.async of a load and a store, which are done when
+// the function returns, the rest in device_turing.h.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+#error "the kernels need sm_75 or later (int8 mma and ldmatrix)"
+#endif
+
+// The code at hand is that of sm_75.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "the kernels need sm_80 or later (cp.async, bf16 and int8 mma)"
+#define RUNNEL_TURING 1
+#else
+#define RUNNEL_TURING 0
 #endif
 
 #define DEVICE __device__ __forceinline__
@@ -32,6 +41,15 @@ DEVICE int block_index() {
 }
 DEVICE int block_count() {
     return static_cast<int>(gridDim.x);
+}
+
+template <class Body, class TuringBody, class Params>
+DEVICE void run_for_device(const Params &params) {
+#if RUNNEL_TURING
+    TuringBody::run(params);
+#else
+    Body::run(params);
+#endif
 }
 
 template <class T>
@@ -145,6 +163,25 @@ DEVICE uint32_t shared_address(const void *p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+#if RUNNEL_TURING
+
+// The source does not change while a kernel copies from it, so loads may go before other stores.
+DEVICE void cp_async16(void *shared, const void *global, bool valid = true) {
+    uint4 v = {0, 0, 0, 0};
+    if (valid)
+        asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+            : "l"(global));
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(shared)), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+DEVICE void cp_async_commit() {}
+template <int Pending>
+DEVICE void cp_async_wait() {}
+
+#else
+
 DEVICE void cp_async16(void *shared, const void *global, bool valid = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                  "r"(valid ? 16 : 0)
@@ -157,6 +194,8 @@ template <int Pending>
 DEVICE void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
+
+#endif
 
 // The bulk form needs sm_90 and a multiple of 16 bytes; before, one line of 128 bytes per instruction.
 DEVICE void prefetch_l2(const void *p, uint32_t bytes) {
@@ -205,29 +244,15 @@ DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], const void *row) {
                  : "memory");
 }
 
-DEVICE void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+DEVICE void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b) {
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c0), "+r"(c1)
+        : "r"(a), "r"(b));
 }
-DEVICE void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+DEVICE void mma_f16_m16n8k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));
-}
-DEVICE void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-DEVICE void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // --- bits and numbers ------------------------------------------------------------------------------------
@@ -279,11 +304,6 @@ DEVICE uint16_t f32_to_f16(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
     return h;
 }
-DEVICE uint16_t f32_to_bf16(float x) {
-    uint16_t h;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return h;
-}
 DEVICE float f16_to_f32(uint16_t h) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
@@ -291,16 +311,6 @@ DEVICE float f16_to_f32(uint16_t h) {
 }
 DEVICE float bf16_to_f32(uint16_t h) {
     return __uint_as_float(static_cast<uint32_t>(h) << 16);
-}
-DEVICE uint32_t pack_f16(float lo, float hi) {
-    uint32_t r;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-    return r;
-}
-DEVICE uint32_t pack_bf16(float lo, float hi) {
-    uint32_t r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-    return r;
 }
 DEVICE uint32_t h2_fma(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t r;
@@ -319,3 +329,68 @@ DEVICE uint32_t h2_mul(uint32_t a, uint32_t b) {
 }
 
 }  // namespace runnel::kernels::cuda
+
+#include "kernels/cuda/device_turing.h"
+
+namespace runnel::kernels::cuda {
+
+// --- what sm_75 lacks ------------------------------------------------------------------------------------
+
+#if RUNNEL_TURING
+
+using turing::f32_to_bf16;
+using turing::mma_bf16_k16;
+using turing::mma_f16_k16;
+using turing::mma_s8_k16;
+using turing::mma_s8_k32;
+using turing::pack_bf16;
+using turing::pack_f16;
+
+#else
+
+DEVICE void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+DEVICE void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+DEVICE void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+DEVICE void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+DEVICE uint16_t f32_to_bf16(float x) {
+    uint16_t h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+DEVICE uint32_t pack_f16(float lo, float hi) {
+    uint32_t r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+DEVICE uint32_t pack_bf16(float lo, float hi) {
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
+#endif
+
+}  // namespace runnel::kernels::cuda
+
+#undef RUNNEL_TURING

@@ -31,6 +31,16 @@ struct Kernel {
     KernelHandle handle;
 };
 
+// What a block needs of shared memory. On sm_75, which has 64 KB of it, kernels of more than that run in a
+// version that needs less (run_for_device() in device.h).
+struct SharedBytes {
+    size_t usual = 0, turing = 0;
+    constexpr SharedBytes() = default;
+    constexpr SharedBytes(size_t everywhere) : usual(everywhere), turing(everywhere) {}
+    constexpr SharedBytes(size_t elsewhere, size_t on_turing) : usual(elsewhere), turing(on_turing) {}
+    constexpr size_t on(bool is_turing) const { return is_turing ? turing : usual; }
+};
+
 #ifdef __CUDACC__
 
 template <class Body>

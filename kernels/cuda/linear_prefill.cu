@@ -34,11 +34,10 @@ Kernel<PrefillParams> linear_prefill_kernel(TileFormat format) {
     return for_class(format, [](auto c) { return kernel_of<LinearPrefill<decltype(c)::value>>(); });
 }
 
-size_t linear_prefill_shared(TileFormat format) {
+SharedBytes linear_prefill_shared(TileFormat format) {
     if (is_float(format)) return 0;
     if (is_apart(format)) return linear_prefill_codebooks_shared(format);
-    return for_class(format,
-                     [](auto c) { return sizeof(typename LinearPrefill<decltype(c)::value>::Shared); });
+    return for_class(format, [](auto c) { return LinearPrefill<decltype(c)::value>::kShared; });
 }
 
 int64_t linear_prefill_blocks(const LinearParams &params, TileFormat format, int64_t groups) {

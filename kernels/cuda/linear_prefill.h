@@ -35,11 +35,11 @@ inline constexpr int kPrefillTiles = 8, kPrefillFloatTiles = 4;  // row tiles of
 
 // The kernel for a format and its bytes of shared memory.
 Kernel<PrefillParams> linear_prefill_kernel(TileFormat format);
-size_t linear_prefill_shared(TileFormat format);
+SharedBytes linear_prefill_shared(TileFormat format);
 Kernel<PrefillParams> linear_prefill_floats_kernel(
     TileFormat format);  // F32, F16, BF16: without shared memory
 Kernel<PrefillParams> linear_prefill_codebooks_kernel(TileFormat format);  // and NVFP4
-size_t linear_prefill_codebooks_shared(TileFormat format);
+SharedBytes linear_prefill_codebooks_shared(TileFormat format);
 
 // The largest sensible grid, with up to `groups` groups.
 int64_t linear_prefill_blocks(const LinearParams &params, TileFormat format, int64_t groups);

@@ -15,6 +15,8 @@
 // Shared memory is 81-98 KB and registers are above 200, so one block is resident per multiprocessor. Bytes
 // from L2 per 128 x 64 outputs and column: 128 of activations and 72 (4 bits) of weights: at 180 TFLOP/s 2.2
 // TB/s.
+// On sm_75, which has 64 KB and no cp.async, weights are decoded from where they lie, and the ring has two
+// chunks.
 #pragma once
 
 #include "kernels/cuda/linear_order.h"
@@ -26,7 +28,6 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 32 * kPrefillTiles;
-constexpr int kStages = 3;       // of the ring of activations
 constexpr int kWarpColumns = 8;  // 8-column groups of a warp: 32 tokens
 constexpr int kGroupTokens = 4;  // tokens of an 8-column group
 constexpr int kChunkPieces = 8;  // 16-byte pieces of a token's chunk
@@ -61,10 +62,12 @@ constexpr int64_t raw_bytes(PrefillClass c) {
     return most;
 }
 
-template <PrefillClass C, int kBlockBytes>
+template <PrefillClass C, int kBlockBytes, bool kTuring>
 struct PrefillShared {
+    // Of the ring of activations. On sm_75 scales per 16 with books or minimums leave room for one.
+    static constexpr int kStages = !kTuring ? 3 : C.groups_of_16 && (C.codebook || C.minimum) ? 1 : 2;
     DecodedWeights<C> weights;
-    uint4 raw[kPrefillTiles][kBlockBytes / 16];
+    uint4 raw[kTuring ? 1 : kPrefillTiles][kTuring ? 1 : kBlockBytes / 16];
     uint4 x[kStages][kPrefillTokens][kChunkPieces];
     TokenSums<C> sums;
     float scale[kPrefillTokens];  // of the block's activations
@@ -103,10 +106,13 @@ struct Loader {
         sum_source = row(thread_index() / 4);
     }
 
+    DEVICE const std::byte *weights_of(int32_t block) const {
+        return tile + block * (int64_t{layout.side} + 4 * layout.chunk);
+    }
     DEVICE void copy_weights(int32_t block, uint4 (&to)[kPrefillTiles][raw_bytes(C) / 16]) const {
         if (tile == nullptr) return;
         const int bytes = layout.side + chunks_at(p.cols, block) * layout.chunk;
-        const std::byte *first = tile + block * (int64_t{layout.side} + 4 * layout.chunk);
+        const std::byte *first = weights_of(block);
         for (int at = lane_index(); at < bytes / 16; at += 32)
             cp_async16(&to[warp_index()][at], first + 16 * at);
     }
@@ -451,13 +457,12 @@ DEVICE void decode(TileFormat format, const std::byte *block, int chunks, const 
     }
 }
 
-template <PrefillClass C>
-struct LinearPrefill {
+template <PrefillClass C, bool kTuring>
+struct LinearPrefillBody {
     using Params = PrefillParams;
-    static constexpr const char *kName = "linear_prefill";
-    static constexpr int kThreads = cuda::kThreads, kBlocks = 1;
-    using Shared = PrefillShared<C, raw_bytes(C)>;
-    static_assert(sizeof(Shared) <= 99 << 10);
+    using Shared = PrefillShared<C, raw_bytes(C), kTuring>;
+    static_assert(sizeof(Shared) <= (kTuring ? 64 : 99) << 10);
+    static constexpr int kStages = Shared::kStages, kAhead = kStages - 1;
 
     static DEVICE const std::byte *bytes_of(const Params &params, TileAt tile, int32_t expert) {
         if (tile.matrix < 0) return nullptr;
@@ -466,6 +471,14 @@ struct LinearPrefill {
         const int64_t tile_bytes =
             col_blocks(params.linear.cols) * layout.side + col_chunks(params.linear.cols) * layout.chunk;
         return m.tiles + (expert * row_tiles(m.rows) + tile.tile) * tile_bytes;
+    }
+
+    // The bytes of this warp's block of weights.
+    static DEVICE const std::byte *raw(const Loader<C> &loader, const Shared &shared, int32_t block) {
+        if constexpr (kTuring)
+            return loader.weights_of(block);
+        else
+            return reinterpret_cast<const std::byte *>(shared.raw[warp_index()]);
     }
 
     // Eight row tiles times the tokens of a group.
@@ -483,10 +496,11 @@ struct LinearPrefill {
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols)),
                    chunks = static_cast<int32_t>(col_chunks(p.cols));
         const int ranges = warps_per_tile(blocks);
-        loader.copy_weights(0, shared.raw);
-        loader.copy_chunk(shared.x[0]);
+        if constexpr (!kTuring) loader.copy_weights(0, shared.raw);
+        if constexpr (kAhead > 0) loader.copy_chunk(shared.x[0]);
         cp_async_commit();
-        if (chunks > 1) loader.copy_chunk(shared.x[1]);
+        if constexpr (kAhead > 1)
+            if (chunks > 1) loader.copy_chunk(shared.x[1]);
         cp_async_commit();
         loader.fetch(0);
         int range = 0, stage = 0;
@@ -496,15 +510,17 @@ struct LinearPrefill {
             block_sync();  // everybody's copies have come, and nobody reads the chunk before, or its weights
             if (chunk % 4 == 0) {
                 if (loader.tile != nullptr)
-                    decode<C>(params.format, reinterpret_cast<const std::byte *>(shared.raw[warp]),
-                              chunks_at(p.cols, block), shared.book, shared.weights);
+                    decode<C>(params.format, raw(loader, shared, block), chunks_at(p.cols, block),
+                              shared.book, shared.weights);
                 loader.store(shared.sums, shared.scale);
                 block_sync();
-                if (block + 1 < blocks) loader.copy_weights(block + 1, shared.raw);
+                if constexpr (!kTuring)
+                    if (block + 1 < blocks) loader.copy_weights(block + 1, shared.raw);
             }
-            const int next = stage + 2 < kStages ? stage + 2 : stage + 2 - kStages;
-            if (chunk + 2 < chunks) loader.copy_chunk(shared.x[next]);
+            const int next = stage + kAhead < kStages ? stage + kAhead : stage + kAhead - kStages;
+            if (chunk + kAhead < chunks) loader.copy_chunk(shared.x[next]);
             cp_async_commit();
+            if constexpr (kAhead == 0) block_sync();
             if (busy) multiplier.multiply_chunk(chunk % 4, stage);
             if (chunk % 4 == 3 || chunk + 1 == chunks) {
                 // Not before: while it multiplies, a thread has no registers to spare.
@@ -536,6 +552,19 @@ struct LinearPrefill {
         for (int32_t unit = block_index(); unit < units; unit += block_count())
             multiply(params, shared, unit / groups, group_at<kPrefillTokens>(p, unit % groups));
         grid_dep_trigger();
+    }
+};
+
+template <PrefillClass C>
+struct LinearPrefill {
+    using Params = PrefillParams;
+    static constexpr const char *kName = "linear_prefill";
+    static constexpr int kThreads = cuda::kThreads, kBlocks = 1;
+    static constexpr SharedBytes kShared = {sizeof(typename LinearPrefillBody<C, false>::Shared),
+                                            sizeof(typename LinearPrefillBody<C, true>::Shared)};
+
+    static DEVICE void run(const Params &params) {
+        run_for_device<LinearPrefillBody<C, false>, LinearPrefillBody<C, true>>(params);
     }
 };
 

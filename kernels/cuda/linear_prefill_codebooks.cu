@@ -20,9 +20,8 @@ Kernel<PrefillParams> linear_prefill_codebooks_kernel(TileFormat format) {
     return for_class(format, [](auto c) { return kernel_of<LinearPrefill<decltype(c)::value>>(); });
 }
 
-size_t linear_prefill_codebooks_shared(TileFormat format) {
-    return for_class(format,
-                     [](auto c) { return sizeof(typename LinearPrefill<decltype(c)::value>::Shared); });
+SharedBytes linear_prefill_codebooks_shared(TileFormat format) {
+    return for_class(format, [](auto c) { return LinearPrefill<decltype(c)::value>::kShared; });
 }
 
 }  // namespace runnel::kernels::cuda

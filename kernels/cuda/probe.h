@@ -13,7 +13,8 @@ namespace runnel::kernels::cuda {
 // Bytes read and written per second by large copies within device memory, the best of `repeats`.
 double copy_bandwidth(int device, size_t bytes = size_t{512} << 20, int repeats = 5);
 
-// Operations per second (a multiply-add is two) of mma.sync with bf16 inputs and float32 sums in registers:
+// Operations per second (a multiply-add is two) of mma.sync with bf16 inputs (sm_75: f16) and float32 sums in
+// registers:
 // what the tensor cores give kernels that are written with it. (On sm_90 wgmma gives about 1.6 times as
 // much.) Rounds: how often each warp goes through its loop.
 double tensor_rate(int device, int rounds = 4096);

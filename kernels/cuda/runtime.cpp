@@ -60,6 +60,20 @@ int attribute(cudaDeviceAttr name, int device) {
     return value;
 }
 
+int current_device() {
+    int device = 0;
+    check(cudaGetDevice(&device), "asking for the device");
+    return device;
+}
+
+bool on_turing(int device) {
+    return attribute(cudaDevAttrComputeCapabilityMajor, device) < 8;
+}
+
+size_t shared_per_block(int device) {
+    return static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+}
+
 std::string why_none(cudaError_t error) {
     if (error == cudaErrorInsufficientDriver) {
         int driver = 0;
@@ -110,7 +124,7 @@ DeviceProperties properties(int device) {
             p.minor,
             p.multiProcessorCount,
             p.totalGlobalMem,
-            static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device)),
+            shared_per_block(device),
             static_cast<size_t>(p.l2CacheSize)};
 }
 
@@ -194,9 +208,11 @@ void Graph::Delete::operator()(Implementation *p) const noexcept {
 
 struct Stream::Implementation {
     cudaStream_t stream;
+    bool turing = false;  // its device
 };
 
 Stream::Stream() : implementation_(new Implementation{}) {
+    get().turing = on_turing(current_device());
     check(cudaStreamCreateWithFlags(&implementation_->stream, cudaStreamNonBlocking), "creating a stream");
 }
 
@@ -261,7 +277,7 @@ void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const 
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(shape.blocks);
     config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
-    config.dynamicSmemBytes = shape.shared_bytes;
+    config.dynamicSmemBytes = shape.shared.on(get().turing);
     config.stream = get().stream;
     config.attrs = &dependent;
     config.numAttrs = shape.dependent ? 1 : 0;
@@ -270,20 +286,23 @@ void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const 
     if (error != cudaSuccess) fail(error, std::string("launching the kernel ") + kernel.name);
 }
 
-void prepare(const KernelHandle &kernel, size_t shared_bytes) {
+void prepare(const KernelHandle &kernel, SharedBytes shared) {
+    const int device = current_device();
+    const size_t bytes = shared.on(on_turing(device)), most = shared_per_block(device);
+    if (bytes > most) throw too_little_shared(kernel, bytes, most);
     cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.entry);  // loads it
     constexpr size_t kAlwaysAllowed = 48 << 10;
-    if (error == cudaSuccess && shared_bytes > kAlwaysAllowed)
+    if (error == cudaSuccess && bytes > kAlwaysAllowed)
         error = cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(shared_bytes));
+                                     static_cast<int>(bytes));
     if (error != cudaSuccess) fail(error, std::string("preparing the kernel ") + kernel.name);
 }
 
-int resident_blocks(const KernelHandle &kernel, size_t shared_bytes) {
+int resident_blocks(const KernelHandle &kernel, SharedBytes shared) {
     int blocks = 0;
-    const cudaError_t error =
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel.entry, kernel.threads, shared_bytes);
+    const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &blocks, kernel.entry, kernel.threads, shared.on(on_turing(current_device())));
     if (error != cudaSuccess) fail(error, std::string("asking how often fits the kernel ") + kernel.name);
     return blocks;
 }

@@ -28,6 +28,8 @@ struct DeviceProperties {
     size_t shared_per_block = 0;  // bytes, the most a kernel may ask for
     size_t l2_bytes = 0;
     bool dependent_launch() const { return major >= 9; }  // programmatic dependent launch
+    // sm_75: some kernels run in a version of their own (run_for_device() in device.h).
+    bool is_turing() const { return major < 8; }
 };
 
 DeviceProperties properties(int device);
@@ -122,7 +124,7 @@ class Graph {
 
 struct LaunchShape {
     uint32_t blocks;
-    size_t shared_bytes = 0;
+    SharedBytes shared = 0;
     bool dependent = false;  // may start before the work ahead of it ends: the kernel calls grid_dep_wait()
 };
 
@@ -163,12 +165,20 @@ void launch(Stream &stream, const Kernel<Params> &kernel, const LaunchShape &sha
     stream.launch(kernel.handle, shape, &params, sizeof params);
 }
 
-// Loads a kernel onto the device and lets it use `shared_bytes` of shared memory: once, before the first
-// launch. Throws if the device cannot run it.
-void prepare(const KernelHandle &kernel, size_t shared_bytes);
+// Of a device whose blocks have `has` bytes of shared memory, and not the `needs` of the kernel.
+inline BackendError too_little_shared(const KernelHandle &kernel, size_t needs, size_t has) {
+    return {BackendError::Kind::Failed, "the GPU gives a kernel " + std::to_string(has >> 10) +
+                                            " KiB of shared memory, but the model needs the kernel " +
+                                            kernel.name + ", which takes " +
+                                            std::to_string((needs + 1023) >> 10) + " KiB: use --device cpu"};
+}
+
+// Loads a kernel onto the device and lets it use so much shared memory: once, before the first launch. Throws
+// if the device cannot run it.
+void prepare(const KernelHandle &kernel, SharedBytes shared);
 
 // How many blocks of the kernel fit on one multiprocessor at a time; with multiprocessors, the size of a
 // persistent grid.
-int resident_blocks(const KernelHandle &kernel, size_t shared_bytes);
+int resident_blocks(const KernelHandle &kernel, SharedBytes shared);
 
 }  // namespace runnel::kernels::cuda

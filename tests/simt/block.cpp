@@ -51,18 +51,19 @@ Launch::Launch(const kernels::cuda::KernelHandle &kernel, const kernels::cuda::L
                const void *params, size_t params_bytes)
     : kernel_(kernel),
       shape_(shape),
+      shared_bytes_(shape.shared.on(settings().is_turing())),
       params_(static_cast<const std::byte *>(params), static_cast<const std::byte *>(params) + params_bytes),
-      shared_(shape.shared_bytes + kRedZone),
-      shared_writers_(shape.shared_bytes * sizeof(uint64_t)),
-      shared_readers_(shape.shared_bytes * sizeof(uint64_t)),
+      shared_(shared_bytes_ + kRedZone),
+      shared_writers_(shared_bytes_ * sizeof(uint64_t)),
+      shared_readers_(shared_bytes_ * sizeof(uint64_t)),
       first_run_(take_runs(shape.blocks)),
       random_(testing::splitmix(settings().seed ^ first_run_)),
       order_(shape.blocks) {
     if (kernel.threads % kLanes != 0 || kernel.threads > kLanes * kMaxWarps || shape.blocks == 0 ||
-        shape.shared_bytes > settings().shared_per_block)
+        shared_bytes_ > settings().shared_per_block)
         throw Violation(std::string(kernel.name) + ": the device cannot run " + std::to_string(shape.blocks) +
                         " blocks of " + std::to_string(kernel.threads) + " threads with " +
-                        std::to_string(shape.shared_bytes) + " bytes of shared memory");
+                        std::to_string(shared_bytes_) + " bytes of shared memory");
     std::iota(order_.begin(), order_.end(), 0);
     for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random() % i]);
     for (int t = 0; t < kernel.threads; ++t) lanes_.push_back(std::make_unique<Lane>(stacks()[t]));

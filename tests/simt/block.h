@@ -90,7 +90,7 @@ class Launch {
     [[noreturn]] void fail(const std::string &what);
 
     std::byte *shared() const { return shared_.as<std::byte>(); }
-    size_t shared_bytes() const { return shape_.shared_bytes; }
+    size_t shared_bytes() const { return shared_bytes_; }
     Shadow shared_shadow() const { return {shared_writers_.as<uint64_t>(), shared_readers_.as<uint64_t>()}; }
     bool is_parameter(const void *p, size_t bytes) const;
     bool dependent() const { return shape_.dependent; }
@@ -113,6 +113,7 @@ class Launch {
 
     kernels::cuda::KernelHandle kernel_;
     kernels::cuda::LaunchShape shape_;
+    size_t shared_bytes_;
     std::vector<std::byte> params_;
     Pages shared_, shared_writers_, shared_readers_;
     std::vector<std::unique_ptr<Lane>> lanes_;

@@ -57,6 +57,10 @@ int block_count() {
     return launch().blocks();
 }
 
+bool is_turing() {
+    return simt::settings().is_turing();
+}
+
 void *shared_memory_bytes(size_t bytes) {
     if (bytes > launch().shared_bytes())
         launch().fail("needs " + std::to_string(bytes) + " bytes of shared memory, the launch gives " +
@@ -170,10 +174,22 @@ void st64(void *p, uint2 v) {
     store(p, v);
 }
 
+static void arrive(const simt::AsyncCopy &copy) {
+    if (copy.from)
+        std::memcpy(copy.to, copy.from, 16);
+    else
+        std::memset(copy.to, 0, 16);
+    simt::on_async_arrival(copy.to);
+}
+
 void cp_async16(void *shared, const void *global, bool valid) {
     const void *from = valid ? global : nullptr;
     simt::on_async_start(shared, from);
-    launch().lane().open.push_back({static_cast<std::byte *>(shared), static_cast<const std::byte *>(from)});
+    const simt::AsyncCopy copy{static_cast<std::byte *>(shared), static_cast<const std::byte *>(from)};
+    if (is_turing())
+        arrive(copy);
+    else
+        launch().lane().open.push_back(copy);
 }
 
 void cp_async_commit() {
@@ -185,13 +201,7 @@ void cp_async_commit() {
 void cp_async_wait_pending(int pending) {
     simt::Lane &lane = launch().lane();
     while (static_cast<int>(lane.committed.size()) > pending) {
-        for (const simt::AsyncCopy &copy : lane.committed.front()) {
-            if (copy.from)
-                std::memcpy(copy.to, copy.from, 16);
-            else
-                std::memset(copy.to, 0, 16);
-            simt::on_async_arrival(copy.to);
-        }
+        for (const simt::AsyncCopy &copy : lane.committed.front()) arrive(copy);
         lane.committed.erase(lane.committed.begin());
     }
 }
@@ -254,7 +264,7 @@ uint16_t f32_to_f16(float x) {
     return gguf::f32_to_f16(x);
 }
 uint16_t f32_to_bf16(float x) {
-    return gguf::f32_to_bf16(x);
+    return is_turing() ? turing::f32_to_bf16(x) : gguf::f32_to_bf16(x);
 }
 float f16_to_f32(uint16_t h) {
     return gguf::f16_to_f32(h);

@@ -139,16 +139,30 @@ void ldmatrix_x2_trans(uint32_t (&r)[2], const void *row, Place place) {
     load_matrix(r, 2, true, row, place);
 }
 
+void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, Place place) {
+    const uint32_t rows[2] = {a, 0};  // the upper half of the larger product
+    int32_t c[4] = {c0, c1, 0, 0};
+    multiply(multiply_s8<16>, rows, &b, c, place);
+    c0 = c[0], c1 = c[1];
+}
+void mma_f16_m16n8k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place) {
+    const uint32_t left[4] = {a[0], a[1], 0, 0}, upper[2] = {b, 0};
+    multiply(multiply_f16, left, upper, c, place);
+}
 void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
+    if (is_turing()) return turing::mma_s8_k32(c, a, b);
     multiply(multiply_s8<32>, a, b, c, place);
 }
 void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place) {
+    if (is_turing()) return turing::mma_s8_k16(c, a, b);
     multiply(multiply_s8<16>, a, &b, c, place);
 }
 void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
+    if (is_turing()) return turing::mma_f16_k16(c, a, b);
     multiply(multiply_f16, a, b, c, place);
 }
 void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
+    if (is_turing()) return turing::mma_bf16_k16(c, a, b);
     multiply(multiply_bf16, a, b, c, place);
 }
 

@@ -80,12 +80,9 @@ static void expect_alive(const char *what) {
 }
 
 DeviceProperties properties(int) {
-    return {"emulated device",
-            simt::settings().major,
-            0,
-            simt::settings().multiprocessors,
-            simt::settings().memory,
-            simt::settings().shared_per_block,
+    return {"emulated device",       simt::settings().major,
+            simt::settings().minor,  simt::settings().multiprocessors,
+            simt::settings().memory, simt::settings().shared_per_block,
             size_t{32} << 20};
 }
 
@@ -291,14 +288,12 @@ void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const 
     });
 }
 
-void prepare(const KernelHandle &kernel, size_t shared_bytes) {
-    if (shared_bytes > simt::settings().shared_per_block)
-        throw BackendError(
-            BackendError::Kind::Failed,
-            std::string("the device has too little shared memory for the kernel ") + kernel.name);
+void prepare(const KernelHandle &kernel, SharedBytes shared) {
+    const size_t bytes = shared.on(simt::settings().is_turing()), most = simt::settings().shared_per_block;
+    if (bytes > most) throw too_little_shared(kernel, bytes, most);
 }
 
-int resident_blocks(const KernelHandle &, size_t) {
+int resident_blocks(const KernelHandle &, SharedBytes) {
     return simt::settings().resident_blocks;
 }
 

@@ -35,7 +35,8 @@ struct Settings {
     int resident_blocks = 2;  // of every kernel per multiprocessor
     size_t shared_per_block = 99 << 10;
     size_t memory = size_t{1} << 30;  // bytes that can be allocated
-    int major = 9;                    // compute capability
+    int major = 9, minor = 0;         // compute capability; 7.5: run_for_device() and cp_async16() as there
+    bool is_turing() const { return major < 8; }
     // The device is lost at this call of runtime.h that gives it work or waits for it, counted from the
     // setting on; from then on every call fails, as after an Xid, until `calls` is below it again. 0: never.
     int64_t fail_at = 0, calls = 0;

@@ -289,6 +289,28 @@ struct MatrixRow : Common {
     }
 };
 
+struct Products {
+    using Params = ProductParams;
+    static constexpr const char *kName = "products";
+    static constexpr int kThreads = 32, kBlocks = 1;
+    template <class T, class Multiply>
+    static DEVICE void add(T *to, Multiply multiply) {
+        T c[4];
+        for (int i = 0; i < 4; ++i) c[i] = to[4 * lane_index() + i];
+        multiply(c);
+        for (int i = 0; i < 4; ++i) to[4 * lane_index() + i] = c[i];
+    }
+    static DEVICE void run(const Params &p) {
+        uint32_t a[4], b[2];
+        for (int i = 0; i < 4; ++i) a[i] = p.a[4 * lane_index() + i];
+        for (int i = 0; i < 2; ++i) b[i] = p.b[2 * lane_index() + i];
+        add(p.s8_k16, [&](int32_t(&c)[4]) { mma_s8_k16(c, {a[0], a[1]}, b[0]); });
+        add(p.s8_k32, [&](int32_t(&c)[4]) { mma_s8_k32(c, a, b); });
+        add(p.f16_k16, [&](float(&c)[4]) { mma_f16_k16(c, a, b); });
+        add(p.bf16_k16, [&](float(&c)[4]) { mma_bf16_k16(c, a, b); });
+    }
+};
+
 template <class Body>
 WrongKernel wrong(const char *message, bool dependent = false) {
     return {kernel_of<Body>(), dependent, message};
@@ -333,6 +355,10 @@ SmallKernel last_block_sum_kernel() {
 }
 SmallKernel staged_kernel() {
     return kernel_of<Staged>();
+}
+
+kernels::cuda::Kernel<ProductParams> products_kernel() {
+    return kernel_of<Products>();
 }
 
 }  // namespace runnel::simt

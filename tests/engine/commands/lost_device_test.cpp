@@ -14,6 +14,7 @@
 #include "engine/commands/commands.h"
 #include "kernels/backend.h"
 #include "tests/simt/simt.h"
+#include "tests/simt/turing.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/process.h"
 #include "tests/support/temporary.h"
@@ -106,7 +107,7 @@ TEST_CASE("lost device: a GPU that is too old, too small or absent") {
     Emulated emulated;
     emulated->major = 7;
     CHECK(run_on("cuda", 2).error ==
-          "emulated device has compute capability 7.0, and the kernels need 8.0 (Ampere, 2020) or later: use "
+          "emulated device has compute capability 7.0, and the kernels need 7.5 (Turing, 2018) or later: use "
           "--device cpu");
     const Outcome passed_over = run_on("auto", 2);
     CHECK(passed_over.code == exit_code::kDone);
@@ -120,6 +121,23 @@ TEST_CASE("lost device: a GPU that is too old, too small or absent") {
           std::string::npos);
     CHECK(run_on("auto", 2).code == exit_code::kDone);
     CHECK(run_on("cuda:1", 2).error.find("--device cuda:1") != std::string::npos);
+}
+
+TEST_CASE("lost device: the oldest GPU that is not too old writes the same") {
+    Emulated emulated;
+    const Outcome newer = run_on("cuda", 3);
+    REQUIRE(newer.code == exit_code::kDone);
+    const simt::Turing turing;
+    const Outcome oldest = run_on("cuda", 3);
+    CHECK(oldest.code == exit_code::kDone);
+    CHECK(oldest.error == "");
+    CHECK(oldest.out == newer.out);
+    // No device has as little: what a model with kernels that need more meets.
+    emulated->shared_per_block = 8 << 10;
+    CHECK(
+        run_on("cuda", 2).error.find("the GPU gives a kernel 8 KiB of shared memory, but the model needs the "
+                                     "kernel ") == 0);
+    CHECK(run_on("auto", 2).code == exit_code::kDone);
 }
 
 TEST_CASE("lost device: run says so, and what was written stays") {

@@ -12,6 +12,7 @@
 #include "gguf/quantize.h"
 #include "tests/kernels/cuda/linear_support.h"
 #include "tests/simt/simt.h"
+#include "tests/simt/turing.h"
 
 using namespace runnel;
 using namespace runnel::kernels::cuda;
@@ -179,6 +180,21 @@ TEST_CASE("cuda prefill: rows in groups with a matrix each, gathered and weighte
                          all[96 * static_cast<size_t>(sources[row]) + at] * weights[row] + biases[at];
             }
         CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("cuda prefill: on sm_75 both kernels give the canonical order, in every format") {
+    const simt::Turing turing;
+    Stream stream;
+    for (const gguf::Type type : tests::kLinearTypes) {
+        CAPTURE(gguf::traits(type).name);
+        std::mt19937 random(43);
+        const int64_t cols = gguf::traits(type).block_size >= 64 ? 768 : 608;
+        const Matrix matrix(stream, type, 37, cols, random);
+        const Input input(stream, random_activations(21 * cols, random), cols, 21);
+        const std::vector<float> expected = canonical(matrix, input, 21);
+        CHECK(different(product(stream, By::Few, matrix, input, 21, 2), expected) == 0);
+        CHECK(different(product(stream, By::Many, matrix, input, 21, 2), expected) == 0);
     }
 }
 

@@ -1,0 +1,152 @@
+// What kernels get on sm_75 in place of the instructions that it lacks (device_turing.h), in the emulator:
+// products against plain sums over rows and columns, conversions against gguf/half.h.
+#include "tests/simt/turing.h"
+
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "gguf/half.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime.h"
+#include "tests/simt/buffer.h"
+#include "tests/simt/small_kernels.h"
+
+using namespace runnel;
+namespace cuda = runnel::kernels::cuda;
+
+namespace {
+
+constexpr int kRows = 16, kColumns = 8;
+
+// [row][K] into registers of a fragment, as the PTX manual lays them out: `per_lane` of them.
+template <class T>
+std::vector<uint32_t> fragment(const std::vector<T> &rows, int k_count, int per_lane) {
+    constexpr int kPer = 4 / sizeof(T);
+    std::vector<uint32_t> registers(static_cast<size_t>(32 * per_lane), 0);
+    for (int i = 0; i < static_cast<int>(rows.size()); ++i) {
+        const int row = i / k_count, k = i % k_count, half = k / (4 * kPer);
+        const int lane = 4 * (row % 8) + k / kPer % 4;
+        const int index = per_lane == 4 ? 2 * half + row / 8 : half;
+        const auto bits =
+            static_cast<uint32_t>(static_cast<std::make_unsigned_t<T>>(rows[static_cast<size_t>(i)]));
+        registers[static_cast<size_t>(lane * per_lane + index)] |= bits << (k % kPer * (32 / kPer));
+    }
+    return registers;
+}
+
+// Of a 16 x 8 result in fragment order.
+size_t place(int row, int column) {
+    return static_cast<size_t>(4 * (4 * (row % 8) + column / 2) + 2 * (row / 8) + column % 2);
+}
+
+struct Results {
+    std::vector<int32_t> s8_k16, s8_k32;
+    std::vector<float> f16_k16, bf16_k16;
+};
+
+constexpr int32_t kBefore = 1000;  // what the products are added to
+
+Results multiply(const std::vector<uint32_t> &a, const std::vector<uint32_t> &b) {
+    cuda::Stream stream;
+    const std::vector<int32_t> integers(kRows * kColumns, kBefore);
+    const std::vector<float> floats(kRows * kColumns, kBefore);
+    const simt::Buffer<uint32_t> left(stream, a, "a"), right(stream, b, "b");
+    const simt::Buffer<int32_t> k16(stream, integers, "s8 k16"), k32(stream, integers, "s8 k32");
+    const simt::Buffer<float> f16(stream, floats, "f16"), bf16(stream, floats, "bf16");
+    cuda::launch(stream, simt::products_kernel(), {1},
+                 {left.data(), right.data(), k16.data(), k32.data(), f16.data(), bf16.data()});
+    return {k16.read(), k32.read(), f16.read(), bf16.read()};
+}
+
+// Random numbers of both signs and 16 bits, and what they are.
+struct Halves {
+    std::vector<uint16_t> bits;
+    std::vector<double> values;
+};
+template <class Round, class Widen>
+Halves random_halves(int count, std::mt19937 &random, Round round, Widen widen) {
+    std::normal_distribution<float> value(0, 1);
+    Halves all;
+    for (int i = 0; i < count; ++i) {
+        all.bits.push_back(round(value(random)));
+        all.values.push_back(static_cast<double>(widen(all.bits.back())));
+    }
+    return all;
+}
+
+template <class Round, class Widen>
+void check_float_product(uint32_t seed, std::vector<float> Results::*result, Round round, Widen widen) {
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    const Halves a = random_halves(kRows * 16, random, round, widen),
+                 b = random_halves(kColumns * 16, random, round, widen);
+    const std::vector<float> c = multiply(fragment(a.bits, 16, 4), fragment(b.bits, 16, 2)).*result;
+    for (int row = 0; row < kRows; ++row)
+        for (int column = 0; column < kColumns; ++column) {
+            double sum = kBefore;
+            for (int k = 0; k < 16; ++k)
+                sum += a.values[static_cast<size_t>(16 * row + k)] *
+                       b.values[static_cast<size_t>(16 * column + k)];
+            // 16 sums of about 1000 in float32.
+            CHECK(std::abs(static_cast<double>(c[place(row, column)]) - sum) < 16 * 6.2e-5);
+        }
+}
+
+}  // namespace
+
+TEST_CASE("turing: integer products put together from smaller ones") {
+    const simt::Turing turing;
+    for (uint32_t seed = 1; seed <= 3; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 random(seed);
+        std::vector<int8_t> a(kRows * 32), b(kColumns * 32);
+        for (int8_t &x : a) x = static_cast<int8_t>(random());
+        for (int8_t &x : b) x = static_cast<int8_t>(random());
+        const Results c = multiply(fragment(a, 32, 4), fragment(b, 32, 2));
+        for (int row = 0; row < kRows; ++row)
+            for (int column = 0; column < kColumns; ++column) {
+                int32_t sum = kBefore;
+                for (int k = 0; k < 32; ++k) {
+                    if (k == 16) CHECK(c.s8_k16[place(row, column)] == sum);
+                    sum += a[static_cast<size_t>(32 * row + k)] * b[static_cast<size_t>(32 * column + k)];
+                }
+                CHECK(c.s8_k32[place(row, column)] == sum);
+            }
+    }
+}
+
+TEST_CASE("turing: products of f16 from smaller ones, of bf16 from multiply-adds") {
+    const simt::Turing turing;
+    for (uint32_t seed = 11; seed <= 13; ++seed) {
+        check_float_product(
+            seed, &Results::f16_k16, [](float x) { return gguf::f32_to_f16(x); },
+            [](uint16_t h) { return gguf::f16_to_f32(h); });
+        check_float_product(
+            seed, &Results::bf16_k16, [](float x) { return gguf::f32_to_bf16(x); },
+            [](uint16_t h) { return gguf::bf16_to_f32(h); });
+    }
+}
+
+TEST_CASE("turing: conversions round to nearest even") {
+    namespace turing = cuda::turing;
+    std::mt19937 random(21);
+    int wrong = 0;
+    for (int i = 0; i < 100000; ++i) {
+        // Every second one lies just where rounding turns.
+        uint32_t bits = static_cast<uint32_t>(random());
+        if (i % 2 == 0) bits = (bits & 0xffff0000u) | 0x8000u;
+        const float x = std::bit_cast<float>(bits), y = std::bit_cast<float>(static_cast<uint32_t>(random()));
+        if (std::isnan(x) || std::isnan(y)) continue;
+        wrong += turing::f32_to_bf16(x) != gguf::f32_to_bf16(x);
+        wrong += turing::pack_bf16(x, y) != (gguf::f32_to_bf16(x) | uint32_t{gguf::f32_to_bf16(y)} << 16);
+        wrong += turing::pack_f16(x, y) != (gguf::f32_to_f16(x) | uint32_t{gguf::f32_to_f16(y)} << 16);
+    }
+    CHECK(wrong == 0);
+    CHECK(turing::f32_to_bf16(std::bit_cast<float>(0xffc12345u)) == 0x7fff);
+    CHECK(turing::f32_to_bf16(INFINITY) == 0x7f80);
+}
