@@ -238,7 +238,7 @@ std::string table(const std::vector<Row> &rows, double bandwidth, const Limits &
                   bandwidth / 1e9);
     std::string text = line;
     if (limits.tensor_rate() > 0) {
-        std::snprintf(line, sizeof line, ", multiplies %.0f TFLOP/s (bf16)", limits.tensor_rate() / 1e12);
+        std::snprintf(line, sizeof line, ", multiplies %.0f TFLOP/s (16 bits)", limits.tensor_rate() / 1e12);
         text += line;
     }
     text += "\n\n";

@@ -169,7 +169,7 @@ class Doctor {
                 gpu.bytes_per_second = kernels::cuda::copy_bandwidth(number);
                 const double rate = kernels::cuda::tensor_rate(number);
                 char text[80];
-                std::snprintf(text, sizeof text, "copies %s, multiplies %.0f TFLOP/s (bf16)",
+                std::snprintf(text, sizeof text, "copies %s, multiplies %.0f TFLOP/s (16 bits)",
                               gigabytes(gpu.bytes_per_second).c_str(), rate / 1e12);
                 device.detail = text;
                 device.numbers = {{"bytes_per_second", gpu.bytes_per_second}, {"bf16_flops", rate}};
