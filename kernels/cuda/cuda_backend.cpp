@@ -13,6 +13,7 @@
 #include "kernels/cuda/devices.h"
 #include "kernels/cuda/embed.h"
 #include "kernels/cuda/expert_runner.h"
+#include "kernels/cuda/head_runner.h"
 #include "kernels/cuda/kv_memory.h"
 #include "kernels/cuda/launcher.h"
 #include "kernels/cuda/linear_launch.h"
@@ -101,6 +102,8 @@ class CudaBackend final : public Backend {
     void enqueue(const Norm &op);
     void enqueue(const PrepareOp &op);
     void enqueue(const LinearOp &op);
+    void enqueue(const HeadLinear &op);
+    void enqueue(const CopyOp &op);
     void enqueue(const Attention &op);
     void append(const AttentionParams &params);
     void attend(const Attention &step, AttentionParams params);
@@ -162,6 +165,7 @@ class CudaBackend final : public Backend {
     std::map<Slot, PinnedMemory> exchange_;  // of the slots that parts hand over
     BatchInput input_;
     ExpertRunner experts_;
+    HeadRunner heads_;
     LogitsRunner logits_;
     std::map<GraphKey, Graph> graphs_;
     GraphKey now_{};                       // the part at hand
@@ -187,6 +191,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     allocate();
     input_ = BatchInput(program_, cache, max_tokens);
     experts_ = ExpertRunner(program_, plan_, max_tokens);
+    heads_ = HeadRunner(program_, plan_, max_tokens);
     logits_ = plan_.logits ? LogitsRunner(program_, *plan_.logits, max_tokens, properties_) : LogitsRunner();
     prepare_kernels();
     stream_.wait();
@@ -255,6 +260,7 @@ void CudaBackend::prepare_kernels() {
     prepare(quantise_kernel().handle, kQuantiseShared);
     prepare(normalise_kernel().handle, kNormaliseShared);
     prepare(activate_kernel().handle, 0);
+    prepare(copy_pieces_kernel().handle, 0);
     size_t totals = 1;
     for (const Op &op : plan_.ops) {
         if (const auto *matrices = std::get_if<LinearOp>(&op)) prepare_linear(matrices->format, max_tokens_);
@@ -392,7 +398,7 @@ void CudaBackend::enqueue(const Norm &op) {
                  {slot(op.in), weights_.floats(op.weight), weights_.floats(op.bias),
                   adds ? slot(op.add) : nullptr, slot(op.out), stride(op.in), adds ? stride(op.add) : 0,
                   stride(op.out), static_cast<int32_t>(width(op.out) / op.parts), op.parts, own, op.eps,
-                  op.kind == Norm::Kind::Layer});
+                  op.kind == Norm::Kind::Layer, op.scale});
 }
 
 void CudaBackend::enqueue(const PrepareOp &op) {
@@ -430,6 +436,27 @@ void CudaBackend::enqueue(const ExpertsOp &op) {
     experts_.enqueue(launcher_, op, weights_,
                      {memory(step.in), memory(step.logits), memory(step.add), memory(step.out),
                       quantised(op.in_width), tokens_});
+}
+
+void CudaBackend::enqueue(const HeadLinear &op) {
+    heads_.enqueue(
+        launcher_, op, weight(op.weight),
+        {{slot(op.in), stride(op.in)}, {slot(op.out), stride(op.out)}, weights_.tiles(op.weight), tokens_});
+}
+
+void CudaBackend::enqueue(const CopyOp &op) {
+    CopyParams params{};
+    params.tokens = tokens_;
+    for (const Copy &c : op.copies)
+        params.copy[params.copies++] = {slot(c.in) + c.from.first,
+                                        slot(c.out) + c.to.first,
+                                        stride(c.in),
+                                        stride(c.out),
+                                        c.from.stride,
+                                        c.to.stride,
+                                        c.count,
+                                        static_cast<int32_t>(c.width)};
+    run(copy_pieces_kernel(), copy_pieces_blocks(params), 0, params);
 }
 
 void CudaBackend::enqueue(const ActivateOp &op) {

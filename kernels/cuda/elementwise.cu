@@ -1,4 +1,5 @@
-// One thread per element on a grid of any size; bound by the latency of a launch, not by bytes.
+// One thread per element (of copies: per 4) on a grid of any size; bound by the latency of a launch, not by
+// bytes.
 #include "kernels/cuda/elementwise.h"
 
 #include "kernels/cuda/device.h"
@@ -47,6 +48,53 @@ struct Activate {
     }
 };
 
+// How many times 128 floats there are.
+constexpr int64_t copy_units(const PieceCopy &c, int32_t tokens) {
+    return int64_t{tokens} * c.count * ((c.width + kCopyFloats - 1) / kCopyFloats);
+}
+
+struct CopyPieces {
+    using Params = CopyParams;
+    static constexpr const char *kName = "copy";
+    static constexpr int kThreads = 256, kBlocks = 4;
+
+    static DEVICE bool in_fours(const PieceCopy &c) {
+        const auto bits = reinterpret_cast<uintptr_t>(c.in) | reinterpret_cast<uintptr_t>(c.out);
+        const int64_t floats = c.in_stride | c.out_stride | c.in_piece | c.out_piece | c.width;
+        return bits % 16 == 0 && floats % 4 == 0;
+    }
+
+    // Floats [128 unit, 128 unit + 128) of the pieces, of which the last 128 of each may be fewer.
+    static DEVICE void copy(const PieceCopy &c, uint32_t unit) {
+        const auto chunks = static_cast<uint32_t>((c.width + kCopyFloats - 1) / kCopyFloats);
+        const uint32_t piece = unit / chunks, token = piece / static_cast<uint32_t>(c.count);
+        const int64_t index = piece - token * static_cast<uint32_t>(c.count);
+        const auto first = static_cast<int32_t>(unit - piece * chunks) * kCopyFloats;
+        const int32_t left = c.width - first < kCopyFloats ? c.width - first : kCopyFloats;
+        const float *in = c.in + token * c.in_stride + index * c.in_piece + first;
+        float *out = c.out + token * c.out_stride + index * c.out_piece + first;
+        if (in_fours(c)) {
+            if (4 * lane_index() < left) st128(out + 4 * lane_index(), ld128(in + 4 * lane_index()));
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < kCopyFloats; i += 32)
+            if (i + lane_index() < left) out[i + lane_index()] = in[i + lane_index()];
+    }
+
+    static DEVICE void run(const Params &p) {
+        grid_dep_wait();
+        const int64_t step = int64_t{block_count()} * (kThreads / 32);
+        int64_t unit = int64_t{block_index()} * (kThreads / 32) + warp_index();
+        for (int i = 0; i < p.copies; ++i) {
+            const int64_t units = copy_units(p.copy[i], p.tokens);
+            for (; unit < units; unit += step) copy(p.copy[i], static_cast<uint32_t>(unit));
+            unit -= units;  // of the next copy
+        }
+        grid_dep_trigger();
+    }
+};
+
 struct Softcap {
     using Params = SoftcapParams;
     static constexpr const char *kName = "softcap";
@@ -65,6 +113,15 @@ struct Softcap {
 
 Kernel<ActivateParams> activate_kernel() {
     return kernel_of<Activate>();
+}
+
+Kernel<CopyParams> copy_pieces_kernel() {
+    return kernel_of<CopyPieces>();
+}
+int64_t copy_pieces_blocks(const CopyParams &params) {
+    int64_t units = 0;
+    for (int i = 0; i < params.copies; ++i) units += copy_units(params.copy[i], params.tokens);
+    return (units + CopyPieces::kThreads / 32 - 1) / (CopyPieces::kThreads / 32);
 }
 
 Kernel<SoftcapParams> softcap_kernel() {

@@ -107,9 +107,9 @@ void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWe
     const Routing &r = op.step.routing;
     launcher.run_exactly(
         route_kernel(), (operands.tokens + kRouteTokens - 1) / kRouteTokens, kRouteShared,
-        {operands.logits.data, operands.logits.stride, weights.floats(r.selection_bias), operands.tokens,
-         op.experts, r.used, r.groups, r.groups_used, r.group_best, score_of(r.score), r.normalize, r.scale,
-         chosen_.as<int32_t>(), weights_.as<float>()});
+        {operands.logits.data, operands.logits.stride, weights.floats(r.selection_bias),
+         weights.floats(r.expert_scales), operands.tokens, op.experts, r.used, r.groups, r.groups_used,
+         r.group_best, score_of(r.score), r.normalize, r.scale, chosen_.as<int32_t>(), weights_.as<float>()});
     launcher.run_exactly(
         group_rows_kernel(), op.experts, kGroupRowsShared,
         {chosen_.as<const int32_t>(), weights_.as<const float>(), rows, r.used, op.experts,

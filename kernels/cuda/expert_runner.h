@@ -7,15 +7,10 @@
 #include "kernels/cuda/launcher.h"
 #include "kernels/cuda/linear_launch.h"
 #include "kernels/cuda/plan.h"
+#include "kernels/cuda/slot_memory.h"
 #include "kernels/cuda/weights.h"
 
 namespace runnel::kernels::cuda {
-
-// A slot of the program on the device: [tokens][stride].
-struct SlotMemory {
-    float *data;
-    int64_t stride;
-};
 
 class ExpertRunner {
   public:

@@ -155,7 +155,11 @@ struct Route {
             if (p.groups > 1) drop_groups(p, shared.s, shared.totals);
             choose(p, shared.p, shared.s, p.chosen + int64_t{token} * p.used, shared.weights);
             const int32_t own = lane_index();
-            if (own < p.used) p.weights[int64_t{token} * p.used + own] = final_weight(p, shared.weights, own);
+            if (own < p.used) {
+                const int64_t pair = int64_t{token} * p.used + own;
+                const float weight = final_weight(p, shared.weights, own);
+                p.weights[pair] = p.expert_scales ? weight * p.expert_scales[p.chosen[pair]] : weight;
+            }
         }
         grid_dep_trigger();
     }

@@ -23,6 +23,7 @@ struct RouteParams {
     const float *logits;  // [tokens][stride]
     int64_t stride;
     const float *selection_bias;  // [experts] or null
+    const float *expert_scales;   // likewise
     int32_t tokens, experts, used;
     int32_t groups, groups_used, group_best;
     RouteScore score;

@@ -1,6 +1,7 @@
 // y = W x for up to 16 tokens at a time, weights in tiles (tiles.h): decode, verification of drafts, several
 // sequences. Weights are read once for all tokens. Two more ways to the same results: groups of up to 8 rows
-// with a matrix each, for mixtures of experts, and linear_prefill.h for many tokens.
+// with a matrix each, for mixtures of experts and the matrices of heads, and linear_prefill.h for many
+// tokens.
 //
 // The canonical order - what every kernel that multiplies these weights computes, to the bit, whatever the
 // number of tokens, the grid and the device:
@@ -52,6 +53,7 @@ struct LinearMatrix {
     int64_t add_stride, out_stride;
     int32_t rows;
     float scale = 1;
+    int64_t out_skip = 0;  // of heads: floats more from a matrix's last row of out to the next one's first
 };
 
 enum class LinearGate : int32_t {
@@ -68,19 +70,24 @@ struct LinearParams {
     int32_t matrices;
     LinearGate gate;
     // Of the kernels for groups alone. Mixtures of experts: rows sorted by expert, in groups (in device
-    // memory; experts.h makes them). Without `groups`, all `tokens` rows are multiplied by one matrix.
+    // memory; experts.h makes them). Without `groups`: `heads` matrices that lie one behind the other, each
+    // with `tokens` rows of its own: row i * tokens + t of x and of out is row t of matrix i, but that all
+    // rows of matrix i are i * x_skip floats further in x_f32, and i * out_skip in out.
     const TokenGroup *groups;
     const int32_t *group_count;
     const int32_t *sources;    // the row of x that a row of the groups reads; null: the same
     const float *row_weights;  // [rows] or null
+    int32_t heads = 1;
+    int64_t x_skip = 0;
 };
 
 // The kernel for a format and a number of tokens (1..kLinearTokens), and its bytes of shared memory.
 Kernel<LinearParams> linear_kernel(TileFormat format, int tokens);
 size_t linear_shared(TileFormat format, int tokens);
 
-// The kernel for groups of up to `tokens` tokens (1..kLinearGroupTokens): experts, or any number of tokens in
-// slices of kLinearGroupTokens, for which `groups` is null. Shared memory: linear_shared().
+// The kernel for groups of up to `tokens` tokens (1..kLinearGroupTokens): experts, or heads, each with any
+// number of tokens in slices of kLinearGroupTokens, for which `groups` is null. Shared memory:
+// linear_shared().
 Kernel<LinearParams> linear_groups_kernel(TileFormat format, int tokens);
 
 // Either of the two for the formats with codebooks and NVFP4 (linear_codebooks.cu).

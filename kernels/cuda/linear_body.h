@@ -275,6 +275,7 @@ DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const 
                                  float (&sums)[kGroups][2]) {
     constexpr int kTokens = kGroupTokens * kGroups;
     const int t = lane_index() & 3;
+    const float *const first = kGrouped ? p.x_f32 + group.expert * p.x_skip : p.x_f32;
     float own[kTokens][2] = {};
     int32_t source[kTokens];
 #pragma unroll
@@ -289,7 +290,7 @@ DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const 
         load_step<F>(tile, step, w);
 #pragma unroll
         for (int token = 0; token < kTokens; ++token) {
-            const float4 x = load_floats(p.x_f32 + source[token] * p.x_stride, 16 * step + 4 * t, p.cols);
+            const float4 x = load_floats(first + source[token] * p.x_stride, 16 * step + 4 * t, p.cols);
             own[token][0] = multiply_add(w[0], x, own[token][0]);
             own[token][1] = multiply_add(w[1], x, own[token][1]);
         }
@@ -344,8 +345,8 @@ constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grou
                : 2;
 }
 
-// kGrouped: several groups of tokens, of experts or slices of a batch; else the launch's tokens are one
-// group.
+// kGrouped: several groups of tokens, of experts, of heads or slices of a batch; else the launch's tokens are
+// one group.
 template <TileFormat F, int kGroups, bool kGrouped>
 struct Linear {
     using Params = LinearParams;
@@ -426,7 +427,8 @@ struct Linear {
             }
             y = y * m.scale;
             if (m.add) y = y + m.add[at * m.add_stride + row];
-            m.out[at * m.out_stride + row] = y;
+            float *const out = kGrouped ? m.out + group.expert * m.out_skip : m.out;
+            out[at * m.out_stride + row] = y;
         }
     }
 
@@ -435,7 +437,7 @@ struct Linear {
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
         const int warps = warps_per_tile(blocks), teams = kWarps / warps, team = warp_index() / warps;
         const int32_t step = block_count() * teams;
-        if constexpr (kGrouped) grid_dep_wait();  // groups may be the work of a kernel before
+        if (kGrouped && p.groups != nullptr) grid_dep_wait();  // they are the work of a kernel before
         const int32_t groups = kGrouped ? groups_of<kTokens>(p) : 1, units = tiles_of(p) * groups;
         Warp warp;
         warp.range = range_of(blocks, warps, warp_index() % warps);
@@ -453,7 +455,7 @@ struct Linear {
         const std::byte *tile = tile_at(unit);
         if constexpr (!is_float(F))
             if (tile != nullptr) load_block<F>(warp.first_block(p, tile), warp.main, warp.side);
-        if constexpr (!kGrouped) grid_dep_wait();
+        grid_dep_wait();
         for (int32_t first = block_index() * teams; first < units; first += step, unit += step) {
             const std::byte *next = tile_at(unit + step);
             if (tile != nullptr) {

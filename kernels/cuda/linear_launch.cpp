@@ -57,6 +57,18 @@ void launch_linear(Launcher &launcher, const LinearParams &p, TileFormat format)
                  linear_prefill_shared(format), {p, format});
 }
 
+void launch_heads(Launcher &launcher, const LinearParams &p, TileFormat format) {
+    const auto groups = [&](int32_t size) { return int64_t{p.heads} * ((p.tokens + size - 1) / size); };
+    if (p.tokens <= kLinearTokens) {
+        const int tokens = std::min(p.tokens, kLinearGroupTokens);
+        launcher.run(linear_groups_kernel(format, tokens), linear_blocks(p, groups(kLinearGroupTokens)),
+                     linear_shared(format, tokens), p);
+    } else {
+        launcher.run(linear_prefill_kernel(format), linear_prefill_blocks(p, format, groups(kPrefillTokens)),
+                     linear_prefill_shared(format), {p, format});
+    }
+}
+
 void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat format,
                     const ExpertRows &rows) {
     LinearParams p = params;

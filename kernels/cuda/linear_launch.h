@@ -16,6 +16,9 @@ void prepare_experts(TileFormat format, int32_t max_tokens);
 // params.tokens of them, without groups.
 void launch_linear(Launcher &launcher, const LinearParams &params, TileFormat format);
 
+// params.heads matrices, each with params.tokens rows of its own; the kernels are those of prepare_experts().
+void launch_heads(Launcher &launcher, const LinearParams &params, TileFormat format);
+
 // The rows of a batch of `tokens` tokens by expert.
 struct ExpertRows {
     int32_t tokens, experts, rows;

@@ -51,15 +51,16 @@ DEVICE int32_t tiles_of(const LinearParams &p) {
 // Groups of at most kTokens tokens.
 template <int kTokens>
 DEVICE int32_t groups_of(const LinearParams &p) {
-    return p.groups ? *p.group_count : (p.tokens + kTokens - 1) / kTokens;
+    return p.groups ? *p.group_count : p.heads * ((p.tokens + kTokens - 1) / kTokens);
 }
 
 // The rows of group `index`.
 template <int kTokens>
 DEVICE TokenGroup group_at(const LinearParams &p, int32_t index) {
     if (p.groups) return p.groups[index];
-    const int32_t first = kTokens * index, left = p.tokens - first;
-    return {0, first, left < kTokens ? left : kTokens};
+    const int32_t slices = (p.tokens + kTokens - 1) / kTokens, head = index / slices;
+    const int32_t first = kTokens * (index - head * slices), left = p.tokens - first;
+    return {head, head * p.tokens + first, left < kTokens ? left : kTokens};
 }
 
 // --- blocks of several row tiles, for many tokens ---
@@ -105,7 +106,7 @@ DEVICE void write_output(const LinearParams &p, TileAt tile, TokenGroup group, i
     }
     y = y * m.scale;
     if (m.add) y = y + m.add[at * m.add_stride + row];
-    m.out[at * m.out_stride + row] = y;
+    m.out[at * m.out_stride + group.expert * m.out_skip + row] = y;
 }
 
 }  // namespace runnel::kernels::cuda

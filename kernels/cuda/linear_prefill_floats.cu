@@ -24,12 +24,14 @@ struct LinearPrefillFloats {
     // What a warp multiplies: rows of x, and row tiles. Slots without a tile repeat the first.
     struct Operands {
         const std::byte *tile[kTiles];
+        const float *x;  // row 0
         int32_t source[kWarpTokens];
     };
 
     static DEVICE Operands operands_of(const LinearParams &p, int32_t unit, TokenGroup group,
                                        int first_token) {
         Operands o;
+        o.x = p.x_f32 + group.expert * p.x_skip;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
             TileAt at = tile_at<kTiles>(p, unit, i);
@@ -50,8 +52,7 @@ struct LinearPrefillFloats {
         float4 x[kWarpTokens];
 #pragma unroll
         for (int i = 0; i < kWarpTokens; ++i)
-            x[i] =
-                load_floats(p.x_f32 + o.source[i] * p.x_stride, 16 * step + 4 * (lane_index() & 3), p.cols);
+            x[i] = load_floats(o.x + o.source[i] * p.x_stride, 16 * step + 4 * (lane_index() & 3), p.cols);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             float4 w[2];

@@ -5,6 +5,7 @@
 #include "kernels/cuda/activations.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/expert_runner.h"
+#include "kernels/cuda/head_runner.h"
 #include "kernels/cuda/kv_memory.h"
 #include "kernels/cuda/logits_runner.h"
 #include "kernels/cuda/weights.h"
@@ -43,6 +44,7 @@ MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConf
     need.weights = weight_memory(program, plan);
     need.cache = KvMemory::bytes(program, cache);
     need.work = slot_bytes(program, max_tokens) + ExpertRunner::bytes(program, plan, max_tokens) +
+                HeadRunner::bytes(program, plan, max_tokens) +
                 static_cast<size_t>(activation_bytes(plan.widest, max_tokens)) +
                 (plan.logits ? LogitsRunner::bytes(program, *plan.logits) : 0) + kReserve;
     need.work += partial_bytes(program);

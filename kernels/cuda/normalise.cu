@@ -52,7 +52,7 @@ struct Normalise {
             const int64_t weight = p.own_weights ? first + i : i;
             if (p.weight) y = y * p.weight[weight];
             if (p.bias) y = y + p.bias[weight];
-            out[i] = add ? y + add[i] : y;
+            out[i] = p.factor * (add ? y + add[i] : y);
         }
         grid_dep_trigger();
     }

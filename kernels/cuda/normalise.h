@@ -1,5 +1,5 @@
 // Every Norm of program.h that quantise.h does not do on the way: layer norms, biases, a residual added
-// behind, pieces of a row by themselves.
+// behind, a factor, pieces of a row by themselves.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace runnel::kernels::cuda {
 // One block per piece; a row is `parts` pieces of `width` floats. Sums: thread i takes the values i, i + 256,
 // .. in ascending order, threads of a warp are added by warp_sum, warps in ascending order; the mean first,
 // then the squares of what is left of it (Layer). y = ((x - mean) * (1 / sqrt(sum / width + eps))) * weight +
-// bias + add.
+// bias + add, then times `factor`.
 struct NormaliseParams {
     const float *x;       // [rows][x_stride]
     const float *weight;  // [width], or [parts][width]; null: ones
@@ -22,7 +22,8 @@ struct NormaliseParams {
     int32_t width, parts;
     bool own_weights;  // each piece has its own
     float eps;
-    bool layer;  // Norm::Kind::Layer
+    bool layer;        // Norm::Kind::Layer
+    float factor = 1;  // Norm::scale
 };
 Kernel<NormaliseParams> normalise_kernel();
 inline constexpr size_t kNormaliseShared = 2 * 8 * 4;  // bytes

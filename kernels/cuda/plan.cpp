@@ -1,7 +1,9 @@
 #include "kernels/cuda/plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
+#include <utility>
 
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -14,6 +16,8 @@ namespace {
 [[noreturn]] void refuse(const std::string &what) {
     throw BackendError(BackendError::Kind::Failed, "the GPU has no kernel for " + what + " yet");
 }
+
+constexpr int64_t kMaxHeads = 4096;  // so that rows of heads and tokens can be counted
 
 void expect(bool condition, const char *what) {
     if (!condition) refuse(what);
@@ -30,6 +34,7 @@ class Planner {
         for (const Program::Part &part : program_.whole_parts()) {
             quantised_ = kNoSlot;  // other devices may change slots in between
             part_ = part;
+            first_op_ = plan_.ops.size();
             for (; i < part.end; ++i) next(i);
             plan_.part_ends.push_back(plan_.ops.size());
         }
@@ -95,11 +100,11 @@ class Planner {
         written(step.out);
     }
     void add(const Norm &step) {
-        expect(step.scale == 1, "a norm with a factor behind it");
         use_floats(step.weight);
         use_floats(step.bias);
         const bool plain = step.kind == Norm::Kind::Rms && step.bias == kNoWeight && step.add == kNoSlot &&
-                           step.parts == 1 && step.weight != kNoWeight && width(step.out) % 32 == 0;
+                           step.parts == 1 && step.scale == 1 && step.weight != kNoWeight &&
+                           width(step.out) % 32 == 0;
         if (plain) {
             prepare({step.in, step.out, step.weight, step.eps});
         } else {
@@ -134,6 +139,39 @@ class Planner {
         quantise(op.in, op.format);
         for (const Linear::Part &part : op.parts) written(part.out);
         plan_.ops.push_back(std::move(op));
+    }
+    // Pieces of a row that are written one beside the other.
+    static bool apart(const Pieces &to, int64_t count, int64_t width) {
+        return count == 1 || std::abs(to.stride) >= width;
+    }
+    void add(const HeadLinear &step) {
+        const Weight &w = weight(step.weight);
+        expect(step.in != step.out, "matrices of heads that overwrite their input");
+        expect(w.count <= kMaxHeads, "so many matrices of heads");
+        expect(apart(step.to, w.count, w.rows), "matrices of heads whose outputs overlap");
+        use_tiles(step.weight, Count::Many);
+        plan_.ops.push_back(step);
+        written(step.out);
+    }
+    // Where the first of the pieces begins, and the last one ends.
+    static std::pair<int64_t, int64_t> ends(const Copy &c) {
+        const int64_t last = c.to.first + (c.count - 1) * c.to.stride;
+        return {std::min(c.to.first, last), std::max(c.to.first, last) + c.width};
+    }
+    static bool independent(const Copy &a, const Copy &b) {
+        if (a.out == b.in || b.out == a.in) return false;
+        return a.out != b.out || ends(a).second <= ends(b).first || ends(b).second <= ends(a).first;
+    }
+    void add(const Copy &step) {
+        expect(step.in != step.out, "a copy within a row");
+        expect(apart(step.to, step.count, step.width), "a copy to pieces that overlap");
+        auto *before = plan_.ops.size() > first_op_ ? std::get_if<CopyOp>(&plan_.ops.back()) : nullptr;
+        const auto fits = [&](const Copy &other) { return independent(other, step); };
+        if (before && before->copies.size() < kCopies && std::ranges::all_of(before->copies, fits))
+            before->copies.push_back(step);
+        else
+            plan_.ops.push_back(CopyOp{{step}});
+        written(step.out);
     }
     void add(const Attention &step) {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.layer)];
@@ -190,8 +228,8 @@ class Planner {
         op.down = tile_format(down.type);
         expect(is_float(op.down) || op.width % 32 == 0, "experts whose width is not a multiple of 32");
         use_floats(step.down_bias);
-        expect(r.expert_scales == kNoWeight, "experts with factors of their own");
         use_floats(r.selection_bias);
+        use_floats(r.expert_scales);
         for (const ExpertsOp::In &in : op.in) quantise(step.in, in.format);
         plan_.ops.push_back(std::move(op));
         written(step.out);
@@ -202,10 +240,6 @@ class Planner {
         const TileFormat format = tile_format(weight(part.weight).type);
         if (op.in.empty() || op.in[0].format != format) op.in.push_back({format, {}});
         op.in.back().parts.push_back(part);
-    }
-    template <class Other>
-    void add(const Other &) {
-        refuse("a step of this program");
     }
     void add(const Logits &step) {
         use_tiles(step.weight);
@@ -250,7 +284,8 @@ class Planner {
 
     const Program &program_;
     Plan plan_;
-    Program::Part part_;  // at hand
+    Program::Part part_;   // at hand
+    size_t first_op_ = 0;  // of it
     Slot quantised_ = kNoSlot;
 };
 

@@ -2,7 +2,8 @@
 //
 // What is fused: RMS norm with the quantisation of its result; matrices of one type that share an input, into
 // one launch; bias, scale and residual into the matrix; a gate and its two matrices; norms of heads, RoPE and
-// the append of K and V into attention. An input that several matrices read is quantised once.
+// the append of K and V into attention; copies that follow one another. An input that several matrices read
+// is quantised once.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,11 @@ struct LinearOp {
     LinearGate gate = LinearGate::None;
 };
 
+// At most kCopies of them, of which none needs what another one writes.
+struct CopyOp {
+    std::vector<Copy> copies;
+};
+
 struct ActivateOp {
     Gate step;
     Activation activation;
@@ -58,7 +64,8 @@ struct ExpertsOp {
     Activation activation;
 };
 
-using Op = std::variant<Embed, Norm, PrepareOp, LinearOp, Attention, ActivateOp, ExpertsOp>;
+using Op =
+    std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, Attention, ActivateOp, ExpertsOp>;
 
 // What a weight is uploaded as.
 enum class WeightUse { None, Tiles, Floats };

@@ -24,4 +24,16 @@ struct QuantiseParams {
 Kernel<QuantiseParams> quantise_kernel();
 inline constexpr size_t kQuantiseShared = 32;  // bytes
 
+// Pieces of rows, each a row of its own in `out`: piece i of token t is row i * tokens + t. A warp takes a
+// group of 256 values at a time. Any grid.
+struct QuantisePiecesParams {
+    const float *x;             // the first piece of the first token
+    int64_t x_stride, x_piece;  // from token to token, from piece to piece
+    int32_t width;              // of a piece; multiple of 32
+    int32_t pieces, tokens;
+    Activations out;
+};
+Kernel<QuantisePiecesParams> quantise_pieces_kernel();
+int64_t quantise_pieces_blocks(const QuantisePiecesParams &params);  // that have something to do
+
 }  // namespace runnel::kernels::cuda

@@ -190,7 +190,10 @@ TEST_CASE("cuda backend: experts agree with double precision, whatever the chunk
     } cases[] = {
         {gguf::Type::Q4_0, {.count = 6, .routing = {.used = 2}}},
         {gguf::Type::Q8_0,
-         {.count = 9, .routing = {.used = 3, .normalize = true, .scale = 2.5f}, .shared = true}},
+         {.count = 9,
+          .routing = {.used = 3, .normalize = true, .scale = 2.5f},
+          .scales = true,
+          .shared = true}},
         {gguf::Type::MXFP4,
          {.count = 4,
           .routing = {.score = Score::SelectedSoftmax, .used = 3},
@@ -207,7 +210,10 @@ TEST_CASE("cuda backend: experts agree with double precision, whatever the chunk
           .selection_bias = true,
           .merged = true}},
         {gguf::Type::Q5_1,
-         {.count = 3, .routing = {.score = Score::Sigmoid, .used = 1}, .weights_on_input = true}},
+         {.count = 3,
+          .routing = {.score = Score::Sigmoid, .used = 1},
+          .weights_on_input = true,
+          .scales = true}},
         {gguf::Type::IQ2_XS, {.count = 4, .routing = {.used = 2}}},
     };
     for (const auto &[type, experts] : cases) {
@@ -267,6 +273,11 @@ TEST_CASE("cuda backend: norms, positions and activations of every kind agree wi
             steps.push_back(Norm{slot, slot, floats(1, 16), 1e-5f, Kind::Rms, kNoWeight, kNoSlot, 4});
             steps.push_back(Norm{slot, slot, floats(1, 64), 1e-5f, Kind::Layer, kNoWeight, slot, 2});
             steps.push_back(Norm{slot, slot, kNoWeight, 1e-5f});
+            // With a factor: alone, and on what it adds as well.
+            steps.push_back(
+                Norm{.in = slot, .out = slot, .weight = floats(1, 64), .eps = 1e-5f, .scale = 0.75f});
+            steps.push_back(Norm{
+                .in = slot, .out = slot, .weight = floats(1, 64), .eps = 1e-5f, .add = slot, .scale = -1.5f});
         }
         program.steps = steps;
         const std::vector<int32_t> tokens = random_tokens(20, 50, 7);
@@ -516,12 +527,12 @@ TEST_CASE("cuda backend: what does not fit, and what has no kernel, is said befo
     simt::settings() = {};
     Program program = tiny.program();
     for (Step &step : program.steps)
-        if (auto *norm = std::get_if<Norm>(&step)) step = Copy{norm->in, norm->out, {}, {}, 1, 32};
+        if (auto *norm = std::get_if<Norm>(&step)) step = Copy{norm->in, norm->in, {}, {}, 1, 32};
     try {
         cuda::make_cuda_backend(0)->load(program, {{4}}, kMaxTokens);
         FAIL("accepted");
     } catch (const BackendError &error) {
         CHECK(error.kind == BackendError::Kind::Failed);
-        CHECK(std::string(error.what()) == "the GPU has no kernel for a step of this program yet");
+        CHECK(std::string(error.what()) == "the GPU has no kernel for a copy within a row yet");
     }
 }

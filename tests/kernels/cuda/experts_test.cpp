@@ -79,11 +79,11 @@ TEST_CASE("cuda experts: tokens go where the CPU sends them, ties to the first, 
         const DeviceMemory l = upload(stream, logits, "logits"),
                            b = upload(stream, bias, "bias", Region::Weights);
         const DeviceMemory chosen(pairs * 4, "chosen"), weights(pairs * 4, "weights");
-        launch(
-            stream, route_kernel(), {(kTokens + kRouteTokens - 1) / kRouteTokens, kRouteShared, true},
-            {l.as<const float>(), experts, has_bias ? b.as<const float>() : nullptr, kTokens, experts,
-             routing.used, routing.groups, routing.groups_used, routing.group_best, on_device(routing.score),
-             routing.normalize, routing.scale, chosen.as<int32_t>(), weights.as<float>()});
+        launch(stream, route_kernel(), {(kTokens + kRouteTokens - 1) / kRouteTokens, kRouteShared, true},
+               {l.as<const float>(), experts, has_bias ? b.as<const float>() : nullptr, nullptr, kTokens,
+                experts, routing.used, routing.groups, routing.groups_used, routing.group_best,
+                on_device(routing.score), routing.normalize, routing.scale, chosen.as<int32_t>(),
+                weights.as<float>()});
         const auto e = values_of<int32_t>(stream, chosen, pairs);
         const auto w = values_of<float>(stream, weights, pairs);
         std::vector<float> scratch(kernels::cpu::route_scratch(experts));
