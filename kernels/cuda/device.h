@@ -30,3 +30,62 @@
 #endif
 
 // DEVICE marks a function of kernels, DEVICE_DATA a constant array that they index.
+//
+// The functions that both headers provide, in namespace runnel::kernels::cuda:
+//
+// coordinates
+//   int thread_index(), lane_index(), warp_index()     in the block; in the warp; of the warp in the block
+//   int block_threads(), block_index(), block_count()
+//   T &shared_memory<T>()                              the block's shared memory, 128-byte aligned, unwritten
+//
+// synchronisation
+//   block_sync()                                       block: all threads
+//   bar_sync<Id>(threads)                              barrier Id (1..15) of `threads` threads (whole warps)
+//   warp_sync()                                        warp: also orders memory among the lanes
+//   fence_gpu()                                        orders this thread's accesses for all blocks
+//   grid_dep_wait(), grid_dep_trigger()                programmatic dependent launch; nothing below sm_90
+//
+// warp collectives (all 32 lanes)
+//   T shfl(T, source_lane), shfl_xor(T, mask), shfl_down(T, delta)      T: int, uint32_t, float; 64 bit: two
+//   uint32_t ballot(bool); bool any(bool), all(bool)
+//   float warp_sum(float), warp_max(float); int warp_sum(int)           xor tree 16, 8, 4, 2, 1
+//
+// memory
+//   uint4 ldg128_stream(p), uint2 ldg64_stream(p), uint32_t ldg32_stream(p)
+//                                                      immutable weights: read around L1
+//   uint4 ld128(p), st128(p, uint4), uint2 ld64(p), st64(p, uint2)       one access; p aligned to its width
+//   cp_async16(shared, global, valid)                  16 bytes, zeros if !valid; arrives at cp_async_wait
+//   cp_async_commit(), cp_async_wait<N>()              closes a group; waits for all but the last N groups
+//   prefetch_l2(p, bytes)                              a hint
+//   uint32_t atomic_add_u32(p, v), uint32_t atomic_inc_wrap_u32(p, last), uint64_t atomic_max_u64(p, v)
+//                                                      device-wide, relaxed (order with fence_gpu); return
+//                                                      the old value. inc_wrap: old >= last ? 0 : old + 1.
+//
+// matrices (warp collectives). Lane = 4 g + t; registers hold four int8 or two 16-bit values, low first.
+//   ldmatrix_x4(uint32_t (&r)[4], row), ldmatrix_x2(uint32_t (&r)[2], row), and ldmatrix_x4_trans, _x2_trans
+//       8x8 matrices of 16-bit values in shared memory; lane i gives the address of row i % 8 of matrix i / 8
+//       (16-byte aligned; x2 uses lanes 0-15). r[m]: row g, columns 2t and 2t+1 of matrix m (trans: of m^T).
+//   mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])    c += a b, exact
+//       A 16x32: a[0] (row g, k 4t..4t+3), a[1] (g+8, 4t), a[2] (g, 16+4t), a[3] (g+8, 16+4t);
+//       B 32x8: b[0] (k 4t..4t+3, column g), b[1] (16+4t, g);
+//       C 16x8: c[0] (row g, column 2t), c[1] (g, 2t+1), c[2] (g+8, 2t), c[3] (g+8, 2t+1).
+//   mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b)                the same with k 0..15
+//   mma_f16_k16, mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
+//       A 16x16: a[0] (row g, k 2t, 2t+1), a[1] (g+8, 2t), a[2] (g, 8+2t), a[3] (g+8, 8+2t);
+//       B 16x8: b[0] (k 2t, 2t+1, column g), b[1] (8+2t, g); C as above. f32 sums in unspecified order.
+//
+// bits and numbers
+//   int32_t dp4a(uint32_t a, uint32_t b, int32_t c)    c + sum of four int8 products
+//   uint32_t prmt(a, b, selector), funnel_shift_right(lo, hi, n); int popc(x), clz(x)
+//   uint32_t lop3<Lut>(a, b, c)            any bitwise function of three: Lut = f(0xf0, 0xcc, 0xaa)
+//   float fma_rn(a, b, c), sqrt_rn(x), rint_rn(x); int32_t float_to_int_rn(x)         (saturates; NaN: 0)
+//   uint32_t float_bits(f), float bits_float(u)
+//   int32_t computed_anew(x)               x; from sm_120 on, what a loop makes of it is made in the loop
+//                                          each time, and takes no register outside of it
+//   uint16_t f32_to_f16(x), f32_to_bf16(x); float f16_to_f32(h), bf16_to_f32(h)    to nearest even
+//   uint32_t pack_f16(lo, hi), pack_bf16(lo, hi)       two floats rounded into one register
+//   uint32_t h2_fma(a, b, c), h2_sub(a, b), h2_mul(a, b)                two f16 at once, each rounded once
+//
+// versions
+//   run_for_device<Usual, Turing>(params)  Usual::run(params); on sm_75 Turing::run(params) (SharedBytes in
+//                                          kernel.h)

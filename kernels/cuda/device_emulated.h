@@ -180,6 +180,9 @@ inline float rint_rn(float x) {
     return __builtin_rintf(x);
 }
 int32_t float_to_int_rn(float x);
+inline int32_t computed_anew(int32_t x) {
+    return x;
+}
 inline uint32_t float_bits(float f) {
     return std::bit_cast<uint32_t>(f);
 }

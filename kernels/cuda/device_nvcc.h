@@ -292,6 +292,12 @@ DEVICE float rint_rn(float x) {
 DEVICE int32_t float_to_int_rn(float x) {
     return __float2int_rn(x);
 }
+DEVICE int32_t computed_anew(int32_t x) {
+#if __CUDA_ARCH__ >= 1200
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
 DEVICE uint32_t float_bits(float f) {
     return __float_as_uint(f);
 }

@@ -239,6 +239,12 @@ DEVICE void multiply_integer_scales(MainRegisters<F> &w, SideRegisters<F> &side,
     }
 }
 
+// On sm_120 the registers of these do not suffice for what the compiler would keep from tile to tile:
+// addresses that it can make anew.
+constexpr bool short_of_registers(TileFormat format, int groups, bool grouped) {
+    return format == TileFormat::Q6_K && groups != 2 && !grouped;
+}
+
 // --- a range of a row tile ---------------------------------------------------------------------------------
 
 template <TileFormat F>
@@ -256,7 +262,8 @@ DEVICE void multiply_range(const LinearParams &p, TokenGroup group, const std::b
                            NextBlock after, const Book<F> &book, MainRegisters<F> &w, SideRegisters<F> &side,
                            float (&sums)[kGroups][2]) {
     const LaneActivations<F, kGroups, kGrouped> x(p, group);
-    for (int32_t block = range.begin; block < range.end; ++block) {
+    const int32_t begin = short_of_registers(F, kGroups, kGrouped) ? computed_anew(range.begin) : range.begin;
+    for (int32_t block = begin; block < range.end; ++block) {
         const bool last = block + 1 == range.end;
         const NextBlock next =
             last ? after : NextBlock{tile + (block + 1) * block_bytes(F), chunks_at(p.cols, block + 1)};
@@ -390,7 +397,9 @@ struct Linear {
         else
             multiply_range<F, kGroups, kGrouped>(p, group, tile, warp.range, warp.first_block(p, next),
                                                  warp.book, warp.main, warp.side, sums);
-        const int g = lane_index() >> 2, t = lane_index() & 3;
+        const int lane =
+            short_of_registers(F, kGroups, kGrouped) ? computed_anew(lane_index()) : lane_index();
+        const int g = lane >> 2, t = lane & 3;
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
             to[kGroupTokens * j + t][g] = sums[j][0];
