@@ -163,6 +163,10 @@ class Backend {
     // file.
     virtual void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) = 0;
     virtual void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) = 0;
+
+    // How many kernels a device was given to run since the backend was made, those of recorded graphs each
+    // time that they are replayed; 0 where there are none.
+    virtual int64_t launches() const { return 0; }
 };
 
 // Bytes of cache memory per block of `group`, over all its layers.

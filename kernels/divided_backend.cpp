@@ -51,6 +51,7 @@ class DividedBackend final : public Backend {
             if (std::holds_alternative<Logits>(share.steps.back())) logits_device_ = d;
         }
     }
+    int64_t launches() const override { return devices_[0]->launches() + devices_[1]->launches(); }
     void on_load(LoadProgress progress) override {
         for (const auto &device : devices_) device->on_load(progress);
     }

@@ -43,6 +43,7 @@ struct Row {
     double operations = 0;        // of the matrices, per second; of a prefill
     // Bytes per second that the machine read around each repetition; of decoding.
     std::vector<double> bandwidths{};
+    double launches = 0;  // of kernels, per token; 0: the device has none. Of decoding.
 
     double mean() const {
         double sum = 0;
@@ -150,9 +151,11 @@ class Bench {
         for (int32_t i = 0; i < options_.repetitions; ++i) {
             session.truncate(static_cast<size_t>(depth));
             const double before = divided_ ? 0 : limits_.bandwidth();
+            const int64_t launched = engine_.executor().launches();
             const auto start = Clock::now();
             for (int32_t n = 0; n < options_.generate; ++n) feed(session, 1);
             row.rates.push_back(options_.generate / seconds_since(start));
+            row.launches = static_cast<double>(engine_.executor().launches() - launched) / options_.generate;
             if (!divided_) row.bandwidths.push_back((before + limits_.bandwidth()) / 2);
         }
         // The cells that the middle token of the test reads.
@@ -300,6 +303,7 @@ Json json_of(const std::vector<Row> &rows, double bandwidth, const Limits &limit
                         {"ttft_ms", kind_of(row) == "prefill" ? Json(row.first_token * 1e3) : Json()},
                         {"bytes_per_token", row.decode ? Json(row.bytes_per_token) : Json()},
                         {"bandwidth_share", row.share() ? Json(*row.share()) : Json()},
+                        {"launches_per_token", row.launches > 0 ? Json(row.launches) : Json()},
                         {"operations_per_second", row.operations > 0 ? Json(row.operations) : Json()},
                         {"tensor_share", row.operations > 0 && limits.tensor_rate() > 0
                                              ? Json(row.operations / limits.tensor_rate())

@@ -112,6 +112,7 @@ class Executor {
     int32_t vocab() const { return vocab_; }
     CacheTypes types() const { return options_.types; }
     kernels::DeviceInfo device() const { return backend_->info(); }
+    int64_t launches() const { return backend_->launches(); }
 
   private:
     struct Grown {

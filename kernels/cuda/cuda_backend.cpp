@@ -72,6 +72,7 @@ class CudaBackend final : public Backend {
     int32_t most_candidates() const override { return plan_.logits ? kMaxCandidates : 0; }
     bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates) override;
     void read_logits(int32_t row, std::span<float> logits) override;
+    int64_t launches() const override { return stream_.launched(); }
     SlotRows exchange(Slot slot) override { return {exchange_.at(slot).as<float>(), stride(slot)}; }
     void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
         use_device(device_);

@@ -4,6 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <memory>
+#include <type_traits>
+#include <vector>
 
 #include "kernels/cuda/devices.h"
 
@@ -199,6 +202,7 @@ float Event::milliseconds(const Event &from, const Event &to) {
 
 struct Graph::Implementation {
     cudaGraphExec_t graph;
+    int64_t kernels;  // nodes of that kind
 };
 
 void Graph::Delete::operator()(Implementation *p) const noexcept {
@@ -206,9 +210,29 @@ void Graph::Delete::operator()(Implementation *p) const noexcept {
     delete p;
 }
 
+int64_t Graph::kernels() const {
+    return get().kernels;
+}
+
+static int64_t kernel_nodes(cudaGraph_t graph) {
+    size_t count = 0;
+    check(cudaGraphGetNodes(graph, nullptr, &count), "counting the kernels of a graph");
+    std::vector<cudaGraphNode_t> nodes(count);
+    check(cudaGraphGetNodes(graph, nodes.data(), &count), "counting the kernels of a graph");
+    int64_t kernels = 0;
+    for (const cudaGraphNode_t node : nodes) {
+        cudaGraphNodeType type{};
+        check(cudaGraphNodeGetType(node, &type), "counting the kernels of a graph");
+        kernels += type == cudaGraphNodeTypeKernel;
+    }
+    return kernels;
+}
+
 struct Stream::Implementation {
     cudaStream_t stream;
     bool turing = false;  // its device
+    int64_t launched = 0;
+    bool capturing = false;
 };
 
 Stream::Stream() : implementation_(new Implementation{}) {
@@ -253,21 +277,27 @@ void Stream::wait() {
 
 void Stream::begin_capture() {
     check(cudaStreamBeginCapture(get().stream, cudaStreamCaptureModeThreadLocal), "recording a graph");
+    get().capturing = true;
 }
 
 Graph Stream::end_capture() {
+    get().capturing = false;
     cudaGraph_t recorded = nullptr;
     check(cudaStreamEndCapture(get().stream, &recorded), "recording a graph");
+    struct Destroy {
+        void operator()(cudaGraph_t graph) const { cudaGraphDestroy(graph); }
+    };
+    const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, Destroy> nodes(recorded);
     auto graph = Graph(new Graph::Implementation{});
-    const cudaError_t error = cudaGraphInstantiate(&graph.get().graph, recorded, 0);
-    cudaGraphDestroy(recorded);
-    check(error, "instantiating a graph");
+    graph.get().kernels = kernel_nodes(recorded);
+    check(cudaGraphInstantiate(&graph.get().graph, recorded, 0), "instantiating a graph");
     check(cudaGraphUpload(graph.get().graph, get().stream), "uploading a graph");
     return graph;
 }
 
 void Stream::replay(const Graph &graph) {
     check(cudaGraphLaunch(graph.get().graph, get().stream), "launching a graph");
+    get().launched += graph.kernels();
 }
 
 void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const void *params, size_t) {
@@ -284,6 +314,11 @@ void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const 
     std::array<void *, 1> arguments = {const_cast<void *>(params)};
     const cudaError_t error = cudaLaunchKernelExC(&config, kernel.entry, arguments.data());
     if (error != cudaSuccess) fail(error, std::string("launching the kernel ") + kernel.name);
+    if (!get().capturing) ++get().launched;
+}
+
+int64_t Stream::launched() const {
+    return get().launched;
 }
 
 void prepare(const KernelHandle &kernel, SharedBytes shared) {

@@ -114,6 +114,7 @@ class Graph {
     explicit Graph(Implementation *implementation) : implementation_(implementation) {}
     explicit operator bool() const { return implementation_ != nullptr; }
     Implementation &get() const { return *implementation_; }
+    int64_t kernels() const;  // that a replay launches
 
   private:
     struct Delete {
@@ -148,6 +149,8 @@ class Stream {
 
     void launch(const KernelHandle &kernel, const LaunchShape &shape, const void *params,
                 size_t params_bytes);
+    // Kernels that the device was given to run so far, by launch() and by replay().
+    int64_t launched() const;
 
     struct Implementation;
     Implementation &get() const { return *implementation_; }

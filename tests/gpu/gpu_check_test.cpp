@@ -57,6 +57,8 @@ TEST_CASE("gpu-check: a dry run goes through all stages") {
     const json &bench = report["stages"]["bench"]["rows"][0];
     CHECK(bench["decode_tps"].get<double>() > 0);
     CHECK(bench["prefill_tps"].get<double>() > 0);
+    REQUIRE(bench.contains("launches"));
+    CHECK(bench["launches"].is_null());  // the CPU launches no kernels
     CHECK(bench["batch_gain"].get<double>() > 0);
     CHECK(bench["load_ms"].get<double>() > 0);
     const std::string table = text_of(directory / "out" / "gpu-check.md");

@@ -183,7 +183,12 @@ float Event::milliseconds(const Event &from, const Event &to) {
 
 struct Graph::Implementation {
     std::vector<Work> work;
+    int64_t kernels;
 };
+
+int64_t Graph::kernels() const {
+    return get().kernels;
+}
 
 void Graph::Delete::operator()(Implementation *p) const noexcept {
     delete p;
@@ -194,6 +199,7 @@ struct Stream::Implementation {
     int device = current_device;
     bool capturing = false;
     std::vector<Work> captured;
+    int64_t launched = 0, captured_kernels = 0;
 
     void add(Work work) {
         const std::lock_guard hold(device_lock());
@@ -267,16 +273,18 @@ void Stream::wait() {
 void Stream::begin_capture() {
     get().capturing = true;
     get().captured.clear();
+    get().captured_kernels = 0;
 }
 
 Graph Stream::end_capture() {
     get().capturing = false;
-    return Graph(new Graph::Implementation{std::move(get().captured)});
+    return Graph(new Graph::Implementation{std::move(get().captured), get().captured_kernels});
 }
 
 void Stream::replay(const Graph &graph) {
     expect_alive("launching a graph");
     for (const Work &work : graph.get().work) get().add(work);
+    get().launched += graph.kernels();
 }
 
 void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const void *params, size_t bytes) {
@@ -286,6 +294,11 @@ void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const 
     get().add([kernel, shape, copy = std::vector<std::byte>(begin, begin + bytes)] {
         simt::run_kernel(kernel, shape, copy);
     });
+    ++(get().capturing ? get().captured_kernels : get().launched);
+}
+
+int64_t Stream::launched() const {
+    return get().launched;
 }
 
 void prepare(const KernelHandle &kernel, SharedBytes shared) {

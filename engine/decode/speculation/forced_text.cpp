@@ -11,6 +11,7 @@ class ForcedBackend final : public kernels::Backend {
         : device_(std::move(device)), text_(std::move(text)) {}
 
     kernels::DeviceInfo info() const override { return device_->info(); }
+    int64_t launches() const override { return device_->launches(); }
     void load(const kernels::Program &program, const kernels::CacheConfig &cache,
               int32_t max_tokens) override {
         vocab_ = static_cast<size_t>(program.vocab);

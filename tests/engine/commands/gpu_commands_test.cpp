@@ -119,6 +119,33 @@ TEST_CASE(
     CHECK(last == all);
 }
 
+TEST_CASE("gpu commands: bench tells how many kernels a token launches") {
+    testing::ModelShape shape;
+    shape.layers = 3;
+    const testing::TemporaryModel model(shape);
+    const Screen screen(false);
+    Io io = screen.io();
+    BenchOptions options;
+    options.model.path = model.path;
+    options.prompt = 20, options.generate = 3, options.repetitions = 2;
+    options.json = true;
+    for (const char *device : {"cuda", "cpu"}) {
+        CAPTURE(device);
+        options.model.device = device;
+        REQUIRE(bench(options, io) == 0);
+        const auto tests = nlohmann::json::parse(screen.read())["tests"];
+        REQUIRE(tests.size() == 2);
+        CHECK(tests[0]["launches_per_token"].is_null());  // of a prompt
+        const auto &decode = tests[1]["launches_per_token"];
+        if (std::string(device) == "cpu")
+            CHECK(decode.is_null());
+        else
+            // Of a layer: norm, q and k and v, attention, output, norm, gate and up, down (F32 is not
+            // quantised); the embedding, the last norm, gathering the row of logits, and the logits.
+            CHECK(decode == 7 * 3 + 4);
+    }
+}
+
 TEST_CASE("gpu commands: inspect tells what of a model fits the GPU") {
     testing::ModelShape shape;
     shape.layers = 4;

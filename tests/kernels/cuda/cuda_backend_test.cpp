@@ -180,6 +180,31 @@ TEST_CASE("cuda backend: logits depend on neither chunks, nor graphs replayed, n
     simt::settings() = {};
 }
 
+TEST_CASE("cuda backend: launches are counted, those of graphs at every replay") {
+    constexpr int64_t kLayers = 3;
+    const TinyProgram tiny({.layers = kLayers, .type = gguf::Type::Q8_0}, 45);
+    const std::vector<int32_t> tokens = random_tokens(40, 50, 8);
+    Runner runner(cuda::make_cuda_backend(0), tiny.program());
+    const auto launches_of = [&](size_t count, size_t chunk) {
+        const int64_t before = runner.backend().launches();
+        simt::take_reports();
+        runner.run(std::span(tokens).first(count), chunk);
+        const int64_t counted = runner.backend().launches() - before;
+        if (simt::emulated()) CHECK(counted == static_cast<int64_t>(simt::take_reports().size()));
+        return counted;
+    };
+    // Norm with quantisation, q, k and v, attention, quantisation, output, norm with quantisation, gate and
+    // up, quantisation, down; the embedding, the last norm; gathering, quantising and multiplying the logits'
+    // rows.
+    constexpr int64_t kStep = 9 * kLayers + 2 + 3;
+    CHECK(launches_of(1, 1) == kStep);
+    CHECK(launches_of(3, 1) == 3 * kStep);
+    CHECK(launches_of(7, 7) == kStep);
+    // Attention of many tokens appends them and has a kernel of its own; 40 rows of logits come in three
+    // parts.
+    CHECK(launches_of(40, 40) == 11 * kLayers + 2 + 3 * 3);
+}
+
 // Mixtures of experts in the manner of Mixtral, Qwen3, gpt-oss, DeepSeek and Llama 4, and the formats whose
 // kernels differ.
 TEST_CASE("cuda backend: experts agree with double precision, whatever the chunks") {
