@@ -69,6 +69,7 @@ constexpr bool rotates_values(CacheType type) {
 struct CacheConfig {
     std::vector<int32_t> blocks;  // per group: number of blocks in the pool
     CacheType k = CacheType::F16, v = CacheType::F16;
+    int32_t context = 0;  // most cells of a sequence; 0: as many as the blocks hold
 };
 
 struct BlockCopy {

@@ -83,7 +83,7 @@ struct AttentionParams {
     float *partial;                 // decode: attention_partial_floats(...), any contents
     uint32_t *counters;  // decode: [sequences * kv_heads * max_tiles], zero; zero again afterwards;
                          // wide: [side_by_side]
-    float *totals;       // prefill, if attention_prefill_totals(): [blocks of the launch][64][128], any contents;
+    float *totals;       // prefill: attention_prefill_totals(...), any contents;
                          // wide: [blocks of the launch][kWideTotals]
     RopeParams rope;
     int64_t table_stride;
@@ -102,6 +102,9 @@ struct AttentionParams {
     int32_t shared;        // append: not 0: the shared cells of all sequences, and no others
     int32_t latent;        // wide: not 0: values are the first dim_v dimensions of the keys
     int32_t side_by_side;  // wide: room of `partial` and `counters`, in items (wide_work())
+    // decode: of the tiles of all K/V heads of the sequences that the launch takes, in order, those from
+    // first_unit on, and so many.
+    int32_t first_unit = 0, units = INT32_MAX;
 };
 
 constexpr bool is_wide(bool latent, int32_t dim_k, int32_t dim_v) {
@@ -143,11 +146,21 @@ constexpr int64_t attention_partial_floats(int64_t items, int32_t dim_v) {
 // size.
 Kernel<AttentionParams> attention_prefill_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 SharedBytes attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
-// Whether launches need AttentionParams::totals.
-constexpr bool attention_prefill_totals(int32_t dim_v, bool on_turing) {
-    return on_turing || dim_v > 128;
-}
 inline constexpr int kPrefillRows = 64;
+
+// Blocks that a launch of this kernel, or of the one for wide heads, has at most, whatever the device, so
+// that the memory for totals is known before: those with totals come two to a multiprocessor at most (on
+// sm_75 three), and no device of 2025 has 256 of them (of sm_75 80).
+inline constexpr int64_t kMostAttentionBlocks = 512;
+constexpr int64_t prefill_blocks(int32_t heads, int32_t kv_heads, int64_t tokens) {
+    const int64_t items = kv_heads * (tokens * (heads / kv_heads) / kPrefillRows + tokens);
+    return items < kMostAttentionBlocks ? items : kMostAttentionBlocks;
+}
+// Floats of AttentionParams::totals for a launch of so many blocks: heads above 128 have their totals there,
+// on sm_75 all.
+constexpr int64_t attention_prefill_totals(int32_t dim_k, int32_t dim_v, int64_t blocks, bool on_turing) {
+    return on_turing || dim_k > 128 || dim_v > 128 ? blocks * kPrefillRows * 128 : 0;
+}
 
 // Wide heads: append_kernel() first, if there is k, then all sequences in one launch, on a persistent grid of
 // any size. attention_wide.cu says what it costs.

@@ -43,26 +43,21 @@ struct Item {
 // The item number `index`, or false when there are fewer.
 DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     const int group = p.heads / p.kv_heads, sequences = *p.sequence_count;
-    int rest = index;
+    int rest = index, skipped = p.first_unit, units = p.units;
     for (int s = 0; s < sequences; ++s) {
         const SequenceInfo info = p.sequences[s];
         if (!takes(p, info.count * group)) continue;
         const Splits parts = splits_of(p, info);
         const int splits = parts.sinks + parts.others;
         const int tiles = (info.count * group + kAttentionRows - 1) / kAttentionRows;
-        const int items = splits * tiles * p.kv_heads;
+        const int first = smaller(skipped, tiles * p.kv_heads);
+        const int mine = smaller(tiles * p.kv_heads - first, units), items = splits * mine;
+        skipped -= first, units -= mine;
         if (rest < items) {
-            const int split = rest % splits;
+            const int split = rest % splits, unit = first + rest / splits;
             const bool sinks = split < parts.sinks;
             const int number = sinks ? split : parts.first + split - parts.sinks;
-            item = {s,
-                    rest / splits / tiles,
-                    rest / splits % tiles,
-                    split,
-                    splits,
-                    sinks,
-                    number * kAttentionSplit,
-                    index};
+            item = {s, unit / tiles, unit % tiles, split, splits, sinks, number * kAttentionSplit, index};
             return true;
         }
         rest -= items;

@@ -38,7 +38,7 @@ struct Block {
 
 template <int kDim, bool kPacked, bool kTuring>
 struct PrefillShared {
-    static constexpr bool kTotalsHere = kDim <= 128 && !kTuring;
+    static constexpr bool kTotalsHere = attention_prefill_totals(kDim, kDim, 1, kTuring) == 0;
     static constexpr int kOut = kDim <= kMaxOut ? kDim : kMaxOut;
     static constexpr int kKeys = kTuring ? kOut : kDim;  // columns of K at a time
     static constexpr int kTileBytes = kAttentionStep * RowsLayout<kKeys>::kRowBytes;
@@ -218,7 +218,7 @@ struct PrefillBody {
         if constexpr (Shared::kTotalsHere)
             return shared.totals + thread_index();
         else
-            return p.totals + int64_t{block_index()} * kPrefillRows * kOut + thread_index();
+            return p.totals + attention_prefill_totals(kDim, kDim, block_index(), kTuring) + thread_index();
     }
 
     // At the end of a split that is not the tile's only one: total and o join into total, or, in the

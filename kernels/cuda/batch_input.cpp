@@ -18,25 +18,48 @@ float factor(const Attention::Temperature &t, int32_t position) {
     return static_cast<float>(1 + static_cast<double>(t.beta) * std::log1p(static_cast<double>(lengths)));
 }
 
-}  // namespace
-
-BatchInput::BatchInput(const Program &program, const CacheConfig &cache, int32_t max_tokens)
-    : max_tokens_((max_tokens + 3) / 4 * 4) {
-    static_assert(sizeof(SequenceInfo) == kSequenceInts * sizeof(int32_t));
+// Of the program, each once.
+std::vector<Attention::Temperature> temperatures_of(const Program &program) {
+    std::vector<Attention::Temperature> all;
     for (const Step &step : program.steps) {
         const auto *a = std::get_if<Attention>(&step);
         const auto is_it = [&](const Attention::Temperature &t) { return same(t, a->temperature); };
-        if (a != nullptr && a->temperature.beta != 0 &&
-            std::none_of(temperatures_.begin(), temperatures_.end(), is_it))
-            temperatures_.push_back(a->temperature);
+        if (a != nullptr && a->temperature.beta != 0 && std::none_of(all.begin(), all.end(), is_it))
+            all.push_back(a->temperature);
     }
-    const size_t bytes =
-        static_cast<size_t>(factors_at() + max_tokens_ * static_cast<int64_t>(temperatures_.size())) *
-        sizeof(int32_t);
-    host_ = PinnedMemory(bytes);
-    device_ = DeviceMemory(bytes, "the batch");
-    std::memset(host_.data(), 0, bytes);
-    for (const int32_t blocks : cache.blocks) tables_.emplace_back(std::max(blocks, 1), max_tokens_);
+    return all;
+}
+
+constexpr int64_t kMostEntries = (1 << 20) / kBlockTokens;  // of a table, at first
+
+// Of a table of a group with so many blocks.
+int64_t table_entries(const CacheConfig &cache, int32_t blocks) {
+    if (cache.context == 0) return std::max(blocks, 1);
+    return std::min((int64_t{cache.context} + kBlockTokens - 1) / kBlockTokens, kMostEntries);
+}
+
+}  // namespace
+
+size_t BatchInput::bytes(const Program &program, int32_t max_tokens) {
+    const int64_t tokens = rounded(max_tokens);
+    const auto factors = static_cast<int64_t>(temperatures_of(program).size());
+    return static_cast<size_t>(factors_at(tokens) + tokens * factors) * sizeof(int32_t);
+}
+
+size_t BatchInput::table_bytes(const CacheConfig &cache, int32_t max_tokens) {
+    int64_t entries = 0;
+    for (const int32_t blocks : cache.blocks) entries += table_entries(cache, blocks);
+    return static_cast<size_t>(entries * rounded(max_tokens)) * sizeof(int32_t);
+}
+
+BatchInput::BatchInput(const Program &program, const CacheConfig &cache, int32_t max_tokens)
+    : max_tokens_(rounded(max_tokens)), temperatures_(temperatures_of(program)) {
+    static_assert(sizeof(SequenceInfo) == kSequenceInts * sizeof(int32_t));
+    const size_t size = bytes(program, max_tokens);
+    host_ = PinnedMemory(size);
+    device_ = DeviceMemory(size, "the batch");
+    std::memset(host_.data(), 0, size);
+    for (const int32_t blocks : cache.blocks) tables_.emplace_back(table_entries(cache, blocks), max_tokens_);
 }
 
 const float *BatchInput::factors(const Attention::Temperature &temperature) const {

@@ -16,9 +16,14 @@ class BatchInput {
     BatchInput() = default;
     BatchInput(const Program &program, const CacheConfig &cache, int32_t max_tokens);
 
+    // Bytes of the device's memory that the constructor takes for the tables of a cache, and for all else.
+    static size_t table_bytes(const CacheConfig &cache, int32_t max_tokens);
+    static size_t bytes(const Program &program, int32_t max_tokens);
+
     // Makes room for the batch's block tables. True when they, or their strides, moved: a table has an entry
-    // per block of the sequence, which may be more than the pool has when windows return blocks.
-    // Precondition: the stream is idle.
+    // per block of the sequence, and the constructor makes room for a million cells of each, or the context
+    // if that is less. Windows return blocks, so longer sequences need not be larger. Precondition: the
+    // stream is idle.
     [[nodiscard]] bool reserve(const Batch &batch);
 
     // Precondition: the batch is as backend.h says and reserve() was called; the copies of the last upload
@@ -44,7 +49,9 @@ class BatchInput {
   private:
     static constexpr int64_t kInfo = 3;  // arrays of int32 before the sequences; behind them the factors
     static constexpr int64_t kSequenceInts = 5;
-    int64_t factors_at() const { return kInfo * max_tokens_ + 4 + kSequenceInts * max_tokens_; }
+    static int64_t rounded(int32_t tokens) { return (int64_t{tokens} + 3) / 4 * 4; }
+    static int64_t factors_at(int64_t tokens) { return kInfo * tokens + 4 + kSequenceInts * tokens; }
+    int64_t factors_at() const { return factors_at(max_tokens_); }
 
     struct Tables {
         Tables(int64_t entries, int64_t sequences);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_memory.h"
 #include "kernels/cuda/batch_input.h"
 #include "kernels/cuda/devices.h"
 #include "kernels/cuda/embed.h"
@@ -28,10 +29,7 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-constexpr int32_t kDecodeRows =
-    64;  // query rows of a sequence and K/V head up to which attention splits keys
 constexpr int32_t kAllRows = INT32_MAX;
-constexpr size_t kLeastPartials = size_t{1} << 20;
 constexpr int kOldest = 75;  // sm_75: 8-bit mma and ldmatrix (the Makefile says it, too)
 
 bool cancelled(const Batch &batch) {
@@ -46,6 +44,7 @@ std::string mebibytes(size_t bytes) {
 struct GraphKey {
     int32_t part, tokens, logit_rows, candidates;
     bool shares;
+    AttentionLaunches attention;
     auto operator<=>(const GraphKey &) const = default;
 };
 
@@ -89,10 +88,9 @@ class CudaBackend final : public Backend {
 
   private:
     void expect_memory(const CacheConfig &cache) const;
-    void allocate();
+    void allocate(const CacheConfig &cache);
     void prepare_kernels();
     void upload_ropes();
-    void reserve_partials(const Batch &batch);
 
     bool start(const Batch &batch, int32_t candidates);
     void replay();
@@ -110,11 +108,11 @@ class CudaBackend final : public Backend {
     void attend(const Attention &step, AttentionParams params);
     void enqueue(const ActivateOp &op);
     void enqueue_logits(int32_t first, int32_t count);
-    struct AttentionLaunches {
+    struct AttentionKernels {
         Kernel<AttentionParams> decode, prefill;
         SharedBytes decode_shared, prefill_shared;
     };
-    AttentionLaunches attention_launches(const Attention &a) const {
+    AttentionKernels attention_kernels(const Attention &a) const {
         const CacheType k = cache_.k_type(), v = cache_.v_type();
         return {attention_decode_kernel(k, v, a.head_dim_k, a.head_dim_v),
                 attention_prefill_kernel(k, v, a.head_dim_k, a.head_dim_v),
@@ -161,6 +159,7 @@ class CudaBackend final : public Backend {
     DeviceWeights weights_;
     KvMemory cache_;
     DeviceMemory activations_, quantised_, partials_, counters_, totals_, turns_;
+    int64_t partial_floats_ = 0;             // of partials_
     std::vector<float *> slots_;             // in activations_
     std::vector<const uint64_t *> ropes_;    // in turns_
     std::map<Slot, PinnedMemory> exchange_;  // of the slots that parts hand over
@@ -189,7 +188,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     weights_ = DeviceWeights(program_, plan_, progress_);
     upload_ropes();
     cache_ = KvMemory(program_, cache);
-    allocate();
+    allocate(cache);
     input_ = BatchInput(program_, cache, max_tokens);
     experts_ = ExpertRunner(program_, plan_, max_tokens);
     heads_ = HeadRunner(program_, plan_, max_tokens);
@@ -209,7 +208,7 @@ void CudaBackend::expect_memory(const CacheConfig &cache) const {
                                " of work memory): choose a smaller context with -c, or --device cpu");
 }
 
-void CudaBackend::allocate() {
+void CudaBackend::allocate(const CacheConfig &cache) {
     activations_ = DeviceMemory(std::max<size_t>(slot_bytes(program_, max_tokens_), 1), "activations");
     slots_.clear();
     float *to = activations_.as<float>();
@@ -228,15 +227,14 @@ void CudaBackend::allocate() {
             }
     quantised_ = DeviceMemory(
         std::max<size_t>(static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_)), 1), "activations");
-    partials_ = DeviceMemory();
-    size_t counters = 1;
-    for (const Step &step : program_.steps)
-        if (const auto *a = std::get_if<Attention>(&step))
-            counters = std::max(
-                counters, static_cast<size_t>(std::max(kLinearTokens, max_tokens_) * a->heads +
-                                              a->kv_heads * max_tokens_ * (kDecodeRows / kAttentionRows)) +
-                              static_cast<size_t>(side_by_side(*a)));
-    counters_ = DeviceMemory(counters * sizeof(uint32_t), "attention");
+    const auto attention = [](int64_t words) {
+        return DeviceMemory(static_cast<size_t>(words) * sizeof(float), "attention");
+    };
+    partial_floats_ = attention_partials(program_, cache, max_tokens_);
+    partials_ = attention(partial_floats_);
+    const int64_t totals = attention_totals(program_, max_tokens_);
+    totals_ = totals > 0 ? attention(totals) : DeviceMemory();
+    counters_ = attention(attention_counters(program_, max_tokens_));
     stream_.fill(counters_.data(), 0, counters_.size());
 }
 
@@ -247,7 +245,7 @@ void CudaBackend::upload_ropes() {
         starts.push_back(turns.size());
         for (const double frequency : rope.inv_freq) turns.push_back(rope_turns(frequency));
     }
-    turns_ = DeviceMemory(turns.size() * sizeof(uint64_t), "rotations");
+    turns_ = DeviceMemory(rope_bytes(program_), "rotations");
     name_region(turns_.data(), turns_.size(), "rotations", Region::Weights);
     stream_.copy_to_device(turns_.data(), turns.data(), turns.size() * sizeof(uint64_t));
     stream_.wait();
@@ -262,31 +260,20 @@ void CudaBackend::prepare_kernels() {
     prepare(normalise_kernel().handle, kNormaliseShared);
     prepare(activate_kernel().handle, 0);
     prepare(copy_pieces_kernel().handle, 0);
-    size_t totals = 1;
     for (const Op &op : plan_.ops) {
         if (const auto *matrices = std::get_if<LinearOp>(&op)) prepare_linear(matrices->format, max_tokens_);
         if (const auto *a = std::get_if<Attention>(&op)) {
             prepare(attention_append_kernel().handle, kAppendShared);
             prepare(rotate_heads_kernel().handle, kAppendShared);
             if (wide(*a)) {
-                const KernelHandle handle = attention_wide_kernel().handle;
-                prepare(handle, attention_wide_shared());
-                totals = std::max(totals, static_cast<size_t>(properties_.multiprocessors *
-                                                              resident(handle, attention_wide_shared())) *
-                                              kWideTotals * sizeof(float));
+                prepare(attention_wide_kernel().handle, attention_wide_shared());
                 continue;
             }
-            const AttentionLaunches launches = attention_launches(*a);
+            const AttentionKernels launches = attention_kernels(*a);
             prepare(launches.decode.handle, launches.decode_shared);
             prepare(launches.prefill.handle, launches.prefill_shared);
-            if (attention_prefill_totals(a->head_dim_v, properties_.is_turing()))
-                totals = std::max(totals, static_cast<size_t>(properties_.multiprocessors) *
-                                              static_cast<size_t>(resident(launches.prefill.handle,
-                                                                           launches.prefill_shared)) *
-                                              kPrefillRows * kMaxHeadDim * sizeof(float));
         }
     }
-    totals_ = DeviceMemory(totals, "attention");
 }
 
 // --- execute -----------------------------------------------------------------------------------------------
@@ -300,13 +287,13 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     if (batch.part == 0) {
         if (input_.reserve(batch)) graphs_.clear();
         input_.upload(stream_, batch);
-        reserve_partials(batch);
     }
     tokens_ = static_cast<int32_t>(batch.tokens.size());
     const bool last = static_cast<size_t>(batch.part) + 1 == parts_.size();
     logit_rows_ = last && plan_.logits ? static_cast<int32_t>(batch.logit_rows.size()) : 0;
     shares_ = std::ranges::any_of(batch.sequences, [](const SequenceSpan &s) { return s.shared > 0; });
-    now_ = {batch.part, tokens_, logit_rows_, candidates, shares_};
+    now_ = {batch.part, tokens_, logit_rows_,
+            candidates, shares_, attention_launches(program_, batch.sequences, tokens_, partial_floats_)};
     if (tokens_ > kLinearTokens)
         enqueue();
     else
@@ -521,7 +508,7 @@ void CudaBackend::enqueue(const Attention &a) {
     if (wide(a)) {
         p.max_rows = kAllRows;
         if (p.k != nullptr) append(p);
-        run(attention_wide_kernel(), kAllRows, attention_wide_shared(), p);
+        run(attention_wide_kernel(), kMostAttentionBlocks, attention_wide_shared(), p);
     } else {
         attend(a, p);
     }
@@ -536,50 +523,20 @@ void CudaBackend::append(const AttentionParams &p) {
 
 // Decode or prefill, by the rows of each sequence.
 void CudaBackend::attend(const Attention &a, AttentionParams p) {
-    const AttentionLaunches launches = attention_launches(a);
+    const AttentionKernels launches = attention_kernels(a);
     const int32_t group = a.heads / a.kv_heads;
     const bool small = tokens_ <= kLinearTokens;
     p.max_rows = small ? kAllRows : kDecodeRows;
     p.max_tiles =
         small ? (tokens_ * group + kAttentionRows - 1) / kAttentionRows : kDecodeRows / kAttentionRows;
-    run(launches.decode, kAllRows, launches.decode_shared, p);
+    p.units = now_.attention.units;
+    for (int32_t i = 0; i < now_.attention.count; ++i, p.first_unit += p.units)
+        run(launches.decode, kAllRows, launches.decode_shared, p);
     if (!small) {
         p.min_rows = kDecodeRows, p.max_rows = kAllRows;
         if (p.k != nullptr) append(p);
-        run(launches.prefill, int64_t{a.kv_heads} * (int64_t{tokens_} * group / kPrefillRows + tokens_),
-            launches.prefill_shared, p);
+        run(launches.prefill, prefill_blocks(a.heads, a.kv_heads, tokens_), launches.prefill_shared, p);
     }
-}
-
-// The partial results of attention over split keys, of the largest layer.
-void CudaBackend::reserve_partials(const Batch &batch) {
-    const bool small = batch.tokens.size() <= size_t{kLinearTokens};
-    int64_t floats = 1;
-    for (const Op &op : plan_.ops) {
-        const auto *a = std::get_if<Attention>(&op);
-        if (a == nullptr) continue;
-        int64_t items = 0;
-        const AttentionParams p = attention_params(*a);
-        for (const SequenceSpan &s : batch.sequences) {
-            if (wide(*a)) {
-                const auto room = p.side_by_side - static_cast<int32_t>(items);
-                const WideWork work = wide_work(p, {s.first, s.count, s.past}, room);
-                items += work.side_by_side ? work.items : 0;
-                continue;
-            }
-            const int64_t rows = int64_t{s.count} * (a->heads / a->kv_heads);
-            if (!small && rows > kDecodeRows) continue;
-            const Splits splits = splits_of(p, {s.first, s.count, s.past});
-            items +=
-                a->kv_heads * ((rows + kAttentionRows - 1) / kAttentionRows) * (splits.sinks + splits.others);
-        }
-        floats = std::max(floats, attention_partial_floats(items, a->head_dim_v));
-    }
-    const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
-    if (bytes <= partials_.size()) return;
-    graphs_.clear();  // they hold its address
-    partials_ = DeviceMemory();
-    partials_ = DeviceMemory(std::max(bytes + bytes / 2, kLeastPartials), "attention");
 }
 
 // Of the batch's logit rows [first, first + count), at most kLinearTokens, and what is wanted of them.

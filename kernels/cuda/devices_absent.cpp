@@ -22,6 +22,9 @@ std::vector<std::string> missing_kernels(const Program &) {
 MemoryNeed memory_need(const Program &, const CacheConfig &, int32_t) {
     refuse();
 }
+size_t cache_memory(const Program &, const CacheConfig &, int32_t) {
+    refuse();
+}
 double copy_bandwidth(int, size_t, int) {
     refuse();
 }

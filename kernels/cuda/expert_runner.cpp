@@ -54,8 +54,9 @@ ExpertRunner::Sizes ExpertRunner::sizes(const Program &program, const Plan &plan
 
 size_t ExpertRunner::bytes(const Program &program, const Plan &plan, int32_t max_tokens) {
     const Sizes s = sizes(program, plan, max_tokens);
+    if (s.rows == 0) return 0;
     return static_cast<size_t>(s.rows * 5 * 4 + s.groups * 2 * static_cast<int64_t>(sizeof(TokenGroup)) +
-                               (s.hidden + s.results) * 4 + s.packed);
+                               (s.hidden + s.results) * 4 + s.packed + 8);
 }
 
 ExpertRunner::ExpertRunner(const Program &program, const Plan &plan, int32_t max_tokens) {

@@ -1,26 +1,43 @@
 #include "kernels/cuda/kv_memory.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace runnel::kernels::cuda {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+}  // namespace
 
 size_t KvMemory::bytes(const Program &program, const CacheConfig &config) {
-    size_t bytes = 0;
-    for (size_t group = 0; group < config.blocks.size(); ++group)
-        bytes += cache_block_bytes(program, static_cast<int32_t>(group), config.k, config.v) *
-                 static_cast<size_t>(config.blocks[group]);
-    return bytes;
+    return KvMemory::layout(program, config).bytes;
+}
+
+KvMemory::Layout KvMemory::layout(const Program &program, const CacheConfig &config) {
+    Layout all;
+    for (const CacheLayer &layer : program.cache_layers) {
+        const auto blocks = static_cast<size_t>(config.blocks[static_cast<size_t>(layer.group)]);
+        const auto place = [&](CacheType type, int32_t dim) {
+            const Pages pages{all.bytes, size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads) *
+                                             cache_row_bytes(type, dim)};
+            all.bytes += (blocks * pages.bytes + kAlignment - 1) / kAlignment * kAlignment;
+            return pages;
+        };
+        const Pages k = place(config.k, layer.head_dim_k), v = place(config.v, layer.head_dim_v);
+        all.layers.push_back({layer.group, k, v});
+    }
+    return all;
 }
 
 KvMemory::KvMemory(const Program &program, const CacheConfig &config) : k_type_(config.k), v_type_(config.v) {
-    for (const CacheLayer &layer : program.cache_layers) {
+    Layout all = layout(program, config);
+    if (all.bytes > 0) memory_ = DeviceMemory(all.bytes, "the cache");
+    layers_ = std::move(all.layers);
+    for (const Layer &layer : layers_) {
         const auto blocks = static_cast<size_t>(config.blocks[static_cast<size_t>(layer.group)]);
-        const size_t rows = size_t{kBlockTokens} * static_cast<size_t>(layer.kv_heads);
-        const size_t k = rows * cache_row_bytes(k_type_, layer.head_dim_k),
-                     v = rows * cache_row_bytes(v_type_, layer.head_dim_v);
-        layers_.push_back({layer.group, k, v, {}, {}});
-        if (blocks * k > 0) layers_.back().k = DeviceMemory(blocks * k, "the K cache");
-        if (blocks * v > 0) layers_.back().v = DeviceMemory(blocks * v, "the V cache");
+        for (const auto &[pages, name] : {std::pair(layer.k, "the K cache"), {layer.v, "the V cache"}})
+            if (blocks * pages.bytes > 0)
+                name_region(memory_.data() + pages.at, blocks * pages.bytes, name, Region::Data);
     }
 }
 
@@ -29,22 +46,23 @@ void KvMemory::visit(int32_t group, BlockId block, F f) const {
     const auto at = static_cast<size_t>(block);
     for (const Layer &layer : layers_) {
         if (layer.group != group) continue;
-        if (layer.k_bytes > 0) f(layer.k.data() + at * layer.k_bytes, layer.k_bytes);
-        if (layer.v_bytes > 0) f(layer.v.data() + at * layer.v_bytes, layer.v_bytes);
+        for (const Pages &pages : {layer.k, layer.v})
+            if (pages.bytes > 0) f(memory_.data() + pages.at + at * pages.bytes, pages.bytes);
     }
 }
 
 void KvMemory::copy(Stream &stream, int32_t group, std::span<const BlockCopy> copies) const {
-    const auto copy_pages = [&](const DeviceMemory &pages, size_t bytes, BlockCopy blocks) {
-        if (bytes > 0)
-            stream.copy_on_device(pages.data() + static_cast<size_t>(blocks.to) * bytes,
-                                  pages.data() + static_cast<size_t>(blocks.from) * bytes, bytes);
+    const auto copy_pages = [&](const Pages &pages, BlockCopy blocks) {
+        std::byte *const first = memory_.data() + pages.at;
+        if (pages.bytes > 0)
+            stream.copy_on_device(first + static_cast<size_t>(blocks.to) * pages.bytes,
+                                  first + static_cast<size_t>(blocks.from) * pages.bytes, pages.bytes);
     };
     for (const Layer &layer : layers_) {
         if (layer.group != group) continue;
         for (const BlockCopy &blocks : copies) {
-            copy_pages(layer.k, layer.k_bytes, blocks);
-            copy_pages(layer.v, layer.v_bytes, blocks);
+            copy_pages(layer.k, blocks);
+            copy_pages(layer.v, blocks);
         }
     }
 }

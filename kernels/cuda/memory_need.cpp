@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/activations.h"
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_memory.h"
+#include "kernels/cuda/batch_input.h"
 #include "kernels/cuda/expert_runner.h"
 #include "kernels/cuda/head_runner.h"
 #include "kernels/cuda/kv_memory.h"
@@ -11,26 +12,12 @@
 #include "kernels/cuda/weights.h"
 
 namespace runnel::kernels::cuda {
-namespace {
 
-constexpr size_t kReserve = size_t{64} << 20;  // left to the driver: kernels, graphs, fragmentation
-
-// The partial results of attention over split keys, of the layer of wide heads that can have the most, and
-// half as much again, by which their memory grows. (Of narrow heads, the reserve has room for them.)
-size_t partial_bytes(const Program &program) {
-    int64_t floats = 0;
-    for (const Step &step : program.steps) {
-        const auto *a = std::get_if<Attention>(&step);
-        if (a == nullptr) continue;
-        const bool latent = program.cache_layers[static_cast<size_t>(a->layer)].head_dim_v == 0;
-        if (is_wide(latent, a->head_dim_k, a->head_dim_v))
-            floats =
-                std::max(floats, attention_partial_floats(wide_room(a->heads, a->kv_heads), a->head_dim_v));
-    }
-    return static_cast<size_t>(floats + floats / 2) * sizeof(float);
+size_t rope_bytes(const Program &program) {
+    size_t turns = 1;
+    for (const RopeTable &rope : program.ropes) turns += rope.inv_freq.size();
+    return turns * sizeof(uint64_t);
 }
-
-}  // namespace
 
 size_t slot_bytes(const Program &program, int32_t max_tokens) {
     int64_t floats = 0;
@@ -42,13 +29,21 @@ MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConf
                        int32_t max_tokens) {
     MemoryNeed need;
     need.weights = weight_memory(program, plan);
-    need.cache = KvMemory::bytes(program, cache);
+    need.cache = cache_memory(program, cache, max_tokens);
     need.work = slot_bytes(program, max_tokens) + ExpertRunner::bytes(program, plan, max_tokens) +
                 HeadRunner::bytes(program, plan, max_tokens) +
                 static_cast<size_t>(activation_bytes(plan.widest, max_tokens)) +
-                (plan.logits ? LogitsRunner::bytes(program, *plan.logits) : 0) + kReserve;
-    need.work += partial_bytes(program);
+                (plan.logits ? LogitsRunner::bytes(program, *plan.logits) : 0) +
+                static_cast<size_t>(attention_totals(program, max_tokens)) * sizeof(float) +
+                static_cast<size_t>(attention_counters(program, max_tokens)) * sizeof(uint32_t) +
+                BatchInput::bytes(program, max_tokens) + rope_bytes(program) + kDriverReserve;
     return need;
+}
+
+size_t cache_memory(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
+    if (cache.blocks.empty()) return 0;
+    return KvMemory::bytes(program, cache) + BatchInput::table_bytes(cache, max_tokens) +
+           static_cast<size_t>(attention_partials(program, cache, max_tokens)) * sizeof(float);
 }
 
 MemoryNeed memory_need(const Program &program, const CacheConfig &cache, int32_t max_tokens) {

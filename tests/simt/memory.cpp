@@ -91,6 +91,7 @@ void *Memory::allocate(size_t bytes, const std::string &name, bool host) {
     auto allocation = std::make_unique<Allocation>(bytes, name, host);
     std::byte *begin = allocation->begin();
     if (!host) allocated_ += bytes;
+    peak_ = std::max(peak_, allocated_);
     allocations_.emplace(reinterpret_cast<uintptr_t>(begin), std::move(allocation));
     return begin;
 }

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/runtime.h"
@@ -106,6 +107,7 @@ class Memory {
     void free(void *p);
     Allocation *find(const void *p);  // that claims p; null: no device memory
     size_t allocated() const { return allocated_; }
+    size_t take_peak() { return std::exchange(peak_, allocated_); }  // since the last call
     // A copy or fill by the host's orders: throws a Violation unless [p, p + bytes) is inside one allocation.
     Allocation &range(const void *p, size_t bytes, const char *what);
     void mark_written(const void *p, size_t bytes);
@@ -117,7 +119,7 @@ class Memory {
   private:
     std::map<uintptr_t, std::unique_ptr<Allocation>> allocations_;
     Allocation *last_ = nullptr;
-    size_t allocated_ = 0;
+    size_t allocated_ = 0, peak_ = 0;
 };
 
 Memory &memory();

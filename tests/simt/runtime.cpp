@@ -4,6 +4,7 @@
 // reads before it waited is found wrong.
 #include "kernels/cuda/runtime.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <deque>
@@ -49,6 +50,11 @@ std::vector<LaunchReport> take_reports() {
     return std::move(reports());
 }
 
+size_t take_peak_memory() {
+    const std::lock_guard hold(device_lock());
+    return memory().take_peak();
+}
+
 bool emulated() {
     return true;
 }
@@ -66,7 +72,7 @@ Devices find_devices() noexcept {
     const size_t bytes = simt::settings().memory;
     Devices devices{true, {}, simt::settings().why_none};
     for (int i = 0; i < simt::settings().devices; ++i)
-        devices.found.push_back({"emulated device", "cuda", bytes, bytes - memory().allocated()});
+        devices.found.push_back({"emulated device", "cuda", bytes, free_memory(i)});
     return devices;
 }
 
@@ -86,8 +92,9 @@ DeviceProperties properties(int) {
             size_t{32} << 20};
 }
 
-size_t free_memory(int) {
-    return simt::settings().memory - memory().allocated();
+size_t free_memory(int device) {
+    const size_t taken = memory().allocated() + (device == 0 ? simt::settings().first_busy : 0);
+    return simt::settings().memory - std::min(taken, simt::settings().memory);
 }
 
 static thread_local int current_device = 0;

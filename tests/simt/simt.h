@@ -42,6 +42,7 @@ struct Settings {
     int64_t fail_at = 0, calls = 0;
     // How many devices there are, and why there are none.
     int devices = 1;
+    size_t first_busy = 0;  // bytes of the first that others hold
     std::string why_none;
 };
 Settings &settings();
@@ -71,6 +72,9 @@ HostTraffic take_host_traffic();
 
 // Every launch since the last call, in the order they ran.
 std::vector<LaunchReport> take_reports();
+
+// The most bytes of device memory that were allocated at a time since the last call.
+size_t take_peak_memory();
 
 // False in build/gpu-tests, where the same test cases run on a real device (tests/gpu/device/): settings
 // change nothing there, and launches leave no reports.
