@@ -78,7 +78,7 @@ class BatchRun {
           system_(system_prompt(options.system, options.system_file, io.in, &stop)),
           sampling_(sampling_options(options.generation)),
           limits_(generation_options(options.generation)),
-          drafts_(drafting(options.draft, options.model, engine, options.parallel, io)),
+          drafts_(drafting(options.draft, options.model, engine, options.parallel, io, stop)),
           batch_(engine.executor(), engine.vocabulary(), options.parallel, speculators()),
           errors_(output.before().failed()) {
         struct stat status {};
@@ -374,6 +374,7 @@ int batch(const BatchOptions &options, Io &io) {
     const Descriptor input = open_input(options.input, io);
     refuse_same_file(input.get(), options.output);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
+    leave_room(engine_flags, options.draft);
     engine_flags.sequences = options.parallel;
     Engine engine(engine_flags);
     for (const std::string &note : engine.notes()) io.note(note);

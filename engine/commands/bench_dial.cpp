@@ -7,6 +7,7 @@
 
 #include "engine/commands/io.h"
 #include "engine/commands/median.h"
+#include "engine/decode/error.h"
 #include "engine/decode/speculation/dial_draft.h"
 #include "engine/decode/speculation/pass_trial.h"
 
@@ -49,10 +50,17 @@ double best_bound(const PassCosts &costs, const std::vector<bool> &right, int32_
 
 ForcedModel::ForcedModel(decode::Engine &engine) : engine_(engine) {
     const decode::Executor &own = engine.executor();
-    executor_ = std::make_unique<decode::Executor>(
-        decode::forced(engine.another_backend(), text_), engine.model().program,
-        decode::ExecutorOptions{
-            .context = own.context(), .batch = own.batch_size(), .sequences = 3, .types = own.types()});
+    try {
+        executor_ = std::make_unique<decode::Executor>(
+            decode::forced(engine.another_backend(), text_), engine.model().program,
+            decode::ExecutorOptions{
+                .context = own.context(), .batch = own.batch_size(), .sequences = 3, .types = own.types()});
+    } catch (const kernels::BackendError &error) {
+        if (error.kind != kernels::BackendError::Kind::OutOfMemory) throw;
+        throw decode::DecodeError(
+            decode::DecodeError::Kind::OutOfMemory,
+            std::string("texts that are given need the model a second time: ") + error.what());
+    }
 }
 
 std::vector<TokenId> ForcedModel::made_up(int32_t count) {

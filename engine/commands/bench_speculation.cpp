@@ -222,6 +222,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
+    leave_room(engine_flags, options.draft);
     const int64_t passage = static_cast<int64_t>(std::string_view(kPassage).size()) + 8;  // tokens, at most
     const int64_t needed =
         std::max({int64_t{2} * options.generate + 256, passage + options.generate, dial_context(options)});
@@ -231,7 +232,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
         throw UsageError("the tests need a context of " + std::to_string(needed) + " tokens: leave -c away");
     Engine engine(engine_flags);
     for (const std::string &note : engine.notes()) io.note(note);
-    const auto drafts = drafting(options.draft, options.model, engine, 1, io);
+    const auto drafts = drafting(options.draft, options.model, engine, 1, io, stop);
 
     io.note("measuring what passes cost");
     SpeculationBench bench(options, engine, stop);

@@ -63,7 +63,7 @@ class AnswerView {
 
 class Chat {
   public:
-    Chat(const ChatOptions &options, Engine &engine, Io &io)
+    Chat(const ChatOptions &options, Engine &engine, std::unique_ptr<decode::Drafting> drafts, Io &io)
         : options_(options),
           engine_(engine),
           io_(io),
@@ -75,7 +75,7 @@ class Chat {
           session_(engine.executor()),
           sampler_(engine.sampler(sampling_)),
           transcript_{system_prompt(options.system, options.system_file, io.in), {}},
-          drafts_(drafting(options.draft, options.model, engine, 1, io)) {}
+          drafts_(std::move(drafts)) {}
 
     int loop() {
         // Between answer and line, Ctrl-C has nothing to stop; that is no reason to leave.
@@ -379,10 +379,13 @@ class Chat {
 int chat(const ChatOptions &options, Io &io) {
     StopRequest stop;  // of the loading
     std::optional<InterruptScope> loading(std::in_place, stop);
-    Engine engine(engine_options(options.model, io, stop));
+    decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
+    leave_room(engine_flags, options.draft);
+    Engine engine(engine_flags);
+    auto drafts = drafting(options.draft, options.model, engine, 1, io, stop);
     loading.reset();
     if (stop.requested()) throw Interrupted{};
-    return Chat(options, engine, io).loop();
+    return Chat(options, engine, std::move(drafts), io).loop();
 }
 
 }  // namespace runnel::commands

@@ -96,15 +96,23 @@ std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags,
 }
 
 std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelOptions &model,
-                                           decode::Engine &engine, int32_t sequences, Io &io) {
-    const auto options = drafting_options(flags, model);
+                                           decode::Engine &engine, int32_t sequences, Io &io,
+                                           const decode::StopRequest &stop) {
+    auto options = drafting_options(flags, model);
     if (!options) return nullptr;
+    if (options->model) options->model->progress = load_progress(io, stop);
     if (const int32_t layers = engine.model().hyper.block_count; flags.self_layers >= layers)
         throw UsageError("--self-draft: the model has " + std::to_string(layers) +
                          " layers, so its first 1 to " + std::to_string(layers - 1) + " can guess");
     auto made = std::make_unique<decode::Drafting>(*options, engine, sequences);
     for (const std::string &note : made->notes()) io.note(note);
     return made;
+}
+
+void leave_room(decode::EngineOptions &engine, const DraftFlags &flags) {
+    engine.first_layers = flags.self_layers;
+    const bool same = flags.device == "auto" || flags.device == engine.device.device;
+    if (same && flags.gpu_layers != "0") engine.beside = flags.model;
 }
 
 decode::SamplingOptions sampling_options(const GenerationFlags &flags) {

@@ -22,9 +22,13 @@ decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const 
 // Of a model with these options; nothing when no flag asks for drafts. Throws UsageError.
 std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model);
 
-// What speculation for an engine needs, with its notes shown; null when no flag asks for it.
+// What speculation for an engine needs, with its notes shown; null when no flag asks for it. The progress of
+// loading is shown, which an interrupt ends. Keeps `io` and `stop`.
 std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelOptions &model,
-                                           decode::Engine &engine, int32_t sequences, Io &io);
+                                           decode::Engine &engine, int32_t sequences, Io &io,
+                                           const decode::StopRequest &stop);
+// Has the model's engine leave room for them.
+void leave_room(decode::EngineOptions &engine, const DraftFlags &flags);
 
 // With the seed that was asked for or a random one, and the biases parsed. Throws UsageError.
 decode::SamplingOptions sampling_options(const GenerationFlags &flags);

@@ -6,6 +6,7 @@
 #include "engine/commands/commands.h"
 #include "engine/commands/json.h"
 #include "engine/decode/cache_plan.h"
+#include "engine/decode/device.h"
 #include "engine/decode/executor.h"
 #include "engine/decode/placement.h"
 #include "engine/model/model.h"
@@ -26,8 +27,9 @@ struct Summary {
     std::optional<size_t> read_per_token, cache_per_1k, cache_at_context;
     int64_t context = 0;                          // of cache_at_context
     std::string not_runnable;                     // why, if it is not
-    std::optional<kernels::DeviceInfo> gpu;       // the first, if there is one,
+    std::optional<kernels::DeviceInfo> gpu;       // that `run` would take, if there is one,
     std::optional<decode::PlacementPlan> on_gpu;  // and what of the model fits it now; none: nothing
+    std::string placement;                        // that in words
 
     double bits_per_weight() const {
         return parameters == 0 ? 0
@@ -35,15 +37,17 @@ struct Summary {
     }
 };
 
-// Of the first GPU, if there is one, what `run` would put there.
+// What `run` would put on a GPU, if there is one.
 void plan_gpu(const model::Model &model, int64_t context, Summary &s) {
     const kernels::cuda::Devices devices = kernels::cuda::find_devices();
-    if (devices.found.empty()) return;
-    s.gpu = devices.found.front();
+    const decode::DeviceChoice choice = decode::choose_device({"auto", {}}, devices);
+    if (!choice.cuda) return;
+    s.gpu = devices.found.at(static_cast<size_t>(*choice.cuda));
     try {
         const size_t cpu = kernels::cpu::make_cpu_backend(0)->info().memory_free;
         s.on_gpu = decode::plan_placement(model.program, {s.gpu->memory_free, cpu}, {},
                                           {.own = model.hyper.context_length, .asked = context});
+        if (s.on_gpu) s.placement = decode::placement_text(model.program, s.on_gpu->placement);
     } catch (const kernels::BackendError &) {
         // There are no kernels for it.
     }
@@ -116,6 +120,8 @@ Json gpu_json(const Summary &s) {
     json["layers"] = p.layers + 1;
     json["gpu_layers"] = p.gpu_layers;
     json["cpu_moe_layers"] = p.cpu_experts;
+    json["placement"] = s.placement;
+    if (!s.on_gpu->missing.empty()) json["missing"] = s.on_gpu->missing;
     json["context"] = s.on_gpu->context.context;
     json["weights"] = s.on_gpu->gpu.weights;
     json["cache"] = s.on_gpu->gpu.cache;
@@ -182,8 +188,9 @@ std::string line(std::string_view name, const std::string &value) {
 std::string gpu_text(const Summary &s) {
     const std::string free = size_text(s.gpu->memory_free) + " free";
     if (!s.on_gpu) return "no layer on the GPU, which has " + free;
-    return s.on_gpu->placement.text() + " with a context of " + std::to_string(s.on_gpu->context.context) +
-           ": " + size_text(s.on_gpu->gpu.all()) + " of " + free;
+    const std::string &missing = s.on_gpu->missing;
+    return s.placement + " with a context of " + std::to_string(s.on_gpu->context.context) + ": " +
+           size_text(s.on_gpu->gpu.all()) + " of " + free + (missing.empty() ? "" : " (" + missing + ")");
 }
 
 std::string shape_text(const gguf::Tensor &t) {

@@ -153,14 +153,13 @@ class Shown {
     std::string answer_;  // for JSON only
 };
 
-// --spec-verify: another engine of the same file, with a cache of its own, decodes plainly, in step.
+// --spec-verify: the same model, where it is, decodes plainly in a sequence of its own, in step.
 class PlainTwin {
   public:
-    PlainTwin(const ModelOptions &options, Engine &engine, const Sampler &sampler,
-              const decode::Vocabulary &vocabulary, const decode::GenerationOptions &limits,
-              StopRequest &stop)
-        : engine_(same_context(options, engine)),
-          session_(engine_.executor()),
+    PlainTwin(Engine &engine, const Sampler &sampler, const decode::Vocabulary &vocabulary,
+              const decode::GenerationOptions &limits, StopRequest &stop)
+        : engine_(engine),
+          session_(engine.executor()),
           sampler_(sampler),
           generator_(session_, sampler_, vocabulary, limits, &stop),
           stop_(stop) {}
@@ -181,11 +180,6 @@ class PlainTwin {
     size_t compared() const { return generator_.tokens().size(); }
 
   private:
-    static decode::EngineOptions same_context(const ModelOptions &options, Engine &engine) {
-        decode::EngineOptions same = engine_options(options);
-        same.context = engine.executor().context();
-        return same;
-    }
     std::string describe(const Generator &other) const {
         const auto &a = other.tokens(), &b = generator_.tokens();
         const auto place =
@@ -199,7 +193,7 @@ class PlainTwin {
                token(b) + " without";
     }
 
-    Engine engine_;
+    const Engine &engine_;
     decode::Session session_;
     Sampler sampler_;
     Generator generator_;
@@ -224,8 +218,20 @@ decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const
     if (options.samples > 1 && options.beams > 1)
         throw UsageError("--samples draws answers, --beams searches for one: choose one of them");
     decode::EngineOptions engine = engine_options(options.model, io, stop);
-    engine.sequences = std::max(options.samples, options.beams);
+    engine.sequences = std::max({options.samples, options.beams, options.verify_drafts ? 2 : 1});
+    leave_room(engine, options.draft);
     return engine;
+}
+
+// For --spec-verify.
+void expect_room_for_two(const decode::Executor &executor) {
+    if (executor.cells() / 2 < executor.context())
+        throw decode::DecodeError(
+            decode::DecodeError::Kind::OutOfMemory,
+            "--spec-verify decodes the text twice, side by side, and the memory holds " +
+                std::to_string(executor.cells()) + " tokens, not two contexts of " +
+                std::to_string(executor.context()) + ": choose -c " + std::to_string(executor.cells() / 2) +
+                " or less");
 }
 
 void check_draft_flags(const RunOptions &options) {
@@ -252,7 +258,8 @@ int run(const RunOptions &options, Io &io) {
     check_draft_flags(options);
     Engine engine(engine_options_of(options, io, stop));
     for (const std::string &note : engine.notes()) io.note(note);
-    const auto drafts = drafting(options.draft, options.model, engine, options.samples, io);
+    if (options.verify_drafts) expect_room_for_two(engine.executor());
+    const auto drafts = drafting(options.draft, options.model, engine, options.samples, io, stop);
     const std::string text = gather_prompt(options, io, stop);
     const std::optional<Conversation> conversation = conversation_of(options, engine);
     const Conversation *turns = conversation ? &*conversation : nullptr;
@@ -274,7 +281,7 @@ int run(const RunOptions &options, Io &io) {
     const auto speculator = drafts ? drafts->speculator() : nullptr;
     Generator generator(session, sampler, vocabulary, generation, &stop, speculator.get());
     std::optional<PlainTwin> twin;
-    if (options.verify_drafts) twin.emplace(options.model, engine, sampler, vocabulary, generation, stop);
+    if (options.verify_drafts) twin.emplace(engine, sampler, vocabulary, generation, stop);
     Shown shown(turns, prompt, options, io);
     if (options.echo) shown.add(text);
     generator.start(prompt.tokens);

@@ -57,25 +57,17 @@ std::string megabytes(size_t bytes) {
     throw DecodeError(DecodeError::Kind::OutOfMemory, what);
 }
 
-// Of a device's share, with pools of these sizes.
-size_t bytes_of(const kernels::Program &share, const std::vector<GroupLayout> &layouts, CacheTypes types) {
-    size_t bytes = 0;
-    for (size_t group = 0; group < layouts.size(); ++group)
-        bytes += kernels::cache_block_bytes(share, static_cast<int32_t>(group), types.k, types.v) *
-                 static_cast<size_t>(layouts[group].blocks);
-    return bytes;
-}
-
-// The most cells, a multiple of a block and at most `most`, whose cache fits all budgets.
+// The most cells, a multiple of a block and at most `most`, whose cache fits all budgets, for sequences of up
+// to `context` of them.
 int64_t fitting_cells(const kernels::Program &program, CacheShape shape, std::span<const CacheBudget> budgets,
-                      int64_t most) {
+                      int64_t most, int64_t context) {
     int64_t low = 0, high = blocks_for(most);
     while (low < high) {
         const int64_t middle = (low + high + 1) / 2;
         shape.cells = middle * kBlockTokens;
-        const std::vector<GroupLayout> layouts = group_layouts(program, shape);
+        const kernels::CacheConfig cache = cache_config(program, shape, std::min(shape.cells, context));
         const bool fits = std::all_of(budgets.begin(), budgets.end(), [&](const CacheBudget &budget) {
-            return bytes_of(*budget.share, layouts, shape.types) <= budget.bytes;
+            return budget.cost(*budget.share, cache, shape) <= budget.bytes;
         });
         if (fits)
             low = middle;
@@ -112,8 +104,26 @@ std::vector<GroupLayout> group_layouts(const kernels::Program &program, const Ca
     return layouts;
 }
 
+kernels::CacheConfig cache_config(const kernels::Program &program, const CacheShape &shape, int64_t context) {
+    kernels::CacheConfig config{.blocks = {},
+                                .k = shape.types.k,
+                                .v = shape.types.v,
+                                .context = static_cast<int32_t>(std::min(context, kMostContext))};
+    for (const GroupLayout &layout : group_layouts(program, shape)) config.blocks.push_back(layout.blocks);
+    return config;
+}
+
+size_t CacheBudget::blocks_alone(const kernels::Program &share, const kernels::CacheConfig &cache,
+                                 const CacheShape &) {
+    size_t bytes = 0;
+    for (size_t group = 0; group < cache.blocks.size(); ++group)
+        bytes += kernels::cache_block_bytes(share, static_cast<int32_t>(group), cache.k, cache.v) *
+                 static_cast<size_t>(cache.blocks[group]);
+    return bytes;
+}
+
 size_t cache_bytes(const kernels::Program &program, const CacheShape &shape) {
-    return bytes_of(program, group_layouts(program, shape), shape.types);
+    return CacheBudget::blocks_alone(program, cache_config(program, shape, shape.cells), shape);
 }
 
 size_t cache_bytes(const kernels::Program &program, int64_t cells, CacheTypes types) {
@@ -147,7 +157,8 @@ std::optional<ContextPlan> plan_context(const kernels::Program &program, std::sp
     std::vector<CacheBudget> all(budgets.begin(), budgets.end());
     if (given) all.push_back({&program, static_cast<size_t>(request.cache_size)});
     const int64_t most = std::min(wanted * request.sequences, kMostContext);
-    const int64_t cells = fitting_cells(program, shape_of(0, request), all, given ? kMostContext : most);
+    const int64_t cells =
+        fitting_cells(program, shape_of(0, request), all, given ? kMostContext : most, wanted);
     if (cells < least) return std::nullopt;
     const CacheShape shape = shape_of(given ? cells : std::min(cells, most), request);
     const int64_t context = std::min(wanted, cells);

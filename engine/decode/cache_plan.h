@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -31,6 +32,8 @@ std::vector<cache::GroupLayout> group_layouts(const kernels::Program &program, c
 
 // Bytes of cache for `shape`; and for `cells` cells that all layers hold, rounded up to whole blocks.
 size_t cache_bytes(const kernels::Program &program, const CacheShape &shape);
+// The pools, for sequences of up to `context` cells.
+kernels::CacheConfig cache_config(const kernels::Program &program, const CacheShape &shape, int64_t context);
 size_t cache_bytes(const kernels::Program &program, int64_t cells, CacheTypes types = {});
 
 // Bytes of all weights that the program reads.
@@ -45,6 +48,9 @@ struct ContextRequest {
     int64_t cache_size = 0;  // bytes; 0: as the device's free memory allows
     int32_t sequences = 1, batch = 512, slack = 256;
     CacheTypes types = {};
+    // What is to run beside the model on the same GPU takes so many bytes of it, where the model has such a
+    // cache for sequences of up to `context` cells. Empty: nothing is.
+    std::function<size_t(const CacheShape &shape, int64_t context)> beside = {};
 };
 
 struct ContextPlan {
@@ -63,8 +69,15 @@ ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceI
 
 // What a device that runs a part of the program (kernels/division.h) can give to its part of the cache.
 struct CacheBudget {
+    // Bytes that a cache takes of the device.
+    using Cost = std::function<size_t(const kernels::Program &share, const kernels::CacheConfig &cache,
+                                      const CacheShape &shape)>;
+    static size_t blocks_alone(const kernels::Program &share, const kernels::CacheConfig &cache,
+                               const CacheShape &);
+
     const kernels::Program *share;
     size_t bytes;
+    Cost cost = blocks_alone;
 };
 
 // What of a device's free memory a cache may take, beside weights that are only mapped.

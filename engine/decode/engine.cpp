@@ -9,6 +9,7 @@
 
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
+#include "engine/model/first_layers.h"
 #include "engine/model/window.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -26,6 +27,20 @@ std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
     } catch (const std::system_error &) {
         return std::async(std::launch::deferred, load);
     }
+}
+
+// Nothing is on the CPU but what was asked for.
+bool as_asked(const Placement &placement, const PlacementRequest &request) {
+    if (request.gpu_layers) return true;
+    return placement.gpu_layers > placement.layers && placement.embedding &&
+           placement.cpu_experts <= request.cpu_experts.value_or(0);
+}
+
+// What a program takes of a GPU, beside a model with such a cache.
+size_t need_beside(const kernels::Program &program, CacheShape shape, int64_t context, int64_t own) {
+    const int64_t longest = std::min(context, own);
+    if (longest < context) shape.cells = std::min(shape.cells, longest * shape.sequences);
+    return kernels::cuda::memory_need(program, cache_config(program, shape, longest), shape.batch).all();
 }
 
 // No layer sees further back than a window: a sequence may be of any length.
@@ -62,6 +77,7 @@ void Engine::start(const EngineOptions &options) {
     if (choice.cuda) {
         const auto pass_over = [&](const std::string &why) {
             cuda_.reset();
+            placement_ = "all layers on the CPU";
             notes_.assign(1, why + "; everything runs on the CPU");
         };
         try {
@@ -80,8 +96,7 @@ void Engine::start(const EngineOptions &options) {
 bool Engine::start_on_gpu(const EngineOptions &options, int number, bool required) {
     const kernels::DeviceInfo gpu = kernels::cuda::find_devices().found.at(static_cast<size_t>(number)),
                               cpu = kernels::cpu::make_cpu_backend(threads_)->info();
-    const auto plan = plan_placement(model_.program, {gpu.memory_free, cpu.memory_free},
-                                     options.device.placement, context_request(options));
+    const auto plan = plan_on_gpu(options, {gpu.memory_free, cpu.memory_free});
     if (!plan && required)
         throw DecodeError(DecodeError::Kind::OutOfMemory,
                           "no layer of the model fits the GPU, which has " +
@@ -89,14 +104,44 @@ bool Engine::start_on_gpu(const EngineOptions &options, int number, bool require
                               " MiB free: choose a smaller context with -c, or --device cpu");
     if (!plan) return false;
     cuda_ = number;
-    placement_ = plan->placement;
+    on_gpu_ = plan->placement;
+    placement_ = placement_text(model_.program, on_gpu_);
     divided_ = plan->divided;
     if (!plan->missing.empty()) notes_.push_back(plan->missing + "; what needs it runs on the CPU");
-    if (!placement_.whole() && !options.device.placement.gpu_layers)
-        notes_.push_back(placement_.text() + ", the others on the CPU: the GPU has " +
-                         std::to_string(gpu.memory_free >> 20) + " MiB free");
+    if (!as_asked(on_gpu_, options.device.placement))
+        notes_.push_back(placement_ + ": the GPU has " + std::to_string(gpu.memory_free >> 20) + " MiB free");
     start_executor(options, plan->context);
     return true;
+}
+
+// With room for what is to run beside the model, where that takes no layer from the GPU.
+std::optional<PlacementPlan> Engine::plan_on_gpu(const EngineOptions &options, const FreeMemory &free) const {
+    const PlacementRequest &wanted = options.device.placement;
+    ContextRequest request = context_request(options);
+    const auto alone = [&] { return plan_placement(model_.program, free, wanted, request); };
+    std::optional<model::Model> other;
+    std::optional<gguf::File> file;
+    kernels::Program first;
+    try {
+        if (options.first_layers > 0) {
+            first = model::first_layers(model_.program, options.first_layers);
+        } else if (!options.beside.empty()) {
+            file = gguf::File::open(options.beside);
+            other = model::build(*file);
+        } else {
+            return alone();
+        }
+        ContextRequest both = request;
+        both.beside = [&](const CacheShape &shape, int64_t context) {
+            return other ? need_beside(other->program, shape, context, other->hyper.context_length)
+                         : need_beside(first, shape, context, context);
+        };
+        auto plan = plan_placement(model_.program, free, wanted, both);
+        if (plan && !plan->divided) return plan;
+    } catch (const std::runtime_error &) {
+        // Whatever it is, it will be said when that program is loaded.
+    }
+    return alone();
 }
 
 ContextRequest Engine::context_request(const EngineOptions &options) const {
@@ -126,7 +171,7 @@ void Engine::start_executor(const EngineOptions &options, const ContextPlan &pla
 }
 
 std::string Engine::placement() const {
-    return cuda_ ? placement_.text() : "all layers on the CPU";
+    return placement_;
 }
 
 std::unique_ptr<kernels::Backend> Engine::another_backend() const {
@@ -136,11 +181,26 @@ std::unique_ptr<kernels::Backend> Engine::another_backend() const {
     if (!divided_) return gpu;
     return kernels::make_divided_backend(
         std::move(gpu), kernels::cpu::make_cpu_backend(threads_),
-        [placement = placement_](const kernels::Program &p) { return assign_steps(p, placement); });
+        [placement = on_gpu_](const kernels::Program &p) { return assign_steps(p, placement); });
 }
 
-std::unique_ptr<kernels::Backend> Engine::backend_beside() const {
-    return divided_ ? kernels::cpu::make_cpu_backend(threads_) : another_backend();
+std::unique_ptr<Executor> Engine::executor_beside(const kernels::Program &program, int32_t sequences,
+                                                  std::vector<std::string> &notes) const {
+    const int64_t blocks =
+        (int64_t{executor_->context()} + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
+    const ExecutorOptions options{
+        .context = executor_->context(),
+        .batch = executor_->batch_size(),
+        .sequences = sequences,
+        .cells = std::min(executor_->cells(), blocks * kernels::kBlockTokens * sequences),
+        .types = executor_->types()};
+    if (cuda_ && !divided_) try {
+            return std::make_unique<Executor>(another_backend(), program, options);
+        } catch (const kernels::BackendError &error) {
+            if (error.kind != kernels::BackendError::Kind::OutOfMemory) throw;
+        }
+    if (cuda_) notes.push_back("the GPU has no room beside the model: drafts are made on the CPU");
+    return std::make_unique<Executor>(kernels::cpu::make_cpu_backend(threads_), program, options);
 }
 
 Sampler Engine::sampler(SamplingOptions options) const {

@@ -36,6 +36,10 @@ struct EngineOptions {
     DeviceRequest device = {};
     CacheOptions cache = {};
     kernels::LoadProgress progress = {};  // of what is uploaded to a GPU
+    // Programs that will run beside the model on the same GPU, each with a cache of as many cells: room is
+    // left for them, unless layers of the model itself would have to go to the CPU for that.
+    int32_t first_layers = 0;           // one of the model's own first so many layers
+    std::filesystem::path beside = {};  // another model, its context no longer than its own
 };
 
 class Engine {
@@ -57,9 +61,11 @@ class Engine {
     // Another backend on the same devices, for a second program: layers of the same names are where this
     // model's are.
     std::unique_ptr<kernels::Backend> another_backend() const;
-    // For a smaller program to run beside the model: on its device, or, where the GPU is full of its layers,
-    // on the CPU.
-    std::unique_ptr<kernels::Backend> backend_beside() const;
+    // Runs a smaller program beside the model, for as many sequences, with a cache of as many cells or that
+    // of `sequences` contexts if that is less: on the model's device, or, with a note to `notes`, on the CPU
+    // where the GPU is full.
+    std::unique_ptr<Executor> executor_beside(const kernels::Program &program, int32_t sequences,
+                                              std::vector<std::string> &notes) const;
 
     // A sampler that never gives ids which stand for no token. Throws DecodeError{BadInput} for a bias on a
     // token that there is not.
@@ -74,6 +80,7 @@ class Engine {
     bool start_on_gpu(const EngineOptions &options, int number, bool required);
     void start_executor(const EngineOptions &options, const ContextPlan &plan);
     ContextRequest context_request(const EngineOptions &options) const;
+    std::optional<PlacementPlan> plan_on_gpu(const EngineOptions &options, const FreeMemory &free) const;
 
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     gguf::File file_;
@@ -81,8 +88,9 @@ class Engine {
     std::unique_ptr<text::Tokenizer> tokenizer_;
     int threads_ = 0;
     std::optional<int> cuda_;  // the number of the GPU that has a part in it
-    Placement placement_;      // with that
-    bool divided_ = false;     // the CPU has one, too
+    std::string placement_ = "all layers on the CPU";
+    Placement on_gpu_;      // with that
+    bool divided_ = false;  // the CPU has one, too
     kernels::LoadProgress progress_;
     std::unique_ptr<Executor> executor_;
     std::vector<std::pair<TokenId, float>> never_;  // biases of ids that stand for no token

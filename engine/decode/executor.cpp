@@ -41,7 +41,8 @@ Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Pro
       token_ids_(embedding_rows(program)),
       cache_(group_layouts(program, shape_of(options_)), options_.slack, {random_seed(), random_seed()}),
       copies_(cache_.groups()) {
-    kernels::CacheConfig config{.blocks = {}, .k = options.types.k, .v = options.types.v};
+    kernels::CacheConfig config{
+        .blocks = {}, .k = options.types.k, .v = options.types.v, .context = options_.context};
     for (size_t group = 0; group < cache_.groups(); ++group)
         config.blocks.push_back(cache_.pool(group).size());
     for (size_t group = 0; group < cache_.groups(); ++group)

@@ -108,6 +108,7 @@ class Executor {
     [[nodiscard]] bool claim(FreeBlocks &free, const SequenceCache &cache, int64_t length) const;
 
     int32_t context() const { return options_.context; }
+    int64_t cells() const { return options_.cells; }  // of the pool, for layers that see everything
     int32_t batch_size() const { return options_.batch; }
     int32_t vocab() const { return vocab_; }
     CacheTypes types() const { return options_.types; }

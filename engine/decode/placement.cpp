@@ -47,9 +47,7 @@ class Planner {
     // nullopt when it does not fit, or only with a context below `least`.
     std::optional<PlacementPlan> plan(const Placement &placement, int64_t least) const {
         const Share share = share_of(placement);
-        const size_t taken = share.need.weights + share.need.work;
-        if (taken > free_.gpu) return std::nullopt;
-        std::vector<CacheBudget> budgets = {{&share.division.programs[0], free_.gpu - taken}};
+        std::vector<CacheBudget> budgets = gpu_budget(share);
         if (share.divided)
             budgets.push_back(
                 {&share.division.programs[1], cache_budget(share.division.programs[1], free_.cpu, context_)});
@@ -57,14 +55,21 @@ class Planner {
         if (!context || context->context < least) return std::nullopt;
         const CacheShape shape{context->cells, context_.sequences, context_.batch, context_.slack,
                                context_.types};
-        return PlacementPlan{placement, *context, need_of(share.division.programs[0], shape), share.divided,
-                             ""};
+        return PlacementPlan{placement, *context,
+                             need_of(share.division.programs[0], shape, context->context), share.divided, ""};
+    }
+
+    // The GPU has room for its part, whatever the CPU has.
+    bool gpu_holds(const Placement &placement, int64_t least) const {
+        const Share share = share_of(placement);
+        const auto context = plan_context(program_, gpu_budget(share), context_);
+        return context && context->context >= least;
     }
 
     // What the GPU needs for a context of so many cells.
     kernels::cuda::MemoryNeed need(const Placement &placement, int64_t cells) const {
         const CacheShape shape{cells, context_.sequences, context_.batch, context_.slack, context_.types};
-        return need_of(share_of(placement).division.programs[0], shape);
+        return need_of(share_of(placement).division.programs[0], shape, cells);
     }
 
   private:
@@ -80,11 +85,20 @@ class Planner {
         share.need = kernels::cuda::memory_need(share.division.programs[0], {}, context_.batch);
         return share;
     }
-    kernels::cuda::MemoryNeed need_of(const kernels::Program &share, const CacheShape &shape) const {
-        kernels::CacheConfig config{.blocks = {}, .k = shape.types.k, .v = shape.types.v};
-        for (const cache::GroupLayout &layout : group_layouts(program_, shape))
-            config.blocks.push_back(layout.blocks);
-        return kernels::cuda::memory_need(share, config, context_.batch);
+    // Nothing where not even its weights fit.
+    std::vector<CacheBudget> gpu_budget(const Share &share) const {
+        const size_t taken = share.need.weights + share.need.work;
+        const size_t room = taken <= free_.gpu ? free_.gpu - taken : 0;
+        const auto cost = [this](const kernels::Program &program, const kernels::CacheConfig &cache,
+                                 const CacheShape &shape) {
+            return kernels::cuda::cache_memory(program, cache, shape.batch) +
+                   (context_.beside ? context_.beside(shape, cache.context) : 0);
+        };
+        return {{&share.division.programs[0], room, cost}};
+    }
+    kernels::cuda::MemoryNeed need_of(const kernels::Program &share, const CacheShape &shape,
+                                      int64_t context) const {
+        return kernels::cuda::memory_need(share, cache_config(program_, shape, context), context_.batch);
     }
 
     const kernels::Program &program_;
@@ -92,11 +106,13 @@ class Planner {
     ContextRequest context_;
 };
 
-// The fullest of the list that fits. What the GPU needs grows with what is on it.
+// The fullest of the list that fits. What the GPU needs grows with what is on it, and what the CPU needs
+// shrinks: the list is of placements that are too much for the GPU, of those that fit, and of those that are
+// too much for the CPU.
 std::optional<PlacementPlan> first_fit(const Planner &planner, const std::vector<Placement> &list,
                                        int64_t least) {
     const auto found = std::partition_point(list.begin(), list.end(), [&](const Placement &placement) {
-        return !planner.plan(placement, least).has_value();
+        return !planner.gpu_holds(placement, least);
     });
     return found == list.end() ? std::nullopt : planner.plan(*found, least);
 }
@@ -112,9 +128,9 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
     const int64_t cells = std::min(context.asked > 0 ? context.asked : int64_t{256}, kMostContext);
     const auto need = Planner(program, free, context).need(wanted, cells);
     std::string what = "the GPU has " + mebibytes(free.gpu) + " free, but " + mebibytes(need.all()) +
-                       " are needed for " + wanted.text() + " (" + mebibytes(need.weights) + " of weights, " +
-                       mebibytes(need.cache) + " of cache for a context of " + std::to_string(cells) + ", " +
-                       mebibytes(need.work) + " of work memory)";
+                       " are needed for " + placement_text(program, wanted) + " (" + mebibytes(need.weights) +
+                       " of weights, " + mebibytes(need.cache) + " of cache for a context of " +
+                       std::to_string(cells) + ", " + mebibytes(need.work) + " of work memory)";
     std::vector<std::string> hints;
     PlacementRequest other = request;
     other.gpu_layers.reset();
@@ -154,15 +170,41 @@ std::string expect_kernels(const kernels::Program &program, const Placement &pla
 
 }  // namespace
 
-std::string Placement::text() const {
-    std::string text = gpu_layers > layers ? "all layers on the GPU"
-                                           : std::to_string(gpu_layers) + " of " +
-                                                 std::to_string(layers + 1) + " layers on the GPU";
-    if (cpu_experts > 0)
+std::string placement_text(const kernels::Program &program, const Placement &placement) {
+    const model::Layers layers = model::layers_of(program);
+    const std::vector<uint8_t> device = assign_steps(program, placement);
+    // By layer, the output as the last.
+    std::vector<bool> on_gpu(static_cast<size_t>(layers.count) + 1, true);
+    std::vector<bool> experts_here;  // of layers on the GPU that have experts, in order: on the GPU, too
+    bool embedding = true;
+    for (const bool experts : {false, true})
+        for (size_t i = 0; i < device.size(); ++i) {
+            const int32_t layer = layers.of_step[i];
+            const bool here = device[i] == 0;
+            if (experts != std::holds_alternative<kernels::Experts>(program.steps[i])) continue;
+            if (layer < 0)
+                embedding = embedding && here;
+            else if (!experts)
+                on_gpu[static_cast<size_t>(layer)] = on_gpu[static_cast<size_t>(layer)] && here;
+            else if (on_gpu[static_cast<size_t>(layer)])
+                experts_here.push_back(here);
+        }
+    const auto all = static_cast<int64_t>(on_gpu.size()),
+               there = std::count(on_gpu.begin(), on_gpu.end(), true);
+    if (there == 0) return "all layers on the CPU";
+    std::string text = there == all ? "all layers on the GPU"
+                                    : std::to_string(there) + " of " + std::to_string(all) +
+                                          " layers on the GPU, the others on the CPU";
+    const auto count = static_cast<size_t>(std::count(experts_here.begin(), experts_here.end(), false));
+    if (count > 0) {
+        const bool first = there == all && std::is_sorted(experts_here.begin(), experts_here.end());
         text += ", experts of " +
-                (cpu_experts < layers ? "the first " + std::to_string(cpu_experts) : std::string("all")) +
-                " layers on the CPU";
-    return text;
+                (count == experts_here.size() ? std::string("all")
+                 : first                      ? "the first " + std::to_string(count)
+                                              : std::to_string(count)) +
+                (there == all ? " layers" : " of those") + " on the CPU";
+    }
+    return text + (there == all && !embedding ? ", token embeddings on the CPU" : "");
 }
 
 std::vector<uint8_t> assign_steps(const kernels::Program &program, const Placement &placement) {

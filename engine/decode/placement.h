@@ -31,13 +31,16 @@ struct Placement {
 
     // Everything on the GPU, as far as it has kernels.
     bool whole() const { return gpu_layers > layers && embedding && cpu_experts == 0; }
-    // "all layers on the GPU", "20 of 33 layers on the GPU, experts of 3 on the CPU"
-    std::string text() const;
 };
 
 // 0 for the steps that run on the GPU, 1 for those on the CPU. `program` may be a part of the model: its
 // first layers.
 std::vector<uint8_t> assign_steps(const kernels::Program &program, const Placement &placement);
+
+// Where the layers are, those that lack a kernel on the GPU included: "all layers on the GPU", "20 of 33
+// layers on the GPU, the others on the CPU", "all layers on the GPU, experts of the first 3 layers on the
+// CPU", "all layers on the GPU, token embeddings on the CPU".
+std::string placement_text(const kernels::Program &program, const Placement &placement);
 
 struct PlacementPlan {
     Placement placement;

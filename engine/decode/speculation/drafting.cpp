@@ -31,13 +31,8 @@ void Drafting::load_model(Engine &target, int32_t sequences) {
 }
 
 void Drafting::cut_model(Engine &target, int32_t sequences) {
-    const Executor &whole = target.executor();
-    first_layers_ = std::make_unique<Executor>(
-        target.backend_beside(), model::first_layers(target.model().program, options_.self_layers),
-        ExecutorOptions{.context = whole.context(),
-                        .batch = whole.batch_size(),
-                        .sequences = sequences,
-                        .types = whole.types()});
+    first_layers_ = target.executor_beside(model::first_layers(target.model().program, options_.self_layers),
+                                           sequences, notes_);
 }
 
 std::unique_ptr<Speculator> Drafting::speculator() {

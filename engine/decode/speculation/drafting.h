@@ -1,10 +1,11 @@
 // All that speculation for one model needs: the models that draft, and a speculator for each sequence.
 //
 // A model's own first layers (--self-draft) run as a second program over the same weights: in place on the
-// CPU, where weights are read from the mapped file; a second copy of those layers on a GPU. Their keys and
-// values are kept in a small cache of their own, which is exact: what a layer puts into the cache depends on
-// the layers below it alone, so both caches hold the same bits, and neither has to be kept from the other's
-// unfinished cells.
+// CPU, where weights are read from the mapped file; a second copy of those layers on a GPU, which the
+// target's engine leaves room for (EngineOptions::first_layers), or else on the CPU. Their keys and values
+// are kept in a cache of their own, of as many cells as the target's but only for those layers, which is
+// exact: what a layer puts into the cache depends on the layers below it alone, so both caches hold the same
+// bits, and neither has to be kept from the other's unfinished cells.
 #pragma once
 
 #include <cstdint>

@@ -175,14 +175,46 @@ TEST_CASE("placement: as many layers as fit, and never more than was predicted")
         divided = divided || (last > 0 && last < 4);
         if (last == 2 && !loaded) {
             loaded = true;
-            // What was planned can be loaded on a device of that size (and a few buffers for the upload).
-            const SmallGpu gpu(memory + (size_t{64} << 20));
+            // What was planned can be loaded on a device of that size.
+            const SmallGpu gpu(memory);
             Engine engine(options_for(model, last));
             CHECK(compute(engine, 1).greedy == std::vector<text::TokenId>(1, on_cpu(model).greedy[0]));
         }
     }
     CHECK(divided);
     CHECK(loaded);
+}
+
+TEST_CASE("placement: what fits is found also where the CPU has little room for its part of the cache") {
+    ModelShape shape;
+    shape.layers = 6;
+    const TemporaryModel model(shape);
+    const kernels::Program program = model::build(model.file).program;
+    const ContextRequest context{.own = 1 << 16, .asked = 1 << 16};
+    const auto plan = [&](FreeMemory free, std::optional<int64_t> layers) -> std::optional<int32_t> {
+        try {
+            const auto made = plan_placement(program, free, {layers, {}}, context);
+            if (made) return made->placement.gpu_layers;
+        } catch (const DecodeError &) {
+        }
+        return std::nullopt;
+    };
+    const size_t all = plan_placement(program, {kPlenty, kPlenty}, {}, context)->gpu.all();
+    const size_t layer = cache_bytes(program, {.cells = context.asked}) / 6;
+    int found = 0, too_little = 0;
+    for (int gpu = 1; gpu <= 6; ++gpu)
+        for (int cpu = 0; cpu <= 6; ++cpu) {
+            CAPTURE(gpu);
+            CAPTURE(cpu);
+            const FreeMemory free{all - static_cast<size_t>(gpu) * layer,
+                                  static_cast<size_t>(cpu) * layer + layer / 2};
+            std::optional<int32_t> best;
+            for (int64_t n = 7; n >= 1 && !best; --n) best = plan(free, n);
+            CHECK(plan(free, {}) == best);
+            ++(best ? found : too_little);
+        }
+    CHECK(found > 10);
+    CHECK(too_little > 5);
 }
 
 TEST_CASE("placement: the context gives way to layers, but not below what is comfortable") {
@@ -237,6 +269,31 @@ TEST_CASE("placement: layers that do not fit are refused with the numbers and wi
         CHECK(plan_placement(program, {all - (size_t{1} << 20), kPlenty}, {99, {}}, shorter));
         CHECK(shorter.asked > 4096);
     }
+}
+
+TEST_CASE("placement: in words, with what lacks a kernel counted where it runs") {
+    ModelShape shape;
+    shape.layers = 3;
+    const TemporaryModel file(shape);
+    kernels::Program program = model::build(file.file).program;
+    CHECK(placement_text(program, {3, 4, true, 0}) == "all layers on the GPU");
+    CHECK(placement_text(program, {3, 4, false, 0}) == "all layers on the GPU, token embeddings on the CPU");
+    CHECK(placement_text(program, {3, 2, false, 0}) == "2 of 4 layers on the GPU, the others on the CPU");
+    CHECK(placement_text(program, {3, 0, false, 0}) == "all layers on the CPU");
+    for (kernels::Step &step : program.steps)
+        if (auto *a = std::get_if<kernels::Attention>(&step); a && a->layer == 1)
+            a->head_dim_k = a->head_dim_v = 4096;
+    CHECK(placement_text(program, {3, 4, true, 0}) == "3 of 4 layers on the GPU, the others on the CPU");
+
+    shape.arch = "qwen3moe";
+    const TemporaryModel sparse(shape);
+    const kernels::Program experts = model::build(sparse.file).program;
+    CHECK(placement_text(experts, {3, 4, true, 2}) ==
+          "all layers on the GPU, experts of the first 2 layers on the CPU");
+    CHECK(placement_text(experts, {3, 4, false, 3}) ==
+          "all layers on the GPU, experts of all layers on the CPU, token embeddings on the CPU");
+    CHECK(placement_text(experts, {3, 3, false, 3}) ==
+          "3 of 4 layers on the GPU, the others on the CPU, experts of all of those on the CPU");
 }
 
 TEST_CASE("placement: a GPU too small for anything is passed over, unless it was asked for by name") {

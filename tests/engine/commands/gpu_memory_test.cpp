@@ -1,0 +1,213 @@
+// A GPU whose memory is short: what drafts and comparisons need is planned with the model, or said. The
+// tests' CUDA device is the emulator.
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "engine/commands/commands.h"
+#include "engine/commands/generation.h"
+#include "engine/decode/error.h"
+#include "engine/decode/session.h"
+#include "engine/model/first_layers.h"
+#include "kernels/cuda/memory_need.h"
+#include "tests/simt/simt.h"
+#include "tests/support/model_maker.h"
+
+using namespace runnel;
+using namespace runnel::commands;
+using testing::ModelShape;
+using testing::TemporaryModel;
+
+namespace {
+
+// The emulated device has so much memory while this exists.
+struct SmallGpu {
+    explicit SmallGpu(size_t bytes) { simt::settings().memory = bytes; }
+    ~SmallGpu() { simt::settings() = {}; }
+};
+
+// Messages and results go to files, nothing comes in.
+struct Files {
+    Files() {
+        io.in = open("/dev/null", O_RDONLY);
+        io.out = Output(out, "a file");
+        io.err = Output(err, "a file");
+    }
+    ~Files() {
+        for (const int fd : {io.in, out, err}) close(fd);
+    }
+    Files(const Files &) = delete;
+    Files &operator=(const Files &) = delete;
+
+    static int temporary() {
+        char name[] = "/tmp/runnel-test-XXXXXX";
+        const int fd = mkstemp(name);
+        REQUIRE(fd >= 0);
+        unlink(name);
+        return fd;
+    }
+    static std::string read(int fd) {
+        std::string all(1 << 16, ' ');
+        const ssize_t count = pread(fd, all.data(), all.size(), 0);
+        all.resize(count > 0 ? static_cast<size_t>(count) : 0);
+        return all;
+    }
+    const int out = temporary(), err = temporary();
+    Io io;
+};
+
+ModelShape shape_of(int32_t layers, const char *type = "Q8_0") {
+    ModelShape shape;
+    shape.layers = layers;
+    shape.type = type;
+    return shape;
+}
+
+constexpr int32_t kSequences = 24, kBatch = 32;
+
+decode::EngineOptions options_for(const TemporaryModel &model) {
+    decode::EngineOptions options{
+        .model = model.path, .threads = 1, .batch = kBatch, .sequences = kSequences};
+    options.device.device = "cuda";
+    return options;
+}
+
+// Of a model alone, with all the cache that its sequences could fill, and without any.
+struct Need {
+    size_t full, least;
+};
+Need need_of(const kernels::Program &program) {
+    const decode::CacheShape shape{512 * kSequences, kSequences, kBatch, 256, {}};
+    return {kernels::cuda::memory_need(program, cache_config(program, shape, 512), kBatch).all(),
+            kernels::cuda::memory_need(program, {}, kBatch).all()};
+}
+
+// Drafts are made, and where their notes say.
+std::vector<std::string> draft(decode::Engine &engine, const decode::DraftingOptions &how) {
+    decode::Drafting drafting(how, engine, kSequences);
+    const auto speculator = drafting.speculator();
+    decode::Session session(engine.executor());
+    decode::Sampler sampler = engine.sampler({.temperature = 0, .logit_bias = {}});
+    decode::Generator generator(session, sampler, engine.vocabulary(), {.max_tokens = 4, .ignore_end = true},
+                                nullptr, speculator.get());
+    generator.start(std::vector<text::TokenId>{5, 6, 7, 8});
+    while (generator.next()) {
+    }
+    CHECK(generator.tokens().size() == 4);
+    CHECK(speculator->counts().failure == "");
+    return drafting.notes();
+}
+
+}  // namespace
+
+TEST_CASE("gpu memory: a model leaves room for its own first layers, and without it they draft on the CPU") {
+    const TemporaryModel file(shape_of(3));
+    const kernels::Program program = model::build(file.file).program;
+    const Need whole = need_of(program), first = need_of(model::first_layers(program, 1));
+    decode::EngineOptions options = options_for(file);
+    {
+        // The cache that the model could use does not fit beside the layers.
+        const SmallGpu gpu(whole.full + first.least - (size_t{1} << 20));
+        options.first_layers = 1;
+        decode::Engine engine(options);
+        CHECK(engine.placement() == "all layers on the GPU");
+        CHECK(engine.executor().cells() < 512 * kSequences);
+        CHECK(engine.executor().cells() > 256 * kSequences);
+        CHECK(draft(engine, {.self_layers = 1}).empty());
+    }
+    {
+        const SmallGpu gpu(whole.full - (size_t{1} << 20));
+        decode::Engine engine(options);
+        CHECK(engine.placement() == "all layers on the GPU");
+        const auto notes = draft(engine, {.self_layers = 1});
+        REQUIRE(notes.size() == 1);
+        CHECK(notes[0] == "the GPU has no room beside the model: drafts are made on the CPU");
+    }
+}
+
+TEST_CASE("gpu memory: a model leaves room for the model that drafts") {
+    const TemporaryModel file(shape_of(3)), drafts(shape_of(1));
+    const Need whole = need_of(model::build(file.file).program),
+               small = need_of(model::build(drafts.file).program);
+    const SmallGpu gpu(whole.full + small.least - (size_t{1} << 20));
+    decode::EngineOptions options = options_for(file), of_drafts = options_for(drafts);
+    options.beside = drafts.path;
+    decode::Engine engine(options);
+    CHECK(engine.placement() == "all layers on the GPU");
+    CHECK(draft(engine, {.model = of_drafts}).empty());  // which cannot be, or not "cuda" by name
+}
+
+TEST_CASE("gpu memory: --spec-verify computes where the model is, which fills more than half of the GPU") {
+    ModelShape shape = shape_of(2);
+    shape.width = 256, shape.ff = 1024;
+    const TemporaryModel file(shape);
+    const kernels::Program program = model::build(file.file).program;
+    RunOptions run_options;
+    run_options.model.path = file.path;
+    run_options.model.device = "cuda";
+    run_options.model.batch = kBatch;
+    run_options.model.context = 128;
+    run_options.draft.lookup = true;
+    run_options.verify_drafts = true;
+    run_options.raw = true;
+    run_options.prompt = "a b a b a b";
+    run_options.generation.predict = 6;
+    run_options.generation.ignore_eos = true;
+    run_options.generation.sampling.temperature = 0;
+    const auto need = [&](int32_t sequences) {
+        const decode::CacheShape two{128 * sequences, sequences, kBatch, 256, {}};
+        return kernels::cuda::memory_need(program, cache_config(program, two, 128), kBatch).all();
+    };
+    {
+        const SmallGpu gpu(need(2));
+        Files files;
+        CHECK(run(run_options, files.io) == 0);
+        CHECK(Files::read(files.err).find("--spec-verify: 6 tokens, no difference") != std::string::npos);
+    }
+    // Layers that have to be on the GPU leave too little for a second context.
+    const SmallGpu gpu(need(2) - 1);
+    run_options.model.gpu_layers = "all";
+    Files files;
+    CHECK_THROWS_WITH_AS(
+        run(run_options, files.io),
+        "--spec-verify decodes the text twice, side by side, and the memory holds 224 tokens, not "
+        "two contexts of 128: choose -c 112 or less",
+        decode::DecodeError);
+}
+
+TEST_CASE("gpu memory: the loading of a draft model can be interrupted") {
+    const TemporaryModel file(shape_of(2)), drafts(shape_of(1));
+    decode::Engine engine(options_for(file));
+    Files files;
+    decode::StopRequest stop;
+    stop.request(decode::StopRequest::Reason::Interrupt);
+    DraftFlags flags;
+    flags.model = drafts.path;
+    flags.device = "cuda";
+    try {
+        drafting(flags, {}, engine, 1, files.io, stop);
+        FAIL("loaded");
+    } catch (const kernels::BackendError &error) {
+        CHECK(error.kind == kernels::BackendError::Kind::Cancelled);
+    }
+}
+
+TEST_CASE("gpu memory: inspect plans for the GPU that run would take") {
+    const TemporaryModel file(shape_of(2));
+    simt::settings().devices = 2;
+    simt::settings().first_busy = simt::settings().memory - (size_t{1} << 20);
+    Files files;
+    InspectOptions options;
+    options.path = file.path;
+    options.json = true;
+    CHECK(inspect(options, files.io) == 0);
+    const auto gpu = nlohmann::json::parse(Files::read(files.out))["memory"]["gpu"];
+    CHECK(gpu["free"] == simt::settings().memory);
+    CHECK(gpu["gpu_layers"] == 3);
+    CHECK(gpu["placement"] == "all layers on the GPU");
+    simt::settings() = {};
+}
