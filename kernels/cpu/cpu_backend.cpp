@@ -254,6 +254,8 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
     pool_->run([&](int thread) noexcept {
         Worker worker{thread, static_cast<int32_t>(batch.tokens.size())};
         attention_.rotations(batch, thread);
+        // Behind any other phase, its barrier is enough.
+        if (!phases_.empty() && std::holds_alternative<AppendPhase>(phases_.front())) pool_->barrier();
         // No rows: only logits that nobody asked for would follow.
         for (size_t i = 0; i < phases_.size() && worker.rows > 0; ++i) {
             worker.phase = i;

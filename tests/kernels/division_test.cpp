@@ -26,6 +26,9 @@ constexpr int32_t kBlocks = 4, kMaxTokens = 40;
 std::unique_ptr<Backend> cpu_device() {
     return cpu::make_cpu_backend(1);
 }
+std::unique_ptr<Backend> cpu_device_of_threads() {
+    return cpu::make_cpu_backend(3);
+}
 std::unique_ptr<Backend> gpu_device() {
     return cuda::make_cuda_backend(0);
 }
@@ -78,21 +81,45 @@ std::unique_ptr<Backend> divided(Device first, Device second, std::vector<uint8_
     return make_divided_backend(first(), second(), [device](const Program &) { return device; });
 }
 
-void check_divisions(const Program &program, Device make, uint32_t seed, int rounds) {
+// Logits of a tree of guesses behind the first `past` tokens, which fill block 3 - past / 32 and those after
+// it (run()): a sequence goes on with six tokens, and a branch, in another block, with the first three of
+// them and two of its own.
+std::vector<float> run_branch(Backend &backend, const Program &program, std::span<const int32_t> tokens,
+                              int32_t past) {
+    std::vector<BlockId> table(kBlocks), other;
+    std::iota(table.rbegin(), table.rend(), 0);
+    other = table;
+    const auto last = static_cast<size_t>(past / kBlockTokens);
+    other[last] = 0;
+    backend.copy_blocks(0, std::vector<BlockCopy>{{table[last], 0}});
+    std::vector<int32_t> positions, rows(8);
+    for (const int32_t i : {0, 1, 2, 3, 4, 5, 3, 4}) positions.push_back(past + i);
+    std::iota(rows.begin(), rows.end(), 0);
+    const SequenceSpan spans[] = {{0, 6, past, {table}}, {6, 2, past + 3, {other}, 3, 0}};
+    std::vector<float> logits(8 * static_cast<size_t>(program.vocab), 12345);
+    REQUIRE(backend.execute({tokens.first(8), positions, spans, rows}, logits));
+    return logits;
+}
+
+void check_divisions(const Program &program, Device make, uint32_t seed, int rounds,
+                     CacheType k = CacheType::F16, CacheType v = CacheType::F16) {
     const std::vector<int32_t> tokens = random_tokens(kMaxTokens, seed);
+    const CacheConfig cache{{kBlocks}, k, v};
     const auto whole = make();
-    whole->load(program, {{kBlocks}}, kMaxTokens);
+    whole->load(program, cache, kMaxTokens);
     const std::vector<float> expected = run(*whole, program, tokens, tokens.size());
+    const std::vector<float> guesses = run_branch(*whole, program, tokens, 37);
     for (int round = 0; round < rounds; ++round) {
         CAPTURE(seed);
         CAPTURE(round);
         const auto backend =
             divided(make, make, random_assignment(program, seed * 100 + static_cast<uint32_t>(round)));
-        backend->load(program, {{kBlocks}}, kMaxTokens);
+        backend->load(program, cache, kMaxTokens);
         REQUIRE(same(run(*backend, program, tokens, tokens.size()), expected));
+        REQUIRE(same(run_branch(*backend, program, tokens, 37), guesses));
         REQUIRE(same(run(*backend, program, tokens, 7), expected));
         // A block kept, and one copied, have what both devices put into them.
-        std::vector<std::byte> kept(cache_block_bytes(program, 0));
+        std::vector<std::byte> kept(cache_block_bytes(program, 0, k, v));
         backend->read_block(0, kBlocks - 1, kept);
         run(*backend, program, random_tokens(32, seed + 1), 32);
         backend->write_block(0, 1, kept);
@@ -114,12 +141,24 @@ TEST_CASE("division: on two CPUs, however the steps are handed out, every bit is
     }
 }
 
+TEST_CASE("division: on CPUs of several threads, and with packed caches, every bit is that of one") {
+    for (uint32_t seed = 21; seed <= 24; ++seed) {
+        TinyShape shape{.layers = 2, .head_dim_k = 32, .head_dim_v = 32, .type = gguf::Type::Q8_0};
+        if (seed == 24) shape.experts = {.count = 5, .routing = {.used = 2}, .shared = true};
+        const TinyProgram tiny(shape, seed);
+        const CacheType k = seed % 2 ? CacheType::F16 : CacheType::Q8_0;
+        check_divisions(tiny.program(), cpu_device_of_threads, seed, 3, k, CacheType::Q4_0);
+    }
+}
+
 TEST_CASE("division: on two GPUs, however the steps are handed out, every bit is that of one") {
     const TinyProgram dense({.layers = 1, .head_norm = true, .bias = true, .type = gguf::Type::Q4_0}, 11);
     check_divisions(dense.program(), gpu_device, 11, 1);
     const TinyProgram experts(
         {.layers = 1, .type = gguf::Type::Q8_0, .experts = {.count = 5, .routing = {.used = 2}}}, 12);
     check_divisions(experts.program(), gpu_device, 12, 2);
+    const TinyProgram packed({.layers = 1, .head_dim_k = 32, .head_dim_v = 32, .type = gguf::Type::Q8_0}, 13);
+    check_divisions(packed.program(), gpu_device, 13, 1, CacheType::Q8_0, CacheType::Q4_0);
 }
 
 TEST_CASE("division: a share holds what its steps need, and nothing else") {
