@@ -86,12 +86,12 @@ TEST_CASE("memory need: load() takes what was predicted, to the byte, and batche
         CHECK(taken == need.all() - kDriverReserve);
 
         run(*backend, program, {{kTokens, 0, blocks_from(0, 10)}}, 1, groups);
-        for (int32_t past = kTokens; i < 2 && past < kContext; past += kTokens)
+        for (int32_t past = kTokens; i == 0 && past < kContext; past += kTokens)
             run(*backend, program, {{kTokens, past, blocks_from(0, 10)}}, 1, groups);
         std::vector<Sequence> few, many;
         for (int32_t s = 0; s < kLinearTokens; ++s) few.push_back({1, 0, blocks_from(s % kBlocks, 1)});
         for (int32_t s = 0; s < kBlocks; ++s) many.push_back({3, 0, blocks_from(s, 1)});
-        if (i < 2) run(*backend, program, few, 1, groups);
+        if (i == 0) run(*backend, program, few, 1, groups);
         run(*backend, program, many, 1, groups);
         CHECK(simt::take_peak_memory() - before == taken);
     }
@@ -147,10 +147,11 @@ TEST_CASE(
 
     const auto backend = make_cuda_backend(0);
     backend->load(program, cache, 32);
-    backend->write_block(0, 6, std::vector<std::byte>(cache_block_bytes(program, 0)));
-    run(*backend, program, {{32, 224, {-1, -1, -1, -1, -1, -1, 6, 7}}});
+    std::vector<uint16_t> halves(cache_block_bytes(program, 0) / 2);  // 0.5 to 2
+    for (size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<uint16_t>(0x3800 + i * 37 % 0x800);
+    backend->write_block(0, 7, std::as_bytes(std::span(halves)));
     const std::vector<float> together = run(*backend, program, sequences);
-    for (const size_t s : {size_t{0}, size_t{7}, size_t{8}, size_t{15}}) {
+    for (const size_t s : {size_t{7}, size_t{8}}) {
         CAPTURE(s);
         const std::vector<float> alone = run(*backend, program, {sequences[s]}, 1 + static_cast<int32_t>(s));
         CHECK(std::memcmp(alone.data(), &together[s * alone.size()], alone.size() * sizeof(float)) == 0);
