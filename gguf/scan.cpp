@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "gguf/codebook.h"
+#include "gguf/nvfp4.h"
 
 namespace runnel::gguf {
 namespace {
@@ -27,7 +28,12 @@ bool broken_f32(uint32_t f) {
     return (f & 0x7f800000u) == 0x7f800000u;
 }
 bool broken_f64(uint64_t f) {
-    return f >> 52 % 2048 == 2047;
+    return (f & 0x7ff0000000000000u) == 0x7ff0000000000000u;
+}
+
+// UE4M3 has no sign and writes NaN as 0x7f: who writes scales writes neither.
+bool broken_nvfp4(const std::byte *block) {
+    return std::any_of(block, block + sizeof BlockNVFP4::d, [](std::byte d) { return d >= std::byte{0x7f}; });
 }
 
 // broken(block) of every block of `size` bytes.
@@ -94,6 +100,8 @@ void count_broken(Type type, std::span<const std::byte> data, DataScan &found) {
                          [](const std::byte *b) { return broken_bf16(load<uint16_t>(b)); });
         case Type::MXFP4:  // 255 stands for NaN, and from 253 on 12 * 2^(e - 128) is infinite in a float
             return count(data, size, found, [](const std::byte *b) { return *b >= std::byte{253}; });
+        case Type::NVFP4:
+            return count(data, size, found, broken_nvfp4);
         case Type::IQ1_M:
             return count(data, size, found, [](const std::byte *b) {
                 return broken_f16(iq1_m_scale(reinterpret_cast<const BlockIQ1_M *>(b)->scales));
