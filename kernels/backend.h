@@ -21,7 +21,8 @@ namespace runnel::kernels {
 // The device failed or cannot do what was asked; what() is one line and says what the user can do.
 class BackendError : public std::runtime_error {
   public:
-    enum class Kind { Failed, OutOfMemory, Cancelled };
+    // NoKernel: the device is sound, but this program cannot run on it.
+    enum class Kind { Failed, OutOfMemory, Cancelled, NoKernel };
     BackendError(Kind error_kind, const std::string &what) : std::runtime_error(what), kind(error_kind) {}
     Kind kind;
 };

@@ -39,9 +39,8 @@ struct Isa {
     const AttentionKernels *attention;
 };
 
-Isa choose_isa() {
-    const char *wish = std::getenv("RUNNEL_CPU");
-    const std::string name = wish ? wish : "";
+// Empty: the best one.
+Isa choose_isa(const std::string &name, const std::string &wish) {
     const std::array<Isa, 3> all = {{
         {linear_avx512(), vector_avx512(), attention_avx512()},
         {linear_avx2(), vector_avx2(), attention_avx2()},
@@ -51,7 +50,13 @@ Isa choose_isa() {
         if (isa.linear && isa.vector && isa.attention && (name.empty() || name == isa.linear->name))
             return isa;
     throw BackendError(BackendError::Kind::Failed,
-                       "RUNNEL_CPU=" + name + ": this CPU does not run it (choose avx512, avx2 or scalar)");
+                       wish + ": this CPU does not run it (choose avx512, avx2 or scalar)");
+}
+
+Isa isa_of_environment() {
+    const char *wish = std::getenv("RUNNEL_CPU");
+    const std::string name = wish ? wish : "";
+    return choose_isa(name, "RUNNEL_CPU=" + name);
 }
 
 // What one thread carries through the phases.
@@ -72,7 +77,7 @@ struct Destination {
 
 class CpuBackend final : public Backend {
   public:
-    explicit CpuBackend(int threads) : isa_(choose_isa()), threads_(threads) {}
+    CpuBackend(int threads, const Isa &isa) : isa_(isa), threads_(threads) {}
 
     DeviceInfo info() const override;
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
@@ -495,12 +500,13 @@ void CpuBackend::run(const SelectPhase &phase, Worker &worker) noexcept {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(int threads) {
-    return std::make_unique<CpuBackend>(threads);
+std::unique_ptr<Backend> make_cpu_backend(int threads, const std::string &instructions) {
+    const Isa isa = instructions.empty() ? isa_of_environment() : choose_isa(instructions, instructions);
+    return std::make_unique<CpuBackend>(threads, isa);
 }
 
 std::string instruction_set() {
-    return choose_isa().linear->name;
+    return isa_of_environment().linear->name;
 }
 
 }  // namespace runnel::kernels::cpu

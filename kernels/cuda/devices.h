@@ -10,9 +10,13 @@
 namespace runnel::kernels::cuda {
 
 struct Devices {
+    // Why there is none: NoDriver and NoDevice are how machines without a GPU look, the driver is at fault
+    // where it is TooOld for this program or Failed.
+    enum class Absence { NotCompiledIn, NoDriver, DriverTooOld, DriverFailed, NoDevice };
     bool compiled_in = false;
-    std::vector<DeviceInfo> found;  // index: the device's number
-    std::string why_none;           // if found is empty: one line, e.g. "no NVIDIA driver was found"
+    std::vector<DeviceInfo> found;        // index: the device's number
+    std::string why_none;                 // if found is empty: one line, e.g. "no NVIDIA driver was found"
+    Absence absence = Absence::NoDevice;  // if found is empty
 };
 
 // Never throws, never starts work on a device; costs some tenths of a second where there is one.

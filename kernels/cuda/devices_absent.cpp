@@ -6,7 +6,7 @@
 namespace runnel::kernels::cuda {
 
 Devices find_devices() noexcept {
-    return {false, {}, "this runnel was built without CUDA"};
+    return {false, {}, "this runnel was built without CUDA", Devices::Absence::NotCompiledIn};
 }
 
 [[noreturn]] static void refuse() {

@@ -14,7 +14,7 @@ namespace runnel::kernels::cuda {
 namespace {
 
 [[noreturn]] void refuse(const std::string &what) {
-    throw BackendError(BackendError::Kind::Failed, "the GPU has no kernel for " + what + " yet");
+    throw BackendError(BackendError::Kind::NoKernel, "the GPU has no kernel for " + what + " yet");
 }
 
 constexpr int64_t kMaxHeads = 4096;  // so that rows of heads and tokens can be counted

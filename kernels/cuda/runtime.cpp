@@ -77,16 +77,25 @@ size_t shared_per_block(int device) {
     return static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 }
 
-std::string why_none(cudaError_t error) {
+Devices none(Devices::Absence absence, const std::string &why) {
+    return {true, {}, why, absence};
+}
+
+// What cudaGetDeviceCount() said where it found nothing.
+Devices none(cudaError_t error) {
+    using Absence = Devices::Absence;
     if (error == cudaErrorInsufficientDriver) {
         int driver = 0;
-        if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) return "no NVIDIA driver was found";
-        return "the NVIDIA driver is too old for this runnel: it offers CUDA " +
-               std::to_string(driver / 1000) + "." + std::to_string(driver % 1000 / 10) + ", needed is " +
-               std::to_string(CUDART_VERSION / 1000) + ".0 or later";
+        if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+            return none(Absence::NoDriver, "no NVIDIA driver was found");
+        return none(Absence::DriverTooOld, "the NVIDIA driver is too old for this runnel: it offers CUDA " +
+                                               std::to_string(driver / 1000) + "." +
+                                               std::to_string(driver % 1000 / 10) + ", needed is " +
+                                               std::to_string(CUDART_VERSION / 1000) + ".0 or later");
     }
-    if (error == cudaErrorNoDevice || error == cudaSuccess) return "the NVIDIA driver knows no device";
-    return std::string("the NVIDIA driver failed: ") + cudaGetErrorString(error);
+    if (error == cudaErrorNoDevice || error == cudaSuccess)
+        return none(Absence::NoDevice, "the NVIDIA driver knows no device");
+    return none(Absence::DriverFailed, std::string("the NVIDIA driver failed: ") + cudaGetErrorString(error));
 }
 
 DeviceInfo describe(int device) {
@@ -108,13 +117,11 @@ Devices find_devices() noexcept {
         const cudaError_t error = cudaGetDeviceCount(&count);
         if (error != cudaSuccess || count == 0) {
             cudaGetLastError();
-            devices.why_none = why_none(error);
-            return devices;
+            return none(error);
         }
         for (int i = 0; i < count; ++i) devices.found.push_back(describe(i));
     } catch (const std::exception &e) {
-        devices.found.clear();
-        devices.why_none = e.what();
+        return none(Devices::Absence::DriverFailed, e.what());
     }
     return devices;
 }
