@@ -234,9 +234,9 @@ Command make_bench() {
 Command make_doctor() {
     auto parser = std::make_unique<Parser>(
         "doctor",
-        "Is it the file, the CPU, the GPU or its driver? Every kernel that the model needs (without MODEL: "
-        "one "
-        "of every kind) on every device against the CPU's plain arithmetic, a line each, and a verdict.",
+        "Is it the file, the CPU, the GPU or its driver? Every step of the model (without MODEL: matrices of "
+        "the formats that runnel writes, attention, experts) on every device against plain arithmetic in "
+        "double precision, a line each, and a verdict.",
         true);
     auto o = std::make_shared<DoctorOptions>();
     parser->option("-t,--threads", o->threads, "CPU threads; 0: the physical cores")->check(range(0, 4096));

@@ -128,6 +128,7 @@ void DataScan::add(const DataScan &next) {
     if (!first_broken && next.first_broken) first_broken = blocks + *next.first_broken;
     blocks += next.blocks;
     not_finite += next.not_finite;
+    zero_tail = next.zero_pages == next.pages ? zero_tail + next.pages : next.zero_tail;
     pages += next.pages;
     zero_pages += next.zero_pages;
 }
@@ -138,7 +139,9 @@ DataScan scan(Type type, std::span<const std::byte> data) {
     found.blocks = data.size() / traits(type).block_bytes;
     for (size_t at = 0; at + kScanPage <= data.size(); at += kScanPage) {
         ++found.pages;
-        found.zero_pages += all_zero(data.subspan(at, kScanPage));
+        const bool zero = all_zero(data.subspan(at, kScanPage));
+        found.zero_pages += zero;
+        found.zero_tail = zero ? found.zero_tail + 1 : 0;
     }
     return found;
 }

@@ -23,6 +23,7 @@ struct DataScan {
                               // value, NaN or infinite
     std::optional<uint64_t> first_broken;  // the first of them, counted from the beginning of `data`
     uint64_t pages = 0, zero_pages = 0;    // whole pages of `data`; those that hold nothing but zeros
+    uint64_t zero_tail = 0;                // of zero_pages: the last ones, without a gap
 
     // Of data that follow on these.
     void add(const DataScan &next);

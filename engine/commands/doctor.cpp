@@ -1,11 +1,13 @@
 // Gibberish, and who is at fault: file, CPU, GPU, driver or this program.
+#include "engine/commands/doctor.h"
+
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "engine/commands/commands.h"
 #include "engine/commands/doctor_cases.h"
 #include "engine/commands/doctor_checks.h"
 #include "engine/commands/doctor_cpu.h"
@@ -27,6 +29,7 @@ namespace {
 
 using Area = Finding::Area;
 using Verdict = Finding::Verdict;
+using Absence = kernels::cuda::Devices::Absence;
 
 constexpr int32_t kTextTokens = 40, kQuickTextTokens = 12;
 constexpr double kCpuTolerance = 0.1;              // activations of 8 bits, a few of them large
@@ -65,13 +68,15 @@ class Progress {
 
 class Doctor {
   public:
-    Doctor(const DoctorOptions &options, Io &io)
+    Doctor(const DoctorOptions &options, Io &io, const Machine &machine)
         : options_(options),
           io_(io),
+          machine_(machine),
           progress_(io),
           threads_(options.threads > 0 ? options.threads : kernels::cpu::physical_cores()) {}
 
     int run() {
+        find_gpus();
         look_at_file();
         const kernels::Program program = model_ ? model_->program : sample_program(!options_.quick);
         const std::vector<StepCase> cases =
@@ -97,6 +102,56 @@ class Doctor {
 
     int32_t text_tokens() const { return options_.quick ? kQuickTextTokens : kTextTokens; }
 
+    // "cuda:1"
+    static std::string gpu_name(int number) { return "cuda:" + std::to_string(number); }
+
+    // A device that is not there is told before anything is done.
+    void find_gpus() {
+        if (options_.device == "cpu") return;
+        devices_ = machine_.find_gpus();
+        if (devices_.found.empty()) {
+            if (options_.device != "auto" && devices_.absence == Absence::NotCompiledIn)
+                throw UsageError("--device " + options_.device + ": " + devices_.why_none);
+            return;
+        }
+        const int count = static_cast<int>(devices_.found.size());
+        if (options_.device == "auto") {
+            for (int i = 0; i < count; ++i) gpus_.push_back(i);
+            return;
+        }
+        try {
+            gpus_ = {decode::choose_device({options_.device, {}}, devices_).cuda.value()};
+        } catch (const kernels::BackendError &error) {
+            throw UsageError(error.what());
+        }
+    }
+
+    // A machine may well have no GPU; but one that is asked for is to be there, and a driver is to work.
+    void explain_no_gpu() {
+        const bool driver =
+            devices_.absence == Absence::DriverTooOld || devices_.absence == Absence::DriverFailed;
+        if (!driver && options_.device == "auto")
+            return add({Area::Gpu, "no GPU", Verdict::Skipped, devices_.why_none});
+        Finding finding{Area::Gpu, "the NVIDIA driver", Verdict::Failed, devices_.why_none};
+        switch (devices_.absence) {
+            case Absence::DriverTooOld:
+                finding.remedy = "Install a current NVIDIA driver.";
+                break;
+            case Absence::NoDriver:
+                finding.remedy = "Install the NVIDIA driver (a container: start it with the host's GPUs).";
+                break;
+            case Absence::DriverFailed:
+                finding.remedy =
+                    "Start the machine anew, and install a current NVIDIA driver if that does not "
+                    "help (nvidia-smi tells whether it answers).";
+                break;
+            default:
+                finding.remedy =
+                    "See whether nvidia-smi lists a GPU, and whether CUDA_VISIBLE_DEVICES hides it.";
+        }
+        add(std::move(finding));
+    }
+
     // A damaged file is no model to check kernels with.
     void look_at_file() {
         if (options_.path.empty()) return;
@@ -117,70 +172,92 @@ class Doctor {
         try {
             model_ = model::build(*file_);
         } catch (const model::ModelError &error) {
-            add({Area::File, "model", Verdict::Note,
-                 std::string(error.what()) + ": the devices are checked with weights of their own"});
+            add(not_a_model(error.what()));
         }
     }
 
+    // The devices are checked with weights of their own then.
+    Finding not_a_model(const std::string &why) const {
+        Finding finding{Area::File, "model", Verdict::Wrong, why};
+        const gguf::Value *const architecture = file_->find("general.architecture");
+        const auto supported = model::supported_architectures();
+        const auto name = architecture ? architecture->as_string() : std::nullopt;
+        const bool known = name && std::ranges::find(supported, *name) != supported.end();
+        finding.remedy =
+            known ? "Nothing runs it: download it again, compare its checksum with the publisher's, "
+                    "or take another conversion of the model."
+                  : "This version of runnel does not run it: take a model of a family that it knows "
+                    "(runnel inspect --supported), or a newer version.";
+        return finding;
+    }
+
     void look_at_cpu(const kernels::Program &program, const std::vector<StepCase> &cases) {
-        const kernels::DeviceInfo info = kernels::cpu::make_cpu_backend(options_.threads)->info();
-        Finding device{Area::Cpu, info.name, Verdict::Right};
-        CheckedDevice cpu{Area::Cpu, [this] { return kernels::cpu::make_cpu_backend(options_.threads); },
-                          kCpuTolerance};
+        CheckedDevice cpu{Area::Cpu, [this] { return machine_.make_cpu(options_.threads); }, kCpuTolerance};
+        cpu.same_bits = [this] { return kernels::cpu::make_cpu_backend(options_.threads, "scalar"); };
+        Finding device{Area::Cpu, cpu.make()->info().name, Verdict::Right};
         if (!options_.quick) {
             progress_.show("measuring memory");
             cpu.bytes_per_second = decode::BandwidthMeter(threads_).read();
             device.detail = "reads " + gigabytes(cpu.bytes_per_second);
             device.numbers["bytes_per_second"] = cpu.bytes_per_second;
         }
-        add(std::move(device));
-        for (Finding &finding : check_cpu_kernels(program, linear_kernels())) add(std::move(finding));
-        look_at_steps(program, cases, cpu);
+        add_of("cpu", std::move(device));
+        for (Finding &finding : check_cpu_kernels(program, linear_kernels()))
+            add_of("cpu", std::move(finding));
+        look_at_steps(program, cases, cpu, "cpu");
     }
 
     void look_at_steps(const kernels::Program &program, const std::vector<StepCase> &cases,
-                       const CheckedDevice &device) {
+                       const CheckedDevice &device, const std::string &name) {
         for (const StepCase &step : cases) {
-            progress_.show(std::string(name_of(device.area)) + ": " + step.name);
+            progress_.show(name + ": " + step.name);
             Finding finding = check(step, device);
             measure(step, program, device, finding);
-            add(std::move(finding));
+            add_of(name, std::move(finding));
         }
+    }
+
+    // Of several GPUs, each line says which it is about.
+    void add_of(const std::string &device, Finding finding) {
+        finding.device = device;
+        if (finding.area == Area::Gpu && gpus_.size() > 1) finding.subject = device + " " + finding.subject;
+        add(std::move(finding));
     }
 
     void look_at_gpus(const kernels::Program &program, const std::vector<StepCase> &cases) {
         if (options_.device == "cpu") return;
-        const kernels::cuda::Devices devices = kernels::cuda::find_devices();
-        const decode::DeviceChoice choice = decode::choose_device({options_.device, {}}, devices);
-        if (!choice.cuda) return add({Area::Gpu, "no GPU", Verdict::Skipped, devices.why_none});
-        const bool all = options_.device == "auto";
-        for (int i = 0; i < static_cast<int>(devices.found.size()); ++i)
-            if (all || i == *choice.cuda)
-                look_at_gpu(i, devices.found[static_cast<size_t>(i)], program, cases);
+        if (devices_.found.empty()) return explain_no_gpu();
+        for (const int number : gpus_)
+            if (look_at_gpu(number, devices_.found[static_cast<size_t>(number)])) {
+                CheckedDevice gpu{Area::Gpu, [this, number] { return machine_.make_gpu(number); }};
+                gpu.bytes_per_second = bytes_per_second_;
+                look_at_steps(program, cases, gpu, gpu_name(number));
+                sound_gpus_.push_back(number);
+            }
     }
 
-    void look_at_gpu(int number, const kernels::DeviceInfo &info, const kernels::Program &program,
-                     const std::vector<StepCase> &cases) {
-        CheckedDevice gpu{Area::Gpu, [number] { return kernels::cuda::make_cuda_backend(number); }};
+    // Its speed and memory; whether there is sense in going on.
+    bool look_at_gpu(int number, const kernels::DeviceInfo &info) {
+        bytes_per_second_ = 0;
         try {
             Finding device{Area::Gpu, info.name, Verdict::Right};
             if (!options_.quick) {
                 progress_.show("measuring the GPU");
-                gpu.bytes_per_second = kernels::cuda::copy_bandwidth(number);
+                bytes_per_second_ = kernels::cuda::copy_bandwidth(number);
                 const double rate = kernels::cuda::tensor_rate(number);
                 char text[80];
                 std::snprintf(text, sizeof text, "copies %s, multiplies %.0f TFLOP/s (16 bits)",
-                              gigabytes(gpu.bytes_per_second).c_str(), rate / 1e12);
+                              gigabytes(bytes_per_second_).c_str(), rate / 1e12);
                 device.detail = text;
-                device.numbers = {{"bytes_per_second", gpu.bytes_per_second}, {"bf16_flops", rate}};
+                device.numbers = {{"bytes_per_second", bytes_per_second_}, {"bf16_flops", rate}};
             }
-            add(std::move(device));
+            add_of(gpu_name(number), std::move(device));
             look_at_memory(number, info);
+            return true;
         } catch (const kernels::BackendError &error) {
-            return add({Area::Gpu, info.name, Verdict::Failed, error.what()});
+            add_of(gpu_name(number), {Area::Gpu, info.name, Verdict::Failed, error.what()});
+            return false;
         }
-        look_at_steps(program, cases, gpu);
-        gpus_.push_back(number);
     }
 
     void look_at_memory(int number, const kernels::DeviceInfo &info) {
@@ -196,7 +273,7 @@ class Doctor {
             finding.verdict = Verdict::Unstable;
             finding.detail += ": " + std::to_string(changed) + " words came back changed";
         }
-        add(std::move(finding));
+        add_of(gpu_name(number), std::move(finding));
     }
 
     void look_at_text() {
@@ -206,30 +283,44 @@ class Doctor {
         options.threads = options_.threads;
         try {
             const TextLogits cpu = logits_of_text(options, text_tokens());
-            add(check_text(cpu));
-            for (const int gpu : gpus_) look_at_text_on(gpu, options, cpu);
+            Finding finding = check_text(cpu);
+            const bool finite = finding.verdict != Verdict::Wrong;
+            // Who counts wrong with its own kernels makes numbers overflow, too.
+            if (!finite && is_at_fault(Area::Cpu)) finding.area = Area::Cpu;
+            add_of("cpu", std::move(finding));
+            for (const int gpu : sound_gpus_)
+                if (finite) look_at_text_on(gpu, options, cpu);
         } catch (const text::TokenizerError &error) {
-            add({Area::File, "tokenizer", Verdict::Wrong, error.what()});
+            Finding finding{Area::File, "tokenizer", Verdict::Wrong, error.what()};
+            finding.remedy = "Nothing runs it: take another conversion of the model.";
+            add(std::move(finding));
         } catch (const decode::DecodeError &error) {
-            add({Area::Text, "a text on the CPU", Verdict::Skipped, error.what()});
+            add_of("cpu", {Area::Text, "a text on the CPU", Verdict::Skipped, error.what()});
+        } catch (const kernels::BackendError &error) {
+            const bool memory = error.kind == kernels::BackendError::Kind::OutOfMemory;
+            add_of("cpu", {memory ? Area::Text : Area::Cpu, "a text on the CPU",
+                           memory ? Verdict::Skipped : Verdict::Failed, error.what()});
         }
     }
 
+    bool is_at_fault(Area area) const {
+        return std::ranges::any_of(findings_,
+                                   [&](const Finding &f) { return f.area == area && is_fault(f.verdict); });
+    }
+
     void look_at_text_on(int gpu, decode::EngineOptions options, const TextLogits &cpu) {
-        const std::string name = "cuda:" + std::to_string(gpu);
+        const std::string name = gpu_name(gpu);
         options.device.device = name;
         const auto skip = [&](const std::exception &error) {
-            add({Area::Text, "the same text on " + name, Verdict::Skipped, error.what()});
+            add_of(name, {Area::Text, "the same text on " + name, Verdict::Skipped, error.what()});
         };
         try {
             const TextLogits first = logits_of_text(options, text_tokens());
-            add(compare_texts(cpu, first, logits_of_text(options, text_tokens()), name));
+            add_of(name, compare_texts(cpu, first, logits_of_text(options, text_tokens()), name));
         } catch (const kernels::BackendError &error) {
-            const std::string what = error.what();
-            if (error.kind == kernels::BackendError::Kind::OutOfMemory ||
-                what.find("has no kernel for") != std::string::npos)
-                return skip(error);
-            add({Area::Gpu, "the same text on " + name, Verdict::Failed, what});
+            using Kind = kernels::BackendError::Kind;
+            if (error.kind == Kind::OutOfMemory || error.kind == Kind::NoKernel) return skip(error);
+            add_of(name, {Area::Gpu, "the same text", Verdict::Failed, error.what()});
         } catch (const decode::DecodeError &error) {
             skip(error);
         }
@@ -237,18 +328,31 @@ class Doctor {
 
     const DoctorOptions &options_;
     Io &io_;
+    const Machine &machine_;
     Progress progress_;
     int threads_;
+    kernels::cuda::Devices devices_;  // none where the GPU is not asked for
+    std::vector<int> gpus_;           // to be looked at
+    std::vector<int> sound_gpus_;     // of them, those that took part
+    double bytes_per_second_ = 0;     // that the GPU's memory gives; 0: not measured
     std::optional<gguf::File> file_;
     std::optional<model::Model> model_;  // of a file without damage
-    std::vector<int> gpus_;              // that took part
     std::vector<Finding> findings_;
 };
 
 }  // namespace
 
+Machine this_machine() {
+    return {kernels::cuda::find_devices, kernels::cuda::make_cuda_backend,
+            [](int threads) { return kernels::cpu::make_cpu_backend(threads); }};
+}
+
+int doctor(const DoctorOptions &options, Io &io, const Machine &machine) {
+    return Doctor(options, io, machine).run();
+}
+
 int doctor(const DoctorOptions &options, Io &io) {
-    return Doctor(options, io).run();
+    return doctor(options, io, this_machine());
 }
 
 }  // namespace runnel::commands

@@ -1,6 +1,8 @@
 #include "engine/commands/doctor_cases.h"
 
 #include <algorithm>
+#include <bit>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -16,11 +18,18 @@ using namespace kernels;
 constexpr int32_t kTokens = 36;   // more than a tile of many tokens holds for one, and no multiple of it
 constexpr int64_t kColumns = 64;  // of the output that are looked at
 constexpr int64_t kFewExperts = 8;
-constexpr int64_t kMostFloats = int64_t{1} << 29;  // of a reference
 constexpr uint32_t kSeed = 20;
-// Relative errors: of float arithmetic; of 15-bit activations; of a softmax whose weights have 16 bits; and
-// where the reference's own activations have 8.
-constexpr double kExact = 1e-5, kMatrix = 2e-3, kAttention = 5e-3, kRounded = 4e-2;
+// Relative errors: of float arithmetic; of 15-bit activations; of a softmax whose weights have 16 bits.
+constexpr double kExact = 1e-5, kMatrix = 2e-3, kAttention = 5e-3;
+
+// What a device's choice of a kernel and its ways may depend on: the kind of step, shapes, formats, options.
+// Two steps with the same are one case.
+using CaseKey = std::vector<int64_t>;
+enum Kind : int64_t { kEmbed, kNorm, kLinear, kGated, kHeads, kCopy, kAttend, kGate, kExperts, kLogits };
+
+int64_t bits(float value) {
+    return std::bit_cast<int32_t>(value);
+}
 
 std::string shape_of(const Weight &w) {
     return std::to_string(w.rows) + " x " + std::to_string(w.cols);
@@ -58,24 +67,16 @@ std::vector<float> selection(int64_t columns, int64_t width, std::vector<int64_t
     return rows;
 }
 
-// The rows of a matrix (all `count` of them, if there are several) as F32.
-std::vector<float> floats_of(const Weight &w, const std::vector<int64_t> &rows, int64_t matrices = 1) {
-    std::vector<float> values(rows.size() * static_cast<size_t>(matrices * w.cols));
+// Rows of a matrix as F32.
+std::vector<float> floats_of(const Weight &w, const std::vector<int64_t> &rows) {
+    std::vector<float> values(rows.size() * static_cast<size_t>(w.cols));
     float *to = values.data();
-    for (int64_t m = 0; m < matrices; ++m)
-        for (const int64_t row : rows) {
-            gguf::dequantize_row(w.type,
-                                 w.data + static_cast<size_t>(m) * w.matrix_bytes() +
-                                     static_cast<size_t>(row) * gguf::row_bytes(w.type, w.cols),
-                                 to, w.cols);
-            to += w.cols;
-        }
+    for (const int64_t row : rows) {
+        gguf::dequantize_row(w.type, w.data + static_cast<size_t>(row) * gguf::row_bytes(w.type, w.cols), to,
+                             w.cols);
+        to += w.cols;
+    }
     return values;
-}
-std::vector<int64_t> first_rows(int64_t count) {
-    std::vector<int64_t> rows(static_cast<size_t>(count));
-    for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int64_t>(i);
-    return rows;
 }
 
 // A program of one step in the making: inputs, the step, what is looked at.
@@ -137,48 +138,55 @@ class Cases {
   private:
     const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
     int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
-    bool seen(const std::string &name) { return !names_.insert(name).second; }
+    bool seen(const CaseKey &key) { return !cases_by_key_.try_emplace(key, cases_.size()).second; }
+    int64_t type(WeightId id) const { return id == kNoWeight ? -1 : static_cast<int64_t>(weight(id).type); }
     Small small(int32_t tokens = kTokens) const { return {program_, kSeed, tokens}; }
 
     using Make = std::function<Program()>;
-    void push(std::string name, std::string example, Make program, Make reference, double tolerance,
-              int32_t tokens = kTokens) {
+    void push(std::string name, std::string example, Make program, Make reference, double tolerance) {
+        const int count = ++names_[name];
+        if (count > 1) name += ", variant " + std::to_string(count);
         cases_.push_back({std::move(name), std::move(example), std::move(program), std::move(reference),
-                          tokens, tolerance});
+                          kTokens, tolerance, true});
     }
-    // The step as it stands is the reference, too: it has no matrices.
-    void push(std::string name, std::string example, const Make &program, double tolerance,
-              int32_t tokens = kTokens) {
-        push(std::move(name), std::move(example), program, program, tolerance, tokens);
+    // Plain arithmetic computes the step as it stands.
+    void push(std::string name, std::string example, const Make &program, double tolerance) {
+        push(std::move(name), std::move(example), program, program, tolerance);
+    }
+    // The same, of a step without matrices.
+    StepCase &push_exact(std::string name, std::string example, const Make &program, double tolerance) {
+        push(std::move(name), std::move(example), program, program, tolerance);
+        cases_.back().rounded = false;
+        return cases_.back();
     }
 
     void add(const Embed &step) {
         const Weight &table = weight(step.table);
-        const std::string name = "embeddings " + format_of(table) + " " + shape_of(table);
-        if (seen(name)) return;
+        if (seen({kEmbed, type(step.table), table.rows, table.cols, step.scale != 1, type(step.positions)}))
+            return;
+        std::string name = "embeddings " + format_of(table) + " " + shape_of(table);
+        if (step.positions != kNoWeight) name += ", positions";
         const auto tokens = static_cast<int32_t>(std::min<int64_t>(kTokens, table.rows));
-        const auto reference = [this, step, tokens] {
-            Small plain = small(tokens);
-            const Weight &t = weight(step.table);
-            Embed floats = step;
-            floats.table =
-                add_floats(plain.program(), t.name, tokens, t.cols, floats_of(t, first_rows(tokens)));
-            return plain.step(floats).look_at(step.out);
-        };
-        push(
-            name, table.name, [this, step, tokens] { return small(tokens).step(step).look_at(step.out); },
-            reference, kExact, tokens);
+        push_exact(
+            std::move(name), table.name,
+            [this, step, tokens] { return small(tokens).step(step).look_at(step.out); }, kExact)
+            .tokens = tokens;
     }
 
     void add(const Norm &step) {
+        const bool shared = step.weight != kNoWeight && weight(step.weight).cols < width(step.in);
+        if (seen({kNorm, static_cast<int64_t>(step.kind), width(step.in), step.parts, bits(step.eps),
+                  type(step.weight), shared, type(step.bias), step.add != kNoSlot, step.scale != 1,
+                  step.out == step.in, step.out == step.add}))
+            return;
         std::string name = step.kind == Norm::Kind::Rms ? "RMS norm" : "layer norm";
         name += " of " + std::to_string(width(step.in));
         if (step.parts > 1) name += " in " + std::to_string(step.parts) + " parts";
         if (step.bias != kNoWeight) name += ", bias";
         if (step.add != kNoSlot) name += ", residual";
-        if (seen(name)) return;
-        push(
-            name, step.weight == kNoWeight ? "" : weight(step.weight).name,
+        if (step.scale != 1) name += ", scaled";
+        push_exact(
+            std::move(name), step.weight == kNoWeight ? "" : weight(step.weight).name,
             [this, step] { return small().input(step.in).input(step.add).step(step).look_at(step.out); },
             kExact);
     }
@@ -187,26 +195,34 @@ class Cases {
     void add(const Linear &step) {
         for (const Linear::Part &part : step.parts) {
             const Weight &w = weight(part.weight);
-            std::string name = "matrix " + format_of(w) + " " + shape_of(w);
-            if (part.bias != kNoWeight) name += ", bias";
-            if (part.add != kNoSlot) name += ", residual";
-            if (!seen(name)) {
-                const Linear alone{step.in, {part}};
-                const auto program = [this, alone, part] {
-                    return small().input(alone.in).input(part.add).step(alone).look_at(part.out);
-                };
-                const auto reference = [this, alone, part] {
-                    Small plain = small();
-                    plain.input(alone.in).input(part.add);
-                    return plain.look_at(some_rows(plain, alone.in, part));
-                };
-                push(name, w.name, program, reference, kMatrix);
-                cases_.back().bytes = w.bytes();
-            }
-            const auto known =
-                std::find_if(cases_.begin(), cases_.end(), [&](const StepCase &c) { return c.name == name; });
-            known->same.push_back(part.weight);
+            const CaseKey key = {kLinear,
+                                 type(part.weight),
+                                 w.rows,
+                                 w.cols,
+                                 type(part.bias),
+                                 part.scale != 1,
+                                 part.add != kNoSlot,
+                                 part.add == part.out};
+            if (!seen(key)) add_matrix(step.in, part);
+            cases_[cases_by_key_.at(key)].same.push_back(part.weight);
         }
+    }
+    void add_matrix(Slot in, const Linear::Part &part) {
+        const Weight &w = weight(part.weight);
+        std::string name = "matrix " + format_of(w) + " " + shape_of(w);
+        if (part.bias != kNoWeight) name += ", bias";
+        if (part.scale != 1) name += ", scaled";
+        if (part.add != kNoSlot) name += ", residual";
+        const auto program = [this, in, part] {
+            return small().input(in).input(part.add).step(Linear{in, {part}}).look_at(part.out);
+        };
+        const auto reference = [this, in, part] {
+            Small plain = small();
+            plain.input(in).input(part.add);
+            return plain.look_at(some_rows(plain, in, part));
+        };
+        push(std::move(name), w.name, program, reference, kMatrix);
+        cases_.back().bytes = w.bytes();
     }
 
     // The rows of a part whose columns are looked at, as F32. Returns the slot that they are in.
@@ -235,7 +251,8 @@ class Cases {
         const std::vector<float> all = floats_of(weight(bias), {0});
         std::vector<float> some;
         for (const int64_t column : chosen) some.push_back(all[static_cast<size_t>(column)]);
-        return add_floats(program, "bias", 1, static_cast<int64_t>(some.size()), std::move(some));
+        const auto size = static_cast<int64_t>(some.size());
+        return add_floats(program, "bias", 1, size, std::move(some));
     }
 
     // Gate and up with the activation behind them, which devices compute in one go.
@@ -245,10 +262,14 @@ class Cases {
         if (first.out != gate.gate) std::swap(first, second);
         if (first.out != gate.gate || second.out != gate.up || first.out == second.out) return;
         const Weight &w = weight(first.weight), &v = weight(second.weight);
+        if (seen({kGated, type(first.weight), type(second.weight), w.rows, w.cols, v.rows, type(first.bias),
+                  type(second.bias), first.add != kNoSlot, second.add != kNoSlot,
+                  first.scale != 1 || second.scale != 1, static_cast<int64_t>(gate.act),
+                  gate.out == gate.gate, gate.out == gate.up}))
+            return;
         const std::string name = "gate and up " + format_of(w) +
                                  (w.type == v.type ? "" : ", " + format_of(v)) + " " + shape_of(w) +
                                  ", activation";
-        if (seen(name)) return;
         const auto program = [this, linear, first, second, gate] {
             return small()
                 .input(linear.in)
@@ -269,65 +290,93 @@ class Cases {
 
     void add(const HeadLinear &step) {
         const Weight &w = weight(step.weight);
-        const std::string name =
-            "matrices of heads " + format_of(w) + " " + std::to_string(w.count) + " x " + shape_of(w);
-        if (seen(name)) return;
-        const auto make = [this, step](bool floats) {
-            Small part = small();
-            HeadLinear taken = step;
-            if (floats) taken.weight = as_floats(part.program(), weight(step.weight));
-            return part.input(step.in).input(step.out).step(taken).look_at(step.out);
-        };
+        if (seen({kHeads, type(step.weight), w.count, w.rows, w.cols, width(step.in), width(step.out),
+                  step.from.first, step.from.stride, step.to.first, step.to.stride, step.in == step.out}))
+            return;
         push(
-            name, w.name, [make] { return make(false); }, [make] { return make(true); }, kMatrix);
-    }
-    // All of its matrices.
-    static WeightId as_floats(Program &program, const Weight &w) {
-        const WeightId id =
-            add_floats(program, w.name, w.rows, w.cols, floats_of(w, first_rows(w.rows), w.count));
-        program.weights.back().count = w.count;
-        return id;
+            "matrices of heads " + format_of(w) + " " + std::to_string(w.count) + " x " + shape_of(w), w.name,
+            [this, step] { return small().input(step.in).input(step.out).step(step).look_at(step.out); },
+            kMatrix);
     }
 
     void add(const Copy &step) {
-        const std::string name =
-            "copies of " + std::to_string(step.count) + " x " + std::to_string(step.width);
-        if (seen(name)) return;
-        push(
-            name, "",
+        if (seen({kCopy, width(step.in), width(step.out), step.from.first, step.from.stride, step.to.first,
+                  step.to.stride, step.count, step.width}))
+            return;
+        push_exact(
+            "copies of " + std::to_string(step.count) + " x " + std::to_string(step.width), "",
             [this, step] { return small().input(step.in).input(step.out).step(step).look_at(step.out); },
             kExact);
     }
 
     void add(const Attention &step) {
+        // Of shared K and V, the layer that makes them is looked at.
+        if (step.k == kNoSlot) return;
+        const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.layer)];
+        const auto &t = step.temperature;
+        if (seen({kAttend,
+                  step.heads,
+                  step.kv_heads,
+                  step.head_dim_k,
+                  step.head_dim_v,
+                  layer.head_dim_v,
+                  step.v == kNoSlot,
+                  bits(step.scale),
+                  step.window,
+                  static_cast<int64_t>(step.window_kind),
+                  step.sink_cells,
+                  step.rope,
+                  type(step.q_norm),
+                  type(step.k_norm),
+                  bits(step.norm_eps),
+                  step.norm_after_rope,
+                  bits(step.softcap),
+                  type(step.sinks),
+                  bits(t.beta),
+                  t.length,
+                  t.offset}))
+            return;
+        // One that hides nothing from so few tokens is no window.
+        const int32_t window = std::min(step.window, attention_tokens_ / 2);
+        const auto program = [this, step, window] {
+            Attention first = step;
+            first.layer = 0;
+            first.window = window;
+            first.sink_cells = std::min(step.sink_cells, attention_tokens_ / 8);
+            Small alone = small(attention_tokens_);
+            CacheLayer only = program_.cache_layers[static_cast<size_t>(step.layer)];
+            only.group = 0;
+            alone.program().cache_layers = {only};
+            return alone.input(step.q).input(step.k).input(step.v).step(first).look_at(step.out);
+        };
+        push_exact(attention_name(step, window), "", program, kAttention).tokens = attention_tokens_;
+    }
+    static std::string attention_name(const Attention &step, int32_t window) {
         std::string name = "attention, " + std::to_string(step.heads) + " heads of " +
                            std::to_string(step.head_dim_k) + ", " + std::to_string(step.kv_heads) + " of K/V";
-        if (step.window > 0) name += ", window " + std::to_string(step.window);
+        if (step.window > 0) {
+            const bool sliding = step.window_kind == Attention::Window::Sliding;
+            name += (sliding ? ", window " : ", chunks of ") + std::to_string(step.window);
+            if (window != step.window) name += " (here " + std::to_string(window) + ")";
+        }
+        if (step.sink_cells > 0) name += ", first cells seen";
         if (step.softcap > 0) name += ", soft-cap";
         if (step.sinks != kNoWeight) name += ", sinks";
         if (step.q_norm != kNoWeight || step.k_norm != kNoWeight) name += ", norms";
+        if (step.temperature.beta != 0) name += ", temperature";
         if (step.rope < 0) name += ", no positions";
-        // Of shared K and V, the layer that makes them is looked at.
-        if (step.k == kNoSlot || seen(name)) return;
-        const auto program = [this, step] {
-            Attention first = step;
-            first.layer = 0;
-            Small alone = small(attention_tokens_);
-            CacheLayer layer = program_.cache_layers[static_cast<size_t>(step.layer)];
-            layer.group = 0;
-            alone.program().cache_layers = {layer};
-            return alone.input(step.q).input(step.k).input(step.v).step(first).look_at(step.out);
-        };
-        push(name, "", program, kAttention, attention_tokens_);
+        return name;
     }
 
     void add(const Gate &step) {
         static constexpr const char *kNames[] = {"SiLU", "GELU (tanh)", "GELU (erf)", "squared ReLU",
                                                  "SiLU, clamped"};
+        if (seen({kGate, static_cast<int64_t>(step.act), width(step.gate), step.up != kNoSlot,
+                  step.out == step.gate, step.out == step.up}))
+            return;
         const std::string name = std::string(kNames[static_cast<size_t>(step.act)]) + " of " +
                                  std::to_string(width(step.gate)) + (step.up == kNoSlot ? "" : ", gated");
-        if (seen(name)) return;
-        push(
+        push_exact(
             name, "",
             [this, step] { return small().input(step.gate).input(step.up).step(step).look_at(step.out); },
             kMatrix / 10);
@@ -335,16 +384,38 @@ class Cases {
 
     void add(const Experts &step) {
         const Weight &gate = weight(step.gate), &down = weight(step.down);
-        const std::string name = std::to_string(step.routing.used) + " of " + std::to_string(down.count) +
-                                 " experts, " + format_of(gate) + " " + shape_of(gate) + ", " +
-                                 format_of(down) + " " + shape_of(down);
-        if (seen(name)) return;
-        const int64_t count = experts_for(step.routing, down.count);
-        const bool small_enough = count * (gate.rows * gate.cols * 2 + down.rows * down.cols) <= kMostFloats;
+        const Routing &r = step.routing;
+        if (seen({kExperts,
+                  type(step.gate),
+                  type(step.up),
+                  type(step.down),
+                  gate.rows,
+                  gate.cols,
+                  down.rows,
+                  down.cols,
+                  down.count,
+                  type(step.gate_bias),
+                  type(step.up_bias),
+                  type(step.down_bias),
+                  static_cast<int64_t>(step.act),
+                  step.weights_on_input,
+                  step.add != kNoSlot,
+                  static_cast<int64_t>(r.score),
+                  r.used,
+                  type(r.selection_bias),
+                  r.groups,
+                  r.groups_used,
+                  r.group_best,
+                  r.normalize,
+                  r.scale != 1,
+                  type(r.expert_scales)}))
+            return;
+        const std::string name = std::to_string(r.used) + " of " + std::to_string(down.count) + " experts, " +
+                                 format_of(gate) + " " + shape_of(gate) + ", " + format_of(down) + " " +
+                                 shape_of(down);
+        const int64_t count = experts_for(r, down.count);
         push(
-            name, gate.name, [this, step, count] { return experts(step, count, false); },
-            [this, step, count, small_enough] { return experts(step, count, small_enough); },
-            small_enough ? 2 * kMatrix : kRounded);
+            name, gate.name, [this, step, count] { return experts(step, count); }, 2 * kMatrix);
     }
     // The first ones are enough; of each group as many as routing asks it for.
     static int64_t experts_for(const Routing &routing, int64_t all) {
@@ -354,7 +425,8 @@ class Cases {
             std::max<int64_t>(routing.group_best, (least + routing.groups_used - 1) / routing.groups_used);
         return std::min(all, routing.groups * each);
     }
-    Program experts(Experts step, int64_t count, bool floats) const {
+    Program experts(Experts step, int64_t count) const {
+        const int64_t all = weight(step.down).count;
         Small part = small();
         Program &program = part.program();
         program.slots[static_cast<size_t>(step.logits)].width = count;
@@ -366,18 +438,20 @@ class Cases {
             if (*id == kNoWeight) continue;
             Weight w = weight(*id);
             w.count = count;
-            *id = floats ? as_floats(program, w) : put(w);
+            *id = put(w);
         }
         for (WeightId *id : {&step.gate_bias, &step.up_bias, &step.down_bias}) {
             if (*id == kNoWeight) continue;
-            Weight w = weight(*id);
-            w.rows = count;
+            Weight w = weight(*id);  // of all experts, one behind the other
+            w.cols = w.rows * w.cols / all * count;
+            w.rows = 1;
             *id = put(w);
         }
-        if (step.routing.selection_bias != kNoWeight) {
-            Weight w = weight(step.routing.selection_bias);
+        for (WeightId *id : {&step.routing.selection_bias, &step.routing.expert_scales}) {
+            if (*id == kNoWeight) continue;
+            Weight w = weight(*id);
             w.cols = count;
-            step.routing.selection_bias = put(w);
+            *id = put(w);
         }
         return part.input(step.in).input(step.logits).input(step.add).step(step).look_at(step.out);
     }
@@ -385,8 +459,10 @@ class Cases {
     // All rows are computed, as those of any matrix, and some of them looked at.
     void add(const Logits &step) {
         const Weight &w = weight(step.weight);
+        if (seen({kLogits, type(step.weight), w.rows, w.cols, type(step.bias), step.scale != 1,
+                  step.softcap > 0}))
+            return;
         const std::string name = "output matrix " + format_of(w) + " " + shape_of(w);
-        if (seen(name)) return;
         const auto make = [this, step](bool floats) {
             Small part = small();
             part.input(step.in);
@@ -405,7 +481,8 @@ class Cases {
     const Program &program_;
     int32_t attention_tokens_;
     std::vector<StepCase> cases_;
-    std::set<std::string> names_;
+    std::map<CaseKey, size_t> cases_by_key_;
+    std::map<std::string, int> names_;  // how many cases have each
 };
 
 }  // namespace

@@ -14,30 +14,33 @@
 namespace runnel::commands {
 
 struct StepCase {
-    std::string name;     // "matrix q4_K 4096 x 14336": one line per kind, shape and format
+    std::string name;     // "matrix q4_K 4096 x 14336": no two cases have the same
     std::string example;  // the tensor that it is shown with, or empty
-    // The step with the program's own weights; and the same with the weights that it needs as F32, of which
-    // the CPU's float kernels make the reference. Both have the same tokens and the same vocabulary. (Made
-    // when they are wanted: of a large matrix, F32 is much.)
+    // The step with the program's own weights; and what plain_logits() is to make the reference of: the same,
+    // or of a matrix only the rows that are looked at. Both have the same tokens and the same vocabulary.
+    // (Made when they are wanted.)
     std::function<kernels::Program()> program, reference;
     int32_t tokens;    // one sequence of so many; their ids are their numbers
     double tolerance;  // of a device with 15-bit activations, relative
+    bool rounded;      // whether devices round its activations to integers: it multiplies by matrices
     // Of matrices: all that have this shape and format, for a measurement; and the bytes of one.
     std::vector<kernels::WeightId> same = {};
     size_t bytes = 0;
 };
 
-// Of each kind, shape and format the first; `program` must outlive the cases. `attention_tokens`: how long
-// the sequence is that attention is tried with (it takes other ways from 64 and 256 tokens on). Weights of
-// the cases point where the program's do.
+// Of all steps that are the same work (whatever a kernel could depend on) the first; `program` must outlive
+// the cases. `attention_tokens`: how long the sequence is that attention is tried with (it takes other ways
+// from 64 and 256 tokens on); windows that it would not outgrow are made shorter, so that they hide
+// something. Weights of the cases point where the program's do.
 std::vector<StepCase> step_cases(const kernels::Program &program, int32_t attention_tokens = 300);
 
 // The matrix of a case `count` times, one after the other through all that are like it: what a device takes
 // for it is the time of many less the time of few, by the difference of their numbers.
 kernels::Program repeated(const StepCase &step, const kernels::Program &program, int32_t count);
 
-// A program that no file holds: every format that this program writes, attention with heads of several sizes,
-// experts. For machines without a model. With `large` also matrices that are worth measuring.
+// A program that no file holds: matrices of every format that this program writes, embeddings, an RMS norm, a
+// gate, attention with heads of two sizes, experts. For machines without a model. With `large` also matrices
+// that are worth measuring.
 kernels::Program sample_program(bool large);
 
 }  // namespace runnel::commands

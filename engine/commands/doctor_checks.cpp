@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/cpu_backend.h"
+#include "engine/commands/doctor_reference.h"
 
 namespace runnel::commands {
 namespace {
@@ -90,11 +90,9 @@ void judge(const StepCase &step, const CheckedDevice &device, Finding &finding) 
     const std::vector<float> whole = sequence.run(0, step.tokens);
     const std::vector<float> again = sequence.run(0, step.tokens);
     const std::vector<float> parts = in_small_batches(sequence, step.tokens);
-    const std::vector<float> expected =
-        Sequence(kernels::cpu::make_cpu_backend(0), step.reference(), step.tokens).run(0, step.tokens);
+    const std::vector<float> expected = plain_logits(step.reference(), step.tokens);
 
-    const double tolerance = std::max(
-        step.tolerance, step.bytes > 0 || step.tolerance > 1e-3 ? device.least_tolerance : step.tolerance);
+    const double tolerance = step.rounded ? std::max(step.tolerance, device.least_tolerance) : step.tolerance;
     const Distance d = distance(whole, expected, program.vocab);
     finding.numbers["error"] = std::isfinite(d.all) ? Json(d.all) : Json("not finite");
     finding.detail = std::isfinite(d.all) ? "error " + scientific(d.all) : "results are not finite";
@@ -106,6 +104,10 @@ void judge(const StepCase &step, const CheckedDevice &device, Finding &finding) 
         if (std::isfinite(d.all))
             finding.detail += ", of one column " + scientific(d.worst_column) + "; expected is below " +
                               scientific(tolerance);
+    } else if (device.same_bits && !step.rounded &&
+               !same_bits(whole, Sequence(device.same_bits(), program, step.tokens).run(0, step.tokens))) {
+        finding.verdict = Verdict::Wrong;
+        finding.detail += ", but not the bits of the scalar instruction set";
     } else if (!same_bits(whole, parts)) {
         const Distance of_parts = distance(parts, expected, program.vocab);
         const bool wrong = !(of_parts.all <= tolerance);
@@ -139,15 +141,15 @@ Distance distance(std::span<const float> a, std::span<const float> b, int64_t co
 
 Finding check(const StepCase &step, const CheckedDevice &device) {
     Finding finding{device.area, step.name, Verdict::Right};
+    finding.role = Finding::Role::Step;
     if (!step.example.empty()) finding.numbers["tensor"] = step.example;
     try {
         judge(step, device, finding);
     } catch (const BackendError &error) {
-        const std::string what = error.what();
-        const bool none = what.find("has no kernel for") != std::string::npos;
-        const bool memory = error.kind == BackendError::Kind::OutOfMemory;
-        finding.verdict = none || memory ? Verdict::Skipped : Verdict::Failed;
-        finding.detail = what;
+        using Kind = BackendError::Kind;
+        const bool skipped = error.kind == Kind::NoKernel || error.kind == Kind::OutOfMemory;
+        finding.verdict = skipped ? Verdict::Skipped : Verdict::Failed;
+        finding.detail = error.what();
     }
     return finding;
 }

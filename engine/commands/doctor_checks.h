@@ -15,13 +15,16 @@ namespace runnel::commands {
 struct CheckedDevice {
     Finding::Area area;
     std::function<std::unique_ptr<kernels::Backend>()> make;
-    double least_tolerance = 0;   // of what it multiplies; the CPU's activations have 8 bits
+    double least_tolerance = 0;   // of StepCase::rounded; the CPU's activations have 8 bits
     double bytes_per_second = 0;  // that its memory gives; 0: matrices are not measured
+    // A device whose bits it must give, but for matrices, which take other devices long: of the CPU, its
+    // plainest instruction set. None: no other device is promised to give the same bits.
+    std::function<std::unique_ptr<kernels::Backend>()> same_bits = {};
 };
 
-// Computes the case with all tokens in one batch, twice, and then in small ones; never throws for what the
-// device does. Verdicts: Right, Wrong (with the error), Unstable, Varies, Skipped (there is no kernel),
-// Failed.
+// Computes the case with all tokens in one batch, twice, and then in small ones, and holds that against plain
+// arithmetic (doctor_reference.h); never throws for what the device does. Verdicts: Right, Wrong (with the
+// error), Unstable, Varies, Skipped (there is no kernel), Failed.
 Finding check(const StepCase &step, const CheckedDevice &device);
 
 // Of a matrix that is Right: how fast one token is multiplied, into `finding`; Slow below kSlow of the

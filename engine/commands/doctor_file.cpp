@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -16,11 +17,15 @@ namespace {
 using Verdict = Finding::Verdict;
 
 constexpr size_t kPiece = size_t{4} << 20;  // bytes that a thread takes at a time
-constexpr size_t kMostNamed = 20;           // damaged tensors
+constexpr size_t kMostNamed = 20;           // tensors
 
-// Large tensors have few pages of zeros: the padding of a vocabulary.
-constexpr uint64_t kLarge = uint64_t{1} << 20;  // bytes
-constexpr double kMostZeros = 0.02;
+// Matrices have few pages of zeros: the padding of a vocabulary. Vectors may be zeros altogether (biases).
+// What was preallocated and never downloaded is zeros from some place on: most of a matrix, or a part of the
+// last one of a file.
+constexpr double kMostZeros = 0.02;                  // more are noted, of
+constexpr uint64_t kLarge = uint64_t{1} << 20;       // bytes
+constexpr double kMissing = 0.5, kMissingEnd = 0.1;  // more are damage, of
+constexpr uint64_t kMatrixPages = 16;
 
 struct Piece {
     size_t tensor;
@@ -39,7 +44,32 @@ std::vector<Piece> pieces_of(const gguf::File &file) {
     return pieces;
 }
 
-Finding describe(const gguf::Tensor &tensor, const gguf::DataScan &scan) {
+enum class Condition { Sound, Zeros, Missing, Broken };
+
+Condition condition_of(const gguf::Tensor &tensor, const gguf::DataScan &scan, bool last) {
+    if (scan.not_finite > 0) return Condition::Broken;
+    const auto pages = static_cast<double>(scan.pages);
+    if (tensor.rank < 2 || scan.pages < kMatrixPages) return Condition::Sound;
+    if (static_cast<double>(scan.zero_pages) > kMissing * pages ||
+        (last && static_cast<double>(scan.zero_tail) > kMissingEnd * pages))
+        return Condition::Missing;
+    const bool zeros = tensor.bytes >= kLarge && static_cast<double>(scan.zero_pages) > kMostZeros * pages;
+    return zeros ? Condition::Zeros : Condition::Sound;
+}
+
+// Whether it is the last one of its part.
+std::vector<bool> last_of_parts(const std::vector<gguf::Tensor> &tensors) {
+    std::map<size_t, size_t> last;  // by part
+    for (size_t t = 0; t < tensors.size(); ++t) {
+        const auto [known, first] = last.try_emplace(static_cast<size_t>(tensors[t].part), t);
+        if (tensors[t].offset > tensors[known->second].offset) known->second = t;
+    }
+    std::vector<bool> is_last(tensors.size());
+    for (const auto &[part, t] : last) is_last[t] = true;
+    return is_last;
+}
+
+Finding describe(const gguf::Tensor &tensor, const gguf::DataScan &scan, Condition condition) {
     const gguf::TypeTraits &type = gguf::traits(tensor.type);
     Finding finding{Finding::Area::File, std::string(tensor.name), Verdict::Wrong};
     finding.numbers = {{"type", type.name},
@@ -49,16 +79,32 @@ Finding describe(const gguf::Tensor &tensor, const gguf::DataScan &scan) {
     if (scan.not_finite > 0) {
         const uint64_t byte = tensor.offset + *scan.first_broken * type.block_bytes;
         finding.numbers["first_byte"] = byte;
+        const bool nvfp4 = tensor.type == gguf::Type::NVFP4;
         finding.detail = std::to_string(scan.not_finite) + " of " + std::to_string(scan.blocks) +
-                         (type.quantized ? " scales" : " values") +
-                         " are no numbers (NaN or infinite), the first at byte " + std::to_string(byte);
+                         (type.quantized ? " blocks have scales that" : " values") +
+                         (nvfp4 ? " nothing writes (NaN or negative)" : " are no numbers (NaN or infinite)") +
+                         ", the first at byte " + std::to_string(byte);
         if (tensor.part > 0) finding.detail += " of part " + std::to_string(tensor.part + 1);
     } else {
-        finding.verdict = Verdict::Note;
+        if (condition == Condition::Zeros) finding.verdict = Verdict::Note;
         finding.detail = std::to_string(scan.zero_pages) + " of " + std::to_string(scan.pages) +
                          " pages hold nothing but zeros: a download that was never finished looks like that";
     }
     return finding;
+}
+
+// Damaged ones first.
+std::vector<Finding> describe_all(const std::vector<gguf::Tensor> &tensors,
+                                  const std::vector<gguf::DataScan> &scans) {
+    const std::vector<bool> is_last = last_of_parts(tensors);
+    std::vector<Finding> findings;
+    for (size_t t = 0; t < scans.size(); ++t) {
+        const Condition condition = condition_of(tensors[t], scans[t], is_last[t]);
+        if (condition != Condition::Sound) findings.push_back(describe(tensors[t], scans[t], condition));
+    }
+    std::stable_partition(findings.begin(), findings.end(),
+                          [](const Finding &f) { return f.verdict == Verdict::Wrong; });
+    return findings;
 }
 
 }  // namespace
@@ -91,22 +137,18 @@ std::vector<Finding> check_file(const gguf::File &file, int threads,
 
     std::vector<gguf::DataScan> sums(file.tensors().size());
     for (size_t i = 0; i < pieces.size(); ++i) sums[pieces[i].tensor].add(scans[i]);
-    std::vector<Finding> findings;
-    size_t broken = 0;
-    for (size_t t = 0; t < sums.size(); ++t) {
-        const bool zeros =
-            static_cast<double>(sums[t].zero_pages) > kMostZeros * static_cast<double>(sums[t].pages);
-        if (sums[t].not_finite == 0 && !zeros) continue;
-        broken += sums[t].not_finite > 0;
-        if (findings.size() < kMostNamed) findings.push_back(describe(file.tensors()[t], sums[t]));
-    }
+    std::vector<Finding> findings = describe_all(file.tensors(), sums);
+    const auto damaged = static_cast<size_t>(std::count_if(
+        findings.begin(), findings.end(), [](const Finding &f) { return f.verdict == Verdict::Wrong; }));
+    if (findings.size() > kMostNamed) findings.resize(kMostNamed);
     char text[120];
     std::snprintf(text, sizeof text, "%zu tensors, %.2f GB read in %.1f s", file.tensors().size(),
                   static_cast<double>(all) / 1e9, seconds);
-    Finding whole{Finding::Area::File, "all tensors", broken > 0 ? Verdict::Note : Verdict::Right, text};
-    if (broken > 0) whole.detail += ", " + std::to_string(broken) + " of them damaged";
+    Finding whole{Finding::Area::File, "all tensors", damaged > 0 ? Verdict::Wrong : Verdict::Right, text};
+    whole.role = Finding::Role::Summary;
+    if (damaged > 0) whole.detail += ", " + std::to_string(damaged) + " of them damaged";
     whole.numbers = {
-        {"tensors", file.tensors().size()}, {"bytes", all}, {"damaged", broken}, {"seconds", seconds}};
+        {"tensors", file.tensors().size()}, {"bytes", all}, {"damaged", damaged}, {"seconds", seconds}};
     findings.push_back(std::move(whole));
     return findings;
 }

@@ -10,8 +10,10 @@
 
 namespace runnel::commands {
 
-// A finding for every damaged tensor and one for the whole. `progress`(bytes read, bytes in all) is called
-// now and then, by one thread at a time. Reads with `threads` threads; throws what starting them throws.
+// A finding for every damaged tensor and every one with suspiciously many zeros, damaged ones first (the
+// first 20 of all), and one for the whole, which is Wrong where a tensor is. `progress`(bytes read, bytes in
+// all) is called now and then, by one thread at a time. Reads with `threads` threads; throws what starting
+// them throws.
 std::vector<Finding> check_file(const gguf::File &file, int threads,
                                 const std::function<void(uint64_t, uint64_t)> &progress = {});
 

@@ -26,7 +26,7 @@ std::string list_of(const std::vector<Finding> &findings,
     size_t count = 0;
     for (const Finding &f : findings) {
         if (!wanted(f)) continue;
-        if (count < kMost) text += (count ? "; " : "") + f.subject;
+        if (count < kMost) text += (count ? "; " : "") + gguf::printable(f.subject, 200);
         ++count;
     }
     return count > kMost ? text + " and " + std::to_string(count - kMost) + " more" : text;
@@ -37,17 +37,8 @@ class Judge {
     explicit Judge(const std::vector<Finding> &findings) : findings_(findings) {}
 
     Conclusion conclude() const {
-        if (has(Area::File, Verdict::Wrong))
-            return {"file",
-                    "The file is damaged (" + named(Area::File, Verdict::Wrong) +
-                        "): download it again, and compare its checksum with the publisher's.",
-                    exit_code::kModelFile};
-        if (faults(Area::Cpu) > 0)
-            return {"cpu",
-                    "The CPU's results are wrong (" + named(Area::Cpu) +
-                        "). If another run says the same, RUNNEL_CPU=scalar goes around the kernels: please "
-                        "report it. If not, memory or an overclocked CPU is at fault.",
-                    exit_code::kFailed};
+        if (has(Area::File, Verdict::Wrong)) return of_file();
+        if (faults(Area::Cpu) > 0) return of_cpu();
         if (faults(Area::Gpu) + faults(Area::Text) > 0) return of_gpu();
         return {"none", all_well(), exit_code::kDone};
     }
@@ -66,10 +57,62 @@ class Judge {
         return count([&](const Finding &f) { return f.area == area && is_fault(f.verdict); });
     }
     std::string named(Area area, Verdict verdict) const {
-        return list_of(findings_, [&](const Finding &f) { return f.area == area && f.verdict == verdict; });
+        return list_of(findings_, [&](const Finding &f) {
+            return f.area == area && f.verdict == verdict && f.role != Finding::Role::Summary;
+        });
+    }
+    // The first fault that says by itself what to do; and whether all faults of the area do.
+    const Finding *told(Area area) const {
+        const auto found = std::find_if(findings_.begin(), findings_.end(), [&](const Finding &f) {
+            return f.area == area && is_fault(f.verdict) && !f.remedy.empty();
+        });
+        return found == findings_.end() ? nullptr : &*found;
+    }
+    bool all_told(Area area) const {
+        return std::none_of(findings_.begin(), findings_.end(), [&](const Finding &f) {
+            return f.area == area && is_fault(f.verdict) && f.remedy.empty();
+        });
     }
     std::string named(Area area) const {
         return list_of(findings_, [&](const Finding &f) { return f.area == area && is_fault(f.verdict); });
+    }
+
+    Conclusion of_file() const {
+        if (all_told(Area::File)) {
+            const Finding &why = *told(Area::File);
+            return {"file", "The file is at fault: " + gguf::printable(why.detail, 300) + ". " + why.remedy,
+                    exit_code::kModelFile};
+        }
+        return {"file",
+                "The file is damaged (" + named(Area::File, Verdict::Wrong) +
+                    "): download it again, and compare its checksum with the publisher's.",
+                exit_code::kModelFile};
+    }
+
+    Conclusion of_cpu() const {
+        if (faults(Area::Cpu) ==
+            count([](const Finding &f) { return f.area == Area::Cpu && f.verdict == Verdict::Failed; }))
+            return {"cpu",
+                    "The CPU did not do its work (" + named(Area::Cpu) +
+                        "): look at these lines, and free memory or choose fewer threads with -t.",
+                    exit_code::kFailed};
+        return {"cpu",
+                "The CPU's results are wrong (" + named(Area::Cpu) +
+                    "). If another run says the same, RUNNEL_CPU=scalar goes around the kernels: please "
+                    "report it. If not, memory or an overclocked CPU is at fault.",
+                exit_code::kFailed};
+    }
+
+    // Of a device, everything that was held against plain arithmetic.
+    bool nothing_right(const std::string &device) const {
+        const auto steps = [&](auto wanted) {
+            return count([&](const Finding &f) {
+                return f.area == Area::Gpu && f.role == Finding::Role::Step && f.device == device &&
+                       wanted(f.verdict);
+            });
+        };
+        return steps([](Verdict v) { return v == Verdict::Wrong; }) > 0 &&
+               steps([](Verdict v) { return v == Verdict::Right || v == Verdict::Slow; }) == 0;
     }
 
     Conclusion of_gpu() const {
@@ -81,21 +124,25 @@ class Judge {
                         "). Heat, power, overclocking or its memory: look at nvidia-smi and dmesg (Xid)." +
                         without,
                     exit_code::kFailed};
+        if (const Finding *why = told(Area::Gpu))
+            return {"driver",
+                    "The GPU's driver is at fault: " + gguf::printable(why->detail, 300) + ". " +
+                        why->remedy + without,
+                    exit_code::kFailed};
         if (has(Area::Gpu, Verdict::Failed))
             return {"driver",
                     "The driver does not run the work it is given (" + named(Area::Gpu, Verdict::Failed) +
                         "): start the machine anew, and install a current driver." + without,
                     exit_code::kFailed};
-        const size_t right = count([](const Finding &f) {
-            return f.area == Area::Gpu && (f.verdict == Verdict::Right || f.verdict == Verdict::Slow);
-        });
-        if (has(Area::Gpu, Verdict::Wrong) && right == 0)
-            return {
-                "driver",
-                "Nothing that the GPU computes is right: the driver and this program do not fit together, "
-                "or the GPU is broken. Install a current driver." +
-                    without,
-                exit_code::kFailed};
+        const auto broken = std::find_if(findings_.begin(), findings_.end(),
+                                         [&](const Finding &f) { return nothing_right(f.device); });
+        if (broken != findings_.end())
+            return {"driver",
+                    "Nothing that the GPU" + (broken->device.empty() ? "" : " " + broken->device) +
+                        " computes is right: the driver and this program do not fit together, or the GPU is "
+                        "broken. Install a current driver." +
+                        without,
+                    exit_code::kFailed};
         const std::string what = faults(Area::Gpu) > 0 ? named(Area::Gpu) : named(Area::Text);
         return {"kernel",
                 "Part of what this program does on this GPU is wrong (" + what +
@@ -104,7 +151,11 @@ class Judge {
     }
 
     std::string all_well() const {
-        std::string text = "Everything that was looked at is right.";
+        const std::string noted = named(Area::File, Verdict::Note);
+        std::string text = noted.empty()
+                               ? "Everything that was looked at is right."
+                               : "Nothing is wrong, but look at what is noted of the file (" + noted +
+                                     "): if its texts are bad, compare its checksum with the publisher's.";
         const std::string slow =
             list_of(findings_, [](const Finding &f) { return f.verdict == Verdict::Slow; });
         if (!slow.empty()) text += " Slower than the memory allows: " + slow + ".";
@@ -176,6 +227,7 @@ Json to_json(const std::vector<Finding> &findings, const Conclusion &conclusion)
         std::transform(verdict.begin(), verdict.end(), verdict.begin(),
                        [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
         Json entry = {{"area", name_of(f.area)}, {"subject", f.subject}, {"verdict", verdict}};
+        if (!f.device.empty()) entry["device"] = f.device;
         entry["detail"] = f.detail;
         entry.update(f.numbers);
         list.push_back(std::move(entry));

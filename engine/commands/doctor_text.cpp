@@ -72,9 +72,12 @@ Finding check_text(const TextLogits &of) {
     Finding finding{Finding::Area::Text,
                     "a text of " + std::to_string(of.tokens.size()) + " tokens on the CPU", Verdict::Right};
     if (!all_finite(of)) {
-        finding.area = Finding::Area::Cpu;
+        finding.area = Finding::Area::File;
         finding.verdict = Verdict::Wrong;
-        finding.detail = "numbers that are not finite";
+        finding.detail = "the model's own numbers overflow: a text makes logits that are not finite";
+        finding.remedy =
+            "Its weights are damaged or were converted wrongly: download it again, compare its checksum with "
+            "the publisher's, or take another conversion of the model.";
         return finding;
     }
     double surprise = 0;

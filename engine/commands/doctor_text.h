@@ -20,7 +20,8 @@ struct TextLogits {
 // At most `most` tokens of the text. Throws what Engine and its executor throw.
 TextLogits logits_of_text(const decode::EngineOptions &options, int32_t most);
 
-// Whether the model's numbers are finite, and its guesses better than chance.
+// Whether the model's numbers are finite, and its guesses better than chance. Numbers that are not finite are
+// put down to the file: what the CPU's kernels are worth is known by then.
 Finding check_text(const TextLogits &logits);
 
 // `device` is its name for the finding; `again` a second run on it.

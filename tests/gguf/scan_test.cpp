@@ -168,5 +168,21 @@ TEST_CASE("scan: every block and every page is looked at, in pieces, too") {
     auto data = tests::random_weights(type, 300, 256, random);
     std::fill_n(data.begin() + 8192, 4096, std::byte{0});
     CHECK(gguf::scan(type, data).zero_pages == 1);
+    CHECK(gguf::scan(type, data).zero_tail == 0);
     CHECK(gguf::scan(type, data).not_finite == 0);
+}
+
+TEST_CASE("scan: how many of the last pages are zeros, in pieces, too") {
+    std::vector<std::byte> data(10 * gguf::kScanPage);
+    const auto tail_of = [&](size_t piece) {
+        gguf::DataScan found;
+        for (size_t at = 0; at < data.size(); at += piece)
+            found.add(gguf::scan(gguf::Type::F32, std::span(data).subspan(at, piece)));
+        return found.zero_tail;
+    };
+    for (const size_t piece : {1, 2, 5, 10}) CHECK(tail_of(piece * gguf::kScanPage) == 10);
+    data[6 * gguf::kScanPage + 5] = std::byte{1};  // the seventh page
+    for (const size_t piece : {1, 2, 5, 10}) CHECK(tail_of(piece * gguf::kScanPage) == 3);
+    data.back() = std::byte{1};
+    for (const size_t piece : {1, 2, 5, 10}) CHECK(tail_of(piece * gguf::kScanPage) == 0);
 }

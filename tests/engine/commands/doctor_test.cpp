@@ -8,21 +8,24 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "engine/commands/commands.h"
+#include "engine/commands/doctor.h"
 #include "engine/commands/doctor_cases.h"
 #include "engine/commands/doctor_checks.h"
 #include "engine/commands/doctor_cpu.h"
 #include "engine/commands/doctor_file.h"
+#include "engine/commands/doctor_reference.h"
 #include "engine/commands/doctor_report.h"
 #include "engine/commands/doctor_text.h"
 #include "engine/model/model.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/plan.h"
 #include "kernels/cuda/probe.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/process.h"
 #include "tests/support/temporary.h"
+#include "tests/support/tiny_program.h"
 
 using namespace runnel;
 using namespace runnel::commands;
@@ -40,6 +43,13 @@ CheckedDevice emulated() {
     return {Area::Gpu, [] { return kernels::cuda::make_cuda_backend(0); }};
 }
 
+// The CPU as doctor looks at it.
+CheckedDevice the_cpu() {
+    CheckedDevice cpu{Area::Cpu, [] { return kernels::cpu::make_cpu_backend(1); }, 0.1};
+    cpu.same_bits = [] { return kernels::cpu::make_cpu_backend(1, "scalar"); };
+    return cpu;
+}
+
 ModelShape shape_of(const char *arch, const char *type) {
     ModelShape shape;
     shape.arch = arch, shape.type = type, shape.layers = 1;
@@ -52,19 +62,35 @@ std::vector<Finding> check_all(const kernels::Program &program, const CheckedDev
     return findings;
 }
 
-// A device that computes on the CPU and changes what comes out when a program has a matrix of a format.
-class Faulty final : public kernels::Backend {
-  public:
-    enum class Fault { SomeRows, FewTokens, NowAndThen, NotFinite, Refuses };
-    Faulty(Fault fault, gguf::Type type) : fault_(fault), type_(type) {}
-
-    kernels::DeviceInfo info() const override { return cpu_->info(); }
-    void load(const kernels::Program &program, const kernels::CacheConfig &cache, int32_t most) override {
-        affected_ = false;
+// Whether a program has a matrix of a format in a Linear.
+std::function<bool(const kernels::Program &)> multiplies(gguf::Type type) {
+    return [type](const kernels::Program &program) {
         for (const kernels::Step &step : program.steps)
             if (const auto *linear = std::get_if<kernels::Linear>(&step))
                 for (const auto &part : linear->parts)
-                    affected_ |= program.weights[static_cast<size_t>(part.weight)].type == type_;
+                    if (program.weights[static_cast<size_t>(part.weight)].type == type) return true;
+        return false;
+    };
+}
+// Whether a program has a step of a kind.
+template <class Kind>
+bool has(const kernels::Program &program) {
+    return std::any_of(program.steps.begin(), program.steps.end(),
+                       [](const kernels::Step &step) { return std::holds_alternative<Kind>(step); });
+}
+
+// A device that computes on the CPU and changes what comes out of some programs.
+class Faulty final : public kernels::Backend {
+  public:
+    enum class Fault { SomeRows, LastBit, FewTokens, NowAndThen, NotFinite, Refuses, NoKernel };
+    Faulty(Fault fault, std::function<bool(const kernels::Program &)> affected)
+        : fault_(fault), is_affected_(std::move(affected)) {}
+
+    kernels::DeviceInfo info() const override { return cpu_->info(); }
+    void load(const kernels::Program &program, const kernels::CacheConfig &cache, int32_t most) override {
+        affected_ = is_affected_(program);
+        if (affected_ && fault_ == Fault::NoKernel)
+            throw kernels::BackendError(kernels::BackendError::Kind::NoKernel, "something is missing");
         vocab_ = static_cast<size_t>(program.vocab);
         cpu_->load(program, cache, most);
     }
@@ -80,7 +106,9 @@ class Faulty final : public kernels::Backend {
         if (!now) return done;
         for (size_t row = 3; row < vocab_; row += 9) {
             float &value = logits[(batch.logit_rows.size() - 1) * vocab_ + row];
-            value = fault_ == Fault::NotFinite ? NAN : value + 50;
+            value = fault_ == Fault::NotFinite ? NAN
+                    : fault_ == Fault::LastBit ? std::nextafter(value, value + 1)
+                                               : value + 50;
         }
         return done;
     }
@@ -97,14 +125,16 @@ class Faulty final : public kernels::Backend {
   private:
     std::unique_ptr<kernels::Backend> cpu_ = kernels::cpu::make_cpu_backend(1);
     Fault fault_;
-    gguf::Type type_;
+    std::function<bool(const kernels::Program &)> is_affected_;
     bool affected_ = false;
     size_t vocab_ = 0;
     int calls_ = 0;
 };
 
-// doctor() in this process, where the GPU is the emulated one. Returns its exit code.
-int call_doctor(const std::filesystem::path &model, const char *device, json &report) {
+// doctor() in this process, where the GPU is the emulated one unless the machine says something else. Returns
+// its exit code.
+int call_doctor(const std::filesystem::path &model, const char *device, json &report,
+                const Machine &machine = this_machine()) {
     const testing::TemporaryDirectory directory;
     const std::string out = (directory / "out").string();
     DoctorOptions options;
@@ -115,13 +145,28 @@ int call_doctor(const std::filesystem::path &model, const char *device, json &re
     Io io;
     io.out = Output(fd, "a file");
     io.quiet = true;
-    const int code = doctor(options, io);
+    const int code = doctor(options, io, machine);
     close(fd);
     const std::vector<std::byte> bytes = testing::read_bytes(out);
     report = json::parse(reinterpret_cast<const char *>(bytes.data()),
                          reinterpret_cast<const char *>(bytes.data()) + bytes.size());
     return code;
 }
+
+// A model with a matrix of some size.
+struct LargeTensorModel {
+    LargeTensorModel(const char *type, int width, int ff)
+        : model([&] {
+              ModelShape shape = shape_of("llama", type);
+              shape.width = width, shape.ff = ff;
+              return shape;
+          }()),
+          bytes(testing::read_bytes(model.path)),
+          tensor(*model.file.find_tensor("blk.0.ffn_up.weight")) {}
+    TemporaryModel model;
+    std::vector<std::byte> bytes;  // of its file
+    const gguf::Tensor &tensor;
+};
 
 // The finding whose subject contains a text; fails when there is none.
 const Finding &about(const std::vector<Finding> &findings, const std::string &text) {
@@ -145,12 +190,18 @@ TEST_CASE("doctor: every kind of step is right on the CPU and on the emulated de
         const TemporaryModel tiny(shape_of(arch, type));
         const model::Model model = model::build(tiny.file);
         size_t matrices = 0;
-        for (const Finding &f :
-             check_all(model.program, {Area::Cpu, [] { return kernels::cpu::make_cpu_backend(1); }, 0.1})) {
+        for (const Finding &f : check_all(model.program, the_cpu())) {
             CAPTURE(f.subject);
             CAPTURE(f.detail);
             CHECK(f.verdict == Verdict::Right);
             matrices += f.subject.starts_with("matrix");
+            // Float kernels against double precision are never exact: who finds no error compares them with
+            // themselves.
+            if (f.subject.starts_with("attention") || f.subject.find("norm") != std::string::npos ||
+                f.subject.find("SiLU") != std::string::npos) {
+                CHECK(f.numbers["error"].get<double>() > 0);
+                CHECK(f.numbers["error"].get<double>() < 1e-3);
+            }
         }
         CHECK(matrices >= 2);
         if (std::string(arch) != "gpt-oss") continue;  // llama: below; the emulator takes its time
@@ -171,7 +222,8 @@ TEST_CASE("doctor: a wrong kernel is named, and it alone") {
     const auto with = [&](Fault fault) {
         return check_all(
             model.program,
-            {Area::Gpu, [fault] { return std::make_unique<Faulty>(fault, gguf::Type::Q6_K); }, 0.1});
+            {Area::Gpu, [fault] { return std::make_unique<Faulty>(fault, multiplies(gguf::Type::Q6_K)); },
+             0.1});
     };
     const auto check_only_q6 = [](const std::vector<Finding> &findings, Verdict expected) {
         size_t wrong = 0;
@@ -210,14 +262,138 @@ TEST_CASE("doctor: a wrong kernel is named, and it alone") {
     CHECK(about(findings, "matrix q6_K").detail.find("unspecified launch failure") != std::string::npos);
 }
 
+TEST_CASE("doctor: a wrong kernel of the CPU is found, be it by a bit") {
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    const model::Model model = model::build(tiny.file);
+    const auto with = [&](Faulty::Fault fault, auto affected) {
+        CheckedDevice cpu = the_cpu();
+        cpu.make = [=] { return std::make_unique<Faulty>(fault, affected); };
+        return check_all(model.program, cpu);
+    };
+    const auto check_only = [&](const char *subject, const std::vector<Finding> &findings) {
+        for (const Finding &f : findings) {
+            CAPTURE(f.subject);
+            CHECK(f.verdict ==
+                  (f.subject.find(subject) != std::string::npos ? Verdict::Wrong : Verdict::Right));
+        }
+        CHECK(about(findings, subject).verdict == Verdict::Wrong);
+        CHECK(conclude(findings).fault == "cpu");
+    };
+    for (const Faulty::Fault fault : {Faulty::Fault::SomeRows, Faulty::Fault::LastBit}) {
+        check_only("attention", with(fault, has<kernels::Attention>));
+        check_only("RMS norm", with(fault, has<kernels::Norm>));
+    }
+    const std::vector<Finding> last_bit = with(Faulty::Fault::LastBit, has<kernels::Attention>);
+    CHECK(about(last_bit, "attention").detail.find("not the bits") != std::string::npos);
+    // And what a GPU has no kernel for is no fault.
+    CHECK(about(with(Faulty::Fault::NoKernel, has<kernels::Attention>), "attention").verdict ==
+          Verdict::Skipped);
+}
+
+TEST_CASE("doctor: its plain arithmetic is what the tests' own makes of random programs") {
+    using Score = kernels::Routing::Score;
+    for (uint32_t seed = 1; seed <= 40; ++seed) {
+        CAPTURE(seed);
+        tests::TinyShape shape;
+        shape.varied = seed % 2 == 1;
+        shape.window = seed % 3 == 0 ? 7 : 0;
+        shape.head_norm = seed % 4 == 0, shape.bias = seed % 4 < 2;
+        if (seed % 4 == 2) {
+            shape.experts.count = 8;
+            shape.experts.routing.score = static_cast<Score>(seed / 4 % 3);
+            shape.experts.routing.normalize = seed % 8 == 2;
+            if (seed % 3 == 0) shape.experts.routing.groups = 4, shape.experts.routing.groups_used = 2;
+            shape.experts.selection_bias = seed % 3 == 0, shape.experts.biases = seed % 5 == 0;
+            shape.experts.merged = seed % 8 == 6, shape.experts.weights_on_input = seed % 5 == 1;
+            shape.experts.scales = seed % 3 == 1;
+        }
+        const tests::TinyProgram tiny(shape, seed);
+        std::vector<int32_t> tokens(20);
+        for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i);
+        const std::vector<reference::Row> expected = tests::reference_logits(tiny.program(), tokens);
+        const std::vector<float> logits = plain_logits(tiny.program(), 20);
+        REQUIRE(logits.size() == 20 * static_cast<size_t>(tiny.program().vocab));
+        double size = 0, error = 0;
+        for (size_t i = 0; i < logits.size(); ++i) {
+            const double right = expected[i / expected[0].size()][i % expected[0].size()];
+            size = std::max(size, std::fabs(right));
+            error = std::max(error, std::fabs(right - double{logits[i]}));
+        }
+        CHECK(error <= 1e-4 * size);
+    }
+}
+
+TEST_CASE("doctor: steps that differ are cases of their own, and windows hide something") {
+    const TemporaryModel tiny(shape_of("gemma2", "F16"));
+    const model::Model model = model::build(tiny.file);
+    kernels::Program program = model.program;
+    const auto cases = step_cases(program, kFewTokens);
+    const auto attention = [](const std::vector<StepCase> &of) {
+        std::vector<StepCase> found;
+        for (const StepCase &step : of)
+            if (step.name.starts_with("attention")) found.push_back(step);
+        return found;
+    };
+    // The same layer again with another scale, and with a longer window.
+    const auto first = std::find_if(
+        program.steps.begin(), program.steps.end(),
+        [](const kernels::Step &step) { return std::holds_alternative<kernels::Attention>(step); });
+    REQUIRE(first != program.steps.end());
+    auto other = std::get<kernels::Attention>(*first);
+    std::get<kernels::Attention>(*first).window = other.window = 1024;
+    other.scale *= 2;
+    program.steps.insert(program.steps.begin(), other);
+    other.window_kind = kernels::Attention::Window::Chunked;
+    program.steps.insert(program.steps.begin(), other);
+    const std::vector<StepCase> more = attention(step_cases(program, kFewTokens));
+    CHECK(more.size() == attention(cases).size() + 2);
+    for (size_t i = 0; i < more.size(); ++i)
+        for (size_t j = 0; j < i; ++j) CHECK(more[i].name != more[j].name);
+    size_t windows = 0;
+    for (const StepCase &step : more) {
+        if (step.name.find("1024") == std::string::npos) continue;
+        ++windows;
+        CAPTURE(step.name);
+        CHECK(step.name.find("(here 17)") != std::string::npos);
+        kernels::Program open = step.program();
+        const std::vector<float> right = plain_logits(open, step.tokens);
+        for (kernels::Step &s : open.steps)
+            if (auto *a = std::get_if<kernels::Attention>(&s)) a->window = 0;
+        CHECK(distance(plain_logits(open, step.tokens), right, open.vocab).all > step.tolerance * 2);
+    }
+    CHECK(windows == 3);
+}
+
+TEST_CASE("doctor: what the GPU has no kernel for is told apart from what fails") {
+    kernels::Program program;
+    program.slots = {{"x", 256}};
+    program.weights = {{"table", gguf::Type::Q8_K, 8, 256, nullptr}};
+    program.steps = {kernels::Embed{0, 0}};
+    try {
+        kernels::cuda::plan(program);
+        FAIL("there is a kernel for q8_K");
+    } catch (const kernels::BackendError &error) {
+        CHECK(error.kind == kernels::BackendError::Kind::NoKernel);
+    }
+}
+
 TEST_CASE("doctor: whom it blames") {
-    const Finding right{Area::Gpu, "matrix a", Verdict::Right};
+    const auto step = [](const char *subject, Verdict verdict, const char *device = "cuda:0") {
+        Finding finding{Area::Gpu, subject, verdict};
+        finding.role = Finding::Role::Step, finding.device = device;
+        return finding;
+    };
+    const Finding right = step("matrix a", Verdict::Right);
     const auto fault = [&](std::vector<Finding> findings) { return conclude(findings).fault; };
     CHECK(fault({right}) == "none");
     CHECK(fault({{Area::Gpu, "no GPU", Verdict::Skipped}}) == "none");
-    CHECK(fault({right, {Area::Gpu, "matrix b", Verdict::Wrong}}) == "kernel");
-    CHECK(fault({right, {Area::Gpu, "matrix b", Verdict::Varies}}) == "kernel");
-    CHECK(fault({{Area::Gpu, "matrix b", Verdict::Wrong}}) == "driver");  // nothing is right
+    CHECK(fault({right, step("matrix b", Verdict::Wrong)}) == "kernel");
+    CHECK(fault({right, step("matrix b", Verdict::Varies)}) == "kernel");
+    // Nothing is right; that the GPU has a name and memory does not count.
+    CHECK(fault({{Area::Gpu, "some GPU", Verdict::Right}, step("matrix b", Verdict::Wrong)}) == "driver");
+    CHECK(fault({right, step("matrix b", Verdict::Wrong, "cuda:1")}) == "driver");
+    CHECK(conclude({right, step("matrix b", Verdict::Wrong, "cuda:1")}).text.find("cuda:1") !=
+          std::string::npos);
     CHECK(fault({right, {Area::Text, "the same text", Verdict::Wrong}}) == "kernel");
     CHECK(fault({right, {Area::Text, "the same text", Verdict::Unstable}}) == "gpu");
     CHECK(fault({right, {Area::Cpu, "matrices", Verdict::Wrong}, {Area::Gpu, "b", Verdict::Wrong}}) == "cpu");
@@ -275,12 +451,116 @@ TEST_CASE("doctor: a sound model on the emulated device, from file to text") {
     CHECK(text == 1);
 }
 
-TEST_CASE("doctor: a damaged file is found out, whatever the damage") {
-    ModelShape shape = shape_of("llama", "Q8_0");
-    shape.width = 512, shape.ff = 1024;
-    const TemporaryModel tiny(shape);
+TEST_CASE("doctor: a GPU of which nothing is right, and which of several it is") {
+    struct Emulated {
+        simt::Settings before = simt::settings();
+        ~Emulated() { simt::settings() = before; }
+    } emulated;
+    simt::settings().devices = 2;
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    Machine machine = this_machine();
+    machine.make_gpu = [](int number) -> std::unique_ptr<kernels::Backend> {
+        return std::make_unique<Faulty>(Faulty::Fault::SomeRows,
+                                        [number](const kernels::Program &) { return number == 1; });
+    };
+    json report;
+    CHECK(call_doctor(tiny.path, "auto", report, machine) == exit_code::kFailed);
+    CAPTURE(report.dump());
+    CHECK(report["fault"] == "driver");
+    const std::string said = report["conclusion"];
+    CHECK(said.find("Nothing that the GPU cuda:1 computes is right") != std::string::npos);
+    size_t wrong = 0;
+    for (const json &c : report["checks"]) {
+        CAPTURE(c.dump());
+        if (c["area"] != "gpu") continue;
+        REQUIRE(c.contains("device"));
+        CHECK(c["subject"].get<std::string>().starts_with(c["device"].get<std::string>() + " "));
+        wrong += c["verdict"] == "wrong" && c["device"] == "cuda:1";
+        if (c["device"] == "cuda:0" && c.contains("error")) CHECK(c["verdict"] != "failed");
+    }
+    CHECK(wrong > 5);
+    CHECK(call_doctor(tiny.path, "cuda:1", report, machine) == exit_code::kFailed);
+    for (const json &c : report["checks"])
+        if (c["area"] == "gpu") CHECK(c["device"] == "cuda:1");
+    CHECK_THROWS_AS(call_doctor(tiny.path, "cuda:2", report, machine), UsageError);
+}
+
+TEST_CASE("doctor: a driver that is too old or fails is at fault, none at all is not") {
+    using Absence = kernels::cuda::Devices::Absence;
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    Machine machine = this_machine();
+    json report;
+    const auto fault = [&](const char *device, Absence absence) {
+        machine.find_gpus = [absence] {
+            return kernels::cuda::Devices{true, {}, "that is the reason", absence};
+        };
+        const int code = call_doctor(tiny.path, device, report, machine);
+        CHECK(code == (report["fault"] == "none" ? exit_code::kDone : exit_code::kFailed));
+        return report["fault"].get<std::string>();
+    };
+    CHECK(fault("auto", Absence::DriverTooOld) == "driver");
+    const std::string said = report["conclusion"];
+    CHECK(said.find("that is the reason. Install a current NVIDIA driver.") != std::string::npos);
+    CHECK(fault("auto", Absence::DriverFailed) == "driver");
+    CHECK(fault("auto", Absence::NoDriver) == "none");
+    CHECK(fault("auto", Absence::NoDevice) == "none");
+    CHECK(fault("auto", Absence::NotCompiledIn) == "none");
+    CHECK(fault("cuda", Absence::DriverFailed) == "driver");
+    CHECK(fault("cuda:1", Absence::NoDriver) == "driver");
+    CHECK(fault("cuda", Absence::NoDevice) == "driver");
+    CHECK(report["checks"].size() > 10);
+    CHECK_THROWS_AS(fault("cuda", Absence::NotCompiledIn), UsageError);
+    CHECK(fault("cpu", Absence::DriverTooOld) == "none");
+}
+
+TEST_CASE("doctor: a file that nothing can run is at fault") {
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    json report;
+    // Every occurrence of a word in the file is another word of the same length.
+    const auto renamed = [&](std::string_view from, std::string_view to) {
+        std::vector<std::byte> bytes = testing::read_bytes(tiny.path);
+        auto *const begin = reinterpret_cast<char *>(bytes.data()), *const end = begin + bytes.size();
+        for (auto *at = begin; (at = std::search(at, end, from.begin(), from.end())) != end; ++at)
+            std::copy(to.begin(), to.end(), at);
+        const std::filesystem::path path = tiny.directory / "renamed.gguf";
+        testing::write_file(path, bytes);
+        return call_doctor(path, "cpu", report);
+    };
+    CHECK(renamed("blk.0.attn_v.weight", "blk.0.attn_z.weight") == exit_code::kModelFile);
+    CHECK(report["fault"] == "file");
+    CHECK(report["conclusion"].get<std::string>().find("blk.0.attn_v.weight") != std::string::npos);
+    CHECK(report["checks"].size() > 10);  // the devices are looked at all the same
+    CHECK(renamed("llama", "lhama") == exit_code::kModelFile);
+    CHECK(report["fault"] == "file");
+    CHECK(report["conclusion"].get<std::string>().find("newer version") != std::string::npos);
+}
+
+TEST_CASE("doctor: numbers that overflow are the model's, unless the CPU counts wrong") {
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
     std::vector<std::byte> bytes = testing::read_bytes(tiny.path);
-    const gguf::Tensor &tensor = *tiny.file.find_tensor("blk.0.ffn_up.weight");
+    const gguf::Tensor &norm = *tiny.file.find_tensor("output_norm.weight");
+    const float large = 3e38f;
+    for (size_t at = 0; at < norm.bytes; at += 4) std::memcpy(bytes.data() + norm.offset + at, &large, 4);
+    const std::filesystem::path path = tiny.directory / "large.gguf";
+    testing::write_file(path, bytes);
+    json report;
+    CHECK(call_doctor(path, "cpu", report) == exit_code::kModelFile);
+    CAPTURE(report.dump());
+    CHECK(report["fault"] == "file");
+    CHECK(report["conclusion"].get<std::string>().find("overflow") != std::string::npos);
+    Machine machine = this_machine();
+    machine.make_cpu = [](int) {
+        return std::make_unique<Faulty>(Faulty::Fault::SomeRows, has<kernels::Attention>);
+    };
+    CHECK(call_doctor(path, "cpu", report, machine) == exit_code::kFailed);
+    CHECK(report["fault"] == "cpu");
+}
+
+TEST_CASE("doctor: a damaged file is found out, whatever the damage") {
+    const LargeTensorModel large("Q8_0", 512, 1024);
+    const TemporaryModel &tiny = large.model;
+    const std::vector<std::byte> &bytes = large.bytes;
+    const gguf::Tensor &tensor = large.tensor;
     const auto damaged = [&](const char *name, auto change) {
         std::vector<std::byte> copy = bytes;
         change(copy);
@@ -305,23 +585,60 @@ TEST_CASE("doctor: a damaged file is found out, whatever the damage") {
     CHECK(report["checks"].size() > 10);  // the devices are looked at all the same
 }
 
-TEST_CASE("doctor: pages of zeros in a large tensor are noted") {
+TEST_CASE("doctor: pages of zeros: some are noted, a download that was never finished is damage") {
+    const LargeTensorModel large("F16", 512, 2048);
+    REQUIRE(large.tensor.bytes >= 1 << 20);
+    const auto with_zeros = [&](uint64_t from, uint64_t count) {
+        std::vector<std::byte> bytes = large.bytes;
+        std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(from), count, std::byte{0});
+        uint64_t shown = 0;
+        const std::vector<Finding> findings =
+            check_file(gguf::File::from_bytes(bytes, "zeros"), 3,
+                       [&](uint64_t done, uint64_t all) { shown += done > 0 && done <= all; });
+        CHECK(shown > 0);
+        return findings;
+    };
+    const std::vector<Finding> some = with_zeros(large.tensor.offset, 400 << 10);
+    REQUIRE(some.size() == 2);
+    CHECK(some[0].verdict == Verdict::Note);
+    CHECK(some[0].subject == "blk.0.ffn_up.weight");
+    CHECK(conclude(some).fault == "none");
+    CHECK(conclude(some).text.find("blk.0.ffn_up.weight") != std::string::npos);
+    CHECK(conclude(some).text.find("is right") == std::string::npos);
+    // The file from its middle on, and a part of its last tensor.
+    const std::vector<Finding> half = with_zeros(large.bytes.size() / 2, large.bytes.size() / 2);
+    CHECK(conclude(half).fault == "file");
+    CHECK(conclude(half).exit_code == exit_code::kModelFile);
+    CHECK(conclude(half).text.find("all tensors") == std::string::npos);
+    CHECK(about(half, "all tensors").verdict == Verdict::Wrong);
+    const auto last = std::ranges::max_element(large.model.file.tensors(), {}, &gguf::Tensor::offset);
+    CAPTURE(last->name);
+    if (last->bytes >= 1 << 18)
+        CHECK(conclude(with_zeros(last->offset + last->bytes / 4 * 3, last->bytes / 4)).fault == "file");
+    // A vector may be zeros altogether.
+    const gguf::Tensor &norm = *large.model.file.find_tensor("output_norm.weight");
+    CHECK(with_zeros(norm.offset, norm.bytes).size() == 1);
+}
+
+TEST_CASE("doctor: damage is not hidden behind what is noted of other tensors") {
     ModelShape shape = shape_of("llama", "F16");
-    shape.width = 512, shape.ff = 2048;
+    shape.layers = 5, shape.width = 256, shape.ff = 2048;
     const TemporaryModel tiny(shape);
     std::vector<std::byte> bytes = testing::read_bytes(tiny.path);
-    const gguf::Tensor &tensor = *tiny.file.find_tensor("blk.0.ffn_up.weight");
-    REQUIRE(tensor.bytes >= 1 << 20);
-    std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(tensor.offset), 400 << 10, std::byte{0});
-    const gguf::File file = gguf::File::from_bytes(bytes, "zeros");
-    uint64_t shown = 0;
-    const std::vector<Finding> findings =
-        check_file(file, 3, [&](uint64_t done, uint64_t all) { shown += done > 0 && done <= all; });
-    CHECK(shown > 0);
-    REQUIRE(findings.size() == 2);
-    CHECK(findings[0].verdict == Verdict::Note);
-    CHECK(findings[0].subject == "blk.0.ffn_up.weight");
-    CHECK(conclude(findings).fault == "none");
+    const auto &tensors = tiny.file.tensors();
+    for (const gguf::Tensor &tensor : tensors)  // a quarter is noted, in tensors that are large enough
+        if (tensor.rank == 2 && &tensor != &tensors.back())
+            std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(tensor.offset), tensor.bytes * 4 / 5,
+                        std::byte{0});
+    const uint16_t nan = 0x7e00;
+    const gguf::Tensor &last = tensors.back();
+    REQUIRE(last.rank == 2);
+    std::memcpy(bytes.data() + last.offset, &nan, 2);
+    const std::vector<Finding> findings = check_file(gguf::File::from_bytes(bytes, "damaged"), 2);
+    CHECK(findings.size() == 21);
+    CHECK(conclude(findings).fault == "file");
+    CHECK(findings.back().verdict == Verdict::Wrong);
+    CHECK(findings.back().numbers["damaged"].get<size_t>() > 20);
 }
 
 TEST_CASE("doctor: texts are held against each other") {
@@ -335,6 +652,7 @@ TEST_CASE("doctor: texts are held against each other") {
     noisy.logits[4] = INFINITY;
     CHECK(compare_texts(cpu, noisy, noisy, "a GPU").verdict == Verdict::Wrong);
     CHECK(check_text(noisy).verdict == Verdict::Wrong);
+    CHECK(conclude({check_text(noisy)}).fault == "file");
     CHECK(check_text(cpu).verdict == Verdict::Right);
     cpu.logits = {9, 9, -30, 0, 0, 0};  // the second token is never guessed
     CHECK(check_text(cpu).verdict == Verdict::Note);
