@@ -52,7 +52,7 @@ struct GraphKey {
 DeviceProperties use(int device) {
     DeviceProperties found = properties(device);
     if (10 * found.major + found.minor < kOldest)
-        throw BackendError(BackendError::Kind::Failed,
+        throw BackendError(BackendError::Kind::NoKernel,
                            found.name + " has compute capability " + std::to_string(found.major) + "." +
                                std::to_string(found.minor) +
                                ", and the kernels need 7.5 (Turing, 2018) or later: use --device cpu");
@@ -335,13 +335,13 @@ void CudaBackend::read_logits(int32_t row, std::span<float> logits) {
 }
 
 void CudaBackend::replay() {
-    Graph &graph = graphs_[now_];
-    if (!graph) {
-        stream_.begin_capture();
+    auto known = graphs_.find(now_);
+    if (known == graphs_.end()) {
+        Capture capture(stream_);
         enqueue();
-        graph = stream_.end_capture();
+        known = graphs_.emplace(now_, capture.end()).first;
     }
-    stream_.replay(graph);
+    stream_.replay(known->second);
 }
 
 // The part at hand.

@@ -6,6 +6,7 @@
 #include <array>
 #include <memory>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/devices.h"
@@ -248,7 +249,10 @@ Stream::Stream() : implementation_(new Implementation{}) {
 }
 
 void Stream::Delete::operator()(Implementation *p) const noexcept {
-    if (p->stream) cudaStreamDestroy(p->stream);
+    if (p->stream) {
+        cudaStreamSynchronize(p->stream);  // cudaStreamDestroy() would let the work run on
+        cudaStreamDestroy(p->stream);
+    }
     delete p;
 }
 
@@ -282,15 +286,25 @@ void Stream::wait() {
     check(cudaStreamSynchronize(get().stream), "running kernels");
 }
 
-void Stream::begin_capture() {
-    check(cudaStreamBeginCapture(get().stream, cudaStreamCaptureModeThreadLocal), "recording a graph");
-    get().capturing = true;
+Capture::Capture(Stream &stream) : stream_(&stream) {
+    check(cudaStreamBeginCapture(stream.get().stream, cudaStreamCaptureModeThreadLocal), "recording a graph");
+    stream.get().capturing = true;
 }
 
-Graph Stream::end_capture() {
-    get().capturing = false;
+Capture::~Capture() {
+    if (!stream_) return;
+    stream_->get().capturing = false;
     cudaGraph_t recorded = nullptr;
-    check(cudaStreamEndCapture(get().stream, &recorded), "recording a graph");
+    cudaStreamEndCapture(stream_->get().stream, &recorded);
+    if (recorded) cudaGraphDestroy(recorded);
+    cudaGetLastError();  // whatever spoiled it is told by what was thrown
+}
+
+Graph Capture::end() {
+    Stream::Implementation &at = std::exchange(stream_, nullptr)->get();
+    at.capturing = false;
+    cudaGraph_t recorded = nullptr;
+    check(cudaStreamEndCapture(at.stream, &recorded), "recording a graph");
     struct Destroy {
         void operator()(cudaGraph_t graph) const { cudaGraphDestroy(graph); }
     };
@@ -298,7 +312,7 @@ Graph Stream::end_capture() {
     auto graph = Graph(new Graph::Implementation{});
     graph.get().kernels = kernel_nodes(recorded);
     check(cudaGraphInstantiate(&graph.get().graph, recorded, 0), "instantiating a graph");
-    check(cudaGraphUpload(graph.get().graph, get().stream), "uploading a graph");
+    check(cudaGraphUpload(graph.get().graph, at.stream), "uploading a graph");
     return graph;
 }
 
@@ -334,8 +348,8 @@ void prepare(const KernelHandle &kernel, SharedBytes shared) {
     if (bytes > most) throw too_little_shared(kernel, bytes, most);
     cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.entry);  // loads it
-    constexpr size_t kAlwaysAllowed = 48 << 10;
-    if (error == cudaSuccess && bytes > kAlwaysAllowed)
+    // Never less than before: other backends of the process launch the same kernel.
+    if (error == cudaSuccess && bytes > static_cast<size_t>(attributes.maxDynamicSharedSizeBytes))
         error = cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      static_cast<int>(bytes));
     if (error != cudaSuccess) fail(error, std::string("preparing the kernel ") + kernel.name);

@@ -130,7 +130,8 @@ struct LaunchShape {
 };
 
 // Work in order. Everything is asynchronous: memory handed to a stream stays valid until an event after it is
-// done. Errors of the work surface at wait() or at a later call.
+// done, or the stream is gone: it ends when its work has. Errors of the work surface at wait() or at a later
+// call.
 class Stream {
   public:
     Stream();
@@ -142,9 +143,6 @@ class Stream {
     void wait_for(const Event &event);  // later work waits; the host does not
     void wait();                        // the host waits for all work
 
-    // Between the two calls work is recorded, not run. The kernels in it must have been prepare()d.
-    void begin_capture();
-    Graph end_capture();
     void replay(const Graph &graph);
 
     void launch(const KernelHandle &kernel, const LaunchShape &shape, const void *params,
@@ -162,6 +160,20 @@ class Stream {
     std::unique_ptr<Implementation, Delete> implementation_;
 };
 
+// While it lives, the stream's work is recorded, not run. The kernels in it must have been prepare()d, and
+// the thread allocates and frees no memory. A recording that is not ended (something threw) is dropped.
+class Capture {
+  public:
+    explicit Capture(Stream &stream);
+    ~Capture();
+    Capture(const Capture &) = delete;
+    Capture &operator=(const Capture &) = delete;
+    Graph end();  // once
+
+  private:
+    Stream *stream_;  // null: ended
+};
+
 template <class Params>
 void launch(Stream &stream, const Kernel<Params> &kernel, const LaunchShape &shape,
             const std::type_identity_t<Params> &params) {
@@ -176,8 +188,8 @@ inline BackendError too_little_shared(const KernelHandle &kernel, size_t needs, 
                                             std::to_string((needs + 1023) >> 10) + " KiB: use --device cpu"};
 }
 
-// Loads a kernel onto the device and lets it use so much shared memory: once, before the first launch. Throws
-// if the device cannot run it.
+// Loads a kernel onto the device and lets it use so much shared memory (or more, if an earlier call allowed
+// that): before the first launch. Throws if the device cannot run it.
 void prepare(const KernelHandle &kernel, SharedBytes shared);
 
 // How many blocks of the kernel fit on one multiprocessor at a time; with multiprocessors, the size of a

@@ -44,9 +44,10 @@ Pages::~Pages() {
     munmap(memory_, bytes_);
 }
 
-Allocation::Allocation(size_t bytes, std::string called, bool on_host)
+Allocation::Allocation(size_t bytes, std::string called, bool on_host, int of_device)
     : name(std::move(called)),
       host(on_host),
+      device(of_device),
       last_written(0),
       size_(bytes),
       data_pages_(bytes + 2 * kRedZone),
@@ -84,11 +85,11 @@ void Allocation::name_region(size_t offset, size_t bytes, const char *called, ke
                     region);
 }
 
-void *Memory::allocate(size_t bytes, const std::string &name, bool host) {
+void *Memory::allocate(size_t bytes, const std::string &name, bool host, int device) {
     if (!host && (bytes > settings().memory || allocated_ > settings().memory - bytes))
         throw kernels::BackendError(kernels::BackendError::Kind::OutOfMemory,
                                     "emulated device: no memory for " + name);
-    auto allocation = std::make_unique<Allocation>(bytes, name, host);
+    auto allocation = std::make_unique<Allocation>(bytes, name, host, device);
     std::byte *begin = allocation->begin();
     if (!host) allocated_ += bytes;
     peak_ = std::max(peak_, allocated_);
@@ -116,6 +117,8 @@ Allocation *Memory::find(const void *p) {
 Allocation &Memory::range(const void *p, size_t bytes, const char *what) {
     Allocation *allocation = find(p);
     if (!allocation) throw Violation(std::string(what) + ": " + hex(p) + " is no device memory");
+    if (is_foreign(*allocation))
+        throw Violation(std::string(what) + ": " + allocation->name + " is another device's memory");
     const auto offset = static_cast<size_t>(static_cast<const std::byte *>(p) - allocation->begin());
     if (offset > allocation->size() || bytes > allocation->size() - offset)
         throw Violation(std::string(what) + ": " + std::to_string(bytes) + " bytes at offset " +

@@ -71,7 +71,7 @@ inline constexpr size_t kRedZone = 64 << 10;
 
 class Allocation {
   public:
-    Allocation(size_t bytes, std::string called, bool on_host);
+    Allocation(size_t bytes, std::string called, bool on_host, int of_device);
 
     std::byte *begin() const { return data_; }
     size_t size() const { return size_; }
@@ -87,6 +87,7 @@ class Allocation {
 
     const std::string name;
     const bool host;   // pinned host memory
+    const int device;  // whose memory it is, if not the host's
     uint8_t *written;  // per byte: 1 if it holds something
     Shadow shadow;
     uint64_t last_written;  // the highest Access::block of a write
@@ -100,10 +101,10 @@ class Allocation {
     std::vector<NamedRegion> regions_;  // sorted, disjoint; one over everything until the first is named
 };
 
-// All allocations of the device.
+// All allocations of all devices.
 class Memory {
   public:
-    void *allocate(size_t bytes, const std::string &name, bool host);
+    void *allocate(size_t bytes, const std::string &name, bool host, int device);
     void free(void *p);
     Allocation *find(const void *p);  // that claims p; null: no device memory
     size_t allocated() const { return allocated_; }
@@ -115,11 +116,16 @@ class Memory {
     // What was never written may be copied, and stays so.
     void copy_marks(void *to, const void *from, size_t bytes);
     std::map<std::string, Traffic> take_traffic();
+    // The device whose work runs now; returns the one before. kNone: the host's orders, which name none.
+    static constexpr int kNone = -1;
+    int work_on(int device) { return std::exchange(device_, device); }
+    bool is_foreign(const Allocation &a) const { return device_ != kNone && !a.host && a.device != device_; }
 
   private:
     std::map<uintptr_t, std::unique_ptr<Allocation>> allocations_;
     Allocation *last_ = nullptr;
     size_t allocated_ = 0, peak_ = 0;
+    int device_ = kNone;
 };
 
 Memory &memory();

@@ -1,14 +1,18 @@
 // kernels/cuda/runtime.h and devices.h on the emulator.
 //
 // A stream is a queue that runs when somebody waits for it, so that memory that the host changes, frees or
-// reads before it waited is found wrong.
+// reads before it waited is found wrong. What a device refuses while a graph is recorded is a Violation.
 #include "kernels/cuda/runtime.h"
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -33,8 +37,8 @@ static HostTraffic &host_traffic() {
     return all;
 }
 
-static void run_kernel(const kernels::cuda::KernelHandle &kernel, const kernels::cuda::LaunchShape &shape,
-                       const std::vector<std::byte> &params) {
+static void execute(const kernels::cuda::KernelHandle &kernel, const kernels::cuda::LaunchShape &shape,
+                    const std::vector<std::byte> &params) {
     memory().take_traffic();
     Launch(kernel, shape, params.data(), params.size()).run();
     reports().push_back({kernel.name, shape.blocks, memory().take_traffic()});
@@ -76,6 +80,10 @@ Devices find_devices() noexcept {
     return devices;
 }
 
+static bool is_lost() {
+    return simt::settings().fail_at > 0 && simt::settings().calls >= simt::settings().fail_at;
+}
+
 // Every call that gives the device work, or waits for it.
 static void expect_alive(const char *what) {
     simt::Settings &now = simt::settings();
@@ -97,31 +105,55 @@ size_t free_memory(int device) {
     return simt::settings().memory - std::min(taken, simt::settings().memory);
 }
 
+// --- recording -------------------------------------------------------------------------------------------
+
 static thread_local int current_device = 0;
 void use_device(int device) {
     current_device = device;
 }
 
+namespace {
+
+// Of the calling thread, as cudaStreamCaptureModeThreadLocal has it.
+struct Recording {
+    int streams = 0;      // that record a graph
+    std::string spoiled;  // by what, which could not be refused
+};
+thread_local Recording recording;
+
+void expect_no_recording(const char *what) {
+    if (recording.streams > 0) throw simt::Violation(std::string(what) + " while the thread records a graph");
+}
+
+}  // namespace
+
 // --- memory ----------------------------------------------------------------------------------------------
 
-DeviceMemory::DeviceMemory(size_t bytes, const char *name) : size_(bytes) {
+// Freed memory cannot be refused: the graph is lost instead.
+static void free_memory_at(void *p) noexcept {
+    if (recording.streams > 0) recording.spoiled = "memory is freed while the thread records a graph";
     const std::lock_guard hold(device_lock());
-    bytes_.reset(memory().allocate(bytes, name, false));
+    memory().free(p);
+}
+
+DeviceMemory::DeviceMemory(size_t bytes, const char *name) : size_(bytes) {
+    expect_no_recording("memory is allocated");
+    const std::lock_guard hold(device_lock());
+    bytes_.reset(memory().allocate(bytes, name, false, current_device));
 }
 
 void DeviceMemory::Free::operator()(void *p) const noexcept {
-    const std::lock_guard hold(device_lock());
-    memory().free(p);
+    free_memory_at(p);
 }
 
 PinnedMemory::PinnedMemory(size_t bytes) : size_(bytes) {
+    expect_no_recording("memory is pinned");
     const std::lock_guard hold(device_lock());
-    bytes_.reset(memory().allocate(bytes, "pinned memory", true));
+    bytes_.reset(memory().allocate(bytes, "pinned memory", true, current_device));
 }
 
 void PinnedMemory::Free::operator()(void *p) const noexcept {
-    const std::lock_guard hold(device_lock());
-    memory().free(p);
+    free_memory_at(p);
 }
 
 void name_region(const void *begin, size_t bytes, const char *name, Region kind) {
@@ -137,13 +169,25 @@ using Work = std::function<void()>;
 
 namespace {
 
+// While it lives, work is the device's.
+class WorkOn {
+  public:
+    explicit WorkOn(int device) : before_(memory().work_on(device)) {}
+    ~WorkOn() { memory().work_on(before_); }
+
+  private:
+    const int before_;
+};
+
 struct Queue {
+    const int device = current_device;
     std::deque<Work> work;
 
     // Runs what comes first until `done`, or all of it. What follows a failure is dropped.
     template <class Done>
     void run_until(Done done) {
         const std::lock_guard hold(device_lock());
+        const WorkOn on(device);
         try {
             while (!done() && !work.empty()) {
                 const Work next = std::move(work.front());
@@ -185,7 +229,10 @@ void Event::wait() const {
     if (get().mark) get().mark->bring_about();
 }
 float Event::milliseconds(const Event &from, const Event &to) {
-    return std::chrono::duration<float, std::milli>(to.get().mark->time - from.get().mark->time).count();
+    // A device's time never stands still; a host's clock may.
+    const auto passed = std::max<std::chrono::steady_clock::duration>(
+        to.get().mark->time - from.get().mark->time, std::chrono::nanoseconds(1));
+    return std::chrono::duration<float, std::milli>(passed).count();
 }
 
 struct Graph::Implementation {
@@ -203,12 +250,13 @@ void Graph::Delete::operator()(Implementation *p) const noexcept {
 
 struct Stream::Implementation {
     std::shared_ptr<Queue> queue = std::make_shared<Queue>();
-    int device = current_device;
     bool capturing = false;
     std::vector<Work> captured;
     int64_t launched = 0, captured_kernels = 0;
 
     void add(Work work) {
+        if (queue->device != current_device)
+            throw simt::Violation("a stream is used that is another device's");
         const std::lock_guard hold(device_lock());
         if (capturing)
             captured.push_back(std::move(work));
@@ -218,8 +266,18 @@ struct Stream::Implementation {
 };
 
 Stream::Stream() : implementation_(new Implementation{}) {}
+// Ends with its work done, as on a device. Nobody is left to hear of what is wrong with that: the test ends.
 void Stream::Delete::operator()(Implementation *p) const noexcept {
-    delete p;
+    const std::unique_ptr<Implementation> stream(p);
+    if (stream->capturing) --recording.streams;
+    const std::lock_guard hold(device_lock());
+    if (is_lost()) return;
+    try {
+        stream->queue->run_until([] { return false; });
+    } catch (const std::exception &e) {
+        std::fprintf(stderr, "a stream ends with work that is wrong: %s\n", e.what());
+        std::abort();
+    }
 }
 
 void Stream::copy_to_device(void *device, const void *host, size_t bytes) {
@@ -277,15 +335,31 @@ void Stream::wait() {
     get().queue->run_until([] { return false; });
 }
 
-void Stream::begin_capture() {
-    get().capturing = true;
-    get().captured.clear();
-    get().captured_kernels = 0;
+Capture::Capture(Stream &stream) : stream_(&stream) {
+    Stream::Implementation &at = stream.get();
+    if (at.capturing) throw simt::Violation("a stream records two graphs at a time");
+    at.capturing = true;
+    at.captured.clear();
+    at.captured_kernels = 0;
+    if (recording.streams++ == 0) recording.spoiled.clear();
 }
 
-Graph Stream::end_capture() {
-    get().capturing = false;
-    return Graph(new Graph::Implementation{std::move(get().captured), get().captured_kernels});
+// The work that was recorded.
+static std::vector<Work> stop_recording(Stream &stream) {
+    stream.get().capturing = false;
+    --recording.streams;
+    return std::move(stream.get().captured);
+}
+
+Capture::~Capture() {
+    if (stream_) stop_recording(*stream_);
+}
+
+Graph Capture::end() {
+    Stream &stream = *std::exchange(stream_, nullptr);
+    std::vector<Work> work = stop_recording(stream);
+    if (!recording.spoiled.empty()) throw simt::Violation(recording.spoiled);
+    return Graph(new Graph::Implementation{std::move(work), stream.get().captured_kernels});
 }
 
 void Stream::replay(const Graph &graph) {
@@ -294,12 +368,39 @@ void Stream::replay(const Graph &graph) {
     get().launched += graph.kernels();
 }
 
+namespace {
+
+// Bytes of shared memory that prepare() allowed, by kernel and device. (Under device_lock().)
+using Prepared = std::map<std::pair<const void *, int>, size_t>;
+Prepared &prepared() {
+    static Prepared all;
+    return all;
+}
+
+// What cudaLaunchKernelEx() refuses.
+void expect_launchable(const KernelHandle &kernel, const LaunchShape &shape, bool capturing) {
+    constexpr size_t kAlwaysAllowed = 48 << 10;
+    const std::lock_guard hold(device_lock());
+    const auto found = prepared().find({kernel.entry, current_device});
+    const bool known = found != prepared().end();
+    const size_t bytes = shape.shared.on(simt::settings().is_turing());
+    if (capturing && !known)
+        throw simt::Violation(std::string(kernel.name) + ": launched into a graph before prepare()");
+    if (bytes > std::max(known ? found->second : 0, kAlwaysAllowed))
+        throw simt::Violation(std::string(kernel.name) + ": launched with " + std::to_string(bytes) +
+                              " bytes of shared memory, which no prepare() allowed");
+    if (shape.dependent && !properties(current_device).dependent_launch())
+        throw simt::Violation(std::string(kernel.name) + ": the device has no dependent launches");
+}
+
+}  // namespace
+
 void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const void *params, size_t bytes) {
     expect_alive("launching a kernel");
-    if (get().device != current_device) throw simt::Violation("a stream is used that is another device's");
+    expect_launchable(kernel, shape, get().capturing);
     const auto *begin = static_cast<const std::byte *>(params);
     get().add([kernel, shape, copy = std::vector<std::byte>(begin, begin + bytes)] {
-        simt::run_kernel(kernel, shape, copy);
+        simt::execute(kernel, shape, copy);
     });
     ++(get().capturing ? get().captured_kernels : get().launched);
 }
@@ -311,6 +412,10 @@ int64_t Stream::launched() const {
 void prepare(const KernelHandle &kernel, SharedBytes shared) {
     const size_t bytes = shared.on(simt::settings().is_turing()), most = simt::settings().shared_per_block;
     if (bytes > most) throw too_little_shared(kernel, bytes, most);
+    expect_no_recording("a kernel is prepared");
+    const std::lock_guard hold(device_lock());
+    size_t &allowed = prepared()[{kernel.entry, current_device}];
+    allowed = std::max(allowed, bytes);
 }
 
 int resident_blocks(const KernelHandle &, SharedBytes) {

@@ -12,8 +12,11 @@
 //     fence + atomic orders (vector clocks per warp; the clocks of kernels.md section 8);
 //   - collectives that not all lanes reach, or at different places; barriers that some threads never reach;
 //   - programmatic dependent launches that touch more than weights before grid_dep_wait(), or never call it;
-//   - ldg*_stream of memory that is not a weight or was written by this launch.
-// A Violation ends the launch; it is thrown when the host waits for the stream.
+//   - ldg*_stream of memory that is not a weight or was written by this launch;
+//   - what a device refuses: launches of kernels with more shared memory than prepare() allowed, or into a
+//   graph
+//     without prepare(); memory and prepare() while a graph is recorded; dependent launches before sm_90.
+// A Violation of a kernel ends the launch; it is thrown when the host waits for the stream.
 #pragma once
 
 #include <cstdint>

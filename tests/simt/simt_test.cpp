@@ -128,10 +128,11 @@ TEST_CASE("simt: the bytes of a launch are counted by buffer") {
 
 TEST_CASE("simt: a graph replays what was recorded, and nothing runs while it is") {
     Small small;
-    small.stream.begin_capture();
+    prepare(last_block_sum_kernel().handle, kSmallShared);
+    Capture capture(small.stream);
     small.stream.copy_to_device(small.in.data(), small.host.data(), kBytes);
     launch(small.stream, last_block_sum_kernel(), {kBlocks, kSmallShared}, small.params());
-    const Graph graph = small.stream.end_capture();
+    const Graph graph = capture.end();
     small.stream.wait();
     CHECK_THROWS_AS(small.result(1), Violation);  // out is unwritten
     for (int i = 0; i < 3; ++i) {
@@ -139,6 +140,72 @@ TEST_CASE("simt: a graph replays what was recorded, and nothing runs while it is
         small.stream.replay(graph);
         CHECK(small.result(1)[0] == static_cast<float>(kThreads) * static_cast<float>(i + 1));
     }
+}
+
+TEST_CASE("simt: what a device refuses while a graph is recorded") {
+    Small small;
+    const auto record = [&](auto work) {
+        Capture capture(small.stream);
+        work();
+        capture.end();
+    };
+    CHECK_THROWS_AS(record([&] {
+                        launch(small.stream, wrong_kernels().front().kernel, {1, 0}, small.params());
+                    }),
+                    Violation);
+    CHECK_THROWS_AS(record([&] { DeviceMemory(16, "more"); }), Violation);
+    CHECK_THROWS_AS(record([&] { PinnedMemory(16); }), Violation);
+    CHECK_THROWS_AS(record([&] { prepare(block_sum_kernel().handle, kSmallShared); }), Violation);
+    DeviceMemory gone(16, "gone");
+    CHECK_THROWS_AS(record([&] { gone = DeviceMemory(); }), Violation);
+    prepare(block_sum_kernel().handle, kSmallShared);
+    record([&] { launch(small.stream, block_sum_kernel(), {1, kSmallShared}, small.params()); });
+}
+
+TEST_CASE("simt: launches with what no prepare() allowed, or the device does not have") {
+    constexpr size_t kMuch = 50 << 10;
+    Small small;
+    const auto start = [&](LaunchShape shape) {
+        launch(small.stream, staged_kernel(), shape, small.params());
+    };
+    CHECK_THROWS_AS(start({kBlocks, kMuch, true}), Violation);
+    prepare(staged_kernel().handle, kMuch);
+    start({kBlocks, kMuch, true});
+    CHECK_THROWS_AS(start({kBlocks, kMuch + 1, true}), Violation);
+    const WithSeed resets(1);
+    settings().major = 8;
+    CHECK_THROWS_AS(start({kBlocks, kMuch, true}), Violation);
+    start({kBlocks, kMuch, false});
+    small.stream.wait();
+}
+
+TEST_CASE("simt: a stream, memory and the thread that uses them are of one device") {
+    const WithSeed resets(1);
+    settings().devices = 2;
+    Small small;
+    use_device(1);
+    Stream stream;
+    DeviceMemory there(kBytes, "there");
+    const PinnedMemory pinned(kBytes);
+    stream.copy_to_device(there.data(), pinned.data(), kBytes);
+    stream.wait();
+    const auto use = [&](auto work) {
+        work();
+        stream.wait();
+    };
+    CHECK_THROWS_AS(use([&] { stream.fill(small.in.data(), 0, kBytes); }), Violation);
+    CHECK_THROWS_AS(use([&] { stream.copy_to_device(small.in.data(), pinned.data(), kBytes); }), Violation);
+    CHECK_THROWS_AS(use([&] { stream.copy_to_host(pinned.data(), small.in.data(), kBytes); }), Violation);
+    CHECK_THROWS_AS(use([&] {
+                        launch(stream, block_sum_kernel(), {kBlocks, kSmallShared}, small.params());
+                    }),
+                    Violation);
+    use_device(0);
+    CHECK_THROWS_AS(use([&] { stream.fill(there.data(), 0, kBytes); }), Violation);
+    CHECK_THROWS_AS(use([&] {
+                        launch(stream, block_sum_kernel(), {kBlocks, kSmallShared}, small.params());
+                    }),
+                    Violation);
 }
 
 TEST_CASE("simt: streams run when they are waited for, events order them") {

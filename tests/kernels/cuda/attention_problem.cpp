@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/simt/buffer.h"
+#include "tests/simt/run_kernel.h"
 #include "tests/support/random.h"
 #include "tests/support/reference.h"
 
@@ -59,19 +60,21 @@ void launch_narrow(Stream &stream, AttentionParams params, Way way, uint32_t blo
     const CacheType k = params.k_cache.type, v = params.v_cache.type;
     const int32_t limit = way == Way::Decode ? 1 << 30 : way == Way::Prefill ? 0 : 16;
     params.min_rows = 0, params.max_rows = limit;
-    launch(stream, attention_decode_kernel(k, v, params.dim_k, params.dim_v),
-           {blocks, attention_decode_shared(k, v, params.dim_k, params.dim_v), true}, params);
+    simt::run_kernel(stream, attention_decode_kernel(k, v, params.dim_k, params.dim_v),
+                     {blocks, attention_decode_shared(k, v, params.dim_k, params.dim_v)}, params);
     params.min_rows = limit, params.max_rows = 1 << 30;
-    if (params.k != nullptr) launch(stream, attention_append_kernel(), {blocks, kAppendShared, true}, params);
-    launch(stream, attention_prefill_kernel(k, v, params.dim_k, params.dim_v),
-           {blocks, attention_prefill_shared(k, v, params.dim_k, params.dim_v), true}, params);
+    if (params.k != nullptr)
+        simt::run_kernel(stream, attention_append_kernel(), {blocks, kAppendShared}, params);
+    simt::run_kernel(stream, attention_prefill_kernel(k, v, params.dim_k, params.dim_v),
+                     {blocks, attention_prefill_shared(k, v, params.dim_k, params.dim_v)}, params);
 }
 
 void launch_wide(Stream &stream, AttentionParams params, Way way, uint32_t blocks, int32_t items) {
     params.min_rows = 0, params.max_rows = 1 << 30;
-    if (params.k != nullptr) launch(stream, attention_append_kernel(), {blocks, kAppendShared, true}, params);
+    if (params.k != nullptr)
+        simt::run_kernel(stream, attention_append_kernel(), {blocks, kAppendShared}, params);
     params.side_by_side = way == Way::Decode ? items : way == Way::Prefill ? 0 : items / 2;
-    launch(stream, attention_wide_kernel(), {blocks, attention_wide_shared(), true}, params);
+    simt::run_kernel(stream, attention_wide_kernel(), {blocks, attention_wide_shared()}, params);
 }
 
 // --- the exact result ------------------------------------------------------------------------------------
@@ -297,8 +300,8 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
     else
         launch_narrow(stream, params, way, blocks);
     if (params.v_cache.rotated)
-        launch(stream, rotate_heads_kernel(), {blocks, kAppendShared, true},
-               {out.data(), params.out_stride, p.tokens(), a.heads, a.head_dim_v});
+        simt::run_kernel(stream, rotate_heads_kernel(), {blocks, kAppendShared},
+                         {out.data(), params.out_stride, p.tokens(), a.heads, a.head_dim_v});
     Result result{out.read(), k_cache.read(), v_cache.read(), simt::take_reports()};
     for (const uint32_t c : counters.read()) REQUIRE(c == 0);
     return result;

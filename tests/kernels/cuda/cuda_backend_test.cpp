@@ -205,6 +205,40 @@ TEST_CASE("cuda backend: launches are counted, those of graphs at every replay")
     CHECK(launches_of(40, 40) == 11 * kLayers + 2 + 3 * 3);
 }
 
+TEST_CASE("cuda backend: a graph whose recording failed is recorded again") {
+    if (!simt::emulated()) return;
+    const TinyProgram tiny({.layers = 1, .type = gguf::Type::Q4_0}, 47);
+    const std::vector<int32_t> tokens = {3, 14}, positions = {0, 1}, rows = {1};
+    const std::vector<BlockId> table = {2};
+    const SequenceSpan span{0, 2, 0, {table}};
+    const auto load = [&] {
+        auto backend = cuda::make_cuda_backend(0);
+        backend->load(tiny.program(), {{kBlocks}}, kMaxTokens);
+        return backend;
+    };
+    const auto step = [&](Backend &backend) {
+        std::vector<float> logits(static_cast<size_t>(tiny.program().vocab));
+        backend.execute({tokens, positions, {&span, 1}, rows}, logits);
+        return logits;
+    };
+    const std::vector<float> right = step(*load());
+    int failures = 0;
+    for (int call = 1; call == 1 + 2 * failures; call += 2) {
+        CAPTURE(call);
+        const auto backend = load();
+        simt::settings().calls = 0;
+        simt::settings().fail_at = call;
+        try {
+            step(*backend);
+        } catch (const BackendError &) {
+            ++failures;
+        }
+        simt::settings() = {};
+        CHECK(step(*backend) == right);
+    }
+    CHECK(failures > 5);
+}
+
 // Mixtures of experts in the manner of Mixtral, Qwen3, gpt-oss, DeepSeek and Llama 4, and the formats whose
 // kernels differ.
 TEST_CASE("cuda backend: experts agree with double precision, whatever the chunks") {

@@ -11,6 +11,7 @@
 #include "tests/kernels/cpu/random_blocks.h"
 #include "tests/kernels/cuda/tile_reader.h"
 #include "tests/simt/buffer.h"
+#include "tests/simt/run_kernel.h"
 
 using namespace runnel;
 using namespace runnel::kernels::cuda;
@@ -30,9 +31,10 @@ TEST_CASE("cuda embed: rows of every format are those of the file, to the bit") 
         const simt::Buffer<uint32_t> table(stream, tiles, "table", Region::Weights);
         const simt::Buffer<int32_t> tokens(stream, rows, "tokens");
         const simt::Buffer<float> out(stream, rows.size() * static_cast<size_t>(cols), "out");
-        launch(stream, embed_kernel(), {static_cast<uint32_t>(rows.size()), 0, true},
-               {reinterpret_cast<const std::byte *>(table.data()), tile_format(type),
-                static_cast<int32_t>(cols), 0.5f, tokens.data(), out.data(), cols, kRows - 1, false});
+        simt::run_kernel(
+            stream, embed_kernel(), {static_cast<uint32_t>(rows.size()), 0},
+            {reinterpret_cast<const std::byte *>(table.data()), tile_format(type), static_cast<int32_t>(cols),
+             0.5f, tokens.data(), out.data(), cols, kRows - 1, false});
         std::vector<float> expected(static_cast<size_t>(kRows * cols));
         gguf::dequantize_row(type, raw.data(), expected.data(), kRows * cols);
         const std::vector<float> y = out.read();
@@ -54,8 +56,9 @@ TEST_CASE("cuda elementwise: rows are gathered, activations and soft-caps are th
     for (float &x : b) x = value(random);
     const simt::Buffer<float> gate(stream, a, "gate"), up(stream, b, "up"), out(stream, a.size(), "out");
     const auto check = [&](Activation activation, bool has_up, auto expected) {
-        launch(stream, activate_kernel(), {2, 0, true},
-               {gate.data(), has_up ? up.data() : nullptr, out.data(), 70, 70, 70, 70, 3, activation});
+        simt::run_kernel(
+            stream, activate_kernel(), {2, 0},
+            {gate.data(), has_up ? up.data() : nullptr, out.data(), 70, 70, 70, 70, 3, activation});
         const std::vector<float> y = out.read();
         for (size_t i = 0; i < a.size(); ++i)
             CHECK(static_cast<double>(y[i]) ==
@@ -72,7 +75,7 @@ TEST_CASE("cuda elementwise: rows are gathered, activations and soft-caps are th
         return g / (1 + std::exp(-1.702 * g)) * (u + 1);
     });
 
-    launch(stream, softcap_kernel(), {2, 0, true}, {up.data(), 210, 3.0f});
+    simt::run_kernel(stream, softcap_kernel(), {2, 0}, {up.data(), 210, 3.0f});
     const std::vector<float> capped = up.read();
     for (size_t i = 0; i < b.size(); ++i)
         CHECK(static_cast<double>(capped[i]) ==
@@ -80,7 +83,7 @@ TEST_CASE("cuda elementwise: rows are gathered, activations and soft-caps are th
 
     const std::vector<int32_t> order = {2, 0, 2};
     const simt::Buffer<int32_t> rows(stream, order, "rows");
-    launch(stream, gather_kernel(), {3, 0, true}, {gate.data(), rows.data(), out.data(), 70, 70, 70});
+    simt::run_kernel(stream, gather_kernel(), {3, 0}, {gate.data(), rows.data(), out.data(), 70, 70, 70});
     const std::vector<float> gathered = out.read();
     for (size_t i = 0; i < 3; ++i)
         for (size_t c = 0; c < 70; ++c)

@@ -12,6 +12,7 @@
 #include "kernels/cpu/route.h"
 #include "kernels/cuda/linear_prefill.h"
 #include "tests/kernels/cuda/linear_support.h"
+#include "tests/simt/run_kernel.h"
 #include "tests/simt/simt.h"
 
 using namespace runnel;
@@ -79,11 +80,11 @@ TEST_CASE("cuda experts: tokens go where the CPU sends them, ties to the first, 
         const DeviceMemory l = upload(stream, logits, "logits"),
                            b = upload(stream, bias, "bias", Region::Weights);
         const DeviceMemory chosen(pairs * 4, "chosen"), weights(pairs * 4, "weights");
-        launch(stream, route_kernel(), {(kTokens + kRouteTokens - 1) / kRouteTokens, kRouteShared, true},
-               {l.as<const float>(), experts, has_bias ? b.as<const float>() : nullptr, nullptr, kTokens,
-                experts, routing.used, routing.groups, routing.groups_used, routing.group_best,
-                on_device(routing.score), routing.normalize, routing.scale, chosen.as<int32_t>(),
-                weights.as<float>()});
+        simt::run_kernel(stream, route_kernel(), {(kTokens + kRouteTokens - 1) / kRouteTokens, kRouteShared},
+                         {l.as<const float>(), experts, has_bias ? b.as<const float>() : nullptr, nullptr,
+                          kTokens, experts, routing.used, routing.groups, routing.groups_used,
+                          routing.group_best, on_device(routing.score), routing.normalize, routing.scale,
+                          chosen.as<int32_t>(), weights.as<float>()});
         const auto e = values_of<int32_t>(stream, chosen, pairs);
         const auto w = values_of<float>(stream, weights, pairs);
         std::vector<float> scratch(kernels::cpu::route_scratch(experts));
@@ -125,10 +126,11 @@ TEST_CASE("cuda experts: rows are sorted by expert and token, in groups of both 
         const DeviceMemory sources(bytes, "sources"), row_weights(bytes, "row weights"), rows(bytes, "rows"),
             few(static_cast<size_t>(pairs) * sizeof(TokenGroup), "few"),
             many(static_cast<size_t>(pairs) * sizeof(TokenGroup), "many"), counts(8, "counts");
-        launch(stream, group_rows_kernel(), {static_cast<uint32_t>(experts), kGroupRowsShared, true},
-               {c.as<const int32_t>(), w.as<const float>(), pairs, used, experts, sources.as<int32_t>(),
-                row_weights.as<float>(), rows.as<int32_t>(), few.as<TokenGroup>(), many.as<TokenGroup>(),
-                counts.as<int32_t>(), counts.as<int32_t>() + 1});
+        simt::run_kernel(
+            stream, group_rows_kernel(), {static_cast<uint32_t>(experts), kGroupRowsShared},
+            {c.as<const int32_t>(), w.as<const float>(), pairs, used, experts, sources.as<int32_t>(),
+             row_weights.as<float>(), rows.as<int32_t>(), few.as<TokenGroup>(), many.as<TokenGroup>(),
+             counts.as<int32_t>(), counts.as<int32_t>() + 1});
         const auto source = values_of<int32_t>(stream, sources, static_cast<size_t>(pairs)),
                    row = values_of<int32_t>(stream, rows, static_cast<size_t>(pairs));
         const auto weight = values_of<float>(stream, row_weights, static_cast<size_t>(pairs));

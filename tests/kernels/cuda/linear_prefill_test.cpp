@@ -11,6 +11,7 @@
 
 #include "gguf/quantize.h"
 #include "tests/kernels/cuda/linear_support.h"
+#include "tests/simt/run_kernel.h"
 #include "tests/simt/simt.h"
 #include "tests/simt/turing.h"
 
@@ -27,10 +28,10 @@ void multiply(Stream &stream, By kernel, gguf::Type type, const LinearParams &p,
     const TileFormat format = tile_format(type);
     constexpr int kFew = kLinearGroupTokens;
     if (kernel == By::Few)
-        launch(stream, linear_groups_kernel(format, kFew), {grid, linear_shared(format, kFew), true}, p);
+        simt::run_kernel(stream, linear_groups_kernel(format, kFew), {grid, linear_shared(format, kFew)}, p);
     else
-        launch(stream, linear_prefill_kernel(format), {grid, linear_prefill_shared(format), true},
-               {p, format});
+        simt::run_kernel(stream, linear_prefill_kernel(format), {grid, linear_prefill_shared(format)},
+                         {p, format});
 }
 
 // [token][row] of W x.

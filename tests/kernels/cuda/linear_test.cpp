@@ -19,6 +19,7 @@
 #include "tests/kernels/cuda/canonical_linear.h"
 #include "tests/kernels/cuda/linear_support.h"
 #include "tests/kernels/cuda/tile_reader.h"
+#include "tests/simt/run_kernel.h"
 #include "tests/simt/simt.h"
 
 using namespace runnel;
@@ -41,8 +42,8 @@ std::vector<float> multiply(Stream &stream, const Matrix &matrix, const Input &i
                    0,
                    matrix.rows,
                    static_cast<int32_t>(matrix.rows)};
-    launch(stream, linear_kernel(tile_format(matrix.type), tokens),
-           {grid, linear_shared(tile_format(matrix.type), tokens), true}, p);
+    simt::run_kernel(stream, linear_kernel(tile_format(matrix.type), tokens),
+                     {grid, linear_shared(tile_format(matrix.type), tokens)}, p);
     std::vector<float> y = download(stream, out);
     y.resize(poison.size());
     return y;
@@ -179,14 +180,14 @@ TEST_CASE("cuda linear: several matrices, bias, residual and gate in one launch"
                        64,
                        40};
         p.matrix[1] = {b.tiles.data(), nullptr, nullptr, other.as<float>(), 0, 17, 17};
-        launch(stream, linear_kernel(tile_format(type), kTokens),
-               {2, linear_shared(tile_format(type), kTokens), true}, p);
+        simt::run_kernel(stream, linear_kernel(tile_format(type), kTokens),
+                         {2, linear_shared(tile_format(type), kTokens)}, p);
         p.matrix[0] = {a.tiles.data(), bias.as<const float>(), nullptr, gated.as<float>(), 0, 40, 40};
         p.matrix[1] = {c.tiles.data(), nullptr, nullptr, nullptr, 0, 0, 40};
         p.gate = LinearGate::Silu;
         CHECK(linear_blocks(p) == 1);  // three row tiles, two warps each
-        launch(stream, linear_kernel(tile_format(type), kTokens),
-               {2, linear_shared(tile_format(type), kTokens), true}, p);
+        simt::run_kernel(stream, linear_kernel(tile_format(type), kTokens),
+                         {2, linear_shared(tile_format(type), kTokens)}, p);
 
         const std::vector<float> ya = canonical(a, input, kTokens), yb = canonical(b, input, kTokens),
                                  yc = canonical(c, input, kTokens);

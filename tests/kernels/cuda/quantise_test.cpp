@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/simt/buffer.h"
+#include "tests/simt/run_kernel.h"
 #include "tests/simt/simt.h"
 #include "tests/support/random.h"
 #include "tests/support/reference.h"
@@ -47,8 +48,8 @@ Quantised run(const Rows &r, bool norm, float eps) {
     // Bytes between the rows, which are not written.
     stream.fill(memory.data(), 0, bytes);
     const Activations out = place_activations(memory.data(), r.width, r.rows);
-    launch(stream, quantise_kernel(), {static_cast<uint32_t>(r.rows), kQuantiseShared, true},
-           {x.data(), norm ? weight.data() : nullptr, normed.data(), eps, r.width, r.width, out});
+    simt::run_kernel(stream, quantise_kernel(), {static_cast<uint32_t>(r.rows), kQuantiseShared},
+                     {x.data(), norm ? weight.data() : nullptr, normed.data(), eps, r.width, r.width, out});
     Quantised q;
     q.bytes = memory.read();
     q.normed = normed.read();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/simt/buffer.h"
+#include "tests/simt/run_kernel.h"
 #include "tests/simt/simt.h"
 #include "tests/support/random.h"
 #include "tests/support/reference.h"
@@ -57,9 +58,10 @@ std::vector<int32_t> argmax(const Logits &l, int32_t blocks_per_row, int replays
     const Buffer<uint32_t> counters(stream, std::vector<uint32_t>(rows, 0), "counters");
     const PinnedMemory first(rows * sizeof(Candidate));
     for (int i = 0; i < replays; ++i)
-        launch(stream, argmax_kernel(), {static_cast<uint32_t>(l.rows * blocks_per_row), kArgmaxShared, true},
-               {logits.data(), l.vocab, l.vocab, blocks_per_row, best.data(), counters.data(),
-                first.as<Candidate>()});
+        simt::run_kernel(stream, argmax_kernel(),
+                         {static_cast<uint32_t>(l.rows * blocks_per_row), kArgmaxShared},
+                         {logits.data(), l.vocab, l.vocab, blocks_per_row, best.data(), counters.data(),
+                          first.as<Candidate>()});
     stream.wait();
     std::vector<int32_t> tokens;
     for (int32_t row = 0; row < l.rows; ++row) {
@@ -86,9 +88,10 @@ Chosen candidates(const Logits &l, int32_t k) {
     stream.fill(out.data(), 0, rows * static_cast<size_t>(k) * sizeof(Candidate));
     const CandidateParams params{logits.data(), l.vocab,        l.vocab,    chunks,          k,
                                  keys.data(),   partial.data(), out.data(), summaries.data()};
-    launch(stream, candidate_chunk_kernel(), {static_cast<uint32_t>(parts), candidate_shared(), true},
-           params);
-    launch(stream, candidate_row_kernel(), {static_cast<uint32_t>(l.rows), candidate_shared(), true}, params);
+    simt::run_kernel(stream, candidate_chunk_kernel(), {static_cast<uint32_t>(parts), candidate_shared()},
+                     params);
+    simt::run_kernel(stream, candidate_row_kernel(), {static_cast<uint32_t>(l.rows), candidate_shared()},
+                     params);
     return {out.read(), summaries.read()};
 }
 

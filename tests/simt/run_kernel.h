@@ -1,0 +1,19 @@
+// One launch as the backend makes it: for the tests of single kernels, here and on a real device.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/runtime.h"
+
+namespace runnel::simt {
+
+// Prepared, and a dependent launch where the device (number 0) has them: `shape.dependent` is set here.
+template <class Params>
+void run_kernel(kernels::cuda::Stream &stream, const kernels::cuda::Kernel<Params> &kernel,
+                kernels::cuda::LaunchShape shape, const std::type_identity_t<Params> &params) {
+    kernels::cuda::prepare(kernel.handle, shape.shared);
+    shape.dependent = kernels::cuda::properties(0).dependent_launch();
+    kernels::cuda::launch(stream, kernel, shape, params);
+}
+
+}  // namespace runnel::simt
