@@ -252,7 +252,7 @@ class Doctor {
                 device.numbers = {{"bytes_per_second", bytes_per_second_}, {"bf16_flops", rate}};
             }
             add_of(gpu_name(number), std::move(device));
-            look_at_memory(number, info);
+            look_at_memory(number);
             return true;
         } catch (const kernels::BackendError &error) {
             add_of(gpu_name(number), {Area::Gpu, info.name, Verdict::Failed, error.what()});
@@ -260,9 +260,9 @@ class Doctor {
         }
     }
 
-    void look_at_memory(int number, const kernels::DeviceInfo &info) {
-        const size_t bytes =
-            std::min(options_.quick ? kTestedMemory / 1024 : kTestedMemory, info.memory_free / 4);
+    void look_at_memory(int number) {
+        const size_t bytes = std::min(options_.quick ? kTestedMemory / 1024 : kTestedMemory,
+                                      kernels::cuda::free_memory(number) / 4);
         uint64_t changed = 0;
         for (const uint64_t seed : {1u, 2u}) changed += kernels::cuda::changed_words(number, bytes, seed);
         char text[80];

@@ -42,14 +42,16 @@ void plan_gpu(const model::Model &model, int64_t context, Summary &s) {
     const kernels::cuda::Devices devices = kernels::cuda::find_devices();
     const decode::DeviceChoice choice = decode::choose_device({"auto", {}}, devices);
     if (!choice.cuda) return;
-    s.gpu = devices.found.at(static_cast<size_t>(*choice.cuda));
     try {
+        kernels::DeviceInfo gpu = devices.found.at(static_cast<size_t>(*choice.cuda));
+        gpu.memory_free = kernels::cuda::free_memory(*choice.cuda);
+        s.gpu = std::move(gpu);
         const size_t cpu = kernels::cpu::make_cpu_backend(0)->info().memory_free;
         s.on_gpu = decode::plan_placement(model.program, {s.gpu->memory_free, cpu}, {},
                                           {.own = model.hyper.context_length, .asked = context});
         if (s.on_gpu) s.placement = decode::placement_text(model.program, s.on_gpu->placement);
     } catch (const kernels::BackendError &) {
-        // There are no kernels for it.
+        // The GPU cannot be used, or there are no kernels for the model.
     }
 }
 

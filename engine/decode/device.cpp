@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <numeric>
+#include <vector>
 
 #include "kernels/backend.h"
 
@@ -20,12 +22,25 @@ std::optional<int> number_of(const std::string &name) {
     return number;
 }
 
-int most_memory(const kernels::cuda::Devices &found) {
-    const auto less = [](const kernels::DeviceInfo &a, const kernels::DeviceInfo &b) {
-        return a.memory_free < b.memory_free;
-    };
-    return static_cast<int>(std::max_element(found.found.begin(), found.found.end(), less) -
-                            found.found.begin());
+// From the largest on, until the rest can hardly have more free: what is open has some of it taken.
+int most_memory(const std::vector<kernels::DeviceInfo> &found,
+                const std::function<size_t(int)> &free_memory) {
+    std::vector<int> numbers(found.size());
+    std::iota(numbers.begin(), numbers.end(), 0);
+    const auto total = [&](int number) { return found[static_cast<size_t>(number)].memory_total; };
+    std::ranges::stable_sort(numbers, std::greater(), total);
+    int best = numbers.front();
+    size_t most = 0;
+    for (const int number : numbers) {
+        if (found.size() == 1 || most >= total(number) / 10 * 9) break;
+        try {
+            const size_t free = free_memory(number);
+            if (free > most) most = free, best = number;
+        } catch (const kernels::BackendError &) {
+            // Whoever is left is taken; if nobody is, loading says what is wrong.
+        }
+    }
+    return best;
 }
 
 }  // namespace
@@ -34,7 +49,8 @@ bool is_device_name(const std::string &name) {
     return name == "auto" || name == "cpu" || name == "cuda" || number_of(name).has_value();
 }
 
-DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::Devices &found) {
+DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::Devices &found,
+                           const std::function<size_t(int)> &free_memory) {
     const std::optional<int64_t> wanted = request.placement.gpu_layers;
     const bool wants_none = wanted && *wanted <= 0;
     if (request.device == "cpu" || wants_none) return {};
@@ -50,7 +66,7 @@ DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::De
                 "--device " + request.device + ": " + why + " (--device cpu runs without)");
         return {{}, false, wanted ? why + ": everything runs on the CPU" : ""};
     }
-    return {number.value_or(most_memory(found)), required, ""};
+    return {number ? *number : most_memory(found.found, free_memory), required, ""};
 }
 
 }  // namespace runnel::decode

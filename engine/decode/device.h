@@ -1,6 +1,8 @@
 // Which device runs a model: --device and --gpu-layers against what this machine offers.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -20,9 +22,12 @@ struct DeviceChoice {
     std::string note;         // what the user should know, or empty
 };
 
-// "auto" takes the GPU with the most free memory, if there is one, and the CPU when no layer is wanted on a
-// GPU. Throws kernels::BackendError for a GPU that is asked for by name and is not there.
-DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::Devices &found);
+// "auto" takes the GPU with the most free memory (to a tenth: of idle ones of a size the first, so that the
+// others need not be opened), if there is one, and the CPU when no layer is wanted on a GPU. A GPU whose
+// memory `free_memory` cannot tell is passed over for others. Throws kernels::BackendError for a GPU that is
+// asked for by name and is not there.
+DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::Devices &found,
+                           const std::function<size_t(int)> &free_memory = kernels::cuda::free_memory);
 
 // "auto", "cpu", "cuda" or "cuda:N" with a number.
 bool is_device_name(const std::string &name);

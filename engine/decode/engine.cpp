@@ -94,13 +94,12 @@ void Engine::start(const EngineOptions &options) {
 
 // False when nothing of the model fits, which is an error if it is `required`.
 bool Engine::start_on_gpu(const EngineOptions &options, int number, bool required) {
-    const kernels::DeviceInfo gpu = kernels::cuda::find_devices().found.at(static_cast<size_t>(number)),
-                              cpu = kernels::cpu::make_cpu_backend(threads_)->info();
-    const auto plan = plan_on_gpu(options, {gpu.memory_free, cpu.memory_free});
+    const size_t gpu_free = kernels::cuda::free_memory(number);
+    const kernels::DeviceInfo cpu = kernels::cpu::make_cpu_backend(threads_)->info();
+    const auto plan = plan_on_gpu(options, {gpu_free, cpu.memory_free});
     if (!plan && required)
         throw DecodeError(DecodeError::Kind::OutOfMemory,
-                          "no layer of the model fits the GPU, which has " +
-                              std::to_string(gpu.memory_free >> 20) +
+                          "no layer of the model fits the GPU, which has " + std::to_string(gpu_free >> 20) +
                               " MiB free: choose a smaller context with -c, or --device cpu");
     if (!plan) return false;
     cuda_ = number;
@@ -109,7 +108,7 @@ bool Engine::start_on_gpu(const EngineOptions &options, int number, bool require
     divided_ = plan->divided;
     if (!plan->missing.empty()) notes_.push_back(plan->missing + "; what needs it runs on the CPU");
     if (!as_asked(on_gpu_, options.device.placement))
-        notes_.push_back(placement_ + ": the GPU has " + std::to_string(gpu.memory_free >> 20) + " MiB free");
+        notes_.push_back(placement_ + ": the GPU has " + std::to_string(gpu_free >> 20) + " MiB free");
     start_executor(options, plan->context);
     return true;
 }

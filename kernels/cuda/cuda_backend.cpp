@@ -64,7 +64,11 @@ class CudaBackend final : public Backend {
   public:
     explicit CudaBackend(int device) : device_(device), properties_(use(device)) {}
 
-    DeviceInfo info() const override { return find_devices().found.at(static_cast<size_t>(device_)); }
+    DeviceInfo info() const override {
+        DeviceInfo info = find_devices().found.at(static_cast<size_t>(device_));
+        info.memory_free = free_memory(device_);
+        return info;
+    }
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override;
     void on_load(LoadProgress progress) override { progress_ = std::move(progress); }
     bool execute(const Batch &batch, std::span<float> logits) override;

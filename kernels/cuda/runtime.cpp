@@ -100,10 +100,14 @@ Devices none(cudaError_t error) {
 }
 
 DeviceInfo describe(int device) {
-    const DeviceProperties p = properties(device);
-    return {p.name + " (sm_" + std::to_string(p.major) + std::to_string(p.minor) + ", " +
-                std::to_string(p.multiprocessors) + " multiprocessors)",
-            "cuda", p.memory_total, free_memory(device)};
+    try {
+        const DeviceProperties p = properties(device);
+        return {p.name + " (sm_" + std::to_string(p.major) + std::to_string(p.minor) + ", " +
+                    std::to_string(p.multiprocessors) + " multiprocessors)",
+                "cuda", p.memory_total, 0};
+    } catch (const BackendError &e) {  // the others may be sound
+        return {e.what(), "cuda", 0, 0};
+    }
 }
 
 }  // namespace

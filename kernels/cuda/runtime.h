@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/devices.h"  // free_memory()
 #include "kernels/cuda/kernel.h"
 
 namespace runnel::kernels::cuda {
@@ -33,7 +34,6 @@ struct DeviceProperties {
 };
 
 DeviceProperties properties(int device);
-size_t free_memory(int device);  // bytes, now
 
 // Makes `device` the one that this thread's calls below use. Every thread that touches the device calls it.
 void use_device(int device);

@@ -73,10 +73,9 @@ using simt::memory;
 // --- devices ---------------------------------------------------------------------------------------------
 
 Devices find_devices() noexcept {
-    const size_t bytes = simt::settings().memory;
     Devices devices{true, {}, simt::settings().why_none};
     for (int i = 0; i < simt::settings().devices; ++i)
-        devices.found.push_back({"emulated device", "cuda", bytes, free_memory(i)});
+        devices.found.push_back({"emulated device", "cuda", simt::settings().memory, 0});
     return devices;
 }
 
@@ -100,17 +99,23 @@ DeviceProperties properties(int) {
             size_t{32} << 20};
 }
 
+static thread_local int current_device = 0;
+void use_device(int device) {
+    const std::lock_guard hold(device_lock());
+    if (device == simt::settings().broken_device)
+        throw BackendError(BackendError::Kind::Failed,
+                           "CUDA: choosing the device: CUDA-capable device(s) is/are busy or unavailable");
+    simt::settings().opened.insert(device);
+    current_device = device;
+}
+
 size_t free_memory(int device) {
+    use_device(device);
     const size_t taken = memory().allocated() + (device == 0 ? simt::settings().first_busy : 0);
     return simt::settings().memory - std::min(taken, simt::settings().memory);
 }
 
 // --- recording -------------------------------------------------------------------------------------------
-
-static thread_local int current_device = 0;
-void use_device(int device) {
-    current_device = device;
-}
 
 namespace {
 

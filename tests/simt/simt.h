@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -47,6 +48,8 @@ struct Settings {
     int devices = 1;
     size_t first_busy = 0;  // bytes of the first that others hold
     std::string why_none;
+    int broken_device = -1;  // cannot be opened
+    std::set<int> opened;    // the devices that were
 };
 Settings &settings();
 

@@ -89,7 +89,7 @@ TEST_CASE(
     testing::ModelShape shape;
     shape.type = "Q8_0";
     const testing::TemporaryModel model(shape);
-    const size_t before = kernels::cuda::find_devices().found.at(0).memory_free;
+    const size_t before = kernels::cuda::free_memory(0);
     decode::StopRequest stop;
     decode::EngineOptions options{.model = model.path, .threads = 1, .context = 64};
     options.device.device = "cuda";
@@ -111,7 +111,7 @@ TEST_CASE(
     }
     CHECK(calls == 5);
     CHECK(last < all);
-    CHECK(kernels::cuda::find_devices().found.at(0).memory_free == before);
+    CHECK(kernels::cuda::free_memory(0) == before);
     // Again, to the end.
     calls = 5, last = 0;
     stop.reset();
