@@ -5,8 +5,6 @@
 
 #include <cstdio>
 
-#include "gguf/half.h"
-#include "kernels/cuda/device.h"
 #include "kernels/cuda/devices.h"
 #include "tests/simt/simt.h"
 
@@ -28,21 +26,6 @@ bool emulated() {
 }
 
 }  // namespace runnel::simt
-
-// Of device.h, what host code of the tests uses.
-namespace runnel::kernels::cuda {
-
-uint16_t f32_to_f16(float x) {
-    return gguf::f32_to_f16(x);
-}
-uint16_t f32_to_bf16(float x) {
-    return gguf::f32_to_bf16(x);
-}
-float f16_to_f32(uint16_t h) {
-    return gguf::f16_to_f32(h);
-}
-
-}  // namespace runnel::kernels::cuda
 
 int main(int argc, char **argv) {
     constexpr int kNoDevice = 77;
