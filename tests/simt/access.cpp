@@ -238,7 +238,7 @@ void on_atomic(void *p, size_t bytes) {
 }
 
 void expect_aligned(const void *p, size_t alignment) {
-    if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
+    if (reinterpret_cast<uintptr_t>(p) % alignment != 0 && Launch::current())
         Launch::current()->fail("an access of " + std::to_string(alignment) + " bytes is not aligned");
 }
 

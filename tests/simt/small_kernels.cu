@@ -277,6 +277,15 @@ struct Misaligned : Common {
     }
 };
 
+// (Whose mistake is looked for here: not by UndefinedBehaviorSanitizer.)
+struct MisalignedPlain : Common {
+    static constexpr const char *kName = "misaligned plain";
+    [[gnu::no_sanitize("undefined")]] static DEVICE void run(const Params &p) {
+        auto *wide = reinterpret_cast<uint64_t *>(p.out + 1);
+        *wide = static_cast<uint64_t>(thread_index());
+    }
+};
+
 struct MatrixRow : Common {
     static constexpr const char *kName = "matrix row";
     static DEVICE void run(const Params &p) {
@@ -343,6 +352,7 @@ std::vector<WrongKernel> wrong_kernels() {
         wrong<NeverWaits>("without grid_dep_wait", true),
         wrong<StreamedData>("which is not a weight"),
         wrong<Misaligned>("not aligned"),
+        wrong<MisalignedPlain>("not aligned"),
         wrong<MatrixRow>("not aligned"),
     };
 }
