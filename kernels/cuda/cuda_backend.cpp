@@ -229,8 +229,8 @@ void CudaBackend::allocate(const CacheConfig &cache) {
                 // What fills the rows up crosses as well.
                 if (stride(id) > width(id)) stream_.fill(slot(id), 0, bytes);
             }
-    quantised_ = DeviceMemory(
-        std::max<size_t>(static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_)), 1), "activations");
+    const auto packed = static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_));
+    quantised_ = packed > 0 ? DeviceMemory(packed, "activations") : DeviceMemory();
     const auto attention = [](int64_t words) {
         return DeviceMemory(static_cast<size_t>(words) * sizeof(float), "attention");
     };

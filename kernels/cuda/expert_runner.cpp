@@ -63,7 +63,7 @@ ExpertRunner::ExpertRunner(const Program &program, const Plan &plan, int32_t max
     const Sizes s = sizes(program, plan, max_tokens);
     if (s.rows == 0) return;
     const auto memory = [](int64_t bytes) {
-        return DeviceMemory(static_cast<size_t>(std::max<int64_t>(bytes, 1)), kName);
+        return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes), kName) : DeviceMemory();
     };
     for (DeviceMemory *m : {&chosen_, &weights_, &sources_, &row_weights_, &rows_}) *m = memory(4 * s.rows);
     for (DeviceMemory *m : {&few_, &many_}) *m = memory(s.groups * static_cast<int64_t>(sizeof(TokenGroup)));

@@ -45,8 +45,9 @@ size_t HeadRunner::bytes(const Program &program, const Plan &plan, int32_t max_t
     return static_cast<size_t>(most);
 }
 
-HeadRunner::HeadRunner(const Program &program, const Plan &plan, int32_t max_tokens)
-    : pieces_(std::max<size_t>(bytes(program, plan, max_tokens), 1), "heads") {
+HeadRunner::HeadRunner(const Program &program, const Plan &plan, int32_t max_tokens) {
+    if (const size_t pieces = bytes(program, plan, max_tokens); pieces > 0)
+        pieces_ = DeviceMemory(pieces, "heads");
     for_heads(program, plan, [&](const HeadLinear &, const Weight &weight) {
         const TileFormat format = tile_format(weight.type);
         prepare_experts(format, max_tokens);

@@ -156,6 +156,8 @@ std::vector<reference::Row> exact(const Problem &p, const Result &result) {
     return rows;
 }
 
+}  // namespace
+
 void check_close(const Problem &p, const Result &result) {
     const std::vector<reference::Row> rows = exact(p, result);
     // p is rounded to 11 (8) bits, q may fall to the other side of a tie; a rotation adds errors up.
@@ -173,8 +175,6 @@ void check_close(const Problem &p, const Result &result) {
         REQUIRE(error <= tolerance);
     }
 }
-
-}  // namespace
 
 Problem make_problem(const Shape &shape, uint64_t seed) {
     testing::Random random(seed);

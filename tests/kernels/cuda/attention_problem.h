@@ -67,6 +67,9 @@ Problem make_problem(const Shape &shape, uint64_t seed);
 // With a cache that is filled already, nothing is appended.
 Result run(const Problem &problem, Way way, uint32_t blocks = 3, const Result *filled = nullptr);
 
+// The output, and what was appended to the cache, within what rounding explains.
+void check_close(const Problem &problem, const Result &result);
+
 // The last tokens of the first sequence, whose cells of the others are what a run has left in the cache.
 Problem tail_of(const Problem &problem, const Result &whole, int32_t past);
 

@@ -591,7 +591,7 @@ TEST_CASE("cuda backend: what does not fit, and what has no kernel, is said befo
         cuda::make_cuda_backend(0)->load(program, {{4}}, kMaxTokens);
         FAIL("accepted");
     } catch (const BackendError &error) {
-        CHECK(error.kind == BackendError::Kind::Failed);
+        CHECK(error.kind == BackendError::Kind::NoKernel);
         CHECK(std::string(error.what()) == "the GPU has no kernel for a copy within a row yet");
     }
 }
