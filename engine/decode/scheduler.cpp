@@ -20,8 +20,8 @@ std::span<const TokenId> attachable(const std::vector<TokenId> &tokens, int32_t 
 
 // One answer's next token, or a few drafts: what must not wait behind a prompt.
 bool is_continuation(const Session &session) {
-    constexpr size_t kMostDrafts = 32;
-    return session.pending() <= kMostDrafts;
+    constexpr size_t kLongest = 32;  // a token and kMostDrafts behind it (speculation/speculator.h)
+    return session.pending() <= kLongest;
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ class Session {
     bool has_logits() const { return !logits_.empty(); }
 
     // Of the row that the next computation ends with, the `count` largest logits are enough; 0: the whole row
-    // is wanted, as it is always in front of append().
+    // is wanted, as at first. That holds until it is said again.
     void want_candidates(int32_t count) { wanted_ = count; }
     // Those of the last row, where they were enough; then there are no logits(). Valid as long as those, or
     // until the executor runs another step.

@@ -269,9 +269,16 @@ int32_t Builder::unscaled_rope(kernels::RopeTable::Pairs pairs, double base, int
 }
 
 void Builder::check_all_used() const {
+    const auto factor_of_used = [&](std::string_view name) {
+        constexpr std::string_view kFactor = ".scale";
+        if (!name.ends_with(kFactor)) return false;
+        return used_.contains(std::string(name.substr(0, name.size() - kFactor.size())) + ".weight");
+    };
     for (const gguf::Tensor &t : file_->tensors()) {
-        if (!t.name.starts_with("blk.") || used_.contains(t.name) || ignorable(t.name)) continue;
+        const bool of_layer = t.name.starts_with("blk.");
+        if ((!of_layer && !factor_of_used(t.name)) || used_.contains(t.name) || ignorable(t.name)) continue;
         const std::string name = gguf::printable(t.name);
+        if (!of_layer) fail(name, "factors are supported if they are one number");
         const int64_t layer = std::strtoll(std::string(t.name.substr(4)).c_str(), nullptr, 10);
         if (layer >= hyper_.block_count && layer < hyper_.block_count + hyper_.draft_layers) continue;
         if (layer >= hyper_.block_count)

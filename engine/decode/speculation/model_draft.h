@@ -64,7 +64,7 @@ class ModelDraft final : public DraftSource {
 };
 
 // Drives drafts that have begun, each to its end, in passes of all those that share an executor. A stop that
-// is requested ends them where they are. Where a cache is full, they end without a token. Throws DecodeError
+// is requested ends them where they are, and so does a cache that is full. Throws DecodeError
 // and BackendError.
 void draft_together(std::span<ModelDraft *const> drafts, const StopRequest *stop);
 

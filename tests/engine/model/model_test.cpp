@@ -150,6 +150,8 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
                   "blk.0.ffn_up.scale: is not a positive number");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, {3}, 1),
                   "blk.0.ffn_up.scale: factors are supported if they are one number");
+    check_refused(EditedModel().tensor("output.scale", gguf::Type::F32, {3}, 1),
+                  "output.scale: factors are supported if they are one number");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F16, one),
                   "blk.0.ffn_up.scale: its type is f16, f32 is expected");
     ModelShape experts;
