@@ -25,8 +25,10 @@
 //   4. With a sink: m' = max(m, sink log2(e)), l = l 2^(m - m') + 2^(sink log2(e) - m'), o = o 2^(m - m').
 //   5. out = o * (1 / l); where values are rotated, rotate_heads_kernel() turns it back.
 // Steps without a visible cell change nothing (f = 1, p = 0), and rows never share arithmetic, so a row's
-// bits are the same from both kernels, for every batch, chunk, grid and page order. (Online softmax: Milakov
-// & Gimelshein 2018; tiles: FlashAttention-2, Dao 2023; split K/V: Flash-Decoding.)
+// bits are the same from both kernels, for every batch, chunk, grid and page order. One exception: a value
+// that is not finite (f16 keeps none beyond 65504) makes NaN, as 0 times it, of earlier rows of its tile that
+// do not see it. (Online softmax: Milakov & Gimelshein 2018; tiles: FlashAttention-2, Dao 2023; split K/V:
+// Flash-Decoding.)
 //
 // Wide heads are those of more than 256 dimensions, and those of latent layers of any size, whose values are
 // the first dim_v dimensions of their keys (multi-head latent attention). They have one kernel for decode and
