@@ -26,6 +26,12 @@ using testing::TemporaryModel;
 namespace {
 
 constexpr int32_t kTokens = 20, kPrompt = 18;
+// Under the sanitizers every fifth: there it is the kernels that count, and all have tests of their own.
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t kEvery = 5;
+#else
+constexpr size_t kEvery = 1;
+#endif
 
 // Of matrices without 8-bit activations, so that both devices compute nearly the same.
 ModelShape shape_of(const std::string &arch) {
@@ -73,14 +79,16 @@ std::vector<reference::Row> logits_of(std::unique_ptr<Backend> backend, const Pr
     return all;
 }
 
-// What a device says after a prompt, and the logits of all steps. What it is told to have said itself, if
+// What a device says after a prompt, and the logits of all tokens. What it is told to have said itself, if
 // that is given, is what it goes on from.
 struct Text {
     std::vector<int32_t> tokens;
     std::vector<reference::Row> logits;
+    // Behind which token i of the text was chosen.
+    const reference::Row &choice(size_t i) const { return logits[logits.size() - tokens.size() + i]; }
 };
 Text greedy(std::unique_ptr<Backend> backend, const Program &program, const std::vector<int32_t> &told = {}) {
-    constexpr int32_t kMore = 2;
+    constexpr int32_t kMore = 3;
     const std::vector<int32_t> prompt = {7, 290, 33, 121, 64};
     int32_t groups = 1;
     for (const CacheLayer &layer : program.cache_layers) groups = std::max(groups, layer.group + 1);
@@ -93,13 +101,19 @@ Text greedy(std::unique_ptr<Backend> backend, const Program &program, const std:
         const auto count = static_cast<int32_t>(next.size());
         std::vector<int32_t> positions(next.size());
         std::iota(positions.begin(), positions.end(), past);
-        const std::vector<int32_t> rows = {count - 1};
+        std::vector<int32_t> rows(next.size());
+        std::iota(rows.begin(), rows.end(), 0);
         const SequenceSpan span{0, count, past,
                                 std::vector<std::span<const BlockId>>(static_cast<size_t>(groups), table)};
-        std::vector<float> logits(static_cast<size_t>(program.vocab));
+        const auto vocab = static_cast<size_t>(program.vocab);
+        std::vector<float> logits(rows.size() * vocab);
         REQUIRE(backend->execute({next, positions, {&span, 1}, rows}, logits));
-        text.logits.emplace_back(logits.begin(), logits.end());
-        text.tokens.push_back(static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin()));
+        for (size_t row = 0; row < rows.size(); ++row) {
+            const auto from = std::span(logits).subspan(row * vocab, vocab);
+            text.logits.emplace_back(from.begin(), from.end());
+        }
+        const reference::Row &last = text.logits.back();
+        text.tokens.push_back(static_cast<int32_t>(std::ranges::max_element(last) - last.begin()));
         past += count;
         next = {told.empty() ? text.tokens.back() : told[static_cast<size_t>(step)]};
     }
@@ -126,11 +140,11 @@ size_t check_same_text(const Program &program) {
     for (size_t i = 0; i < cpu.tokens.size(); ++i) {
         if (cpu.tokens[i] == gpu.tokens[i]) continue;
         const auto of = [&](const Text &text, const Text &choice) {
-            return text.logits[i][static_cast<size_t>(choice.tokens[i])];
+            return text.choice(i)[static_cast<size_t>(choice.tokens[i])];
         };
         double difference = 0;
-        for (size_t t = 0; t < cpu.logits[i].size(); ++t)
-            difference = std::max(difference, std::abs(cpu.logits[i][t] - gpu.logits[i][t]));
+        for (size_t t = 0; t < cpu.choice(i).size(); ++t)
+            difference = std::max(difference, std::abs(cpu.choice(i)[t] - gpu.choice(i)[t]));
         CHECK(of(cpu, cpu) - of(cpu, gpu) <= 2 * difference);
         ++ties;
     }
@@ -140,7 +154,8 @@ size_t check_same_text(const Program &program) {
 }  // namespace
 
 TEST_CASE("gpu families: every one says on the GPU what it says on the CPU") {
-    for (const testing::FamilyFiles &family : testing::family_files()) {
+    for (size_t i = 0; i < testing::family_files().size(); i += kEvery) {
+        const testing::FamilyFiles &family = testing::family_files()[i];
         CAPTURE(family.name);
         const TemporaryModel tiny(shape_of(family.name));
         const model::Model model = model::build(tiny.file);
@@ -155,6 +170,7 @@ TEST_CASE("gpu families: a model of every format says on the GPU what it says on
         const gguf::TypeTraits *traits = gguf::find_type(id);
         if (traits == nullptr) continue;
         if (!gguf::can_quantize(traits->type) && !testing::is_codebook_type(traits->type)) continue;
+        if (formats++ % kEvery != 0) continue;
         const std::string name(traits->name);
         CAPTURE(name);
         ModelShape shape;
@@ -162,7 +178,6 @@ TEST_CASE("gpu families: a model of every format says on the GPU what it says on
         shape.layers = 1, shape.width = shape.ff = 256;
         const TemporaryModel tiny(shape);
         ties += check_same_text(model::build(tiny.file).program);
-        ++formats;
     }
     CHECK(formats == 26);
     CHECK(ties <= 2);
