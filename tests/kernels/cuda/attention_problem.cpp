@@ -9,6 +9,7 @@
 
 #include "tests/simt/buffer.h"
 #include "tests/simt/run_kernel.h"
+#include "tests/simt/simt.h"
 #include "tests/support/random.h"
 #include "tests/support/reference.h"
 
@@ -358,6 +359,21 @@ void check_shape(const Shape &shape, uint64_t seed) {
     CHECK(same_bits(decode.out, prefill.out));
     CHECK(same_bits(decode.k_cache, prefill.k_cache));
     CHECK(same_bits(decode.v_cache, prefill.v_cache));
+}
+
+void check_every_way(const Shape &shape, uint64_t seed) {
+    constexpr int32_t kTokens = 300, kPast = 263;
+    const Problem p = make_problem(shape, seed);
+    const Result reference = run(p, Way::Prefill, 1);
+    CHECK(same_bits(reference.out, run(p, Way::Split, 7).out));
+    simt::settings().seed = 77;
+    CHECK(same_bits(reference.out, run(p, Way::Decode, 5).out));
+    simt::settings() = {};
+    const Problem tail = tail_of(p, reference, kPast);
+    const auto width = shape.step.heads * shape.step.head_dim_v;
+    const std::vector<float> expected(reference.out.begin() + kPast * width,
+                                      reference.out.begin() + kTokens * width);
+    for (const Way way : {Way::Decode, Way::Prefill}) CHECK(same_bits(run(tail, way).out, expected));
 }
 
 }  // namespace runnel::tests

@@ -141,18 +141,7 @@ TEST_CASE(
                     rope_table(kernels::RopeTable::Pairs::Halves, 32)};
         shape.k_type = k_type, shape.v_type = v_type;
         if (sinks > 0) shape.step.window = 50, shape.step.sink_cells = sinks;
-        const Problem p = make_problem(shape, 50);
-        const Result reference = run(p, Way::Prefill, 1);
-        CHECK(same_bits(reference.out, run(p, Way::Split, 7).out));
-        simt::settings().seed = 77;
-        CHECK(same_bits(reference.out, run(p, Way::Decode, 5).out));
-        simt::settings() = {};
-        constexpr int32_t kPast = 263;
-        const Problem tail = tail_of(p, reference, kPast);
-        const auto width = shape.step.heads * shape.step.head_dim_v;
-        const std::vector<float> expected(reference.out.begin() + kPast * width,
-                                          reference.out.begin() + 300 * width);
-        for (const Way way : {Way::Decode, Way::Prefill}) CHECK(same_bits(run(tail, way).out, expected));
+        check_every_way(shape, 50);
     }
 }
 
