@@ -40,23 +40,26 @@ int64_t most_cells(const CacheConfig &cache, const Attention &a, int64_t blocks)
     return a.window > 0 ? INT32_MAX : blocks * kBlockTokens;  // windows return blocks
 }
 
-bool wide(const Program &program, const Attention &a) {
-    const bool latent = program.cache_layers[static_cast<size_t>(a.layer)].head_dim_v == 0;
-    return is_wide(latent, a.head_dim_k, a.head_dim_v);
-}
-
 int64_t item_floats(const Attention &a) {
     return attention_partial_floats(1, a.head_dim_v);
 }
 
 }  // namespace
 
+bool is_latent(const Program &program, const Attention &a) {
+    return program.cache_layers[static_cast<size_t>(a.layer)].head_dim_v == 0;
+}
+
+bool is_wide(const Program &program, const Attention &a) {
+    return is_wide(is_latent(program, a), a.head_dim_k, a.head_dim_v);
+}
+
 // Of few tokens: up to kLinearTokens sequences, and all their rows in tiles of one of them; otherwise of all
 // tokens, alone or in tiles of up to kDecodeRows rows.
 int64_t attention_counters(const Program &program, int32_t max_tokens) {
     int64_t counters = 1;
     for_attention(program, [&](const Attention &a) {
-        if (wide(program, a))
+        if (is_wide(program, a))
             counters = std::max(counters, int64_t{wide_room(a.heads, a.kv_heads)});
         else
             counters = std::max({counters, int64_t{kLinearTokens} * a.heads,
@@ -69,7 +72,7 @@ int64_t attention_totals(const Program &program, int32_t max_tokens) {
     int64_t totals = 0;
     for_attention(program, [&](const Attention &a) {
         const int64_t blocks = prefill_blocks(a.heads, a.kv_heads, max_tokens);
-        totals = std::max(totals, wide(program, a)
+        totals = std::max(totals, is_wide(program, a)
                                       ? kMostAttentionBlocks * kWideTotals
                                       : attention_prefill_totals(a.head_dim_k, a.head_dim_v, blocks, true));
     });
@@ -79,7 +82,7 @@ int64_t attention_totals(const Program &program, int32_t max_tokens) {
 int64_t attention_partials(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
     int64_t floats = 1;
     for_attention(program, [&](const Attention &a) {
-        if (wide(program, a)) {
+        if (is_wide(program, a)) {
             floats = std::max(floats, wide_room(a.heads, a.kv_heads) * item_floats(a));
             return;
         }
@@ -99,7 +102,7 @@ AttentionLaunches attention_launches(const Program &program, std::span<const Seq
     AttentionLaunches launches;
     int64_t most_units = 1;
     for_attention(program, [&](const Attention &a) {
-        if (wide(program, a)) return;  // what finds no room there is computed in order
+        if (is_wide(program, a)) return;  // what finds no room there is computed in order
         int64_t items = 0, units = 0, longest = 1;
         AttentionParams p{};
         p.window = a.window, p.chunked = a.window_kind == Attention::Window::Chunked;

@@ -15,6 +15,11 @@ namespace runnel::kernels::cuda {
 // attention_decode_kernel().
 inline constexpr int32_t kDecodeRows = 64;
 
+// Whether the values are the first dimensions of the keys.
+bool is_latent(const Program &program, const Attention &step);
+// Whether attention_wide_kernel() computes it.
+bool is_wide(const Program &program, const Attention &step);
+
 // Of AttentionParams, for the largest layer of the program and batches of up to `max_tokens` tokens.
 int64_t attention_counters(const Program &program, int32_t max_tokens);
 int64_t attention_totals(const Program &program, int32_t max_tokens);  // floats; as much as sm_75 needs

@@ -123,11 +123,6 @@ class CudaBackend final : public Backend {
                 attention_decode_shared(k, v, a.head_dim_k, a.head_dim_v),
                 attention_prefill_shared(k, v, a.head_dim_k, a.head_dim_v)};
     }
-    bool latent(const Attention &a) const {
-        return program_.cache_layers[static_cast<size_t>(a.layer)].head_dim_v == 0;
-    }
-    bool wide(const Attention &a) const { return is_wide(latent(a), a.head_dim_k, a.head_dim_v); }
-    int32_t side_by_side(const Attention &a) const { return wide(a) ? wide_room(a.heads, a.kv_heads) : 0; }
     void enqueue(const ExpertsOp &op);
     AttentionParams attention_params(const Attention &step) const;
 
@@ -140,9 +135,6 @@ class CudaBackend final : public Backend {
     void launch_exact(const Kernel<Params> &kernel, int64_t blocks, SharedBytes shared,
                       const std::type_identity_t<Params> &params) {
         launcher_.run_exactly(kernel, blocks, shared, params);
-    }
-    int resident(const KernelHandle &kernel, SharedBytes shared) {
-        return launcher_.resident(kernel, shared);
     }
 
     const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
@@ -269,7 +261,7 @@ void CudaBackend::prepare_kernels() {
         if (const auto *a = std::get_if<Attention>(&op)) {
             prepare(attention_append_kernel().handle, kAppendShared);
             prepare(rotate_heads_kernel().handle, kAppendShared);
-            if (wide(*a)) {
+            if (is_wide(program_, *a)) {
                 prepare(attention_wide_kernel().handle, attention_wide_shared());
                 continue;
             }
@@ -474,12 +466,12 @@ AttentionParams CudaBackend::attention_params(const Attention &a) const {
         p.k = slot(a.k), p.k_stride = stride(a.k);
         if (a.v != kNoSlot) p.v = slot(a.v), p.v_stride = stride(a.v);
     }
-    p.latent = latent(a);
+    p.latent = is_latent(program_, a);
     const CacheType k_type = cache_.k_type(), v_type = cache_.v_type();
     p.k_cache = cache_pages(cache_.k(a.layer), k_type, a.head_dim_k, rotates_keys(k_type) && !p.latent);
     p.v_cache =
         p.latent ? p.k_cache : cache_pages(cache_.v(a.layer), v_type, a.head_dim_v, rotates_values(v_type));
-    p.side_by_side = side_by_side(a);
+    p.side_by_side = is_wide(program_, a) ? wide_room(a.heads, a.kv_heads) : 0;
     p.q_factors = input_.factors(a.temperature);
     p.sequences = input_.sequences(), p.sequence_count = input_.sequence_count();
     p.tables = input_.tables(group), p.table_stride = input_.table_stride(group);
@@ -509,7 +501,7 @@ void CudaBackend::enqueue(const Attention &a) {
         append(p);
         p.shared = 0;
     }
-    if (wide(a)) {
+    if (is_wide(program_, a)) {
         p.max_rows = kAllRows;
         if (p.k != nullptr) append(p);
         run(attention_wide_kernel(), kMostAttentionBlocks, attention_wide_shared(), p);

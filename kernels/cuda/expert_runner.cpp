@@ -4,17 +4,13 @@
 
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/experts.h"
+#include "kernels/cuda/memory_need.h"
 #include "kernels/cuda/quantise.h"
 
 namespace runnel::kernels::cuda {
 namespace {
 
 constexpr const char *kName = "experts";
-
-// Rows of float32 begin at multiples of 256 bytes.
-int64_t row_stride(int64_t width) {
-    return (width + 63) / 64 * 64;
-}
 
 RouteScore score_of(Routing::Score score) {
     switch (score) {
@@ -45,8 +41,8 @@ ExpertRunner::Sizes ExpertRunner::sizes(const Program &program, const Plan &plan
         const int64_t rows = int64_t{max_tokens} * experts->step.routing.used;
         all.rows = std::max(all.rows, rows);
         all.groups = std::max(all.groups, std::min(rows, w.count + rows / kLinearGroupTokens));
-        all.hidden = std::max(all.hidden, rows * row_stride(2 * w.cols));
-        all.results = std::max(all.results, rows * row_stride(w.rows));
+        all.hidden = std::max(all.hidden, rows * stride_of(2 * w.cols));
+        all.results = std::max(all.results, rows * stride_of(w.rows));
         if (!is_float(experts->down)) all.packed = std::max(all.packed, activation_bytes(w.cols, rows));
     }
     return all;
@@ -99,7 +95,7 @@ void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const Device
     launcher.run(combine_kernel(), (int64_t{operands.tokens} * width + 255) / 256, 0,
                  {results_.as<const float>(), rows_.as<const int32_t>(),
                   step.weights_on_input ? nullptr : weights_.as<const float>(), operands.add.data,
-                  operands.out.data, row_stride(width), operands.add.stride, operands.out.stride,
+                  operands.out.data, stride_of(width), operands.add.stride, operands.out.stride,
                   operands.tokens, step.routing.used, width});
 }
 
@@ -122,7 +118,7 @@ void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWe
 void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                                const Operands &operands, const ExpertRows &rows) {
     const Experts &step = op.step;
-    const int64_t stride = row_stride(2 * op.width);
+    const int64_t stride = stride_of(2 * op.width);
     for (const ExpertsOp::In &in : op.in) {
         LinearParams p{};
         p.x = operands.input;
@@ -151,7 +147,7 @@ void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const De
 
 void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                         const ExpertRows &rows) {
-    const int64_t stride = row_stride(2 * op.width);
+    const int64_t stride = stride_of(2 * op.width);
     LinearParams p{};
     if (!is_float(op.down)) {
         p.x = place_activations(packed_.data(), op.width, rows.rows);
@@ -167,7 +163,7 @@ void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWei
     p.matrix[0].bias = weights.floats(op.step.down_bias);
     p.matrix[0].rows = static_cast<int32_t>(op.out_width);
     p.matrix[0].out = results_.as<float>();
-    p.matrix[0].out_stride = row_stride(op.out_width);
+    p.matrix[0].out_stride = stride_of(op.out_width);
     launch_experts(launcher, p, op.down, rows);
 }
 

@@ -5,15 +5,11 @@
 #include "kernels/cuda/activations.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/linear_launch.h"
+#include "kernels/cuda/memory_need.h"
 #include "kernels/cuda/quantise.h"
 
 namespace runnel::kernels::cuda {
 namespace {
-
-// A row of floats that was copied together.
-int64_t row_stride(int64_t cols) {
-    return (cols + 3) / 4 * 4;
-}
 
 // The matrix kernels can read the pieces where they lie: rows of slots begin at 16 bytes.
 bool in_place(const HeadLinear &step, const Weight &weight) {
@@ -24,7 +20,7 @@ bool in_place(const HeadLinear &step, const Weight &weight) {
 int64_t piece_bytes(const HeadLinear &step, const Weight &weight, int32_t tokens) {
     const int64_t rows = weight.count * tokens;
     if (!is_float(tile_format(weight.type))) return activation_bytes(weight.cols, rows);
-    return in_place(step, weight) ? 0 : 4 * rows * row_stride(weight.cols);
+    return in_place(step, weight) ? 0 : 4 * rows * stride_of(weight.cols);
 }
 
 // f(step, weight) for all heads of the plan.
@@ -83,7 +79,7 @@ void HeadRunner::enqueue(Launcher &launcher, const HeadLinear &step, const Weigh
         p.x_skip = step.from.stride - tokens * operands.in.stride;
     } else {
         p.x_f32 = pieces_.as<float>();
-        p.x_stride = row_stride(cols);
+        p.x_stride = stride_of(cols);
         const CopyParams copy{{{in, pieces_.as<float>(), operands.in.stride, p.x_stride, step.from.stride,
                                 tokens * p.x_stride, heads, cols}},
                               1,

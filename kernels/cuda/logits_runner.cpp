@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/embed.h"
+#include "kernels/cuda/memory_need.h"
 #include "kernels/cuda/quantise.h"
 
 namespace runnel::kernels::cuda {
@@ -14,10 +15,9 @@ constexpr const char *kName = "logits";
 constexpr auto kRows = static_cast<size_t>(kLinearTokens);
 constexpr int32_t kArgmaxShare = 8192;  // logits of a block, at least
 
-// Rows of float32 begin at multiples of 256 bytes.
 size_t kept_bytes(const Program &program, const Logits &step) {
-    const auto width = static_cast<size_t>(program.slots[static_cast<size_t>(step.in)].width);
-    return (width + 63) / 64 * 64 * kRows * sizeof(float);
+    const int64_t width = program.slots[static_cast<size_t>(step.in)].width;
+    return static_cast<size_t>(stride_of(width)) * kRows * sizeof(float);
 }
 
 size_t chunks_of(int64_t vocab) {

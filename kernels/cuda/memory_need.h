@@ -9,7 +9,7 @@
 
 namespace runnel::kernels::cuda {
 
-// Rows of slots begin at multiples of 256 bytes.
+// Rows of floats (slots, and what runners keep) begin at multiples of 256 bytes.
 constexpr int64_t stride_of(int64_t width) {
     return (width + 63) / 64 * 64;
 }
