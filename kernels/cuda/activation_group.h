@@ -14,6 +14,12 @@ DEVICE int activation_first(int lane) {
     return 64 * (lane >> 3) + 32 * (lane & 1) + 4 * (lane >> 1 & 3);
 }
 
+// Four float32 values at `k` of a row, zero beyond its end.
+DEVICE float4 load_floats(const float *x, int64_t k, int64_t cols) {
+    if (k + 4 <= cols) return *reinterpret_cast<const float4 *>(x + k);
+    return {k < cols ? x[k] : 0.0f, k + 1 < cols ? x[k + 1] : 0.0f, k + 2 < cols ? x[k + 2] : 0.0f, 0.0f};
+}
+
 // The same lane's share of the quantised group.
 struct ActivationPiece {
     uint2 hi, lo;  // eight int8 each
@@ -34,20 +40,27 @@ DEVICE void quantise_four(const float (&x)[8], int first, float inverse, uint32_
     }
 }
 
-// Warp collective. Values at and beyond the end of a row are to be 0.
-DEVICE ActivationPiece quantise_group(const float (&x)[8]) {
-    uint32_t largest = 0;  // of the magnitudes' bits: a NaN is larger than infinity
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const uint32_t magnitude = float_bits(x[i]) & 0x7fffffffu;
-        largest = magnitude > largest ? magnitude : largest;
-    }
+// The largest magnitude among all lanes' values, as bits: a NaN is larger than infinity. Warp collective.
+DEVICE uint32_t largest_magnitude(uint32_t largest) {
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) {
         const uint32_t other = shfl_xor(largest, mask);
         largest = other > largest ? other : largest;
     }
-    const float maximum = bits_float(largest);
+    return largest;
+}
+DEVICE uint32_t largest_of(const float (&x)[8], uint32_t largest) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const uint32_t magnitude = float_bits(x[i]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+// Warp collective. Values at and beyond the end of a row are to be 0.
+DEVICE ActivationPiece quantise_group(const float (&x)[8]) {
+    const float maximum = bits_float(largest_magnitude(largest_of(x, 0)));
     const bool tiny = maximum < 0x1p-100f;
     const float inverse = tiny ? 0.0f : 127.0f / maximum;
     ActivationPiece piece;
@@ -67,6 +80,25 @@ DEVICE ActivationPiece quantise_group(const float (&x)[8]) {
             piece.sum_lo[h] += shfl_xor(piece.sum_lo[h], mask);
         }
     return piece;
+}
+
+// --- halves ------------------------------------------------------------------------------------------------
+
+// A row's s, and 1 / s, both powers of two (0 and 0 for a row that is as good as zero).
+struct HalfScale {
+    float scale, inverse;
+};
+DEVICE HalfScale half_scale(uint32_t largest) {
+    const uint32_t exponent = largest >> 23;  // of 2^(exponent - 127)
+    if (exponent == 255) return {bits_float(0x7fffffffu), 0};
+    if (bits_float(largest) < 0x1p-100f) return {0, 0};
+    return {bits_float((exponent - 14) << 23), bits_float((254 + 14 - exponent) << 23)};
+}
+
+// A lane's eight values, in the order of activations.h.
+DEVICE uint4 halves_of(const float (&x)[8], float inverse) {
+    return {pack_f16(x[0] * inverse, x[1] * inverse), pack_f16(x[2] * inverse, x[3] * inverse),
+            pack_f16(x[4] * inverse, x[5] * inverse), pack_f16(x[6] * inverse, x[7] * inverse)};
 }
 
 }  // namespace runnel::kernels::cuda

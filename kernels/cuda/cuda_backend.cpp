@@ -142,7 +142,7 @@ class CudaBackend final : public Backend {
     int64_t stride(Slot slot) const { return stride_of(width(slot)); }
     float *slot(Slot slot) const { return slots_[static_cast<size_t>(slot)]; }
     Activations quantised(int64_t cols) const {
-        return place_activations(quantised_.data(), cols, max_tokens_);
+        return place_activations(quantised_.data(), cols, max_tokens_, plan_.forms_at(cols));
     }
 
     const int device_;
@@ -221,7 +221,7 @@ void CudaBackend::allocate(const CacheConfig &cache) {
                 // What fills the rows up crosses as well.
                 if (stride(id) > width(id)) stream_.fill(slot(id), 0, bytes);
             }
-    const auto packed = static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_));
+    const auto packed = static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_, plan_.forms));
     quantised_ = packed > 0 ? DeviceMemory(packed, "activations") : DeviceMemory();
     const auto attention = [](int64_t words) {
         return DeviceMemory(static_cast<size_t>(words) * sizeof(float), "attention");

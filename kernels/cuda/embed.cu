@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/codebooks.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/halves.h"
 
 namespace runnel::kernels::cuda {
 
@@ -157,7 +158,8 @@ DEVICE float plain_value(const Place &p, TileFormat format) {
     const int a = p.r + 2 * (p.k % 4 / 2);
     const auto bits = *reinterpret_cast<const uint16_t *>(
         p.main + p.k / 16 * 512 + (4 * p.g + p.k % 16 / 4) * 16 + a * 4 + p.k % 2 * 2);
-    return format == TileFormat::F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+    const float value = f16_to_f32(bits);
+    return format == TileFormat::F16 ? value : value * row_factor(p.block[4 * p.g + p.r]);
 }
 
 DEVICE float value_of(const EmbedParams &params, int32_t row, int32_t col) {

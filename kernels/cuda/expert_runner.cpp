@@ -43,7 +43,7 @@ ExpertRunner::Sizes ExpertRunner::sizes(const Program &program, const Plan &plan
         all.groups = std::max(all.groups, std::min(rows, w.count + rows / kLinearGroupTokens));
         all.hidden = std::max(all.hidden, rows * stride_of(2 * w.cols));
         all.results = std::max(all.results, rows * stride_of(w.rows));
-        if (!is_float(experts->down)) all.packed = std::max(all.packed, activation_bytes(w.cols, rows));
+        all.packed = std::max(all.packed, activation_bytes(w.cols, rows, forms_of(experts->down)));
     }
     return all;
 }
@@ -149,8 +149,8 @@ void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWei
                         const ExpertRows &rows) {
     const int64_t stride = stride_of(2 * op.width);
     LinearParams p{};
-    if (!is_float(op.down)) {
-        p.x = place_activations(packed_.data(), op.width, rows.rows);
+    if (const ActivationForms forms = forms_of(op.down); forms.any()) {
+        p.x = place_activations(packed_.data(), op.width, rows.rows, forms);
         launcher.run_exactly(
             quantise_kernel(), rows.rows, kQuantiseShared,
             {hidden_.as<const float>(), nullptr, nullptr, 0, static_cast<int32_t>(op.width), stride, p.x});

@@ -19,7 +19,8 @@ bool in_place(const HeadLinear &step, const Weight &weight) {
 // Bytes of the pieces of `tokens` tokens on their way to the matrices.
 int64_t piece_bytes(const HeadLinear &step, const Weight &weight, int32_t tokens) {
     const int64_t rows = weight.count * tokens;
-    if (!is_float(tile_format(weight.type))) return activation_bytes(weight.cols, rows);
+    const ActivationForms forms = forms_of(tile_format(weight.type));
+    if (forms.any()) return activation_bytes(weight.cols, rows, forms);
     return in_place(step, weight) ? 0 : 4 * rows * stride_of(weight.cols);
 }
 
@@ -47,10 +48,10 @@ HeadRunner::HeadRunner(const Program &program, const Plan &plan, int32_t max_tok
     for_heads(program, plan, [&](const HeadLinear &, const Weight &weight) {
         const TileFormat format = tile_format(weight.type);
         prepare_experts(format, max_tokens);
-        if (is_float(format))
-            prepare(copy_pieces_kernel().handle, 0);
-        else
+        if (forms_of(format).any())
             prepare(quantise_pieces_kernel().handle, 0);
+        else
+            prepare(copy_pieces_kernel().handle, 0);
     });
 }
 
@@ -68,8 +69,8 @@ void HeadRunner::enqueue(Launcher &launcher, const HeadLinear &step, const Weigh
     m.out = operands.out.data + step.to.first;
     m.out_stride = operands.out.stride;
     m.out_skip = step.to.stride - tokens * operands.out.stride;
-    if (!is_float(tile_format(weight.type))) {
-        p.x = place_activations(pieces_.data(), cols, int64_t{heads} * tokens);
+    if (const ActivationForms forms = forms_of(tile_format(weight.type)); forms.any()) {
+        p.x = place_activations(pieces_.data(), cols, int64_t{heads} * tokens, forms);
         const QuantisePiecesParams quantise{in, operands.in.stride, step.from.stride, cols, heads, tokens,
                                             p.x};
         launcher.run(quantise_pieces_kernel(), quantise_pieces_blocks(quantise), 0, quantise);

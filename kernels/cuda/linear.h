@@ -4,7 +4,8 @@
 // tokens.
 //
 // The canonical order - what every kernel that multiplies these weights computes, to the bit, whatever the
-// number of tokens, the grid and the device:
+// number of tokens, the grid and the device (but that devices may sum the 16 products inside an mma of F16
+// and BF16 weights in different ways):
 //   1. The 256-column blocks of a row are cut into W = warps_per_tile(blocks) contiguous ranges; range w is
 //      [w * blocks / W, (w + 1) * blocks / W).
 //   2. A range's partial sum p starts at 0 and takes its blocks in ascending order. With v(h, l) =
@@ -15,7 +16,10 @@
 //      groups of 32 (NVFP4: 16): b from 0, groups ascending: b = fma(d, v(sum(q x)), b), then, with a
 //      minimum,
 //          b = fma(m, v(sum(x)), b);  at the end of the block p = fma(s, b, p);
-//      F32, F16, BF16 (activations are float32): four sums, a_t = fma(w, x, a_t) over the columns with
+//      F16, BF16: c from 0 over the whole range, c = mma(w, h, c) for 16 columns at a time in ascending
+//      order;
+//          p = (c * s) * the factor of a row of BF16 (activations.h, tiles.h: powers of two);
+//      F32 (activations are float32): four sums, a_t = fma(w, x, a_t) over the columns with
 //          column / 4 % 4 == t in ascending order, continued over all blocks; p = (a_0 + a_1) + (a_2 + a_3).
 //   3. y = ((p_0 + p_1) + p_2) + ...; then * the row's weight; then + bias; then * scale (or act(gate) * up);
 //      then + add.
@@ -63,8 +67,8 @@ enum class LinearGate : int32_t {
 
 struct LinearParams {
     LinearMatrix matrix[kLinearMatrices];
-    Activations x;       // of int8 formats
-    const float *x_f32;  // of F32, F16, BF16: [tokens][x_stride], rows 16-byte aligned
+    Activations x;       // of all formats but F32: in the form of the format
+    const float *x_f32;  // of F32: [tokens][x_stride], rows 16-byte aligned
     int64_t x_stride;
     int32_t cols, tokens;
     int32_t matrices;
@@ -80,6 +84,11 @@ struct LinearParams {
     int32_t heads = 1;
     int64_t x_skip = 0;
 };
+
+// The form in which a format wants its activations: integers, halves or (F32) none.
+constexpr ActivationForms forms_of(TileFormat format) {
+    return {!is_float(format) && !is_half(format), is_half(format)};
+}
 
 // The kernel for a format and a number of tokens (1..kLinearTokens), and its bytes of shared memory.
 Kernel<LinearParams> linear_kernel(TileFormat format, int tokens);

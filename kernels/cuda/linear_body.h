@@ -13,14 +13,18 @@
 // it.
 //
 // Bytes: each weight once, 16 bytes a lane and load; activations n * (2 + 3/8) per column and multiprocessor;
-// outputs 4 n per row. F32, F16 and BF16 weights are multiplied by plain fma in float32: at one token that is
-// far below the issue rate that their bytes allow, and its bits are the same everywhere.
+// outputs 4 n per row.
+//
+// F16 and BF16 weights go to the tensor cores as they lie: 16 columns of 8 tokens are one instruction, and a
+// warp has 2 KB (64 columns) on the way. Activations are 2 n bytes per column. F32 weights are multiplied by
+// plain fma in float32.
 #pragma once
 
 #include <type_traits>
 
 #include "kernels/cuda/float_steps.h"
 #include "kernels/cuda/fragments.h"
+#include "kernels/cuda/halves.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_order.h"
 #include "kernels/cuda/math.h"
@@ -275,9 +279,82 @@ DEVICE void multiply_range(const LinearParams &p, TokenGroup group, const std::b
     }
 }
 
+// Where a lane finds the halves of the tokens whose columns it feeds: column 2t of the 8 of product m is
+// token 8m + t, column 2t + 1 token 8m + 4 + t, so that sums end up with the lane that stands for their
+// token.
+template <int kGroups, bool kGrouped>
+struct LaneHalves {
+    static constexpr int kProducts = (kGroups + 1) / 2;
+    const Activations &x;
+    int32_t piece[kProducts];  // in x.halves, of the first 32 columns
+    int32_t token[kGroups];
+
+    DEVICE LaneHalves(const LinearParams &p, TokenGroup group) : x(p.x) {
+        const int g = lane_index() >> 2, t = lane_index() & 3;
+        const auto source = [&](int row) {
+            row = group.first + (row < group.count ? row : 0);
+            return kGrouped && p.sources ? p.sources[row] : row;
+        };
+#pragma unroll
+        for (int m = 0; m < kProducts; ++m)
+            piece[m] =
+                source(8 * m + g % 2 * kGroupTokens + g / 2) * static_cast<int32_t>(x.halves_stride) + 8 * t;
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) token[j] = source(kGroupTokens * j + t);
+    }
+};
+
+template <int kStep>
+DEVICE void load_half_step(const std::byte *chunk, uint32_t (&w)[16]) {
+    load_four<4 * kStep, GlobalWeights>(w, chunk + 512 * kStep + 16 * lane_index());
+}
+DEVICE void load_half_chunk(const std::byte *chunk, uint32_t (&w)[16]) {
+    load_half_step<0>(chunk, w);
+    load_half_step<1>(chunk, w);
+    load_half_step<2>(chunk, w);
+    load_half_step<3>(chunk, w);
+}
+
+// Begins with the first chunk of the range in w, and leaves `after`, the one it is to begin with next, there.
+template <TileFormat F, int kGroups, bool kGrouped>
+DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
+                                const std::byte *after, uint32_t (&w)[16], float (&sums)[kGroups][2]) {
+    const LaneHalves<kGroups, kGrouped> x(p, group);
+    constexpr int kProducts = LaneHalves<kGroups, kGrouped>::kProducts;
+    const uint32_t exponents = row_exponents<F>(tile);
+    const auto chunks = static_cast<int32_t>(col_chunks(p.cols));
+    const int32_t end = 4 * range.end < chunks ? 4 * range.end : chunks;
+    float c[kProducts][4] = {};
+    for (int32_t chunk = 4 * range.begin; chunk < end; ++chunk) {
+        const std::byte *next = chunk + 1 < end ? half_chunk<F>(tile, chunk + 1) : after;
+        const auto columns = [&](auto half) {  // 32 of them
+            constexpr int kHalf = decltype(half)::value;
+#pragma unroll
+            for (int m = 0; m < kProducts; ++m) {
+                const uint4 b = ld128(x.x.halves + x.piece[m] + kChunkCols * chunk + 32 * kHalf);
+                mma_f16_k16(c[m], {w[8 * kHalf], w[8 * kHalf + 1], w[8 * kHalf + 2], w[8 * kHalf + 3]},
+                            {b.x, b.y});
+                mma_f16_k16(c[m], {w[8 * kHalf + 4], w[8 * kHalf + 5], w[8 * kHalf + 6], w[8 * kHalf + 7]},
+                            {b.z, b.w});
+            }
+            if (next == nullptr) return;
+            load_half_step<2 * kHalf>(next, w);
+            load_half_step<2 * kHalf + 1>(next, w);
+        };
+        columns(Constant<0>());
+        columns(Constant<1>());
+    }
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+        const float scale = x.x.half_scales[x.token[j]];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) sums[j][r] = scaled_sum<F>(c[j / 2][2 * r + j % 2], exponents, r, scale);
+    }
+}
+
 // Every lane sums its four columns of a step for all tokens; then the four lanes of a row are added, and each
 // keeps the token it stands for.
-template <TileFormat F, int kGroups, bool kGrouped>
+template <int kGroups, bool kGrouped>
 DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                                  float (&sums)[kGroups][2]) {
     constexpr int kTokens = kGroupTokens * kGroups;
@@ -291,10 +368,10 @@ DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const 
         if (kGrouped && p.sources) source[token] = p.sources[source[token]];
     }
     const int32_t steps = (p.cols + kChunkCols - 1) / kChunkCols * 4, last = 16 * range.end;
-#pragma unroll(kGroups == 4 ? 1 : kGroups == 2 || kGrouped || F == TileFormat::F32 ? 2 : 4)
+#pragma unroll(kGroups == 4 ? 1 : 2)
     for (int32_t step = 16 * range.begin; step < (last < steps ? last : steps); ++step) {
         float4 w[2];
-        load_step<F>(tile, step, w);
+        load_step(tile, step, w);
 #pragma unroll
         for (int token = 0; token < kTokens; ++token) {
             const float4 x = load_floats(first + source[token] * p.x_stride, 16 * step + 4 * t, p.cols);
@@ -345,6 +422,7 @@ DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
 // Two blocks of 256 threads leave 128 registers to each, which the larger accumulators do not fit (on sm_80
 // the least), nor groups beside scales per 16.
 constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped) {
+    if (is_half(format)) return 2;
     const bool wide = !has_group_floats(format) || format == TileFormat::Q5_1 || format == TileFormat::NVFP4;
     return groups == 4 || (groups == 2 && wide) ||
                    (grouped && (has_groups_of_16(format) || format == TileFormat::Q5_K))
@@ -381,9 +459,19 @@ struct Linear {
         SideRegisters<F> side;
         Book<F> book;
 
+        DEVICE const std::byte *first_chunk(const std::byte *tile) const {
+            return tile == nullptr ? nullptr : half_chunk<F>(tile, 4 * range.begin);
+        }
         DEVICE NextBlock first_block(const Params &p, const std::byte *tile) const {
             if (tile == nullptr) return {nullptr, 0};
             return {tile + range.begin * block_bytes(F), chunks_at(p.cols, range.begin)};
+        }
+        // What it multiplies first is on its way.
+        DEVICE void begin(const Params &p, const std::byte *tile) {
+            if constexpr (is_half(F))
+                load_half_chunk(first_chunk(tile), main.main);
+            else if constexpr (!is_float(F))
+                load_block<F>(first_block(p, tile), main, side);
         }
     };
 
@@ -393,7 +481,10 @@ struct Linear {
                                const std::byte *next, Warp &warp, float (&to)[kTokens][kTileRows]) {
         float sums[kGroups][2] = {};
         if constexpr (is_float(F))
-            multiply_float_range<F, kGroups, kGrouped>(p, group, tile, warp.range, sums);
+            multiply_float_range<kGroups, kGrouped>(p, group, tile, warp.range, sums);
+        else if constexpr (is_half(F))
+            multiply_half_range<F, kGroups, kGrouped>(p, group, tile, warp.range, warp.first_chunk(next),
+                                                      warp.main.main, sums);
         else
             multiply_range<F, kGroups, kGrouped>(p, group, tile, warp.range, warp.first_block(p, next),
                                                  warp.book, warp.main, warp.side, sums);
@@ -462,8 +553,7 @@ struct Linear {
         };
         int32_t unit = block_index() * teams + team;
         const std::byte *tile = tile_at(unit);
-        if constexpr (!is_float(F))
-            if (tile != nullptr) load_block<F>(warp.first_block(p, tile), warp.main, warp.side);
+        if (tile != nullptr) warp.begin(p, tile);
         grid_dep_wait();
         for (int32_t first = block_index() * teams; first < units; first += step, unit += step) {
             const std::byte *next = tile_at(unit + step);

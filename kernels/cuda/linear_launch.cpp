@@ -15,6 +15,10 @@ int32_t most_sliced(TileFormat format) {
 // Rows per expert from which that kernel pays: it takes an expert's weights once and computes 64 rows.
 constexpr int32_t kManyRows = 16;
 
+int64_t slices(int32_t tokens, int32_t size) {
+    return (int64_t{tokens} + size - 1) / size;
+}
+
 void prepare_prefill(TileFormat format) {
     prepare(linear_prefill_kernel(format).handle, linear_prefill_shared(format));
 }
@@ -27,6 +31,8 @@ void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat forma
         p.x.scales += first * p.x.scales_stride;
         p.x.sums += first * p.x.sums_stride;
         p.x.sums16 += first * p.x.sums16_stride;
+        p.x.halves += first * p.x.halves_stride;
+        if (p.x.half_scales != nullptr) p.x.half_scales += first;
         p.x_f32 += first * p.x_stride;
         for (LinearMatrix &m : p.matrix) {
             if (m.out != nullptr) m.out += first * m.out_stride;
@@ -53,18 +59,19 @@ void prepare_experts(TileFormat format, int32_t max_tokens) {
 void launch_linear(Launcher &launcher, const LinearParams &p, TileFormat format) {
     if (p.tokens <= most_sliced(format)) return launch_slices(launcher, p, format);
     launcher.run(linear_prefill_kernel(format),
-                 linear_prefill_blocks(p, format, (p.tokens + kPrefillTokens - 1) / kPrefillTokens),
+                 linear_prefill_blocks(p, format, slices(p.tokens, prefill_tokens(format))),
                  linear_prefill_shared(format), {p, format});
 }
 
 void launch_heads(Launcher &launcher, const LinearParams &p, TileFormat format) {
-    const auto groups = [&](int32_t size) { return int64_t{p.heads} * ((p.tokens + size - 1) / size); };
+    const auto groups = [&](int32_t size) { return p.heads * slices(p.tokens, size); };
     if (p.tokens <= kLinearTokens) {
         const int tokens = std::min(p.tokens, kLinearGroupTokens);
         launcher.run(linear_groups_kernel(format, tokens), linear_blocks(p, groups(kLinearGroupTokens)),
                      linear_shared(format, tokens), p);
     } else {
-        launcher.run(linear_prefill_kernel(format), linear_prefill_blocks(p, format, groups(kPrefillTokens)),
+        launcher.run(linear_prefill_kernel(format),
+                     linear_prefill_blocks(p, format, groups(prefill_tokens(format))),
                      linear_prefill_shared(format), {p, format});
     }
 }
@@ -84,7 +91,7 @@ void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat f
     } else {
         p.groups = rows.many, p.group_count = rows.many_count;
         launcher.run(linear_prefill_kernel(format),
-                     linear_prefill_blocks(p, format, most_groups(kPrefillTokens)),
+                     linear_prefill_blocks(p, format, most_groups(prefill_tokens(format))),
                      linear_prefill_shared(format), {p, format});
     }
 }

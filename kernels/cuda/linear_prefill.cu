@@ -29,13 +29,15 @@ auto for_class(TileFormat format, const Visitor &visit) {
 }  // namespace
 
 Kernel<PrefillParams> linear_prefill_kernel(TileFormat format) {
-    if (is_float(format)) return linear_prefill_floats_kernel(format);
+    if (is_float(format)) return linear_prefill_floats_kernel();
+    if (is_half(format)) return linear_prefill_halves_kernel(format);
     if (is_apart(format)) return linear_prefill_codebooks_kernel(format);
     return for_class(format, [](auto c) { return kernel_of<LinearPrefill<decltype(c)::value>>(); });
 }
 
 SharedBytes linear_prefill_shared(TileFormat format) {
     if (is_float(format)) return 0;
+    if (is_half(format)) return linear_prefill_halves_shared();
     if (is_apart(format)) return linear_prefill_codebooks_shared(format);
     return for_class(format, [](auto c) { return LinearPrefill<decltype(c)::value>::kShared; });
 }

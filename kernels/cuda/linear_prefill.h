@@ -1,6 +1,6 @@
 // y = W x for many tokens (prompts, experts of a large batch): the parameters and, to the bit, the results of
-// linear.h. A block computes 128 rows x 64 tokens, of F32, F16 and BF16 64 x 64. Groups of a launch with
-// experts have at most kPrefillTokens rows.
+// linear.h. A block computes 128 rows x 64 tokens, of F16 and BF16 128 x 128, of F32 64 x 64. Groups of a
+// launch with experts have at most kPrefillTokens rows.
 //
 // What it can reach: an argument, nothing was measured. Integers are exact, so the order of linear.h costs no
 // more than a second float accumulator; what costs is that hi and lo double the tensor work, and that every
@@ -30,16 +30,22 @@ struct PrefillParams {
     TileFormat format;
 };
 
-inline constexpr int kPrefillTokens = 64;                        // of a block
-inline constexpr int kPrefillTiles = 8, kPrefillFloatTiles = 4;  // row tiles of a block
+inline constexpr int kPrefillTokens = 64, kPrefillHalfTokens = 128;  // of a block; of F16 and BF16
+inline constexpr int kPrefillTiles = 8, kPrefillFloatTiles = 4;      // row tiles of a block
 
 // The kernel for a format and its bytes of shared memory.
 Kernel<PrefillParams> linear_prefill_kernel(TileFormat format);
 SharedBytes linear_prefill_shared(TileFormat format);
-Kernel<PrefillParams> linear_prefill_floats_kernel(
-    TileFormat format);  // F32, F16, BF16: without shared memory
+Kernel<PrefillParams> linear_prefill_floats_kernel();                   // F32: without shared memory
+Kernel<PrefillParams> linear_prefill_halves_kernel(TileFormat format);  // F16, BF16
+SharedBytes linear_prefill_halves_shared();
 Kernel<PrefillParams> linear_prefill_codebooks_kernel(TileFormat format);  // and NVFP4
 SharedBytes linear_prefill_codebooks_shared(TileFormat format);
+
+// Tokens of a block.
+constexpr int prefill_tokens(TileFormat format) {
+    return is_half(format) ? kPrefillHalfTokens : kPrefillTokens;
+}
 
 // The largest sensible grid, with up to `groups` groups.
 int64_t linear_prefill_blocks(const LinearParams &params, TileFormat format, int64_t groups);

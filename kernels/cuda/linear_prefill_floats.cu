@@ -1,10 +1,10 @@
-// y = W x for many tokens with weights in F32, F16 and BF16: see linear_prefill.h.
+// y = W x for many tokens with weights in F32: see linear_prefill.h.
 //
 // These are multiplied in float32, as for few tokens, so the multiply-adds are the limit (67 TFLOP/s on a
-// H100). A block of 8 warps computes 4 row tiles x 64 tokens, a warp all 64 rows for 8 tokens: per 16 columns
-// a lane loads 16 pieces of 16 bytes (weights, which all warps share through L1, and activations) for 256
-// multiply-adds. A lane holds one of the four sums of each of its 64 outputs (linear.h, order of floats), the
-// other three are with its neighbours until a range ends.
+// H100); such matrices are small (routers, mostly). A block of 8 warps computes 4 row tiles x 64 tokens, a
+// warp all 64 rows for 8 tokens: per 16 columns a lane loads 16 pieces of 16 bytes (weights, which all warps
+// share through L1, and activations) for 256 multiply-adds. A lane holds one of the four sums of each of its
+// 64 outputs (linear.h, order of floats), the other three are with its neighbours until a range ends.
 #include "kernels/cuda/float_steps.h"
 #include "kernels/cuda/linear_order.h"
 #include "kernels/cuda/linear_prefill.h"
@@ -15,7 +15,6 @@ namespace {
 
 constexpr int kTiles = kPrefillFloatTiles, kWarps = 8, kWarpTokens = kPrefillTokens / kWarps;
 
-template <TileFormat F>
 struct LinearPrefillFloats {
     using Params = PrefillParams;
     static constexpr const char *kName = "linear_prefill_floats";
@@ -37,7 +36,8 @@ struct LinearPrefillFloats {
             TileAt at = tile_at<kTiles>(p, unit, i);
             if (at.matrix < 0) at = tile_at<kTiles>(p, unit, 0);
             const LinearMatrix &m = p.matrix[at.matrix];
-            o.tile[i] = m.tiles + (group.expert * row_tiles(m.rows) + at.tile) * row_tile_bytes(F, p.cols);
+            o.tile[i] = m.tiles + (group.expert * row_tiles(m.rows) + at.tile) *
+                                      row_tile_bytes(TileFormat::F32, p.cols);
         }
 #pragma unroll
         for (int i = 0; i < kWarpTokens; ++i) {
@@ -56,7 +56,7 @@ struct LinearPrefillFloats {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             float4 w[2];
-            load_step<F, CachedWeights>(o.tile[tile], step, w);
+            load_step<CachedWeights>(o.tile[tile], step, w);
 #pragma unroll
             for (int r = 0; r < 2; ++r)
 #pragma unroll
@@ -134,10 +134,8 @@ struct LinearPrefillFloats {
 
 }  // namespace
 
-Kernel<PrefillParams> linear_prefill_floats_kernel(TileFormat format) {
-    if (format == TileFormat::F16) return kernel_of<LinearPrefillFloats<TileFormat::F16>>();
-    if (format == TileFormat::BF16) return kernel_of<LinearPrefillFloats<TileFormat::BF16>>();
-    return kernel_of<LinearPrefillFloats<TileFormat::F32>>();
+Kernel<PrefillParams> linear_prefill_floats_kernel() {
+    return kernel_of<LinearPrefillFloats>();
 }
 
 }  // namespace runnel::kernels::cuda

@@ -69,7 +69,7 @@ void LogitsRunner::enqueue(Launcher &launcher, const DeviceWeights &weights, con
     float *rows = kept_.as<float>();
     launcher.run_exactly(gather_kernel(), count, 0,
                          {operands.in, operands.rows + first, rows, operands.stride, operands.stride, cols});
-    if (!is_float(format))
+    if (forms_of(format).any())
         launcher.run_exactly(quantise_kernel(), count, kQuantiseShared,
                              {rows, nullptr, nullptr, 0, cols, operands.stride, operands.quantised});
     LinearParams p{};

@@ -9,13 +9,12 @@ namespace runnel::kernels::cuda {
 inline constexpr int kNormWarps = 8;
 
 // A lane's eight values of group `group` of a row (see activation_first); 0 beyond the end.
-// x: 16-byte aligned, width a multiple of 32.
+// x: 16-byte aligned.
 DEVICE void load_group(const float *x, int width, int group, float (&values)[8]) {
     const int k = group * kActivationGroup + activation_first(lane_index());
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float4 v = {0, 0, 0, 0};
-        if (k + 16 * h < width) v = *reinterpret_cast<const float4 *>(x + k + 16 * h);
+        const float4 v = load_floats(x, k + 16 * h, width);
         values[4 * h] = v.x;
         values[4 * h + 1] = v.y;
         values[4 * h + 2] = v.z;

@@ -78,13 +78,16 @@ class Planner {
         known = as;
     }
 
-    // The quantised form of `in`, if a matrix in this format wants one and the buffer does not hold it.
+    // The quantised form of `in`, if a matrix in this format wants one and the buffer does not hold it. A
+    // buffer holds all forms that some matrix of the plan wants.
     void quantise(Slot in, TileFormat format) {
-        if (is_float(format) || quantised_ == in) return;
+        plan_.forms = plan_.forms | forms_of(format);
+        expect(!forms_of(format).integers || width(in) % 32 == 0,
+               "activations whose width is not a multiple of 32");
+        if (!forms_of(format).any() || quantised_ == in) return;
         prepare({in, in, kNoWeight, 0});
     }
     void prepare(const PrepareOp &op) {
-        expect(width(op.slot) % 32 == 0, "activations whose width is not a multiple of 32");
         plan_.widest = std::max(plan_.widest, width(op.slot));
         plan_.ops.push_back(op);
         quantised_ = op.slot;
@@ -226,7 +229,8 @@ class Planner {
         op.fused = op.in.size() == 1 && op.in[0].parts.size() == 2 && step.act == Gate::Act::Silu;
         use_tiles(step.down, Count::Many);
         op.down = tile_format(down.type);
-        expect(is_float(op.down) || op.width % 32 == 0, "experts whose width is not a multiple of 32");
+        expect(!forms_of(op.down).integers || op.width % 32 == 0,
+               "experts whose width is not a multiple of 32");
         use_floats(step.down_bias);
         use_floats(r.selection_bias);
         use_floats(r.expert_scales);
@@ -244,8 +248,9 @@ class Planner {
     void add(const Logits &step) {
         use_tiles(step.weight);
         use_floats(step.bias);
-        if (!is_float(tile_format(weight(step.weight).type)))
-            plan_.widest = std::max(plan_.widest, width(step.in));
+        const ActivationForms forms = forms_of(tile_format(weight(step.weight).type));
+        if (forms.any()) plan_.widest = std::max(plan_.widest, width(step.in));
+        plan_.forms = plan_.forms | forms;
         plan_.logits = step;
     }
 

@@ -75,7 +75,11 @@ struct Plan {
     std::vector<size_t> part_ends;  // in ops, of the program's parts
     std::optional<Logits> logits;   // the last step
     std::vector<WeightUse> uses;    // of Program::weights
-    int64_t widest = 0;             // columns of any quantised input
+    int64_t widest = 0;             // columns of any quantised input,
+    ActivationForms forms;          // and the forms that some of their readers want
+
+    // The forms of a row of `cols` values. Formats that want integers have only multiples of 32.
+    ActivationForms forms_at(int64_t cols) const { return {forms.integers && cols % 32 == 0, forms.halves}; }
 };
 
 // Throws BackendError{Failed} with the step, or shape, that there is no kernel for.

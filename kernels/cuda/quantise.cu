@@ -1,8 +1,11 @@
-// y = norm(x) * weight, then hi/lo int8 per group of 256 values; see quantise.h for the formula.
+// y = norm(x) * weight, then hi/lo int8 per group of 256 values, binary16 numbers, or both; see quantise.h
+// for the formula.
 //
 // A block of 8 warps takes one row; a warp takes the groups w, w + 8, ... Each lane loads two float4 per
-// group (the warp a contiguous KB), keeps nothing between the two passes: the second reads the row from L1.
-// Bytes against the floor: 4 per value read (and 4 of the norm weight per block), 2 + 24/32 written.
+// group (the warp a contiguous KB), keeps nothing between the passes: all but the first read the row from L1.
+// With a norm there is one for its sum, with halves one for the largest value.
+// Bytes against the floor: 4 per value read (and 4 of the norm weight per block), 2 + 24/32 written of
+// integers, 2 of halves.
 #include "kernels/cuda/quantise.h"
 
 #include "kernels/cuda/norm.h"
@@ -13,12 +16,27 @@ namespace {
 
 struct QuantiseShared {
     float partial[kNormWarps];
+    uint32_t largest[kNormWarps];
 };
 static_assert(sizeof(QuantiseShared) == kQuantiseShared);
 
+constexpr int groups_of(int32_t width) {
+    return (width + kActivationGroup - 1) / kActivationGroup;
+}
+
 // Group `group` of a row of `width` values.
-DEVICE void store_group(const Activations &out, int32_t width, int64_t row, int group,
-                        const ActivationPiece &piece) {
+DEVICE void store_halves(const Activations &out, int32_t width, int64_t row, int group, const float (&v)[8],
+                         HalfScale scale) {
+    const int lane = lane_index(), t = lane >> 1 & 3;
+    const int columns = group * kActivationGroup + activation_first(lane) - 4 * t;  // the first of these 32
+    if (lane == 0 && group == 0) out.half_scales[row] = scale.scale;
+    if (columns / kActivationChunk * kActivationChunk >= width) return;
+    st128(out.halves + row * out.halves_stride + columns + 8 * t, halves_of(v, scale.inverse));
+}
+
+// Likewise.
+DEVICE void store_integers(const Activations &out, int32_t width, int64_t row, int group,
+                           const ActivationPiece &piece) {
     const int lane = lane_index(), k = group * kActivationGroup + activation_first(lane);
     if (lane == 0) out.scales[row * out.scales_stride + group] = piece.scale;
     const int chunk = k / kActivationChunk, t = lane >> 1 & 3, sub = lane & 1;
@@ -41,7 +59,10 @@ struct Quantise {
     static constexpr const char *kName = "quantise";
     static constexpr int kThreads = 256, kBlocks = 4;
 
-    static DEVICE void normalise(const Params &p, int group, float scale, float (&v)[8]) {
+    // The group's values, normalised with `scale` if there is a norm.
+    static DEVICE void load(const Params &p, const float *x, int group, float scale, float (&v)[8]) {
+        load_group(x, p.width, group, v);
+        if (p.weight == nullptr) return;
         float weight[8];
         load_group(p.weight, p.width, group, weight);
 #pragma unroll
@@ -52,9 +73,27 @@ struct Quantise {
         const int k = group * kActivationGroup + activation_first(lane_index());
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            if (k + 16 * h < p.width)
+            if (k + 16 * h < p.width)  // rows are padded to whole float4
                 *reinterpret_cast<float4 *>(p.normed + row * p.x_stride + k + 16 * h) =
                     float4{v[4 * h], v[4 * h + 1], v[4 * h + 2], v[4 * h + 3]};
+    }
+
+    // Block: the largest magnitude of the row, as bits.
+    static DEVICE uint32_t largest(const Params &p, const float *x, int groups, float scale,
+                                   uint32_t (&largest)[kNormWarps]) {
+        uint32_t own = 0;
+        for (int group = warp_index(); group < groups; group += kNormWarps) {
+            float v[8];
+            load(p, x, group, scale, v);
+            own = largest_of(v, own);
+        }
+        own = largest_magnitude(own);
+        if (lane_index() == 0) largest[warp_index()] = own;
+        block_sync();
+        own = largest[0];
+#pragma unroll
+        for (int w = 1; w < kNormWarps; ++w) own = largest[w] > own ? largest[w] : own;
+        return own;
     }
 
     static DEVICE void run(const Params &p) {
@@ -63,21 +102,19 @@ struct Quantise {
         const int64_t row = block_index();
         const float *x = p.x + row * p.x_stride;
         const float scale = p.weight ? inverse_rms(x, p.width, p.eps, shared.partial) : 1.0f;
-        const int groups = (p.width + kActivationGroup - 1) / kActivationGroup;
+        const int groups = groups_of(p.width);
+        HalfScale halves{};
+        if (p.out.halves) halves = half_scale(largest(p, x, groups, scale, shared.largest));
         for (int group = warp_index(); group < groups; group += kNormWarps) {
             float v[8];
-            load_group(x, p.width, group, v);
-            if (p.weight) normalise(p, group, scale, v);
+            load(p, x, group, scale, v);
             if (p.normed) store_normed(p, row, group, v);
-            store_group(p.out, p.width, row, group, quantise_group(v));
+            if (p.out.values) store_integers(p.out, p.width, row, group, quantise_group(v));
+            if (p.out.halves) store_halves(p.out, p.width, row, group, v, halves);
         }
         grid_dep_trigger();
     }
 };
-
-constexpr int groups_of(int32_t width) {
-    return (width + kActivationGroup - 1) / kActivationGroup;
-}
 
 struct QuantisePieces {
     using Params = QuantisePiecesParams;
@@ -95,6 +132,17 @@ struct QuantisePieces {
         }
     }
 
+    // Warp: the largest magnitude of a piece, as bits. Pieces are short: each of its groups' warps looks.
+    static DEVICE uint32_t largest(const float *x, int32_t width) {
+        uint32_t own = 0;
+        for (int group = 0; group < groups_of(width); ++group) {
+            float v[8];
+            load(x, width, group, v);
+            own = largest_of(v, own);
+        }
+        return largest_magnitude(own);
+    }
+
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
         const int groups = groups_of(p.width);
@@ -103,9 +151,11 @@ struct QuantisePieces {
              unit += block_count() * kWarps) {
             const int32_t row = unit / groups, group = unit - row * groups;
             const int32_t piece = row / p.tokens, token = row - piece * p.tokens;
+            const float *x = p.x + token * p.x_stride + piece * p.x_piece;
             float v[8];
-            load(p.x + token * p.x_stride + piece * p.x_piece, p.width, group, v);
-            store_group(p.out, p.width, row, group, quantise_group(v));
+            load(x, p.width, group, v);
+            if (p.out.values) store_integers(p.out, p.width, row, group, quantise_group(v));
+            if (p.out.halves) store_halves(p.out, p.width, row, group, v, half_scale(largest(x, p.width)));
         }
         grid_dep_trigger();
     }

@@ -22,7 +22,30 @@ struct Repack {
     }
 };
 
+struct RowExponents {
+    using Params = RowExponentsParams;
+    static constexpr const char *kName = "row_exponents";
+    static constexpr int kThreads = 256, kBlocks = 4, kWarps = kThreads / 32;
+
+    static DEVICE void run(const Params &p) {
+        for (int64_t row = int64_t{block_index()} * kWarps + warp_index(); row < p.raw.rows;
+             row += int64_t{block_count()} * kWarps) {
+            uint32_t largest = repack::largest_exponent(p.raw, row, lane_index(), 32);
+#pragma unroll
+            for (int mask = 16; mask > 0; mask /= 2) {
+                const uint32_t other = shfl_xor(largest, mask);
+                largest = other > largest ? other : largest;
+            }
+            if (lane_index() == 0) p.exponents[row] = static_cast<uint8_t>(largest);
+        }
+    }
+};
+
 }  // namespace
+
+Kernel<RowExponentsParams> row_exponents_kernel() {
+    return kernel_of<RowExponents>();
+}
 
 Kernel<RepackParams> repack_kernel() {
     return kernel_of<Repack>();

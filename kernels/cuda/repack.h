@@ -20,6 +20,7 @@ struct RawRows {
     const uint8_t *bytes;
     int64_t row_bytes;
     int64_t rows, cols;
+    const uint8_t *exponents = nullptr;  // of BF16: row_exponent() of every row
 };
 
 namespace repack {
@@ -214,10 +215,54 @@ constexpr uint32_t pairs_word(const RawRows &raw, int64_t row0, int64_t col0, in
     return bits;
 }
 
+// --- BF16 as binary16 with an exponent per row (tiles.h) ---
+
+constexpr uint32_t kLeastExponent = 16;
+
+// e of a row, from the bits of its weights [first, cols) in steps of `step`.
+constexpr uint32_t largest_exponent(const RawRows &raw, int64_t row, int64_t first, int64_t step) {
+    uint32_t largest = kLeastExponent;
+    for (int64_t col = first; col < raw.cols; col += step) {
+        const uint32_t exponent = block_half(raw, row, col, 0) >> 7 & 255u;
+        if (exponent < 255 && exponent > largest) largest = exponent;
+    }
+    return largest;
+}
+
+// The bits of a bf16 number times 2^(142 - e), to nearest even. What is below 2^-126 becomes 0.
+constexpr uint32_t scaled_half(uint32_t bits, uint32_t e) {
+    const uint32_t sign = bits & 0x8000u, exponent = bits >> 7 & 255u, mantissa = (bits & 127u) << 3;
+    if (exponent == 255) return sign | 0x7c00u | mantissa;
+    if (exponent == 0) return sign;
+    const int own = static_cast<int>(exponent) - static_cast<int>(e) + 30;
+    if (own >= 1) return sign | static_cast<uint32_t>(own) << 10 | mantissa;
+    if (own < -11) return sign;
+    const int shift = 1 - own;
+    const uint32_t whole = mantissa | 0x400u, kept = whole >> shift, rest = whole & ((1u << shift) - 1u),
+                   half = 1u << (shift - 1);
+    return sign | (kept + (rest > half || (rest == half && kept % 2 == 1) ? 1 : 0));
+}
+
+constexpr uint32_t row_half(const RawRows &raw, int64_t row, int64_t col) {
+    const uint32_t bits = block_half(raw, row, col, 0);
+    if (raw.type != gguf::Type::BF16 || row >= raw.rows) return bits;
+    return scaled_half(bits, raw.exponents[row]);
+}
+
 constexpr uint32_t halves_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
     const int a = word % 4, lane = word / 4 % 32, step = word / 128;
     const int64_t row = row0 + lane / 4 + 8 * (a & 1), col = col0 + 16 * step + 4 * (lane % 4) + 2 * (a >> 1);
-    return block_half(raw, row, col, 0) | block_half(raw, row, col + 1, 0) << 16;
+    return row_half(raw, row, col) | row_half(raw, row, col + 1) << 16;
+}
+
+// uint8 e[8 pairs][4]; kLeastExponent in the padding.
+constexpr uint32_t row_exponents_word(const RawRows &raw, int64_t row0, int word) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 2; ++i) {
+        const int64_t row = row0 + word + 8 * i;
+        bits |= (row < raw.rows ? raw.exponents[row] : kLeastExponent) << (8 * i);
+    }
+    return bits;
 }
 
 constexpr uint32_t floats_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
@@ -362,6 +407,8 @@ constexpr uint32_t codebook_main_word(const RawRows &raw, int64_t row0, int64_t 
 constexpr uint32_t side_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
     if (has_codebook(tile_format(raw.type))) return codebook_side_word(raw, row0, col0, word);
     switch (tile_format(raw.type)) {
+        case TileFormat::BF16:
+            return row_exponents_word(raw, row0, word);
         case TileFormat::NVFP4:
             return nvfp4_side_word(raw, row0, col0, word);
         case TileFormat::MXFP4:
@@ -410,6 +457,11 @@ constexpr uint32_t main_word(const RawRows &raw, int64_t row0, int64_t col0, int
 }
 
 }  // namespace repack
+
+// e of a row of BF16 (tiles.h).
+constexpr uint8_t row_exponent(const RawRows &raw, int64_t row) {
+    return static_cast<uint8_t>(repack::largest_exponent(raw, row, 0, 1));
+}
 
 // Word `word` (of row_tile_bytes / 4) of row tile `row_tile`.
 constexpr uint32_t tile_word(const RawRows &raw, int64_t row_tile, int64_t word) {

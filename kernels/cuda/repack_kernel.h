@@ -14,4 +14,11 @@ struct RepackParams {
 };
 Kernel<RepackParams> repack_kernel();
 
+// BF16, before the repack: row_exponent() of every row, a warp each. Any grid.
+struct RowExponentsParams {
+    RawRows raw;
+    uint8_t *exponents;
+};
+Kernel<RowExponentsParams> row_exponents_kernel();
+
 }  // namespace runnel::kernels::cuda

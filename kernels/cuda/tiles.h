@@ -7,9 +7,9 @@
 //     main plane    per 64 columns ("chunk"): the low bits of the weights, or the weights
 // A last block of fewer columns has fewer chunks. Padding - rows up to 16, columns up to 64 - is zero bits,
 // which are weights of value 0 in every format (their scales are 0). All planes and blocks start at multiples
-// of 16 bytes, and a block takes no more bytes than the 16 x 256 weights in the file, but for the types
-// converted below and four of those with codebooks: IQ2_XXS, IQ2_XS and IQ3_XXS (6, 5 and 4% more) keep all
-// signs here, IQ1_S and IQ1_M (16 and 4%) share one format.
+// of 16 bytes, and a block takes no more bytes than the 16 x 256 weights in the file, but for BF16
+// (0.4% more), the types converted below and four of those with codebooks: IQ2_XXS, IQ2_XS and IQ3_XXS (6, 5
+// and 4% more) keep all signs here, IQ1_S and IQ1_M (16 and 4%) share one format.
 //
 // Fragment order (PTX ISA, mma.m16n8k32.s8): lane 4g + t of a warp holds rows g and g + 8 of operand A in
 // four registers a0..a3 of 4 bytes; byte i of register a belongs to
@@ -26,8 +26,13 @@
 //     bits 4-5  [chunk pair][lane][2 * (chunk & 1) + s] words (Q6_K): bits 2a, 2a + 1 of byte i likewise.
 //     bit 2     [lane][2 * h + r] words (Q3_K): bit j of byte i belongs to row g + 8r, column 16 * (8h + j) +
 //               4t + i.
-//     f16, bf16 [16 columns][lane][a] words of two: row g + 8 * (a & 1), columns 4t + 2 * (a >> 1), + 1: the
-//               operand A of m16n8k16 with its columns in another order, which suits float32 activations.
+//     halves    [16 columns][lane][a] words of two binary16: row g + 8 * (a & 1), columns 4t + 2 * (a >> 1),
+//               + 1: the operand A of m16n8k16 with its columns in another order, in which a lane reads the
+//               activations of 32 columns at once. Of F16 the weights; of BF16 the weights times 2^(142 - e),
+//               where 2^(e - 127) <= max|w| < 2^(e - 126) in the row (e at least 16): bf16's 8 bits are kept
+//               down to 2^-32 of the row's largest weight, and smaller ones to 2^-40 of it. So one
+//               instruction, at its full rate, serves both types, and the activations need not be rounded to
+//               8 bits.
 //     f32       [16 columns][row half r][lane][4]: row g + 8r, columns 4t .. 4t + 3.
 // Of the formats with codebooks (gguf/codebook.h), an entry of eight weights belongs to two lanes, t = 2u and
 // 2u + 1: "pair" 2g + u. j = 4 * s + a is the register of a chunk that (half) an entry goes to:
@@ -58,7 +63,7 @@ inline constexpr int kTileRows = 16, kTileCols = 256, kChunkCols = 64;
 enum class TileFormat : uint8_t {
     F32,      // none
     F16,      // none
-    BF16,     // none
+    BF16,     // uint8 e[8 pairs][4] (two of them unused), the same in all blocks of a row
     Q4_0,     // f16 d[16 rows][8 groups]
     Q4_1,     // f16 d[16][8], f16 m[16][8]
     Q5_0,     // f16 d[16][8], bit 4
@@ -96,8 +101,9 @@ constexpr TileLayout tile_layout(TileFormat format) {
         case TileFormat::F32:
             return {0, 0, 0, 4096};
         case TileFormat::F16:
-        case TileFormat::BF16:
             return {0, 0, 0, 2048};
+        case TileFormat::BF16:
+            return {0, 0, 32, 2048};
         case TileFormat::Q4_0:
         case TileFormat::IQ4_NL:
             return {0, 0, 256, 512};
@@ -233,8 +239,13 @@ constexpr TileFormat tile_format(gguf::Type type) {
 
 // --- families of formats
 
+// Multiplied in float32, by plain instructions.
 constexpr bool is_float(TileFormat f) {
-    return f == TileFormat::F32 || f == TileFormat::F16 || f == TileFormat::BF16;
+    return f == TileFormat::F32;
+}
+// Multiplied as binary16 by tensor cores; the others as integers.
+constexpr bool is_half(TileFormat f) {
+    return f == TileFormat::F16 || f == TileFormat::BF16;
 }
 // A float scale for each group of weights; otherwise integer scales and a float per 256.
 constexpr bool has_group_floats(TileFormat f) {

@@ -36,11 +36,23 @@ size_t piece_bytes(const Program &program) {
     return std::max(least, std::min(kPieceBytes, all));
 }
 
+// The most rows of BF16 that a piece holds.
+size_t exponent_rows(const Program &program, const Plan &plan, size_t piece) {
+    size_t most = 0;
+    for (size_t i = 0; i < program.weights.size(); ++i) {
+        const Weight &w = program.weights[i];
+        if (plan.uses[i] != WeightUse::Tiles || w.type != gguf::Type::BF16) continue;
+        most = std::max(most, std::min(piece / gguf::row_bytes(w.type, w.cols), static_cast<size_t>(w.rows)));
+    }
+    return most;
+}
+
 class Uploader {
   public:
-    // `all`: bytes that will be uploaded.
-    Uploader(size_t bytes, size_t all, const LoadProgress &progress)
+    // `all`: bytes that will be uploaded. exponent_rows: the most rows of BF16 in a piece.
+    Uploader(size_t bytes, size_t all, size_t exponent_rows, const LoadProgress &progress)
         : bytes_(bytes), all_(all), progress_(progress) {
+        if (exponent_rows > 0) exponents_ = DeviceMemory(exponent_rows, "exponents");
         for (Piece &piece : pieces_) {
             piece.pinned = PinnedMemory(bytes);
             piece.staging = DeviceMemory(bytes, "staging");
@@ -64,8 +76,12 @@ class Uploader {
             const int64_t rows = std::min(most, w.rows - row);
             Piece &piece =
                 fill(w.data + static_cast<size_t>(row) * row_bytes, static_cast<size_t>(rows) * row_bytes);
-            const RawRows raw{w.type, piece.staging.as<const uint8_t>(), static_cast<int64_t>(row_bytes),
-                              rows, w.cols};
+            RawRows raw{w.type, piece.staging.as<const uint8_t>(), static_cast<int64_t>(row_bytes), rows,
+                        w.cols};
+            if (w.type == gguf::Type::BF16) {
+                launch(stream_, row_exponents_kernel(), {kRepackBlocks}, {raw, exponents_.as<uint8_t>()});
+                raw.exponents = exponents_.as<const uint8_t>();
+            }
             launch(stream_, repack_kernel(), {kRepackBlocks},
                    {raw, reinterpret_cast<uint32_t *>(to + row / kTileRows * tile_bytes)});
             stream_.record(piece.done);
@@ -106,6 +122,7 @@ class Uploader {
     size_t bytes_, all_, done_ = 0;
     const LoadProgress &progress_;
     std::array<Piece, kPieces> pieces_;
+    DeviceMemory exponents_;  // of the piece at hand: pieces follow one another on the stream
     size_t next_ = 0;
     Stream stream_;  // goes first: nothing is in flight when the memory goes
 };
@@ -125,7 +142,8 @@ DeviceWeights::DeviceWeights(const Program &program, const Plan &plan, const Loa
     size_t all = 0;
     for (size_t i = 0; i < program.weights.size(); ++i)
         if (plan.uses[i] != WeightUse::None) all += program.weights[i].bytes();
-    Uploader uploader(piece_bytes(program), all, progress);
+    const size_t piece = piece_bytes(program);
+    Uploader uploader(piece, all, exponent_rows(program, plan, piece), progress);
     std::byte *to = memory_.data();
     for (size_t i = 0; i < program.weights.size(); ++i) {
         const Weight &w = program.weights[i];

@@ -1,5 +1,5 @@
 // The canonical order of kernels/cuda/linear.h on the host, from the file's bytes: what the kernels must
-// equal to the bit.
+// equal to the bit. Of F16 and BF16 as the emulator sums the products of an mma; devices may differ.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,13 @@ struct QuantisedRow {
     std::vector<float> scale;  // per 256
 };
 QuantisedRow quantise_reference(std::span<const float> x);
+
+// Likewise, for weights in F16 and BF16.
+struct HalvedRow {
+    std::vector<float> values;
+    float scale = 0;
+};
+HalvedRow halve_reference(std::span<const float> x);
 
 // One output: a row of weights in the layout of the file times a token's activations.
 float canonical_dot(gguf::Type type, std::span<const std::byte> row, std::span<const float> x);

@@ -54,11 +54,15 @@ struct Matrix {
           raw(random_weights(t, row_count, col_count, random)),
           tiles(static_cast<size_t>(tiled_bytes(tile_format(t), row_count, col_count)), "weights") {
         name_region(tiles.data(), tiles.size(), "weights", Region::Weights);
-        const DeviceMemory staging = upload(stream, raw, "staging");
-        launch(stream, repack_kernel(), {2},
-               {{type, staging.as<const uint8_t>(), static_cast<int64_t>(gguf::row_bytes(type, cols)), rows,
-                 cols},
-                tiles.as<uint32_t>()});
+        const DeviceMemory staging = upload(stream, raw, "staging"),
+                           exponents(static_cast<size_t>(rows), "exponents");
+        RawRows from{type, staging.as<const uint8_t>(), static_cast<int64_t>(gguf::row_bytes(type, cols)),
+                     rows, cols};
+        if (type == gguf::Type::BF16) {
+            launch(stream, row_exponents_kernel(), {2}, {from, exponents.as<uint8_t>()});
+            from.exponents = exponents.as<const uint8_t>();
+        }
+        launch(stream, repack_kernel(), {2}, {from, tiles.as<uint32_t>()});
         stream.wait();
     }
     std::span<const std::byte> row(int64_t r) const {
@@ -78,15 +82,14 @@ struct Input {
           cols(width),
           stride((width + 3) / 4 * 4),
           tokens(token_count),
-          packed(static_cast<size_t>(activation_bytes((width + 31) / 32 * 32, token_count)), "activations") {
+          forms{width % 32 == 0, true},
+          packed(static_cast<size_t>(activation_bytes(width, token_count, forms)), "activations") {
         std::vector<float> padded(static_cast<size_t>(stride * tokens));
         for (int t = 0; t < tokens; ++t) std::copy_n(x.data() + t * cols, cols, padded.data() + t * stride);
         plain = upload(stream, padded, "x");
-        quantised = place_activations(packed.data(), (width + 31) / 32 * 32, tokens);
-        if (cols % 32 == 0)
-            launch(stream, quantise_kernel(), {static_cast<uint32_t>(tokens), kQuantiseShared},
-                   {plain.as<const float>(), nullptr, nullptr, 0, static_cast<int32_t>(cols), stride,
-                    quantised});
+        quantised = place_activations(packed.data(), width, tokens, forms);
+        launch(stream, quantise_kernel(), {static_cast<uint32_t>(tokens), kQuantiseShared},
+               {plain.as<const float>(), nullptr, nullptr, 0, static_cast<int32_t>(cols), stride, quantised});
         stream.wait();
     }
     std::span<const float> row(int t) const {
@@ -95,6 +98,7 @@ struct Input {
     std::vector<float> x;
     int64_t cols, stride;
     int tokens;
+    ActivationForms forms;
     DeviceMemory plain, packed;
     Activations quantised;
 };

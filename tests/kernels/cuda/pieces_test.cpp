@@ -344,11 +344,19 @@ TEST_CASE("cuda pieces: matrices of heads are read once for 8 tokens and once pe
     CHECK(reports.back().kernel == "linear");
     CHECK(reports.back().traffic.at("matrices").streamed >= bytes - side / 4);
     CHECK(reports.back().traffic.at("matrices").streamed <= bytes + side);
-    // Floats are read where they lie.
+    reports = traffic_of(gguf::Type::F16, 80);
+    CHECK(reports.back().kernel == "linear_prefill_halves");
+    CHECK(reports.back().traffic.at("matrices").read == kHeads * kRows * kCols * 2);
+    CHECK(reports[reports.size() - 2].kernel == "quantise_pieces");
+    CHECK(reports[reports.size() - 2].traffic.at("heads").written == 80 * kHeads * (kCols * 2 + 4));
     reports = traffic_of(gguf::Type::F16, 8);
     CHECK(reports.back().kernel == "linear");
-    CHECK(reports[reports.size() - 2].kernel == "embed");
     CHECK(reports.back().traffic.at("matrices").streamed == kHeads * kRows * kCols * 2);
+    // F32 is read where it lies.
+    reports = traffic_of(gguf::Type::F32, 8);
+    CHECK(reports.back().kernel == "linear");
+    CHECK(reports[reports.size() - 2].kernel == "embed");
+    CHECK(reports.back().traffic.at("matrices").streamed == kHeads * kRows * kCols * 4);
     CHECK(!reports.back().traffic.contains("heads"));
 }
 

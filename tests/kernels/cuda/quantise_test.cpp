@@ -2,11 +2,14 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <tuple>
 #include <vector>
 
+#include "gguf/half.h"
 #include "tests/simt/buffer.h"
 #include "tests/simt/run_kernel.h"
 #include "tests/simt/simt.h"
@@ -34,27 +37,46 @@ Rows random_rows(testing::Random &random, int32_t width, int32_t rows) {
 struct Quantised {
     std::vector<int8_t> hi, lo;  // [row][k]
     std::vector<float> scales;
-    std::vector<int32_t> sums, sums16;  // as stored
+    std::vector<int32_t> sums, sums16;       // as stored
+    std::vector<float> halves, half_scales;  // [row][k], [row]
     std::vector<std::byte> bytes;
     std::vector<float> normed;
 };
 
-Quantised run(const Rows &r, bool norm, float eps) {
+constexpr ActivationForms kBoth{true, true};
+
+// Integers only of widths that are multiples of 32.
+Quantised run(const Rows &r, bool norm, float eps, ActivationForms forms = kBoth) {
+    forms.integers = forms.integers && r.width % 32 == 0;
     Stream stream;
-    const simt::Buffer<float> x(stream, r.x, "x"), weight(stream, r.weight, "norm weight", Region::Weights);
-    const auto bytes = static_cast<size_t>(activation_bytes(r.width, r.rows));
+    const int32_t row_floats = (r.width + 3) / 4 * 4;
+    std::vector<float> rows(static_cast<size_t>(row_floats * r.rows), NAN);  // between rows is anything
+    for (int row = 0; row < r.rows; ++row)
+        std::copy_n(r.x.begin() + row * r.width, r.width, rows.begin() + row * row_floats);
+    const simt::Buffer<float> x(stream, rows, "x"), weight(stream, r.weight, "norm weight", Region::Weights);
+    const auto bytes = static_cast<size_t>(activation_bytes(r.width, r.rows, forms));
     const simt::Buffer<std::byte> memory(stream, bytes, "activations");
-    const simt::Buffer<float> normed(stream, r.x.size(), "normed");
+    const simt::Buffer<float> normed(stream, rows.size(), "normed");
     // Bytes between the rows, which are not written.
     stream.fill(memory.data(), 0, bytes);
-    const Activations out = place_activations(memory.data(), r.width, r.rows);
-    simt::run_kernel(stream, quantise_kernel(), {static_cast<uint32_t>(r.rows), kQuantiseShared},
-                     {x.data(), norm ? weight.data() : nullptr, normed.data(), eps, r.width, r.width, out});
+    const Activations out = place_activations(memory.data(), r.width, r.rows, forms);
+    simt::run_kernel(
+        stream, quantise_kernel(), {static_cast<uint32_t>(r.rows), kQuantiseShared},
+        {x.data(), norm ? weight.data() : nullptr, normed.data(), eps, r.width, row_floats, out});
     Quantised q;
     q.bytes = memory.read();
-    q.normed = normed.read();
-    const Activations host = place_activations(q.bytes.data(), r.width, r.rows);
-    for (int row = 0; row < r.rows; ++row) {
+    const std::vector<float> written = normed.read();
+    for (int row = 0; row < r.rows; ++row)
+        q.normed.insert(q.normed.end(), written.begin() + row * row_floats,
+                        written.begin() + row * row_floats + r.width);
+    const Activations host = place_activations(q.bytes.data(), r.width, r.rows, forms);
+    for (int row = 0; row < r.rows && forms.halves; ++row) {
+        for (int k = 0; k < r.width; ++k)
+            q.halves.push_back(gguf::f16_to_f32(host.halves[row * host.halves_stride + k / 32 * 32 +
+                                                            k / 4 % 4 * 8 + k / 16 % 2 * 4 + k % 4]));
+        q.half_scales.push_back(host.half_scales[row]);
+    }
+    for (int row = 0; row < r.rows && forms.integers; ++row) {
         for (int k = 0; k < r.width; ++k) {
             const int t = k / 4 % 4, sub = k / 32 % 2, h = k / 16 % 2, i = k % 4;
             const int8_t *at =
@@ -111,6 +133,36 @@ TEST_CASE("cuda quantise: norm and 15-bit values match the double-precision refe
         }
 }
 
+TEST_CASE("cuda quantise: halves are the values to 11 bits, at any width") {
+    testing::Random random(17);
+    for (const int32_t width : {1, 30, 64, 100, 256, 1030})
+        for (const bool norm : {true, false}) {
+            CAPTURE(width);
+            CAPTURE(norm);
+            Rows r = random_rows(random, width, 1 + static_cast<int32_t>(random.below(3)));
+            // Squares stay within float32.
+            const int reach = norm ? 30 : 90;
+            const float size = std::ldexp(1.0f, static_cast<int>(random.below(2 * reach)) - reach);
+            for (float &v : r.x) v *= size;
+            const Quantised q = run(r, norm, 0, {false, true});
+            for (int row = 0; row < r.rows; ++row) {
+                const auto offset = static_cast<size_t>(row) * static_cast<size_t>(width);
+                const reference::Row x = reference::to_row({r.x.data() + offset, static_cast<size_t>(width)});
+                const reference::Row y = norm ? reference::rms_norm(x, reference::to_row(r.weight), 0) : x;
+                double largest = 0;
+                for (const double v : y) largest = std::max(largest, std::abs(v));
+                const double scale = q.half_scales[static_cast<size_t>(row)];
+                CHECK(largest / scale >= 0x1p14 * (1 - 1e-6));
+                CHECK(largest / scale <= 0x1p15 * (1 + 1e-6));
+                for (size_t k = 0; k < y.size(); ++k) {
+                    const double value = scale * static_cast<double>(q.halves[offset + k]);
+                    // Half a unit in the last place, down to the subnormal ones; and what the norm rounds.
+                    REQUIRE(std::abs(value - y[k]) <= std::abs(y[k]) * (0x1p-11 + 1e-6) + scale * 0x1p-25);
+                }
+            }
+        }
+}
+
 TEST_CASE("cuda quantise: a row's bits do not depend on the rows beside it or the order of threads") {
     testing::Random random(12);
     const Rows many = random_rows(random, 544, 5);
@@ -124,6 +176,8 @@ TEST_CASE("cuda quantise: a row's bits do not depend on the rows beside it or th
         CHECK(std::memcmp(q.hi.data(), all.hi.data() + row * 544, 544) == 0);
         CHECK(std::memcmp(q.lo.data(), all.lo.data() + row * 544, 544) == 0);
         CHECK(std::memcmp(q.scales.data(), all.scales.data() + row * 3, 12) == 0);
+        CHECK(std::memcmp(q.halves.data(), all.halves.data() + row * 544, 544 * sizeof(float)) == 0);
+        CHECK(q.half_scales[0] == all.half_scales[static_cast<size_t>(row)]);
     }
     simt::settings() = {};
 }
@@ -135,11 +189,20 @@ TEST_CASE("cuda quantise: zeros, tiny values and NaN") {
     CHECK(q.scales[0] == 0.0f);
     CHECK(q.scales[1] == 0.0f);
     CHECK(q.hi[300] == 0);
+    CHECK(q.half_scales[0] == 0.0f);
+    CHECK(q.halves[300] == 0.0f);
     r.x[5] = std::numeric_limits<float>::quiet_NaN();
     r.x[6] = 1;
     q = run(r, false, 0);
     CHECK(std::isnan(q.scales[0]));
     CHECK(q.scales[1] == 0.0f);
+    CHECK(std::isnan(q.half_scales[0]));
+    r.x[5] = -std::numeric_limits<float>::infinity();
+    CHECK(std::isnan(run(r, false, 0).half_scales[0]));
+    r.x[5] = 3.0e38f;  // and the largest there is, beside the smallest
+    q = run(r, false, 0);
+    CHECK(q.halves[5] * 0x1p-14f * (q.half_scales[0] * 0x1p14f) == doctest::Approx(3.0e38f).epsilon(1e-3));
+    CHECK(q.halves[300] == 0.0f);
 }
 
 TEST_CASE("cuda quantise: moves the bytes that were predicted") {
@@ -149,14 +212,22 @@ TEST_CASE("cuda quantise: moves the bytes that were predicted") {
     }
     testing::Random random(13);
     const Rows r = random_rows(random, 1024, 3);
-    simt::take_reports();
-    run(r, true, 1e-6f);
-    const auto reports = simt::take_reports();
-    REQUIRE(reports.size() == 1);
-    const auto &traffic = reports[0].traffic;
-    CHECK(traffic.at("x").read == 3 * 1024 * 4 * 2);  // norm, then values
-    CHECK(traffic.at("norm weight").read == 3 * 1024 * 4);
-    CHECK(traffic.at("normed").written == 3 * 1024 * 4);
-    CHECK(traffic.at("activations").written ==
-          3 * (1024 * 2 + 1024 / 256 * 4 + 1024 / 32 * 8 + 1024 / 16 * 8));
+    constexpr uint64_t kIntegers = 1024 * 2 + 1024 / 256 * 4 + 1024 / 32 * 8 + 1024 / 16 * 8,
+                       kHalves = 1024 * 2 + 4;
+    for (const auto &[forms, passes, bytes] : {std::tuple{ActivationForms{true, false}, 2, kIntegers},
+                                               {ActivationForms{false, true}, 3, kHalves},
+                                               {kBoth, 3, kIntegers + kHalves},
+                                               {ActivationForms{}, 2, uint64_t{0}}}) {
+        CAPTURE(passes);
+        simt::take_reports();
+        run(r, true, 1e-6f, forms);
+        const auto reports = simt::take_reports();
+        REQUIRE(reports.size() == 1);
+        const auto &traffic = reports[0].traffic;
+        // The norm's sum, the largest value where there are halves, then values.
+        CHECK(traffic.at("x").read == static_cast<uint64_t>(3 * 1024 * 4 * passes));
+        CHECK(traffic.at("norm weight").read == static_cast<uint64_t>(3 * 1024 * 4 * (passes - 1)));
+        CHECK(traffic.at("normed").written == 3 * 1024 * 4);
+        CHECK((traffic.contains("activations") ? traffic.at("activations").written : 0) == 3 * bytes);
+    }
 }

@@ -20,8 +20,11 @@ namespace runnel::tests {
 inline std::vector<uint32_t> tiles_of(gguf::Type type, const std::vector<std::byte> &bytes, int64_t rows,
                                       int64_t cols) {
     const auto row_bytes = static_cast<int64_t>(gguf::row_bytes(type, cols));
-    const kernels::cuda::RawRows raw{type, reinterpret_cast<const uint8_t *>(bytes.data()), row_bytes, rows,
-                                     cols};
+    kernels::cuda::RawRows raw{type, reinterpret_cast<const uint8_t *>(bytes.data()), row_bytes, rows, cols};
+    std::vector<uint8_t> exponents;
+    if (type == gguf::Type::BF16)
+        for (int64_t row = 0; row < rows; ++row) exponents.push_back(kernels::cuda::row_exponent(raw, row));
+    raw.exponents = exponents.data();
     const int64_t words = kernels::cuda::row_tile_bytes(kernels::cuda::tile_format(type), cols) / 4;
     std::vector<uint32_t> tiles;
     for (int64_t tile = 0; tile < kernels::cuda::row_tiles(rows); ++tile)
@@ -57,7 +60,7 @@ class TileReader {
             case TileFormat::F16:
                 return gguf::f16_to_f32(plain_half(p));
             case TileFormat::BF16:
-                return gguf::bf16_to_f32(plain_half(p));
+                return std::ldexp(gguf::f16_to_f32(plain_half(p)), p.block[4 * p.g + p.r] - 142);
             case TileFormat::Q4_0:
                 return (code - 8) * d32();
             case TileFormat::Q5_0:

@@ -42,9 +42,9 @@ TEST_CASE("cuda tiles: planes are aligned, and no larger than the weights in the
         const auto raw = static_cast<int64_t>(16 * gguf::row_bytes(type, 256));
         // Those that become another format, and those that keep all signs.
         constexpr std::pair<gguf::Type, int64_t> kRicher[] = {
-            {gguf::Type::TQ1_0, 84},    {gguf::Type::TQ2_0, 84},   {gguf::Type::IQ1_S, 58},
-            {gguf::Type::IQ1_M, 58},    {gguf::Type::IQ2_XXS, 70}, {gguf::Type::IQ2_XS, 78},
-            {gguf::Type::IQ3_XXS, 102},
+            {gguf::Type::TQ1_0, 84},    {gguf::Type::TQ2_0, 84},         {gguf::Type::IQ1_S, 58},
+            {gguf::Type::IQ1_M, 58},    {gguf::Type::IQ2_XXS, 70},       {gguf::Type::IQ2_XS, 78},
+            {gguf::Type::IQ3_XXS, 102}, {gguf::Type::BF16, 2 * 256 + 2},
         };
         int64_t expected = raw;
         for (const auto &[richer, bytes] : kRicher)
