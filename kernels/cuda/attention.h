@@ -40,6 +40,7 @@
 
 #include "kernels/cuda/cache_pages.h"
 #include "kernels/cuda/kernel.h"
+#include "kernels/cuda/quantise.h"
 
 namespace runnel::kernels::cuda {
 
@@ -107,7 +108,18 @@ struct AttentionParams {
     // decode: of the tiles of all K/V heads of the sequences that the launch takes, in order, those from
     // first_unit on, and so many.
     int32_t first_unit = 0, units = INT32_MAX;
+    // decode: prepare.x is `out`; the block that completes a token's heads of a K/V head quantises them. See
+    // can_prepare(). Without x: nothing.
+    QuantiseParams prepare{};
 };
+
+// Whether AttentionParams::prepare can be asked for, in a launch of `tokens` tokens: the heads of a K/V head
+// are whole groups of 256 columns, and a tile of rows holds all of them for its tokens.
+constexpr bool can_prepare(const QuantiseParams &prepare, int32_t tokens, int32_t group, int32_t dim_v) {
+    return !needs_whole_rows(prepare) && prepare.out.values != nullptr &&
+           group * dim_v % kActivationGroup == 0 &&
+           (kAttentionRows % group == 0 || (tokens == 1 && group <= kAttentionRows));
+}
 
 constexpr bool is_wide(bool latent, int32_t dim_k, int32_t dim_v) {
     return latent || dim_k > kMaxHeadDim || dim_v > kMaxHeadDim;

@@ -12,6 +12,7 @@
 // of scratch per item where a sequence has several splits (3% at dim 128), written and read.
 #include "kernels/cuda/attention_load.h"
 #include "kernels/cuda/attention_split.h"
+#include "kernels/cuda/quantise_row.h"
 
 namespace runnel::kernels::cuda {
 
@@ -295,17 +296,30 @@ struct DecodeBody {
         load_queries<kDim>(p, state.space, state.run, first_row, warp_index(), kAttentionWarps,
                            shared.scratch[warp_index()], shared.q);
         steps(p, state, shared);
-        if (item.splits == 1) {
+        bool complete = item.splits == 1;
+        if (complete) {
             store_output(p, state.space, state.sums, first_row, 0, p.dim_v, warp_index(), kAttentionWarps);
         } else {
             store_partial<kAttentionWarps>(p, state.sums, item.index);
             uint32_t *counter =
                 p.counters + (int64_t{item.sequence} * p.kv_heads + item.kv_head) * p.max_tiles + item.tile;
-            if (is_last(counter, item.splits, shared.arrived))
+            complete = is_last(counter, item.splits, shared.arrived);
+            if (complete)
                 join_splits<kDim, kAttentionWarps>(p, state.space, first_row, item.index - item.split, 1,
                                                    item.splits);
         }
         block_sync();
+        if (complete && p.prepare.x != nullptr) prepare_tile(p, state.space, first_row);
+    }
+
+    // Quantises the outputs of a tile's tokens for the K/V head, a warp a group of 256 columns at a time.
+    static DEVICE void prepare_tile(const Params &p, const RowSpace &space, int first_row) {
+        const int columns = space.group * p.dim_v, groups = columns / kActivationGroup;
+        const int first = first_row / space.group,
+                  end = (smaller(first_row + kAttentionRows, space.rows) + space.group - 1) / space.group;
+        for (int i = warp_index(); i < (end - first) * groups; i += kAttentionWarps)
+            quantise_group_of(p.prepare, space.sequence.first + first + i / groups,
+                              space.cache.kv_head * groups + i % groups);
     }
 
     static DEVICE void run(const Params &p) {

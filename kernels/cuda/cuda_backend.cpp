@@ -107,7 +107,7 @@ class CudaBackend final : public Backend {
     void enqueue(const LinearOp &op);
     void enqueue(const HeadLinear &op);
     void enqueue(const CopyOp &op);
-    void enqueue(const Attention &op);
+    void enqueue(const AttentionOp &op);
     void append(const AttentionParams &params);
     void attend(const Attention &step, AttentionParams params);
     void enqueue(const ActivateOp &op);
@@ -141,9 +141,13 @@ class CudaBackend final : public Backend {
     int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
     int64_t stride(Slot slot) const { return stride_of(width(slot)); }
     float *slot(Slot slot) const { return slots_[static_cast<size_t>(slot)]; }
-    Activations quantised(int64_t cols) const {
-        return place_activations(quantised_.data(), cols, max_tokens_, plan_.forms_at(cols));
+    // Large batches are never quantised by the kernel that makes them, and have one buffer.
+    Activations quantised(int64_t cols, int buffer) const {
+        const bool second = buffer == 1 && tokens_ <= kLinearTokens;
+        return place_activations((second ? second_quantised_ : quantised_).data(), cols,
+                                 second ? kLinearTokens : max_tokens_, plan_.forms_at(cols));
     }
+    QuantiseParams quantise_params(const PrepareOp &op) const;
 
     const int device_;
     const DeviceProperties properties_;
@@ -154,7 +158,8 @@ class CudaBackend final : public Backend {
     LoadProgress progress_;
     DeviceWeights weights_;
     KvMemory cache_;
-    DeviceMemory activations_, quantised_, partials_, counters_, totals_, turns_;
+    DeviceMemory activations_, quantised_, second_quantised_, partials_, counters_, totals_, turns_;
+    DeviceMemory arrivals_;                  // LinearParams::arrivals
     int64_t partial_floats_ = 0;             // of partials_
     std::vector<float *> slots_;             // in activations_
     std::vector<const uint64_t *> ropes_;    // in turns_
@@ -221,8 +226,14 @@ void CudaBackend::allocate(const CacheConfig &cache) {
                 // What fills the rows up crosses as well.
                 if (stride(id) > width(id)) stream_.fill(slot(id), 0, bytes);
             }
-    const auto packed = static_cast<size_t>(activation_bytes(plan_.widest, max_tokens_, plan_.forms));
-    quantised_ = packed > 0 ? DeviceMemory(packed, "activations") : DeviceMemory();
+    const auto quantised = [this](int32_t tokens) {
+        const int64_t bytes = activation_bytes(plan_.widest, tokens, plan_.forms);
+        return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes), "activations") : DeviceMemory();
+    };
+    quantised_ = quantised(max_tokens_);
+    second_quantised_ = quantised(kLinearTokens);
+    arrivals_ = DeviceMemory(static_cast<size_t>(arrival_counters(plan_)) * sizeof(uint32_t), "arrivals");
+    stream_.fill(arrivals_.data(), 0, arrivals_.size());
     const auto attention = [](int64_t words) {
         return DeviceMemory(static_cast<size_t>(words) * sizeof(float), "attention");
     };
@@ -258,7 +269,8 @@ void CudaBackend::prepare_kernels() {
     prepare(copy_pieces_kernel().handle, 0);
     for (const Op &op : plan_.ops) {
         if (const auto *matrices = std::get_if<LinearOp>(&op)) prepare_linear(matrices->format, max_tokens_);
-        if (const auto *a = std::get_if<Attention>(&op)) {
+        if (const auto *attention = std::get_if<AttentionOp>(&op)) {
+            const Attention *a = &attention->step;
             prepare(attention_append_kernel().handle, kAppendShared);
             prepare(rotate_heads_kernel().handle, kAppendShared);
             if (is_wide(program_, *a)) {
@@ -385,16 +397,24 @@ void CudaBackend::enqueue(const Norm &op) {
                   op.kind == Norm::Kind::Layer, op.scale});
 }
 
-void CudaBackend::enqueue(const PrepareOp &op) {
+QuantiseParams CudaBackend::quantise_params(const PrepareOp &op) const {
     const bool normed = op.norm != kNoWeight;
-    launch_exact(quantise_kernel(), tokens_, kQuantiseShared,
-                 {slot(op.in), weights_.floats(op.norm), normed ? slot(op.slot) : nullptr, op.eps,
-                  static_cast<int32_t>(width(op.slot)), stride(op.slot), quantised(width(op.slot))});
+    return {slot(op.in),
+            weights_.floats(op.norm),
+            normed ? slot(op.slot) : nullptr,
+            op.eps,
+            static_cast<int32_t>(width(op.slot)),
+            stride(op.slot),
+            quantised(width(op.slot), op.buffer)};
+}
+
+void CudaBackend::enqueue(const PrepareOp &op) {
+    launch_exact(quantise_kernel(), tokens_, kQuantiseShared, quantise_params(op));
 }
 
 void CudaBackend::enqueue(const LinearOp &op) {
     LinearParams params{};
-    params.x = quantised(width(op.in));
+    params.x = quantised(width(op.in), op.buffer);
     params.x_f32 = slot(op.in);
     params.x_stride = stride(op.in);
     params.cols = static_cast<int32_t>(width(op.in));
@@ -409,7 +429,16 @@ void CudaBackend::enqueue(const LinearOp &op) {
         if (part.out != kNoSlot) m.out = slot(part.out), m.out_stride = stride(part.out);
     }
     params.tokens = tokens_;
+    // Whole rows are one block's work: of more than one, a launch of their own is done sooner.
+    bool prepares = op.prepare.has_value() && tokens_ <= kLinearTokens;
+    if (prepares) {
+        params.prepare = quantise_params(*op.prepare);
+        params.arrivals = arrivals_.as<uint32_t>();
+        prepares = tokens_ == 1 || !needs_whole_rows(params.prepare);
+        if (!prepares) params.prepare = {};
+    }
     launch_linear(launcher_, params, op.format);
+    if (op.prepare && !prepares) enqueue(*op.prepare);
 }
 
 void CudaBackend::enqueue(const ExpertsOp &op) {
@@ -419,7 +448,7 @@ void CudaBackend::enqueue(const ExpertsOp &op) {
     const Experts &step = op.step;
     experts_.enqueue(launcher_, op, weights_,
                      {memory(step.in), memory(step.logits), memory(step.add), memory(step.out),
-                      quantised(op.in_width), tokens_});
+                      quantised(op.in_width, op.buffer), tokens_});
 }
 
 void CudaBackend::enqueue(const HeadLinear &op) {
@@ -494,8 +523,13 @@ AttentionParams CudaBackend::attention_params(const Attention &a) const {
     return p;
 }
 
-void CudaBackend::enqueue(const Attention &a) {
+void CudaBackend::enqueue(const AttentionOp &op) {
+    const Attention &a = op.step;
     AttentionParams p = attention_params(a);
+    if (op.prepare && tokens_ <= kLinearTokens && !is_wide(program_, a) && p.v_cache.rotated == 0) {
+        p.prepare = quantise_params(*op.prepare);
+        if (!can_prepare(p.prepare, tokens_, a.heads / a.kv_heads, a.head_dim_v)) p.prepare = {};
+    }
     if (shares_ && p.k != nullptr) {
         p.shared = 1;
         append(p);
@@ -511,6 +545,7 @@ void CudaBackend::enqueue(const Attention &a) {
     if (p.v_cache.rotated != 0)
         run(rotate_heads_kernel(), (int64_t{tokens_} * a.heads + 3) / 4, kAppendShared,
             {p.out, p.out_stride, tokens_, a.heads, a.head_dim_v});
+    if (op.prepare && p.prepare.x == nullptr) enqueue(*op.prepare);
 }
 
 void CudaBackend::append(const AttentionParams &p) {
@@ -539,8 +574,8 @@ void CudaBackend::attend(const Attention &a, AttentionParams p) {
 void CudaBackend::enqueue_logits(int32_t first, int32_t count) {
     const Logits &step = *plan_.logits;
     logits_.enqueue(launcher_, weights_,
-                    {slot(step.in), stride(step.in), input_.logit_rows(), quantised(width(step.in))}, first,
-                    count);
+                    {slot(step.in), stride(step.in), input_.logit_rows(), quantised(width(step.in), 0)},
+                    first, count);
     if (now_.candidates > 0) logits_.enqueue_candidates(launcher_, first, count, now_.candidates);
 }
 

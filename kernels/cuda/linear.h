@@ -29,6 +29,7 @@
 
 #include "kernels/cuda/activations.h"
 #include "kernels/cuda/kernel.h"
+#include "kernels/cuda/quantise.h"
 #include "kernels/cuda/tiles.h"
 
 namespace runnel::kernels::cuda {
@@ -83,6 +84,12 @@ struct LinearParams {
     const float *row_weights;  // [rows] or null
     int32_t heads = 1;
     int64_t x_skip = 0;
+    // Of the kernels for few tokens without groups, and launches with one output (one matrix, or a gate):
+    // prepare.x is that output, and the block that completes a group of 256 of its columns quantises them for
+    // the launch after this one. If that needs whole rows, the block that completes the row prepares it;
+    // there is one token then. prepare.out is not x: other blocks still read that.
+    QuantiseParams prepare{};
+    uint32_t *arrivals = nullptr;  // one per group of 256 rows: zero, and zero again afterwards
 };
 
 // The form in which a format wants its activations: integers, halves or (F32) none.

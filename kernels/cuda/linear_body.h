@@ -12,6 +12,10 @@
 // from L1: a warp's share of them is small, and every warp of the multiprocessor with the same range shares
 // it.
 //
+// What the next launch reads can be quantised here (LinearParams::prepare), by the block that happens to
+// complete it: a launch less, whose gap on a H100 is some 1.3 us (kernels.md). A block counts its tiles when
+// it has done them all, so the loop knows nothing of it; nobody waits for anybody.
+//
 // Bytes: each weight once, 16 bytes a lane and load; activations n * (2 + 3/8) per column and multiprocessor;
 // outputs 4 n per row.
 //
@@ -28,13 +32,15 @@
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_order.h"
 #include "kernels/cuda/math.h"
+#include "kernels/cuda/quantise_row.h"
 
 namespace runnel::kernels::cuda {
 
 namespace {
 
 constexpr int kWarps = kLinearThreads / 32;
-constexpr int kGroupTokens = 4;  // tokens of an 8-column group
+constexpr int kGroupTokens = 4;                            // tokens of an 8-column group
+constexpr int kGroupTiles = kActivationGroup / kTileRows;  // row tiles of a group of 256 outputs
 
 // --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
 
@@ -394,6 +400,9 @@ DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const 
 template <int kGroups>
 struct LinearShared {
     float partial[2][kWarps][kGroupTokens * kGroups][kTileRows];  // [0]: the gate or the only matrix, [1]: up
+    // Of LinearParams::prepare: the groups of 256 outputs that the team's tiles completed.
+    int32_t complete[kWarps][32], complete_count[kWarps];
+    QuantiseShared quantise;
 };
 
 template <int kGroups, int kWords>
@@ -532,6 +541,56 @@ struct Linear {
         }
     }
 
+    // --- LinearParams::prepare ---
+
+    // The team's units number `first` to `first` + 31: those that complete a group are listed. By the team's
+    // first warp, when all outputs of the block are written.
+    static DEVICE void arrive(const Params &p, Shared &shared, int team, int32_t units, int32_t unit,
+                              int32_t step) {
+        const auto tiles = static_cast<int32_t>(row_tiles(p.matrix[0].rows));
+        const bool whole = needs_whole_rows(p.prepare);
+        const int32_t mine = unit + lane_index() * step, group = whole ? 0 : mine / kGroupTiles;
+        bool last = false;
+        if (mine < units) {
+            const int32_t left = tiles - kGroupTiles * group;
+            const int32_t others = (whole || left < kGroupTiles ? left : kGroupTiles) - 1;
+            fence_gpu();
+            last = atomic_inc_wrap_u32(p.arrivals + group, static_cast<uint32_t>(others)) ==
+                   static_cast<uint32_t>(others);
+            fence_gpu();
+        }
+        const uint32_t all = ballot(last);
+        if (last) shared.complete[team][popc(all & ((1u << lane_index()) - 1u))] = group;
+        if (lane_index() == 0) shared.complete_count[team] = popc(all);
+    }
+
+    // By all threads, a block_sync later.
+    static DEVICE void prepare_complete(const Params &p, Shared &shared, int teams) {
+        for (int team = 0; team < teams; ++team) {
+            const int32_t count = shared.complete_count[team];
+            if (count == 0) continue;
+            fence_gpu();  // other multiprocessors wrote it
+            if (needs_whole_rows(p.prepare)) {
+                quantise_row(p.prepare, 0, shared.quantise);
+            } else {
+                for (int32_t i = warp_index(); i < count * p.tokens; i += kWarps)
+                    quantise_group_of(p.prepare, i % p.tokens, shared.complete[team][i / p.tokens]);
+            }
+        }
+    }
+
+    static DEVICE void prepare_outputs(const Params &p, Shared &shared, int warps, int32_t units) {
+        const int teams = kWarps / warps, team = warp_index() / warps;
+        const int32_t step = block_count() * teams, rounds = (units + 32 * step - 1) / (32 * step);
+        for (int32_t round = 0; round < rounds; ++round) {
+            block_sync();
+            if (warp_index() % warps == 0)
+                arrive(p, shared, team, units, block_index() * teams + team + 32 * round * step, step);
+            block_sync();
+            prepare_complete(p, shared, teams);
+        }
+    }
+
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<Shared>();
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
@@ -568,6 +627,8 @@ struct Linear {
             block_sync();
             tile = next;
         }
+        if constexpr (!kGrouped)
+            if (p.prepare.x != nullptr) prepare_outputs(p, shared, warps, units);
         grid_dep_trigger();
     }
 };

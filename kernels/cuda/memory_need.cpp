@@ -32,7 +32,9 @@ MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConf
     need.cache = cache_memory(program, cache, max_tokens);
     need.work = slot_bytes(program, max_tokens) + ExpertRunner::bytes(program, plan, max_tokens) +
                 HeadRunner::bytes(program, plan, max_tokens) +
-                static_cast<size_t>(activation_bytes(plan.widest, max_tokens, plan.forms)) +
+                static_cast<size_t>(activation_bytes(plan.widest, max_tokens, plan.forms) +
+                                    activation_bytes(plan.widest, kLinearTokens, plan.forms)) +
+                static_cast<size_t>(arrival_counters(plan)) * sizeof(uint32_t) +
                 (plan.logits ? LogitsRunner::bytes(program, *plan.logits) : 0) +
                 static_cast<size_t>(attention_totals(program, max_tokens)) * sizeof(float) +
                 static_cast<size_t>(attention_counters(program, max_tokens)) * sizeof(uint32_t) +

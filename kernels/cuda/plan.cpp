@@ -87,10 +87,28 @@ class Planner {
         if (!forms_of(format).any() || quantised_ == in) return;
         prepare({in, in, kNoWeight, 0});
     }
-    void prepare(const PrepareOp &op) {
+    void prepare(PrepareOp op) {
         plan_.widest = std::max(plan_.widest, width(op.slot));
-        plan_.ops.push_back(op);
+        buffer_ = 1 - buffer_;
+        op.buffer = buffer_;
+        if (std::optional<PrepareOp> *by_maker = preparing(op.in))
+            *by_maker = op;
+        else
+            plan_.ops.push_back(op);
         quantised_ = op.slot;
+    }
+    // Where the last operation can be told to prepare its output, if that is `slot`.
+    std::optional<PrepareOp> *preparing(Slot slot) {
+        if (plan_.ops.size() == first_op_) return nullptr;
+        Op &last = plan_.ops.back();
+        if (auto *linear = std::get_if<LinearOp>(&last))
+            return linear->output() == slot && !linear->prepare &&
+                           weight(linear->parts[0].weight).rows == width(slot)
+                       ? &linear->prepare
+                       : nullptr;
+        auto *attention = std::get_if<AttentionOp>(&last);
+        return attention && attention->step.out == slot && !attention->prepare ? &attention->prepare
+                                                                               : nullptr;
     }
     void written(Slot slot) {
         if (quantised_ == slot) quantised_ = kNoSlot;
@@ -140,6 +158,7 @@ class Planner {
             use_floats(part.bias);
         }
         quantise(op.in, op.format);
+        op.buffer = buffer_;
         for (const Linear::Part &part : op.parts) written(part.out);
         plan_.ops.push_back(std::move(op));
     }
@@ -187,7 +206,7 @@ class Planner {
         use_floats(step.q_norm);
         use_floats(step.k_norm);
         use_floats(step.sinks);
-        plan_.ops.push_back(step);
+        plan_.ops.push_back(AttentionOp{step, {}});
         written(step.out);
     }
     static Activation activation_of(Gate::Act act) {
@@ -217,6 +236,7 @@ class Planner {
         ExpertsOp op{step,
                      {},
                      TileFormat::F32,
+                     0,
                      static_cast<int32_t>(down.count),
                      gate.cols,
                      down.cols,
@@ -235,6 +255,7 @@ class Planner {
         use_floats(r.selection_bias);
         use_floats(r.expert_scales);
         for (const ExpertsOp::In &in : op.in) quantise(step.in, in.format);
+        op.buffer = buffer_;
         plan_.ops.push_back(std::move(op));
         written(step.out);
     }
@@ -292,6 +313,7 @@ class Planner {
     Program::Part part_;   // at hand
     size_t first_op_ = 0;  // of it
     Slot quantised_ = kNoSlot;
+    int buffer_ = 0;  // that it is in
 };
 
 }  // namespace

@@ -2,10 +2,11 @@
 //
 // What is fused: RMS norm with the quantisation of its result; matrices of one type that share an input, into
 // one launch; bias, scale and residual into the matrix; a gate and its two matrices; norms of heads, RoPE and
-// the append of K and V into attention; copies that follow one another. An input that several matrices read
-// is quantised once.
+// the append of K and V into attention; copies that follow one another; a PrepareOp into the operation before
+// it, if that makes what is prepared. An input that several matrices read is quantised once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <variant>
@@ -18,11 +19,13 @@
 
 namespace runnel::kernels::cuda {
 
-// slot = norm(in), if there is a weight; then slot quantised into the buffer of activations.
+// slot = norm(in), if there is a weight; then slot quantised into one of two buffers of activations, which
+// take turns: while one is filled, the kernel that fills it may still read the other.
 struct PrepareOp {
     Slot in, slot;
     WeightId norm = kNoWeight;
     float eps = 0;
+    int buffer = 0;
 };
 
 // Matrices of one format with one input, at most kLinearMatrices of them. With a gate there are two.
@@ -31,6 +34,17 @@ struct LinearOp {
     TileFormat format;
     std::vector<Linear::Part> parts;
     LinearGate gate = LinearGate::None;
+    int buffer = 0;  // of the quantised input
+    std::optional<PrepareOp> prepare =
+        {};  // what the only output is wanted for; by the same kernel, where it can
+
+    // The slot of the only output, if there is one.
+    Slot output() const { return parts.size() == 1 || gate != LinearGate::None ? parts[0].out : kNoSlot; }
+};
+
+struct AttentionOp {
+    Attention step;
+    std::optional<PrepareOp> prepare = {};  // as above
 };
 
 // At most kCopies of them, of which none needs what another one writes.
@@ -57,6 +71,7 @@ struct ExpertsOp {
     Experts step;
     std::vector<In> in;
     TileFormat down;
+    int buffer;  // of the quantised input
     int32_t experts;
     int64_t in_width, width, out_width;  // of the input, of an expert, of the output
     bool gated;                          // there are values to multiply the activation with
@@ -65,7 +80,7 @@ struct ExpertsOp {
 };
 
 using Op =
-    std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, Attention, ActivateOp, ExpertsOp>;
+    std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, AttentionOp, ActivateOp, ExpertsOp>;
 
 // What a weight is uploaded as.
 enum class WeightUse { None, Tiles, Floats };
@@ -81,6 +96,11 @@ struct Plan {
     // The forms of a row of `cols` values. Formats that want integers have only multiples of 32.
     ActivationForms forms_at(int64_t cols) const { return {forms.integers && cols % 32 == 0, forms.halves}; }
 };
+
+// LinearParams::arrivals that its launches need.
+inline int64_t arrival_counters(const Plan &plan) {
+    return std::max<int64_t>(1, col_blocks(plan.widest));
+}
 
 // Throws BackendError{Failed} with the step, or shape, that there is no kernel for.
 Plan plan(const Program &program);

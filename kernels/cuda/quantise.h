@@ -24,6 +24,11 @@ struct QuantiseParams {
 Kernel<QuantiseParams> quantise_kernel();
 inline constexpr size_t kQuantiseShared = 64;  // bytes
 
+// Whether a group of a row can only be quantised when the whole row is there.
+constexpr bool needs_whole_rows(const QuantiseParams &p) {
+    return p.weight != nullptr || p.out.halves != nullptr;
+}
+
 // Pieces of rows, each a row of its own in `out`: piece i of token t is row i * tokens + t. A warp takes a
 // group of 256 values at a time. Any grid.
 struct QuantisePiecesParams {

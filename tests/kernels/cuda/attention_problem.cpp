@@ -78,6 +78,48 @@ void launch_wide(Stream &stream, AttentionParams params, Way way, uint32_t block
     simt::run_kernel(stream, attention_wide_kernel(), {blocks, attention_wide_shared()}, params);
 }
 
+// The output of decode, quantised by the blocks that complete it, against quantising it afterwards.
+class PreparedOutput {
+  public:
+    PreparedOutput(Stream &stream, const AttentionParams &params, int32_t tokens)
+        : stream_(stream),
+          tokens_(tokens),
+          width_(params.heads * params.dim_v),
+          by_attention_(stream, zeros(), "prepared"),
+          afterwards_(stream, zeros(), "prepared afterwards"),
+          asked_(into(by_attention_, params)),
+          expected_(into(afterwards_, params)),
+          possible_(width_ % 32 == 0 &&
+                    can_prepare(asked_, tokens, params.heads / params.kv_heads, params.dim_v)) {}
+
+    bool possible() const { return possible_; }
+    const QuantiseParams &asked() const { return asked_; }
+    void check() const {
+        simt::run_kernel(stream_, quantise_kernel(), {static_cast<uint32_t>(tokens_), kQuantiseShared},
+                         expected_);
+        REQUIRE(same_bits(by_attention_.read(), afterwards_.read()));
+    }
+
+  private:
+    static constexpr ActivationForms kForms{true, false};
+    Bytes zeros() const { return Bytes(static_cast<size_t>(activation_bytes(width_, tokens_, kForms)), 0); }
+    QuantiseParams into(const Buffer<unsigned char> &memory, const AttentionParams &params) const {
+        return {params.out,
+                nullptr,
+                nullptr,
+                0,
+                width_,
+                params.out_stride,
+                place_activations(memory.data(), width_, tokens_, kForms)};
+    }
+
+    Stream &stream_;
+    int32_t tokens_, width_;
+    Buffer<unsigned char> by_attention_, afterwards_;
+    QuantiseParams asked_, expected_;
+    bool possible_;
+};
+
 // --- the exact result ------------------------------------------------------------------------------------
 
 reference::Row exact_head(const Problem &p, const float *x, int32_t dim, const std::vector<float> &norm,
@@ -295,6 +337,9 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
     if (shape.latent) params.v = nullptr;
     if (filled) params.k = params.v = nullptr;
 
+    const PreparedOutput prepared(stream, params, p.tokens());
+    if (way == Way::Decode && !shape.wide() && !params.v_cache.rotated && prepared.possible())
+        params.prepare = prepared.asked();
     simt::take_reports();
     if (shape.wide())
         launch_wide(stream, params, way, blocks, items);
@@ -305,6 +350,7 @@ Result run(const Problem &p, Way way, uint32_t blocks, const Result *filled) {
                          {out.data(), params.out_stride, p.tokens(), a.heads, a.head_dim_v});
     Result result{out.read(), k_cache.read(), v_cache.read(), simt::take_reports()};
     for (const uint32_t c : counters.read()) REQUIRE(c == 0);
+    if (params.prepare.x != nullptr) prepared.check();
     return result;
 }
 

@@ -166,12 +166,26 @@ TEST_CASE("cuda backend: tiny programs in every format agree with double precisi
 }
 
 TEST_CASE("cuda backend: logits depend on neither chunks, nor graphs replayed, nor the order of threads") {
-    const TinyProgram tiny({.heads = 6, .kv_heads = 2, .type = gguf::Type::Q4_0}, 43);
     const std::vector<int32_t> tokens = random_tokens(45, 50, 3);
-    Runner runner(cuda::make_cuda_backend(0), tiny.program());
-    const Logits2 whole = runner.run(tokens, 45);
-    for (const size_t chunk : {size_t{1}, size_t{5}, size_t{16}, size_t{33}})
-        check_equal(runner.run(tokens, chunk), whole, "in chunks of " + std::to_string(chunk));
+    // What one kernel prepares for the next one depends on the tokens and on the shape.
+    for (const TinyShape &shape : {TinyShape{.heads = 6, .kv_heads = 2, .type = gguf::Type::Q4_0},
+                                   TinyShape{.width = 288,
+                                   .feed_forward = 544,
+                                   .heads = 8,
+                                   .kv_heads = 2,
+                                   .head_dim_k = 64,
+                                   .head_dim_v = 64,
+                                   .type = gguf::Type::Q8_0},
+                                   TinyShape{.width = 72, .type = gguf::Type::BF16}}) {
+        CAPTURE(gguf::traits(shape.type).name);
+        const TinyProgram one(shape, 44);
+        Runner runner(cuda::make_cuda_backend(0), one.program());
+        const Logits2 whole = runner.run(tokens, 45);
+        for (const size_t chunk : {size_t{1}, size_t{5}, size_t{16}, size_t{33}})
+            check_equal(runner.run(tokens, chunk), whole, "in chunks of " + std::to_string(chunk));
+    }
+    const TinyProgram tiny({.heads = 6, .kv_heads = 2, .type = gguf::Type::Q4_0}, 43);
+    const Logits2 whole = Runner(cuda::make_cuda_backend(0), tiny.program()).run(tokens, 45);
     simt::settings().seed = 99;
     simt::settings().multiprocessors = 1;
     simt::settings().devices = 2;
@@ -182,7 +196,13 @@ TEST_CASE("cuda backend: logits depend on neither chunks, nor graphs replayed, n
 
 TEST_CASE("cuda backend: launches are counted, those of graphs at every replay") {
     constexpr int64_t kLayers = 3;
-    const TinyProgram tiny({.layers = kLayers, .type = gguf::Type::Q8_0}, 45);
+    const TinyProgram tiny({.layers = kLayers,
+                            .heads = 8,
+                            .kv_heads = 2,
+                            .head_dim_k = 64,
+                            .head_dim_v = 64,
+                            .type = gguf::Type::Q8_0},
+                           45);
     const std::vector<int32_t> tokens = random_tokens(40, 50, 8);
     Runner runner(cuda::make_cuda_backend(0), tiny.program());
     const auto launches_of = [&](size_t count, size_t chunk) {
@@ -193,15 +213,15 @@ TEST_CASE("cuda backend: launches are counted, those of graphs at every replay")
         if (simt::emulated()) CHECK(counted == static_cast<int64_t>(simt::take_reports().size()));
         return counted;
     };
-    // Norm with quantisation, q, k and v, attention, quantisation, output, norm with quantisation, gate and
-    // up, quantisation, down; the embedding, the last norm; gathering, quantising and multiplying the logits'
-    // rows.
-    constexpr int64_t kStep = 9 * kLayers + 2 + 3;
+    // One token: q, k and v; attention; output; gate and up; down, each of which prepares what the next one
+    // reads. The embedding, the first norm; gathering, quantising and multiplying the logits' rows.
+    constexpr int64_t kStep = 5 * kLayers + 2 + 3;
     CHECK(launches_of(1, 1) == kStep);
     CHECK(launches_of(3, 1) == 3 * kStep);
-    CHECK(launches_of(7, 7) == kStep);
-    // Attention of many tokens appends them and has a kernel of its own; 40 rows of logits come in three
-    // parts.
+    // Of several, norms have launches of their own,
+    CHECK(launches_of(7, 7) == 7 * kLayers + 2 + 3);
+    // of many, all that is quantised. Attention of many appends them and has a kernel of its own; 40 rows of
+    // logits come in three parts.
     CHECK(launches_of(40, 40) == 11 * kLayers + 2 + 3 * 3);
 }
 

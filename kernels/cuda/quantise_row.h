@@ -1,0 +1,110 @@
+// Rows of float32 -> quantised activations (quantise.h says what is computed, in which order), for kernels:
+// those that only quantise, and those that quantise what they have just computed.
+#pragma once
+
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/quantise.h"
+
+namespace runnel::kernels::cuda {
+
+struct QuantiseShared {
+    float partial[kNormWarps];
+    uint32_t largest[kNormWarps];
+};
+static_assert(sizeof(QuantiseShared) == kQuantiseShared);
+
+constexpr int groups_of(int32_t width) {
+    return (width + kActivationGroup - 1) / kActivationGroup;
+}
+
+// Group `group` of a row of `width` values.
+DEVICE void store_halves(const Activations &out, int32_t width, int64_t row, int group, const float (&v)[8],
+                         HalfScale scale) {
+    const int lane = lane_index(), t = lane >> 1 & 3;
+    const int columns = group * kActivationGroup + activation_first(lane) - 4 * t;  // the first of these 32
+    if (lane == 0 && group == 0) out.half_scales[row] = scale.scale;
+    if (columns / kActivationChunk * kActivationChunk >= width) return;
+    st128(out.halves + row * out.halves_stride + columns + 8 * t, halves_of(v, scale.inverse));
+}
+
+// Likewise.
+DEVICE void store_integers(const Activations &out, int32_t width, int64_t row, int group,
+                           const ActivationPiece &piece) {
+    const int lane = lane_index(), k = group * kActivationGroup + activation_first(lane);
+    if (lane == 0) out.scales[row * out.scales_stride + group] = piece.scale;
+    const int chunk = k / kActivationChunk, t = lane >> 1 & 3, sub = lane & 1;
+    if (chunk * kActivationChunk >= width) return;
+    int8_t *to =
+        out.values + row * out.values_stride + int64_t{chunk} * kActivationChunkBytes + 16 * t + 8 * sub;
+    st64(to, piece.hi);
+    st64(to + 64, piece.lo);
+    if (t != 0 || k >= width) return;
+    int32_t *sums16 = out.sums16 + row * out.sums16_stride + k / 16 * 2;
+    st128(sums16, uint4{static_cast<uint32_t>(piece.sum_hi[0]), static_cast<uint32_t>(piece.sum_lo[0]),
+                        static_cast<uint32_t>(piece.sum_hi[1]), static_cast<uint32_t>(piece.sum_lo[1])});
+    int32_t *sums = out.sums + row * out.sums_stride + k / 32 * 2;
+    st64(sums, uint2{static_cast<uint32_t>(piece.sum_hi[0] + piece.sum_hi[1]),
+                     static_cast<uint32_t>(piece.sum_lo[0] + piece.sum_lo[1])});
+}
+
+// The group's values, normalised with `scale` if there is a norm.
+DEVICE void load_normed(const QuantiseParams &p, const float *x, int group, float scale, float (&v)[8]) {
+    load_group(x, p.width, group, v);
+    if (p.weight == nullptr) return;
+    float weight[8];
+    load_group(p.weight, p.width, group, weight);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = v[i] * scale * weight[i];
+}
+
+DEVICE void store_normed(const QuantiseParams &p, int64_t row, int group, const float (&v)[8]) {
+    const int k = group * kActivationGroup + activation_first(lane_index());
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        if (k + 16 * h < p.width)  // rows are padded to whole float4
+            *reinterpret_cast<float4 *>(p.normed + row * p.x_stride + k + 16 * h) =
+                float4{v[4 * h], v[4 * h + 1], v[4 * h + 2], v[4 * h + 3]};
+}
+
+// Block: the largest magnitude of the row, as bits.
+DEVICE uint32_t largest_of_row(const QuantiseParams &p, const float *x, int groups, float scale,
+                               uint32_t (&largest)[kNormWarps]) {
+    uint32_t own = 0;
+    for (int group = warp_index(); group < groups; group += kNormWarps) {
+        float v[8];
+        load_normed(p, x, group, scale, v);
+        own = largest_of(v, own);
+    }
+    own = largest_magnitude(own);
+    if (lane_index() == 0) largest[warp_index()] = own;
+    block_sync();
+    own = largest[0];
+#pragma unroll
+    for (int w = 1; w < kNormWarps; ++w) own = largest[w] > own ? largest[w] : own;
+    return own;
+}
+
+// Block of 8 warps: one row, in the forms that p.out has.
+DEVICE void quantise_row(const QuantiseParams &p, int64_t row, QuantiseShared &shared) {
+    const float *x = p.x + row * p.x_stride;
+    const float scale = p.weight ? inverse_rms(x, p.width, p.eps, shared.partial) : 1.0f;
+    const int groups = groups_of(p.width);
+    HalfScale halves{};
+    if (p.out.halves) halves = half_scale(largest_of_row(p, x, groups, scale, shared.largest));
+    for (int group = warp_index(); group < groups; group += kNormWarps) {
+        float v[8];
+        load_normed(p, x, group, scale, v);
+        if (p.normed) store_normed(p, row, group, v);
+        if (p.out.values) store_integers(p.out, p.width, row, group, quantise_group(v));
+        if (p.out.halves) store_halves(p.out, p.width, row, group, v, halves);
+    }
+}
+
+// Warp: one group of a row, where that needs nothing of the others.
+DEVICE void quantise_group_of(const QuantiseParams &p, int64_t row, int group) {
+    float v[8];
+    load_group(p.x + row * p.x_stride, p.width, group, v);
+    store_integers(p.out, p.width, row, group, quantise_group(v));
+}
+
+}  // namespace runnel::kernels::cuda
