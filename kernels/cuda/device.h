@@ -40,13 +40,12 @@
 //
 // synchronisation
 //   block_sync()                                       block: all threads
-//   bar_sync<Id>(threads)                              barrier Id (1..15) of `threads` threads (whole warps)
 //   warp_sync()                                        warp: also orders memory among the lanes
 //   fence_gpu()                                        orders this thread's accesses for all blocks
 //   grid_dep_wait(), grid_dep_trigger()                programmatic dependent launch; nothing below sm_90
 //
 // warp collectives (all 32 lanes)
-//   T shfl(T, source_lane), shfl_xor(T, mask), shfl_down(T, delta)      T: int, uint32_t, float; 64 bit: two
+//   T shfl(T, source_lane), shfl_xor(T, mask)       T: int, uint32_t, float; 64 bit: two
 //   uint32_t ballot(bool); bool any(bool), all(bool)
 //   float warp_sum(float), warp_max(float); int warp_sum(int)           xor tree 16, 8, 4, 2, 1
 //
@@ -62,7 +61,7 @@
 //                                                      the old value. inc_wrap: old >= last ? 0 : old + 1.
 //
 // matrices (warp collectives). Lane = 4 g + t; registers hold four int8 or two 16-bit values, low first.
-//   ldmatrix_x4(uint32_t (&r)[4], row), ldmatrix_x2(uint32_t (&r)[2], row), and ldmatrix_x4_trans, _x2_trans
+//   ldmatrix_x4(uint32_t (&r)[4], row), ldmatrix_x2(uint32_t (&r)[2], row), and ldmatrix_x4_trans
 //       8x8 matrices of 16-bit values in shared memory; lane i gives the address of row i % 8 of matrix i / 8
 //       (16-byte aligned; x2 uses lanes 0-15). r[m]: row g, columns 2t and 2t+1 of matrix m (trans: of m^T).
 //   mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])    c += a b, exact
@@ -76,8 +75,7 @@
 //
 // bits and numbers
 //   int32_t dp4a(uint32_t a, uint32_t b, int32_t c)    c + sum of four int8 products
-//   uint32_t prmt(a, b, selector), funnel_shift_right(lo, hi, n); int popc(x), clz(x)
-//   uint32_t lop3<Lut>(a, b, c)            any bitwise function of three: Lut = f(0xf0, 0xcc, 0xaa)
+//   uint32_t prmt(a, b, selector); int popc(x), clz(x)
 //   float fma_rn(a, b, c), sqrt_rn(x), rint_rn(x); int32_t float_to_int_rn(x)         (saturates; NaN: 0)
 //   uint32_t float_bits(f), float bits_float(u)
 //   int32_t computed_anew(x)               x; from sm_120 on, what a loop makes of it is made in the loop

@@ -59,12 +59,6 @@ T &shared_memory() {
 // --- synchronisation -------------------------------------------------------------------------------------
 
 void block_sync(Place place = Place::current());
-void named_barrier(int id, int threads, Place place);
-template <int Id>
-void bar_sync(int threads, Place place = Place::current()) {
-    static_assert(Id >= 1 && Id <= 15);
-    named_barrier(Id, threads, place);
-}
 void warp_sync(Place place = Place::current());
 void fence_gpu();
 void grid_dep_wait();
@@ -90,11 +84,6 @@ T shfl(T value, int source_lane, Place place = Place::current()) {
 template <class T>
 T shfl_xor(T value, int mask, Place place = Place::current()) {
     return shfl(value, lane_index() ^ mask, place);
-}
-template <class T>
-T shfl_down(T value, int delta, Place place = Place::current()) {
-    const int source = lane_index() + delta;
-    return shfl(value, source < 32 ? source : lane_index(), place);
 }
 uint32_t ballot(bool predicate, Place place = Place::current());
 inline bool any(bool predicate, Place place = Place::current()) {
@@ -137,7 +126,6 @@ uint64_t atomic_max_u64(uint64_t *p, uint64_t v);
 void ldmatrix_x4(uint32_t (&r)[4], const void *row, Place place = Place::current());
 void ldmatrix_x2(uint32_t (&r)[2], const void *row, Place place = Place::current());
 void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, Place place = Place::current());
-void ldmatrix_x2_trans(uint32_t (&r)[2], const void *row, Place place = Place::current());
 void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, Place place = Place::current());
 void mma_f16_m16n8k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place = Place::current());
 void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
@@ -152,22 +140,11 @@ void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
 
 int32_t dp4a(uint32_t a, uint32_t b, int32_t c);
 uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector);
-inline uint32_t funnel_shift_right(uint32_t lo, uint32_t hi, uint32_t n) {
-    return static_cast<uint32_t>((static_cast<uint64_t>(hi) << 32 | lo) >> (n & 31u));
-}
 inline int popc(uint32_t x) {
     return std::popcount(x);
 }
 inline int clz(uint32_t x) {
     return std::countl_zero(x);
-}
-
-template <uint32_t Lut>
-uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t r = 0;
-    for (uint32_t term = 0; term < 8; ++term)
-        if (Lut >> term & 1u) r |= (term & 4u ? a : ~a) & (term & 2u ? b : ~b) & (term & 1u ? c : ~c);
-    return r;
 }
 
 inline float fma_rn(float a, float b, float c) {

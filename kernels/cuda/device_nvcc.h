@@ -64,12 +64,6 @@ DEVICE void block_sync() {
     __syncthreads();
 }
 
-template <int Id>
-DEVICE void bar_sync(int threads) {
-    static_assert(Id >= 1 && Id <= 15);
-    asm volatile("bar.sync %0, %1;" ::"n"(Id), "r"(threads) : "memory");
-}
-
 DEVICE void warp_sync() {
     __syncwarp();
 }
@@ -98,10 +92,6 @@ DEVICE T shfl(T value, int source_lane) {
 template <class T>
 DEVICE T shfl_xor(T value, int mask) {
     return __shfl_xor_sync(0xffffffffu, value, mask);
-}
-template <class T>
-DEVICE T shfl_down(T value, int delta) {
-    return __shfl_down_sync(0xffffffffu, value, static_cast<unsigned>(delta));
 }
 DEVICE uint32_t ballot(bool predicate) {
     return __ballot_sync(0xffffffffu, predicate);
@@ -237,12 +227,6 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) {
                  : "r"(shared_address(row))
                  : "memory");
 }
-DEVICE void ldmatrix_x2_trans(uint32_t (&r)[2], const void *row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(shared_address(row))
-                 : "memory");
-}
 
 DEVICE void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b) {
     asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
@@ -263,21 +247,11 @@ DEVICE int32_t dp4a(uint32_t a, uint32_t b, int32_t c) {
 DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
     return __byte_perm(a, b, selector);
 }
-DEVICE uint32_t funnel_shift_right(uint32_t lo, uint32_t hi, uint32_t n) {
-    return __funnelshift_r(lo, hi, n);
-}
 DEVICE int popc(uint32_t x) {
     return __popc(x);
 }
 DEVICE int clz(uint32_t x) {
     return __clz(static_cast<int>(x));
-}
-
-template <uint32_t Lut>
-DEVICE uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t r;
-    asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(r) : "r"(a), "r"(b), "r"(c), "n"(Lut));
-    return r;
 }
 
 DEVICE float fma_rn(float a, float b, float c) {

@@ -8,42 +8,13 @@ namespace runnel::kernels::cuda {
 namespace {
 
 Kernel<LinearParams> kernel_for(TileFormat format, int tokens, bool grouped) {
-    switch (format) {
-        case TileFormat::F32:
-            return for_format<TileFormat::F32>(tokens, grouped);
-        case TileFormat::F16:
-            return for_format<TileFormat::F16>(tokens, grouped);
-        case TileFormat::BF16:
-            return for_format<TileFormat::BF16>(tokens, grouped);
-        case TileFormat::Q4_0:
-            return for_format<TileFormat::Q4_0>(tokens, grouped);
-        case TileFormat::Q4_1:
-            return for_format<TileFormat::Q4_1>(tokens, grouped);
-        case TileFormat::Q5_0:
-            return for_format<TileFormat::Q5_0>(tokens, grouped);
-        case TileFormat::Q5_1:
-            return for_format<TileFormat::Q5_1>(tokens, grouped);
-        case TileFormat::Q8_0:
-            return for_format<TileFormat::Q8_0>(tokens, grouped);
-        case TileFormat::IQ4_NL:
-            return for_format<TileFormat::IQ4_NL>(tokens, grouped);
-        case TileFormat::MXFP4:
-            return for_format<TileFormat::MXFP4>(tokens, grouped);
-        case TileFormat::Q2_K:
-            return for_format<TileFormat::Q2_K>(tokens, grouped);
-        case TileFormat::Q3_K:
-            return for_format<TileFormat::Q3_K>(tokens, grouped);
-        case TileFormat::Q4_K:
-            return for_format<TileFormat::Q4_K>(tokens, grouped);
-        case TileFormat::Q5_K:
-            return for_format<TileFormat::Q5_K>(tokens, grouped);
-        case TileFormat::Q6_K:
-            return for_format<TileFormat::Q6_K>(tokens, grouped);
-        case TileFormat::IQ4_XS:
-            return for_format<TileFormat::IQ4_XS>(tokens, grouped);
-        default:
-            return linear_codebooks_kernel(format, tokens, grouped);
-    }
+    return with_format(format, [&](auto f) {
+        constexpr TileFormat kFormat = decltype(f)::value;
+        if constexpr (is_apart(kFormat))
+            return linear_codebooks_kernel(kFormat, tokens, grouped);
+        else
+            return for_format<kFormat>(tokens, grouped);
+    });
 }
 
 }  // namespace

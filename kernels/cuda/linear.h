@@ -106,7 +106,11 @@ size_t linear_shared(TileFormat format, int tokens);
 // linear_shared().
 Kernel<LinearParams> linear_groups_kernel(TileFormat format, int tokens);
 
-// Either of the two for the formats with codebooks and NVFP4 (linear_codebooks.cu).
+// The formats with codebooks, and NVFP4, whose kernels are compiled apart.
+constexpr bool is_apart(TileFormat format) {
+    return has_codebook(format) || format == TileFormat::NVFP4;
+}
+// Either of the two for these (linear_codebooks.cu).
 Kernel<LinearParams> linear_codebooks_kernel(TileFormat format, int tokens, bool grouped);
 
 // How many blocks have something to do, with up to `groups` groups: the largest sensible grid. Results do not

@@ -516,28 +516,15 @@ struct Linear {
 
     static DEVICE void finish(const Params &p, const Shared &shared, const Unit &unit, int first_warp,
                               int warps) {
-        const LinearMatrix &m = p.matrix[unit.matrix];
-        const TokenGroup &group = unit.group;
         const int threads = 32 * warps;
-        for (int i = thread_index() - 32 * first_warp; i < kTileRows * group.count; i += threads) {
+        for (int i = thread_index() - 32 * first_warp; i < kTileRows * unit.group.count; i += threads) {
             const int in = i % kTileRows, token = i / kTileRows;
             const int32_t row = unit.tile * kTileRows + in;
-            if (row >= m.rows) continue;
-            const int64_t at = group.first + token;
-            const int64_t bias = kGrouped ? int64_t{group.expert} * m.rows + row : row;
-            float y = folded(shared, 0, first_warp, warps, token, in);
-            if (kGrouped && p.row_weights) y = y * p.row_weights[at];
-            if (m.bias) y = y + m.bias[bias];
-            if (p.gate == LinearGate::Silu) {
-                float up = folded(shared, 1, first_warp, warps, token, in);
-                if (kGrouped && p.row_weights) up = up * p.row_weights[at];
-                if (p.matrix[1].bias) up = up + p.matrix[1].bias[bias];
-                y = silu_p(y) * up;
-            }
-            y = y * m.scale;
-            if (m.add) y = y + m.add[at * m.add_stride + row];
-            float *const out = kGrouped ? m.out + group.expert * m.out_skip : m.out;
-            out[at * m.out_stride + row] = y;
+            if (row >= p.matrix[unit.matrix].rows) continue;
+            const float y = folded(shared, 0, first_warp, warps, token, in);
+            const float up =
+                p.gate != LinearGate::None ? folded(shared, 1, first_warp, warps, token, in) : 0.0f;
+            write_output(p, {unit.matrix, unit.tile}, unit.group, token, row, y, up);
         }
     }
 
@@ -600,11 +587,6 @@ struct Linear {
         const int32_t groups = kGrouped ? groups_of<kTokens>(p) : 1, units = tiles_of(p) * groups;
         Warp warp;
         warp.range = range_of(blocks, warps, warp_index() % warps);
-        if constexpr (has_codebook(F)) {
-            fill_book(F, shared.book);
-            block_sync();
-            warp.book = Book<F>(shared.book);
-        }
         const auto tile_at = [&](int32_t index) -> const std::byte * {
             if (index >= units) return nullptr;
             const Unit u = unit_at(p, groups, index);
@@ -613,6 +595,11 @@ struct Linear {
         int32_t unit = block_index() * teams + team;
         const std::byte *tile = tile_at(unit);
         if (tile != nullptr) warp.begin(p, tile);
+        if constexpr (has_codebook(F)) {
+            fill_book(F, shared.book);
+            block_sync();
+            warp.book = Book<F>(shared.book);
+        }
         grid_dep_wait();
         for (int32_t first = block_index() * teams; first < units; first += step, unit += step) {
             const std::byte *next = tile_at(unit + step);

@@ -9,24 +9,13 @@
 namespace runnel::kernels::cuda {
 
 Kernel<LinearParams> linear_codebooks_kernel(TileFormat format, int tokens, bool grouped) {
-    switch (format) {
-        case TileFormat::NVFP4:
-            return for_format<TileFormat::NVFP4>(tokens, grouped);
-        case TileFormat::IQ1:
-            return for_format<TileFormat::IQ1>(tokens, grouped);
-        case TileFormat::IQ2_XXS:
-            return for_format<TileFormat::IQ2_XXS>(tokens, grouped);
-        case TileFormat::IQ2_XS:
-            return for_format<TileFormat::IQ2_XS>(tokens, grouped);
-        case TileFormat::IQ2_S:
-            return for_format<TileFormat::IQ2_S>(tokens, grouped);
-        case TileFormat::IQ3_XXS:
-            return for_format<TileFormat::IQ3_XXS>(tokens, grouped);
-        case TileFormat::IQ3_S:
-            return for_format<TileFormat::IQ3_S>(tokens, grouped);
-        default:
+    return with_format(format, [&](auto f) -> Kernel<LinearParams> {
+        constexpr TileFormat kFormat = decltype(f)::value;
+        if constexpr (is_apart(kFormat))
+            return for_format<kFormat>(tokens, grouped);
+        else
             return {};
-    }
+    });
 }
 
 }  // namespace runnel::kernels::cuda

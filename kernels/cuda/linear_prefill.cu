@@ -7,11 +7,6 @@ namespace runnel::kernels::cuda {
 
 namespace {
 
-// Whether linear_prefill_codebooks.cu has its kernel.
-constexpr bool is_apart(TileFormat format) {
-    return has_codebook(format) || format == TileFormat::NVFP4;
-}
-
 // visit(OfClass of the format).
 template <class Visitor>
 auto for_class(TileFormat format, const Visitor &visit) {

@@ -402,59 +402,15 @@ DEVICE void write_outputs(const LinearParams &p, const TileAt *tiles, TokenGroup
 
 // --- the kernel --------------------------------------------------------------------------------------------
 
-template <PrefillClass C, TileFormat F>
-DEVICE void decode_as(const std::byte *block, int chunks, const uint32_t *book, DecodedWeights<C> &to) {
-    if constexpr (prefill_class(F) == C) decode_tile<F, C>(block, chunks, warp_index(), book, to);
-}
-
 // This warp's tile, in the launch's format: one of the class.
 template <PrefillClass C>
 DEVICE void decode(TileFormat format, const std::byte *block, int chunks, const uint32_t *book,
                    DecodedWeights<C> &to) {
-    switch (format) {
-        case TileFormat::Q4_0:
-            return decode_as<C, TileFormat::Q4_0>(block, chunks, book, to);
-        case TileFormat::Q4_1:
-            return decode_as<C, TileFormat::Q4_1>(block, chunks, book, to);
-        case TileFormat::Q5_0:
-            return decode_as<C, TileFormat::Q5_0>(block, chunks, book, to);
-        case TileFormat::Q5_1:
-            return decode_as<C, TileFormat::Q5_1>(block, chunks, book, to);
-        case TileFormat::Q8_0:
-            return decode_as<C, TileFormat::Q8_0>(block, chunks, book, to);
-        case TileFormat::IQ4_NL:
-            return decode_as<C, TileFormat::IQ4_NL>(block, chunks, book, to);
-        case TileFormat::MXFP4:
-            return decode_as<C, TileFormat::MXFP4>(block, chunks, book, to);
-        case TileFormat::Q2_K:
-            return decode_as<C, TileFormat::Q2_K>(block, chunks, book, to);
-        case TileFormat::Q3_K:
-            return decode_as<C, TileFormat::Q3_K>(block, chunks, book, to);
-        case TileFormat::Q4_K:
-            return decode_as<C, TileFormat::Q4_K>(block, chunks, book, to);
-        case TileFormat::Q5_K:
-            return decode_as<C, TileFormat::Q5_K>(block, chunks, book, to);
-        case TileFormat::Q6_K:
-            return decode_as<C, TileFormat::Q6_K>(block, chunks, book, to);
-        case TileFormat::IQ4_XS:
-            return decode_as<C, TileFormat::IQ4_XS>(block, chunks, book, to);
-        case TileFormat::NVFP4:
-            return decode_as<C, TileFormat::NVFP4>(block, chunks, book, to);
-        case TileFormat::IQ1:
-            return decode_as<C, TileFormat::IQ1>(block, chunks, book, to);
-        case TileFormat::IQ2_XXS:
-            return decode_as<C, TileFormat::IQ2_XXS>(block, chunks, book, to);
-        case TileFormat::IQ2_XS:
-            return decode_as<C, TileFormat::IQ2_XS>(block, chunks, book, to);
-        case TileFormat::IQ2_S:
-            return decode_as<C, TileFormat::IQ2_S>(block, chunks, book, to);
-        case TileFormat::IQ3_XXS:
-            return decode_as<C, TileFormat::IQ3_XXS>(block, chunks, book, to);
-        case TileFormat::IQ3_S:
-            return decode_as<C, TileFormat::IQ3_S>(block, chunks, book, to);
-        default:
-            return;
-    }
+    with_format(format, [&](auto f) {
+        constexpr TileFormat kFormat = decltype(f)::value;
+        if constexpr (prefill_class(kFormat) == C && !is_float(kFormat) && !is_half(kFormat))
+            decode_tile<kFormat, C>(block, chunks, warp_index(), book, to);
+    });
 }
 
 template <PrefillClass C, bool kTuring>

@@ -278,6 +278,67 @@ constexpr bool has_codebook(TileFormat f) {
            f == TileFormat::IQ2_S;
 }
 
+// --- from a format to code that is compiled for it
+
+template <TileFormat F>
+struct FormatConstant {
+    static constexpr TileFormat value = F;
+};
+
+// visit(FormatConstant<format>()), which has one type of result for all formats.
+template <class Visitor>
+constexpr auto with_format(TileFormat format, const Visitor &visit) {
+    using enum TileFormat;
+    switch (format) {
+        case F16:
+            return visit(FormatConstant<F16>());
+        case BF16:
+            return visit(FormatConstant<BF16>());
+        case Q4_0:
+            return visit(FormatConstant<Q4_0>());
+        case Q4_1:
+            return visit(FormatConstant<Q4_1>());
+        case Q5_0:
+            return visit(FormatConstant<Q5_0>());
+        case Q5_1:
+            return visit(FormatConstant<Q5_1>());
+        case Q8_0:
+            return visit(FormatConstant<Q8_0>());
+        case IQ4_NL:
+            return visit(FormatConstant<IQ4_NL>());
+        case MXFP4:
+            return visit(FormatConstant<MXFP4>());
+        case Q2_K:
+            return visit(FormatConstant<Q2_K>());
+        case Q3_K:
+            return visit(FormatConstant<Q3_K>());
+        case Q4_K:
+            return visit(FormatConstant<Q4_K>());
+        case Q5_K:
+            return visit(FormatConstant<Q5_K>());
+        case Q6_K:
+            return visit(FormatConstant<Q6_K>());
+        case IQ4_XS:
+            return visit(FormatConstant<IQ4_XS>());
+        case NVFP4:
+            return visit(FormatConstant<NVFP4>());
+        case IQ1:
+            return visit(FormatConstant<IQ1>());
+        case IQ2_XXS:
+            return visit(FormatConstant<IQ2_XXS>());
+        case IQ2_XS:
+            return visit(FormatConstant<IQ2_XS>());
+        case IQ2_S:
+            return visit(FormatConstant<IQ2_S>());
+        case IQ3_XXS:
+            return visit(FormatConstant<IQ3_XXS>());
+        case IQ3_S:
+            return visit(FormatConstant<IQ3_S>());
+        default:
+            return visit(FormatConstant<F32>());
+    }
+}
+
 // --- sizes
 
 constexpr int64_t row_tiles(int64_t rows) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "kernels/cpu/pool.h"
 #include "kernels/cuda/repack_kernel.h"
 #include "kernels/cuda/tiles.h"
 
@@ -13,6 +14,9 @@ namespace {
 constexpr size_t kAlignment = 256;
 constexpr size_t kPieceBytes = size_t{8} << 20;  // of a pinned buffer: large enough for the bus, small to pin
 constexpr int kPieces = 4;
+constexpr size_t kSliceBytes = size_t{256} << 10;  // that a reader copies at a time
+constexpr size_t kBytesPerReader = size_t{1} << 20;
+constexpr int kMostReaders = 8;
 constexpr uint32_t kRepackBlocks = 1024;
 
 size_t aligned(size_t bytes) {
@@ -36,6 +40,12 @@ size_t piece_bytes(const Program &program) {
     return std::max(least, std::min(kPieceBytes, all));
 }
 
+// Threads that read the file: more than a bus can take are no use, nor is a thread for less than a megabyte.
+int reader_count(size_t bytes) {
+    return static_cast<int>(std::clamp<size_t>(
+        bytes / kBytesPerReader, 1, static_cast<size_t>(std::min(kMostReaders, cpu::usable_cpus()))));
+}
+
 // The most rows of BF16 that a piece holds.
 size_t exponent_rows(const Program &program, const Plan &plan, size_t piece) {
     size_t most = 0;
@@ -51,7 +61,7 @@ class Uploader {
   public:
     // `all`: bytes that will be uploaded. exponent_rows: the most rows of BF16 in a piece.
     Uploader(size_t bytes, size_t all, size_t exponent_rows, const LoadProgress &progress)
-        : bytes_(bytes), all_(all), progress_(progress) {
+        : bytes_(bytes), all_(all), progress_(progress), readers_(reader_count(all)) {
         if (exponent_rows > 0) exponents_ = DeviceMemory(exponent_rows, "exponents");
         for (Piece &piece : pieces_) {
             piece.pinned = PinnedMemory(bytes);
@@ -111,7 +121,7 @@ class Uploader {
         Piece &piece = pieces_[next_++ % pieces_.size()];
         if (piece.used) piece.done.wait();
         piece.used = true;
-        std::memcpy(piece.pinned.data(), from, bytes);
+        read(piece.pinned.data(), from, bytes);
         stream_.copy_to_device(piece.staging.data(), piece.pinned.data(), bytes);
         done_ += bytes;
         if (progress_ && !progress_(done_, all_))
@@ -119,8 +129,21 @@ class Uploader {
         return piece;
     }
 
+    // Out of the mapped file, by all readers: one alone takes pages as they come at a fraction of the bus's
+    // rate.
+    void read(std::byte *to, const std::byte *from, size_t bytes) {
+        const auto slices = static_cast<int64_t>((bytes + kSliceBytes - 1) / kSliceBytes);
+        readers_.run([&](int thread) noexcept {
+            readers_.for_each(thread, slices, [&](int64_t slice) {
+                const size_t at = static_cast<size_t>(slice) * kSliceBytes;
+                std::memcpy(to + at, from + at, std::min(kSliceBytes, bytes - at));
+            });
+        });
+    }
+
     size_t bytes_, all_, done_ = 0;
     const LoadProgress &progress_;
+    cpu::Pool readers_;
     std::array<Piece, kPieces> pieces_;
     DeviceMemory exponents_;  // of the piece at hand: pieces follow one another on the stream
     size_t next_ = 0;

@@ -74,12 +74,6 @@ void block_sync(Place place) {
     launch().barrier(0, launch().threads(), place);
 }
 
-void named_barrier(int id, int threads, Place place) {
-    if (threads % simt::kLanes != 0 || threads <= 0 || threads > launch().threads())
-        launch().fail("bar_sync of " + std::to_string(threads) + " threads");
-    launch().barrier(id, threads, place);
-}
-
 void warp_sync(Place place) {
     simt::Warp *warp = &launch().warp();
     launch().rendezvous(

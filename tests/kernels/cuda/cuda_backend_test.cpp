@@ -194,6 +194,24 @@ TEST_CASE("cuda backend: logits depend on neither chunks, nor graphs replayed, n
     simt::settings() = {};
 }
 
+TEST_CASE("cuda backend: weights that several threads read arrive as they are") {
+    const TinyProgram tiny({.layers = 1,
+                            .width = 512,
+                            .feed_forward = 768,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .head_dim_k = 64,
+                            .head_dim_v = 64},
+                           46);
+    size_t bytes = 0;
+    for (const Weight &w : tiny.program().weights) bytes += w.bytes();
+    REQUIRE(bytes > size_t{4} << 20);  // a thread per megabyte, as far as there are CPUs
+    const std::vector<int32_t> tokens = random_tokens(3, 50, 9);
+    Runner gpu(cuda::make_cuda_backend(0), tiny.program());
+    const Distance d = distance(tests::reference_logits(tiny.program(), tokens), gpu.run(tokens, 3));
+    CHECK(d.kl < 1e-7);
+}
+
 TEST_CASE("cuda backend: launches are counted, those of graphs at every replay") {
     constexpr int64_t kLayers = 3;
     const TinyProgram tiny({.layers = kLayers,
