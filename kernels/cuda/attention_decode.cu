@@ -335,7 +335,7 @@ template <int kDim, bool kPacked>
 struct AttentionDecode {
     using Params = AttentionParams;
     static constexpr const char *kName = "attention decode";
-    static constexpr int kThreads = kAttentionThreads, kBlocks = kDim <= 128 ? 2 : 1;
+    static constexpr int kThreads = kAttentionThreads, kBlocks = kDim > 128 ? 1 : kPacked ? 4 : 2;
 
     static DEVICE void run(const Params &p) {
         run_for_device<DecodeBody<kDim, kPacked, false>, DecodeBody<kDim, kPacked, true>>(p);

@@ -11,10 +11,14 @@
 // Q4_K a warp takes 1316 instructions to multiply 32 rows x 256 columns by 32 tokens and roughly 500 to copy,
 // decode and synchronise. Two warps per scheduler will not issue every clock: at two thirds, 180 TFLOP/s, 23%
 // of the 790 that were measured for bf16 on an H200. The 40% that the project wants is therefore out of reach
-// of this kernel's first version; the path through f16 (kernels.md, section 4, C) should reach it, but its
-// results would differ from those of decode, and equal results come first. The largest savings in sight
-// without that: 64 rows per warp (half the loads), two scales per dp2a instead of multiply-adds, weights of
-// Q2_K and Q3_K times their scale (they fit int8).
+// of this kernel's first version, and of F16 and BF16 alone in reach (linear_prefill_halves.cu).
+//
+// What should come near it with results equal to those of decode: activations of 12 bits, which binary16
+// holds exactly. A group's products with codes of up to 8 bits then sum exactly in the float32 of an f16 mma
+// (below 2^24) to what decode gets from two bytes per value in int8; with a float scale per group for all
+// formats, one fma per product is left of the four instructions, and half the activations. The price:
+// activations 16 times as coarse (4e-4 of an output, where f16 is 2e-4), some five instructions per 512
+// weights in decode of the K formats, and shared memory as the next bound, at some 450 TFLOP/s.
 #pragma once
 
 #include <cstdint>

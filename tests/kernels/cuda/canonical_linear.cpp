@@ -11,6 +11,7 @@
 #include "gguf/quantize.h"
 #include "kernels/cuda/linear.h"
 #include "tests/kernels/cpu/random_blocks.h"
+#include "tests/simt/simt.h"
 
 namespace runnel::tests {
 namespace {
@@ -196,6 +197,17 @@ QuantisedRow quantise_reference(std::span<const float> x) {
         }
     }
     return q;
+}
+
+size_t not_canonical(gguf::Type type, std::span<const float> y, std::span<const float> expected) {
+    if (y.size() != expected.size()) return std::max(y.size(), expected.size());
+    const bool exact = simt::emulated() || (type != gguf::Type::F16 && type != gguf::Type::BF16);
+    float largest = 0;
+    for (const float value : expected) largest = std::max(largest, std::fabs(value));
+    size_t count = 0;
+    for (size_t i = 0; i < y.size(); ++i)
+        count += y[i] != expected[i] && (exact || !(std::fabs(y[i] - expected[i]) <= 1e-5f * largest));
+    return count;
 }
 
 float canonical_dot(gguf::Type type, std::span<const std::byte> row, std::span<const float> x) {

@@ -28,4 +28,8 @@ HalvedRow halve_reference(std::span<const float> x);
 // One output: a row of weights in the layout of the file times a token's activations.
 float canonical_dot(gguf::Type type, std::span<const std::byte> row, std::span<const float> x);
 
+// How many values are not the canonical ones; of F16 and BF16 on a device, which sums the products of an mma
+// in an order of its own, not within what that may change.
+size_t not_canonical(gguf::Type type, std::span<const float> y, std::span<const float> expected);
+
 }  // namespace runnel::tests
