@@ -31,7 +31,7 @@ void AnswerBatch::submit(Job job) {
                                             .scored = job.scored});
     try {
         entry->session.append(job.prompt);
-        if (!entry->scored && !make_speculator_) prepare_next(entry->session, entry->sampler);
+        if (!entry->scored) prepare_next(entry->session, entry->sampler);
     } catch (const DecodeError &error) {
         entry->error = error.what();
         entry->bad_input = error.kind == DecodeError::Kind::BadInput;
@@ -106,7 +106,7 @@ void AnswerBatch::split(Entry &entry) {
     entry.samples = 1;
 }
 
-// Takes what comes next, by the logits of a session with the same tokens; the sequence goes on or ends.
+// Takes what comes next, by the rows of a session with the same tokens; the sequence goes on or ends.
 void AnswerBatch::advance(Entries::iterator entry, const Session &computed) {
     take(*entry, computed);
     if (entry->error.empty() && go_on(*entry)) {
@@ -119,14 +119,10 @@ void AnswerBatch::advance(Entries::iterator entry, const Session &computed) {
 
 void AnswerBatch::take(Entry &entry, const Session &computed) {
     try {
-        Judgement taken;
-        if (entry.speculator || computed.candidates().empty())
-            taken = take_tokens(entry.session, computed.logits(), entry.speculator.get(), entry.sampler);
-        else
-            taken.tokens = {sample_next(computed, entry.sampler)};
-        const auto &[tokens, rows, branch] = taken;
+        const auto [tokens, rows, branch] =
+            take_tokens(entry.session, computed.rows(), entry.speculator.get(), entry.sampler);
         for (size_t i = 0; i < tokens.size() && !entry.answer.over() && !entry.answer.complete(); ++i) {
-            if (entry.scored) entry.log_probability += decode::log_probability(rows[i], tokens[i]);
+            if (entry.scored) entry.log_probability += decode::log_probability(rows[i].whole(), tokens[i]);
             counts_.started += entry.answer.tokens().empty();
             ++counts_.sampled_tokens;
             entry.text += entry.answer.take(tokens[i]);
@@ -142,7 +138,7 @@ void AnswerBatch::ask_for_more(const StopRequest *stop) {
     for (Entry *entry : std::exchange(going_on_, {})) {
         if (make_speculator_ && !entry->speculator) entry->speculator = make_speculator_();
         continuations.push_back({&entry->session, &entry->answer, entry->speculator.get(), &entry->sampler});
-        if (!make_speculator_ && !entry->scored) prepare_next(entry->session, entry->sampler);
+        if (!entry->scored) prepare_next(entry->session, entry->sampler);
     }
     const auto sequences = static_cast<int32_t>(std::max<size_t>(1, scheduler_.running()));
     append_with_drafts(continuations, sequences, stop);

@@ -34,7 +34,7 @@ void Generator::start(std::span<const TokenId> prompt) {
     started_ = Clock::now();
     if (speculator_) speculator_->forget();
     const size_t known = session_->reuse(prompt);
-    if (!speculator_) prepare_next(*session_, *sampler_);
+    prepare_next(*session_, *sampler_);
     const bool finished = session_->feed(prompt.subspan(known), stop_);
     timings_.prompt_tokens = static_cast<int64_t>(prompt.size());
     timings_.prefill_tokens = static_cast<int64_t>(session_->tokens().size() - known);
@@ -47,8 +47,8 @@ bool Generator::feed_last() {
     if (fed_) return true;
     const auto start = Clock::now();
     const Continuation continuation{session_, &answer_, speculator_, sampler_};
+    prepare_next(*session_, *sampler_);
     append_with_drafts({&continuation, 1}, 1, stop_);
-    if (!speculator_) prepare_next(*session_, *sampler_);
     const auto tokens = static_cast<int32_t>(session_->pending() + session_->branch_tokens());
     const auto drafted = Clock::now();
     fed_ = session_->compute(stop_);
@@ -91,10 +91,7 @@ std::optional<std::string> Generator::next() {
     }
     if ((stop_ && stop_->requested()) || !feed_last()) return end(reason_of(*stop_));
     if (next_ == ahead_.size()) {
-        if (speculator_)
-            ahead_ = take_tokens(*session_, session_->logits(), speculator_, *sampler_).tokens;
-        else
-            ahead_ = {sample_next(*session_, *sampler_)};
+        ahead_ = take_tokens(*session_, session_->rows(), speculator_, *sampler_).tokens;
         timings_.decode_steps += static_cast<int64_t>(ahead_.size()) - 1;
         next_ = 0;
     }

@@ -1,11 +1,22 @@
 #include "engine/decode/next_token.h"
 
+#include <vector>
+
 namespace runnel::decode {
 
-TokenId sample_next(const Session &session, Sampler &sampler) {
-    if (session.candidates().empty()) return sampler.sample(session.logits(), session.tokens());
-    if (const auto token = sampler.sample(session.candidates(), session.tokens())) return *token;
-    return sampler.sample(session.read_logits(), session.tokens());
+TokenId sample_next(const LogitRow &row, std::span<const TokenId> history, Sampler &sampler) {
+    if (!row.largest().empty())
+        if (const auto token = sampler.sample(row.largest(), history)) return *token;
+    std::vector<float> memory;
+    return sampler.sample(row.whole_or_read(memory), history);
+}
+
+const Distribution &distribution_of_next(const LogitRow &row, std::span<const TokenId> history,
+                                         Sampler &sampler) {
+    if (!row.largest().empty())
+        if (const Distribution *found = sampler.distribution(row.largest(), history)) return *found;
+    std::vector<float> memory;
+    return sampler.distribution(row.whole_or_read(memory), history);
 }
 
 }  // namespace runnel::decode

@@ -1,19 +1,23 @@
-// The token that follows a session's text: from the largest logits, where the device selected them and they
+// The token that follows a text: from the largest logits of a row, where the device selected them and they
 // decide, and otherwise from the whole row.
 #pragma once
 
+#include <span>
+
+#include "engine/decode/logit_rows.h"
 #include "engine/decode/sampler.h"
 #include "engine/decode/session.h"
 
 namespace runnel::decode {
 
-// Before the session computes: what sample_next() with this sampler will need.
+// Before the session computes: what the functions below will need with this sampler, of each of its rows.
 inline void prepare_next(Session &session, const Sampler &sampler) {
     session.want_candidates(sampler.candidates_needed(session.executor().most_candidates()));
 }
 
-// The token that Sampler::sample draws from the row. Precondition: the session has logits or candidates.
-// Throws what that does, and BackendError.
-TokenId sample_next(const Session &session, Sampler &sampler);
+// What Sampler::sample and Sampler::distribution give for the row. Throw what those do, and BackendError.
+TokenId sample_next(const LogitRow &row, std::span<const TokenId> history, Sampler &sampler);
+const Distribution &distribution_of_next(const LogitRow &row, std::span<const TokenId> history,
+                                         Sampler &sampler);
 
 }  // namespace runnel::decode

@@ -224,7 +224,10 @@ void Sampler::filter(std::span<const float> logits, std::span<const TokenId> his
     greedy ? keep_argmax() : keep_top_k();
     if (result_.candidates.empty())
         throw DecodeError(DecodeError::Kind::Failed, "every token is forbidden by the logit biases");
-    if (greedy) return;
+    if (!greedy) keep_after_top_k();
+}
+
+void Sampler::keep_after_top_k() {
     keep_typical();
     keep_top_p();
     keep_min_p();
@@ -334,18 +337,26 @@ bool Sampler::choose(std::span<const kernels::Candidate> largest) {
     return true;
 }
 
-std::optional<TokenId> Sampler::sample(std::span<const kernels::Candidate> largest,
-                                       std::span<const TokenId> history) {
+bool Sampler::filter(std::span<const kernels::Candidate> largest, std::span<const TokenId> history) {
     assert(!largest.empty());
     if (!(std::abs(largest.front().logit) <= FLT_MAX)) not_finite();
-    if (candidates_needed(std::numeric_limits<int32_t>::max()) == 0) return std::nullopt;
+    if (candidates_needed(std::numeric_limits<int32_t>::max()) == 0) return false;
     count(history);
-    if (!choose(largest)) return std::nullopt;
-    if (options_.temperature > 0) {
-        keep_typical();
-        keep_top_p();
-        keep_min_p();
-    }
+    if (!choose(largest)) return false;
+    if (options_.temperature > 0) keep_after_top_k();
+    return true;
+}
+
+const Distribution *Sampler::distribution(std::span<const kernels::Candidate> largest,
+                                          std::span<const TokenId> history) {
+    if (!filter(largest, history)) return nullptr;
+    softmax(options_.temperature > 0 ? options_.temperature : 1);
+    return &result_;
+}
+
+std::optional<TokenId> Sampler::sample(std::span<const kernels::Candidate> largest,
+                                       std::span<const TokenId> history) {
+    if (!filter(largest, history)) return std::nullopt;
     return draw(history.size());
 }
 

@@ -95,11 +95,13 @@ class Sampler {
     // kNoToken where nothing else is left. At temperature 0, where only one candidate is, of all tokens.
     TokenId second(size_t history, TokenId first) const;
 
-    // How many of the largest logits of a row mostly decide what sample() gives: 1 for the largest alone; 0:
-    // the whole row does, or more of it than `most`.
+    // How many of the largest logits of a row mostly decide what distribution() and sample() give: 1 for the
+    // largest alone; 0: the whole row does, or more of it than `most`.
     int32_t candidates_needed(int32_t most) const;
-    // What sample() gives for a row of which these are the largest logits (kernels::Backend::execute).
-    // nullopt when they do not decide it. Throws what sample() does.
+    // What distribution() and sample() give for a row of which these are the largest logits
+    // (kernels::Backend::execute). Null and nullopt when they do not decide it. Throw what those do.
+    const Distribution *distribution(std::span<const kernels::Candidate> largest,
+                                     std::span<const TokenId> history);
     std::optional<TokenId> sample(std::span<const kernels::Candidate> largest,
                                   std::span<const TokenId> history);
 
@@ -108,6 +110,8 @@ class Sampler {
 
   private:
     void filter(std::span<const float> logits, std::span<const TokenId> history);
+    bool filter(std::span<const kernels::Candidate> largest, std::span<const TokenId> history);
+    void keep_after_top_k();
     void load(std::span<const float> logits);
     bool penalizes() const;
     void count(std::span<const TokenId> history);

@@ -57,7 +57,7 @@ void Scheduler::admit() {
     while (!waiting_.empty() && running_.size() < static_cast<size_t>(parallel_)) {
         Session &next = *waiting_.front();
         const bool empty = next.cache_.length() == 0;
-        if (empty) executor_->attach(next.cache_, attachable(next.tokens_, next.rows_));
+        if (empty) executor_->attach(next.cache_, attachable(next.tokens_, next.wanted_rows_));
         free = executor_->free_blocks();
         const bool room = std::all_of(running_.begin(), running_.end(), claim) && claim(&next);
         const bool alone = std::none_of(running_.begin(), running_.end(), is_due);
@@ -115,19 +115,19 @@ bool Scheduler::preempt_last(const Session &oldest) {
 // As much of the sequence as the step has place for. The rows that logits are wanted for stay together.
 void Scheduler::plan(Session &session) {
     // What others have computed meanwhile, but not the tokens whose logits are wanted.
-    executor_->attach(session.cache_, attachable(session.tokens_, session.rows_));
+    executor_->attach(session.cache_, attachable(session.tokens_, session.wanted_rows_));
     if (computed_in_step(session)) return;
     const size_t place = static_cast<size_t>(executor_->batch_size() - executor_->step_tokens());
-    const size_t pending = session.pending(), rows = static_cast<size_t>(session.rows_);
+    const size_t pending = session.pending(), rows = static_cast<size_t>(session.wanted_rows_);
     size_t count = std::min(pending, place);
     if (count < pending && pending - count < rows) count = pending - rows;
     if (count == 0) return;
-    const int32_t wanted = count == pending ? session.rows_ : 0;
+    const int32_t wanted = count == pending ? session.wanted_rows_ : 0;
     const auto from = static_cast<size_t>(session.cache_.length());
     const StepInput input{.cache = &session.cache_,
                           .tokens = std::span(session.tokens_).subspan(from, count),
                           .logit_rows = wanted,
-                          .candidates = session.wanted_};
+                          .candidates = session.wanted_candidates_};
     while (!executor_->add(input)) {
         // Who needs room takes it from the newest, which may be itself.
         if (!preempt_last(session) || session.pending() != pending) return;
@@ -154,7 +154,8 @@ void Scheduler::plan_branches(const Part &part) {
                             .tokens = tokens,
                             .logit_rows = rows,
                             .shared = shared,
-                            .shared_from = part.first}))
+                            .shared_from = part.first,
+                            .candidates = session.wanted_candidates_}))
             parts_.push_back({&session, branch.guesses.size(), rows, first, static_cast<std::ptrdiff_t>(i)});
         else
             branch.cache = {};
@@ -180,34 +181,30 @@ void Scheduler::plan() {
 }
 
 void Scheduler::finish() {
-    size_t row = 0, rows = 0;
-    for (const Part &part : parts_) rows += static_cast<size_t>(part.rows);
-    const size_t vocab = static_cast<size_t>(executor_->vocab());
-    const size_t each = rows > 0 ? candidates_.size() / rows : 0;
+    size_t count = 0, row = 0;
+    for (const Part &part : parts_) count += static_cast<size_t>(part.rows);
+    const bool whole = candidates_.empty();
+    const LogitRows all(*executor_, count, whole ? logits_ : std::span<const float>(), candidates_);
     ++counts_.steps;
     for (const Part &part : parts_) {
         counts_.sequences += part.branch < 0;
         counts_.tokens += static_cast<int64_t>(part.tokens);
         if (part.rows == 0) continue;
-        const size_t count = static_cast<size_t>(part.rows), last = row + count - 1;
-        std::span<const float> logits;
-        if (each == 0) logits = std::span<const float>(logits_).subspan(row * vocab, count * vocab);
-        row += count;
+        const LogitRows rows = all.part(row, static_cast<size_t>(part.rows));
+        row += rows.size();
         if (part.branch >= 0) {
-            part.session->branches_[static_cast<size_t>(part.branch)].logits = logits;
+            part.session->branches_[static_cast<size_t>(part.branch)].rows = rows;
             continue;
         }
-        part.session->logits_ = logits;
-        part.session->candidates_ = std::span(candidates_).subspan(last * each, each);
-        part.session->row_ = static_cast<int32_t>(last);
-        part.session->wanted_ = 0;
+        part.session->rows_ = rows;
+        part.session->wanted_candidates_ = 0;
         part.session->due_ = false;
         ready_.push_back(part.session);
     }
 }
 
 bool Scheduler::step(const StopRequest *stop) {
-    for (Session *session : ready_) session->forget_logits();  // their memory is about to be written
+    for (Session *session : ready_) session->rows_ = {};  // their memory is about to be written
     ready_.clear();
     if (stop && stop->requested()) return false;
     admit();

@@ -18,32 +18,20 @@ void Session::append(std::span<const TokenId> tokens, int32_t rows) {
                               " tokens, but the context holds " + std::to_string(executor_->context()) +
                               ": shorten it, or choose a larger context with -c");
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-    rows_ = rows;
+    wanted_rows_ = rows;
     due_ = true;
-    forget_logits();
-}
-
-void Session::forget_logits() {
-    logits_ = {};
-    candidates_ = {};
-}
-
-std::vector<float> Session::read_logits() const {
-    assert(!candidates_.empty());
-    std::vector<float> logits(static_cast<size_t>(executor_->vocab()));
-    executor_->read_logits(row_, logits);
-    return logits;
+    rows_ = {};
 }
 
 void Session::append_drafts(std::span<const TokenId> drafts) {
     assert(due_ && drafts.size() <= room());
     tokens_.insert(tokens_.end(), drafts.begin(), drafts.end());
-    rows_ += static_cast<int32_t>(drafts.size());
-    assert(rows_ <= executor_->batch_size());
+    wanted_rows_ += static_cast<int32_t>(drafts.size());
+    assert(wanted_rows_ <= executor_->batch_size());
 }
 
 void Session::append_branch(size_t shared, std::span<const TokenId> guesses) {
-    const size_t drafts = static_cast<size_t>(rows_) - 1, from = tokens_.size() - drafts + shared;
+    const size_t drafts = static_cast<size_t>(wanted_rows_) - 1, from = tokens_.size() - drafts + shared;
     assert(due_ && shared < drafts && !guesses.empty());
     assert(from + guesses.size() <= static_cast<size_t>(executor_->context()));
     branches_.push_back({from, {guesses.begin(), guesses.end()}});
@@ -57,12 +45,12 @@ size_t Session::branch_tokens() const {
 
 void Session::choose_branch(size_t branch) {
     Branch &chosen = branches_[branch];
-    assert(!chosen.logits.empty());
+    assert(!chosen.rows.empty());
     cache_ = std::move(chosen.cache);
     tokens_.resize(chosen.from);
     tokens_.insert(tokens_.end(), chosen.guesses.begin(), chosen.guesses.end());
     branches_.clear();
-    forget_logits();
+    rows_ = {};
 }
 
 bool Session::feed(std::span<const TokenId> tokens, const StopRequest *stop) {
@@ -84,9 +72,9 @@ bool Session::compute(const StopRequest *stop) {
         throw;
     }
     if (!going) truncate(static_cast<size_t>(cache_.length()));
-    own_logits_ = alone.take_logits();  // logits() and those of branches stay where they are
+    own_logits_ = alone.take_logits();  // rows() and those of branches stay where they are
     own_candidates_ = alone.take_candidates();
-    if (!going) forget_logits();
+    if (!going) rows_ = {};
     return going;
 }
 
@@ -100,7 +88,7 @@ void Session::truncate(size_t length) {
         cache_.truncate(cache_.can_truncate(cells) ? cells : 0);
     }
     tokens_.resize(length);
-    forget_logits();
+    rows_ = {};
 }
 
 size_t Session::make_room(size_t keeping) {
@@ -135,7 +123,7 @@ Session Session::fork() const {
 void Session::evict() {
     cache_.truncate(0);
     for (Branch &branch : branches_) branch.cache = {};
-    forget_logits();
+    rows_ = {};
 }
 
 }  // namespace runnel::decode

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/decode/executor.h"
+#include "engine/decode/logit_rows.h"
 #include "engine/decode/stop_request.h"
 
 namespace runnel::decode {
@@ -37,9 +37,8 @@ class Session {
     // empty and no longer than what of the context is behind `shared` drafts.
     void append_branch(size_t shared, std::span<const TokenId> guesses);
     size_t branches() const { return branches_.size(); }
-    // [guesses][vocab]: behind each of the branch's own guesses. Empty: it was left out. Valid as logits()
-    // are.
-    std::span<const float> branch_logits(size_t branch) const { return branches_[branch].logits; }
+    // Behind each of the branch's own guesses. Empty: it was left out. Valid as rows() are.
+    const LogitRows &branch_rows(size_t branch) const { return branches_[branch].rows; }
     // The text is the branch's from here on, with all its guesses. Precondition: it was computed.
     void choose_branch(size_t branch);
 
@@ -53,19 +52,17 @@ class Session {
     // the guesses of all branches.
     size_t branch_tokens() const;
 
-    // [rows][vocab]: after the last tokens appended. Precondition: has_logits(). Valid until the next step of
-    // the scheduler that computed them.
-    std::span<const float> logits() const { return logits_; }
-    bool has_logits() const { return !logits_.empty(); }
+    // After the last tokens appended, as many as append() and append_drafts() asked for. Empty as long as
+    // they are not computed. Valid until the next step of the scheduler that computed them.
+    const LogitRows &rows() const { return rows_; }
+    // [rows][vocab]: those, where they are whole, as they are unless want_candidates() says otherwise.
+    std::span<const float> logits() const { return rows_.whole(); }
+    bool has_logits() const { return !logits().empty(); }
 
-    // Of the row that the next computation ends with, the `count` largest logits are enough; 0: the whole row
-    // is wanted, as at first. That holds until it is said again.
-    void want_candidates(int32_t count) { wanted_ = count; }
-    // Those of the last row, where they were enough; then there are no logits(). Valid as long as those, or
-    // until the executor runs another step.
-    std::span<const kernels::Candidate> candidates() const { return candidates_; }
-    // What there are no logits() of, nevertheless. Precondition: !candidates().empty().
-    std::vector<float> read_logits() const;
+    // Of each row that comes next, of branches too, the `count` largest logits are enough; 0: whole rows are
+    // wanted. That holds until they are computed.
+    void want_candidates(int32_t count) { wanted_candidates_ = count; }
+    int32_t wanted_candidates() const { return wanted_candidates_; }
 
     // Keeps the first `length` tokens, and no branch. Precondition: length <= tokens().size(). What a window
     // has lost (SequenceCache::can_truncate) is computed again, with the same result.
@@ -99,21 +96,18 @@ class Session {
         size_t from;  // its guesses stand behind the first `from` tokens
         std::vector<TokenId> guesses;
         SequenceCache cache = {};
-        std::span<const float> logits = {};
+        LogitRows rows = {};
     };
 
     Executor *executor_;
     SequenceCache cache_;
     std::vector<TokenId> tokens_;
-    int32_t rows_ = 1;
+    int32_t wanted_rows_ = 1;
+    int32_t wanted_candidates_ = 0;  // of each
     bool due_ = false;
     std::vector<Branch> branches_;
 
-    void forget_logits();
-    std::span<const float> logits_;
-    std::span<const kernels::Candidate> candidates_;
-    int32_t wanted_ = 0;             // candidates
-    int32_t row_ = 0;                // of the step, that the candidates are of
+    LogitRows rows_;
     std::vector<float> own_logits_;  // of feed()
     std::vector<kernels::Candidate> own_candidates_;
 };

@@ -54,6 +54,10 @@ class ToyBackend final : public kernels::Backend {
     // Replaces the logits of a prefix.
     std::function<void(const std::vector<int32_t> &prefix, std::span<float> logits)> model;
     size_t memory = size_t{1} << 33;
+    // How many of the largest logits of a row it finds by itself; 0: rows go out whole.
+    int32_t selects = 0;
+    // What went out: whole rows and candidates of batches, and rows that were read afterwards.
+    size_t whole_rows = 0, candidates = 0, rows_read = 0;
 
     kernels::DeviceInfo info() const override { return {"toy", "toy", memory, memory}; }
 
@@ -81,18 +85,47 @@ class ToyBackend final : public kernels::Backend {
     }
 
     bool execute(const kernels::Batch &batch, std::span<float> logits) override {
+        if (logits.size() != batch.logit_rows.size() * static_cast<size_t>(vocab_))
+            throw std::logic_error("logits size");
+        if (!compute(batch)) return false;
+        std::copy(logits_.begin(), logits_.end(), logits.begin());
+        whole_rows += batch.logit_rows.size();
+        return true;
+    }
+
+    int32_t most_candidates() const override { return selects; }
+    bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::Candidate> largest) override {
+        if (count < 1 || count > selects || count > vocab_) throw std::logic_error("candidates");
+        if (largest.size() != batch.logit_rows.size() * static_cast<size_t>(count))
+            throw std::logic_error("candidates size");
+        if (!compute(batch)) return false;
+        for (size_t r = 0; r < batch.logit_rows.size(); ++r) {
+            const std::vector<kernels::Candidate> sorted = sorted_row(r);
+            std::copy_n(sorted.begin(), count, largest.begin() + static_cast<std::ptrdiff_t>(r) * count);
+        }
+        candidates += largest.size();
+        return true;
+    }
+    void read_logits(int32_t row, std::span<float> logits) override {
+        const std::span<const float> found = row_of(static_cast<size_t>(row));
+        std::copy(found.begin(), found.end(), logits.begin());
+        ++rows_read;
+    }
+
+  private:
+    // The batch's rows into logits_. False when it was cancelled.
+    bool compute(const kernels::Batch &batch) {
         records.push_back({batch.tokens.size(), batch.sequences.size(), batch.logit_rows.size()});
         if (batch.tokens.empty() || static_cast<int32_t>(batch.tokens.size()) > max_tokens_)
             throw std::logic_error("batch size");
-        if (logits.size() != batch.logit_rows.size() * static_cast<size_t>(vocab_))
-            throw std::logic_error("logits size");
         if (on_execute) on_execute(batch);
         if (batch.cancel && batch.cancel->load()) return false;
+        logits_.resize(batch.logit_rows.size() * static_cast<size_t>(vocab_));
         std::map<int32_t, std::vector<int32_t>> prefixes;  // of each token of the batch
         for (const kernels::SequenceSpan &s : batch.sequences) write(batch, s);
         for (const kernels::SequenceSpan &s : batch.sequences) read(s, prefixes);
         for (size_t r = 0; r < batch.logit_rows.size(); ++r) {
-            const auto row = logits.subspan(r * static_cast<size_t>(vocab_), static_cast<size_t>(vocab_));
+            const std::span<float> row = row_of(r);
             const std::vector<int32_t> &prefix = prefixes.at(batch.logit_rows[r]);
             const uint64_t hash = hash_tokens(prefix);
             for (int32_t id = 0; id < vocab_; ++id) row[static_cast<size_t>(id)] = toy_logit(hash, id);
@@ -100,8 +133,22 @@ class ToyBackend final : public kernels::Backend {
         }
         return true;
     }
+    std::span<float> row_of(size_t row) {
+        const auto vocab = static_cast<size_t>(vocab_);
+        return std::span(logits_).subspan(row * vocab, vocab);
+    }
+    // As a device gives them: what is not finite comes first, then larger ones, of equals the lower token.
+    std::vector<kernels::Candidate> sorted_row(size_t row) {
+        std::vector<kernels::Candidate> all;
+        for (const float l : row_of(row)) all.push_back({static_cast<int32_t>(all.size()), l});
+        std::stable_sort(all.begin(), all.end(), [](const auto &a, const auto &b) {
+            if (!std::isfinite(a.logit) || !std::isfinite(b.logit))
+                return !std::isfinite(a.logit) && std::isfinite(b.logit);
+            return a.logit > b.logit;
+        });
+        return all;
+    }
 
-  private:
     int32_t &cell(const kernels::SequenceSpan &s, size_t group, int32_t c) {
         const kernels::BlockId block = s.tables[group][static_cast<size_t>(c / kernels::kBlockTokens)];
         return pools_[group].at(
@@ -137,6 +184,7 @@ class ToyBackend final : public kernels::Backend {
     }
 
     int32_t vocab_ = 0, max_tokens_ = 0;
+    std::vector<float> logits_;                // of the last batch
     std::vector<std::vector<int32_t>> pools_;  // per group: the token in every cell
 };
 

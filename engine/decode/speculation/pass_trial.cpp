@@ -9,14 +9,17 @@ PassTrial::PassTrial(const Session &session)
     : executor_(session.executor()),
       cache_(executor_.fork(session.cache())),
       depth_(cache_.length()),
-      token_(cache_.tokens().empty() ? 0 : cache_.tokens().back()) {}
+      token_(cache_.tokens().empty() ? 0 : cache_.tokens().back()),
+      wanted_candidates_(session.wanted_candidates()) {}
 
 std::optional<double> PassTrial::seconds_of(int32_t tokens, const StopRequest *stop) {
     if (tokens > executor_.batch_size() || depth_ + tokens > executor_.context()) return std::nullopt;
     const std::vector<TokenId> text(static_cast<size_t>(tokens), token_);
     const auto start = std::chrono::steady_clock::now();
-    if (!executor_.add({&cache_, text, tokens})) return std::nullopt;
-    if (!executor_.run(logits_, stop ? stop->flag() : nullptr)) return std::nullopt;
+    if (!executor_.add(
+            {.cache = &cache_, .tokens = text, .logit_rows = tokens, .candidates = wanted_candidates_}))
+        return std::nullopt;
+    if (!executor_.run(logits_, candidates_, stop ? stop->flag() : nullptr)) return std::nullopt;
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (!cache_.can_truncate(depth_)) depth_ = 0;
     cache_.truncate(depth_);

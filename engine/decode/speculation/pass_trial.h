@@ -15,8 +15,8 @@ class PassTrial {
   public:
     explicit PassTrial(const Session &session);
 
-    // Of a pass of `tokens`, with logits behind each. nullopt where there is no room, or a stop was
-    // requested. Throws BackendError.
+    // Of a pass of `tokens`, with logits behind each, whole rows or candidates as the session wants them.
+    // nullopt where there is no room, or a stop was requested. Throws BackendError.
     std::optional<double> seconds_of(int32_t tokens, const StopRequest *stop);
 
   private:
@@ -24,7 +24,9 @@ class PassTrial {
     SequenceCache cache_;
     int32_t depth_;
     TokenId token_;
+    int32_t wanted_candidates_;
     std::vector<float> logits_;
+    std::vector<kernels::Candidate> candidates_;
 };
 
 }  // namespace runnel::decode

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/decode/error.h"
+#include "engine/decode/next_token.h"
 #include "engine/decode/random.h"
 #include "engine/decode/speculation/model_draft.h"
 #include "kernels/backend.h"
@@ -259,14 +260,14 @@ void Speculator::append_to(Session &session) const {
     for (const Branch &branch : draft_.branches) session.append_branch(branch.shared, branch.tokens);
 }
 
-Speculator::Verdict Speculator::judge_one(size_t index, std::span<const float> row,
-                                          std::span<const TokenId> history, Sampler &sampler) const {
+Speculator::Verdict Speculator::judge_one(size_t index, const LogitRow &row, std::span<const TokenId> history,
+                                          Sampler &sampler) const {
     if (options_.rule == DraftRule::Same || index >= draft_.tokens.size())
-        return {sampler.sample(row, history), true};
+        return {sample_next(row, history, sampler), true};
     const TokenId guess = draft_.tokens[index];
     const bool certain = index >= draft_.distributions.size();
     const Distribution of_guess = certain ? Distribution{{{guess, 0, 1}}} : draft_.distributions[index];
-    const Distribution &wanted = sampler.distribution(row, history);
+    const Distribution &wanted = distribution_of_next(row, history, sampler);
     const uint64_t seed = sampler.options().seed;
     const uint32_t position = sampler.position(history.size());
     const double chance = uniform(seed, sampler.stream(), position, Draw::Acceptance);
@@ -281,11 +282,9 @@ namespace {
 class Path {
   public:
     // Precondition: the branch was computed.
-    Path(const Draft &draft, std::span<const float> logits, size_t vocab)
-        : draft_(&draft), logits_(logits), vocab_(vocab) {}
-    Path(const Draft &draft, std::span<const float> logits, size_t vocab, const Branch &branch,
-         std::span<const float> branch_logits)
-        : draft_(&draft), logits_(logits), vocab_(vocab), branch_(&branch), branch_logits_(branch_logits) {}
+    Path(const Draft &draft, const LogitRows &rows) : draft_(&draft), rows_(&rows) {}
+    Path(const Draft &draft, const LogitRows &rows, const Branch &branch, const LogitRows &branch_rows)
+        : draft_(&draft), rows_(&rows), branch_(&branch), branch_rows_(&branch_rows) {}
 
     size_t length() const {
         return branch_ ? branch_->shared + branch_->tokens.size() : draft_->tokens.size();
@@ -293,35 +292,33 @@ class Path {
     TokenId token(size_t i) const {
         return branch_ && i >= branch_->shared ? branch_->tokens[i - branch_->shared] : draft_->tokens[i];
     }
-    // The logits behind the first n of its tokens.
-    std::span<const float> row(size_t n) const {
+    // Behind the first n of its tokens.
+    LogitRow row(size_t n) const {
         const bool own = branch_ && n > branch_->shared;
-        return own ? branch_logits_.subspan((n - branch_->shared - 1) * vocab_, vocab_)
-                   : logits_.subspan(n * vocab_, vocab_);
+        return own ? (*branch_rows_)[n - branch_->shared - 1] : (*rows_)[n];
     }
 
   private:
     const Draft *draft_;
-    std::span<const float> logits_;
-    size_t vocab_;
+    const LogitRows *rows_;
     const Branch *branch_ = nullptr;
-    std::span<const float> branch_logits_ = {};
+    const LogitRows *branch_rows_ = nullptr;
 };
 
 }  // namespace
 
-Judgement Speculator::judge(const Session &session, std::span<const float> logits, Sampler &sampler) {
-    const size_t drafts = draft_.tokens.size(), vocab = logits.size() / (drafts + 1);
-    std::vector<std::pair<Path, std::optional<size_t>>> paths{{Path(draft_, logits, vocab), std::nullopt}};
+Judgement Speculator::judge(const Session &session, const LogitRows &rows, Sampler &sampler) {
+    const size_t drafts = draft_.tokens.size();
+    std::vector<std::pair<Path, std::optional<size_t>>> paths{{Path(draft_, rows), std::nullopt}};
     for (size_t b = 0; b < draft_.branches.size(); ++b)
-        if (const auto rows = session.branch_logits(b); !rows.empty())
-            paths.push_back({Path(draft_, logits, vocab, draft_.branches[b], rows), b});
+        if (const LogitRows &own = session.branch_rows(b); !own.empty())
+            paths.push_back({Path(draft_, rows, draft_.branches[b], own), b});
     std::vector<TokenId> text(session.tokens().begin(),
                               session.tokens().end() - static_cast<std::ptrdiff_t>(drafts));
     Judgement judgement;
     bool going = true;
     for (size_t n = 0; going; ++n) try {
-            const std::span<const float> row = paths.front().first.row(n);
+            const LogitRow row = paths.front().first.row(n);
             const Verdict verdict = judge_one(n, row, text, sampler);
             judgement.tokens.push_back(verdict.token);
             judgement.rows.push_back(row);
@@ -409,11 +406,10 @@ void append_with_drafts(std::span<const Continuation> continuations, int32_t seq
         if (c.speculator) c.speculator->append_to(*c.session);
 }
 
-Judgement take_tokens(Session &session, std::span<const float> logits, Speculator *speculator,
-                      Sampler &sampler) {
-    if (!speculator) return {{sampler.sample(logits, session.tokens())}, {logits}, {}};
+Judgement take_tokens(Session &session, const LogitRows &rows, Speculator *speculator, Sampler &sampler) {
+    if (!speculator) return {{sample_next(rows[0], session.tokens(), sampler)}, {rows[0]}, {}};
     const size_t known = session.tokens().size() - speculator->drafts().size();
-    Judgement judgement = speculator->judge(session, logits, sampler);
+    Judgement judgement = speculator->judge(session, rows, sampler);
     if (judgement.branch) session.choose_branch(*judgement.branch);
     session.truncate(known + judgement.tokens.size() - 1);
     return judgement;

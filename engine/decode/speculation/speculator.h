@@ -4,7 +4,7 @@
 //   speculator.propose(text, most, 0, sampler);      // text ends with the token sampled last
 //   speculator.append_to(session);                   // behind that token, which is due
 //   ... a pass ...
-//   Judgement j = speculator.judge(session, session.logits(), sampler);
+//   Judgement j = speculator.judge(session, session.rows(), sampler);
 //   if (j.branch) session.choose_branch(*j.branch);
 //   session.truncate(text + j.tokens.size() - 1);    // the last of them was not computed yet
 //
@@ -96,9 +96,9 @@ struct SpeculationCounts {
 
 // What a pass brought.
 struct Judgement {
-    std::vector<TokenId> tokens;  // that follow, at least one: guesses that are kept, and one more
-    std::vector<std::span<const float>> rows;  // of logits, that they come from
-    std::optional<size_t> branch;              // of the session, that holds the guesses; none: its drafts do
+    std::vector<TokenId> tokens;   // that follow, at least one: guesses that are kept, and one more
+    std::vector<LogitRow> rows;    // that they come from
+    std::optional<size_t> branch;  // of the session, that holds the guesses; none: its drafts do
 };
 
 class Speculator {
@@ -128,10 +128,10 @@ class Speculator {
     // How long the pass took that computed the drafts, divided among its sequences. Comes before judge(),
     // which forgets them.
     void passed(double seconds);
-    // What came of the pass for the session, which still has all guesses. `logits`: the session's own.
+    // What came of the pass for the session, which still has all guesses. `rows`: the session's own.
     // Where a row of a guess cannot be sampled from, the tokens end in front of it. Throws what
-    // Sampler::sample does for the first row.
-    Judgement judge(const Session &session, std::span<const float> logits, Sampler &sampler);
+    // sample_next() does for the first row.
+    Judgement judge(const Session &session, const LogitRows &rows, Sampler &sampler);
     // The pass did not come about.
     void forget();
 
@@ -153,7 +153,7 @@ class Speculator {
     bool settle(Source &source, Draft draft, int32_t most);
     void give_up(Source &source, const std::string &why);
     void shape(Draft &draft, const DraftShape &shape, int32_t most);
-    Verdict judge_one(size_t index, std::span<const float> row, std::span<const TokenId> history,
+    Verdict judge_one(size_t index, const LogitRow &row, std::span<const TokenId> history,
                       Sampler &sampler) const;
     void record(const Judgement &judgement, size_t accepted);
     std::optional<DraftLength::Round::Second> second_choice(const Judgement &judgement,
@@ -184,9 +184,8 @@ struct Continuation {
 // is still wanted of the answer.
 void append_with_drafts(std::span<const Continuation> continuations, int32_t sequences = 1,
                         const StopRequest *stop = nullptr);
-// The tokens that follow, at least one, with the logits that they come from. The session keeps all of them
-// but the last.
-Judgement take_tokens(Session &session, std::span<const float> logits, Speculator *speculator,
-                      Sampler &sampler);
+// The tokens that follow, at least one, with the rows that they come from. The session keeps all of them but
+// the last.
+Judgement take_tokens(Session &session, const LogitRows &rows, Speculator *speculator, Sampler &sampler);
 
 }  // namespace runnel::decode

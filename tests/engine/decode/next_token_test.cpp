@@ -13,10 +13,10 @@
 #include "engine/decode/answer_batch.h"
 #include "engine/decode/error.h"
 #include "engine/decode/generator.h"
-#include "engine/decode/speculation/forced_text.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/simt/simt.h"
 #include "tests/support/tiny_program.h"
+#include "tests/support/whole_rows.h"
 
 using namespace runnel;
 using namespace runnel::decode;
@@ -56,6 +56,21 @@ SamplingOptions random_options(std::mt19937 &random, int32_t vocab) {
     return o;
 }
 
+std::optional<Distribution> distribution_of(Sampler &sampler, const std::vector<kernels::Candidate> &largest,
+                                            const std::vector<TokenId> &history) {
+    const Distribution *found = sampler.distribution(largest, history);
+    return found ? std::optional(*found) : std::nullopt;
+}
+
+void check_same(const Distribution &got, const Distribution &expected) {
+    REQUIRE(got.candidates.size() == expected.candidates.size());
+    for (size_t i = 0; i < got.candidates.size(); ++i) {
+        REQUIRE(got.candidates[i].id == expected.candidates[i].id);
+        REQUIRE(got.candidates[i].logit == expected.candidates[i].logit);
+        REQUIRE(got.candidates[i].probability == expected.candidates[i].probability);
+    }
+}
+
 }  // namespace
 
 TEST_CASE("next token: the largest logits give what the row gives, or say that they do not decide") {
@@ -82,6 +97,10 @@ TEST_CASE("next token: the largest logits give what the row gives, or say that t
             const auto token = sampler.sample(largest(logits, count), history);
             if (count == needed) ++(token ? decided : undecided);
             if (token) REQUIRE(*token == sampler.sample(logits, history));
+            const std::optional<Distribution> some =
+                distribution_of(sampler, largest(logits, count), history);
+            REQUIRE(some.has_value() == token.has_value());
+            if (some) check_same(*some, sampler.distribution(logits, history));
         }
     }
     CHECK(decided > 1000);
@@ -127,7 +146,7 @@ Vocabulary letters() {
 
 Executor gpu_executor(const kernels::Program &program, bool whole_rows) {
     auto device = kernels::cuda::make_cuda_backend(0);
-    if (whole_rows) device = forced(std::move(device), std::make_shared<ForcedText>());  // hides candidates
+    if (whole_rows) device = std::make_unique<testing::WholeRows>(std::move(device));
     return Executor(std::move(device), program, {.context = 96, .batch = 32, .sequences = 3});
 }
 

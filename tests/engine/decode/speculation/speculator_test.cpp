@@ -396,14 +396,13 @@ Pairs draw_pairs(const SamplingOptions &sampling, DraftRule rule, const ToyDraft
         speculator->propose(prompt, 3, 0, sampler);
         speculator->append_to(session);
         REQUIRE(session.compute());
-        std::vector<TokenId> tokens =
-            take_tokens(session, session.logits(), speculator.get(), sampler).tokens;
+        std::vector<TokenId> tokens = take_tokens(session, session.rows(), speculator.get(), sampler).tokens;
         while (tokens.size() < 2) {
             session.append({&tokens.back(), 1});
             speculator->propose(session.tokens(), 2, 0, sampler);
             speculator->append_to(session);
             REQUIRE(session.compute());
-            for (const TokenId id : take_tokens(session, session.logits(), speculator.get(), sampler).tokens)
+            for (const TokenId id : take_tokens(session, session.rows(), speculator.get(), sampler).tokens)
                 tokens.push_back(id);
         }
         pairs.seen[{tokens[0], tokens[1]}] += 1;

@@ -85,7 +85,7 @@ TEST_CASE("tree: what branches share is computed once, and their blocks go back"
         CHECK(rig.backend->records.back().rows == 4 + 3);
         std::vector<TokenId> text(50, 2);
         text.insert(text.end(), {3, 4, 5, 8, 9});
-        const auto logits = session.branch_logits(1);
+        const auto logits = session.branch_rows(1).whole();
         REQUIRE(logits.size() == 2 * size_t{kToyVocab});
         CHECK(logits[size_t{kToyVocab} + 1] == toy_logit(hash_tokens(text), 1));
         session.choose_branch(1);
@@ -110,7 +110,7 @@ TEST_CASE("tree: a branch for which there is no block or no place is left out") 
         session.append_branch(0, std::vector<TokenId>{7});
         REQUIRE(session.compute());
         CHECK(session.logits().size() == 4 * size_t{kToyVocab});
-        CHECK(session.branch_logits(0).empty());
+        CHECK(session.branch_rows(0).empty());
     }
 }
 

@@ -1,0 +1,49 @@
+#include "engine/decode/logit_rows.h"
+
+#include <cassert>
+
+namespace runnel::decode {
+namespace {
+
+// `count` of `rows` equal shares, from number `first` on.
+template <class T>
+std::span<T> shares(std::span<T> all, size_t rows, size_t first, size_t count) {
+    const size_t each = all.size() / rows;
+    return all.subspan(first * each, count * each);
+}
+
+}  // namespace
+
+std::span<const float> LogitRow::whole_or_read(std::vector<float> &memory) const {
+    if (!whole_.empty()) return whole_;
+    memory.resize(static_cast<size_t>(executor_->vocab()));
+    executor_->read_logits(number_, memory);
+    return memory;
+}
+
+LogitRows::LogitRows(Executor &executor, size_t count, std::span<const float> logits,
+                     std::span<const kernels::Candidate> largest)
+    : executor_(&executor), count_(count), logits_(logits), largest_(largest) {
+    assert(count == 0 || (logits.empty() != largest.empty() && largest.size() % count == 0));
+    assert(logits.size() == (logits.empty() ? 0 : count * static_cast<size_t>(executor.vocab())));
+}
+
+LogitRow LogitRows::operator[](size_t row) const {
+    assert(row < count_);
+    return {*executor_, static_cast<int32_t>(first_ + row), shares(logits_, count_, row, 1),
+            shares(largest_, count_, row, 1)};
+}
+
+LogitRows LogitRows::part(size_t first, size_t count) const {
+    assert(first + count <= count_);
+    LogitRows some;
+    if (count == 0) return some;
+    some.executor_ = executor_;
+    some.first_ = first_ + first;
+    some.count_ = count;
+    some.logits_ = shares(logits_, count_, first, count);
+    some.largest_ = shares(largest_, count_, first, count);
+    return some;
+}
+
+}  // namespace runnel::decode

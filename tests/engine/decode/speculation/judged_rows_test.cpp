@@ -1,0 +1,318 @@
+// Guesses are judged by the largest logits of their rows where the device selects them, with the result that
+// whole rows have; what goes out of the device is counted.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/decode/answer_batch.h"
+#include "engine/decode/error.h"
+#include "engine/decode/generator.h"
+#include "engine/decode/next_token.h"
+#include "engine/decode/speculation/dial_draft.h"
+#include "engine/decode/speculation/model_draft.h"
+#include "engine/decode/speculation/speculator.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "tests/engine/decode/speculation/toy_draft.h"
+#include "tests/simt/simt.h"
+#include "tests/support/tiny_program.h"
+#include "tests/support/toy_rig.h"
+#include "tests/support/whole_rows.h"
+
+using namespace runnel;
+using namespace runnel::decode;
+using namespace runnel::testing;
+
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+// What candidates are to a way of sampling.
+enum class Rows { Never, SomeRead, All };  // how often whole rows are needed
+struct Sampling {
+    std::string name;
+    SamplingOptions options;
+    Rows rows;
+};
+
+// Forbidden are so many tokens from `first` on, each second one.
+std::vector<std::pair<TokenId, float>> forbidden(TokenId first, TokenId vocab) {
+    std::vector<std::pair<TokenId, float>> biases;
+    for (TokenId id = first; id < vocab; id += 2) biases.emplace_back(id, kNever);
+    return biases;
+}
+
+std::vector<Sampling> samplings(int32_t vocab) {
+    return {{"greedy", {.temperature = 0, .logit_bias = {}}, Rows::Never},
+            {"top-k, top-p, min-p", {.top_k = 10, .logit_bias = {}, .seed = 3}, Rows::Never},
+            {"hot", {.temperature = 3, .top_k = 15, .top_p = 1, .min_p = 0, .logit_bias = {}}, Rows::Never},
+            {"greedy, forbidden", {.temperature = 0, .logit_bias = forbidden(0, vocab)}, Rows::SomeRead},
+            {"penalties", {.top_k = 10, .repeat_penalty = 1.5f, .logit_bias = {}}, Rows::SomeRead},
+            {"forbidden", {.top_k = 10, .logit_bias = forbidden(1, vocab), .seed = 4}, Rows::SomeRead},
+            {"no top-k", {.temperature = 1, .top_k = 0, .logit_bias = {}, .seed = 5}, Rows::All}};
+}
+
+struct Outcome {
+    std::vector<TokenId> tokens;
+    int64_t drafted, accepted, passes, plain_passes, branches, branches_accepted;
+    bool operator==(const Outcome &) const = default;
+
+    int64_t judged() const { return drafted + passes + plain_passes; }  // rows, branches included
+};
+
+Outcome outcome(std::vector<TokenId> tokens, const SpeculationCounts &c) {
+    return {std::move(tokens), c.drafted,  c.accepted,         c.passes,
+            c.plain_passes,    c.branches, c.branches_accepted};
+}
+
+std::unique_ptr<Speculator> speculator_of(std::unique_ptr<DraftSource> source, DraftRule rule, int32_t most,
+                                          std::shared_ptr<SharedCosts> costs = nullptr) {
+    std::vector<std::unique_ptr<DraftSource>> sources;
+    sources.push_back(std::move(source));
+    return std::make_unique<Speculator>(
+        std::move(sources), SpeculationOptions{.length = {.most = most, .branches = 4}, .rule = rule},
+        std::move(costs));
+}
+
+Outcome answer(Executor &executor, const SamplingOptions &sampling, int64_t count, Speculator *speculator,
+               const Vocabulary &vocabulary = toy_letters()) {
+    Session session(executor);
+    Sampler sampler(sampling, executor.vocab());
+    Generator generator(session, sampler, vocabulary, {.max_tokens = count, .ignore_end = true}, nullptr,
+                        speculator);
+    generator.start(std::vector<TokenId>{3, 1, 4, 1, 5});
+    while (generator.next()) continue;
+    return outcome(generator.tokens(), speculator ? speculator->counts() : SpeculationCounts{});
+}
+
+constexpr DraftRule kRules[] = {DraftRule::Same, DraftRule::Rejection};
+
+std::unique_ptr<DraftSource> toy_source(DraftRule rule, uint32_t seed) {
+    return std::make_unique<ToyDraft>(ToyDraftOptions{.vocab = kToyVocab,
+                                                      .error = 0.25,
+                                                      .silence = 0.1,
+                                                      .spread = rule == DraftRule::Rejection ? 0.3 : 0,
+                                                      .doubt = 0.4,
+                                                      .with_distributions = rule == DraftRule::Rejection},
+                                      seed);
+}
+
+}  // namespace
+
+TEST_CASE("judged rows: under both rules candidates give the text, drafts and branches that rows give") {
+    const ExecutorOptions shape{.context = 200, .batch = 64, .cells = 800};  // room for all branches
+    for (const DraftRule rule : kRules)
+        for (const Sampling &sampling : samplings(kToyVocab)) {
+            CAPTURE(static_cast<int>(rule));
+            CAPTURE(sampling.name);
+            size_t read = 0, rows = 0;
+            int64_t taken = 0;
+            for (uint32_t seed = 0; seed < 5; ++seed) {
+                CAPTURE(seed);
+                ToyRig whole(shape), selecting(shape), plain(shape);
+                plain.backend->selects = selecting.backend->selects = 16;
+                const auto a = speculator_of(toy_source(rule, seed), rule, 6);
+                const auto b = speculator_of(toy_source(rule, seed), rule, 6);
+                const Outcome expected = answer(whole.executor, sampling.options, 120, a.get());
+                const Outcome got = answer(selecting.executor, sampling.options, 120, b.get());
+                CHECK(got == expected);
+                CHECK(got.accepted > 20);
+                if (rule == DraftRule::Same)
+                    CHECK(got.tokens == answer(plain.executor, sampling.options, 120, nullptr).tokens);
+                const ToyBackend &device = *selecting.backend;
+                const bool all = sampling.rows == Rows::All;
+                CHECK(device.whole_rows == (all ? static_cast<size_t>(got.judged()) : 0));
+                const int32_t each = Sampler(sampling.options, kToyVocab).candidates_needed(16);
+                CHECK(device.candidates == static_cast<size_t>(got.judged() * each));
+                read += device.rows_read;
+                rows += static_cast<size_t>(got.judged());
+                taken += got.branches_accepted;
+            }
+            CHECK((read > 0) == (sampling.rows == Rows::SomeRead));
+            CHECK(read < rows);
+            CHECK((taken > 5) == (rule == DraftRule::Same));
+        }
+}
+
+TEST_CASE("judged rows: what passes cost is measured on passes like those, without whole rows") {
+    ToyRig rig({.context = 4000, .batch = 64});
+    rig.backend->selects = 16;
+    const auto costs = std::make_shared<SharedCosts>();
+    const auto speculator = speculator_of(toy_source(DraftRule::Same, 1), DraftRule::Same, 6, costs);
+    answer(rig.executor, {.temperature = 0, .logit_bias = {}}, 2000, speculator.get());
+    const auto judged = static_cast<size_t>(outcome({}, speculator->counts()).judged());
+    CHECK(rig.backend->whole_rows == 0);
+    CHECK(rig.backend->candidates > judged);  // the measurement's
+}
+
+TEST_CASE("judged rows: numbers that are not finite are the answer's error when it comes to them") {
+    for (const DraftRule rule : kRules) {
+        ToyRig rig({.context = 100, .batch = 64});
+        rig.backend->selects = 16;
+        rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
+            if (prefix.size() == 20) logits[3] = std::numeric_limits<float>::quiet_NaN();
+        };
+        const auto speculator = speculator_of(
+            std::make_unique<ToyDraft>(ToyDraftOptions{.vocab = kToyVocab, .error = 0, .silence = 0}, 1),
+            rule, 7);
+        Session session(rig.executor);
+        Sampler sampler({.top_k = 10, .logit_bias = {}}, kToyVocab);
+        Generator generator(session, sampler, toy_letters(), {.ignore_end = true}, nullptr, speculator.get());
+        generator.start(std::vector<TokenId>{1, 2});
+        CHECK_THROWS_WITH_AS(while (generator.next()) continue, doctest::Contains("not finite"), DecodeError);
+        CHECK(generator.tokens().size() == 18);
+    }
+}
+
+namespace {
+
+using Answers = std::map<uint64_t, std::pair<std::vector<TokenId>, double>>;
+
+struct Batched {
+    Answers answers;
+    int64_t drafted, accepted, branches_accepted;
+    bool operator==(const Batched &) const = default;
+};
+
+// Answers of all ways of sampling but the last, beside each other; `scored`: their probabilities, too.
+Batched answer_together(Executor &executor, const std::vector<Sampling> &how, bool scored, int64_t count,
+                        const MakeSpeculator &make) {
+    AnswerBatch batch(executor, toy_letters(), static_cast<int32_t>(how.size()), make);
+    for (uint64_t key = 0; key + 1 < how.size(); ++key)
+        batch.submit({.key = key,
+                      .prompt = std::vector<TokenId>(3 + key, 2),
+                      .sampler = Sampler(how[key].options, executor.vocab()),
+                      .options = {.max_tokens = count + static_cast<int64_t>(key), .ignore_end = true},
+                      .scored = scored});
+    Batched result{};
+    while (batch.unfinished() > 0) {
+        REQUIRE(batch.step());
+        for (const auto &f : batch.take_finished()) {
+            CHECK(f.error == "");
+            result.answers[f.key] = {f.tokens, f.log_probability};
+        }
+    }
+    const SpeculationCounts &c = batch.speculation();
+    result.drafted = c.drafted, result.accepted = c.accepted, result.branches_accepted = c.branches_accepted;
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("judged rows: sequences of a batch are judged by candidates, whole rows come for scores alone") {
+    const std::vector<Sampling> how = samplings(kToyVocab);
+    const ExecutorOptions shape{.context = 100, .batch = 96, .sequences = 8};
+    for (const DraftRule rule : kRules) {
+        CAPTURE(static_cast<int>(rule));
+        const auto run = [&](bool selects, bool scored, ToyRig &rig) {
+            rig.backend->selects = selects ? 16 : 0;
+            uint32_t seed = 7;
+            return answer_together(rig.executor, how, scored, 50,
+                                   [&] { return speculator_of(toy_source(rule, ++seed), rule, 5); });
+        };
+        ToyRig whole(shape), selecting(shape), scoring(shape), scored(shape);
+        const Batched expected = run(false, false, whole);
+        CHECK(run(true, false, selecting) == expected);
+        CHECK(expected.accepted > 100);
+        CHECK((expected.branches_accepted > 5) == (rule == DraftRule::Same));
+        CHECK(selecting.backend->whole_rows == 0);
+        CHECK(selecting.backend->candidates > 0);
+        CHECK(selecting.backend->rows_read > 0);
+        CHECK(run(true, true, scoring) == run(false, true, scored));
+        CHECK(scoring.backend->candidates == 0);
+    }
+}
+
+// --- on the emulated GPU ---------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int32_t kVocab = 300;
+
+Vocabulary letters() {
+    return {[](TokenId id) { return std::string(1, static_cast<char>('a' + id % 26)); },
+            [](TokenId) { return false; }};
+}
+
+const kernels::Program &tiny() {
+    static const tests::TinyProgram program({.layers = 1, .vocab = kVocab, .type = gguf::Type::Q8_0}, 21);
+    return program.program();
+}
+
+Executor on(std::unique_ptr<kernels::Backend> device) {
+    return Executor(std::move(device), tiny(), {.context = 96, .batch = 64, .sequences = 8});
+}
+
+std::unique_ptr<kernels::Backend> gpu() {
+    return kernels::cuda::make_cuda_backend(0);
+}
+
+// What the device sent since the last call.
+struct Sent {
+    int64_t copies;
+    uint64_t bytes;  // by kernels
+};
+Sent take_sent() {
+    Sent sent{simt::take_host_traffic().to_host, 0};
+    for (const simt::LaunchReport &report : simt::take_reports())
+        if (const auto found = report.traffic.find("pinned memory"); found != report.traffic.end())
+            sent.bytes += found->second.written;
+    return sent;
+}
+
+}  // namespace
+
+TEST_CASE("judged rows: on the emulated GPU 8 bytes of each candidate come back, and no row") {
+    Executor selecting = on(gpu()), whole = on(std::make_unique<WholeRows>(gpu()));
+    std::vector<Sampling> how = samplings(kVocab);
+    std::erase_if(how, [](const Sampling &s) { return s.name == "hot" || s.name == "penalties"; });
+    for (const Sampling &sampling : how) {
+        CAPTURE(sampling.name);
+        const std::vector<TokenId> plain = answer(selecting, sampling.options, 8, nullptr, letters()).tokens;
+        std::vector<TokenId> truth{3, 1, 4, 1, 5};
+        truth.insert(truth.end(), plain.begin(), plain.end());
+        for (const DraftRule rule : kRules) {
+            CAPTURE(static_cast<int>(rule));
+            const auto guess = [&](Executor &executor) {
+                const auto dial =
+                    speculator_of(std::make_unique<DialDraft>(truth, 0.6, 2, kVocab, 0.7), rule, 3);
+                return answer(executor, sampling.options, 8, dial.get(), letters());
+            };
+            take_sent();
+            const Outcome got = guess(selecting);
+            const Sent sent = take_sent();
+            if (rule == DraftRule::Same) {
+                CHECK(got.tokens == plain);
+                CHECK(got.accepted > 1);
+                CHECK(got.branches > 3);
+            }
+            CHECK(got == guess(whole));
+            const int32_t each = Sampler(sampling.options, kVocab).candidates_needed(256);
+            CHECK(sent.bytes == static_cast<uint64_t>(got.judged() * each) * sizeof(kernels::Candidate));
+            if (sampling.rows != Rows::SomeRead) CHECK((sent.copies == 0) == (sampling.rows == Rows::Never));
+        }
+    }
+}
+
+TEST_CASE("judged rows: sequences with drafts beside each other on the emulated GPU") {
+    Executor selecting = on(gpu()), whole = on(std::make_unique<WholeRows>(gpu()));
+    std::vector<Sampling> how = samplings(kVocab);
+    how.erase(how.begin() + 3, how.end() - 1);  // those that never need a row
+    const auto run = [&](Executor &executor) {
+        Executor draft = on(kernels::cpu::make_cpu_backend(1));
+        return answer_together(executor, how, false, 7, [&] {
+            return speculator_of(std::make_unique<ModelDraft>(draft, "model"), DraftRule::Same, 3);
+        });
+    };
+    take_sent();
+    const Batched got = run(selecting);
+    CHECK(take_sent().copies == 0);
+    CHECK(got == run(whole));
+    CHECK(got.accepted > 5);
+    CHECK(got.branches_accepted < got.accepted);
+}
