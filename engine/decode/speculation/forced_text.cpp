@@ -1,7 +1,12 @@
 #include "engine/decode/speculation/forced_text.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace runnel::decode {
 namespace {
+
+using text::TokenId;
 
 constexpr float kFarAbove = 1e4f;
 
@@ -19,14 +24,22 @@ class ForcedBackend final : public kernels::Backend {
     }
     bool execute(const kernels::Batch &batch, std::span<float> logits) override {
         if (!device_->execute(batch, logits)) return false;
-        for (size_t row = 0; row < batch.logit_rows.size(); ++row) {
-            const auto token = static_cast<size_t>(batch.logit_rows[row]);
-            const size_t next = static_cast<size_t>(batch.positions[token]) + 1;
-            if (next >= text_->tokens.size()) continue;
-            const auto id = static_cast<size_t>(text_->tokens[next]);
-            if (id < vocab_) logits[row * vocab_ + id] = kFarAbove;
-        }
+        find_forced(batch);
+        for (size_t row = 0; row < forced_.size(); ++row) force(row, logits.subspan(row * vocab_, vocab_));
         return true;
+    }
+    int32_t most_candidates() const override { return device_->most_candidates(); }
+    bool execute(const kernels::Batch &batch, int32_t count,
+                 std::span<kernels::Candidate> candidates) override {
+        if (!device_->execute(batch, count, candidates)) return false;
+        find_forced(batch);
+        const auto each = static_cast<size_t>(count);
+        for (size_t row = 0; row < forced_.size(); ++row) force(row, candidates.subspan(row * each, each));
+        return true;
+    }
+    void read_logits(int32_t row, std::span<float> logits) override {
+        device_->read_logits(row, logits);
+        force(static_cast<size_t>(row), logits);
     }
     void copy_blocks(int32_t group, std::span<const kernels::BlockCopy> copies) override {
         device_->copy_blocks(group, copies);
@@ -39,9 +52,33 @@ class ForcedBackend final : public kernels::Backend {
     }
 
   private:
+    void find_forced(const kernels::Batch &batch) {
+        forced_.clear();
+        for (const int32_t row : batch.logit_rows) {
+            const auto next = static_cast<size_t>(batch.positions[static_cast<size_t>(row)]) + 1;
+            const bool said = next < text_->tokens.size();
+            const TokenId id = said ? text_->tokens[next] : text::kNoToken;
+            forced_.push_back(id >= 0 && static_cast<size_t>(id) < vocab_ ? id : text::kNoToken);
+        }
+    }
+    void force(size_t row, std::span<float> logits) const {
+        if (const TokenId id = forced_[row]; id != text::kNoToken)
+            logits[static_cast<size_t>(id)] = kFarAbove;
+    }
+    // To the front, in its own place or the last one's; unless the row is not finite.
+    void force(size_t row, std::span<kernels::Candidate> largest) const {
+        const TokenId id = forced_[row];
+        if (id == text::kNoToken || !std::isfinite(largest.front().logit)) return;
+        auto place = std::ranges::find(largest, id, &kernels::Candidate::token);
+        if (place == largest.end()) --place;
+        *place = {id, kFarAbove};
+        std::rotate(largest.begin(), place, place + 1);
+    }
+
     std::unique_ptr<kernels::Backend> device_;
     std::shared_ptr<const ForcedText> text_;
     size_t vocab_ = 0;
+    std::vector<TokenId> forced_;  // of each row of the last batch; or kNoToken
 };
 
 }  // namespace

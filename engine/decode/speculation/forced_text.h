@@ -18,7 +18,8 @@ struct ForcedText {
 };
 
 // Everything is computed as `device` does; then, in the logits behind the token at position p, the text's
-// token p + 1 is put far above the others. `text` may be changed between batches.
+// token p + 1 is put far above the others, also where it selects candidates. `text` may be changed between
+// batches.
 std::unique_ptr<kernels::Backend> forced(std::unique_ptr<kernels::Backend> device,
                                          std::shared_ptr<const ForcedText> text);
 

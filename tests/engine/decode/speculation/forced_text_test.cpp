@@ -2,10 +2,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
 #include "engine/decode/executor.h"
+#include "engine/decode/next_token.h"
 #include "engine/decode/sampler.h"
 #include "engine/decode/session.h"
 #include "tests/support/toy_backend.h"
@@ -48,4 +50,39 @@ TEST_CASE("forced text: the model says it, however its tokens are computed, and 
     REQUIRE(session.feed(std::vector<TokenId>{8}));
     std::vector<int32_t> prefix(session.tokens().begin(), session.tokens().end());
     CHECK(session.logits()[7] == toy_logit(hash_tokens(prefix), 7));
+}
+
+TEST_CASE("forced text: a device that selects says the same, by candidates and by rows that are read") {
+    constexpr int32_t kVocab = 50;
+    const auto text = std::make_shared<ForcedText>();
+    for (int i = 0; i < 12; ++i) text->tokens.push_back(i == 7 ? kVocab : (i * 11 + 4) % kVocab);
+    const auto executor = [&](int32_t selects) {
+        auto device = std::make_unique<ToyBackend>();
+        device->selects = selects;
+        return Executor(forced(std::move(device), text), toy_program(kVocab), {.context = 64});
+    };
+    Executor whole = executor(0), selecting = executor(5);
+    Sampler sampler({.temperature = 2, .top_k = 5, .top_p = 1, .min_p = 0, .logit_bias = {}}, kVocab);
+    Session a(whole), b(selecting);
+    const std::vector<TokenId> tokens = {9, 8, 7, 3, 3, 1, 2, 2, 4, 6, 1, 5, 0, 7};
+    for (Session *session : {&a, &b}) {
+        prepare_next(*session, sampler);
+        session->append(tokens, static_cast<int32_t>(tokens.size()));
+        REQUIRE(session->compute());
+    }
+    REQUIRE(b.rows().whole().empty());
+    for (size_t row = 0; row < tokens.size(); ++row) {
+        CAPTURE(row);
+        const std::span<const float> expected = a.rows()[row].whole();
+        std::vector<float> memory;
+        CHECK(std::ranges::equal(b.rows()[row].whole_or_read(memory), expected));
+        const Distribution d = sampler.distribution(expected, {});
+        const Distribution *found = sampler.distribution(b.rows()[row].largest(), {});
+        REQUIRE(found);
+        REQUIRE(found->candidates.size() == d.candidates.size());
+        for (size_t i = 0; i < d.candidates.size(); ++i) {
+            CHECK(found->candidates[i].id == d.candidates[i].id);
+            CHECK(found->candidates[i].logit == d.candidates[i].logit);
+        }
+    }
 }
