@@ -93,7 +93,7 @@ class CudaBackend final : public Backend {
   private:
     void expect_memory(const CacheConfig &cache) const;
     void allocate(const CacheConfig &cache);
-    void prepare_kernels();
+    void prepare_kernels(const CacheConfig &cache);
     void upload_ropes();
 
     bool start(const Batch &batch, int32_t candidates);
@@ -116,8 +116,7 @@ class CudaBackend final : public Backend {
         Kernel<AttentionParams> decode, prefill;
         SharedBytes decode_shared, prefill_shared;
     };
-    AttentionKernels attention_kernels(const Attention &a) const {
-        const CacheType k = cache_.k_type(), v = cache_.v_type();
+    static AttentionKernels attention_kernels(const Attention &a, CacheType k, CacheType v) {
         return {attention_decode_kernel(k, v, a.head_dim_k, a.head_dim_v),
                 attention_prefill_kernel(k, v, a.head_dim_k, a.head_dim_v),
                 attention_decode_shared(k, v, a.head_dim_k, a.head_dim_v),
@@ -186,6 +185,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     max_tokens_ = max_tokens;
     graphs_.clear();
     expect_memory(cache);
+    prepare_kernels(cache);
     weights_ = DeviceWeights(program_, plan_, progress_);
     upload_ropes();
     cache_ = KvMemory(program_, cache);
@@ -194,7 +194,6 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     experts_ = ExpertRunner(program_, plan_, max_tokens);
     heads_ = HeadRunner(program_, plan_, max_tokens);
     logits_ = plan_.logits ? LogitsRunner(program_, *plan_.logits, max_tokens, properties_) : LogitsRunner();
-    prepare_kernels();
     stream_.wait();
 }
 
@@ -260,8 +259,9 @@ void CudaBackend::upload_ropes() {
     for (const size_t start : starts) ropes_.push_back(turns_.as<const uint64_t>() + start);
 }
 
-// Loads every kernel that the plan needs: a first launch while a graph is recorded could not.
-void CudaBackend::prepare_kernels() {
+// Loads the kernels that the plan needs: a first launch while a graph is recorded could not. What the device
+// cannot run is said here, before weights are uploaded.
+void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(embed_kernel().handle, 0);
     prepare(quantise_kernel().handle, kQuantiseShared);
     prepare(normalise_kernel().handle, kNormaliseShared);
@@ -277,7 +277,7 @@ void CudaBackend::prepare_kernels() {
                 prepare(attention_wide_kernel().handle, attention_wide_shared());
                 continue;
             }
-            const AttentionKernels launches = attention_kernels(*a);
+            const AttentionKernels launches = attention_kernels(*a, cache.k, cache.v);
             prepare(launches.decode.handle, launches.decode_shared);
             prepare(launches.prefill.handle, launches.prefill_shared);
         }
@@ -554,7 +554,7 @@ void CudaBackend::append(const AttentionParams &p) {
 
 // Decode or prefill, by the rows of each sequence.
 void CudaBackend::attend(const Attention &a, AttentionParams p) {
-    const AttentionKernels launches = attention_kernels(a);
+    const AttentionKernels launches = attention_kernels(a, cache_.k_type(), cache_.v_type());
     const int32_t group = a.heads / a.kv_heads;
     const bool small = tokens_ <= kLinearTokens;
     p.max_rows = small ? kAllRows : kDecodeRows;

@@ -18,9 +18,10 @@
 namespace runnel::kernels::cuda {
 
 // load() predicts the memory that is needed before it takes any, and throws BackendError{OutOfMemory} with
-// the numbers; for programs with steps that there is no kernel for, BackendError{Failed}. Precondition:
-// `device` is below find_devices().found.size(). The backend is used by one thread, whose current device it
-// sets.
+// the numbers; for programs with steps that there is no kernel for, or none that this device can run (wide
+// heads need more shared memory than sm_75 has), BackendError{NoKernel}, before anything is uploaded.
+// Precondition: `device` is below find_devices().found.size(). The backend is used by one thread, whose
+// current device it sets.
 std::unique_ptr<Backend> make_cuda_backend(int device);
 
 // Why a CUDA device cannot run a step of the program, for each, or nothing.
@@ -34,7 +35,7 @@ struct MemoryNeed {
     size_t work = 0;   // activations, logits, and what the driver needs
     size_t all() const { return weights + cache + work; }
 };
-// Throws BackendError{Failed} for a program with steps that there is no kernel for.
+// Throws BackendError{NoKernel} for a program with steps that there is no kernel for.
 MemoryNeed memory_need(const Program &program, const CacheConfig &cache, int32_t max_tokens);
 // Of that, what grows with the cache: its pages, block tables, partial results of attention. 0 for one
 // without groups.

@@ -182,10 +182,10 @@ void launch(Stream &stream, const Kernel<Params> &kernel, const LaunchShape &sha
 
 // Of a device whose blocks have `has` bytes of shared memory, and not the `needs` of the kernel.
 inline BackendError too_little_shared(const KernelHandle &kernel, size_t needs, size_t has) {
-    return {BackendError::Kind::Failed, "the GPU gives a kernel " + std::to_string(has >> 10) +
-                                            " KiB of shared memory, but the model needs the kernel " +
-                                            kernel.name + ", which takes " +
-                                            std::to_string((needs + 1023) >> 10) + " KiB: use --device cpu"};
+    return {BackendError::Kind::NoKernel,
+            "the GPU gives a kernel " + std::to_string(has >> 10) +
+                " KiB of shared memory, but the model needs the kernel " + kernel.name + ", which takes " +
+                std::to_string((needs + 1023) >> 10) + " KiB: use --device cpu"};
 }
 
 // Loads a kernel onto the device and lets it use so much shared memory (or more, if an earlier call allowed

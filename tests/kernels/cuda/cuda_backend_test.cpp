@@ -14,6 +14,7 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/simt/simt.h"
+#include "tests/simt/turing.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
@@ -632,4 +633,34 @@ TEST_CASE("cuda backend: what does not fit, and what has no kernel, is said befo
         CHECK(error.kind == BackendError::Kind::NoKernel);
         CHECK(std::string(error.what()) == "the GPU has no kernel for a copy within a row yet");
     }
+}
+
+TEST_CASE("cuda backend: heads that need more than Turing has are refused by name before the upload") {
+    if (!simt::emulated()) {
+        MESSAGE("the kind of device is the emulator's: skipped");
+        return;
+    }
+    const simt::Turing turing;
+    const TinyProgram wide({.heads = 2, .kv_heads = 1, .head_dim_k = 264, .head_dim_v = 272}, 62);
+    const TinyProgram widest_that_fits({.heads = 2, .kv_heads = 1, .head_dim_k = 256, .head_dim_v = 256}, 62);
+    const auto backend = cuda::make_cuda_backend(0);
+    int64_t told = 0;
+    backend->on_load([&](size_t, size_t) { return ++told > 0; });
+    simt::take_host_traffic();
+    simt::take_peak_memory();
+    try {
+        backend->load(wide.program(), {{4}}, kMaxTokens);
+        FAIL("accepted");
+    } catch (const BackendError &error) {
+        CHECK(error.kind == BackendError::Kind::NoKernel);
+        CHECK(std::string(error.what()).find("the model needs the kernel attention wide, which takes") !=
+              std::string::npos);
+        CHECK(std::string(error.what()).find("use --device cpu") != std::string::npos);
+    }
+    CHECK(told == 0);
+    CHECK(simt::take_host_traffic().bytes_to_device == 0);
+    CHECK(simt::take_peak_memory() == 0);
+    backend->load(widest_that_fits.program(), {{4}}, kMaxTokens);
+    CHECK(told > 0);
+    CHECK(simt::take_host_traffic().bytes_to_device > 0);
 }
