@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "engine/decode/error.h"
 #include "engine/decode/scheduler.h"
@@ -100,9 +101,20 @@ void ModelDraft::stop(bool forget) {
     session_.truncate(forget ? 0 : static_cast<size_t>(session_.cache().length()));
 }
 
+void ModelDraft::fail(std::exception_ptr error) {
+    stop(false);
+    failure_ = std::move(error);
+}
+
+Draft ModelDraft::finish() {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    return std::move(draft_);
+}
+
 ModelDraft *ModelDraft::begin(std::span<const TokenId> text, int32_t most, float least_probability,
                               Sampler &sampler) {
     draft_ = {};
+    failure_ = nullptr;
     most_ = most;
     least_probability_ = least_probability;
     sampler_ = &sampler;
@@ -119,6 +131,17 @@ Draft ModelDraft::draft(std::span<const TokenId> text, int32_t most, float least
 
 namespace {
 
+// Its next token, or, of what cannot be sampled from, its error.
+void advance(ModelDraft &draft) {
+    try {
+        draft.advance();
+    } catch (const DecodeError &) {
+        draft.fail(std::current_exception());
+    } catch (const kernels::BackendError &) {
+        draft.fail(std::current_exception());
+    }
+}
+
 // All of one executor.
 void drive(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
     Scheduler scheduler(drafts[0]->session().executor(), {.parallel = static_cast<int32_t>(drafts.size())});
@@ -128,22 +151,21 @@ void drive(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
         scheduler.add(draft->session());
     }
     const auto due = [](ModelDraft *draft) { return draft->session().due(); };
-    const auto stop_all = [&](bool forget) {
+    const auto end_all = [&](auto &&end) {
         for (ModelDraft *draft : drafts)
-            if (due(draft)) draft->stop(forget);
+            if (due(draft)) end(*draft);
     };
+    const auto fail = [](ModelDraft &draft) { draft.fail(std::current_exception()); };
     try {
         while (std::ranges::any_of(drafts, due)) {
-            if (!scheduler.step(stop)) return stop_all(false);
-            for (Session *session : scheduler.ready()) of.at(session)->advance();
+            if (!scheduler.step(stop)) return end_all([](ModelDraft &draft) { draft.stop(false); });
+            for (Session *session : scheduler.ready()) advance(*of.at(session));
         }
     } catch (const DecodeError &error) {
-        // What they hold, others may need.
-        stop_all(error.kind == DecodeError::Kind::OutOfMemory);
-        if (error.kind != DecodeError::Kind::OutOfMemory) throw;
-    } catch (...) {
-        stop_all(false);
-        throw;
+        if (error.kind != DecodeError::Kind::OutOfMemory) return end_all(fail);
+        end_all([](ModelDraft &draft) { draft.stop(true); });  // what they hold, others may need
+    } catch (const kernels::BackendError &) {
+        end_all(fail);
     }
 }
 

@@ -1,6 +1,7 @@
 // Drafts of a smaller model, on a device and with a cache of its own.
 #pragma once
 
+#include <exception>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -33,7 +34,8 @@ class ModelDraft final : public DraftSource {
                 Sampler &sampler) override;
     ModelDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
                       Sampler &sampler) override;
-    Draft finish() override { return std::move(draft_); }
+    // Throws what the draft failed with.
+    Draft finish() override;
     std::string_view name() const override { return name_; }
 
     // For who drives it: between begin() and finish(), its tokens are computed as long as they are due, and
@@ -42,6 +44,8 @@ class ModelDraft final : public DraftSource {
     void advance();
     // Ends the draft where it is. `forget`: gives the cache's blocks back.
     void stop(bool forget);
+    // Ends it with an error.
+    void fail(std::exception_ptr error);
 
   private:
     bool read(std::span<const TokenId> text);
@@ -53,6 +57,7 @@ class ModelDraft final : public DraftSource {
     int32_t most_ = 0;
     float least_probability_ = 0;
     Sampler *sampler_ = nullptr;
+    std::exception_ptr failure_;
 
     Session session_;
     std::string_view name_;
@@ -64,8 +69,9 @@ class ModelDraft final : public DraftSource {
 };
 
 // Drives drafts that have begun, each to its end, in passes of all those that share an executor. A stop that
-// is requested ends them where they are, and so does a cache that is full. Throws DecodeError
-// and BackendError.
+// is requested ends them where they are, and so does a cache that is full. A DecodeError or BackendError ends
+// the drafts that it concerns, whose finish() throws it: one whose row cannot be sampled from, or all of an
+// executor whose device fails.
 void draft_together(std::span<ModelDraft *const> drafts, const StopRequest *stop);
 
 }  // namespace runnel::decode

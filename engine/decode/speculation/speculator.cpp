@@ -147,7 +147,6 @@ class Speculator::Asking {
     }
     ModelDraft *model() const { return model_; }
     void drove(double seconds) { seconds_ += seconds; }
-    void failed(const char *why) { part_.speculator->give_up(*source_, why); }
 
     // True when there is something to verify.
     bool finish() {
@@ -171,9 +170,9 @@ class Speculator::Asking {
         try {
             f();
         } catch (const DecodeError &error) {
-            failed(error.what());
+            part_.speculator->give_up(*source_, error.what());
         } catch (const kernels::BackendError &error) {
-            failed(error.what());
+            part_.speculator->give_up(*source_, error.what());
         }
         seconds_ += seconds_since(start);
     }
@@ -200,20 +199,10 @@ void Speculator::propose_together(std::span<const Part> parts, const StopRequest
         for (const Asking &asking : open)
             if (asking.model()) models.push_back(asking.model());
         const auto start = Clock::now();
-        std::string failure;
-        try {
-            draft_together(models, stop);
-        } catch (const DecodeError &error) {
-            failure = error.what();
-        } catch (const kernels::BackendError &error) {
-            failure = error.what();
-        }
+        draft_together(models, stop);
         const double each = seconds_since(start) / static_cast<double>(std::max<size_t>(1, models.size()));
-        for (Asking &asking : open) {
-            if (!asking.model()) continue;
-            asking.drove(each);
-            if (!failure.empty()) asking.failed(failure.c_str());
-        }
+        for (Asking &asking : open)
+            if (asking.model()) asking.drove(each);
         std::erase_if(open, [](Asking &asking) { return asking.finish(); });
     }
 }

@@ -1,10 +1,13 @@
 // Trees of guesses on the toy model: what they gain, what they leave, and drafting for many at a time.
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <map>
 #include <memory>
+#include <string>
 
 #include "engine/decode/answer_batch.h"
+#include "engine/decode/error.h"
 #include "engine/decode/generator.h"
 #include "engine/decode/speculation/dial_draft.h"
 #include "engine/decode/speculation/lookup_draft.h"
@@ -217,4 +220,65 @@ TEST_CASE("model draft: an interrupt while it reads the prompt ends the answer a
     while (again.next()) continue;
     CHECK(again.tokens().size() == 20);
     CHECK(speculator->counts().accepted > 10);
+}
+
+TEST_CASE("model draft: what fails of many drafts made together ends alone") {
+    const ExecutorOptions shape{.context = 100, .batch = 64, .sequences = 3};
+    ToyRig lost(shape), shared(shape), other(shape);
+    lost.backend->on_execute = [](const kernels::Batch &) {
+        throw kernels::BackendError(kernels::BackendError::Kind::Failed, "the device is gone");
+    };
+    shared.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
+        if (prefix[0] == 7 && prefix.size() == 6) logits[3] = std::numeric_limits<float>::infinity();
+    };
+    struct Sequence {
+        ToyRig *rig;
+        std::vector<TokenId> text;
+        const char *failure;
+        std::unique_ptr<Speculator> speculator = {};
+    };
+    std::vector<Sequence> sequences;
+    sequences.push_back({&lost, {1, 2, 3}, "the device is gone"});
+    sequences.push_back({&shared, {1, 2, 3}, ""});
+    sequences.push_back({&shared, {7, 2, 3, 4}, "not finite"});  // at its third guess
+    sequences.push_back({&shared, {7, 2, 3, 4, 5, 6, 7}, ""});
+    sequences.push_back({&other, {7, 2, 3, 4}, ""});
+    Sampler sampler(greedy(), kToyVocab);
+    std::vector<Speculator::Part> parts;
+    for (Sequence &s : sequences) {
+        s.speculator = with(std::make_unique<ModelDraft>(s.rig->executor, "model"), 5, 2);
+        parts.push_back({s.speculator.get(), s.text, 5, 4, &sampler});
+    }
+    Speculator::propose_together(parts);
+    for (const Sequence &s : sequences) {
+        CAPTURE(s.failure);
+        const std::string &why = s.speculator->counts().failure;
+        CHECK(why.empty() == std::string(s.failure).empty());
+        CHECK(why.find(s.failure) != std::string::npos);
+        CHECK(s.speculator->drafts().size() == (why.empty() ? 5 : 0));
+    }
+    // Whoever gave up is not asked again, and its cache is free for the others.
+    Speculator::propose_together(parts);
+    for (const Sequence &s : sequences)
+        CHECK(s.speculator->drafts().size() == (s.speculator->counts().failure.empty() ? 5 : 0));
+    sequences.clear();
+    CHECK(shared.executor.free_blocks() == other.executor.free_blocks());
+}
+
+TEST_CASE("model draft: a draft that failed says so once, and the next one is as if nothing had been") {
+    ToyRig rig({.context = 100, .batch = 64});
+    bool damaged = true;
+    rig.backend->model = [&](const std::vector<int32_t> &prefix, std::span<float> logits) {
+        if (damaged && prefix.size() == 6) logits[3] = std::numeric_limits<float>::quiet_NaN();
+    };
+    ModelDraft source(rig.executor, "model");
+    Sampler sampler(greedy(), kToyVocab);
+    const std::vector<TokenId> text = {7, 2, 3, 4};
+    CHECK_THROWS_AS(source.draft(text, 5, 0, sampler), DecodeError);
+    CHECK_FALSE(source.session().due());
+    damaged = false;
+    const Draft draft = source.draft(text, 5, 0, sampler);
+    ToyRig sound({.context = 100, .batch = 64});
+    CHECK(draft.tokens == ModelDraft(sound.executor, "model").draft(text, 5, 0, sampler).tokens);
+    CHECK(draft.tokens.size() == 5);
 }
