@@ -108,8 +108,12 @@ size_t Session::reuse(std::span<const TokenId> wanted) {
         static_cast<size_t>(std::mismatch(tokens_.begin(), end, wanted.begin()).first - tokens_.begin());
     truncate(common);
     executor_->attach(cache_, wanted);
-    tokens_ = cache_.tokens();
-    return tokens_.size();
+    // Both begin as `wanted` does.
+    const auto known = static_cast<size_t>(cache_.length());
+    tokens_.resize(std::min(tokens_.size(), known));
+    tokens_.insert(tokens_.end(), wanted.begin() + static_cast<std::ptrdiff_t>(tokens_.size()),
+                   wanted.begin() + static_cast<std::ptrdiff_t>(known));
+    return known;
 }
 
 Session Session::fork() const {

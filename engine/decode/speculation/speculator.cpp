@@ -294,6 +294,32 @@ class Path {
     const LogitRows *branch_rows_ = nullptr;
 };
 
+// The text as far as it is known. The session has it as long as its drafts are right; a copy, of what may be
+// a long text, is made behind the first that is not.
+class Known {
+  public:
+    // `tokens` end with so many drafts.
+    Known(std::span<const TokenId> tokens, size_t drafts)
+        : tokens_(tokens), length_(tokens.size() - drafts) {}
+
+    std::span<const TokenId> text() const { return copy_.empty() ? tokens_.first(length_) : copy_; }
+    void add(TokenId token) {
+        const bool as_drafted = length_ < tokens_.size() && tokens_[length_] == token;
+        if (copy_.empty() && as_drafted) {
+            ++length_;
+            return;
+        }
+        if (copy_.empty())
+            copy_.assign(tokens_.begin(), tokens_.begin() + static_cast<std::ptrdiff_t>(length_));
+        copy_.push_back(token);
+    }
+
+  private:
+    std::span<const TokenId> tokens_;
+    size_t length_;
+    std::vector<TokenId> copy_;
+};
+
 }  // namespace
 
 Judgement Speculator::judge(const Session &session, const LogitRows &rows, Sampler &sampler) {
@@ -302,21 +328,21 @@ Judgement Speculator::judge(const Session &session, const LogitRows &rows, Sampl
     for (size_t b = 0; b < draft_.branches.size(); ++b)
         if (const LogitRows &own = session.branch_rows(b); !own.empty())
             paths.push_back({Path(draft_, rows, draft_.branches[b], own), b});
-    std::vector<TokenId> text(session.tokens().begin(),
-                              session.tokens().end() - static_cast<std::ptrdiff_t>(drafts));
+    Known known(session.tokens(), drafts);
     Judgement judgement;
     bool going = true;
-    for (size_t n = 0; going; ++n) try {
+    for (size_t n = 0;; ++n) try {
             const LogitRow row = paths.front().first.row(n);
-            const Verdict verdict = judge_one(n, row, text, sampler);
+            const Verdict verdict = judge_one(n, row, known.text(), sampler);
             judgement.tokens.push_back(verdict.token);
             judgement.rows.push_back(row);
-            text.push_back(verdict.token);
             const auto ends = [&](const auto &path) {
                 return n >= path.first.length() || path.first.token(n) != verdict.token;
             };
             going = verdict.accepted && !std::ranges::all_of(paths, ends);
-            if (going) std::erase_if(paths, ends);
+            if (!going) break;
+            std::erase_if(paths, ends);
+            known.add(verdict.token);
         } catch (const DecodeError &) {
             if (n == 0) throw;
             break;  // the next pass meets it again, behind the tokens that came before
