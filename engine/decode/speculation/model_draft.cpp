@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/decode/error.h"
+#include "engine/decode/next_token.h"
 #include "engine/decode/scheduler.h"
 
 namespace runnel::decode {
@@ -48,13 +49,27 @@ bool ModelDraft::read(std::span<const TokenId> text) {
     for (TokenId &id : readable_)
         if (id < 0 || id >= session_.executor().vocab()) id = 0;
     const size_t known = session_.reuse(readable_);
-    session_.append(std::span(readable_).subspan(known));
+    append(std::span(readable_).subspan(known));
     return true;
 }
 
-std::span<const float> ModelDraft::logits() {
+// For add_token(), which wants to know of a greedy token how probable it is among all.
+void ModelDraft::append(std::span<const TokenId> tokens) {
+    const bool greedy = !(sampler_->options().temperature > 0);
+    if (!greedy) prepare_next(session_, *sampler_);
+    session_.append(tokens);
+}
+
+const Distribution &ModelDraft::distribution(const LogitRow &row) {
+    if (!row.largest().empty())
+        if (const Distribution *found = sampler_->distribution(row.largest(), history_)) return *found;
+    return sampler_->distribution(whole(row), history_);
+}
+
+// As long as the sampler wants it.
+std::span<const float> ModelDraft::whole(const LogitRow &row) {
     constexpr float kHopeless = -1e30f;  // but finite
-    const std::span<const float> own = session_.logits();
+    const std::span<const float> own = row.whole_or_read(read_);
     if (own.size() >= static_cast<size_t>(sampler_->vocab())) return own;
     padded_.assign(static_cast<size_t>(sampler_->vocab()), kHopeless);
     std::copy(own.begin(), own.end(), padded_.begin());
@@ -63,12 +78,12 @@ std::span<const float> ModelDraft::logits() {
 
 // False when the draft ends in front of this token.
 bool ModelDraft::add_token() {
-    const std::span<const float> row = logits();
-    const Distribution &distribution = sampler_->distribution(row, history_);
+    const LogitRow row = session_.rows()[0];
+    const Distribution &distribution = this->distribution(row);
     const TokenId id = sampler_->draw(history_.size());
     const bool greedy = !(sampler_->options().temperature > 0);
     std::optional<Softmax> all;
-    if (greedy) all.emplace(row);
+    if (greedy) all.emplace(whole(row));
     double probability = 1;
     if (greedy)
         probability = all->of_best();
@@ -94,7 +109,7 @@ void ModelDraft::advance() {
     // A branch in place of a token that was not drafted has nothing to be beside.
     std::erase_if(draft_.branches, [&](const Branch &b) { return b.shared >= draft_.tokens.size(); });
     if (!going || draft_.tokens.back() >= session_.executor().vocab()) return;
-    session_.append({&draft_.tokens.back(), 1});
+    append({&draft_.tokens.back(), 1});
 }
 
 void ModelDraft::stop(bool forget) {

@@ -49,7 +49,9 @@ class ModelDraft final : public DraftSource {
 
   private:
     bool read(std::span<const TokenId> text);
-    std::span<const float> logits();
+    void append(std::span<const TokenId> tokens);
+    const Distribution &distribution(const LogitRow &row);
+    std::span<const float> whole(const LogitRow &row);
     bool add_token();
 
     // The draft that is being made.
@@ -65,6 +67,7 @@ class ModelDraft final : public DraftSource {
     size_t skipped_ = 0;             // tokens of the text in front of what the session holds
     std::vector<TokenId> history_;   // the text and the draft
     std::vector<TokenId> readable_;  // what the session is to hold
+    std::vector<float> read_;        // a row that candidates do not decide
     std::vector<float> padded_;      // logits, where the model has fewer than the sampler wants
 };
 

@@ -90,6 +90,27 @@ Outcome answer(Executor &executor, const SamplingOptions &sampling, int64_t coun
     return outcome(generator.tokens(), speculator ? speculator->counts() : SpeculationCounts{});
 }
 
+void check_same_draft(const Draft &got, const Draft &expected) {
+    CHECK(got.tokens == expected.tokens);
+    CHECK(got.probabilities == expected.probabilities);
+    REQUIRE(got.branches.size() == expected.branches.size());
+    for (size_t i = 0; i < got.branches.size(); ++i) {
+        CHECK(got.branches[i].shared == expected.branches[i].shared);
+        CHECK(got.branches[i].tokens == expected.branches[i].tokens);
+        CHECK(got.branches[i].probabilities == expected.branches[i].probabilities);
+    }
+    REQUIRE(got.distributions.size() == expected.distributions.size());
+    for (size_t i = 0; i < got.distributions.size(); ++i) {
+        const std::vector<decode::Candidate> &mine = got.distributions[i].candidates,
+                                             &theirs = expected.distributions[i].candidates;
+        REQUIRE(mine.size() == theirs.size());
+        for (size_t c = 0; c < mine.size(); ++c) {
+            CHECK(mine[c].id == theirs[c].id);
+            CHECK(mine[c].probability == theirs[c].probability);
+        }
+    }
+}
+
 constexpr DraftRule kRules[] = {DraftRule::Same, DraftRule::Rejection};
 
 std::unique_ptr<DraftSource> toy_source(DraftRule rule, uint32_t seed) {
@@ -226,6 +247,36 @@ TEST_CASE("judged rows: sequences of a batch are judged by candidates, whole row
         CHECK(run(true, true, scoring) == run(false, true, scored));
         CHECK(scoring.backend->candidates == 0);
     }
+}
+
+// --- a model that drafts ---------------------------------------------------------------------------------
+
+TEST_CASE("judged rows: a model drafts by candidates what it drafts by rows") {
+    // Of tokens that only one of the two models has, too.
+    for (const int32_t vocab : {30, kToyVocab, 60})
+        for (const Sampling &sampling : samplings(kToyVocab))
+            for (const bool distributions : {false, true}) {
+                CAPTURE(vocab);
+                CAPTURE(sampling.name);
+                CAPTURE(distributions);
+                ToyRig whole({.context = 200}, vocab), selecting({.context = 200}, vocab);
+                selecting.backend->selects = 16;
+                ModelDraft a(whole.executor, "model", distributions),
+                    b(selecting.executor, "model", distributions);
+                Sampler sampler(sampling.options, kToyVocab);
+                std::vector<TokenId> text = {1, 2, 3};
+                for (int round = 0; round < 12; ++round) {
+                    CAPTURE(round);
+                    const Draft expected = a.draft(text, 5, 0.1f, sampler);
+                    check_same_draft(b.draft(text, 5, 0.1f, sampler), expected);
+                    if (!expected.tokens.empty()) text.push_back(expected.tokens[0]);
+                    text.push_back(round % 7);
+                }
+                const bool greedy = sampling.options.temperature == 0;
+                CHECK((selecting.backend->whole_rows > 0) == (greedy || sampling.rows == Rows::All));
+                if (sampling.rows == Rows::Never && vocab == kToyVocab)
+                    CHECK(selecting.backend->rows_read == 0);
+            }
 }
 
 // --- on the emulated GPU ---------------------------------------------------------------------------------
