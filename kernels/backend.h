@@ -146,9 +146,11 @@ class Backend {
     virtual int32_t most_candidates() const { return 0; }
     // execute(), but of every row only the `count` largest logits come back: candidates: [logit_rows][count],
     // larger ones first, of equals the lower token. Where a logit of the row is not finite, the first
-    // candidate's is not either, and the others mean nothing. Precondition: 1 <= count <= most_candidates(),
-    // count <= vocab.
-    virtual bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates);
+    // candidate's is not either, and the others mean nothing. sums: [logit_rows], of exp(logit - the largest)
+    // over the whole row, in float32; of a single candidate there is none, and they stay as they are.
+    // Precondition: 1 <= count <= most_candidates(), count <= vocab.
+    virtual bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates,
+                         std::span<float> sums);
     // Row `row` of the batch that was executed last, to somebody to whom candidates are not enough:
     // logits: [vocab].
     virtual void read_logits(int32_t row, std::span<float> logits);

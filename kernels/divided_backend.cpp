@@ -64,9 +64,10 @@ class DividedBackend final : public Backend {
     int32_t most_candidates() const override {
         return logits_device_ ? devices_[*logits_device_]->most_candidates() : 0;
     }
-    bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates) override {
+    bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates,
+                 std::span<float> sums) override {
         return run(batch, [&](size_t device, const Batch &part) {
-            return device == logits_device_ ? devices_[device]->execute(part, count, candidates)
+            return device == logits_device_ ? devices_[device]->execute(part, count, candidates, sums)
                                             : devices_[device]->execute(part, {});
         });
     }

@@ -141,28 +141,29 @@ void Executor::discard() {
 }
 
 bool Executor::run(std::vector<float> &logits, const std::atomic<bool> *cancel) {
-    return execute(logits, nullptr, cancel);
+    return execute(cancel, [&](const kernels::Batch &batch) {
+        logits.resize(rows_.size() * static_cast<size_t>(vocab_));
+        return backend_->execute(batch, logits);
+    });
 }
 
-bool Executor::run(std::vector<float> &logits, std::vector<kernels::Candidate> &candidates,
-                   const std::atomic<bool> *cancel) {
-    return execute(logits, &candidates, cancel);
-}
-
-bool Executor::execute(std::vector<float> &logits, std::vector<kernels::Candidate> *candidates,
-                       const std::atomic<bool> *cancel) {
-    assert(!tokens_.empty());
-    const kernels::Batch batch{tokens_, positions_, spans_, rows_, cancel};
+bool Executor::run(StepOutput &output, const std::atomic<bool> *cancel) {
     const int32_t count = std::min({candidates_, most_candidates(), vocab_});
-    if (candidates) candidates->resize(rows_.size() * static_cast<size_t>(count));
+    output.candidates.resize(rows_.size() * static_cast<size_t>(count));
+    output.sums.resize(count > 1 ? rows_.size() : 0);
+    if (count == 0) return run(output.logits, cancel);
+    return execute(cancel, [&](const kernels::Batch &batch) {
+        return backend_->execute(batch, count, output.candidates, output.sums);
+    });
+}
+
+// on_device(batch): false when it was cancelled.
+template <class Execute>
+bool Executor::execute(const std::atomic<bool> *cancel, Execute &&on_device) {
+    assert(!tokens_.empty());
     bool finished = false;
     try {
-        if (candidates && count > 0) {
-            finished = backend_->execute(batch, count, *candidates);
-        } else {
-            logits.resize(rows_.size() * static_cast<size_t>(vocab_));
-            finished = backend_->execute(batch, logits);
-        }
+        finished = on_device(kernels::Batch{tokens_, positions_, spans_, rows_, cancel});
     } catch (...) {
         discard();
         throw;

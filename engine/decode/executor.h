@@ -40,6 +40,13 @@ struct StepInput {
     int32_t candidates = 0;
 };
 
+// What a step gave for its rows: whole ones, or (logits stay as they are) the largest logits of each.
+struct StepOutput {
+    std::vector<float> logits;                   // [rows][vocab]
+    std::vector<kernels::Candidate> candidates;  // [rows][count], descending; empty: rows are whole
+    std::vector<float> sums;  // [rows] for more than one candidate: kernels::Backend::execute
+};
+
 struct ExecutorOptions {
     int32_t context;        // most cells of a sequence
     int32_t batch = 512;    // most tokens of a step
@@ -85,11 +92,9 @@ class Executor {
     // order of the inputs. Returns false when *cancel became true; the caches are then as they were before
     // add(), also when BackendError is thrown.
     bool run(std::vector<float> &logits, const std::atomic<bool> *cancel = nullptr);
-    // The same for callers who can do with the largest logits. Where that is enough for all inputs, and the
-    // device selects, `candidates` becomes [sum of logit_rows][the largest number that an input asked for],
-    // descending (kernels::Backend::execute), and `logits` stays as it is; otherwise `candidates` is empty.
-    bool run(std::vector<float> &logits, std::vector<kernels::Candidate> &candidates,
-             const std::atomic<bool> *cancel = nullptr);
+    // The same for callers who can do with the largest logits: of each row come as many as the input that
+    // asked for most, where that is enough for all inputs and the device selects.
+    bool run(StepOutput &output, const std::atomic<bool> *cancel = nullptr);
     // The largest number of candidates that there can be.
     int32_t most_candidates() const { return backend_->most_candidates(); }
     // The whole of a row of the step that was run last.
@@ -123,8 +128,8 @@ class Executor {
     };
     void begin_step();
     void copy_blocks();
-    bool execute(std::vector<float> &logits, std::vector<kernels::Candidate> *candidates,
-                 const std::atomic<bool> *cancel);
+    template <class Execute>
+    bool execute(const std::atomic<bool> *cancel, Execute &&on_device);
 
     std::unique_ptr<kernels::Backend> backend_;
     ExecutorOptions options_;

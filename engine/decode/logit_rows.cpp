@@ -21,17 +21,17 @@ std::span<const float> LogitRow::whole_or_read(std::vector<float> &memory) const
     return memory;
 }
 
-LogitRows::LogitRows(Executor &executor, size_t count, std::span<const float> logits,
-                     std::span<const kernels::Candidate> largest)
-    : executor_(&executor), count_(count), logits_(logits), largest_(largest) {
-    assert(count == 0 || (logits.empty() != largest.empty() && largest.size() % count == 0));
-    assert(logits.size() == (logits.empty() ? 0 : count * static_cast<size_t>(executor.vocab())));
+LogitRows::LogitRows(Executor &executor, size_t count, const StepOutput &output)
+    : executor_(&executor), count_(count), largest_(output.candidates), sums_(output.sums) {
+    if (largest_.empty()) logits_ = output.logits;
+    assert(logits_.empty() || logits_.size() == count * static_cast<size_t>(executor.vocab()));
+    assert(count == 0 || largest_.size() % count == 0);
 }
 
 LogitRow LogitRows::operator[](size_t row) const {
     assert(row < count_);
     return {*executor_, static_cast<int32_t>(first_ + row), shares(logits_, count_, row, 1),
-            shares(largest_, count_, row, 1)};
+            shares(largest_, count_, row, 1), sums_.empty() ? 0 : sums_[row]};
 }
 
 LogitRows LogitRows::part(size_t first, size_t count) const {
@@ -43,6 +43,7 @@ LogitRows LogitRows::part(size_t first, size_t count) const {
     some.count_ = count;
     some.logits_ = shares(logits_, count_, first, count);
     some.largest_ = shares(largest_, count_, first, count);
+    some.sums_ = shares(sums_, count_, first, count);
     return some;
 }
 

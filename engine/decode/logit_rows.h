@@ -18,11 +18,13 @@ namespace runnel::decode {
 class LogitRow {
   public:
     LogitRow(Executor &executor, int32_t number, std::span<const float> whole,
-             std::span<const kernels::Candidate> largest)
-        : executor_(&executor), number_(number), whole_(whole), largest_(largest) {}
+             std::span<const kernels::Candidate> largest, float sum)
+        : executor_(&executor), number_(number), whole_(whole), largest_(largest), sum_(sum) {}
 
     std::span<const float> whole() const { return whole_; }                   // [vocab] or empty
     std::span<const kernels::Candidate> largest() const { return largest_; }  // descending, or empty
+    // Of exp(logit - the largest) over the whole row. Precondition: there are two or more largest().
+    float sum() const { return sum_; }
     // The whole row, which `memory` holds where it had to be read. Throws BackendError.
     std::span<const float> whole_or_read(std::vector<float> &memory) const;
 
@@ -31,14 +33,14 @@ class LogitRow {
     int32_t number_;  // in the step
     std::span<const float> whole_;
     std::span<const kernels::Candidate> largest_;
+    float sum_;
 };
 
 class LogitRows {
   public:
     LogitRows() = default;  // none
-    // All `count` rows of the executor's last step: logits: [count][vocab], or largest: [count][any number].
-    LogitRows(Executor &executor, size_t count, std::span<const float> logits,
-              std::span<const kernels::Candidate> largest);
+    // All `count` rows of the executor's last step.
+    LogitRows(Executor &executor, size_t count, const StepOutput &output);
 
     size_t size() const { return count_; }
     bool empty() const { return count_ == 0; }
@@ -52,6 +54,7 @@ class LogitRows {
     size_t first_ = 0, count_ = 0;  // of the step's rows
     std::span<const float> logits_;
     std::span<const kernels::Candidate> largest_;
+    std::span<const float> sums_;
 };
 
 }  // namespace runnel::decode

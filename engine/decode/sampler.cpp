@@ -218,6 +218,7 @@ void Sampler::keep_argmax() {
 }
 
 void Sampler::filter(std::span<const float> logits, std::span<const TokenId> history) {
+    whole_ = true;
     load(logits);
     penalize(history);
     const bool greedy = !(options_.temperature > 0);
@@ -265,6 +266,7 @@ TokenId Sampler::draw(size_t history) const {
 
 TokenId Sampler::second(size_t history, TokenId first) const {
     if (options_.temperature > 0) return largest(history, first);
+    if (!whole_) return greedy_second_;
     TokenId best = text::kNoToken;
     float most = kForbidden;
     for (TokenId id = 0; id < vocab_; ++id) {
@@ -333,12 +335,14 @@ bool Sampler::choose(std::span<const kernels::Candidate> largest) {
                           double{set.front().logit} + std::min(0.0, std::log(double{options_.min_p}));
     const size_t wanted = greedy ? 1 : static_cast<size_t>(options_.top_k);
     if (set.size() < wanted) return all;
+    greedy_second_ = greedy && set.size() > 1 ? set[1].id : text::kNoToken;
     set.resize(wanted);
     return true;
 }
 
 bool Sampler::filter(std::span<const kernels::Candidate> largest, std::span<const TokenId> history) {
     assert(!largest.empty());
+    whole_ = false;
     if (!(std::abs(largest.front().logit) <= FLT_MAX)) not_finite();
     if (candidates_needed(std::numeric_limits<int32_t>::max()) == 0) return false;
     count(history);

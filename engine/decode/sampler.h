@@ -92,7 +92,8 @@ class Sampler {
     // The same from what distribution() gave last.
     TokenId draw(size_t history) const;
     // What draw() would give if `first`, which it gives, were forbidden and no filter had to be passed again;
-    // kNoToken where nothing else is left. At temperature 0, where only one candidate is, of all tokens.
+    // kNoToken where nothing else is left. At temperature 0, where only one candidate is, of all tokens, or
+    // of those of the largest logits that others cannot come before.
     TokenId second(size_t history, TokenId first) const;
 
     // How many of the largest logits of a row mostly decide what distribution() and sample() give: 1 for the
@@ -130,9 +131,11 @@ class Sampler {
     SamplingOptions options_;
     int32_t vocab_;
     uint32_t stream_ = 0;
-    int64_t dropped_ = 0;        // tokens of the history
-    bool sorted_ = false;        // the candidates
-    std::vector<float> logits_;  // after bias and penalties
+    int64_t dropped_ = 0;                     // tokens of the history
+    bool sorted_ = false;                     // the candidates
+    bool whole_ = true;                       // they come from a whole row
+    TokenId greedy_second_ = text::kNoToken;  // if not
+    std::vector<float> logits_;               // after bias and penalties
     std::unordered_map<TokenId, std::vector<float>> biases_;
     std::unordered_map<TokenId, int32_t> counts_;  // of the penalties' window
     Distribution result_;

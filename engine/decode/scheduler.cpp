@@ -27,10 +27,7 @@ bool is_continuation(const Session &session) {
 }  // namespace
 
 Scheduler::Scheduler(Executor &executor, SchedulerOptions options)
-    : executor_(&executor),
-      parallel_(options.parallel),
-      logits_(std::move(options.logits)),
-      candidates_(std::move(options.candidates)) {
+    : executor_(&executor), parallel_(options.parallel), output_(std::move(options.output)) {
     assert(parallel_ >= 1);
 }
 
@@ -183,8 +180,7 @@ void Scheduler::plan() {
 void Scheduler::finish() {
     size_t count = 0, row = 0;
     for (const Part &part : parts_) count += static_cast<size_t>(part.rows);
-    const bool whole = candidates_.empty();
-    const LogitRows all(*executor_, count, whole ? logits_ : std::span<const float>(), candidates_);
+    const LogitRows all(*executor_, count, output_);
     ++counts_.steps;
     for (const Part &part : parts_) {
         counts_.sequences += part.branch < 0;
@@ -223,7 +219,7 @@ bool Scheduler::step(const StopRequest *stop) {
         return true;
     }
     try {
-        if (!executor_->run(logits_, candidates_, stop ? stop->flag() : nullptr)) {
+        if (!executor_->run(output_, stop ? stop->flag() : nullptr)) {
             drop_branches();
             return false;
         }

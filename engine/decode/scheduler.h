@@ -28,9 +28,8 @@
 namespace runnel::decode {
 
 struct SchedulerOptions {
-    int32_t parallel = 1;         // most sequences that hold blocks at a time
-    std::vector<float> logits{};  // memory to begin with
-    std::vector<kernels::Candidate> candidates{};
+    int32_t parallel = 1;  // most sequences that hold blocks at a time
+    StepOutput output{};   // memory to begin with
 };
 
 struct SchedulerCounts {
@@ -62,8 +61,7 @@ class Scheduler {
     size_t running() const { return running_.size(); }
     size_t waiting() const { return waiting_.size(); }
     const SchedulerCounts &counts() const { return counts_; }
-    std::vector<float> take_logits() { return std::move(logits_); }
-    std::vector<kernels::Candidate> take_candidates() { return std::move(candidates_); }
+    StepOutput take_output() { return std::move(output_); }
 
   private:
     struct Part {
@@ -89,8 +87,7 @@ class Scheduler {
     std::vector<Session *> running_;  // in the order they came
     std::vector<Part> parts_;         // of the step at hand
     std::vector<Session *> ready_;
-    std::vector<float> logits_;
-    std::vector<kernels::Candidate> candidates_;  // of each row, where they are enough; or none
+    StepOutput output_;
     SchedulerCounts counts_;
 };
 

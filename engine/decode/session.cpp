@@ -60,9 +60,7 @@ bool Session::feed(std::span<const TokenId> tokens, const StopRequest *stop) {
 }
 
 bool Session::compute(const StopRequest *stop) {
-    Scheduler alone(
-        *executor_,
-        {.parallel = 1, .logits = std::move(own_logits_), .candidates = std::move(own_candidates_)});
+    Scheduler alone(*executor_, {.parallel = 1, .output = std::move(own_output_)});
     alone.add(*this);
     bool going = true;
     try {
@@ -72,8 +70,7 @@ bool Session::compute(const StopRequest *stop) {
         throw;
     }
     if (!going) truncate(static_cast<size_t>(cache_.length()));
-    own_logits_ = alone.take_logits();  // rows() and those of branches stay where they are
-    own_candidates_ = alone.take_candidates();
+    own_output_ = alone.take_output();  // rows() and those of branches stay where they are
     if (!going) rows_ = {};
     return going;
 }

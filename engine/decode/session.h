@@ -108,8 +108,7 @@ class Session {
     std::vector<Branch> branches_;
 
     LogitRows rows_;
-    std::vector<float> own_logits_;  // of feed()
-    std::vector<kernels::Candidate> own_candidates_;
+    StepOutput own_output_;  // of feed()
 };
 
 }  // namespace runnel::decode

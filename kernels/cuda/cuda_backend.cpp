@@ -73,7 +73,8 @@ class CudaBackend final : public Backend {
     void on_load(LoadProgress progress) override { progress_ = std::move(progress); }
     bool execute(const Batch &batch, std::span<float> logits) override;
     int32_t most_candidates() const override { return plan_.logits ? kMaxCandidates : 0; }
-    bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates) override;
+    bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates,
+                 std::span<float> sums) override;
     void read_logits(int32_t row, std::span<float> logits) override;
     int64_t launches() const override { return stream_.launched(); }
     SlotRows exchange(Slot slot) override { return {exchange_.at(slot).as<float>(), stride(slot)}; }
@@ -322,7 +323,8 @@ bool CudaBackend::execute(const Batch &batch, std::span<float> logits) {
     return !cancelled(batch);
 }
 
-bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<Candidate> candidates) {
+bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<Candidate> candidates,
+                          std::span<float> sums) {
     assert(1 <= count && count <= kMaxCandidates && count <= program_.vocab);
     if (!start(batch, count)) return false;
     for (int32_t first = kLinearTokens; first < logit_rows_; first += kLinearTokens)
@@ -330,6 +332,8 @@ bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<Candidate
     stream_.wait();
     assert(logit_rows_ == 0 || static_cast<int64_t>(candidates.size()) == int64_t{logit_rows_} * count);
     std::copy_n(logits_.candidates(), int64_t{logit_rows_} * count, candidates.begin());
+    for (int32_t row = 0; count > 1 && row < logit_rows_; ++row)
+        sums[static_cast<size_t>(row)] = logits_.summaries()[row].sum;
     return !cancelled(batch);
 }
 

@@ -30,7 +30,7 @@ size_t LogitsRunner::bytes(const Program &program, const Logits &step) {
     const size_t chunks = chunks_of(program.vocab) * kRows;
     return kept_bytes(program, step) + static_cast<size_t>(program.vocab) * kRows * sizeof(float) +
            chunks * (kMaxCandidates * sizeof(uint64_t) + sizeof(RowSummary)) +
-           kRows * (sizeof(RowSummary) + sizeof(uint64_t) + sizeof(uint32_t));
+           kRows * (sizeof(uint64_t) + sizeof(uint32_t));
 }
 
 LogitsRunner::LogitsRunner(const Program &program, const Logits &step, int32_t max_tokens,
@@ -45,11 +45,11 @@ LogitsRunner::LogitsRunner(const Program &program, const Logits &step, int32_t m
     logits_ = DeviceMemory(logits, kName);
     keys_ = DeviceMemory(chunks * kMaxCandidates * sizeof(uint64_t), kName);
     partial_ = DeviceMemory(chunks * sizeof(RowSummary), kName);
-    summaries_ = DeviceMemory(kRows * sizeof(RowSummary), kName);
     best_ = DeviceMemory(kRows * sizeof(uint64_t), kName);
     counters_ = DeviceMemory(kRows * sizeof(uint32_t), kName);
     host_logits_ = PinnedMemory(logits);
     host_candidates_ = PinnedMemory(static_cast<size_t>(max_tokens) * kMaxCandidates * sizeof(Candidate));
+    host_summaries_ = PinnedMemory(static_cast<size_t>(max_tokens) * sizeof(RowSummary));
     Stream stream;
     for (const DeviceMemory *zeroed : {&best_, &counters_}) stream.fill(zeroed->data(), 0, zeroed->size());
     stream.wait();
@@ -107,7 +107,7 @@ void LogitsRunner::enqueue_candidates(Launcher &launcher, int32_t first, int32_t
                                  keys_.as<uint64_t>(),
                                  partial_.as<RowSummary>(),
                                  to,
-                                 summaries_.as<RowSummary>()};
+                                 host_summaries_.as<RowSummary>() + first};
     launcher.run_exactly(candidate_chunk_kernel(), int64_t{count} * chunks(), candidate_shared(), params);
     launcher.run_exactly(candidate_row_kernel(), count, candidate_shared(), params);
 }

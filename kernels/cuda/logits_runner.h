@@ -34,9 +34,11 @@ class LogitsRunner {
     // The logits of rows [first, first + count), count <= kLinearTokens.
     void enqueue(Launcher &launcher, const DeviceWeights &weights, const Operands &operands, int32_t first,
                  int32_t count);
-    // Their `largest` largest ones, to the host: candidates() has them when the stream was waited for.
+    // Their `largest` largest ones, to the host: candidates() has them when the stream was waited for, and if
+    // there is more than one summaries() has what each row sums up to.
     void enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest);
     const Candidate *candidates() const { return host_candidates_.as<const Candidate>(); }
+    const RowSummary *summaries() const { return host_summaries_.as<const RowSummary>(); }
     // The first `count` rows that were enqueued last. Waits for the stream.
     void fetch(Stream &stream, std::span<float> logits, int32_t count);
 
@@ -46,10 +48,10 @@ class LogitsRunner {
     Logits step_{};
     const Weight *weight_ = nullptr;
     int32_t vocab_ = 0, argmax_blocks_ = 1;
-    DeviceMemory kept_, logits_;               // [kLinearTokens] rows: of the input, of logits
-    DeviceMemory keys_, partial_, summaries_;  // of candidates
-    DeviceMemory best_, counters_;             // of argmax; zero between launches
-    PinnedMemory host_logits_, host_candidates_;
+    DeviceMemory kept_, logits_;    // [kLinearTokens] rows: of the input, of logits
+    DeviceMemory keys_, partial_;   // of candidates
+    DeviceMemory best_, counters_;  // of argmax; zero between launches
+    PinnedMemory host_logits_, host_candidates_, host_summaries_;
 };
 
 }  // namespace runnel::kernels::cuda

@@ -49,7 +49,7 @@ struct CandidateParams {
     uint64_t *keys;            // [rows][chunks][k], scratch
     RowSummary *partial;       // [rows][chunks], scratch
     Candidate *candidates;     // [rows][k], sorted; may be pinned host memory
-    RowSummary *summaries;     // [rows]
+    RowSummary *summaries;     // [rows]; may be pinned host memory
 };
 Kernel<CandidateParams> candidate_chunk_kernel();
 Kernel<CandidateParams> candidate_row_kernel();

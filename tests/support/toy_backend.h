@@ -94,7 +94,8 @@ class ToyBackend final : public kernels::Backend {
     }
 
     int32_t most_candidates() const override { return selects; }
-    bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::Candidate> largest) override {
+    bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::Candidate> largest,
+                 std::span<float> sums) override {
         if (count < 1 || count > selects || count > vocab_) throw std::logic_error("candidates");
         if (largest.size() != batch.logit_rows.size() * static_cast<size_t>(count))
             throw std::logic_error("candidates size");
@@ -102,6 +103,9 @@ class ToyBackend final : public kernels::Backend {
         for (size_t r = 0; r < batch.logit_rows.size(); ++r) {
             const std::vector<kernels::Candidate> sorted = sorted_row(r);
             std::copy_n(sorted.begin(), count, largest.begin() + static_cast<std::ptrdiff_t>(r) * count);
+            float sum = 0;
+            for (const float l : row_of(r)) sum += std::exp(l - sorted[0].logit);
+            if (count > 1) sums[r] = sum;
         }
         candidates += largest.size();
         return true;

@@ -29,12 +29,13 @@ class ForcedBackend final : public kernels::Backend {
         return true;
     }
     int32_t most_candidates() const override { return device_->most_candidates(); }
-    bool execute(const kernels::Batch &batch, int32_t count,
-                 std::span<kernels::Candidate> candidates) override {
-        if (!device_->execute(batch, count, candidates)) return false;
+    bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::Candidate> candidates,
+                 std::span<float> sums) override {
+        if (!device_->execute(batch, count, candidates, sums)) return false;
         find_forced(batch);
         const auto each = static_cast<size_t>(count);
-        for (size_t row = 0; row < forced_.size(); ++row) force(row, candidates.subspan(row * each, each));
+        for (size_t row = 0; row < forced_.size(); ++row)
+            if (force(row, candidates.subspan(row * each, each)) && count > 1) sums[row] = 1;
         return true;
     }
     void read_logits(int32_t row, std::span<float> logits) override {
@@ -65,14 +66,16 @@ class ForcedBackend final : public kernels::Backend {
         if (const TokenId id = forced_[row]; id != text::kNoToken)
             logits[static_cast<size_t>(id)] = kFarAbove;
     }
-    // To the front, in its own place or the last one's; unless the row is not finite.
-    void force(size_t row, std::span<kernels::Candidate> largest) const {
+    // To the front, in its own place or the last one's: beside it the others are nothing. False where there
+    // is none, or the row is not finite.
+    bool force(size_t row, std::span<kernels::Candidate> largest) const {
         const TokenId id = forced_[row];
-        if (id == text::kNoToken || !std::isfinite(largest.front().logit)) return;
+        if (id == text::kNoToken || !std::isfinite(largest.front().logit)) return false;
         auto place = std::ranges::find(largest, id, &kernels::Candidate::token);
         if (place == largest.end()) --place;
         *place = {id, kFarAbove};
         std::rotate(largest.begin(), place, place + 1);
+        return true;
     }
 
     std::unique_ptr<kernels::Backend> device_;

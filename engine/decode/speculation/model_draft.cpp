@@ -7,26 +7,36 @@
 #include <utility>
 
 #include "engine/decode/error.h"
-#include "engine/decode/next_token.h"
 #include "engine/decode/scheduler.h"
 
 namespace runnel::decode {
 namespace {
 
-// Of softmax(logits). What is far below adds nothing that a guess of confidence needs.
+// Of a whole row, or of one of which the largest logits are known and what all sum up to.
 class Softmax {
   public:
+    // What is far below adds nothing that a guess of confidence needs.
     explicit Softmax(std::span<const float> logits)
         : logits_(logits), top_(*std::max_element(logits.begin(), logits.end())) {
         constexpr float kFar = 16;
         for (const float l : logits)
             if (l > top_ - kFar) sum_ += std::exp(l - top_);
     }
+    explicit Softmax(const LogitRow &row)
+        : largest_(row.largest()), top_(largest_.front().logit), sum_(row.sum()) {}
+
     double of_best() const { return double{1 / sum_}; }
-    double of(TokenId id) const { return double{std::exp(logits_[static_cast<size_t>(id)] - top_) / sum_}; }
+    // Of a token that is known.
+    double of(TokenId id) const { return double{std::exp(logit(id) - top_) / sum_}; }
 
   private:
+    float logit(TokenId id) const {
+        if (!logits_.empty()) return logits_[static_cast<size_t>(id)];
+        return std::ranges::find(largest_, id, &kernels::Candidate::token)->logit;
+    }
+
     std::span<const float> logits_;
+    std::span<const kernels::Candidate> largest_;
     float top_, sum_ = 0;
 };
 
@@ -53,17 +63,14 @@ bool ModelDraft::read(std::span<const TokenId> text) {
     return true;
 }
 
-// For add_token(), which wants to know of a greedy token how probable it is among all.
+// For add_token(), which wants to know of a greedy token how probable it is among all, and what comes next.
 void ModelDraft::append(std::span<const TokenId> tokens) {
+    constexpr int32_t kGreedy = 8;  // that there is a second one, even if some are forbidden
     const bool greedy = !(sampler_->options().temperature > 0);
-    if (!greedy) prepare_next(session_, *sampler_);
+    const int32_t most = session_.executor().most_candidates(), needed = sampler_->candidates_needed(most);
+    const bool enough = needed > 0 && (!greedy || (most > 1 && session_.executor().vocab() > 1));
+    session_.want_candidates(!enough ? 0 : greedy ? std::min(most, std::max(needed, kGreedy)) : needed);
     session_.append(tokens);
-}
-
-const Distribution &ModelDraft::distribution(const LogitRow &row) {
-    if (!row.largest().empty())
-        if (const Distribution *found = sampler_->distribution(row.largest(), history_)) return *found;
-    return sampler_->distribution(whole(row), history_);
 }
 
 // As long as the sampler wants it.
@@ -79,11 +86,14 @@ std::span<const float> ModelDraft::whole(const LogitRow &row) {
 // False when the draft ends in front of this token.
 bool ModelDraft::add_token() {
     const LogitRow row = session_.rows()[0];
-    const Distribution &distribution = this->distribution(row);
+    const Distribution *some =
+        row.largest().empty() ? nullptr : sampler_->distribution(row.largest(), history_);
+    const std::span<const float> logits = some ? std::span<const float>() : whole(row);
+    const Distribution &distribution = some ? *some : sampler_->distribution(logits, history_);
     const TokenId id = sampler_->draw(history_.size());
     const bool greedy = !(sampler_->options().temperature > 0);
     std::optional<Softmax> all;
-    if (greedy) all.emplace(whole(row));
+    if (greedy) all = some ? Softmax(row) : Softmax(logits);
     double probability = 1;
     if (greedy)
         probability = all->of_best();

@@ -50,7 +50,6 @@ class ModelDraft final : public DraftSource {
   private:
     bool read(std::span<const TokenId> text);
     void append(std::span<const TokenId> tokens);
-    const Distribution &distribution(const LogitRow &row);
     std::span<const float> whole(const LogitRow &row);
     bool add_token();
 

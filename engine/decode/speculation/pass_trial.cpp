@@ -19,7 +19,7 @@ std::optional<double> PassTrial::seconds_of(int32_t tokens, const StopRequest *s
     if (!executor_.add(
             {.cache = &cache_, .tokens = text, .logit_rows = tokens, .candidates = wanted_candidates_}))
         return std::nullopt;
-    if (!executor_.run(logits_, candidates_, stop ? stop->flag() : nullptr)) return std::nullopt;
+    if (!executor_.run(output_, stop ? stop->flag() : nullptr)) return std::nullopt;
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (!cache_.can_truncate(depth_)) depth_ = 0;
     cache_.truncate(depth_);

@@ -25,8 +25,7 @@ class PassTrial {
     int32_t depth_;
     TokenId token_;
     int32_t wanted_candidates_;
-    std::vector<float> logits_;
-    std::vector<kernels::Candidate> candidates_;
+    StepOutput output_;
 };
 
 }  // namespace runnel::decode

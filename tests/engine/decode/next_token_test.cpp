@@ -225,7 +225,7 @@ TEST_CASE(
     generate(executor, {.logit_bias = {}, .seed = 1}, 3);
     const simt::HostTraffic sampled = traffic_of({.logit_bias = {}, .seed = 1}, pinned);
     CHECK(sampled.to_host == 0);
-    CHECK(pinned == 10 * 40 * sizeof(kernels::Candidate));
+    CHECK(pinned == 10 * (40 + 1) * 8);  // and what the row sums up to
     CHECK(sampled.waits == 10);
 }
 

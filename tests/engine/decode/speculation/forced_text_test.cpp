@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -76,6 +77,10 @@ TEST_CASE("forced text: a device that selects says the same, by candidates and b
         const std::span<const float> expected = a.rows()[row].whole();
         std::vector<float> memory;
         CHECK(std::ranges::equal(b.rows()[row].whole_or_read(memory), expected));
+        const float top = *std::ranges::max_element(expected);
+        double sum = 0;
+        for (const float l : expected) sum += std::exp(double{l} - double{top});
+        CHECK(double{b.rows()[row].sum()} == doctest::Approx(sum));
         const Distribution d = sampler.distribution(expected, {});
         const Distribution *found = sampler.distribution(b.rows()[row].largest(), {});
         REQUIRE(found);

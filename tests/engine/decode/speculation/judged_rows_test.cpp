@@ -16,7 +16,6 @@
 #include "engine/decode/speculation/dial_draft.h"
 #include "engine/decode/speculation/model_draft.h"
 #include "engine/decode/speculation/speculator.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/engine/decode/speculation/toy_draft.h"
 #include "tests/simt/simt.h"
@@ -272,8 +271,7 @@ TEST_CASE("judged rows: a model drafts by candidates what it drafts by rows") {
                     if (!expected.tokens.empty()) text.push_back(expected.tokens[0]);
                     text.push_back(round % 7);
                 }
-                const bool greedy = sampling.options.temperature == 0;
-                CHECK((selecting.backend->whole_rows > 0) == (greedy || sampling.rows == Rows::All));
+                CHECK((selecting.backend->whole_rows > 0) == (sampling.rows == Rows::All));
                 if (sampling.rows == Rows::Never && vocab == kToyVocab)
                     CHECK(selecting.backend->rows_read == 0);
             }
@@ -344,26 +342,47 @@ TEST_CASE("judged rows: on the emulated GPU 8 bytes of each candidate come back,
             }
             CHECK(got == guess(whole));
             const int32_t each = Sampler(sampling.options, kVocab).candidates_needed(256);
-            CHECK(sent.bytes == static_cast<uint64_t>(got.judged() * each) * sizeof(kernels::Candidate));
+            const int32_t sums = each > 1 ? 1 : 0;  // with the largest logit, 8 bytes as well
+            CHECK(sent.bytes == static_cast<uint64_t>(got.judged() * (each + sums)) * 8);
             if (sampling.rows != Rows::SomeRead) CHECK((sent.copies == 0) == (sampling.rows == Rows::Never));
         }
     }
 }
 
-TEST_CASE("judged rows: sequences with drafts beside each other on the emulated GPU") {
+TEST_CASE(
+    "judged rows: sequences beside each other, and the model that drafts for them, on the emulated GPU") {
     Executor selecting = on(gpu()), whole = on(std::make_unique<WholeRows>(gpu()));
     std::vector<Sampling> how = samplings(kVocab);
     how.erase(how.begin() + 3, how.end() - 1);  // those that never need a row
-    const auto run = [&](Executor &executor) {
-        Executor draft = on(kernels::cpu::make_cpu_backend(1));
-        return answer_together(executor, how, false, 7, [&] {
+    const auto run = [&](Executor &executor, Executor &draft) {
+        return answer_together(executor, how, false, 5, [&] {
             return speculator_of(std::make_unique<ModelDraft>(draft, "model"), DraftRule::Same, 3);
         });
     };
+    Executor draft = on(gpu()), draft_by_rows = on(std::make_unique<WholeRows>(gpu()));
     take_sent();
-    const Batched got = run(selecting);
+    const Batched got = run(selecting, draft);
     CHECK(take_sent().copies == 0);
-    CHECK(got == run(whole));
+    CHECK(got == run(whole, draft_by_rows));
     CHECK(got.accepted > 5);
     CHECK(got.branches_accepted < got.accepted);
+}
+
+TEST_CASE("judged rows: how sure a greedy draft is, by what the emulated GPU sums up") {
+    Executor selecting = on(gpu()), whole = on(std::make_unique<WholeRows>(gpu()));
+    ModelDraft a(whole, "model"), b(selecting, "model");
+    Sampler sampler({.temperature = 0, .logit_bias = {{7, kNever}}}, kVocab);
+    const std::vector<TokenId> text = {5, 4, 3};
+    const Draft expected = a.draft(text, 4, 0, sampler), got = b.draft(text, 4, 0, sampler);
+    CHECK(got.tokens == expected.tokens);
+    REQUIRE(got.tokens.size() == 4);
+    REQUIRE(got.branches.size() == 4);
+    REQUIRE(expected.branches.size() == 4);
+    for (size_t i = 0; i < 4; ++i) {
+        CHECK(got.branches[i].tokens == expected.branches[i].tokens);
+        CHECK(double{got.probabilities[i]} ==
+              doctest::Approx(double{expected.probabilities[i]}).epsilon(1e-5));
+        CHECK(double{got.branches[i].probabilities[0]} ==
+              doctest::Approx(double{expected.branches[i].probabilities[0]}).epsilon(1e-5));
+    }
 }
