@@ -434,7 +434,7 @@ void CudaBackend::enqueue(const LinearOp &op) {
     }
     params.tokens = tokens_;
     // Whole rows are one block's work: of more than one, a launch of their own is done sooner.
-    bool prepares = op.prepare.has_value() && tokens_ <= kLinearTokens;
+    bool prepares = op.prepare.has_value() && tokens_ <= kPreparedTokens;
     if (prepares) {
         params.prepare = quantise_params(*op.prepare);
         params.arrivals = arrivals_.as<uint32_t>();

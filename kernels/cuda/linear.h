@@ -36,6 +36,7 @@ namespace runnel::kernels::cuda {
 
 inline constexpr int kLinearTokens = 16;      // most tokens of a launch without groups
 inline constexpr int kLinearGroupTokens = 8;  // most tokens of a group
+inline constexpr int kPreparedTokens = 8;     // most tokens of a launch that prepares its output
 inline constexpr int kLinearMatrices = 4;     // most matrices of a launch: they share type, columns and input
 inline constexpr int kLinearThreads = 256;    // of a block
 
@@ -84,7 +85,7 @@ struct LinearParams {
     const float *row_weights;  // [rows] or null
     int32_t heads = 1;
     int64_t x_skip = 0;
-    // Of the kernels for few tokens without groups, and launches with one output (one matrix, or a gate):
+    // Of launches without groups, of up to kPreparedTokens tokens, with one output (one matrix, or a gate):
     // prepare.x is that output, and the block that completes a group of 256 of its columns quantises them for
     // the launch after this one. If that needs whole rows, the block that completes the row prepares it;
     // there is one token then. prepare.out is not x: other blocks still read that.

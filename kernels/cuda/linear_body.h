@@ -567,11 +567,14 @@ struct Linear {
     }
 
     static DEVICE void prepare_outputs(const Params &p, Shared &shared, int warps, int32_t units) {
-        const int teams = kWarps / warps, team = warp_index() / warps;
+        // Nothing of this is to be kept from before the loop.
+        const int warp =
+            short_of_registers(F, kGroups, kGrouped) ? computed_anew(warp_index()) : warp_index();
+        const int teams = kWarps / warps, team = warp / warps;
         const int32_t step = block_count() * teams, rounds = (units + 32 * step - 1) / (32 * step);
         for (int32_t round = 0; round < rounds; ++round) {
             block_sync();
-            if (warp_index() % warps == 0)
+            if (warp % warps == 0)
                 arrive(p, shared, team, units, block_index() * teams + team + 32 * round * step, step);
             block_sync();
             prepare_complete(p, shared, teams);
@@ -614,7 +617,7 @@ struct Linear {
             block_sync();
             tile = next;
         }
-        if constexpr (!kGrouped)
+        if constexpr (!kGrouped && kTokens <= kPreparedTokens)
             if (p.prepare.x != nullptr) prepare_outputs(p, shared, warps, units);
         grid_dep_trigger();
     }

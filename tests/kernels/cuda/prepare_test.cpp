@@ -65,7 +65,7 @@ TEST_CASE("cuda prepare: the block that completes outputs quantises them as a la
     // Groups of 256 of any number of tokens; whole rows, for a norm or for halves, of one. W = 8, 2 and 1.
     for (const Case &c : {Case{gguf::Type::Q4_K, 608, 2048, 1, {true, false}, false, true},
                           {gguf::Type::Q8_0, 800, 512, 3, {true, false}, false, false},
-                          {gguf::Type::Q6_K, 256, 256, 16, {true, false}, false, true},
+                          {gguf::Type::Q6_K, 256, 256, 8, {true, false}, false, true},
                           {gguf::Type::F16, 352, 512, 6, {true, false}, false, false},
                           {gguf::Type::Q4_0, 608, 256, 1, {true, false}, true, false},
                           {gguf::Type::BF16, 340, 2048, 1, {false, true}, true, false},
