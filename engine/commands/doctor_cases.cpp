@@ -19,7 +19,8 @@ constexpr int32_t kTokens = 36;   // more than a tile of many tokens holds for o
 constexpr int64_t kColumns = 64;  // of the output that are looked at
 constexpr int64_t kFewExperts = 8;
 constexpr uint32_t kSeed = 20;
-// Relative errors: of float arithmetic; of activations of 11 to 15 bits; of a softmax whose weights have 16 bits.
+// Relative errors: of float arithmetic; of activations of 11 to 15 bits; of a softmax whose weights have 16
+// bits.
 constexpr double kExact = 1e-5, kMatrix = 2e-3, kAttention = 5e-3;
 
 // What a device's choice of a kernel and its ways may depend on: the kind of step, shapes, formats, options.

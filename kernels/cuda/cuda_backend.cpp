@@ -41,6 +41,8 @@ std::string mebibytes(size_t bytes) {
 }
 
 // A part of a batch whose launches are the same but for what device memory holds.
+constexpr size_t kMostGraphs = 64;
+
 struct GraphKey {
     int32_t part, tokens, logit_rows, candidates;
     bool shares;
@@ -187,14 +189,14 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     graphs_.clear();
     expect_memory(cache);
     prepare_kernels(cache);
+    experts_ = ExpertRunner(program_, plan_, max_tokens);
+    heads_ = HeadRunner(program_, plan_, max_tokens);
+    logits_ = plan_.logits ? LogitsRunner(program_, *plan_.logits, max_tokens, properties_) : LogitsRunner();
     weights_ = DeviceWeights(program_, plan_, progress_);
     upload_ropes();
     cache_ = KvMemory(program_, cache);
     allocate(cache);
     input_ = BatchInput(program_, cache, max_tokens);
-    experts_ = ExpertRunner(program_, plan_, max_tokens);
-    heads_ = HeadRunner(program_, plan_, max_tokens);
-    logits_ = plan_.logits ? LogitsRunner(program_, *plan_.logits, max_tokens, properties_) : LogitsRunner();
     stream_.wait();
 }
 
@@ -260,8 +262,9 @@ void CudaBackend::upload_ropes() {
     for (const size_t start : starts) ropes_.push_back(turns_.as<const uint64_t>() + start);
 }
 
-// Loads the kernels that the plan needs: a first launch while a graph is recorded could not. What the device
-// cannot run is said here, before weights are uploaded.
+// Loads the kernels that the plan needs (those who run experts, heads and logits load their own): a first
+// launch while a graph is recorded could not. What the device cannot run is said here, before weights are
+// uploaded.
 void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(embed_kernel().handle, 0);
     prepare(quantise_kernel().handle, kQuantiseShared);
@@ -301,6 +304,7 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     const bool last = static_cast<size_t>(batch.part) + 1 == parts_.size();
     logit_rows_ = last && plan_.logits ? static_cast<int32_t>(batch.logit_rows.size()) : 0;
     shares_ = std::ranges::any_of(batch.sequences, [](const SequenceSpan &s) { return s.shared > 0; });
+    if (logit_rows_ == 0) candidates = 0;
     now_ = {batch.part, tokens_, logit_rows_,
             candidates, shares_, attention_launches(program_, batch.sequences, tokens_, partial_floats_)};
     if (tokens_ > kLinearTokens)
@@ -349,6 +353,8 @@ void CudaBackend::read_logits(int32_t row, std::span<float> logits) {
 void CudaBackend::replay() {
     auto known = graphs_.find(now_);
     if (known == graphs_.end()) {
+        // Batches may come in ever new shapes, and recordings take memory that nobody predicted.
+        if (graphs_.size() >= kMostGraphs) graphs_.clear();
         Capture capture(stream_);
         enqueue();
         known = graphs_.emplace(now_, capture.end()).first;

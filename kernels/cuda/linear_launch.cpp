@@ -91,7 +91,7 @@ void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat f
     } else {
         p.groups = rows.many, p.group_count = rows.many_count;
         launcher.run(linear_prefill_kernel(format),
-                     linear_prefill_blocks(p, format, most_groups(prefill_tokens(format))),
+                     linear_prefill_blocks(p, format, most_groups(kPrefillTokens)),
                      linear_prefill_shared(format), {p, format});
     }
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
+#include <system_error>
 
 #include "kernels/cpu/pool.h"
 #include "kernels/cuda/repack_kernel.h"
@@ -41,9 +43,16 @@ size_t piece_bytes(const Program &program) {
 }
 
 // Threads that read the file: more than a bus can take are no use, nor is a thread for less than a megabyte.
-int reader_count(size_t bytes) {
-    return static_cast<int>(std::clamp<size_t>(
-        bytes / kBytesPerReader, 1, static_cast<size_t>(std::min(kMostReaders, cpu::usable_cpus()))));
+// One where the system has no others to give.
+std::unique_ptr<cpu::Pool> start_readers(size_t bytes) {
+    const int most = std::min(kMostReaders, cpu::usable_cpus());
+    const auto count =
+        static_cast<int>(std::clamp<size_t>(bytes / kBytesPerReader, 1, static_cast<size_t>(most)));
+    try {
+        return std::make_unique<cpu::Pool>(count);
+    } catch (const std::system_error &) {
+        return std::make_unique<cpu::Pool>(1);
+    }
 }
 
 // The most rows of BF16 that a piece holds.
@@ -61,7 +70,7 @@ class Uploader {
   public:
     // `all`: bytes that will be uploaded. exponent_rows: the most rows of BF16 in a piece.
     Uploader(size_t bytes, size_t all, size_t exponent_rows, const LoadProgress &progress)
-        : bytes_(bytes), all_(all), progress_(progress), readers_(reader_count(all)) {
+        : bytes_(bytes), all_(all), progress_(progress), readers_(start_readers(all)) {
         if (exponent_rows > 0) exponents_ = DeviceMemory(exponent_rows, "exponents");
         for (Piece &piece : pieces_) {
             piece.pinned = PinnedMemory(bytes);
@@ -133,8 +142,8 @@ class Uploader {
     // rate.
     void read(std::byte *to, const std::byte *from, size_t bytes) {
         const auto slices = static_cast<int64_t>((bytes + kSliceBytes - 1) / kSliceBytes);
-        readers_.run([&](int thread) noexcept {
-            readers_.for_each(thread, slices, [&](int64_t slice) {
+        readers_->run([&](int thread) noexcept {
+            readers_->for_each(thread, slices, [&](int64_t slice) {
                 const size_t at = static_cast<size_t>(slice) * kSliceBytes;
                 std::memcpy(to + at, from + at, std::min(kSliceBytes, bytes - at));
             });
@@ -143,7 +152,7 @@ class Uploader {
 
     size_t bytes_, all_, done_ = 0;
     const LoadProgress &progress_;
-    cpu::Pool readers_;
+    std::unique_ptr<cpu::Pool> readers_;
     std::array<Piece, kPieces> pieces_;
     DeviceMemory exponents_;  // of the piece at hand: pieces follow one another on the stream
     size_t next_ = 0;
