@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/tiles.h"
 #include "tests/gpu/cubin.h"
 
 using namespace runnel;
@@ -81,4 +82,44 @@ TEST_CASE("cuda code: no local memory, and no kernel larger than the table says"
         ++compared;
     }
     if (same_compiler) CHECK(compared > 0);
+}
+
+TEST_CASE(
+    "cuda code: decode stays within the instructions that an H200 can issue while it reads the weights") {
+    if (!std::filesystem::exists(kTable)) {
+        MESSAGE("this is not the root of the sources: skipped");
+        return;
+    }
+    std::string compiler;
+    const Table table = read_table(compiler);
+    using enum kernels::cuda::TileFormat;
+    // Per 512 weights and warp, for up to 4 tokens: what the bandwidth leaves (16.5 bytes a clock and
+    // multiprocessor, four instructions a clock). Of the formats that need more, PREDICTIONS.md says what
+    // that costs; they are held to what they need.
+    struct Budget {
+        kernels::cuda::TileFormat format;
+        int instructions, needed;
+    };
+    constexpr Budget kBudgets[] = {
+        {F16, 249, 0},     {BF16, 249, 0},  {Q4_0, 70, 0},     {Q4_1, 78, 0},    {Q5_0, 86, 0},
+        {Q5_1, 93, 0},     {Q8_0, 132, 0},  {Q4_K, 70, 0},     {Q5_K, 86, 0},    {Q6_K, 102, 0},
+        {IQ4_XS, 66, 0},   {Q2_K, 41, 58},  {Q3_K, 53, 61},    {IQ4_NL, 70, 77}, {MXFP4, 66, 88},
+        {NVFP4, 70, 95},   {IQ1, 28, 88},   {IQ2_XXS, 34, 62}, {IQ2_XS, 38, 87}, {IQ2_S, 40, 87},
+        {IQ3_XXS, 50, 61}, {IQ3_S, 53, 73},
+    };
+    // The loop over tiles holds two copies of a block of 4096 weights (of F16 and BF16 less), and the
+    // epilogue.
+    constexpr int kRest = 520, kSteps = 2 * 4096 / 512;
+    for (const Budget &budget : kBudgets) {
+        const std::string name =
+            "Linear<(TileFormat)" + std::to_string(static_cast<int>(budget.format)) + ", 1, false>";
+        CAPTURE(name);
+        const auto row = table.find({90, name});
+        REQUIRE(row != table.end());
+        const int per_512 = (row->second.loop_instructions - kRest + kSteps - 1) / kSteps;
+        CHECK(per_512 > 0);
+        CHECK(per_512 <= (budget.needed > 0 ? budget.needed : budget.instructions));
+        // One that has come within its budget is an exception no more.
+        if (budget.needed > 0) CHECK(per_512 > budget.instructions);
+    }
 }
