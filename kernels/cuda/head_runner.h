@@ -1,14 +1,14 @@
 // Runs the HeadLinear steps of a plan: the pieces of a row, each times a matrix of its own.
 //
 // To the matrix kernels, heads are experts whose choice is fixed (LinearParams::heads): the same bits as for
-// a Linear with the head's matrix and piece, whatever the number of tokens. Where weights are integers, the
-// pieces are quantised first, each by itself; where they are floats, they are read where they lie, and copied
-// together first only where one does not begin at 16 bytes.
+// a Linear with the head's matrix and piece, whatever the number of tokens. The pieces are quantised first,
+// each by itself; those that F32 weights multiply are read where they lie, and copied together first only
+// where one does not begin at 16 bytes.
 //
 // Bytes against the floor, for `heads` matrices of rows x cols: the weights once for up to 8 tokens (a second
 // time, from L2, for 9 to 16) and once per 64 tokens above; 4 heads * cols per token read, 4 heads * rows
-// written, and 2 + 24/32 bytes per quantised value written and read. One token of DeepSeek-V2 (128 heads,
-// 512 x 128 in F16): 16.8 MB of weights, 64 KB in, 256 KB out.
+// written, and 2 + 24/32 bytes per value quantised to integers (2 to halves) written and read. One token of
+// DeepSeek-V2 (128 heads, 512 x 128 in F16): 16.8 MB of weights, 64 KB in, 256 KB out.
 #pragma once
 
 #include <cstddef>
