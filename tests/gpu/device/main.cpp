@@ -21,6 +21,9 @@ std::vector<LaunchReport> take_reports() {
 HostTraffic take_host_traffic() {
     return {};
 }
+size_t take_peak_memory() {
+    return 0;
+}
 bool emulated() {
     return false;
 }
