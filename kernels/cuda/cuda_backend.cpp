@@ -40,9 +40,9 @@ std::string mebibytes(size_t bytes) {
     return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
 }
 
-// A part of a batch whose launches are the same but for what device memory holds.
-constexpr size_t kMostGraphs = 64;
+constexpr size_t kMostGraphs = 64;  // that are kept
 
+// A part of a batch whose launches are the same but for what device memory holds.
 struct GraphKey {
     int32_t part, tokens, logit_rows, candidates;
     bool shares;
