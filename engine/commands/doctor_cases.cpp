@@ -19,9 +19,9 @@ constexpr int32_t kTokens = 36;   // more than a tile of many tokens holds for o
 constexpr int64_t kColumns = 64;  // of the output that are looked at
 constexpr int64_t kFewExperts = 8;
 constexpr uint32_t kSeed = 20;
-// Relative errors: of float arithmetic; of activations of 11 to 15 bits; of a softmax whose weights have 16
-// bits.
-constexpr double kExact = 1e-5, kMatrix = 2e-3, kAttention = 5e-3;
+// Relative errors: of float arithmetic; of activations of 11 or 12 bits, in up to three matrices one behind
+// the other (a single outlier among 256 activations costs 2e-3); of a softmax whose weights have 16 bits.
+constexpr double kExact = 1e-5, kMatrix = 8e-3, kAttention = 5e-3;
 
 // What a device's choice of a kernel and its ways may depend on: the kind of step, shapes, formats, options.
 // Two steps with the same are one case.

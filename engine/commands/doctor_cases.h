@@ -21,7 +21,7 @@ struct StepCase {
     // (Made when they are wanted.)
     std::function<kernels::Program()> program, reference;
     int32_t tokens;    // one sequence of so many; their ids are their numbers
-    double tolerance;  // of a device with activations of 11 to 15 bits, relative
+    double tolerance;  // of a device with activations of 11 or 12 bits, relative
     bool rounded;      // whether devices round its activations to integers: it multiplies by matrices
     // Of matrices: all that have this shape and format, for a measurement; and the bytes of one.
     std::vector<kernels::WeightId> same = {};

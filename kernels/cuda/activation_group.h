@@ -22,22 +22,18 @@ DEVICE float4 load_floats(const float *x, int64_t k, int64_t cols) {
 
 // The same lane's share of the quantised group.
 struct ActivationPiece {
-    uint2 hi, lo;  // eight int8 each
+    uint4 codes;   // in the order of activations.h
     float scale;   // of the group, in every lane
-    int32_t sum_hi[2],
-        sum_lo[2];  // over the 16-groups 2 sub and 2 sub + 1 of the chunk (in all lanes of them)
+    float sum[2];  // over the 16-groups 2 sub and 2 sub + 1 of the chunk (in all lanes of them)
 };
 
-DEVICE void quantise_four(const float (&x)[8], int first, float inverse, uint32_t &hi, uint32_t &lo) {
-    hi = lo = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float t = x[first + i] * inverse;
-        const float whole = rint_rn(t);
-        const int32_t h = float_to_int_rn(whole), l = float_to_int_rn((t - whole) * 254.0f);
-        hi |= (static_cast<uint32_t>(h) & 0xffu) << 8 * i;
-        lo |= (static_cast<uint32_t>(l) & 0xffu) << 8 * i;
-    }
+// Two numbers that binary16 holds and that add up to a sum of up to 32 integers.
+struct SumParts {
+    float high, low;
+};
+DEVICE SumParts parts_of(float sum) {
+    const float high = 32.0f * rint_rn(sum * (1.0f / 32.0f));
+    return {high, sum - high};
 }
 
 // The largest magnitude among all lanes' values, as bits: a NaN is larger than infinity. Warp collective.
@@ -60,25 +56,23 @@ DEVICE uint32_t largest_of(const float (&x)[8], uint32_t largest) {
 
 // Warp collective. Values at and beyond the end of a row are to be 0.
 DEVICE ActivationPiece quantise_group(const float (&x)[8]) {
+    constexpr float kLargest = kActivationLargest;
     const float maximum = bits_float(largest_magnitude(largest_of(x, 0)));
     const bool tiny = maximum < 0x1p-100f;
-    const float inverse = tiny ? 0.0f : 127.0f / maximum;
+    const float inverse = tiny ? 0.0f : kLargest / maximum;
+    float q[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) q[i] = rint_rn(x[i] * inverse);
     ActivationPiece piece;
-    piece.scale = tiny ? 0.0f : maximum / 127.0f;
-    quantise_four(x, 0, inverse, piece.hi.x, piece.lo.x);
-    quantise_four(x, 4, inverse, piece.hi.y, piece.lo.y);
-    constexpr uint32_t kOnes = 0x01010101u;
-    piece.sum_hi[0] = dp4a(piece.hi.x, kOnes, 0);
-    piece.sum_hi[1] = dp4a(piece.hi.y, kOnes, 0);
-    piece.sum_lo[0] = dp4a(piece.lo.x, kOnes, 0);
-    piece.sum_lo[1] = dp4a(piece.lo.y, kOnes, 0);
+    piece.scale = tiny ? 0.0f : maximum / kLargest;
+    // kColumnOrder
+    piece.codes = {pack_f16(q[0], q[2]), pack_f16(q[1], q[3]), pack_f16(q[4], q[6]), pack_f16(q[5], q[7])};
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int h = 0; h < 2; ++h) {
+        piece.sum[h] = (q[4 * h] + q[4 * h + 1]) + (q[4 * h + 2] + q[4 * h + 3]);
 #pragma unroll
-        for (int mask = 2; mask <= 4; mask *= 2) {
-            piece.sum_hi[h] += shfl_xor(piece.sum_hi[h], mask);
-            piece.sum_lo[h] += shfl_xor(piece.sum_lo[h], mask);
-        }
+        for (int mask = 2; mask <= 4; mask *= 2) piece.sum[h] += shfl_xor(piece.sum[h], mask);
+    }
     return piece;
 }
 

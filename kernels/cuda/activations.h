@@ -1,21 +1,21 @@
-// Quantised activations, in two forms: what the matrix kernels multiply integer weights with, and what
-// weights in F16 and BF16.
+// Quantised activations, in two forms, both of them binary16 numbers for the tensor cores: what the matrix
+// kernels multiply quantised weights with, and what weights in F16 and BF16.
 //
-// Integers. Per group of 256 values of a row one scale s = max|x| / 127 and two int8 per value:
-//   t = x * (127 / max|x|);  hi = rint(t);  lo = rint(254 (t - hi));  x ~ s (hi + lo / 254), about 15 bits.
-// hi and lo are two columns of the same integer matrix product, so everything inside a group is exact. The
-// last group of a row may be shorter. A group whose maximum is below 2^-100 has s = 0 and zeros; a NaN in it
-// makes s NaN.
+// Integers. Per group of 256 values of a row one scale s = max|x| / 2047 and an integer per value:
+//   q = rint(x * (2047 / max|x|));  x ~ s q: 12 bits with the sign, all of which binary16 holds.
+// Products of such integers with those behind quantised weights (of up to 8 bits) sum exactly in the float32
+// of an mma for any 32 columns: below 2^23. The last group of a row may be shorter. A group whose maximum is
+// below 2^-100 has s = 0 and zeros; a NaN in it makes s NaN.
 //
 // One row (one token) in memory, for K values (a multiple of 32):
-//   values  [ceil(K / 64) chunks][128 bytes]: 64 bytes of hi, then 64 of lo; in the order of the mma's B
-//   operand
-//           (device.h): byte 16 t + 8 sub + 4 h + i of the 64 is the value k = 64 chunk + 32 sub + 16 h + 4 t
-//           + i (t < 4, sub < 2, h < 2, i < 4). A lane 4 g + t reads its 16 bytes at 16 t: two B fragments of
-//           mma_s8_k32 (sub 0, sub 1), or four of mma_s8_k16. A last chunk of 32 values ends in zeros.
-//   scales  [ceil(K / 256)] float
-//   sums    [K / 32] of int32 {hi of the 32 values, lo of the 32}, for offsets and minimums per 32,
-//   sums16  [K / 16] of int32 {hi of the 16 values, lo of the 16}, for those per 16.
+//   codes   [ceil(K / 64) * 64] binary16: of each 32 columns, number 8 t + 4 h + i is column 16 h + 4 t +
+//           kColumnOrder[i] (t < 4, h < 2, i < 4): a lane 4 g + t reads 16 bytes, the operands B of two
+//           mma_f16_k16 whose operands A are what fragments.h makes of a word of four codes, bytes 0 and 2
+//           before 1 and 3. Ends in zeros.
+//   scales  [ceil(K / 256)] float, and zeros up to a multiple of four
+//   sums    [ceil(K / 256)][2][8] binary16: of each group of 32 the sum of q in two parts that add up to it:
+//           the multiple of 32 next to it, and the rest. For minimums per 32.
+//   sums16  [ceil(K / 256)][2][16] binary16, likewise of each group of 16.
 //
 // Halves. Per row a power of two s with 2^14 <= max|x| / s < 2^15, and binary16 numbers h = rn(x / s): 11
 // bits each, 24 binades below the maximum and more. A row whose maximum is below 2^-100 has s = 0 and zeros;
@@ -27,14 +27,16 @@
 //   half_scale  float
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace runnel::kernels::cuda {
 
-inline constexpr int kActivationGroup = 256;       // values per scale
-inline constexpr int kActivationChunk = 64;        // values
-inline constexpr int kActivationChunkBytes = 128;  // hi and lo
-inline constexpr float kLowScale = 1.0f / 254.0f;  // of a product with lo against one with hi
+inline constexpr int kActivationGroup = 256;     // values per scale
+inline constexpr int kActivationChunk = 64;      // values
+inline constexpr int kActivationLargest = 2047;  // magnitude of an integer
+inline constexpr int kColumnOrder[4] = {0, 2, 1, 3};
+inline constexpr int kSumParts = 2 * 8, kSum16Parts = 2 * 16;  // numbers per group of 256
 
 // Which of the two a buffer holds.
 struct ActivationForms {
@@ -49,61 +51,56 @@ struct ActivationForms {
 // Rows in global memory, one per token, each 16-byte aligned. Strides in elements of the array's type. A form
 // that a buffer does not hold has null pointers.
 struct Activations {
-    int8_t *values;
+    uint16_t *codes;
     float *scales;
-    int32_t *sums, *sums16;
-    int64_t values_stride, scales_stride, sums_stride, sums16_stride;
+    uint16_t *sums, *sums16;
+    int64_t codes_stride, scales_stride, sums_stride, sums16_stride;
     uint16_t *halves;
     float *half_scales;  // one per row
     int64_t halves_stride;
 };
 
-constexpr int64_t activation_values_stride(int64_t k) {
-    return (k + kActivationChunk - 1) / kActivationChunk * kActivationChunkBytes;
+constexpr int64_t activation_groups(int64_t k) {
+    return (k + kActivationGroup - 1) / kActivationGroup;
 }
 constexpr int64_t activation_scales_stride(int64_t k) {
-    return ((k + kActivationGroup - 1) / kActivationGroup + 3) / 4 * 4;
+    return (activation_groups(k) + 3) / 4 * 4;
 }
-constexpr int64_t activation_sums_stride(int64_t k) {
-    return (k / 32 * 2 + 3) / 4 * 4;
-}
-constexpr int64_t activation_sums16_stride(int64_t k) {
-    return k / 16 * 2;
-}
-
+// Of codes and of halves.
 constexpr int64_t activation_halves_stride(int64_t k) {
     return (k + kActivationChunk - 1) / kActivationChunk * kActivationChunk;
 }
-
 // Bytes of the rows of `tokens` tokens, and the rows laid out in that many bytes (256-byte aligned).
 constexpr int64_t activation_bytes(int64_t k, int64_t tokens, ActivationForms forms) {
     int64_t row = 0;
     if (forms.integers)
-        row += activation_values_stride(k) +
-               4 * (activation_scales_stride(k) + activation_sums_stride(k) + activation_sums16_stride(k));
+        row += 2 * activation_halves_stride(k) + 4 * activation_scales_stride(k) +
+               2 * activation_groups(k) * (kSumParts + kSum16Parts);
     if (forms.halves) row += 2 * activation_halves_stride(k) + 4;
     return tokens * row;
 }
 inline Activations place_activations(void *memory, int64_t k, int64_t tokens, ActivationForms forms) {
     Activations a{};
-    auto *to = static_cast<int8_t *>(memory);
+    auto *to = static_cast<std::byte *>(memory);
+    const auto take = [&to]<class T>(T *&array, int64_t count) {
+        array = reinterpret_cast<T *>(to);
+        to += count * static_cast<int64_t>(sizeof(T));
+    };
     if (forms.halves) {
         a.halves_stride = activation_halves_stride(k);
-        a.halves = reinterpret_cast<uint16_t *>(to);
-        to += 2 * tokens * a.halves_stride;
+        take(a.halves, tokens * a.halves_stride);
     }
     if (forms.integers) {
-        a.values_stride = activation_values_stride(k);
+        a.codes_stride = activation_halves_stride(k);
         a.scales_stride = activation_scales_stride(k);
-        a.sums_stride = activation_sums_stride(k);
-        a.sums16_stride = activation_sums16_stride(k);
-        a.values = to;
-        a.scales = reinterpret_cast<float *>(a.values + tokens * a.values_stride);
-        a.sums = reinterpret_cast<int32_t *>(a.scales + tokens * a.scales_stride);
-        a.sums16 = a.sums + tokens * a.sums_stride;
-        to = reinterpret_cast<int8_t *>(a.sums16 + tokens * a.sums16_stride);
+        a.sums_stride = activation_groups(k) * kSumParts;
+        a.sums16_stride = activation_groups(k) * kSum16Parts;
+        take(a.codes, tokens * a.codes_stride);
+        take(a.scales, tokens * a.scales_stride);
+        take(a.sums, tokens * a.sums_stride);
+        take(a.sums16, tokens * a.sums16_stride);
     }
-    if (forms.halves) a.half_scales = reinterpret_cast<float *>(to);
+    if (forms.halves) take(a.half_scales, tokens);
     return a;
 }
 

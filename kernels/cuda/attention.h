@@ -116,7 +116,7 @@ struct AttentionParams {
 // Whether AttentionParams::prepare can be asked for, in a launch of `tokens` tokens: the heads of a K/V head
 // are whole groups of 256 columns, and a tile of rows holds all of them for its tokens.
 constexpr bool can_prepare(const QuantiseParams &prepare, int32_t tokens, int32_t group, int32_t dim_v) {
-    return !needs_whole_rows(prepare) && prepare.out.values != nullptr &&
+    return !needs_whole_rows(prepare) && prepare.out.codes != nullptr &&
            group * dim_v % kActivationGroup == 0 &&
            (kAttentionRows % group == 0 || (tokens == 1 && group <= kAttentionRows));
 }

@@ -106,15 +106,15 @@ struct Book {
     }
 };
 
-// Four weights as int8 from the selectors of their levels, bit 2 of which takes the second half of the
+// Four weights plus 128 from the selectors of their levels, bit 2 of which takes the second half of the
 // values: levels 8, 25, 43 and their negatives (gguf::kLevelsIQ2); of IQ1 8 (level - 1) + 1 and 8 (level - 1)
 // - 1.
 template <TileFormat F>
 DEVICE uint32_t book_values(uint32_t selectors) {
     if constexpr (F == TileFormat::IQ1)
-        return prmt(0x000901f9u, 0x0007fff7u, selectors);
+        return prmt(0x00898179u, 0x00877f77u, selectors);
     else
-        return prmt(0x002b1908u, 0x00d5e7f8u, selectors);
+        return prmt(0x00ab9988u, 0x00556778u, selectors);
 }
 
 }  // namespace runnel::kernels::cuda

@@ -4,7 +4,7 @@
 // its first run and replayed from then on.
 //
 // Results depend on neither batch, chunks, paging nor grid (linear.h, attention.h), and are within rounding
-// of the CPU's: activations have 15 bits here and 8 there (before weights in F16 and BF16 11 here, and all of
+// of the CPU's: activations have 12 bits here and 8 there (before weights in F16 and BF16 11 here, and all of
 // float32 there).
 #pragma once
 

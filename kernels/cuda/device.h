@@ -60,26 +60,24 @@
 //                                                      device-wide, relaxed (order with fence_gpu); return
 //                                                      the old value. inc_wrap: old >= last ? 0 : old + 1.
 //
-// matrices (warp collectives). Lane = 4 g + t; registers hold four int8 or two 16-bit values, low first.
+// matrices (warp collectives). Lane = 4 g + t; registers hold two 16-bit values, low first.
 //   ldmatrix_x4(uint32_t (&r)[4], row), ldmatrix_x2(uint32_t (&r)[2], row), and ldmatrix_x4_trans
 //       8x8 matrices of 16-bit values in shared memory; lane i gives the address of row i % 8 of matrix i / 8
 //       (16-byte aligned; x2 uses lanes 0-15). r[m]: row g, columns 2t and 2t+1 of matrix m (trans: of m^T).
-//   mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])    c += a b, exact
-//       A 16x32: a[0] (row g, k 4t..4t+3), a[1] (g+8, 4t), a[2] (g, 16+4t), a[3] (g+8, 16+4t);
-//       B 32x8: b[0] (k 4t..4t+3, column g), b[1] (16+4t, g);
-//       C 16x8: c[0] (row g, column 2t), c[1] (g, 2t+1), c[2] (g+8, 2t), c[3] (g+8, 2t+1).
-//   mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b)                the same with k 0..15
 //   mma_f16_k16, mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])
-//       A 16x16: a[0] (row g, k 2t, 2t+1), a[1] (g+8, 2t), a[2] (g, 8+2t), a[3] (g+8, 8+2t);
-//       B 16x8: b[0] (k 2t, 2t+1, column g), b[1] (8+2t, g); C as above. f32 sums in unspecified order.
+//       c += a b. A 16x16: a[0] (row g, k 2t, 2t+1), a[1] (g+8, 2t), a[2] (g, 8+2t), a[3] (g+8, 8+2t);
+//       B 16x8: b[0] (k 2t, 2t+1, column g), b[1] (8+2t, g);
+//       C 16x8: c[0] (row g, column 2t), c[1] (g, 2t+1), c[2] (g+8, 2t), c[3] (g+8, 2t+1).
+//       f32 sums in unspecified order: exact where all of them are integers below 2^24.
+//   mma_f16_k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b)                  the same with k 0..7
 //
 // bits and numbers
-//   int32_t dp4a(uint32_t a, uint32_t b, int32_t c)    c + sum of four int8 products
-//   uint32_t prmt(a, b, selector); int popc(x), clz(x)
+//   uint32_t prmt(a, b, selector), and_or(a, mask, bits): (a & mask) | bits; int popc(x), clz(x)
 //   float fma_rn(a, b, c), sqrt_rn(x), rint_rn(x); int32_t float_to_int_rn(x)         (saturates; NaN: 0)
 //   uint32_t float_bits(f), float bits_float(u)
-//   int32_t computed_anew(x)               x; from sm_120 on, what a loop makes of it is made in the loop
-//                                          each time, and takes no register outside of it
+//   int32_t computed_anew(x)               x; what a loop makes of it is made in the loop each time, and
+//   takes
+//                                          no register outside of it
 //   uint16_t f32_to_f16(x), f32_to_bf16(x); float f16_to_f32(h), bf16_to_f32(h)    to nearest even
 //   uint32_t pack_f16(lo, hi), pack_bf16(lo, hi)       two floats rounded into one register
 //   uint32_t h2_fma(a, b, c), h2_sub(a, b), h2_mul(a, b)                two f16 at once, each rounded once

@@ -126,11 +126,7 @@ uint64_t atomic_max_u64(uint64_t *p, uint64_t v);
 void ldmatrix_x4(uint32_t (&r)[4], const void *row, Place place = Place::current());
 void ldmatrix_x2(uint32_t (&r)[2], const void *row, Place place = Place::current());
 void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, Place place = Place::current());
-void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, Place place = Place::current());
-void mma_f16_m16n8k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place = Place::current());
-void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                Place place = Place::current());
-void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place = Place::current());
+void mma_f16_k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place = Place::current());
 void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                  Place place = Place::current());
 void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
@@ -138,8 +134,10 @@ void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
 
 // --- bits and numbers ------------------------------------------------------------------------------------
 
-int32_t dp4a(uint32_t a, uint32_t b, int32_t c);
 uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector);
+inline uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
+    return (a & mask) | bits;
+}
 inline int popc(uint32_t x) {
     return std::popcount(x);
 }

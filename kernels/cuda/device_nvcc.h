@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#error "the kernels need sm_75 or later (int8 mma and ldmatrix)"
+#error "the kernels need sm_75 or later (mma and ldmatrix)"
 #endif
 
 // The code at hand is that of sm_75.
@@ -228,12 +228,7 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row) {
                  : "memory");
 }
 
-DEVICE void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b) {
-    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
-        : "+r"(c0), "+r"(c1)
-        : "r"(a), "r"(b));
-}
-DEVICE void mma_f16_m16n8k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b) {
+DEVICE void mma_f16_k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));
@@ -241,11 +236,14 @@ DEVICE void mma_f16_m16n8k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b) {
 
 // --- bits and numbers ------------------------------------------------------------------------------------
 
-DEVICE int32_t dp4a(uint32_t a, uint32_t b, int32_t c) {
-    return __dp4a(static_cast<int>(a), static_cast<int>(b), c);
-}
 DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
     return __byte_perm(a, b, selector);
+}
+// One instruction, where the compiler makes two of constants.
+DEVICE uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
+    uint32_t r;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(mask), "r"(bits));
+    return r;
 }
 DEVICE int popc(uint32_t x) {
     return __popc(x);
@@ -267,9 +265,7 @@ DEVICE int32_t float_to_int_rn(float x) {
     return __float2int_rn(x);
 }
 DEVICE int32_t computed_anew(int32_t x) {
-#if __CUDA_ARCH__ >= 1200
     asm volatile("" : "+r"(x));
-#endif
     return x;
 }
 DEVICE uint32_t float_bits(float f) {
@@ -321,25 +317,11 @@ namespace runnel::kernels::cuda {
 using turing::f32_to_bf16;
 using turing::mma_bf16_k16;
 using turing::mma_f16_k16;
-using turing::mma_s8_k16;
-using turing::mma_s8_k32;
 using turing::pack_bf16;
 using turing::pack_f16;
 
 #else
 
-DEVICE void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-DEVICE void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-        "{%0, %1, %2, %3};"
-        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(b));
-}
 DEVICE void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"

@@ -1,10 +1,9 @@
 // What sm_75 (Turing) lacks of device.h, made of what it has. For device_nvcc.h, and for the emulator, which
 // runs the same when it emulates such a device.
 //
-//   - int8: m16n8k32 and m16n8k16 are put together from m8n8k16, exactly.
-//   - f16: m16n8k16 is two m16n8k8, each of which rounds its sums: attention may differ in the last bits from
-//   what
-//     later devices give, as those do among themselves.
+//   - f16: m16n8k16 is two m16n8k8, each of which rounds its sums: attention and matrices of F16 may differ
+//   in
+//     the last bits from what later devices give, as those do among themselves. Sums of integers are exact.
 //   - bf16: sm_75 has no such product at all. Products of two bf16 numbers are exact in float32, so fma gives
 //   what
 //     the instruction would, after shuffles that bring a lane the rows and columns it needs: some 190
@@ -12,24 +11,14 @@
 //     file that asks for it is turned away; f16, the default, loses nothing.
 //   - conversions of two numbers at once, and of one to bf16, take an instruction or two more.
 //
-// Uses of device.h: mma_s8_m8n8k16, mma_f16_m16n8k8, shfl, and plain arithmetic.
+// Uses of device.h: mma_f16_k8, shfl, and plain arithmetic.
 #pragma once
 
 namespace runnel::kernels::cuda::turing {
 
-DEVICE void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b) {
-    mma_s8_m8n8k16(c[0], c[1], a[0], b);
-    mma_s8_m8n8k16(c[2], c[3], a[1], b);
-}
-
-DEVICE void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    mma_s8_k16(c, {a[0], a[1]}, b[0]);
-    mma_s8_k16(c, {a[2], a[3]}, b[1]);
-}
-
 DEVICE void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    mma_f16_m16n8k8(c, {a[0], a[1]}, b[0]);
-    mma_f16_m16n8k8(c, {a[2], a[3]}, b[1]);
+    mma_f16_k8(c, {a[0], a[1]}, b[0]);
+    mma_f16_k8(c, {a[2], a[3]}, b[1]);
 }
 
 // The products of two numbers and two.

@@ -1,6 +1,7 @@
-// From a block of a tile (tiles.h) to the registers of the integer tensor-core instructions: what a lane
-// loads, and a few bit operations per register of operand A. One struct of recipes per family of formats,
-// chosen at compile time; shared by every kernel that multiplies weights.
+// From a block of a tile (tiles.h) to operands A of mma_f16_k16: what a lane loads, a few bit operations per
+// word of four codes, and the two instructions that make binary16 numbers of it: a code c put under the bits
+// of 1024 reads as 1024 + c, exactly, and what is subtracted takes the offset of the codes with it. Recipes
+// are chosen at compile time; shared by every kernel that multiplies quantised weights.
 //
 // Indices: lane = 4g + t holds rows g and g + 8 ("row r" = g + 8r); chunk c = 64 columns, sub s = 32 of them,
 // register a as in tiles.h; group = 2c + s.
@@ -17,9 +18,23 @@ struct Constant {
     static constexpr int value = V;
 };
 
-// What is to be subtracted from a code to get the weight's integer.
+// Values come from a table of 16.
+constexpr bool has_table(TileFormat f) {
+    return f == TileFormat::IQ4_NL || f == TileFormat::IQ4_XS || f == TileFormat::MXFP4 ||
+           f == TileFormat::NVFP4;
+}
+
+// Values of the table are binary16 numbers of one byte, the upper: they have three bits at most.
+constexpr bool has_short_floats(TileFormat f) {
+    return f == TileFormat::MXFP4 || f == TileFormat::NVFP4;
+}
+
+// What is to be subtracted from a code of fragment() to get the weight's integer (IQ3: its magnitude).
 constexpr int code_offset(TileFormat f) {
+    if (f == TileFormat::IQ4_NL || f == TileFormat::IQ4_XS || (has_codebook(f) && !has_quads(f))) return 128;
     switch (f) {
+        case TileFormat::Q8_0:
+            return 128;
         case TileFormat::Q4_0:
             return 8;
         case TileFormat::Q5_0:
@@ -154,7 +169,7 @@ DEVICE void load_chunk(const std::byte *block, MainRegisters<F> &r) {
     }
 }
 
-// --- operand A ---------------------------------------------------------------------------------------------
+// --- codes ---------------------------------------------------------------------------------------------
 
 // Bits of `word` moved so that bit `from` of each byte comes to lie at bit `to`.
 template <int kFrom, int kTo>
@@ -165,7 +180,7 @@ DEVICE uint32_t move_bits(uint32_t word) {
         return word << (kTo - kFrom);
 }
 
-// Entries of a table of 16 int8 for the eight nibbles of a word: into `low` those of the low nibbles of its
+// Entries of a table of 16 bytes for the eight nibbles of a word: into `low` those of the low nibbles of its
 // four bytes, into `high` those of the high nibbles.
 DEVICE void look_up(const uint32_t (&table)[4], uint32_t word, uint32_t &low, uint32_t &high) {
     uint32_t mixed[2];
@@ -179,24 +194,18 @@ DEVICE void look_up(const uint32_t (&table)[4], uint32_t word, uint32_t &low, ui
     high = prmt(mixed[0], mixed[1], 0x7531u);
 }
 
-// Values come from a table of 16.
-constexpr bool has_table(TileFormat f) {
-    return f == TileFormat::IQ4_NL || f == TileFormat::IQ4_XS || f == TileFormat::MXFP4 ||
-           f == TileFormat::NVFP4;
-}
-
 // Both subs of chunk kC, which lie in the nibbles of the same words, of formats with a table.
 template <TileFormat F, int kC>
 DEVICE void look_up_chunk(const MainRegisters<F> &m, uint32_t (&first)[4], uint32_t (&second)[4]) {
-    // gguf::kMXFP4Values and gguf::kIQ4Values, four to a word.
-    constexpr bool kMXFP4 = F == TileFormat::MXFP4 || F == TileFormat::NVFP4;
-    const uint32_t table[4] = {kMXFP4 ? 0x03020100u : 0xbfad9881u, kMXFP4 ? 0x0c080604u : 0xf6eaddcfu,
-                               kMXFP4 ? 0xfdfeff00u : 0x26190d01u, kMXFP4 ? 0xf4f8fafcu : 0x71594535u};
+    // gguf::kMXFP4Values as binary16, and gguf::kIQ4Values plus 128, four to a word.
+    constexpr bool kMXFP4 = has_short_floats(F);
+    const uint32_t table[4] = {kMXFP4 ? 0x42403c00u : 0x3f2d1801u, kMXFP4 ? 0x4a484644u : 0x766a5d4fu,
+                               kMXFP4 ? 0xc2c0bc00u : 0xa6998d81u, kMXFP4 ? 0xcac8c6c4u : 0xf1d9c5b5u};
 #pragma unroll
     for (int i = 0; i < 4; ++i) look_up(table, m.main[4 * kC + i], first[i], second[i]);
 }
 
-// The weights of register kA of chunk kC, sub kS.
+// The codes of register kA of chunk kC, sub kS.
 template <TileFormat F, int kC, int kS, int kA>
 DEVICE uint32_t codebook_register(const MainRegisters<F> &m, const SideRegisters<F> &side,
                                   const Book<F> &book) {
@@ -211,16 +220,14 @@ DEVICE uint32_t codebook_register(const MainRegisters<F> &m, const SideRegisters
     if constexpr (F == TileFormat::IQ1) {
         return book_values<F>(book[index] ^ (side.high[kC] >> (4 * kJ + 3) & 1u) * 0x4444u);
     } else if constexpr (has_quads(F)) {
-        const uint32_t negative =
-            side.signs[kC] >> kJ & 0x01010101u;  // weights are not 0: bytes do not carry
-        return (book[index] ^ negative * 255u) + negative;
+        return book[index];
     } else {
         return book_values<F>(book[index] ^ (move_bits<16 * kS + kA, 2>(side.signs[kC]) & 0x4444u));
     }
 }
 
-// The four registers of chunk kC, sub kS: codes, or values where a table or a book gives them. later: carries
-// what is known of sub 1 from the call for sub 0 to the one after it.
+// The four words of chunk kC, sub kS, that tiles.h calls registers: a code for each of 16 weights. later:
+// carries what is known of sub 1 from the call for sub 0 to the one after it.
 template <TileFormat F, int kC, int kS>
 DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, const Book<F> &book,
                      uint32_t (&a)[4], uint32_t (&later)[4]) {
@@ -231,7 +238,7 @@ DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, co
         a[3] = codebook_register<F, kC, kS, 3>(m, side, book);
     } else if constexpr (F == TileFormat::Q8_0) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = m.main[8 * kC + 4 * kS + i];
+        for (int i = 0; i < 4; ++i) a[i] = m.main[8 * kC + 4 * kS + i] ^ 0x80808080u;
     } else if constexpr (has_table(F)) {
         if constexpr (kS == 0) {
             look_up_chunk<F, kC>(m, a, later);
@@ -271,6 +278,73 @@ DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, co
     }
 }
 
+// --- operand A ---------------------------------------------------------------------------------------------
+
+// A binary16 number twice.
+constexpr uint32_t twice(uint32_t half) {
+    return half << 16 | half;
+}
+// 1024 + n as binary16, n < 1024; and -(64 + n), n < 64.
+constexpr uint32_t half_of_1024(int n) {
+    return 0x6400u + static_cast<uint32_t>(n);
+}
+constexpr uint32_t half_of_minus_64(int n) {
+    return 0xd400u + 16 * static_cast<uint32_t>(n);
+}
+
+// Formats whose codes are the nibbles of the main plane: they need not be put into bytes first.
+constexpr bool has_plain_nibbles(TileFormat f) {
+    return f == TileFormat::Q4_0 || f == TileFormat::Q4_1 || f == TileFormat::Q4_K;
+}
+
+// The numbers of bytes 0 and 2, or (kOdd) 1 and 3, of a word.
+template <TileFormat F, bool kOdd>
+DEVICE uint32_t numbers_of(uint32_t codes) {
+    if constexpr (has_short_floats(F)) return prmt(codes, 0, kOdd ? 0x3414u : 0x2404u);
+    return h2_sub(prmt(codes, twice(0x6400u), kOdd ? 0x5351u : 0x5250u), twice(half_of_1024(code_offset(F))));
+}
+// Likewise of the low or (kHigh) the high nibbles: of those, 1024 + 16 c is brought back by a division.
+template <TileFormat F, bool kHigh>
+DEVICE uint32_t numbers_of_nibbles(uint32_t word) {
+    const uint32_t under = and_or(word, twice(kHigh ? 0xf0u : 0x0fu), twice(0x6400u));
+    if constexpr (kHigh)
+        return h2_fma(under, twice(0x2c00u), twice(half_of_minus_64(code_offset(F))));
+    else
+        return h2_sub(under, twice(half_of_1024(code_offset(F))));
+}
+
+// Operands A of chunk kC, sub kS: [h] for its columns 16 h .. 16 h + 15, which are in the order of the
+// activations' codes. later: as of fragment().
+template <TileFormat F, int kC, int kS>
+DEVICE void weight_numbers(const MainRegisters<F> &m, const SideRegisters<F> &side, const Book<F> &book,
+                           uint32_t (&to)[2][4], uint32_t (&later)[4]) {
+    if constexpr (has_plain_nibbles(F)) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t word = m.main[4 * kC + i];
+            to[i / 2][i % 2] = numbers_of_nibbles<F, kS == 1>(word);
+            to[i / 2][2 + i % 2] = numbers_of_nibbles<F, kS == 1>(word >> 8);
+        }
+    } else {
+        uint32_t codes[4];
+        fragment<F, kC, kS>(m, side, book, codes, later);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            to[i / 2][i % 2] = numbers_of<F, false>(codes[i]);
+            to[i / 2][2 + i % 2] = numbers_of<F, true>(codes[i]);
+        }
+    }
+    if constexpr (has_quads(F)) {
+        // Bit 4 kS + i of the bytes of `signs` becomes the sign.
+        const uint32_t signs = side.signs[kC];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            to[i / 2][i % 2] ^= signs << (15 - 4 * kS - i) & 0x80008000u;
+            to[i / 2][2 + i % 2] ^= signs << (7 - 4 * kS - i) & 0x80008000u;
+        }
+    }
+}
+
 // --- scales ------------------------------------------------------------------------------------------------
 
 DEVICE float half_of(uint32_t word, int index) {
@@ -296,27 +370,34 @@ DEVICE float group_minimum(const SideRegisters<F> &registers, int r) {
     return half_of(registers.scale2[4 * r + kGroup / 2], kGroup % 2);
 }
 
-// Integer scales and minimums of row r, unpacked four groups to a word (bytes, low first), and the floats
-// they are multiplied with.
+// What an integer scale's byte exceeds the scale by.
+constexpr int scale_offset(TileFormat f) {
+    if (f == TileFormat::Q6_K) return 128;
+    return f == TileFormat::Q3_K || f == TileFormat::IQ4_XS ? 32 : 0;
+}
+
+// Integer scales and minimums of row r, unpacked four groups to a word (bytes, low first, with
+// scale_offset), and the floats they are multiplied with.
 template <TileFormat F>
 struct IntegerScales {
     static constexpr int kWords = has_groups_of_16(F) ? 4 : 2;
     uint32_t scale[kWords], minimum[has_minimum(F) ? kWords : 1];
     float d, dmin;
 
-    // Of group kGroup (of 16 or 32 weights).
+    // d times the scale of group kGroup (of 16 or 32 weights), which is exact: a byte under the bits of 2^23
+    // reads as 2^23 + byte.
     template <int kGroup>
-    DEVICE int scale_of() const {
-        const uint32_t word = scale[kGroup / 4];
-        if constexpr (F == TileFormat::Q6_K)
-            return static_cast<int>(word << (24 - 8 * (kGroup % 4))) >> 24;
-        else
-            return static_cast<int>(word >> 8 * (kGroup % 4) & 255u) -
-                   (F == TileFormat::Q3_K || F == TileFormat::IQ4_XS ? 32 : 0);
+    DEVICE float factor() const {
+        const float byte =
+            bits_float(prmt(scale[kGroup / 4], 0x4b000000u, 0x7440u | static_cast<uint32_t>(kGroup % 4)));
+        return d * (byte - (0x1p23f + static_cast<float>(scale_offset(F))));
     }
-    template <int kGroup>
-    DEVICE int minimum_of() const {
-        return static_cast<int>(minimum[kGroup / 4] >> 8 * (kGroup % 4) & 255u);
+    // The minimums of groups k and k + 1, k = 8 * kHalf + 2t, as binary16 numbers.
+    template <int kHalf>
+    DEVICE uint32_t minimums(int t) const {
+        const uint32_t pair =
+            prmt(minimum[2 * kHalf], minimum[2 * kHalf + 1], static_cast<uint32_t>(2 * t | (2 * t + 1) << 8));
+        return h2_sub(and_or(pair, twice(0xffu), twice(0x6400u)), twice(0x6400u));
     }
 };
 
@@ -365,13 +446,58 @@ DEVICE void unpack_scales(const SideRegisters<F> &r, int row, IntegerScales<F> &
         out.d = half_of(r.scale2[0], row);
     } else if constexpr (F == TileFormat::Q6_K) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) out.scale[i] = r.scale[4 * row + i];
+        for (int i = 0; i < 4; ++i) out.scale[i] = r.scale[4 * row + i] ^ 0x80808080u;
         out.d = half_of(r.scale2[0], row);
     } else {  // IQ4_XS
         const uint32_t low = r.scale[row], high = r.scale[2] >> 16 * row;
         out.scale[0] = spread_nibbles(low) | spread_pairs(high) << 4;
         out.scale[1] = spread_nibbles(low >> 16) | spread_pairs(high >> 8) << 4;
         out.d = half_of(r.scale[3], row);
+    }
+}
+
+// The scales of a block, of rows g and g + 8, in either form.
+template <TileFormat F>
+struct BlockScales {
+    IntegerScales<F> rows[2];
+    const SideRegisters<F> &side;
+
+    explicit DEVICE BlockScales(const SideRegisters<F> &from) : side(from) {
+        if constexpr (!has_group_floats(F)) {
+            unpack_scales(from, 0, rows[0]);
+            unpack_scales(from, 1, rows[1]);
+        }
+    }
+    // What the sum of group kGroup (of 16 or 32 weights) counts in row g + 8r.
+    template <int kGroup>
+    DEVICE float factor(int r) const {
+        if constexpr (has_group_floats(F))
+            return group_scale<F, kGroup>(side, r);
+        else
+            return rows[r].template factor<kGroup>();
+    }
+};
+
+// Of formats with integer scales: adds to c, which is 0, the sums of minimum * sum(q) over a block, as
+// linear.h has them, for rows g and g + 8 of two tokens. sums(part, half) is operand B: of the first or the
+// second part of the sums (activations.h) those of groups 8 * half + 2t and the next.
+template <TileFormat F, class Sums>
+DEVICE void minimum_sums(const IntegerScales<F> (&rows)[2], const Sums &sums, float (&c)[4]) {
+    const int t = lane_index() & 3;
+    const uint32_t a[2] = {rows[0].template minimums<0>(t), rows[1].template minimums<0>(t)};
+    if constexpr (has_groups_of_16(F)) {
+        const uint32_t more[2] = {rows[0].template minimums<1>(t), rows[1].template minimums<1>(t)};
+        mma_f16_k16(c, {a[0], a[1], more[0], more[1]},
+                    {sums(Constant<0>(), Constant<0>()), sums(Constant<0>(), Constant<1>())});
+        mma_f16_k16(c, {a[0], a[1], more[0], more[1]},
+                    {sums(Constant<1>(), Constant<0>()), sums(Constant<1>(), Constant<1>())});
+    } else {
+        // Together they may need 26 bits.
+        float low[4] = {};
+        mma_f16_k8(c, a, sums(Constant<0>(), Constant<0>()));
+        mma_f16_k8(low, a, sums(Constant<1>(), Constant<0>()));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[i] = c[i] + low[i];
     }
 }
 

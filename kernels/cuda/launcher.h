@@ -29,6 +29,8 @@ class Launcher {
                params);
     }
 
+    int multiprocessors() const { return properties_.multiprocessors; }
+
     // Blocks of a kernel that fit on a multiprocessor.
     int resident(const KernelHandle &kernel, SharedBytes shared) {
         const auto known = resident_.find(kernel.entry);

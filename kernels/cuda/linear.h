@@ -8,14 +8,14 @@
 // and BF16 weights in different ways):
 //   1. The 256-column blocks of a row are cut into W = warps_per_tile(blocks) contiguous ranges; range w is
 //      [w * blocks / W, (w + 1) * blocks / W).
-//   2. A range's partial sum p starts at 0 and takes its blocks in ascending order. With v(h, l) =
-//   fma(float(l),
-//      1/254, float(h)) for an exact integer sum h over the hi and l over the lo activations (activations.h):
-//      blocks of 256 (K types, IQ1-IQ3, IQ4_XS):  p = fma(d * s, v(I), p), then, if there are minimums,
-//          p = fma(-(dmin * s), v(M), p);  I = sum over groups of scale * sum(q x), M = of minimum * sum(x);
-//      groups of 32 (NVFP4: 16): b from 0, groups ascending: b = fma(d, v(sum(q x)), b), then, with a
-//      minimum,
-//          b = fma(m, v(sum(x)), b);  at the end of the block p = fma(s, b, p);
+//   2. A range's partial sum p starts at 0 and takes its blocks in ascending order. A quantised weight is
+//      D c - M: a scale D and a minimum M (or 0) per group of 32 or 16 columns, D = d * scale and M = dmin *
+//      minimum where those are integers, both exact; with the integers q of the activations (activations.h)
+//      sum(c q) and sum(q) over a group are exact, too. b from 0, groups ascending:
+//          b = fma(D, sum(c q), b), then, where the file has float minimums, b = fma(-M, sum(q), b);
+//      where it has integer ones, at the end of the block, with their sum over the block rounded once:
+//          b = fma(-dmin, float(sum(minimum * sum(q))), b);
+//      at the end of the block p = fma(s, b, p), s the activations' scale;
 //      F16, BF16: c from 0 over the whole range, c = mma(w, h, c) for 16 columns at a time in ascending
 //      order;
 //          p = (c * s) * the factor of a row of BF16 (activations.h, tiles.h: powers of two);

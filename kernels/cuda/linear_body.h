@@ -1,9 +1,10 @@
 // The kernels of linear.h, for linear.cu and linear_codebooks.cu: y = W x for up to 16 tokens at a time;
 // linear.h holds the order of every operation.
 //
-// Weights are operand A of the tensor cores (16 rows of a tile), activations operand B: columns 2j and 2j + 1
-// of an 8-column group are the hi and lo parts of token j, so that a lane's accumulators hold both parts of
-// "its" token 4 * group + t for the rows g and g + 8, and hi and lo are merged without a shuffle.
+// Weights are operand A of the tensor cores (16 rows of a tile), activations operand B: columns 2t and 2t + 1
+// of an 8-column group are tokens t and t + 4 of eight, so that a lane's accumulators are those of "its"
+// tokens 4 * group + t for the rows g and g + 8, and of up to four tokens half of them need not be looked at.
+// Quantised weights become integers in binary16 (fragments.h): the sums of a group are exact.
 //
 // A block of 8 warps forms 8 / W teams of W = warps_per_tile warps; a team takes a tile of 16 rows at a time
 // (tiles are handed out by block index, a persistent grid), its warps a range of blocks each; partial sums
@@ -16,8 +17,8 @@
 // complete it: a launch less, whose gap on a H100 is some 1.3 us (kernels.md). A block counts its tiles when
 // it has done them all, so the loop knows nothing of it; nobody waits for anybody.
 //
-// Bytes: each weight once, 16 bytes a lane and load; activations n * (2 + 3/8) per column and multiprocessor;
-// outputs 4 n per row.
+// Bytes: each weight once, 16 bytes a lane and load; activations 2 n per column and multiprocessor; outputs
+// 4 n per row.
 //
 // F16 and BF16 weights go to the tensor cores as they lie: 16 columns of 8 tokens are one instruction, and a
 // warp has 2 KB (64 columns) on the way. Activations are 2 n bytes per column. F32 weights are multiplied by
@@ -44,41 +45,62 @@ constexpr int kGroupTiles = kActivationGroup / kTileRows;  // row tiles of a gro
 
 // --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
 
-// Where a lane finds its activations, as offsets that fit a register: the columns of operand B it feeds, and
-// the sums of the token it accumulates. Columns without a token repeat those of token 0: their results are
-// dropped.
-template <TileFormat F, int kGroups, bool kGrouped>
-struct LaneActivations {
-    const Activations &x;
-    int32_t fragment[kGroups];  // in x.values, of chunk 0
-    int32_t token[kGroups];
+// Where a lane finds the activations of the tokens whose columns it feeds (of product m those of column g:
+// token 8m + g / 2, or, if g is odd, 4 more), and which tokens it stands for. Columns without a token repeat
+// those of token 0: their results are dropped.
+template <int kGroups, bool kGrouped>
+struct LaneTokens {
+    static constexpr int kProducts = (kGroups + 1) / 2;
+    int32_t column[kProducts], own[kGroups];  // rows of the activations
 
-    DEVICE LaneActivations(const LinearParams &p, TokenGroup group) : x(p.x) {
+    DEVICE LaneTokens(const LinearParams &p, TokenGroup group) {
         const int g = lane_index() >> 2, t = lane_index() & 3;
         const auto source = [&](int row) {
             row = group.first + (row < group.count ? row : 0);
             return kGrouped && p.sources ? p.sources[row] : row;
         };
 #pragma unroll
-        for (int j = 0; j < kGroups; ++j) {
-            fragment[j] = source(kGroupTokens * j + g / 2) * static_cast<int32_t>(x.values_stride) +
-                          g % 2 * 64 + 16 * t;
-            token[j] = source(kGroupTokens * j + t);
-        }
+        for (int m = 0; m < kProducts; ++m) column[m] = source(8 * m + g % 2 * kGroupTokens + g / 2);
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) own[j] = source(kGroupTokens * j + t);
     }
-    // The B fragment of group `group` (32 columns) for column group j.
-    DEVICE void load(int j, int32_t group, uint32_t (&b)[2]) const {
-        const uint2 v = ld64(x.values + fragment[j] + (group >> 1) * kActivationChunkBytes + (group & 1) * 8);
-        b[0] = v.x, b[1] = v.y;
+};
+
+template <int kGroups, bool kGrouped>
+struct LaneActivations : LaneTokens<kGroups, kGrouped> {
+    using LaneTokens<kGroups, kGrouped>::kProducts, LaneTokens<kGroups, kGrouped>::column,
+        LaneTokens<kGroups, kGrouped>::own;
+    const Activations &x;
+    int32_t piece[kProducts];  // in x.codes, of the first 32 columns
+
+    DEVICE LaneActivations(const LinearParams &p, TokenGroup group)
+        : LaneTokens<kGroups, kGrouped>(p, group), x(p.x) {
+#pragma unroll
+        for (int m = 0; m < kProducts; ++m)
+            piece[m] = column[m] * static_cast<int32_t>(x.codes_stride) + 8 * (lane_index() & 3);
+    }
+    // The operands B of 32 columns, for product m.
+    DEVICE uint4 load(int m, int32_t group) const {
+        return ld128(x.codes + piece[m] + 32 * group);
     }
     DEVICE float scale(int j, int32_t block) const {
-        return x.scales[token[j] * static_cast<int32_t>(x.scales_stride) + block];
+        return x.scales[own[j] * static_cast<int32_t>(x.scales_stride) + block];
     }
-    DEVICE uint2 sums(int j, int32_t group) const {
-        return ld64(x.sums + token[j] * static_cast<int32_t>(x.sums_stride) + 2 * group);
+    // The parts of the sums of two groups of 32, for the token the lane stands for.
+    DEVICE uint2 parts(int j, int32_t chunk) const {
+        const uint16_t *first =
+            x.sums + own[j] * static_cast<int32_t>(x.sums_stride) + chunk / 4 * kSumParts + chunk % 4 * 2;
+        return {*reinterpret_cast<const uint32_t *>(first), *reinterpret_cast<const uint32_t *>(first + 8)};
     }
-    DEVICE uint4 sums16(int j, int32_t group) const {
-        return ld128(x.sums16 + token[j] * static_cast<int32_t>(x.sums16_stride) + 4 * group);
+    // Operand B of the sums of a block, one part of them: of groups 2t and 2t + 1 (kHalf: and eight more).
+    template <TileFormat F, int kPart, int kHalf>
+    DEVICE uint32_t sums(int m, int32_t block) const {
+        constexpr int kGroupsOfBlock = has_groups_of_16(F) ? 16 : 8;
+        const uint16_t *first = has_groups_of_16(F)
+                                    ? x.sums16 + column[m] * static_cast<int32_t>(x.sums16_stride)
+                                    : x.sums + column[m] * static_cast<int32_t>(x.sums_stride);
+        return *reinterpret_cast<const uint32_t *>(first + (2 * block + kPart) * kGroupsOfBlock + 8 * kHalf +
+                                                   2 * (lane_index() & 3));
     }
 };
 
@@ -105,154 +127,105 @@ DEVICE void for_groups(int groups, MainRegisters<F> &w, NextBlock next, const Fu
     chunk(Constant<3>());
 }
 
-// hi and lo of row r, joined, from sums that began with kMagicBits.
-DEVICE float magic_sum(const int32_t (&c)[4], int r) {
-    return join(bits_float(static_cast<uint32_t>(c[2 * r])) - kMagic,
-                bits_float(static_cast<uint32_t>(c[2 * r + 1])) - kMagic);
+// Side planes of the next block take registers as long as they wait. The formats that unpack their scales
+// have none to spare for more than half a block; all their blocks are whole.
+constexpr bool loads_sides_late(TileFormat f) {
+    return !has_group_floats(f);
 }
 
-// Formats with a float scale per group of 32 or 16. `next` is loaded into w and side on the way.
+// A block of weights times the activations of its columns. `next` is loaded into w and side on the way.
 template <TileFormat F, int kGroups, bool kGrouped>
-DEVICE void multiply_group_floats(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next,
-                                  const Book<F> &book, const LaneActivations<F, kGroups, kGrouped> &x,
-                                  int32_t block, int groups, float (&p)[kGroups][2]) {
+DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next, const Book<F> &book,
+                           const LaneActivations<kGroups, kGrouped> &x, int32_t block, int groups,
+                           float (&p)[kGroups][2]) {
+    constexpr int kProducts = LaneActivations<kGroups, kGrouped>::kProducts;
     const SideRegisters<F> own = side;
-    if (next.chunks > 0) load_side<F>(next.block, side);
+    const BlockScales<F> scales(own);
+    constexpr int kSideGroup =
+        loads_sides_late(F) ? 4 : 0;  // the group with which the next ones are asked for
     float sum[kGroups][2] = {};
     uint32_t later[4] = {};
-    for_groups<F>(groups, w, next, [&](auto chunk, auto sub) {
+    uint2 parts[kGroups];  // of float minimums: of the chunk's two groups
+    for_groups<F>(has_group_floats(F) ? groups : 8, w, next, [&](auto chunk, auto sub) {
         constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
-        uint32_t a[4];
-        fragment<F, kC, kS>(w, own, book, a, later);
-#pragma unroll
-        for (int j = 0; j < kGroups; ++j) {
-            uint32_t b[2];
-            x.load(j, 8 * block + kGroup, b);
-            if constexpr (has_groups_of_16(F)) {
-                int32_t c[2][4] = {{kMagicBits, kMagicBits, kMagicBits, kMagicBits},
-                                   {kMagicBits, kMagicBits, kMagicBits, kMagicBits}};
-                mma_s8_k16(c[0], {a[0], a[1]}, b[0]);
-                mma_s8_k16(c[1], {a[2], a[3]}, b[1]);
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const float d[2] = {group_scale<F, 2 * kGroup>(own, r),
-                                        group_scale<F, 2 * kGroup + 1>(own, r)};
-#pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        sum[j][r] = fma_rn(d[half], magic_sum(c[half], r), sum[j][r]);
-                }
-            } else {
-                const float d[2] = {group_scale<F, kGroup>(own, 0), group_scale<F, kGroup>(own, 1)};
-                int32_t high = 0, low = 0;
-                if constexpr (code_offset(F) != 0 || has_minimum(F)) {
-                    const uint2 s = x.sums(j, 8 * block + kGroup);
-                    high = static_cast<int32_t>(s.x), low = static_cast<int32_t>(s.y);
-                }
-                int32_t c[4] = {kMagicBits - code_offset(F) * high, kMagicBits - code_offset(F) * low,
-                                kMagicBits - code_offset(F) * high, kMagicBits - code_offset(F) * low};
-                mma_s8_k32(c, a, b);
-#pragma unroll
-                for (int r = 0; r < 2; ++r) sum[j][r] = fma_rn(d[r], magic_sum(c, r), sum[j][r]);
-                if constexpr (has_minimum(F)) {
-                    const float m = join(high, low);
-                    sum[j][0] = fma_rn(group_minimum<F, kGroup>(own, 0), m, sum[j][0]);
-                    sum[j][1] = fma_rn(group_minimum<F, kGroup>(own, 1), m, sum[j][1]);
-                }
-            }
-        }
-    });
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-        const float s = x.scale(j, block);
-        p[j][0] = fma_rn(s, sum[j][0], p[j][0]);
-        p[j][1] = fma_rn(s, sum[j][1], p[j][1]);
-    }
-}
-
-// The integer sums of a block: [row r][hi, lo].
-template <int kGroups>
-struct IntegerSums {
-    int32_t products[kGroups][2][2] = {}, minimums[kGroups][2][2] = {};
-};
-
-// A group's product c and sums of activations, with the group's integer scales.
-template <TileFormat F, int kGroups, int kIndex>
-DEVICE void add_scaled(const int32_t (&c)[4], const IntegerScales<F> (&scales)[2], int j, uint32_t high,
-                       uint32_t low, IntegerSums<kGroups> &sums) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int scale = scales[r].template scale_of<kIndex>();
-        sums.products[j][r][0] += c[2 * r] * scale;
-        sums.products[j][r][1] += c[2 * r + 1] * scale;
-        if constexpr (has_minimum(F)) {
-            const int minimum = scales[r].template minimum_of<kIndex>();
-            sums.minimums[j][r][0] += static_cast<int32_t>(high) * minimum;
-            sums.minimums[j][r][1] += static_cast<int32_t>(low) * minimum;
-        }
-    }
-}
-
-template <TileFormat F>
-DEVICE void start_sums(uint32_t high, uint32_t low, int32_t (&c)[4]) {
-    c[0] = c[2] = -code_offset(F) * static_cast<int32_t>(high);
-    c[1] = c[3] = -code_offset(F) * static_cast<int32_t>(low);
-}
-
-// Formats with blocks of 256 and integer scales.
-template <TileFormat F, int kGroups, bool kGrouped>
-DEVICE void multiply_integer_scales(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next,
-                                    const Book<F> &book, const LaneActivations<F, kGroups, kGrouped> &x,
-                                    int32_t block, float (&p)[kGroups][2]) {
-    constexpr bool kNeedsSums = code_offset(F) != 0 || has_minimum(F);
-    const SideRegisters<F> own = side;
-    IntegerScales<F> scales[2];
-    unpack_scales(own, 0, scales[0]);
-    unpack_scales(own, 1, scales[1]);
-    if (next.chunks > 0) load_side<F>(next.block, side);
-    IntegerSums<kGroups> sums;
-    uint32_t later[4] = {};
-    for_groups<F>(8, w, next, [&](auto chunk, auto sub) {
-        constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
-        uint32_t a[4];
-        fragment<F, kC, kS>(w, own, book, a, later);
-#pragma unroll
-        for (int j = 0; j < kGroups; ++j) {
-            uint32_t b[2];
-            x.load(j, 8 * block + kGroup, b);
-            int32_t c[4];
-            if constexpr (has_groups_of_16(F)) {
-                const uint4 s = x.sums16(j, 8 * block + kGroup);
-                start_sums<F>(s.x, s.y, c);
-                mma_s8_k16(c, {a[0], a[1]}, b[0]);
-                add_scaled<F, kGroups, 2 * kGroup>(c, scales, j, s.x, s.y, sums);
-                start_sums<F>(s.z, s.w, c);
-                mma_s8_k16(c, {a[2], a[3]}, b[1]);
-                add_scaled<F, kGroups, 2 * kGroup + 1>(c, scales, j, s.z, s.w, sums);
-            } else {
-                uint2 s{};
-                if constexpr (kNeedsSums) s = x.sums(j, 8 * block + kGroup);
-                start_sums<F>(s.x, s.y, c);
-                mma_s8_k32(c, a, b);
-                add_scaled<F, kGroups, kGroup>(c, scales, j, s.x, s.y, sums);
-            }
-        }
-    });
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-        const float s = x.scale(j, block);
+        constexpr int kParts = has_groups_of_16(F) ? 2 : 1;  // with a scale each
+        if (kGroup == kSideGroup && next.chunks > 0) load_side<F>(next.block, side);
+        uint32_t a[2][4];
+        weight_numbers<F, kC, kS>(w, own, book, a, later);
+        float d[kParts][2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int32_t(&i)[2] = sums.products[j][r], (&m)[2] = sums.minimums[j][r];
-            p[j][r] = fma_rn(scales[r].d * s, join(i[0], i[1]), p[j][r]);
-            if constexpr (has_minimum(F)) p[j][r] = fma_rn(-(scales[r].dmin * s), join(m[0], m[1]), p[j][r]);
+            d[0][r] = scales.template factor<kParts * kGroup>(r);
+            if constexpr (kParts == 2) d[1][r] = scales.template factor<kParts * kGroup + 1>(r);
         }
+#pragma unroll
+        for (int m = 0; m < kProducts; ++m) {
+            const uint4 b = x.load(m, 8 * block + kGroup);
+            float c[kParts][4] = {};
+            mma_f16_k16(c[0], a[0], {b.x, b.y});
+            mma_f16_k16(c[kParts - 1], a[1], {b.z, b.w});
+#pragma unroll
+            for (int i = 0; i < 2 && i < kGroups; ++i)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float &to = sum[2 * m + i][r];
+#pragma unroll
+                    for (int part = 0; part < kParts; ++part) to = fma_rn(d[part][r], c[part][2 * r + i], to);
+                }
+        }
+        if constexpr (has_group_floats(F) && has_minimum(F)) {
+#pragma unroll
+            for (int j = 0; j < kGroups; ++j) {
+                if constexpr (kS == 0) parts[j] = x.parts(j, 4 * block + kC);
+                const float s = half_of(parts[j].x, kS) + half_of(parts[j].y, kS);
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+                    sum[j][r] = fma_rn(group_minimum<F, kGroup>(own, r), s, sum[j][r]);
+            }
+        }
+    });
+    if constexpr (!has_group_floats(F) && has_minimum(F)) {
+#pragma unroll
+        for (int m = 0; m < kProducts; ++m) {
+            float c[4] = {};
+            minimum_sums<F>(
+                scales.rows,
+                [&](auto part, auto half) {
+                    return x.template sums<F, decltype(part)::value, decltype(half)::value>(m, block);
+                },
+                c);
+#pragma unroll
+            for (int i = 0; i < 2 && i < kGroups; ++i)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    float &to = sum[2 * m + i][r];
+                    to = fma_rn(-scales.rows[r].dmin, c[2 * r + i], to);
+                }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+        const float s = x.scale(j, block);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) p[j][r] = fma_rn(s, sum[j][r], p[j][r]);
     }
 }
 
-// On sm_120 the registers of these do not suffice for what the compiler would keep from tile to tile:
-// addresses that it can make anew.
+// The registers of these do not suffice for what the compiler would keep from tile to tile: addresses that it
+// can make anew.
 constexpr bool short_of_registers(TileFormat format, int groups, bool grouped) {
-    return format == TileFormat::Q6_K && groups != 2 && !grouped;
+    switch (format) {
+        case TileFormat::Q6_K:
+            return groups == 1 && !grouped;
+        case TileFormat::Q4_K:
+            return groups < 4 && !grouped;
+        case TileFormat::Q2_K:
+        case TileFormat::Q3_K:
+        case TileFormat::Q5_K:
+            return groups < 4;
+        default:
+            return false;
+    }
 }
 
 // --- a range of a row tile ---------------------------------------------------------------------------------
@@ -271,44 +244,15 @@ template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                            NextBlock after, const Book<F> &book, MainRegisters<F> &w, SideRegisters<F> &side,
                            float (&sums)[kGroups][2]) {
-    const LaneActivations<F, kGroups, kGrouped> x(p, group);
+    const LaneActivations<kGroups, kGrouped> x(p, group);
     const int32_t begin = short_of_registers(F, kGroups, kGrouped) ? computed_anew(range.begin) : range.begin;
     for (int32_t block = begin; block < range.end; ++block) {
         const bool last = block + 1 == range.end;
         const NextBlock next =
             last ? after : NextBlock{tile + (block + 1) * block_bytes(F), chunks_at(p.cols, block + 1)};
-        if constexpr (has_group_floats(F))
-            multiply_group_floats<F, kGroups, kGrouped>(w, side, next, book, x, block,
-                                                        groups_at(p.cols, block), sums);
-        else
-            multiply_integer_scales<F, kGroups, kGrouped>(w, side, next, book, x, block, sums);
+        multiply_block<F, kGroups, kGrouped>(w, side, next, book, x, block, groups_at(p.cols, block), sums);
     }
 }
-
-// Where a lane finds the halves of the tokens whose columns it feeds: column 2t of the 8 of product m is
-// token 8m + t, column 2t + 1 token 8m + 4 + t, so that sums end up with the lane that stands for their
-// token.
-template <int kGroups, bool kGrouped>
-struct LaneHalves {
-    static constexpr int kProducts = (kGroups + 1) / 2;
-    const Activations &x;
-    int32_t piece[kProducts];  // in x.halves, of the first 32 columns
-    int32_t token[kGroups];
-
-    DEVICE LaneHalves(const LinearParams &p, TokenGroup group) : x(p.x) {
-        const int g = lane_index() >> 2, t = lane_index() & 3;
-        const auto source = [&](int row) {
-            row = group.first + (row < group.count ? row : 0);
-            return kGrouped && p.sources ? p.sources[row] : row;
-        };
-#pragma unroll
-        for (int m = 0; m < kProducts; ++m)
-            piece[m] =
-                source(8 * m + g % 2 * kGroupTokens + g / 2) * static_cast<int32_t>(x.halves_stride) + 8 * t;
-#pragma unroll
-        for (int j = 0; j < kGroups; ++j) token[j] = source(kGroupTokens * j + t);
-    }
-};
 
 template <int kStep>
 DEVICE void load_half_step(const std::byte *chunk, uint32_t (&w)[16]) {
@@ -325,8 +269,12 @@ DEVICE void load_half_chunk(const std::byte *chunk, uint32_t (&w)[16]) {
 template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                                 const std::byte *after, uint32_t (&w)[16], float (&sums)[kGroups][2]) {
-    const LaneHalves<kGroups, kGrouped> x(p, group);
-    constexpr int kProducts = LaneHalves<kGroups, kGrouped>::kProducts;
+    const LaneTokens<kGroups, kGrouped> lane(p, group);
+    constexpr int kProducts = LaneTokens<kGroups, kGrouped>::kProducts;
+    int32_t piece[kProducts];  // in the halves, of the first 32 columns
+#pragma unroll
+    for (int m = 0; m < kProducts; ++m)
+        piece[m] = lane.column[m] * static_cast<int32_t>(p.x.halves_stride) + 8 * (lane_index() & 3);
     const uint32_t exponents = row_exponents<F>(tile);
     const auto chunks = static_cast<int32_t>(col_chunks(p.cols));
     const int32_t end = 4 * range.end < chunks ? 4 * range.end : chunks;
@@ -337,7 +285,7 @@ DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const s
             constexpr int kHalf = decltype(half)::value;
 #pragma unroll
             for (int m = 0; m < kProducts; ++m) {
-                const uint4 b = ld128(x.x.halves + x.piece[m] + kChunkCols * chunk + 32 * kHalf);
+                const uint4 b = ld128(p.x.halves + piece[m] + kChunkCols * chunk + 32 * kHalf);
                 mma_f16_k16(c[m], {w[8 * kHalf], w[8 * kHalf + 1], w[8 * kHalf + 2], w[8 * kHalf + 3]},
                             {b.x, b.y});
                 mma_f16_k16(c[m], {w[8 * kHalf + 4], w[8 * kHalf + 5], w[8 * kHalf + 6], w[8 * kHalf + 7]},
@@ -352,7 +300,7 @@ DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const s
     }
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
-        const float scale = x.x.half_scales[x.token[j]];
+        const float scale = p.x.half_scales[lane.own[j]];
 #pragma unroll
         for (int r = 0; r < 2; ++r) sums[j][r] = scaled_sum<F>(c[j / 2][2 * r + j % 2], exponents, r, scale);
     }
@@ -421,22 +369,24 @@ struct Unit {
 template <int kTokens, bool kGrouped>
 DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
     int32_t tile = kGrouped ? unit / groups : unit;
-    const TokenGroup group = kGrouped ? group_at<kTokens>(p, unit % groups) : TokenGroup{0, 0, p.tokens};
+    const TokenGroup group = kGrouped ? group_at(p, kTokens, unit % groups) : TokenGroup{0, 0, p.tokens};
     int matrix = 0;
     while (p.gate == LinearGate::None && tile >= row_tiles(p.matrix[matrix].rows))
         tile -= static_cast<int32_t>(row_tiles(p.matrix[matrix++].rows));
     return {matrix, tile, group};
 }
 
-// Two blocks of 256 threads leave 128 registers to each, which the larger accumulators do not fit (on sm_80
-// the least), nor groups beside scales per 16.
+// Two blocks of 256 threads leave 128 registers to each, which scales to unpack beside several products do
+// not fit.
 constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped) {
     if (is_half(format)) return 2;
-    const bool wide = !has_group_floats(format) || format == TileFormat::Q5_1 || format == TileFormat::NVFP4;
-    return groups == 4 || (groups == 2 && wide) ||
-                   (grouped && (has_groups_of_16(format) || format == TileFormat::Q5_K))
-               ? 1
-               : 2;
+    if (groups == 1)
+        return grouped && (has_codebook(format) || format == TileFormat::IQ4_XS || format == TileFormat::Q6_K)
+                   ? 1
+                   : 2;
+    if (!has_group_floats(format)) return groups == 2 && !grouped && format == TileFormat::Q4_K ? 2 : 1;
+    const bool wide = format == TileFormat::NVFP4 || format == TileFormat::Q5_1;
+    return wide || (groups == 4 && format == TileFormat::Q4_1) ? 1 : 2;
 }
 
 // kGrouped: several groups of tokens, of experts, of heads or slices of a batch; else the launch's tokens are
@@ -454,10 +404,7 @@ struct Linear {
         return unit_of<kTokens, kGrouped>(p, groups, unit);
     }
     static DEVICE const std::byte *tile_of(const Params &p, int matrix, const Unit &unit) {
-        const LinearMatrix &m = p.matrix[matrix];
-        int64_t tile = unit.tile;
-        if constexpr (kGrouped) tile += unit.group.expert * row_tiles(m.rows);
-        return m.tiles + tile * row_tile_bytes(F, p.cols);
+        return tile_bytes(p, F, matrix, unit.tile, kGrouped ? unit.group.expert : 0);
     }
 
     // What a warp carries from tile to tile: its range of blocks, and the registers that the next tile's
@@ -587,7 +534,7 @@ struct Linear {
         const int warps = warps_per_tile(blocks), teams = kWarps / warps, team = warp_index() / warps;
         const int32_t step = block_count() * teams;
         if (kGrouped && p.groups != nullptr) grid_dep_wait();  // they are the work of a kernel before
-        const int32_t groups = kGrouped ? groups_of<kTokens>(p) : 1, units = tiles_of(p) * groups;
+        const int32_t groups = kGrouped ? groups_of(p, kTokens) : 1, units = tiles_of(p) * groups;
         Warp warp;
         warp.range = range_of(blocks, warps, warp_index() % warps);
         const auto tile_at = [&](int32_t index) -> const std::byte * {

@@ -27,7 +27,7 @@ void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat forma
     for (int32_t first = 0; first < all.tokens; first += kLinearTokens) {
         LinearParams p = all;
         p.tokens = std::min(all.tokens - first, kLinearTokens);
-        p.x.values += first * p.x.values_stride;
+        p.x.codes += first * p.x.codes_stride;
         p.x.scales += first * p.x.scales_stride;
         p.x.sums += first * p.x.sums_stride;
         p.x.sums16 += first * p.x.sums16_stride;
@@ -40,6 +40,25 @@ void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat forma
         }
         launcher.run(linear_kernel(format, p.tokens), linear_blocks(p), linear_shared(format, p.tokens), p);
     }
+}
+
+// The tokens of a unit of the kernel for many: equal parts of at most its own number; half as many where
+// there would be work for half of the multiprocessors only.
+int32_t slice_of(const Launcher &launcher, const LinearParams &p, TileFormat format) {
+    if (is_half(format) || is_float(format)) return prefill_tokens(format);
+    constexpr int32_t kColumns = 8;
+    const int64_t parts = slices(p.tokens, kPrefillTokens);
+    if (2 * linear_prefill_blocks(p, format, p.heads * parts) <= launcher.multiprocessors())
+        return kPrefillTokens / 2;
+    const auto tokens = static_cast<int32_t>(slices(p.tokens, static_cast<int32_t>(parts)));
+    return (tokens + kColumns - 1) / kColumns * kColumns;
+}
+
+void launch_prefill(Launcher &launcher, const LinearParams &p, TileFormat format) {
+    const int32_t slice = slice_of(launcher, p, format);
+    launcher.run(linear_prefill_kernel(format),
+                 linear_prefill_blocks(p, format, p.heads * slices(p.tokens, slice)),
+                 linear_prefill_shared(format), {p, format, slice});
 }
 
 }  // namespace
@@ -58,22 +77,15 @@ void prepare_experts(TileFormat format, int32_t max_tokens) {
 
 void launch_linear(Launcher &launcher, const LinearParams &p, TileFormat format) {
     if (p.tokens <= most_sliced(format)) return launch_slices(launcher, p, format);
-    launcher.run(linear_prefill_kernel(format),
-                 linear_prefill_blocks(p, format, slices(p.tokens, prefill_tokens(format))),
-                 linear_prefill_shared(format), {p, format});
+    launch_prefill(launcher, p, format);
 }
 
 void launch_heads(Launcher &launcher, const LinearParams &p, TileFormat format) {
-    const auto groups = [&](int32_t size) { return p.heads * slices(p.tokens, size); };
-    if (p.tokens <= kLinearTokens) {
-        const int tokens = std::min(p.tokens, kLinearGroupTokens);
-        launcher.run(linear_groups_kernel(format, tokens), linear_blocks(p, groups(kLinearGroupTokens)),
-                     linear_shared(format, tokens), p);
-    } else {
-        launcher.run(linear_prefill_kernel(format),
-                     linear_prefill_blocks(p, format, groups(prefill_tokens(format))),
-                     linear_prefill_shared(format), {p, format});
-    }
+    if (p.tokens > kLinearTokens) return launch_prefill(launcher, p, format);
+    const int tokens = std::min(p.tokens, kLinearGroupTokens);
+    launcher.run(linear_groups_kernel(format, tokens),
+                 linear_blocks(p, p.heads * slices(p.tokens, kLinearGroupTokens)),
+                 linear_shared(format, tokens), p);
 }
 
 void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat format,

@@ -7,18 +7,6 @@
 
 namespace runnel::kernels::cuda {
 
-// hi and lo joined: see linear.h.
-DEVICE float join(float high, float low) {
-    return fma_rn(low, kLowScale, high);
-}
-DEVICE float join(int32_t high, int32_t low) {
-    return join(static_cast<float>(high), static_cast<float>(low));
-}
-
-// An exact integer below 2^22 in magnitude, added to this, reads as the float 12582912 + integer.
-constexpr int32_t kMagicBits = 0x4b400000;
-constexpr float kMagic = 12582912.0f;
-
 // --- ranges of blocks ---
 
 struct Range {
@@ -38,6 +26,18 @@ DEVICE int chunks_at(int32_t cols, int32_t block) {
     return (groups_at(cols, block) + 1) / 2;
 }
 
+// Where a row tile of a matrix begins, of the expert's (or head's) matrix.
+DEVICE const std::byte *tile_bytes(const LinearParams &p, TileFormat format, int matrix, int32_t tile,
+                                   int32_t expert) {
+    const LinearMatrix &m = p.matrix[matrix];
+    return m.tiles + (expert * row_tiles(m.rows) + tile) * row_tile_bytes(format, p.cols);
+}
+
+// The row of the activations that row `row` of a group reads.
+DEVICE int32_t source_row(const LinearParams &p, TokenGroup group, int32_t row) {
+    return p.sources ? p.sources[group.first + row] : group.first + row;
+}
+
 // --- units of work ---
 
 // Row tiles of all matrices. With a gate, its tile and that of `up` are one.
@@ -48,19 +48,17 @@ DEVICE int32_t tiles_of(const LinearParams &p) {
     return tiles;
 }
 
-// Groups of at most kTokens tokens.
-template <int kTokens>
-DEVICE int32_t groups_of(const LinearParams &p) {
-    return p.groups ? *p.group_count : p.heads * ((p.tokens + kTokens - 1) / kTokens);
+// Groups of at most `size` tokens.
+DEVICE int32_t groups_of(const LinearParams &p, int32_t size) {
+    return p.groups ? *p.group_count : p.heads * ((p.tokens + size - 1) / size);
 }
 
 // The rows of group `index`.
-template <int kTokens>
-DEVICE TokenGroup group_at(const LinearParams &p, int32_t index) {
+DEVICE TokenGroup group_at(const LinearParams &p, int32_t size, int32_t index) {
     if (p.groups) return p.groups[index];
-    const int32_t slices = (p.tokens + kTokens - 1) / kTokens, head = index / slices;
-    const int32_t first = kTokens * (index - head * slices), left = p.tokens - first;
-    return {head, head * p.tokens + first, left < kTokens ? left : kTokens};
+    const int32_t slices = (p.tokens + size - 1) / size, head = index / slices;
+    const int32_t first = size * (index - head * slices), left = p.tokens - first;
+    return {head, head * p.tokens + first, left < size ? left : size};
 }
 
 // --- blocks of several row tiles, for many tokens ---

@@ -1,532 +1,465 @@
 // The kernels of linear_prefill.h, for linear_prefill.cu and linear_prefill_codebooks.cu: y = W x for many
 // tokens; linear_prefill.h says what for and what it can reach, linear.h the order of every operation.
 //
-// A block of 8 warps computes 8 row tiles x 64 tokens: warp (i, j) the row tiles 2i and 2i + 1 and the tokens
-// 32j
-// .. 32j + 31, so that with a gate a lane holds gate and up of its outputs. Per 256 columns:
-//   - the tiles' bytes, brought into shared memory by cp.async a block ahead, are decoded once, each warp one
-//     tile, into int8 operands A (prefill_decode.h; offsets of codes are subtracted here, once);
-//   - activations come in chunks of 64 columns (8 KB) by cp.async, three chunks in the ring: they lie in
-//   memory in
-//     the order of operand B already, columns 2j and 2j + 1 of it being hi and lo of token j;
-//   - integer scales are applied to the mma's sums, with groups of 32 and minimums as two mma more per block:
-//   the
-//     sums of activations in two signed bytes, times the minimums.
-// Shared memory is 81-98 KB and registers are above 200, so one block is resident per multiprocessor. Bytes
-// from L2 per 128 x 64 outputs and column: 128 of activations and 72 (4 bits) of weights: at 180 TFLOP/s 2.2
-// TB/s.
-// On sm_75, which has 64 KB and no cp.async, weights are decoded from where they lie, and the ring has two
-// chunks.
+// A block of 8 warps computes 16 row tiles x 48 tokens: warp i the row tiles 2i and 2i + 1, so that with a
+// gate a lane holds gate and up of its outputs. Nobody else wants a warp's weights: the main plane goes from
+// memory to its registers a chunk of 64 columns ahead, the side planes come by cp.async a block ahead, and
+// both become binary16 integers in registers (fragments.h), once for all tokens. Activations come in chunks
+// (6 KB) by cp.async, three in the ring: they lie in memory in the order of operand B already. A product of
+// 16 x 8 x 32 (16) is one float32 per output and exact; it costs one fma, with the group's scale. Sums of
+// blocks and of ranges of blocks are in registers, those of the ranges before, which change every eighth of
+// the columns, in shared memory: 48 KB, each lane its own. More tokens would take more registers than there
+// are.
+//
+// Bytes from L2 per 256 x 48 outputs and column: 96 of activations and 144 (4.5 bits) of weights.
+//
+// On sm_75, which has 64 KB, it is 16 tokens at a time.
 #pragma once
 
+#include <algorithm>
+
+#include "kernels/cuda/fragments.h"
 #include "kernels/cuda/linear_order.h"
 #include "kernels/cuda/linear_prefill.h"
-#include "kernels/cuda/prefill_decode.h"
 
 namespace runnel::kernels::cuda {
 
 namespace {
 
-constexpr int kThreads = 32 * kPrefillTiles;
-constexpr int kWarpColumns = 8;  // 8-column groups of a warp: 32 tokens
-constexpr int kGroupTokens = 4;  // tokens of an 8-column group
-constexpr int kChunkPieces = 8;  // 16-byte pieces of a token's chunk
-constexpr int kTokenPasses = kPrefillTokens * kChunkPieces / kThreads;
-constexpr int kSumBits = 6;  // of the lower of the two bytes that sums are cut into
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+static_assert(kPrefillTiles == 2 * kWarps);
+constexpr int kChunkPieces = kActivationChunk / 8;  // 16-byte pieces of a token's chunk
 
-// Sums of activations for minimums: of integer scales cut into bytes ([0] sum >> 6, [1] the rest; one byte
-// per group), else hi and lo joined.
-template <PrefillClass C>
-struct TokenSums {
-    uint32_t bytes[2][C.minimum && !C.group_floats ? kPrefillTokens : 1][2][4];
-    float joined[C.minimum && C.group_floats ? 8 : 1][kPrefillTokens];
-};
-
-inline constexpr TileFormat kPrefillFormats[] = {
-    TileFormat::Q4_0,    TileFormat::Q4_1,   TileFormat::Q5_0,  TileFormat::Q5_1,    TileFormat::Q8_0,
-    TileFormat::IQ4_NL,  TileFormat::MXFP4,  TileFormat::NVFP4, TileFormat::Q2_K,    TileFormat::Q3_K,
-    TileFormat::Q4_K,    TileFormat::Q5_K,   TileFormat::Q6_K,  TileFormat::IQ4_XS,  TileFormat::IQ1,
-    TileFormat::IQ2_XXS, TileFormat::IQ2_XS, TileFormat::IQ2_S, TileFormat::IQ3_XXS, TileFormat::IQ3_S};
-
-// The largest book, and the largest block, of the formats of a class.
-constexpr int most_book_words(PrefillClass c) {
-    int most = 0;
-    for (const TileFormat f : kPrefillFormats)
-        if (prefill_class(f) == c && book_words(f) > most) most = book_words(f);
-    return most;
-}
-constexpr int64_t raw_bytes(PrefillClass c) {
-    int64_t most = 0;
-    for (const TileFormat f : kPrefillFormats)
-        if (prefill_class(f) == c && block_bytes(f) > most) most = block_bytes(f);
-    return most;
-}
-
-template <PrefillClass C, int kBlockBytes, bool kTuring>
+template <TileFormat F, bool kTuring>
 struct PrefillShared {
-    // Of the ring of activations. On sm_75 scales per 16 with books or minimums leave room for one.
-    static constexpr int kStages = !kTuring ? 3 : C.groups_of_16 && (C.codebook || C.minimum) ? 1 : 2;
-    DecodedWeights<C> weights;
-    uint4 raw[kTuring ? 1 : kPrefillTiles][kTuring ? 1 : kBlockBytes / 16];
-    uint4 x[kStages][kPrefillTokens][kChunkPieces];
-    TokenSums<C> sums;
-    float scale[kPrefillTokens];  // of the block's activations
+    static constexpr int kTokens = kTuring ? kPrefillTokens / 3 : kPrefillTokens;
+    // Chunks that are copied at a time: formats that keep two in a load need both.
+    static constexpr int kStep = has_pairs(F) ? 2 : 1, kStepBytes = kStep * tile_layout(F).chunk;
+    static constexpr bool kMinimums = has_minimum(F), kIntegerMinimums = kMinimums && !has_group_floats(F);
+    static constexpr int kSumPieces = has_groups_of_16(F) ? 4 : 2;  // 16-byte pieces of a token's sums
+    uint4 x[2][2][kTokens][kChunkPieces / 2];                       // [32 columns][token]
+    uint4 main[2][kPrefillTiles][kStepBytes / 16];
+    uint4 side[kPrefillTiles][tile_layout(F).side / 16];  // of the block that comes next
+    float4 all[kWarps][2][kTokens / 8][32];               // of the ranges before
+    // Of the block at hand and the next: the sums' parts; of float minimums the sums themselves.
+    static constexpr int kSumBlocks = kIntegerMinimums ? 2 : 1;
+    uint4 sums[kSumBlocks][kMinimums ? kTokens : 1][kSumPieces];
+    float group_sums[2][kMinimums && !kIntegerMinimums ? 8 : 1][kTokens];
+    float4 scales[2][kTokens];    // of four blocks, and the next four
     TileAt tiles[kPrefillTiles];  // of the unit: not in registers, which are short
-    uint32_t book[C.codebook ? most_book_words(C) : 1];
+    uint32_t book[std::max(book_words(F), 1)];
 };
 
 // --- what a thread brings into shared memory ---------------------------------------------------------------
 
-template <PrefillClass C>
-struct Loader {
-    static constexpr bool kSums = C.minimum;
-    static constexpr int kSumLoads = C.groups_of_16 ? 2 : 1;  // of two groups of a token
+template <TileFormat F, bool kTuring>
+struct PrefillLoader {
+    using Shared = PrefillShared<F, kTuring>;
+    static constexpr int kTokens = Shared::kTokens,
+                         kPasses = (kTokens * kChunkPieces + kThreads - 1) / kThreads;
 
     const LinearParams &p;
-    const std::byte *tile;  // of this warp, or null
-    TileLayout layout;
-    const int8_t *from[kTokenPasses];  // the pieces of activations that this thread copies next, or null
-    int32_t sum_source;  // the row of x whose sums (and, of every fourth thread, scale) it fetches, or -1
-    float scale;         // of the next block
-    uint4 sums[kSums ? kSumLoads : 1];
+    const TokenGroup group;
+    int32_t rows[kPasses];  // whose pieces of the activations it brings; -1: nobody's
 
-    DEVICE Loader(const LinearParams &params, TileFormat format, TokenGroup group, const std::byte *own_tile)
-        : p(params), tile(own_tile), layout(tile_layout(format)) {
-        const auto row = [&](int token) {
-            if (token >= group.count) return -1;
-            return p.sources ? p.sources[group.first + token] : group.first + token;
-        };
+    DEVICE PrefillLoader(const LinearParams &params, TokenGroup tokens) : p(params), group(tokens) {
 #pragma unroll
-        for (int i = 0; i < kTokenPasses; ++i) {
-            const int64_t source = row(thread_index() / kChunkPieces + i * (kThreads / kChunkPieces));
-            from[i] = source < 0
-                          ? nullptr
-                          : p.x.values + source * p.x.values_stride + 16 * (thread_index() % kChunkPieces);
-        }
-        sum_source = row(thread_index() / 4);
+        for (int i = 0; i < kPasses; ++i)
+            rows[i] = row(thread_index() / kChunkPieces + i * (kThreads / kChunkPieces));
+    }
+    DEVICE int32_t row(int token) const {
+        return token < group.count && token < kTokens ? source_row(p, group, token) : -1;
     }
 
-    DEVICE const std::byte *weights_of(int32_t block) const {
-        return tile + block * (int64_t{layout.side} + 4 * layout.chunk);
-    }
-    DEVICE void copy_weights(int32_t block, uint4 (&to)[kPrefillTiles][raw_bytes(C) / 16]) const {
-        if (tile == nullptr) return;
-        const int bytes = layout.side + chunks_at(p.cols, block) * layout.chunk;
-        const std::byte *first = weights_of(block);
-        for (int at = lane_index(); at < bytes / 16; at += 32)
-            cp_async16(&to[warp_index()][at], first + 16 * at);
-    }
-    // The next 64 columns.
-    DEVICE void copy_chunk(uint4 (&to)[kPrefillTokens][kChunkPieces]) {
+    // Chunk kC of block `at` of the activations, and what belongs to the blocks that it is the first of.
+    template <int kC>
+    DEVICE void copy(Shared &shared, int32_t at) const {
         const int piece = thread_index() % kChunkPieces;
 #pragma unroll
-        for (int i = 0; i < kTokenPasses; ++i) {
-            const bool there = from[i] != nullptr;
-            cp_async16(&to[thread_index() / kChunkPieces + i * (kThreads / kChunkPieces)][piece],
-                       there ? from[i] : p.x.values, there);
-            if (there) from[i] += kActivationChunkBytes;
+        for (int i = 0; i < kPasses; ++i) {
+            const int token = thread_index() / kChunkPieces + i * (kThreads / kChunkPieces);
+            if (token < kTokens)
+                copy_piece(&shared.x[kC % 2][piece / 4][token][piece % 4], p.x.codes, rows[i],
+                           p.x.codes_stride, kActivationGroup * at + kActivationChunk * kC + 8 * piece);
+        }
+        if constexpr (kC == 0) {
+            if (at % 4 == 0 && thread_index() < kTokens)
+                copy_piece(&shared.scales[at / 4 % 2][thread_index()], p.x.scales, row(thread_index()),
+                           p.x.scales_stride, at);
+            if constexpr (Shared::kIntegerMinimums) copy_sums(shared, at);
         }
     }
-    // The scales and sums of a block, on their way to registers.
-    DEVICE void fetch(int32_t block) {
-        scale = 0;
-        if (thread_index() % 4 == 0 && sum_source >= 0)
-            scale = p.x.scales[sum_source * p.x.scales_stride + block];
-        if constexpr (kSums) {
-#pragma unroll
-            for (int i = 0; i < kSumLoads; ++i) {
-                sums[i] = {0, 0, 0, 0};
-                const int pair = thread_index() % 4 * kSumLoads + i;  // groups 2 pair, 2 pair + 1
-                if (sum_source < 0) continue;
-                if constexpr (C.groups_of_16)
-                    sums[i] = ld128(p.x.sums16 + sum_source * p.x.sums16_stride + 32 * block + 4 * pair);
-                else if (2 * pair + 1 < groups_at(p.cols, block))
-                    sums[i] = ld128(p.x.sums + sum_source * p.x.sums_stride + 16 * block + 4 * pair);
-                else if (2 * pair < groups_at(p.cols, block))
-                    sums[i] = first_of(ld64(p.x.sums + sum_source * p.x.sums_stride + 16 * block + 4 * pair));
-            }
-        }
+    // The sums' parts of a block.
+    DEVICE void copy_sums(Shared &shared, int32_t block) const {
+        constexpr int kPieces = Shared::kSumPieces;
+        const int token = thread_index() / kPieces, piece = thread_index() % kPieces;
+        if (token >= kTokens) return;
+        const uint16_t *sums = has_groups_of_16(F) ? p.x.sums16 : p.x.sums;
+        copy_piece(&shared.sums[block % Shared::kSumBlocks][token][piece], sums, row(token),
+                   has_groups_of_16(F) ? p.x.sums16_stride : p.x.sums_stride, 8 * (kPieces * block + piece));
     }
-    static DEVICE uint4 first_of(uint2 v) {
-        return {v.x, v.y, 0, 0};
+    // Of float minimums: what was copied becomes the sums that are multiplied with.
+    DEVICE void add_sums(Shared &shared, int32_t block) const {
+        for (int i = thread_index(); i < 8 * kTokens; i += kThreads) {
+            const int token = i / 8, index = i % 8;
+            const auto *parts = reinterpret_cast<const uint16_t *>(shared.sums[0][token]);
+            shared.group_sums[block % 2][index][token] =
+                f16_to_f32(parts[index]) + f16_to_f32(parts[8 + index]);
+        }
     }
 
-    // What fetch() brought, to shared memory.
-    DEVICE void store(TokenSums<C> &to, float (&scales)[kPrefillTokens]) const {
-        if (thread_index() % 4 == 0) scales[thread_index() / 4] = scale;
-        if constexpr (kSums) {
-            const int token = thread_index() / 4;
-#pragma unroll
-            for (int i = 0; i < kSumLoads; ++i) {
-                const int pair = thread_index() % 4 * kSumLoads + i;
-                const int32_t high[2] = {static_cast<int32_t>(sums[i].x), static_cast<int32_t>(sums[i].z)};
-                const int32_t low[2] = {static_cast<int32_t>(sums[i].y), static_cast<int32_t>(sums[i].w)};
-                if constexpr (C.group_floats) {
-                    to.joined[2 * pair][token] = join(high[0], low[0]);
-                    to.joined[2 * pair + 1][token] = join(high[1], low[1]);
-                } else {
-                    store_bytes(to, token, 0, pair, high);
-                    store_bytes(to, token, 1, pair, low);
-                }
-            }
-        }
-    }
-    // Two groups' sums of one part. With 8 groups the upper half of the 16 is zero.
-    static DEVICE void store_bytes(TokenSums<C> &to, int token, int part, int pair, const int32_t (&v)[2]) {
-        constexpr int32_t kMask = (1 << kSumBits) - 1;
-        const auto put = [&](int which, int32_t a, int32_t b) {
-            auto *pairs = reinterpret_cast<uint16_t *>(to.bytes[which][token][part]);
-            pairs[pair] = static_cast<uint16_t>((static_cast<uint32_t>(a) & 0xffu) |
-                                                (static_cast<uint32_t>(b) & 0xffu) << 8);
-            if constexpr (!C.groups_of_16) pairs[4 + pair] = 0;
-        };
-        put(0, v[0] >> kSumBits, v[1] >> kSumBits);
-        put(1, v[0] & kMask, v[1] & kMask);
+  private:
+    template <class T>
+    static DEVICE void copy_piece(void *to, const T *from, int32_t row, int64_t stride, int32_t at) {
+        cp_async16(to, row >= 0 ? from + row * stride + at : from, row >= 0);
     }
 };
 
-// --- what a warp computes ----------------------------------------------------------------------------------
+// --- what a warp multiplies --------------------------------------------------------------------------------
 
-template <PrefillClass C>
-struct Sums {
-    int32_t products[C.group_floats ? 1 : 2][C.group_floats ? 1 : kWarpColumns][4];  // of the block
-    float block[C.group_floats ? 2 : 1][C.group_floats ? kWarpColumns : 1][2];       // likewise
-    float range[2][kWarpColumns][2], all[2][kWarpColumns][2];  // [tile][column group][row]
-};
+// Two row tiles times the tokens of the block. Sums: [tile][8 tokens][as mma_f16_k16].
+template <TileFormat F, bool kTuring>
+struct PrefillMultiplier {
+    using Shared = PrefillShared<F, kTuring>;
+    static constexpr int kColumns = Shared::kTokens / 8;  // 8-column groups
+    using Sums = float[2][kColumns][4];
 
-// {row g, row g + 8} of a tile.
-DEVICE uint2 of_rows(const uint32_t (&rows)[8][2]) {
-    return ld64(rows[lane_index() >> 2]);
-}
-DEVICE float2 of_rows(const float (&rows)[8][2]) {
-    const uint2 v = ld64(rows[lane_index() >> 2]);
-    return {bits_float(v.x), bits_float(v.y)};
-}
+    Shared &shared;
+    const Book<F> &book;
+    const std::byte *tile[2];
+    bool few;  // the upper half of the tokens is not there
+    MainRegisters<F> main[2];
+    SideRegisters<F> side[2];
+    Sums block, range;
 
-template <PrefillClass C, class Shared>
-struct Multiplier {
-    const Shared &shared;
-    Sums<C> sums;
-    int first_tile, first_token;  // of this warp
-
-    // Two groups of 32 columns: `chunk` of the block, which is in the ring at `stage`.
-    DEVICE void multiply_chunk(int chunk, int stage) {
-        uint32_t a[2][2][4];  // [tile][group]
-        uint2 scale[2][2][C.groups_of_16 ? 2 : 1];
-        float2 minimum[2][2];
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-            for (int sub = 0; sub < 2; ++sub) {
-                const int group = 2 * chunk + sub;
-                const uint4 v = ld128(&shared.weights.codes[first_tile + tile][group][lane_index()]);
-                a[tile][sub][0] = v.x, a[tile][sub][1] = v.y, a[tile][sub][2] = v.z, a[tile][sub][3] = v.w;
-                load_scales(group, first_tile + tile, scale[tile][sub]);
-                if constexpr (C.group_floats && C.minimum)
-                    minimum[tile][sub] = of_rows(shared.weights.group_minimum[group][first_tile + tile]);
-            }
-#pragma unroll
-        for (int j = 0; j < kWarpColumns; ++j) {
-            // No later column is loaded before: that takes more registers than there are.
-            if (j == kWarpColumns / 2) warp_sync();
-            // Lane 4g + t reads of column g the piece t: 512 bytes in a row for the warp.
-            const uint4 v = ld128(&shared.x[stage][first_token + kGroupTokens * j][0] + lane_index());
-            const uint32_t b[2][2] = {{v.x, v.y}, {v.z, v.w}};
-            float joined[2] = {};
-            if constexpr (C.group_floats && C.minimum)
-#pragma unroll
-                for (int sub = 0; sub < 2; ++sub)
-                    joined[sub] =
-                        shared.sums
-                            .joined[2 * chunk + sub][first_token + kGroupTokens * j + (lane_index() & 3)];
-#pragma unroll
-            for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-                for (int sub = 0; sub < 2; ++sub) {
-                    if constexpr (C.group_floats && C.groups_of_16)
-                        add_float_groups_of_16(a[tile][sub], b[sub], scale[tile][sub], sums.block[tile][j]);
-                    else if constexpr (C.group_floats)
-                        add_float_group(a[tile][sub], b[sub], scale[tile][sub][0], minimum[tile][sub],
-                                        joined[sub], sums.block[tile][j]);
-                    else if constexpr (C.groups_of_16)
-                        add_groups_of_16(a[tile][sub], b[sub], scale[tile][sub], sums.products[tile][j]);
-                    else
-                        add_group(a[tile][sub], b[sub], scale[tile][sub][0], sums.products[tile][j]);
-                }
+    // Copies `pieces` of 16 bytes of either tile, from byte `at` on.
+    template <int kPieces>
+    DEVICE void copy(uint4 (*to)[kPieces], int64_t at) const {
+        for (int i = lane_index(); i < 2 * kPieces; i += 32) {
+            const int second = i >= kPieces ? 1 : 0, piece = i - second * kPieces;
+            cp_async16(&to[2 * warp_index() + second][piece],
+                       (second == 0 ? tile[0] : tile[1]) + at + 16 * piece);
         }
     }
-
-    DEVICE void load_scales(int group, int tile, uint2 (&to)[C.groups_of_16 ? 2 : 1]) const {
-        if constexpr (C.groups_of_16) {
-            to[0] = of_rows(shared.weights.scale[2 * group][tile]);
-            to[1] = of_rows(shared.weights.scale[2 * group + 1][tile]);
-        } else {
-            to[0] = of_rows(shared.weights.scale[group][tile]);
-        }
+    // The main planes of chunk kC (and the next) of a block: on their way to shared memory, and from there.
+    template <int kC>
+    DEVICE void copy_weights(int32_t at) const {
+        constexpr TileLayout kLayout = tile_layout(F);
+        if constexpr (kC % Shared::kStep == 0)
+            copy(shared.main[kC / Shared::kStep % 2],
+                 at * block_bytes(F) + kLayout.side + kC * kLayout.chunk);
     }
-
-    static DEVICE void add_float_group(const uint32_t (&a)[4], const uint32_t (&b)[2], uint2 scale,
-                                       float2 minimum, float joined, float (&to)[2]) {
-        int32_t c[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
-        mma_s8_k32(c, a, b);
-        float v[4];
+    template <int kC>
+    DEVICE void load_weights() {
+        constexpr int kStep = Shared::kStep, kBefore = tile_layout(F).side + kC * tile_layout(F).chunk;
+        if constexpr (kC % kStep == 0) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = bits_float(static_cast<uint32_t>(c[i])) - kMagic;
-        to[0] = fma_rn(bits_float(scale.x), join(v[0], v[1]), to[0]);
-        to[1] = fma_rn(bits_float(scale.y), join(v[2], v[3]), to[1]);
-        if constexpr (C.minimum) {
-            to[0] = fma_rn(minimum.x, joined, to[0]);
-            to[1] = fma_rn(minimum.y, joined, to[1]);
-        }
-    }
-
-    static DEVICE void add_float_groups_of_16(const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                              const uint2 (&scale)[C.groups_of_16 ? 2 : 1], float (&to)[2]) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int32_t c[4] = {kMagicBits, kMagicBits, kMagicBits, kMagicBits};
-            mma_s8_k16(c, {a[2 * half], a[2 * half + 1]}, b[half]);
-            float v[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) v[i] = bits_float(static_cast<uint32_t>(c[i])) - kMagic;
-            const uint2 d = scale[C.groups_of_16 ? half : 0];
-            to[0] = fma_rn(bits_float(d.x), join(v[0], v[1]), to[0]);
-            to[1] = fma_rn(bits_float(d.y), join(v[2], v[3]), to[1]);
-        }
-    }
-
-    static DEVICE void add_scaled(const int32_t (&c)[4], uint2 scale, int32_t (&to)[4]) {
-        const auto first = static_cast<int32_t>(scale.x), second = static_cast<int32_t>(scale.y);
-        to[0] += c[0] * first;
-        to[1] += c[1] * first;
-        to[2] += c[2] * second;
-        to[3] += c[3] * second;
-    }
-    static DEVICE void add_group(const uint32_t (&a)[4], const uint32_t (&b)[2], uint2 scale,
-                                 int32_t (&to)[4]) {
-        int32_t c[4] = {};
-        mma_s8_k32(c, a, b);
-        add_scaled(c, scale, to);
-    }
-    static DEVICE void add_groups_of_16(const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                        const uint2 (&scale)[C.groups_of_16 ? 2 : 1], int32_t (&to)[4]) {
-        int32_t c[4] = {};
-        mma_s8_k16(c, {a[0], a[1]}, b[0]);
-        add_scaled(c, scale[0], to);
-        int32_t d[4] = {};
-        mma_s8_k16(d, {a[2], a[3]}, b[1]);
-        add_scaled(d, scale[C.groups_of_16 ? 1 : 0], to);
-    }
-
-    // The block's sums go into the range's, and start again.
-    DEVICE void finish_block() {
-        const int t = lane_index() & 3;
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-            float2 d{}, dmin{};
-            if constexpr (!C.group_floats) {
-                d = of_rows(shared.weights.d[first_tile + tile]);
-                if constexpr (C.minimum) dmin = of_rows(shared.weights.dmin[first_tile + tile]);
-            }
-#pragma unroll
-            for (int j = 0; j < kWarpColumns; ++j) {
-                const float s = shared.scale[first_token + kGroupTokens * j + t];
-                float(&to)[2] = sums.range[tile][j];
-                if constexpr (C.group_floats) {
-                    to[0] = fma_rn(s, sums.block[tile][j][0], to[0]);
-                    to[1] = fma_rn(s, sums.block[tile][j][1], to[1]);
-                    sums.block[tile][j][0] = sums.block[tile][j][1] = 0;
-                } else {
-                    int32_t(&i)[4] = sums.products[tile][j];
-                    to[0] = fma_rn(d.x * s, join(i[0], i[1]), to[0]);
-                    to[1] = fma_rn(d.y * s, join(i[2], i[3]), to[1]);
-                    i[0] = i[1] = i[2] = i[3] = 0;
-                    if constexpr (C.minimum) subtract_minimums(tile, j, {dmin.x * s, dmin.y * s}, to);
-                }
+            for (int i = 0; i < 2; ++i) {
+                const uint4 *own = shared.main[kC / kStep % 2][2 * warp_index() + i];
+                // As if the whole block were there.
+                load_chunk<F, kC + kStep - 1, CachedWeights>(
+                    reinterpret_cast<const std::byte *>(own) - kBefore, main[i]);
             }
         }
     }
 
-    DEVICE void subtract_minimums(int tile, int j, float2 factor, float (&to)[2]) const {
-        const int g = lane_index() >> 2, t = lane_index() & 3;
-        const int token = first_token + kGroupTokens * j + g / 2;
-        const uint32_t(&words)[2][8][4] = shared.weights.minimum[first_tile + tile];
-        int32_t c[4] = {};
-        mma_s8_k16(c, {words[0][g][t], words[1][g][t]}, shared.sums.bytes[0][token][g % 2][t]);
+    // The side planes of a block, likewise.
+    DEVICE void copy_sides(int32_t at) const {
+        copy(shared.side, at * block_bytes(F));
+    }
+    DEVICE void load_sides() {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) c[i] = c[i] * (1 << kSumBits) + kMagicBits;  // |sum| < 2^22
-        mma_s8_k16(c, {words[0][g][t], words[1][g][t]}, shared.sums.bytes[1][token][g % 2][t]);
-        float v[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = bits_float(static_cast<uint32_t>(c[i])) - kMagic;
-        to[0] = fma_rn(-factor.x, join(v[0], v[1]), to[0]);
-        to[1] = fma_rn(-factor.y, join(v[2], v[3]), to[1]);
+        for (int i = 0; i < 2; ++i)
+            load_side<F, CachedWeights>(
+                reinterpret_cast<const std::byte *>(shared.side[2 * warp_index() + i]), side[i]);
     }
 
-    // A range of blocks is done; the first one starts the sum.
-    DEVICE void finish_range(bool first) {
+    // 32 columns.
+    template <int kC, int kS>
+    DEVICE void multiply_group(const BlockScales<F> (&scales)[2], int buffer, uint32_t (&later)[2][4]) {
+        constexpr int kGroup = 2 * kC + kS, kParts = has_groups_of_16(F) ? 2 : 1;
+        constexpr bool kMinimum = Shared::kMinimums && !Shared::kIntegerMinimums;
+        uint32_t a[2][2][4];
+        float d[2][kParts][2], minimum[2][2];
 #pragma unroll
-        for (int tile = 0; tile < 2; ++tile)
-#pragma unroll
-            for (int j = 0; j < kWarpColumns; ++j)
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    float &range = sums.range[tile][j][r], &all = sums.all[tile][j][r];
-                    all = first ? range : all + range;
-                    range = 0;
-                }
-    }
-};
-
-// --- results -----------------------------------------------------------------------------------------------
-
-template <PrefillClass C>
-DEVICE void write_outputs(const LinearParams &p, const TileAt *tiles, TokenGroup group, int first_token,
-                          const Sums<C> &sums) {
-    const int g = lane_index() >> 2, t = lane_index() & 3;
-    const bool gate = p.gate != LinearGate::None;
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-        if (tiles[tile].matrix < 0 || (gate && tile == 1)) continue;
-#pragma unroll
-        for (int j = 0; j < kWarpColumns; ++j)
+        for (int i = 0; i < 2; ++i) {
+            weight_numbers<F, kC, kS>(main[i], side[i], book, a[i], later[i]);
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const int token = first_token + kGroupTokens * j + t;
-                const int32_t row = tiles[tile].tile * kTileRows + g + 8 * r;
-                if (token < group.count && row < p.matrix[tiles[tile].matrix].rows)
-                    write_output(p, tiles[tile], group, token, row, sums.all[tile][j][r], sums.all[1][j][r]);
+                d[i][0][r] = scales[i].template factor<kParts * kGroup>(r);
+                if constexpr (kParts == 2) d[i][1][r] = scales[i].template factor<kParts * kGroup + 1>(r);
+                if constexpr (kMinimum) minimum[i][r] = group_minimum<F, kGroup>(side[i], r);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+            // No later column is loaded before: that takes more registers than there are.
+            if (j % 3 == 0) warp_sync();
+            if (j == kColumns / 2 && few) break;
+            // Lane 4g + t reads of token g the piece t: 512 bytes in a row for the warp.
+            const uint4 b = ld128(&shared.x[kC % 2][kS][8 * j][0] + lane_index());
+            float2 sums{};
+            if constexpr (kMinimum)
+                sums = *reinterpret_cast<const float2 *>(
+                    &shared.group_sums[buffer][kGroup][8 * j + 2 * (lane_index() & 3)]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float c[kParts][4] = {};
+                mma_f16_k16(c[0], a[i][0], {b.x, b.y});
+                mma_f16_k16(c[kParts - 1], a[i][1], {b.z, b.w});
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    float &to = block[i][j][k];
+#pragma unroll
+                    for (int part = 0; part < kParts; ++part) to = fma_rn(d[i][part][k / 2], c[part][k], to);
+                    if constexpr (kMinimum) to = fma_rn(minimum[i][k / 2], k % 2 == 0 ? sums.x : sums.y, to);
+                }
+            }
+        }
+    }
+
+    DEVICE float scale_of(int32_t at, int token) const {
+        return reinterpret_cast<const float *>(&shared.scales[at / 4 % 2][token])[at % 4];
+    }
+
+    // A block's columns are done: its sums go into the range's, and start again.
+    DEVICE void finish_block(const BlockScales<F> (&scales)[2], int32_t at) {
+        const int buffer = at % 2, g = lane_index() >> 2, t = lane_index() & 3;
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+            if (j == kColumns / 2 && few) break;
+            const float s[2] = {scale_of(at, 8 * j + 2 * t), scale_of(at, 8 * j + 2 * t + 1)};
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float c[4] = {};
+                if constexpr (Shared::kIntegerMinimums) {
+                    const auto *words = reinterpret_cast<const uint32_t *>(shared.sums[buffer][8 * j + g]);
+                    minimum_sums<F>(
+                        scales[i].rows,
+                        [&](auto part, auto half) {
+                            return words[2 * Shared::kSumPieces * decltype(part)::value +
+                                         4 * decltype(half)::value + t];
+                        },
+                        c);
+                }
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    float &sum = block[i][j][k];
+                    if constexpr (Shared::kIntegerMinimums)
+                        sum = fma_rn(-scales[i].rows[k / 2].dmin, c[k], sum);
+                    range[i][j][k] = fma_rn(s[k % 2], sum, range[i][j][k]);
+                    sum = 0;
+                }
+            }
+        }
+    }
+
+    // A range of blocks is done. Behind the last one, `range` is the result.
+    DEVICE void finish_range(bool first, bool last) {
+        if (first && last) return;
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j) {
+                float4 &all = shared.all[warp_index()][i][j][lane_index()];
+                float(&own)[4] = range[i][j];
+                float4 sum = {own[0], own[1], own[2], own[3]};
+                if (!first) {
+                    const float4 before = all;
+                    sum = {before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w};
+                }
+                if (last) {
+                    own[0] = sum.x, own[1] = sum.y, own[2] = sum.z, own[3] = sum.w;
+                } else {
+                    all = sum;
+                    own[0] = own[1] = own[2] = own[3] = 0;
+                }
             }
     }
-}
+
+    DEVICE void write_outputs(const LinearParams &p, const TileAt *tiles, TokenGroup group) const {
+        const int g = lane_index() >> 2, t = lane_index() & 3;
+        const bool gate = p.gate != LinearGate::None;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (tiles[i].matrix < 0 || (gate && i == 1)) continue;
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    const int token = 8 * j + 2 * t + k % 2;
+                    const int32_t row = tiles[i].tile * kTileRows + g + k / 2 * 8;
+                    if (token < group.count && row < p.matrix[tiles[i].matrix].rows)
+                        write_output(p, tiles[i], group, token, row, range[i][j][k], range[1][j][k]);
+                }
+        }
+    }
+};
 
 // --- the kernel --------------------------------------------------------------------------------------------
 
-// This warp's tile, in the launch's format: one of the class.
-template <PrefillClass C>
-DEVICE void decode(TileFormat format, const std::byte *block, int chunks, const uint32_t *book,
-                   DecodedWeights<C> &to) {
-    with_format(format, [&](auto f) {
-        constexpr TileFormat kFormat = decltype(f)::value;
-        if constexpr (prefill_class(kFormat) == C && !is_float(kFormat) && !is_half(kFormat))
-            decode_tile<kFormat, C>(block, chunks, warp_index(), book, to);
-    });
-}
-
-template <PrefillClass C, bool kTuring>
+template <TileFormat F, bool kTuring>
 struct LinearPrefillBody {
     using Params = PrefillParams;
-    using Shared = PrefillShared<C, raw_bytes(C), kTuring>;
+    using Shared = PrefillShared<F, kTuring>;
+    using Loader = PrefillLoader<F, kTuring>;
+    using Multiplier = PrefillMultiplier<F, kTuring>;
     static_assert(sizeof(Shared) <= (kTuring ? 64 : 99) << 10);
-    static constexpr int kStages = Shared::kStages, kAhead = kStages - 1;
+    static constexpr bool kFloatMinimums = Shared::kMinimums && !Shared::kIntegerMinimums;
 
-    static DEVICE const std::byte *bytes_of(const Params &params, TileAt tile, int32_t expert) {
-        if (tile.matrix < 0) return nullptr;
-        const LinearMatrix &m = params.linear.matrix[tile.matrix];
-        const TileLayout layout = tile_layout(params.format);
-        const int64_t tile_bytes =
-            col_blocks(params.linear.cols) * layout.side + col_chunks(params.linear.cols) * layout.chunk;
-        return m.tiles + (expert * row_tiles(m.rows) + tile.tile) * tile_bytes;
-    }
+    // Where the loop over the columns is.
+    struct Position {
+        int32_t blocks, chunks;  // of the matrix
+        int32_t block;
 
-    // The bytes of this warp's block of weights.
-    static DEVICE const std::byte *raw(const Loader<C> &loader, const Shared &shared, int32_t block) {
-        if constexpr (kTuring)
-            return loader.weights_of(block);
-        else
-            return reinterpret_cast<const std::byte *>(shared.raw[warp_index()]);
-    }
+        DEVICE bool more() const { return block + 1 < blocks; }
+        DEVICE bool has(int chunk) const { return 4 * block + chunk < chunks; }
+    };
 
-    // Eight row tiles times the tokens of a group.
-    static DEVICE void multiply(const Params &params, Shared &shared, int32_t unit, TokenGroup group) {
-        const LinearParams &p = params.linear;
-        const int warp = warp_index();
-        // A pair's second tile that is not there is read as the first once more; its results go nowhere.
-        TileAt own = tile_at<kPrefillTiles>(p, unit, warp);
-        if (own.matrix < 0 && warp % 2 == 1) own = tile_at<kPrefillTiles>(p, unit, warp - 1);
-        Loader<C> loader(p, params.format, group, bytes_of(params, own, group.expert));
-        Multiplier<C, Shared> multiplier{shared, {}, warp / 2 * 2, warp % 2 * (kPrefillTokens / 2)};
-        if (lane_index() == 0) shared.tiles[warp] = tile_at<kPrefillTiles>(p, unit, warp);
-        const bool busy = multiplier.first_token < group.count &&
-                          tile_at<kPrefillTiles>(p, unit, multiplier.first_tile).matrix >= 0;
-        const auto blocks = static_cast<int32_t>(col_blocks(p.cols)),
-                   chunks = static_cast<int32_t>(col_chunks(p.cols));
-        const int ranges = warps_per_tile(blocks);
-        if constexpr (!kTuring) loader.copy_weights(0, shared.raw);
-        if constexpr (kAhead > 0) loader.copy_chunk(shared.x[0]);
-        cp_async_commit();
-        if constexpr (kAhead > 1)
-            if (chunks > 1) loader.copy_chunk(shared.x[1]);
-        cp_async_commit();
-        loader.fetch(0);
-        int range = 0, stage = 0;
-        for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-            const int32_t block = chunk / 4;
-            cp_async_wait<1>();  // all but the chunk after this one
-            block_sync();  // everybody's copies have come, and nobody reads the chunk before, or its weights
-            if (chunk % 4 == 0) {
-                if (loader.tile != nullptr)
-                    decode<C>(params.format, raw(loader, shared, block), chunks_at(p.cols, block),
-                              shared.book, shared.weights);
-                loader.store(shared.sums, shared.scale);
-                block_sync();
-                if constexpr (!kTuring)
-                    if (block + 1 < blocks) loader.copy_weights(block + 1, shared.raw);
-            }
-            const int next = stage + kAhead < kStages ? stage + kAhead : stage + kAhead - kStages;
-            if (chunk + kAhead < chunks) loader.copy_chunk(shared.x[next]);
-            cp_async_commit();
-            if constexpr (kAhead == 0) block_sync();
-            if (busy) multiplier.multiply_chunk(chunk % 4, stage);
-            if (chunk % 4 == 3 || chunk + 1 == chunks) {
-                // Not before: while it multiplies, a thread has no registers to spare.
-                if (block + 1 < blocks) loader.fetch(block + 1);
-                if (busy) {
-                    multiplier.finish_block();
-                    if (block + 1 == range_of(blocks, ranges, range).end)
-                        multiplier.finish_range(range++ == 0);
-                }
-            }
-            stage = stage + 1 < kStages ? stage + 1 : 0;
-        }
+    // All threads: chunk kC of a block has come, the next is on its way.
+    template <int kC>
+    static DEVICE void start_chunk(Shared &shared, const Loader &loader, const Multiplier &m, bool busy,
+                                   const Position &at) {
         cp_async_wait<0>();
+        block_sync();  // everybody's copies have come, and nobody reads the chunk before
+        if (at.has(kC + 1)) {
+            const int32_t block = at.block + (kC + 1) / 4;
+            loader.template copy<(kC + 1) % 4>(shared, block);
+            if (busy) m.template copy_weights<(kC + 1) % 4>(block);
+        }
+        // The first chunk reads the sides of its own block.
+        if (kC == 1 && at.more()) {
+            if (busy) m.copy_sides(at.block + 1);
+            if constexpr (kFloatMinimums) loader.copy_sums(shared, at.block + 1);
+        }
+        cp_async_commit();
+        if (kFloatMinimums && kC == 3 && at.more()) loader.add_sums(shared, at.block + 1);
+    }
+
+    // Chunk kC of a block, which has been started.
+    template <int kC>
+    static DEVICE void multiply_chunk(const Loader &loader, Multiplier &m, const BlockScales<F> (&scales)[2],
+                                      const Position &at) {
+        m.template load_weights<kC>();
+        uint32_t later[2][4] = {};
+        const int buffer = at.block % 2;
+        m.template multiply_group<kC, 0>(scales, buffer, later);
+        if (2 * kC + 1 < groups_at(loader.p.cols, at.block))
+            m.template multiply_group<kC, 1>(scales, buffer, later);
+    }
+
+    template <int kC>
+    static DEVICE void next_chunk(Shared &shared, const Loader &loader, Multiplier &m,
+                                  const BlockScales<F> (&scales)[2], const Position &at) {
+        if (!at.has(kC)) return;
+        start_chunk<kC>(shared, loader, m, true, at);
+        multiply_chunk<kC>(loader, m, scales, at);
+    }
+
+    // A warp's two row tiles, of which the second may not be there.
+    static DEVICE void multiply_tiles(Shared &shared, const Loader &loader, Multiplier &m, Position &at) {
+        const int ranges = warps_per_tile(at.blocks);
+        int finished = 0;  // ranges
+        for (; at.block < at.blocks; ++at.block) {
+            start_chunk<0>(shared, loader, m, true, at);
+            m.load_sides();
+            const BlockScales<F> scales[2] = {BlockScales<F>(m.side[0]), BlockScales<F>(m.side[1])};
+            multiply_chunk<0>(loader, m, scales, at);
+            next_chunk<1>(shared, loader, m, scales, at);
+            next_chunk<2>(shared, loader, m, scales, at);
+            next_chunk<3>(shared, loader, m, scales, at);
+            m.finish_block(scales, at.block);
+            if (at.block + 1 == range_of(at.blocks, ranges, finished).end)
+                m.finish_range(finished++ == 0, !at.more());
+        }
+    }
+
+    // A warp without tiles takes part in the copies.
+    static DEVICE void copy_only(Shared &shared, const Loader &loader, const Multiplier &m, Position &at) {
+        for (; at.block < at.blocks; ++at.block) {
+            start_chunk<0>(shared, loader, m, false, at);
+            if (at.has(1)) start_chunk<1>(shared, loader, m, false, at);
+            if (at.has(2)) start_chunk<2>(shared, loader, m, false, at);
+            if (at.has(3)) start_chunk<3>(shared, loader, m, false, at);
+        }
+    }
+
+    // Sixteen row tiles times the tokens of a group.
+    static DEVICE void multiply(const LinearParams &p, Shared &shared, const Book<F> &book, int32_t unit,
+                                TokenGroup group) {
+        const int slot = 2 * warp_index();
+        const TileAt first = tile_at<kPrefillTiles>(p, unit, slot);
+        const bool busy = first.matrix >= 0;
+        if (lane_index() < 2)
+            shared.tiles[slot + lane_index()] = tile_at<kPrefillTiles>(p, unit, slot + lane_index());
+        Multiplier m{shared, book, {nullptr, nullptr}, group.count <= Shared::kTokens / 2, {}, {}, {}, {}};
+        const Loader loader(p, group);
+        Position at{static_cast<int32_t>(col_blocks(p.cols)), static_cast<int32_t>(col_chunks(p.cols)), 0};
+        if (busy) {
+            // A second tile that is not there is read as the first once more; its results go nowhere.
+            TileAt second = tile_at<kPrefillTiles>(p, unit, slot + 1);
+            if (second.matrix < 0) second = first;
+            m.tile[0] = tile_bytes(p, F, first.matrix, first.tile, group.expert);
+            m.tile[1] = tile_bytes(p, F, second.matrix, second.tile, group.expert);
+            m.copy_sides(0);
+            m.template copy_weights<0>(0);
+        }
+        loader.template copy<0>(shared, 0);
+        if constexpr (kFloatMinimums) loader.copy_sums(shared, 0);
+        cp_async_commit();
+        if constexpr (kFloatMinimums) {
+            cp_async_wait<0>();
+            block_sync();
+            loader.add_sums(shared, 0);
+        }
         if (busy)
-            write_outputs<C>(p, &shared.tiles[multiplier.first_tile], group, multiplier.first_token,
-                             multiplier.sums);
+            multiply_tiles(shared, loader, m, at);
+        else
+            copy_only(shared, loader, m, at);
+        cp_async_wait<0>();
+        if (busy) m.write_outputs(p, &shared.tiles[slot], group);
         block_sync();  // shared memory is free for the next unit
     }
 
     static DEVICE void run(const Params &params) {
         auto &shared = shared_memory<Shared>();
         const LinearParams &p = params.linear;
-        if constexpr (C.codebook) fill_book(params.format, shared.book);  // the first block_sync() is far off
+        Book<F> book;
+        if constexpr (has_codebook(F)) {
+            fill_book(F, shared.book);  // the first block_sync() is far off
+            book = Book<F>(shared.book);
+        }
         grid_dep_wait();
-        const int32_t groups = groups_of<kPrefillTokens>(p);
-        const int32_t tiles = tiles_of_unit<kPrefillTiles>(p),
+        const int32_t groups = groups_of(p, params.slice), tiles = tiles_of_unit<kPrefillTiles>(p),
                       units = (tiles_of(p) + tiles - 1) / tiles * groups;
         // Units that share weights follow one another.
-        for (int32_t unit = block_index(); unit < units; unit += block_count())
-            multiply(params, shared, unit / groups, group_at<kPrefillTokens>(p, unit % groups));
+        for (int32_t unit = block_index(); unit < units; unit += block_count()) {
+            const TokenGroup group = group_at(p, params.slice, unit % groups);
+            if constexpr (kTuring) {
+                for (int32_t done = 0; done < group.count; done += Shared::kTokens) {
+                    const int32_t left = group.count - done;
+                    multiply(
+                        p, shared, book, unit / groups,
+                        {group.expert, group.first + done, left < Shared::kTokens ? left : Shared::kTokens});
+                }
+            } else {
+                multiply(p, shared, book, unit / groups, group);
+            }
+        }
         grid_dep_trigger();
     }
 };
 
-template <PrefillClass C>
+template <TileFormat F>
 struct LinearPrefill {
     using Params = PrefillParams;
     static constexpr const char *kName = "linear_prefill";
     static constexpr int kThreads = cuda::kThreads, kBlocks = 1;
-    static constexpr SharedBytes kShared = {sizeof(typename LinearPrefillBody<C, false>::Shared),
-                                            sizeof(typename LinearPrefillBody<C, true>::Shared)};
+    static constexpr SharedBytes kShared = {sizeof(PrefillShared<F, false>), sizeof(PrefillShared<F, true>)};
 
     static DEVICE void run(const Params &params) {
-        run_for_device<LinearPrefillBody<C, false>, LinearPrefillBody<C, true>>(params);
+        run_for_device<LinearPrefillBody<F, false>, LinearPrefillBody<F, true>>(params);
     }
-};
-
-template <PrefillClass C>
-struct OfClass {
-    static constexpr PrefillClass value = C;
 };
 
 }  // namespace

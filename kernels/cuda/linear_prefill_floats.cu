@@ -13,7 +13,7 @@ namespace runnel::kernels::cuda {
 
 namespace {
 
-constexpr int kTiles = kPrefillFloatTiles, kWarps = 8, kWarpTokens = kPrefillTokens / kWarps;
+constexpr int kTiles = kPrefillFloatTiles, kWarps = 8, kWarpTokens = kPrefillFloatTokens / kWarps;
 
 struct LinearPrefillFloats {
     using Params = PrefillParams;
@@ -121,10 +121,10 @@ struct LinearPrefillFloats {
     static DEVICE void run(const Params &params) {
         const LinearParams &p = params.linear;
         grid_dep_wait();
-        const int32_t groups = groups_of<kPrefillTokens>(p), tiles = tiles_of_unit<kTiles>(p);
+        const int32_t groups = groups_of(p, kPrefillFloatTokens), tiles = tiles_of_unit<kTiles>(p);
         const int32_t units = (tiles_of(p) + tiles - 1) / tiles * groups;
         for (int32_t unit = block_index(); unit < units; unit += block_count()) {
-            const TokenGroup group = group_at<kPrefillTokens>(p, unit % groups);
+            const TokenGroup group = group_at(p, kPrefillFloatTokens, unit % groups);
             const int first_token = warp_index() * kWarpTokens;
             if (first_token < group.count) multiply(p, unit / groups, group, first_token);
         }

@@ -25,10 +25,10 @@ constexpr int kWarpGroups = kWarpTokens / 8;  // 8-column groups of it
 template <bool kTuring>
 struct HalvesShared {
     static constexpr int kStages = kTuring ? 2 : 4;
-    uint4 weights[kStages][kPrefillTiles][2][32];  // [16 columns][lane]
+    uint4 weights[kStages][kPrefillHalfTiles][2][32];  // [16 columns][lane]
     uint4 x[kStages][kTokens][kPieces];
     float scale[kTokens];
-    TileAt tiles[kPrefillTiles];  // of the unit
+    TileAt tiles[kPrefillHalfTiles];  // of the unit
 };
 
 template <TileFormat F, bool kTuring>
@@ -49,13 +49,10 @@ struct LinearPrefillHalvesBody {
 #pragma unroll
             for (int i = 0; i < kPasses; ++i) {
                 const int token = thread_index() / kPieces + i * (32 * kWarps / kPieces);
-                from[i] = token < group.count ? p.x.halves + row(p, group, token) * p.x.halves_stride +
+                from[i] = token < group.count ? p.x.halves + source_row(p, group, token) * p.x.halves_stride +
                                                     8 * (thread_index() % kPieces)
                                               : nullptr;
             }
-        }
-        static DEVICE int64_t row(const LinearParams &p, TokenGroup group, int token) {
-            return p.sources ? p.sources[group.first + token] : group.first + token;
         }
         // Columns 32 * stage .. + 31.
         DEVICE void copy(Shared &shared, int32_t stage) const {
@@ -144,9 +141,7 @@ struct LinearPrefillHalvesBody {
     }
 
     static DEVICE const std::byte *bytes_of(const LinearParams &p, TileAt tile, int32_t expert) {
-        if (tile.matrix < 0) return nullptr;
-        const LinearMatrix &m = p.matrix[tile.matrix];
-        return m.tiles + (expert * row_tiles(m.rows) + tile.tile) * row_tile_bytes(F, p.cols);
+        return tile.matrix < 0 ? nullptr : tile_bytes(p, F, tile.matrix, tile.tile, expert);
     }
 
     // Eight row tiles times the tokens of a group.
@@ -154,17 +149,17 @@ struct LinearPrefillHalvesBody {
         const int warp = warp_index(), first_tile = warp / 2 * 2, first_token = warp % 2 * kWarpTokens;
         // A pair's second tile that is not there is read as the first once more; its results go nowhere.
         const auto tile_or_first = [&](int slot) {
-            const TileAt at = tile_at<kPrefillTiles>(p, unit, slot);
-            return at.matrix < 0 && slot % 2 == 1 ? tile_at<kPrefillTiles>(p, unit, slot - 1) : at;
+            const TileAt at = tile_at<kPrefillHalfTiles>(p, unit, slot);
+            return at.matrix < 0 && slot % 2 == 1 ? tile_at<kPrefillHalfTiles>(p, unit, slot - 1) : at;
         };
         const Loader loader(p, group, bytes_of(p, tile_or_first(warp), group.expert));
-        if (lane_index() == 0) shared.tiles[warp] = tile_at<kPrefillTiles>(p, unit, warp);
+        if (lane_index() == 0) shared.tiles[warp] = tile_at<kPrefillHalfTiles>(p, unit, warp);
         if (thread_index() < group.count)
-            shared.scale[thread_index()] = p.x.half_scales[Loader::row(p, group, thread_index())];
+            shared.scale[thread_index()] = p.x.half_scales[source_row(p, group, thread_index())];
         else if (thread_index() < kTokens)
             shared.scale[thread_index()] = 0;
         const bool busy =
-            first_token < group.count && tile_at<kPrefillTiles>(p, unit, first_tile).matrix >= 0;
+            first_token < group.count && tile_at<kPrefillHalfTiles>(p, unit, first_tile).matrix >= 0;
         uint32_t exponents[2] = {};
         if (busy)
             for (int i = 0; i < 2; ++i)
@@ -197,11 +192,11 @@ struct LinearPrefillHalvesBody {
         auto &shared = shared_memory<Shared>();
         const LinearParams &p = params.linear;
         grid_dep_wait();
-        const int32_t groups = groups_of<kTokens>(p), tiles = tiles_of_unit<kPrefillTiles>(p);
+        const int32_t groups = groups_of(p, kTokens), tiles = tiles_of_unit<kPrefillHalfTiles>(p);
         const int32_t units = (tiles_of(p) + tiles - 1) / tiles * groups;
         // Units that share weights follow one another.
         for (int32_t unit = block_index(); unit < units; unit += block_count())
-            multiply(p, shared, unit / groups, group_at<kTokens>(p, unit % groups));
+            multiply(p, shared, unit / groups, group_at(p, kTokens, unit % groups));
         grid_dep_trigger();
     }
 };

@@ -1,10 +1,10 @@
-// y = norm(x) * weight, then hi/lo int8 per group of 256 values, binary16 numbers, or both; see quantise.h
-// for the formula.
+// y = norm(x) * weight, then integers of 12 bits per group of 256 values, binary16 numbers, or both; see
+// quantise.h for the formula.
 //
 // A block of 8 warps takes one row; a warp takes the groups w, w + 8, ... Each lane loads two float4 per
 // group (the warp a contiguous KB), keeps nothing between the passes: all but the first read the row from L1.
 // With a norm there is one for its sum, with halves one for the largest value.
-// Bytes against the floor: 4 per value read (and 4 of the norm weight per block), 2 + 24/32 written of
+// Bytes against the floor: 4 per value read (and 4 of the norm weight per block), 2 + 3/8 written of
 // integers, 2 of halves.
 #include "kernels/cuda/quantise.h"
 
@@ -64,7 +64,7 @@ struct QuantisePieces {
             const float *x = p.x + token * p.x_stride + piece * p.x_piece;
             float v[8];
             load(x, p.width, group, v);
-            if (p.out.values) store_integers(p.out, p.width, row, group, quantise_group(v));
+            if (p.out.codes) store_integers(p.out, p.width, row, group, quantise_group(v));
             if (p.out.halves) store_halves(p.out, p.width, row, group, v, half_scale(largest(x, p.width)));
         }
         grid_dep_trigger();

@@ -14,7 +14,7 @@ struct QuantiseShared {
 static_assert(sizeof(QuantiseShared) == kQuantiseShared);
 
 constexpr int groups_of(int32_t width) {
-    return (width + kActivationGroup - 1) / kActivationGroup;
+    return static_cast<int>(activation_groups(width));
 }
 
 // Group `group` of a row of `width` values.
@@ -30,21 +30,25 @@ DEVICE void store_halves(const Activations &out, int32_t width, int64_t row, int
 // Likewise.
 DEVICE void store_integers(const Activations &out, int32_t width, int64_t row, int group,
                            const ActivationPiece &piece) {
-    const int lane = lane_index(), k = group * kActivationGroup + activation_first(lane);
-    if (lane == 0) out.scales[row * out.scales_stride + group] = piece.scale;
-    const int chunk = k / kActivationChunk, t = lane >> 1 & 3, sub = lane & 1;
-    if (chunk * kActivationChunk >= width) return;
-    int8_t *to =
-        out.values + row * out.values_stride + int64_t{chunk} * kActivationChunkBytes + 16 * t + 8 * sub;
-    st64(to, piece.hi);
-    st64(to + 64, piece.lo);
-    if (t != 0 || k >= width) return;
-    int32_t *sums16 = out.sums16 + row * out.sums16_stride + k / 16 * 2;
-    st128(sums16, uint4{static_cast<uint32_t>(piece.sum_hi[0]), static_cast<uint32_t>(piece.sum_lo[0]),
-                        static_cast<uint32_t>(piece.sum_hi[1]), static_cast<uint32_t>(piece.sum_lo[1])});
-    int32_t *sums = out.sums + row * out.sums_stride + k / 32 * 2;
-    st64(sums, uint2{static_cast<uint32_t>(piece.sum_hi[0] + piece.sum_hi[1]),
-                     static_cast<uint32_t>(piece.sum_lo[0] + piece.sum_lo[1])});
+    const int lane = lane_index(), t = lane >> 1 & 3;
+    const int k = group * kActivationGroup + activation_first(lane), columns = k - 4 * t;  // the first of 32
+    // Scales are read four at a time: those behind the last are 0.
+    const int last = groups_of(width) - 1, padded = group + (lane & 3);
+    if (lane == 0 || (lane < 4 && group == last && padded < out.scales_stride))
+        out.scales[row * out.scales_stride + padded] = lane == 0 ? piece.scale : 0.0f;
+    if (columns / kActivationChunk * kActivationChunk < width)
+        st128(out.codes + row * out.codes_stride + columns + 8 * t, piece.codes);
+    if (t != 0) return;
+    // Groups that are not there have sums of 0.
+    const int of_32 = columns % kActivationGroup / 32;
+    uint16_t *sums = out.sums + row * out.sums_stride + group * kSumParts + of_32;
+    const SumParts all = parts_of(piece.sum[0] + piece.sum[1]);
+    sums[0] = f32_to_f16(all.high);
+    sums[8] = f32_to_f16(all.low);
+    uint16_t *sums16 = out.sums16 + row * out.sums16_stride + group * kSum16Parts + 2 * of_32;
+    const SumParts first = parts_of(piece.sum[0]), second = parts_of(piece.sum[1]);
+    *reinterpret_cast<uint32_t *>(sums16) = pack_f16(first.high, second.high);
+    *reinterpret_cast<uint32_t *>(sums16 + 16) = pack_f16(first.low, second.low);
 }
 
 // The group's values, normalised with `scale` if there is a norm.
@@ -95,7 +99,7 @@ DEVICE void quantise_row(const QuantiseParams &p, int64_t row, QuantiseShared &s
         float v[8];
         load_normed(p, x, group, scale, v);
         if (p.normed) store_normed(p, row, group, v);
-        if (p.out.values) store_integers(p.out, p.width, row, group, quantise_group(v));
+        if (p.out.codes) store_integers(p.out, p.width, row, group, quantise_group(v));
         if (p.out.halves) store_halves(p.out, p.width, row, group, v, halves);
     }
 }

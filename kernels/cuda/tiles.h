@@ -11,8 +11,9 @@
 // (0.4% more), the types converted below and four of those with codebooks: IQ2_XXS, IQ2_XS and IQ3_XXS (6, 5
 // and 4% more) keep all signs here, IQ1_S and IQ1_M (16 and 4%) share one format.
 //
-// Fragment order (PTX ISA, mma.m16n8k32.s8): lane 4g + t of a warp holds rows g and g + 8 of operand A in
-// four registers a0..a3 of 4 bytes; byte i of register a belongs to
+// Fragment order: lane 4g + t of a warp holds rows g and g + 8 of operand A, of 32 columns in four words
+// a0..a3
+// ("registers") of 4 bytes; byte i of register a belongs to
 //     row g + 8 * (a & 1), column 16 * (a >> 1) + 4t + i      of the 32 columns of one group.
 // A "code" is the unsigned integer that the file stores for a weight (0..15 for 4-bit types ...; int8 for
 // Q8_0). Which plane holds what of it:
@@ -20,7 +21,7 @@
 //               2 * chunk + 1 in the high nibble.
 //     bytes     [chunk][group of the chunk][lane][a] words: Q8_0.
 //     pairs     [half of 128 columns][lane][2 * w + r] words (Q2_K, Q3_K): bits 2j, 2j + 1 of byte i are code
-//               & 3 of row g + 8r, column 16 * (8 * half + 4w + j) + 4t + i: groups of 16 for m16n8k16.
+//               & 3 of row g + 8r, column 16 * (8 * half + 4w + j) + 4t + i: groups of 16.
 //     bit 4     [lane][chunk] words (Q5_*): bit 4 * s + a of byte i is bit 4 of the code in register a of
 //               group 2 * chunk + s.
 //     bits 4-5  [chunk pair][lane][2 * (chunk & 1) + s] words (Q6_K): bits 2a, 2a + 1 of byte i likewise.
@@ -243,7 +244,7 @@ constexpr TileFormat tile_format(gguf::Type type) {
 constexpr bool is_float(TileFormat f) {
     return f == TileFormat::F32;
 }
-// Multiplied as binary16 by tensor cores; the others as integers.
+// Multiplied as they are by tensor cores; the others as the integers behind them.
 constexpr bool is_half(TileFormat f) {
     return f == TileFormat::F16 || f == TileFormat::BF16;
 }
@@ -253,7 +254,7 @@ constexpr bool has_group_floats(TileFormat f) {
            f == TileFormat::Q8_0 || f == TileFormat::IQ4_NL || f == TileFormat::MXFP4 ||
            f == TileFormat::NVFP4;
 }
-// Scales per 16 weights (m16n8k16) instead of 32 (m16n8k32).
+// Scales per 16 weights (one mma) instead of 32 (two).
 constexpr bool has_groups_of_16(TileFormat f) {
     return f == TileFormat::Q2_K || f == TileFormat::Q3_K || f == TileFormat::Q6_K ||
            f == TileFormat::NVFP4 || f == TileFormat::IQ1 || f == TileFormat::IQ2_XS ||

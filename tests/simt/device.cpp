@@ -230,11 +230,6 @@ uint64_t atomic_max_u64(uint64_t *p, uint64_t v) {
 
 // --- bits and numbers ------------------------------------------------------------------------------------
 
-int32_t dp4a(uint32_t a, uint32_t b, int32_t c) {
-    for (int i = 0; i < 32; i += 8) c += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
-    return c;
-}
-
 uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = uint64_t{b} << 32 | a;
     uint32_t r = 0;

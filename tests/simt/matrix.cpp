@@ -89,17 +89,6 @@ void scatter(void *const *lanes, Sum sum) {
         }
 }
 
-template <int K>
-void multiply_s8(void *const *lanes) {
-    int32_t a[16][K], b[8][K];
-    gather<K>(lanes, a, b, [](uint32_t bits) { return int32_t{static_cast<int8_t>(bits)}; });
-    scatter<int32_t>(lanes, [&](int row, int column, int32_t c) {
-        int32_t sum = 0;
-        for (int k = 0; k < K; ++k) sum += a[row][k] * b[column][k];
-        return static_cast<int32_t>(static_cast<uint32_t>(c) + static_cast<uint32_t>(sum));  // wraps
-    });
-}
-
 template <class Convert>
 void multiply_float(void *const *lanes, Convert convert) {
     float a[16][16], b[8][16];
@@ -136,23 +125,9 @@ void ldmatrix_x4_trans(uint32_t (&r)[4], const void *row, Place place) {
     load_matrix(r, 4, true, row, place);
 }
 
-void mma_s8_m8n8k16(int32_t &c0, int32_t &c1, uint32_t a, uint32_t b, Place place) {
-    const uint32_t rows[2] = {a, 0};  // the upper half of the larger product
-    int32_t c[4] = {c0, c1, 0, 0};
-    multiply(multiply_s8<16>, rows, &b, c, place);
-    c0 = c[0], c1 = c[1];
-}
-void mma_f16_m16n8k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place) {
+void mma_f16_k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place) {
     const uint32_t left[4] = {a[0], a[1], 0, 0}, upper[2] = {b, 0};
     multiply(multiply_f16, left, upper, c, place);
-}
-void mma_s8_k32(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
-    if (is_turing()) return turing::mma_s8_k32(c, a, b);
-    multiply(multiply_s8<32>, a, b, c, place);
-}
-void mma_s8_k16(int32_t (&c)[4], const uint32_t (&a)[2], uint32_t b, Place place) {
-    if (is_turing()) return turing::mma_s8_k16(c, a, b);
-    multiply(multiply_s8<16>, a, &b, c, place);
 }
 void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
     if (is_turing()) return turing::mma_f16_k16(c, a, b);

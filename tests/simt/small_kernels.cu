@@ -313,8 +313,7 @@ struct Products {
         uint32_t a[4], b[2];
         for (int i = 0; i < 4; ++i) a[i] = p.a[4 * lane_index() + i];
         for (int i = 0; i < 2; ++i) b[i] = p.b[2 * lane_index() + i];
-        add(p.s8_k16, [&](int32_t(&c)[4]) { mma_s8_k16(c, {a[0], a[1]}, b[0]); });
-        add(p.s8_k32, [&](int32_t(&c)[4]) { mma_s8_k32(c, a, b); });
+        add(p.f16_k8, [&](float(&c)[4]) { mma_f16_k8(c, {a[0], a[1]}, b[0]); });
         add(p.f16_k16, [&](float(&c)[4]) { mma_f16_k16(c, a, b); });
         add(p.bf16_k16, [&](float(&c)[4]) { mma_bf16_k16(c, a, b); });
     }

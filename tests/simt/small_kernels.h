@@ -36,9 +36,8 @@ SmallKernel staged_kernel();
 // One warp: c += a b for operands in fragment order (device.h), by lane. Each product sees the registers as
 // its own types.
 struct ProductParams {
-    const uint32_t *a, *b;      // [32][4], [32][2]
-    int32_t *s8_k16, *s8_k32;   // [32][4]
-    float *f16_k16, *bf16_k16;  // likewise
+    const uint32_t *a, *b;               // [32][4], [32][2]
+    float *f16_k8, *f16_k16, *bf16_k16;  // [32][4]
 };
 kernels::cuda::Kernel<ProductParams> products_kernel();
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "gguf/codebook.h"
@@ -59,11 +60,11 @@ float scale_at(std::span<const std::byte> block, int offset) {
     return gguf::f16_to_f32(bits);
 }
 
-// v(sum of w x over the hi parts, over the lo parts) for the columns from `at` on.
-float joined(const std::vector<int32_t> &w, const QuantisedRow &x, size_t at) {
-    int32_t high = 0, low = 0;
-    for (size_t k = 0; k < w.size(); ++k) high += w[k] * x.high[at + k], low += w[k] * x.low[at + k];
-    return std::fma(static_cast<float>(low), 1.0f / 254.0f, static_cast<float>(high));
+// Sum of w x for the columns from `at` on.
+float dot(const std::vector<int32_t> &w, const QuantisedRow &x, size_t at) {
+    int64_t sum = 0;
+    for (size_t k = 0; k < w.size(); ++k) sum += int64_t{w[k]} * x.values[at + k];
+    return static_cast<float>(sum);
 }
 
 // Blocks of 32: b of one block after another.
@@ -72,9 +73,9 @@ float add_group(gguf::Type type, std::span<const std::byte> block, const Quantis
     const ScaleOffsets offsets = scale_offsets(type);
     const float d = type == gguf::Type::MXFP4 ? std::ldexp(1.0f, static_cast<int>(block[0]) - 128)
                                               : scale_at(block, offsets.first);
-    b = std::fma(d, joined(integers(type, block, kHalfOne, kHalfZero), x, at), b);
+    b = std::fma(d, dot(integers(type, block, kHalfOne, kHalfZero), x, at), b);
     if (offsets.second >= 0)
-        b = std::fma(scale_at(block, offsets.second), joined(std::vector<int32_t>(32, 1), x, at), b);
+        b = std::fma(scale_at(block, offsets.second), dot(std::vector<int32_t>(32, 1), x, at), b);
     return b;
 }
 
@@ -84,7 +85,7 @@ float add_halves(std::span<const std::byte> block, const QuantisedRow &x, size_t
     for (size_t group = 0; group < 4; ++group) {
         const float d = gguf::ue4m3_to_f32(static_cast<uint8_t>(block[group])) * 0.5f;
         const auto first = w.begin() + 16 * static_cast<std::ptrdiff_t>(group);
-        b = std::fma(d, joined(std::vector<int32_t>(first, first + 16), x, at + 16 * group), b);
+        b = std::fma(d, dot(std::vector<int32_t>(first, first + 16), x, at + 16 * group), b);
     }
     return b;
 }
@@ -98,9 +99,8 @@ float super_scale(gguf::Type type, std::span<const std::byte> block) {
     return gguf::f16_to_f32(gguf::iq1_m_scale(copy.scales)) / static_cast<float>(parts_of(type));
 }
 
-// Blocks of 256. The ternary types are the tiles of Q2_K that they become: d (q + 1) - d.
-float add_super_block(gguf::Type type, std::span<const std::byte> block, const QuantisedRow &x, size_t at,
-                      float p) {
+// b of a block of 256. The ternary types are the tiles of Q2_K that they become: d (q + 1) - d.
+float super_block(gguf::Type type, std::span<const std::byte> block, const QuantisedRow &x, size_t at) {
     const ScaleOffsets offsets = scale_offsets(type);
     const bool ternary = type == gguf::Type::TQ1_0 || type == gguf::Type::TQ2_0;
     std::vector<int32_t> w = integers(type, block, kHalfOne, kHalfZero);
@@ -112,11 +112,21 @@ float add_super_block(gguf::Type type, std::span<const std::byte> block, const Q
         minimum = integers(type, block, kHalfZero, kHalfOne);
         for (int32_t &m : minimum) m = -m;
     }
-    const float s = x.scale[at / 256], d = super_scale(type, block);
-    p = std::fma(d * s, joined(w, x, at), p);
+    // What a group's integers have in common, its scale at least, goes to d instead: both are exact.
+    const float d = super_scale(type, block);
+    const size_t size = kernels::cuda::has_groups_of_16(kernels::cuda::tile_format(type)) ? 16 : 32;
+    float b = 0;
+    for (size_t first = 0; first < 256; first += size) {
+        std::vector<int32_t> group(w.begin() + static_cast<std::ptrdiff_t>(first),
+                                   w.begin() + static_cast<std::ptrdiff_t>(first + size));
+        int32_t common = 0;
+        for (const int32_t value : group) common = std::gcd(common, value);
+        for (int32_t &value : group) value /= std::max(common, 1);
+        b = std::fma(d * static_cast<float>(common), dot(group, x, at + first), b);
+    }
     if (!minimum.empty())
-        p = std::fma(-((ternary ? d : scale_at(block, offsets.second)) * s), joined(minimum, x, at), p);
-    return p;
+        b = std::fma(-(ternary ? d : scale_at(block, offsets.second)), dot(minimum, x, at), b);
+    return b;
 }
 
 float block_range(gguf::Type type, std::span<const std::byte> row, const QuantisedRow &x, int64_t begin,
@@ -125,12 +135,13 @@ float block_range(gguf::Type type, std::span<const std::byte> row, const Quantis
     float p = 0;
     for (auto block = static_cast<size_t>(begin); block < static_cast<size_t>(end); ++block) {
         if (gguf::traits(type).block_size == 256) {
-            p = add_super_block(type, row.subspan(block * size, size), x, 256 * block, p);
+            p = std::fma(x.scale[block], super_block(type, row.subspan(block * size, size), x, 256 * block),
+                         p);
             continue;
         }
         float b = 0;
         const auto cols = static_cast<size_t>(gguf::traits(type).block_size);
-        for (size_t at = 256 * block; at < std::min(x.high.size(), 256 * (block + 1)); at += cols) {
+        for (size_t at = 256 * block; at < std::min(x.values.size(), 256 * (block + 1)); at += cols) {
             const auto group = row.subspan(at / cols * size, size);
             b = type == gguf::Type::NVFP4 ? add_halves(group, x, at, b) : add_group(type, group, x, at, b);
         }
@@ -189,14 +200,26 @@ QuantisedRow quantise_reference(std::span<const float> x) {
         float largest = 0;
         for (const float value : group) largest = std::max(largest, std::fabs(value));
         const bool tiny = largest < 0x1p-100f;
-        q.scale.push_back(tiny ? 0 : largest / 127.0f);
-        for (const float value : group) {
-            const float t = value * (tiny ? 0 : 127.0f / largest), whole = std::rint(t);
-            q.high.push_back(static_cast<int32_t>(whole));
-            q.low.push_back(static_cast<int32_t>(std::rint((t - whole) * 254.0f)));
-        }
+        q.scale.push_back(tiny ? 0 : largest / 2047.0f);
+        for (const float value : group)
+            q.values.push_back(static_cast<int32_t>(std::rint(value * (tiny ? 0 : 2047.0f / largest))));
     }
     return q;
+}
+
+double rounding_bound(gguf::Type type, std::span<const float> w, std::span<const float> x) {
+    const QuantisedRow q = quantise_reference(x);
+    double size = 0, noise = 0;
+    for (size_t k = 0; k < w.size(); ++k) {
+        const double product = static_cast<double>(w[k]) * static_cast<double>(x[k]);
+        // Of 11 bits of each number; or of the group's steps.
+        const double step = gguf::traits(type).quantized
+                                ? static_cast<double>(w[k]) * static_cast<double>(q.scale[k / 256])
+                                : product * 0x1p-10;
+        size += product * product;
+        noise += step * step / 12;
+    }
+    return 6 * std::sqrt(noise) + 100 * 0x1p-24 * std::sqrt(size);
 }
 
 size_t not_canonical(gguf::Type type, std::span<const float> y, std::span<const float> expected) {

@@ -13,8 +13,8 @@ namespace runnel::tests {
 
 // One token's activations as activations.h defines them.
 struct QuantisedRow {
-    std::vector<int32_t> high, low;
-    std::vector<float> scale;  // per 256
+    std::vector<int32_t> values;  // of 12 bits
+    std::vector<float> scale;     // per 256
 };
 QuantisedRow quantise_reference(std::span<const float> x);
 
@@ -27,6 +27,11 @@ HalvedRow halve_reference(std::span<const float> x);
 
 // One output: a row of weights in the layout of the file times a token's activations.
 float canonical_dot(gguf::Type type, std::span<const std::byte> row, std::span<const float> x);
+
+// How far from double precision the product of weights w (as numbers) and x may be because x is rounded: six
+// standard deviations of errors that are independent and equally distributed within a step, and some 100
+// roundings of float32.
+double rounding_bound(gguf::Type type, std::span<const float> w, std::span<const float> x);
 
 // How many values are not the canonical ones; of F16 and BF16 on a device, which sums the products of an mma
 // in an order of its own, not within what that may change.

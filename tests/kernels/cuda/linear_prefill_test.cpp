@@ -24,19 +24,20 @@ namespace {
 enum class By { Few, Many };
 
 // A launch with the kernel for few tokens, in slices or groups, or with that for many.
-void multiply(Stream &stream, By kernel, gguf::Type type, const LinearParams &p, uint32_t grid) {
+void multiply(Stream &stream, By kernel, gguf::Type type, const LinearParams &p, uint32_t grid,
+              int32_t slice = kPrefillTokens) {
     const TileFormat format = tile_format(type);
     constexpr int kFew = kLinearGroupTokens;
     if (kernel == By::Few)
         simt::run_kernel(stream, linear_groups_kernel(format, kFew), {grid, linear_shared(format, kFew)}, p);
     else
         simt::run_kernel(stream, linear_prefill_kernel(format), {grid, linear_prefill_shared(format)},
-                         {p, format});
+                         {p, format, slice});
 }
 
 // [token][row] of W x.
 std::vector<float> product(Stream &stream, By kernel, const Matrix &matrix, const Input &input, int tokens,
-                           uint32_t grid) {
+                           uint32_t grid, int32_t slice = kPrefillTokens) {
     const std::vector<float> poison(static_cast<size_t>(tokens * matrix.rows), NAN);
     const DeviceMemory out = upload(stream, poison, "out");
     LinearParams p = params_for(input, tokens);
@@ -45,7 +46,7 @@ std::vector<float> product(Stream &stream, By kernel, const Matrix &matrix, cons
     p.matrix[0].out = out.as<float>();
     p.matrix[0].out_stride = matrix.rows;
     p.matrix[0].rows = static_cast<int32_t>(matrix.rows);
-    multiply(stream, kernel, matrix.type, p, grid);
+    multiply(stream, kernel, matrix.type, p, grid, slice);
     std::vector<float> y = download(stream, out);
     y.resize(poison.size());
     return y;
@@ -53,7 +54,7 @@ std::vector<float> product(Stream &stream, By kernel, const Matrix &matrix, cons
 
 }  // namespace
 
-TEST_CASE("cuda prefill: every format, bit for bit as in slices of 8 tokens") {
+TEST_CASE("cuda prefill: every format, bit for bit as in slices of 8 tokens, with units of any size") {
     Stream stream;
     for (const gguf::Type type : tests::kLinearTypes) {
         std::vector<int64_t> all = gguf::traits(type).block_size == 256 ? std::vector<int64_t>{512, 1280}
@@ -72,8 +73,10 @@ TEST_CASE("cuda prefill: every format, bit for bit as in slices of 8 tokens") {
             const Matrix matrix(stream, type, 21 + random() % 40, cols, random);
             const Input input(stream, random_activations(tokens * cols, random), cols, tokens);
             const auto expected = product(stream, By::Few, matrix, input, tokens, 3);
-            const auto y =
-                product(stream, By::Many, matrix, input, tokens, static_cast<uint32_t>(1 + random() % 3));
+            const auto slice = static_cast<int32_t>(1 + random() % kPrefillTokens);
+            CAPTURE(slice);
+            const auto y = product(stream, By::Many, matrix, input, tokens,
+                                   static_cast<uint32_t>(1 + random() % 3), slice);
             CHECK(different(y, expected) == 0);
         }
     }
@@ -89,6 +92,24 @@ TEST_CASE("cuda prefill: slices of a large batch are the canonical order, in eve
         const Input input(stream, random_activations(18 * cols, random), cols, 18);
         CHECK(tests::not_canonical(type, product(stream, By::Few, matrix, input, 18, 2),
                                    canonical(matrix, input, 18)) == 0);
+    }
+}
+
+TEST_CASE("cuda prefill: sums of a group are exact at their largest, those of minimums rounded once") {
+    Stream stream;
+    for (const gguf::Type type : tests::kLinearTypes) {
+        if (!gguf::traits(type).quantized) continue;
+        CAPTURE(gguf::traits(type).name);
+        std::mt19937 random(47);
+        for (const tests::Fill fill : {tests::Fill::Ones, tests::Fill::Zeros}) {
+            const Matrix matrix(stream, type, 16, 512, random, fill);
+            std::vector<float> x(8 * 512);  // all of a token's as large as they can be
+            for (size_t i = 0; i < x.size(); ++i) x[i] = i / 512 % 2 == 0 ? 3.0f : -0.1f;
+            const Input input(stream, x, 512, 8);
+            const std::vector<float> expected = canonical(matrix, input, 8);
+            CHECK(different(product(stream, By::Few, matrix, input, 8, 1), expected) == 0);
+            CHECK(different(product(stream, By::Many, matrix, input, 8, 1), expected) == 0);
+        }
     }
 }
 
@@ -200,7 +221,7 @@ TEST_CASE("cuda prefill: on sm_75 both kernels give the canonical order, in ever
     }
 }
 
-TEST_CASE("cuda prefill: weights are read once per 64 tokens, activations once per 128 rows") {
+TEST_CASE("cuda prefill: weights are read once per 48 tokens, activations once per 256 rows") {
     if (!simt::emulated()) {
         MESSAGE("the emulator alone counts bytes: skipped");
         return;
@@ -210,7 +231,7 @@ TEST_CASE("cuda prefill: weights are read once per 64 tokens, activations once p
     for (const gguf::Type type : tests::kLinearTypes) {
         if (!gguf::traits(type).quantized) continue;  // read through L1, which is not counted here
         CAPTURE(gguf::traits(type).name);
-        const Matrix matrix(stream, type, 160, 256, random);
+        const Matrix matrix(stream, type, 288, 256, random);
         const Input input(stream, random_activations(80 * 256, random), 256, 80);
         simt::take_reports();
         product(stream, By::Many, matrix, input, 80, 3);
@@ -219,7 +240,8 @@ TEST_CASE("cuda prefill: weights are read once per 64 tokens, activations once p
         CHECK(reports[0].traffic.at("weights").read == 2 * matrix.tiles.size());
         CHECK(reports[0].traffic.at("weights").streamed == 0);
         const bool sums = has_minimum(tile_format(type)), of_16 = has_groups_of_16(tile_format(type));
-        const uint64_t row = 4 * 128 + 4 + (sums ? of_16 ? 128 : 64 : 0);
+        // Scales come four at a time.
+        const uint64_t row = 2 * 256 + 4 * 4 + (sums ? of_16 ? 64 : 32 : 0);
         CHECK(reports[0].traffic.at("activations").read == 2 * 80 * row);
     }
 }

@@ -47,11 +47,12 @@ inline std::vector<float> random_activations(int64_t count, std::mt19937 &random
 
 // A matrix: in the layout of the file, and as tiles that the repack kernel made.
 struct Matrix {
-    Matrix(Stream &stream, gguf::Type t, int64_t row_count, int64_t col_count, std::mt19937 &random)
+    Matrix(Stream &stream, gguf::Type t, int64_t row_count, int64_t col_count, std::mt19937 &random,
+           Fill fill = Fill::Random)
         : type(t),
           rows(row_count),
           cols(col_count),
-          raw(random_weights(t, row_count, col_count, random)),
+          raw(random_weights(t, row_count, col_count, random, fill)),
           tiles(static_cast<size_t>(tiled_bytes(tile_format(t), row_count, col_count)), "weights") {
         name_region(tiles.data(), tiles.size(), "weights", Region::Weights);
         const DeviceMemory staging = upload(stream, raw, "staging"),

@@ -35,9 +35,9 @@ Rows random_rows(testing::Random &random, int32_t width, int32_t rows) {
 
 // What the device wrote, as plain numbers.
 struct Quantised {
-    std::vector<int8_t> hi, lo;  // [row][k]
+    std::vector<float> codes;  // [row][k]
     std::vector<float> scales;
-    std::vector<int32_t> sums, sums16;       // as stored
+    std::vector<float> sums, sums16;         // as stored
     std::vector<float> halves, half_scales;  // [row][k], [row]
     std::vector<std::byte> bytes;
     std::vector<float> normed;
@@ -78,34 +78,41 @@ Quantised run(const Rows &r, bool norm, float eps, ActivationForms forms = kBoth
     }
     for (int row = 0; row < r.rows && forms.integers; ++row) {
         for (int k = 0; k < r.width; ++k) {
-            const int t = k / 4 % 4, sub = k / 32 % 2, h = k / 16 % 2, i = k % 4;
-            const int8_t *at =
-                host.values + row * host.values_stride + k / 64 * 128 + 16 * t + 8 * sub + 4 * h + i;
-            q.hi.push_back(at[0]);
-            q.lo.push_back(at[64]);
+            const int place = k % 4 == 1 ? 2 : k % 4 == 2 ? 1 : k % 4;  // of kColumnOrder
+            q.codes.push_back(gguf::f16_to_f32(
+                host.codes[row * host.codes_stride + k / 32 * 32 + k / 4 % 4 * 8 + k / 16 % 2 * 4 + place]));
         }
-        const auto copy = [row](auto &to, const auto *from, int64_t stride, int64_t count) {
-            to.insert(to.end(), from + row * stride, from + row * stride + count);
+        const auto copy = [row](std::vector<float> &to, const uint16_t *from, int64_t stride) {
+            for (int64_t i = 0; i < stride; ++i) to.push_back(gguf::f16_to_f32(from[row * stride + i]));
         };
-        copy(q.scales, host.scales, host.scales_stride, (r.width + 255) / 256);
-        copy(q.sums, host.sums, host.sums_stride, r.width / 32 * 2);
-        copy(q.sums16, host.sums16, host.sums16_stride, r.width / 16 * 2);
+        const float *scales = host.scales + row * host.scales_stride;
+        q.scales.insert(q.scales.end(), scales, scales + (r.width + 255) / 256);
+        copy(q.sums, host.sums, host.sums_stride);
+        copy(q.sums16, host.sums16, host.sums16_stride);
     }
     return q;
 }
 
-void check_sums(const std::vector<int8_t> &values, const std::vector<int32_t> &sums, int group, int which) {
-    for (size_t g = 0; g < values.size() / static_cast<size_t>(group); ++g) {
-        int32_t sum = 0;
-        for (int i = 0; i < group; ++i)
-            sum += values[g * static_cast<size_t>(group) + static_cast<size_t>(i)];
-        REQUIRE(sums[2 * g + static_cast<size_t>(which)] == sum);
-    }
+// Of groups of `size` values: two numbers per sum, in every block of 256, whole or not.
+void check_sums(const Rows &r, const Quantised &q, const std::vector<float> &sums, int size) {
+    const int blocks = (r.width + 255) / 256, groups = 256 / size;
+    REQUIRE(sums.size() == static_cast<size_t>(r.rows * blocks * 2 * groups));
+    for (int row = 0; row < r.rows; ++row)
+        for (int group = 0; group < blocks * groups; ++group) {
+            float sum = 0;
+            for (int k = group * size; k < (group + 1) * size && k < r.width; ++k)
+                sum += q.codes[static_cast<size_t>(row * r.width + k)];
+            const int at = (row * blocks + group / groups) * 2 * groups + group % groups;
+            const float high = sums[static_cast<size_t>(at)], low = sums[static_cast<size_t>(at + groups)];
+            REQUIRE(high + low == sum);
+            REQUIRE(std::fmod(high, 32.0f) == 0);
+            REQUIRE(std::fabs(low) <= 16);
+        }
 }
 
 }  // namespace
 
-TEST_CASE("cuda quantise: norm and 15-bit values match the double-precision reference") {
+TEST_CASE("cuda quantise: norm and 12-bit values match the double-precision reference") {
     testing::Random random(11);
     for (const int32_t width : {32, 64, 96, 256, 288, 896, 2048 + 32, 4096})
         for (const bool norm : {true, false}) {
@@ -120,16 +127,16 @@ TEST_CASE("cuda quantise: norm and 15-bit values match the double-precision refe
                 for (int k = 0; k < width; ++k) {
                     const size_t at = offset + static_cast<size_t>(k);
                     const double scale = q.scales[static_cast<size_t>(row * ((width + 255) / 256) + k / 256)];
-                    const double value = scale * (q.hi[at] + q.lo[at] / 254.0);
-                    // Half a step of lo, and the rounding of float32.
-                    REQUIRE(std::abs(value - y[static_cast<size_t>(k)]) <= scale * (0.5 / 254 + 1e-4));
+                    const double code = static_cast<double>(q.codes[at]);
+                    REQUIRE(code == std::rint(code));
+                    REQUIRE(std::abs(code) <= 2047);
+                    // Half a step, and the rounding of float32.
+                    REQUIRE(std::abs(scale * code - y[static_cast<size_t>(k)]) <= scale * (0.5 + 1e-3));
                     REQUIRE(q.normed[at] == doctest::Approx(y[static_cast<size_t>(k)]).epsilon(1e-6));
                 }
             }
-            check_sums(q.hi, q.sums, 32, 0);
-            check_sums(q.lo, q.sums, 32, 1);
-            check_sums(q.hi, q.sums16, 16, 0);
-            check_sums(q.lo, q.sums16, 16, 1);
+            check_sums(r, q, q.sums, 32);
+            check_sums(r, q, q.sums16, 16);
         }
 }
 
@@ -173,8 +180,7 @@ TEST_CASE("cuda quantise: a row's bits do not depend on the rows beside it or th
         one.rows = 1;
         one.x.assign(many.x.begin() + row * 544, many.x.begin() + (row + 1) * 544);
         const Quantised q = run(one, true, 1e-6f);
-        CHECK(std::memcmp(q.hi.data(), all.hi.data() + row * 544, 544) == 0);
-        CHECK(std::memcmp(q.lo.data(), all.lo.data() + row * 544, 544) == 0);
+        CHECK(std::memcmp(q.codes.data(), all.codes.data() + row * 544, 544 * sizeof(float)) == 0);
         CHECK(std::memcmp(q.scales.data(), all.scales.data() + row * 3, 12) == 0);
         CHECK(std::memcmp(q.halves.data(), all.halves.data() + row * 544, 544 * sizeof(float)) == 0);
         CHECK(q.half_scales[0] == all.half_scales[static_cast<size_t>(row)]);
@@ -188,7 +194,7 @@ TEST_CASE("cuda quantise: zeros, tiny values and NaN") {
     Quantised q = run(r, false, 0);
     CHECK(q.scales[0] == 0.0f);
     CHECK(q.scales[1] == 0.0f);
-    CHECK(q.hi[300] == 0);
+    CHECK(q.codes[300] == 0);
     CHECK(q.half_scales[0] == 0.0f);
     CHECK(q.halves[300] == 0.0f);
     r.x[5] = std::numeric_limits<float>::quiet_NaN();
@@ -212,7 +218,7 @@ TEST_CASE("cuda quantise: moves the bytes that were predicted") {
     }
     testing::Random random(13);
     const Rows r = random_rows(random, 1024, 3);
-    constexpr uint64_t kIntegers = 1024 * 2 + 1024 / 256 * 4 + 1024 / 32 * 8 + 1024 / 16 * 8,
+    constexpr uint64_t kIntegers = 1024 * 2 + 1024 / 256 * 4 + 1024 / 32 * 4 + 1024 / 16 * 4,
                        kHalves = 1024 * 2 + 4;
     for (const auto &[forms, passes, bytes] : {std::tuple{ActivationForms{true, false}, 2, kIntegers},
                                                {ActivationForms{false, true}, 3, kHalves},
