@@ -5,6 +5,7 @@
 #include <pty.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,13 +66,21 @@ int wait_for(int pid, bool killed) {
 }
 
 using Clock = std::chrono::steady_clock;
+constexpr auto kHangs = std::chrono::minutes(5);
 
 int milliseconds_to(Clock::time_point end) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()).count();
     return static_cast<int>(std::max<int64_t>(left, 0));
 }
 
+// As line editors have it: every key is read when it is pressed.
+bool reads_keys(int terminal) {
+    termios settings{};
+    return tcgetattr(terminal, &settings) == 0 && !(settings.c_lflag & ICANON);
+}
+
 Result execute_in_terminal(const Process &process, const std::string &program, Clock::time_point end) {
+    constexpr int kTick = 10;  // milliseconds: nothing tells when a program changes the terminal's settings
     int master = -1;
     const int pid = forkpty(&master, nullptr, nullptr, nullptr);
     if (pid < 0) throw std::runtime_error("forkpty");
@@ -82,14 +91,18 @@ Result execute_in_terminal(const Process &process, const std::string &program, C
     bool killed = false;
     for (;;) {
         pollfd waiting{master, POLLIN, 0};
-        if (poll(&waiting, 1, milliseconds_to(end)) <= 0) {
+        const int left = milliseconds_to(end);
+        const int ready = poll(&waiting, 1, process.type ? std::min(left, kTick) : left);
+        if (ready < 0 || left == 0) {
             kill(pid, SIGKILL);
             killed = true;
             break;
         }
-        if (!read_some(master, result.out)) break;
-        if (process.watch) process.watch(result.out, pid);
-        const std::string typed = process.type ? process.type(result.out) : "";
+        if (ready > 0) {
+            if (!read_some(master, result.out)) break;
+            if (process.watch) process.watch(result.out, pid);
+        }
+        const std::string typed = process.type ? process.type(result.out, reads_keys(master)) : "";
         if (!typed.empty() && write(master, typed.data(), typed.size()) < 0) break;
     }
     result.code = wait_for(pid, killed);
@@ -105,9 +118,9 @@ std::optional<std::string> program_under_test() {
     return std::filesystem::exists(path) ? std::optional(path) : std::nullopt;
 }
 
-Result execute(const Process &process, double seconds) {
+Result execute(const Process &process) {
     const std::string program = program_under_test().value();
-    const auto end = Clock::now() + std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6));
+    const auto end = Clock::now() + kHangs;
     if (process.terminal) return execute_in_terminal(process, program, end);
     Pipe in, out, err;
     const int pid = fork();
@@ -126,8 +139,9 @@ Result execute(const Process &process, double seconds) {
     bool killed = false;
     size_t written = 0;
     while (out.read >= 0 || err.read >= 0) {
-        if (in.write >= 0 && (!process.input || written == process.input->size())) in.close_write();
-        pollfd waiting[3] = {{out.read, POLLIN, 0}, {err.read, POLLIN, 0}, {in.write, POLLOUT, 0}};
+        const bool fed = !process.input || written == process.input->size();
+        if (in.write >= 0 && fed && process.input_ends) in.close_write();
+        pollfd waiting[3] = {{out.read, POLLIN, 0}, {err.read, POLLIN, 0}, {fed ? -1 : in.write, POLLOUT, 0}};
         if (poll(waiting, 3, milliseconds_to(end)) <= 0) {
             kill(pid, SIGKILL);
             killed = true;

@@ -15,6 +15,8 @@ using runnel::testing::Random;
 
 namespace {
 
+constexpr int kHangs = 120'000;  // milliseconds
+
 struct Pipe {
     std::array<int, 2> ends{};
     Pipe() { REQUIRE(pipe(ends.data()) == 0); }
@@ -84,13 +86,13 @@ TEST_CASE("line reader: any lines in any pieces, too long ones cut") {
         std::string line;
         uint64_t offset = 0;
         for (const std::string &expected : lines) {
-            REQUIRE(reader.next(line, 10'000) == LineReader::State::Line);
+            REQUIRE(reader.next(line, kHangs) == LineReader::State::Line);
             REQUIRE(line == expected.substr(0, longest));
             REQUIRE(reader.cut() == (expected.size() > longest));
             offset += expected.size() + 1;
             REQUIRE(reader.offset() == offset);
         }
-        CHECK(reader.next(line, 10'000) == LineReader::State::End);
+        CHECK(reader.next(line, kHangs) == LineReader::State::End);
         writer.join();
     }
 }
