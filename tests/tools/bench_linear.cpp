@@ -4,8 +4,6 @@
 //   [--mb N]
 // Each figure is the best of several passes over matrices that together exceed the caches (one token), or
 // over one matrix (many tokens). Rows are split in contiguous halves, as the engine splits them.
-#include <time.h>
-
 #include <algorithm>
 #include <barrier>
 #include <cstdio>
@@ -22,6 +20,7 @@
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/linear_packed.h"
 #include "tests/kernels/cpu/random_blocks.h"
+#include "tests/support/cpu_time.h"
 
 using namespace runnel;
 using namespace runnel::kernels::cpu;
@@ -37,15 +36,7 @@ Buffer aligned_buffer(size_t bytes) {
     return Buffer(static_cast<std::byte *>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
 }
 
-// Seconds of processor time of the calling thread: unlike the clock on the wall, it leaves out what other
-// programs on a busy machine take away (but not the memory bandwidth they use).
-double thread_seconds() {
-    timespec t{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
-// Best of `reps` runs of work(thread) on all threads: seconds of the slowest thread.
+// Best of `reps` runs of work(thread) on all threads: seconds of processor time of the slowest thread.
 double best_seconds(int threads, int reps, const std::function<void(int)> &work) {
     double best = 1e30;
     std::barrier sync(threads);
@@ -53,9 +44,9 @@ double best_seconds(int threads, int reps, const std::function<void(int)> &work)
     const auto body = [&](int thread) {
         for (int i = 0; i < reps; ++i) {
             sync.arrive_and_wait();
-            const double start = thread_seconds();
+            const double start = testing::thread_seconds();
             work(thread);
-            seconds[static_cast<size_t>(thread)] = thread_seconds() - start;
+            seconds[static_cast<size_t>(thread)] = testing::thread_seconds() - start;
             sync.arrive_and_wait();
             if (thread == 0) best = std::min(best, *std::max_element(seconds.begin(), seconds.end()));
         }

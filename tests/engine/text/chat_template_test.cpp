@@ -4,16 +4,17 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "tests/support/cpu_time.h"
 #include "tests/support/data.h"
 
 using namespace runnel;
+using testing::least_seconds;
 using text::ChatShape;
 using text::Message;
 
@@ -167,10 +168,14 @@ TEST_CASE("an apostrophe in a template's default system message") {
 }
 
 TEST_CASE("a template made to be searched in vain takes no longer than its length allows") {
-    std::string source = "{{ '<|im_start|>' }}";
-    for (int i = 0; i < 200000; ++i) source += "<|im_start|>system\n{";
-    source += "<|im_end|>\n";
-    const auto start = std::chrono::steady_clock::now();
-    CHECK(text::recognise(source).has_value());
-    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
+    constexpr int kShort = 1 << 10, kLong = 1 << 16;
+    const auto seconds = [](int repeats) {
+        std::string source = "{{ '<|im_start|>' }}";
+        for (int i = 0; i < repeats; ++i) source += "<|im_start|>system\n{";
+        source += "<|im_end|>\n";
+        CHECK(text::recognise(source).has_value());
+        return least_seconds([&] { text::recognise(source); });
+    };
+    // Caches make it a few times as much; searches from everywhere would make it 64 times as much.
+    CHECK(seconds(kLong) < 16.0 * kLong / kShort * seconds(kShort));
 }

@@ -3,12 +3,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
+#include "tests/support/cpu_time.h"
 #include "tests/support/random.h"
 
 using namespace runnel::decode;
+using runnel::testing::least_seconds;
 using runnel::testing::Random;
 
 namespace {
@@ -203,16 +204,69 @@ TEST_CASE("lookup: probabilities are what they say") {
     }
 }
 
-TEST_CASE("lookup: a long text costs microseconds a token") {
+TEST_CASE("lookup: of a text that goes on, only the end is read") {
     Random random(1);
-    Text text = random_text(random, 50000, 30000);
+    const Text original = random_text(random, 5000, 30000);
+    Text text = original;
+    LookupDraft source;
+    source.draft(text, 16, 0);
+    // What it has read is gone, but for the end, by which it knows the text.
+    std::fill(text.begin(), text.end() - 300, -1);
+    for (size_t i = 100; i < 200; ++i) {
+        text.push_back(original[i]);
+        const Draft draft = source.draft(text, 4, 0);
+        if (i < 110) continue;
+        REQUIRE(draft.tokens.size() == 4);
+        REQUIRE(std::equal(draft.tokens.begin(), draft.tokens.end(),
+                           original.begin() + static_cast<std::ptrdiff_t>(i) + 1));
+    }
+    CHECK(LookupDraft().draft(text, 4, 0).tokens.empty());
+}
+
+namespace {
+
+// As the first half, so the second, but for some tokens.
+Text half_copied(size_t length) {
+    Random random(1);
+    Text text = random_text(random, length / 2, 30000);
     const Text copy = edited(text, 50, random, 30000);
     text.insert(text.end(), copy.begin(), copy.end());
-    LookupDraft source;
-    const auto start = std::chrono::steady_clock::now();
-    for (size_t n = 50000; n <= text.size(); ++n) source.draft(std::span(text).first(n), 16, 0.2f);
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    const double each = took.count() / static_cast<double>(text.size());
-    MESSAGE("microseconds per token: " << each * 1e6);
-    CHECK(each < 20e-6);
+    text.resize(length, 1);
+    return text;
+}
+
+Text of_one_token(size_t length) {
+    return Text(length, 7);
+}
+
+// Words of Fibonacci: much comes again, in no period.
+Text fibonacci(size_t length) {
+    Text text{1}, before{2};
+    while (text.size() < length) {
+        const Text last = text;
+        text.insert(text.end(), before.begin(), before.end());
+        before = last;
+    }
+    text.resize(length);
+    return text;
+}
+
+}  // namespace
+
+TEST_CASE("lookup: a token of a long text costs no more work than one of a short text") {
+    constexpr size_t kShort = 1 << 10, kLong = 1 << 16, kChunk = 32;
+    for (const auto make : {half_copied, of_one_token, fibonacci}) {
+        const auto seconds_at = [&](size_t length) {  // of a chunk near the end, token by token
+            const Text text = make(length);
+            size_t n = length - 8 * kChunk;
+            LookupDraft source;
+            source.draft(std::span(text).first(n), 16, 0.2f);
+            return least_seconds([&] {
+                for (const size_t end = n + kChunk; n < end;)
+                    source.draft(std::span(text).first(++n), 16, 0.2f);
+            });
+        };
+        // Caches make it a few times as much; work that grows with the text would be 64 times as much.
+        CHECK(seconds_at(kLong) < 16 * seconds_at(kShort));
+    }
 }
