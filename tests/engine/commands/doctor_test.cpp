@@ -516,9 +516,11 @@ TEST_CASE("doctor: speeds of the emulated device are measured and judged") {
         Finding finding{Area::Cpu, step.name, Verdict::Right};
         measure(step, model.program, cpu, finding);
         CHECK(!finding.numbers.contains("share"));  // nobody has measured the memory
-        cpu.bytes_per_second = 1e15;
+        cpu.bytes_per_second = 1e30;
         step.bytes = kLargeMatrix;  // as if it were one
-        measure(step, model.program, cpu, finding);
+        // Where others disturb the shorter of two runs, nothing is measured.
+        for (int i = 0; i < 1000 && !finding.numbers.contains("share"); ++i)
+            measure(step, model.program, cpu, finding);
         CHECK(finding.verdict == Verdict::Slow);
         CHECK(finding.numbers["share"].get<double>() < kSlow);
         break;

@@ -16,6 +16,7 @@
 #include "kernels/cuda/memory_need.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_maker.h"
+#include "tests/support/temporary.h"
 
 using namespace runnel;
 using namespace runnel::commands;
@@ -44,10 +45,9 @@ struct Files {
     Files &operator=(const Files &) = delete;
 
     static int temporary() {
-        char name[] = "/tmp/runnel-test-XXXXXX";
-        const int fd = mkstemp(name);
+        const testing::TemporaryDirectory directory;
+        const int fd = open((directory / "file").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
         REQUIRE(fd >= 0);
-        unlink(name);
         return fd;
     }
     static std::string read(int fd) {
