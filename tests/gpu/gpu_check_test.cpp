@@ -35,14 +35,13 @@ TEST_CASE("gpu-check: a dry run goes through all stages") {
         return;
     }
     const TemporaryDirectory directory;
-    const std::string out = (directory / "out").string();
     // gpu-tests are not built here: a folder with what there is.
     for (const char *name : {"runnel", "make-model"})
         std::filesystem::create_symlink(binaries / name, directory / name);
-    const int status =
-        std::system(("python3 scripts/gpu-check " + out + " --dry-run --skip build --binaries " +
-                     directory.path().string() + " >" + (directory / "log").string() + " 2>&1")
-                        .c_str());
+    const int status = std::system(("python3 scripts/gpu-check " + shell_word(directory / "out") +
+                                    " --dry-run --skip build --binaries " + shell_word(directory.path()) +
+                                    " >" + shell_word(directory / "log") + " 2>&1")
+                                       .c_str());
     CAPTURE(text_of(directory / "log"));
     CHECK(status == 0);
     const json report = json::parse(text_of(directory / "out" / "gpu-check.json"));

@@ -36,6 +36,13 @@ class TemporaryDirectory {
     std::filesystem::path path_;
 };
 
+// As one word of a shell's command, whatever is in it.
+inline std::string shell_word(const std::filesystem::path &path) {
+    std::string word = "'";
+    for (const char c : path.native()) word += c == '\'' ? "'\\''" : std::string(1, c);
+    return word + "'";
+}
+
 inline void write_file(const std::filesystem::path &path, std::span<const std::byte> bytes) {
     std::ofstream(path, std::ios::binary)
         .write(reinterpret_cast<const char *>(bytes.data()), static_cast<std::streamsize>(bytes.size()));

@@ -1,7 +1,6 @@
 // `runnel chat` from outside: its commands, and what it does at a terminal. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -109,11 +108,10 @@ TEST_CASE("chat: a pasted text and an edited one are one message each; a signal 
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::filesystem::path editor = directory / "editor";
-    std::ofstream(editor) << "#!/bin/sh\nprintf 'from the editor\\nin two lines\\n' > \"$1\"\n";
-    chmod(editor.c_str(), 0700);
+    std::ofstream(editor) << "printf 'from the editor\\nin two lines\\n' > \"$1\"\n";
     Process p = chat_process({});
     p.environment = {"XDG_STATE_HOME=" + directory.path().string(), "TERM=xterm", "LC_ALL=C",
-                     "VISUAL=" + editor.string()};
+                     "VISUAL=sh " + shell_word(editor)};
     p.terminal = true;
     const std::string talk = (directory / "talk.json").string();
     const std::vector<std::string> typed = {"\x1b[200~pasted\r\rin \x07lines\r\x1b[201~\r", "draft\x07",

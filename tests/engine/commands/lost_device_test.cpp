@@ -205,8 +205,8 @@ TEST_CASE("lost device: a driver that is too old, as the program meets it") {
         "int cuInit(unsigned flags) { return 0; }\n"
         "int cuGetProcAddress(const char *name, void **p, int v, unsigned long f) { *p = 0; return 500; }\n";
     testing::write_file(directory / "old.c", std::as_bytes(std::span(kSource)));
-    const std::string command =
-        "cc -shared -fPIC -o " + library + " " + (directory / "old.c").string() + " 2>/dev/null";
+    const std::string command = "cc -shared -fPIC -o " + testing::shell_word(library) + " " +
+                                testing::shell_word(directory / "old.c") + " 2>/dev/null";
     if (!testing::program_under_test() || std::system(command.c_str()) != 0) {
         MESSAGE("no program to test, or no C compiler: skipped");
         return;
