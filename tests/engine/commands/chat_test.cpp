@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "tests/engine/commands/program_support.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/process.h"
 #include "tests/support/temporary.h"
@@ -25,12 +26,6 @@ Process chat_process(std::vector<std::string> more) {
     p.arguments = {"chat", model(), "--temp", "0", "-n", "6", "--ignore-eos"};
     p.arguments.insert(p.arguments.end(), more.begin(), more.end());
     return p;
-}
-
-bool absent() {
-    if (program_under_test()) return false;
-    MESSAGE("no program to test: set RUNNEL, or build build/runnel");
-    return true;
 }
 
 std::string answers(const std::string &input) {
@@ -144,4 +139,75 @@ TEST_CASE("chat: a pasted text and an edited one are one message each; a signal 
     REQUIRE(json["messages"].size() == 4);
     CHECK(json["messages"][0]["content"] == "pasted\n\nin lines");
     CHECK(json["messages"][2]["content"] == "from the editor\nin two lines");
+}
+
+TEST_CASE("chat: through pipes, nothing but answers") {
+    if (absent()) return;
+    const std::string model = tiny().path.string();
+    const Result r = runnel_with(
+        {"chat", model, "-n", "5", "-s", "1", "-q", "--temp", "0"},
+        "hello\n\n/help\n\"\"\"two\nlines\"\"\"\n/unknown\n/system be kind\n/system\n/regen\n/stats\n"
+        "/reset\nhello\n/exit\nnever\n");
+    CHECK(r.code == 0);
+    CHECK(r.out.find('\x1b') == std::string::npos);
+    CHECK(r.out.find(">>>") == std::string::npos);
+    CHECK(r.err.find("/bye") != std::string::npos);
+    CHECK(r.err.find("no command /unknown") != std::string::npos);
+    CHECK(r.err.find("be kind") != std::string::npos);
+    CHECK(r.err.find("tokens/s") != std::string::npos);
+    CHECK(runnel_with({"chat", model, "-q"}, "").code == 0);
+}
+
+TEST_CASE("chat: a conversation that outgrows the context forgets its beginning, and says so") {
+    if (absent()) return;
+    std::string input;
+    for (int i = 0; i < 8; ++i) input += "message number " + std::to_string(i) + "\n";
+    const std::vector<std::string> base = {"chat", tiny().path.string(), "-n", "20", "-c",
+                                           "200",  "--ignore-eos"};
+    const Result shifted = runnel_with(base, input);
+    CHECK(shifted.code == 0);
+    CHECK(shifted.err.find("are forgotten") != std::string::npos);
+    auto strict = base;
+    strict.insert(strict.end(), {"--on-overflow", "error"});
+    const Result error = runnel_with(strict, input);
+    CHECK(error.code == 5);
+    CHECK(error.err.find("the context holds 200") != std::string::npos);
+}
+
+TEST_CASE("chat: at a terminal") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    Process p = process({"chat", tiny().path.string(), "-n", "100000", "--ignore-eos", "-c", "100000"});
+    p.environment = {"XDG_STATE_HOME=" + directory.path().string(), "TERM=dumb", "LC_ALL=C"};
+    p.terminal = true;
+    int stage = 0;
+    bool stopped = false;
+    size_t answer_at = 0;
+    // A message; Ctrl-C in its endless answer; Ctrl-C in a line; SIGINT from elsewhere in a line, which is
+    // nothing; Ctrl-D.
+    int program = 0;
+    p.watch = [&](const std::string &, int pid) { program = pid; };
+    p.type = [&](const std::string &out, bool reads_keys) -> std::string {
+        const size_t prompt = out.rfind(">>> ");
+        const bool at_prompt =
+            reads_keys && prompt != std::string::npos && out.find('\n', prompt) == std::string::npos;
+        if (stage == 0 && at_prompt) return stage = 1, answer_at = out.size(), "gr\xc3\xbc\xc3\x9f dich\n";
+        if (stage == 1 && out.size() > answer_at + 200) return stage = 2, stopped = true, "\x03";
+        if (stage == 2 && at_prompt && prompt > answer_at)
+            return stage = 3, answer_at = out.size(), "given up\x03";
+        if (stage == 3 && at_prompt && prompt > answer_at) {
+            kill(program, SIGINT);
+            return stage = 4, "\x04";
+        }
+        return "";
+    };
+    const Result r = execute(p);
+    CAPTURE(r.out);
+    CHECK(stopped);
+    CHECK(stage == 4);
+    CHECK(r.code == 0);
+    const std::filesystem::path history = directory / "runnel/history";
+    REQUIRE(std::filesystem::exists(history));
+    CHECK((std::filesystem::status(history).permissions() & std::filesystem::perms::all) ==
+          (std::filesystem::perms::owner_read | std::filesystem::perms::owner_write));
 }

@@ -1,0 +1,50 @@
+// What is told of models and the machine, from outside: `runnel inspect`, `bench`, `devices`. Needs $RUNNEL.
+#include <doctest/doctest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/engine/commands/program_support.h"
+
+using namespace runnel::testing;
+using nlohmann::json;
+
+TEST_CASE("inspect --supported needs no model and lists families with what was checked") {
+    if (absent()) return;
+    const Result table = runnel_with({"inspect", "--supported"});
+    CHECK(table.code == 0);
+    CHECK(table.out.find("phi3, LongRoPE long") != std::string::npos);
+    const json all = json::parse(runnel_with({"inspect", "--supported", "--json"}).out);
+    CHECK(all["architectures"].size() >= 28);
+    for (const json &row : all["verified"]) CHECK(row["mean_kl"].get<double>() < 1e-4);
+    CHECK(runnel_with({"inspect", "--supported", "model.gguf"}).code == 2);
+}
+
+TEST_CASE("inspect, bench and devices speak JSON") {
+    if (absent()) return;
+    const std::string model = tiny().path.string();
+    const json i = json::parse(runnel_with({"inspect", model, "--json"}).out);
+    CHECK(i["architecture"] == "llama");
+    CHECK(i["parameters"].get<int64_t>() > 1000);
+    CHECK(i["bits_per_weight"] == 32.0);
+    CHECK(i["context_length"] == 512);
+    CHECK(i["tensors"][0]["shape"].size() >= 1);
+    CHECK(i["memory"]["weights"].get<int64_t>() > 4000);
+    // 2 layers, 2 heads, 16 + 16 values of 2 bytes.
+    CHECK(i["memory"]["cache_per_1k_tokens"] == 1024 * 2 * 2 * 32 * 2);
+    CHECK(i["metadata"]["llama.block_count"] == 2);
+    CHECK(i["metadata"]["tokenizer.ggml.tokens"]["length"] == 320);
+    CHECK(json::parse(
+              runnel_with({"inspect", model, "--json", "--arrays"}).out)["metadata"]["tokenizer.ggml.tokens"]
+              .size() == 320);
+    const json b = json::parse(
+        runnel_with({"bench", model, "-p", "16", "-n", "8", "-r", "2", "--depth", "0,32", "--json"}).out);
+    REQUIRE(b["tests"].size() == 4);
+    CHECK(b["tests"][0]["tps_mean"].get<double>() > 0);
+    CHECK(b["tests"][3]["depth"] == 32);
+    CHECK(b["tests"][3]["bytes_per_token"].get<double>() > b["tests"][1]["bytes_per_token"].get<double>());
+    CHECK(b["bandwidth_bytes_per_second"].get<double>() > 0);
+    CHECK(json::parse(runnel_with({"devices", "--json"}).out)["devices"][0]["kind"] == "cpu");
+    CHECK(runnel_with({"--version"}).out.starts_with("runnel "));
+    CHECK(runnel_with({"run", "--help"}).out.find("--temp") != std::string::npos);
+}

@@ -1,0 +1,53 @@
+// What the tests of the program from outside share. They need $RUNNEL (default build/runnel).
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/model_maker.h"
+#include "tests/support/process.h"
+
+namespace runnel::testing {
+
+inline bool absent() {
+    if (program_under_test()) return false;
+    MESSAGE("no program to test: set RUNNEL, or build build/runnel");
+    return true;
+}
+
+inline const TemporaryModel &tiny() {
+    static const TemporaryModel model{ModelShape{}};
+    return model;
+}
+
+inline Result runnel_with(std::vector<std::string> arguments, std::optional<std::string> input = {}) {
+    return execute({.arguments = std::move(arguments),
+                    .input = std::move(input),
+                    .environment = {},
+                    .stdout_to = {},
+                    .watch = nullptr,
+                    .type = nullptr});
+}
+
+inline Process process(std::vector<std::string> arguments) {
+    Process p{};
+    p.stdout_limit = static_cast<size_t>(-1);
+    p.arguments = std::move(arguments);
+    return p;
+}
+
+// One line that begins with the program's name.
+inline void check_message(const Result &r) {
+    CAPTURE(r.err);
+    CHECK(r.out == "");
+    CHECK(r.err.starts_with("runnel: "));
+    CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
+    CHECK(r.err.ends_with('\n'));
+}
+
+}  // namespace runnel::testing
