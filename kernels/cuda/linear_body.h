@@ -380,10 +380,11 @@ DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
 // not fit.
 constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped) {
     if (is_half(format)) return 2;
-    if (groups == 1)
-        return grouped && (has_codebook(format) || format == TileFormat::IQ4_XS || format == TileFormat::Q6_K)
-                   ? 1
-                   : 2;
+    if (groups == 1) {
+        const bool wide = has_codebook(format) || format == TileFormat::IQ4_XS ||
+                          format == TileFormat::Q6_K || has_pairs(format);
+        return grouped && wide ? 1 : 2;
+    }
     if (!has_group_floats(format)) return groups == 2 && !grouped && format == TileFormat::Q4_K ? 2 : 1;
     const bool wide = format == TileFormat::NVFP4 || format == TileFormat::Q5_1;
     return wide || (groups == 4 && format == TileFormat::Q4_1) ? 1 : 2;
