@@ -8,13 +8,13 @@
 // takes 192 mma (16 x 8 x 16), 24 smaller ones of minimums and 384 fma to multiply 32 rows x 256 columns by
 // 48 tokens, and some 300 instructions to make binary16 numbers of its weights, once. With kernels.md's rates
 // of a H100 or H200 (132 multiprocessors, 1.755 GHz, f16 mma.sync at 620 TFLOP/s: 6.1 clocks per mma and
-// quarter) the tensor cores need 1200 clocks for that, and one instruction a clock is about as many:
-// PREDICTIONS.md has the counts. L2 gives 240 bytes per 256 x 48 outputs and column. Two thirds of what the
-// tensor cores allow is some 400 TFLOP/s, half of the 790 that were measured for bf16 (with wgmma) on an
-// H200.
+// quarter) the tensor cores need 1200 clocks for that; the machine code takes 1600 (Q4_0) to 2500
+// instructions (Q6_K), 456 to 290 TFLOP/s at one a clock, and two thirds of that are 25 to 38% of the 790
+// that were measured for bf16 (with wgmma) on an H200. PREDICTIONS.md has the counts. L2 gives 240 bytes per
+// 256 x 48 outputs and column.
 //
-// What could save more there: wgmma, with weights from registers and activations from shared memory, has 1.6
-// times the rate; then instructions are the limit.
+// What could save more there: fewer instructions around the products (copies by the bulk tensor engine of
+// sm_90); then wgmma, with weights from registers and activations from shared memory, at 1.6 times the rate.
 #pragma once
 
 #include <cstdint>

@@ -2,14 +2,13 @@
 // tokens; linear_prefill.h says what for and what it can reach, linear.h the order of every operation.
 //
 // A block of 8 warps computes 16 row tiles x 48 tokens: warp i the row tiles 2i and 2i + 1, so that with a
-// gate a lane holds gate and up of its outputs. Nobody else wants a warp's weights: the main plane goes from
-// memory to its registers a chunk of 64 columns ahead, the side planes come by cp.async a block ahead, and
-// both become binary16 integers in registers (fragments.h), once for all tokens. Activations come in chunks
-// (6 KB) by cp.async, three in the ring: they lie in memory in the order of operand B already. A product of
-// 16 x 8 x 32 (16) is one float32 per output and exact; it costs one fma, with the group's scale. Sums of
-// blocks and of ranges of blocks are in registers, those of the ranges before, which change every eighth of
-// the columns, in shared memory: 48 KB, each lane its own. More tokens would take more registers than there
-// are.
+// gate a lane holds gate and up of its outputs. All comes by cp.async, a step ahead: a warp's weights, which
+// nobody else wants, chunk by chunk of 64 columns, their side planes block by block; and activations (6 KB a
+// chunk), which lie in memory in the order of operand B already. Weights become binary16 integers in
+// registers (fragments.h), once for all tokens. A product of 16 x 8 x 32 (16) is one float32 per output and
+// exact; it costs one fma, with the group's scale. Sums of blocks and of ranges of blocks are in registers,
+// those of the ranges before, which change every eighth of the columns, in shared memory: 48 KB, each lane
+// its own. More tokens would take more registers than there are.
 //
 // Bytes from L2 per 256 x 48 outputs and column: 96 of activations and 144 (4.5 bits) of weights.
 //
@@ -37,12 +36,12 @@ struct PrefillShared {
     static constexpr int kStep = has_pairs(F) ? 2 : 1, kStepBytes = kStep * tile_layout(F).chunk;
     static constexpr bool kMinimums = has_minimum(F), kIntegerMinimums = kMinimums && !has_group_floats(F);
     static constexpr int kSumPieces = has_groups_of_16(F) ? 4 : 2;  // 16-byte pieces of a token's sums
-    uint4 x[2][2][kTokens][kChunkPieces / 2];                       // [32 columns][token]
+    static constexpr int kSumBlocks = kIntegerMinimums ? 2 : 1;
+    uint4 x[2][2][kTokens][kChunkPieces / 2];  // [32 columns][token]
     uint4 main[2][kPrefillTiles][kStepBytes / 16];
     uint4 side[kPrefillTiles][tile_layout(F).side / 16];  // of the block that comes next
     float4 all[kWarps][2][kTokens / 8][32];               // of the ranges before
     // Of the block at hand and the next: the sums' parts; of float minimums the sums themselves.
-    static constexpr int kSumBlocks = kIntegerMinimums ? 2 : 1;
     uint4 sums[kSumBlocks][kMinimums ? kTokens : 1][kSumPieces];
     float group_sums[2][kMinimums && !kIntegerMinimums ? 8 : 1][kTokens];
     float4 scales[2][kTokens];    // of four blocks, and the next four
