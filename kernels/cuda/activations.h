@@ -20,10 +20,9 @@
 // Halves. Per row a power of two s with 2^14 <= max|x| / s < 2^15, and binary16 numbers h = rn(x / s): 11
 // bits each, 24 binades below the maximum and more. A row whose maximum is below 2^-100 has s = 0 and zeros;
 // a value that is not finite makes s NaN.
-//   halves  [ceil(K / 64) * 64] binary16, any K: of each 32 columns, number 8 t + 4 h + i is column 16 h + 4
-//   t
-//           + i (t < 4, h < 2, i < 4): a lane 4 g + t reads 16 bytes, the operands B of two mma_f16_k16 whose
-//           operands A are those of tiles.h. Ends in zeros.
+//   halves  [ceil(K / 64) * 64] binary16, any K, in the order of the codes but that i stands for column
+//           16 h + 4 t + i: the operands B of two mma_f16_k16 whose operands A are those of tiles.h. Ends in
+//           zeros.
 //   half_scale  float
 #pragma once
 

@@ -78,7 +78,7 @@ Quantised run(const Rows &r, bool norm, float eps, ActivationForms forms = kBoth
     }
     for (int row = 0; row < r.rows && forms.integers; ++row) {
         for (int k = 0; k < r.width; ++k) {
-            const int place = k % 4 == 1 ? 2 : k % 4 == 2 ? 1 : k % 4;  // of kColumnOrder
+            const auto place = std::find(kColumnOrder, kColumnOrder + 4, k % 4) - kColumnOrder;
             q.codes.push_back(gguf::f16_to_f32(
                 host.codes[row * host.codes_stride + k / 32 * 32 + k / 4 % 4 * 8 + k / 16 % 2 * 4 + place]));
         }
