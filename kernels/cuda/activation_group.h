@@ -65,7 +65,7 @@ DEVICE ActivationPiece quantise_group(const float (&x)[8]) {
     for (int i = 0; i < 8; ++i) q[i] = rint_rn(x[i] * inverse);
     ActivationPiece piece;
     piece.scale = tiny ? 0.0f : maximum / kLargest;
-    // kColumnOrder
+    // In kColumnOrder.
     piece.codes = {pack_f16(q[0], q[2]), pack_f16(q[1], q[3]), pack_f16(q[4], q[6]), pack_f16(q[5], q[7])};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -75,9 +75,8 @@
 //   uint32_t prmt(a, b, selector), and_or(a, mask, bits): (a & mask) | bits; int popc(x), clz(x)
 //   float fma_rn(a, b, c), sqrt_rn(x), rint_rn(x); int32_t float_to_int_rn(x)         (saturates; NaN: 0)
 //   uint32_t float_bits(f), float bits_float(u)
-//   int32_t computed_anew(x)               x; what a loop makes of it is made in the loop each time, and
-//   takes
-//                                          no register outside of it
+//   int32_t computed_anew(x)               x; what a loop makes of it is made anew each time, and takes no
+//                                          register outside of the loop
 //   uint16_t f32_to_f16(x), f32_to_bf16(x); float f16_to_f32(h), bf16_to_f32(h)    to nearest even
 //   uint32_t pack_f16(lo, hi), pack_bf16(lo, hi)       two floats rounded into one register
 //   uint32_t h2_fma(a, b, c), h2_sub(a, b), h2_mul(a, b)                two f16 at once, each rounded once
