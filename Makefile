@@ -34,9 +34,9 @@ ISA =
 # runs without a driver, too); elsewhere devices_absent.cpp says that there is none.
 NVCC ?= $(firstword $(shell command -v nvcc; ls /usr/local/cuda/bin/nvcc 2>/dev/null))
 CUDA_ARCHS ?= $(if $(shell nvidia-smi -L 2>/dev/null),native,80 90)
-cuda_runtime := kernels/cuda/runtime.cpp
-cuda_kernels := $(wildcard kernels/cuda/*.cu)
-cuda_host := $(filter-out $(cuda_runtime) kernels/cuda/devices_absent.cpp,$(wildcard kernels/cuda/*.cpp))
+cuda_runtime := kernels/cuda/runtime/runtime.cpp
+cuda_kernels := $(shell find kernels/cuda -name '*.cu' | sort)
+cuda_host := $(filter-out $(cuda_runtime) kernels/cuda/devices_absent.cpp,$(shell find kernels/cuda -name '*.cpp' | sort))
 # Before sm_75 there is no 8-bit mma and no ldmatrix, which the kernels are made of.
 too_old := $(filter 50 52 53 60 61 62 70 72,$(CUDA_ARCHS))
 ifneq ($(too_old),)
@@ -87,7 +87,7 @@ $(BUILD)/librunnel.a: $(objects)
 simt_objects := $(cuda_kernels:%.cu=$(BUILD)/simt/%.o) $(patsubst %.cu,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cu)) $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
 # (Without -fsanitize=undefined for the matrix kernels: their many instances would take minutes to compile with it.)
 SIMT_UNDEFINED = $(if $(SANITIZE),-fsanitize=undefined -fno-sanitize-recover=all)
-$(BUILD)/simt/kernels/cuda/linear.o $(BUILD)/simt/kernels/cuda/linear_codebooks.o: SIMT_UNDEFINED =
+$(BUILD)/simt/kernels/cuda/linear/linear.o $(BUILD)/simt/kernels/cuda/linear/linear_codebooks.o: SIMT_UNDEFINED =
 SIMT_TRACE = -O2 -fno-tree-vectorize -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -Wno-unknown-pragmas \
   $(SIMT_UNDEFINED)
 $(BUILD)/simt/%.o: %.cu Makefile | setup
@@ -102,7 +102,7 @@ $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a
 	$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
 
 # The test cases of the kernels on a real device (scripts/gpu-check); says so, with status 77, where there is none.
-gpu_test_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(wildcard tests/kernels/cuda/*.cpp) tests/gpu/device/main.cpp \
+gpu_test_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(shell find tests/kernels/cuda -name '*.cpp' | sort) tests/gpu/device/main.cpp \
   tests/support/reference.cpp tests/support/tiny_program.cpp)
 $(BUILD)/gpu-tests: $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a
 	$(CXX) $(LDFLAGS) -o $@ $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS)
@@ -125,7 +125,7 @@ $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/su
 # with the sanitizers.
 $(test_objects): OPT = -O1
 $(filter %_test.o,$(test_objects)): override OPT := -O0
-# Undefined behaviour is looked for in the product; the cases would take a third longer to compile.
+# Undefined behavior is looked for in the product; the cases would take a third longer to compile.
 comma := ,
 $(filter %_test.o,$(test_objects)): override SANITIZE := $(subst address$(comma)undefined,address,$(SANITIZE))
 

@@ -116,7 +116,7 @@ Command make_chat() {
     add_system_options(*parser, *o);
     add_template_options(*parser, *o);
     add_overflow_option(*parser, o->overflow);
-    parser->text_option("--color", o->color, "colours")->check(CLI::IsMember({"auto", "on", "off"}));
+    parser->text_option("--color", o->color, "colors")->check(CLI::IsMember({"auto", "on", "off"}));
     const auto call = [o](const Words &words, Io &io) {
         o->model.path = words.model;
         return chat(*o, io);

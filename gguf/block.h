@@ -1,6 +1,6 @@
 // The block formats of GGUF tensors: their ids, sizes and byte layouts.
 //
-// A quantised row is a sequence of blocks; a block holds `block_size` consecutive weights in `block_bytes`
+// A quantized row is a sequence of blocks; a block holds `block_size` consecutive weights in `block_bytes`
 // bytes: small integers plus the scales that turn them into values. The layouts are ggml's (ggml-common.h);
 // every struct below is packed exactly as the bytes lie in a file, little-endian, and may stand at any
 // address (a row of 18-byte blocks is 2-byte aligned at best, MXFP4 only 1-byte): read fields with memcpy or
@@ -32,8 +32,8 @@ struct TypeTraits {
     std::string_view name;   // ggml's name, lower or upper case as llama.cpp prints it: "q4_K", "f16"
     uint32_t block_size;     // weights per block
     uint32_t block_bytes;    // bytes per block
-    bool supported;          // values can be read (dequantised) by this build
-    bool quantized;          // holds block-quantised weights (not a plain number type)
+    bool supported;          // values can be read (dequantized) by this build
+    bool quantized;          // holds block-quantized weights (not a plain number type)
 };
 
 // Null for an id that no known format has.

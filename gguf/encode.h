@@ -1,4 +1,4 @@
-// One block of each quantised format from its float values. Internal to gguf/; see quantize.h for the
+// One block of each quantized format from its float values. Internal to gguf/; see quantize.h for the
 // promises.
 #pragma once
 

@@ -3,7 +3,7 @@
 //
 // The search: per group, candidate scales stretch the range of the values over the levels a little more or
 // less tightly; with the levels q that follow, scale and offset are the least-squares fit of a line. Scales
-// and minimums are then rounded to d * s and dmin * m, their neighbours tried with the levels they imply, and
+// and minimums are then rounded to d * s and dmin * m, their neighbors tried with the levels they imply, and
 // d and dmin fitted again to all groups together.
 #include <algorithm>
 #include <array>
@@ -145,7 +145,7 @@ class Block {
         float gain;  // over all groups, with the present d and dmin
         Line next;   // the d and dmin that would fit best now
     };
-    // Moves every (s, m) to the best of itself and its eight neighbours.
+    // Moves every (s, m) to the best of itself and its eight neighbors.
     Improved improve_groups() {
         float total = 0, aa = 0, ab = 0, bb = 0, xa = 0, xb = 0;  // a = s q, b = m: x ~ d a - dmin b
         for (int g = 0; g < kGroups; ++g) {
@@ -169,7 +169,7 @@ class Block {
         return {total, fit(aa, ab, bb, xa, xb)};
     }
 
-    // Minimises sum (x - d a + dmin b)^2 over d, dmin >= 0.
+    // Minimizes sum (x - d a + dmin b)^2 over d, dmin >= 0.
     static Line fit(float aa, float ab, float bb, float xa, float xb) {
         const float determinant = aa * bb - ab * ab;
         if (determinant > 0) {

@@ -4,7 +4,7 @@
 // The search: per group, candidate scales place the extreme value at various points near the ends of the
 // codebook; with the levels v that follow, the best scale is the least-squares fit sum(x v) / sum(v v), which
 // lowers the squared error by gain = sum(x v)^2 / sum(v v). The best group scales are then rounded to d * l,
-// the neighbours of every l are tried with the levels they imply, and d is fitted again to all groups
+// the neighbors of every l are tried with the levels they imply, and d is fitted again to all groups
 // together.
 #include <algorithm>
 #include <array>
@@ -144,7 +144,7 @@ class Block {
     struct Improved {
         float gain, d;  // over all groups with the present d; the d that would fit best now
     };
-    // Moves every l to the better of itself and its neighbours.
+    // Moves every l to the better of itself and its neighbors.
     Improved improve_l() {
         float total = 0, num = 0, den = 0;
         for (int g = 0; g < kGroups; ++g) {

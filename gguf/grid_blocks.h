@@ -1,4 +1,4 @@
-// Dequantising blocks made of codebook entries. Internal to gguf/.
+// Dequantizing blocks made of codebook entries. Internal to gguf/.
 #pragma once
 
 #include "gguf/block.h"

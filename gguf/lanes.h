@@ -1,5 +1,5 @@
-// Four floats at a time, for the inner loops of the quantisers: compiles to whatever the build's baseline
-// offers, and sums in one fixed order whatever the optimiser does. Internal to gguf/.
+// Four floats at a time, for the inner loops of the quantizers: compiles to whatever the build's baseline
+// offers, and sums in one fixed order whatever the optimizer does. Internal to gguf/.
 #pragma once
 
 #include <cstring>

@@ -90,7 +90,7 @@ Type read_type(Cursor &cursor) {
     const bool withdrawn =
         std::find(std::begin(kWithdrawn), std::end(kWithdrawn), id) != std::end(kWithdrawn);
     throw Malformed(withdrawn ? "type " + std::to_string(id) +
-                                    " was withdrawn from the format; quantise the model again"
+                                    " was withdrawn from the format; quantize the model again"
                               : "unknown type " + std::to_string(id));
 }
 

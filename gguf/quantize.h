@@ -16,7 +16,7 @@ namespace runnel::gguf {
 // Integers and F64 are rounded to the nearest float. Precondition: traits(type).supported.
 void dequantize_row(Type type, const std::byte *blocks, float *out, int64_t n);
 
-// How hard the searching quantisers look for the best scales. Formats without a search ignore it.
+// How hard the searching quantizers look for the best scales. Formats without a search ignore it.
 enum class Effort {
     Fast,  // some 4 times quicker, up to a tenth more squared error than ggml's reference
     Thorough,
@@ -29,8 +29,8 @@ bool can_quantize(Type type) noexcept;
 // `n` finite values (n a multiple of the type's block size) -> row_bytes(type, n) bytes at `blocks`.
 //
 // F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, NVFP4, TQ1_0, TQ2_0: the very bytes of ggml's
-// quantize_row_*_ref. Q2_K..Q6_K, IQ4_NL, IQ4_XS: our own search, made to minimise the plain squared error of
-// the dequantised values (ggml weights it by the size of the values); on normally distributed weights the
+// quantize_row_*_ref. Q2_K..Q6_K, IQ4_NL, IQ4_XS: our own search, made to minimize the plain squared error of
+// the dequantized values (ggml weights it by the size of the values); on normally distributed weights the
 // error is below that of ggml's reference for each of them (tests/gguf/quantize_test.cpp holds the numbers).
 // Precondition: can_quantize(type).
 void quantize_row(Type type, const float *in, std::byte *blocks, int64_t n, Effort effort = Effort::Thorough);

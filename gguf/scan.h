@@ -1,8 +1,8 @@
 // Looks for damage in the data of a tensor: blocks whose values are no numbers, and pages that nobody wrote.
 //
-// Quantised weights have no checksum and few bits that can be wrong, but their scales are floats: of random
-// bytes, every 32nd binary16 is NaN or infinite, and no quantiser writes one. (Of NVFP4's scales, more than
-// half of all bytes are none that a quantiser writes.) A download that was cut off, or preallocated and never
+// Quantized weights have no checksum and few bits that can be wrong, but their scales are floats: of random
+// bytes, every 32nd binary16 is NaN or infinite, and no quantizer writes one. (Of NVFP4's scales, more than
+// half of all bytes are none that a quantizer writes.) A download that was cut off, or preallocated and never
 // filled, leaves pages of zeros.
 #pragma once
 

@@ -7,7 +7,7 @@
 // arrive with the Batch (backend.h), so a device may plan, fuse or capture the list once and run it for every
 // batch.
 //
-// Shapes: a Weight is [rows][cols], row-major, one row per output element, quantised along cols.
+// Shapes: a Weight is [rows][cols], row-major, one row per output element, quantized along cols.
 // Conventions are ggml's: y = W x, GQA maps query head h to K/V head h / (heads / kv_heads).
 #pragma once
 
@@ -67,7 +67,7 @@ struct Norm {
 };
 
 // For every part: out[t] = scale * (W in[t] + bias) + add[t]. Parts share their input, which a device may
-// quantise once; `add` may be the same slot as `out` (a residual stream updated in place).
+// quantize once; `add` may be the same slot as `out` (a residual stream updated in place).
 struct Linear {
     struct Part {
         WeightId weight;
@@ -169,7 +169,7 @@ struct Gate {
 // Which `used` of the experts a token goes to, and with which weights w, from its router logits l:
 //   1. p = softmax(l), or sigmoid(l), or l itself (SelectedSoftmax);
 //   2. s = p + selection_bias; without a bias and groups s = l, which has the same order;
-//   3. groups > 1: the experts form that many groups of neighbours, a group counts as the sum of its
+//   3. groups > 1: the experts form that many groups of neighbors, a group counts as the sum of its
 //      `group_best` largest s, and only the experts of the `groups_used` best groups stay;
 //   4. the `used` experts with the largest s are chosen, of equals the first;
 //   5. w = p of the chosen, without the bias; SelectedSoftmax: the softmax over the chosen logits alone;

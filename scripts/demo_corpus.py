@@ -64,7 +64,7 @@ def is_short_tales(name):
 
 
 def is_title(paragraph):
-    """A short line without the end of a sentence, in capitals or with most words capitalised."""
+    """A short line without the end of a sentence, in capitals or with most words capitalized."""
     if len(paragraph) > 70 or "\n" in paragraph or re.search(r'["!?:;,-]$|[a-z]\.$', paragraph):
         return False
     words = [w for w in re.findall(r"[A-Za-z']+", paragraph) if len(w) > 3]

@@ -1,7 +1,7 @@
 """The network of the demo models in PyTorch: a llama (RMSNorm, rotary positions, grouped-query attention, SwiGLU, the output
 matrix shared with the embedding), written so that its weights go into GGUF as they are.
 
-Rotary positions turn neighbouring pairs of a head's dimensions (2i, 2i+1), as GGUF's "llama" architecture expects.
+Rotary positions turn neighboring pairs of a head's dimensions (2i, 2i+1), as GGUF's "llama" architecture expects.
 """
 
 from dataclasses import asdict, dataclass

@@ -6,7 +6,7 @@
 #include "engine/commands/commands.h"
 #include "engine/commands/json.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/devices.h"
+#include "kernels/cuda/runtime/devices.h"
 
 namespace runnel::commands {
 

@@ -13,7 +13,7 @@
 #include "gguf/file.h"
 #include "gguf/printable.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/devices.h"
+#include "kernels/cuda/runtime/devices.h"
 
 namespace runnel::commands {
 namespace {

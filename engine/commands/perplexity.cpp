@@ -1,5 +1,5 @@
 // Perplexity of a text, and the divergence from a saved base.
-#include "engine/decode/perplexity.h"
+#include "engine/measure/perplexity.h"
 
 #include <cmath>
 #include <cstdio>

@@ -3,9 +3,9 @@
 #include <limits>
 #include <optional>
 
+#include "engine/commands/chat/line_editor.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/json.h"
-#include "engine/commands/line_editor.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 #include "gguf/file.h"

@@ -1,6 +1,6 @@
 #include "engine/commands/commands.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/devices.h"
+#include "kernels/cuda/runtime/devices.h"
 
 #ifndef RUNNEL_COMMIT
 #error "RUNNEL_COMMIT is set by the Makefile"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "engine/decode/placement.h"
-#include "kernels/cuda/devices.h"
+#include "kernels/cuda/runtime/devices.h"
 
 namespace runnel::decode {
 

@@ -13,7 +13,7 @@
 #include "engine/model/window.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/devices.h"
+#include "kernels/cuda/runtime/devices.h"
 #include "kernels/divided_backend.h"
 
 namespace runnel::decode {

@@ -25,7 +25,7 @@ double uniform(uint64_t seed, uint32_t stream, uint32_t position, Draw purpose) 
 // Maddison, Tarlow, Minka: "A* Sampling", 2014), and two distributions that are much alike mostly give the
 // same id.
 //
-// u is (k + 1/2) / 2^52. The 32 leading bits of four neighbouring ids come from one block, the other 20 are
+// u is (k + 1/2) / 2^52. The 32 leading bits of four neighboring ids come from one block, the other 20 are
 // only computed for ids that they matter to.
 class GumbelNoise {
   public:

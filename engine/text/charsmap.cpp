@@ -91,7 +91,7 @@ std::string Charsmap::normalize(std::string_view text, size_t limit) const {
         const size_t bytes = match.bytes > 0 ? match.bytes : first_char(text).bytes;
         result += match.bytes > 0 ? match.replacement : text.substr(0, bytes);
         if (result.size() > limit)
-            throw TokenizerError("the normalised text has more than " + std::to_string(limit) +
+            throw TokenizerError("the normalized text has more than " + std::to_string(limit) +
                                  " bytes: encode it in parts");
         text.remove_prefix(bytes);
     }

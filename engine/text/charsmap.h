@@ -1,4 +1,4 @@
-// How a SentencePiece model normalises text (`tokenizer.ggml.precompiled_charsmap`): the longest run of bytes
+// How a SentencePiece model normalizes text (`tokenizer.ggml.precompiled_charsmap`): the longest run of bytes
 // that its table knows becomes another, from left to right (full-width letters, ligatures, other kinds of
 // blanks, with the usual table of nmt_nfkc). The value is SentencePiece's own: the size of a trie in bytes
 // (u32, little-endian), the trie, and replacements that end in a zero byte. The trie is a double array of u32

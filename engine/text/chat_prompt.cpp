@@ -103,7 +103,7 @@ ChatPrompt::ChatPrompt(const gguf::File &file, const Tokenizer &tokenizer, ChatP
         fall_back(source);
         return;
     }
-    const auto shape = recognise(source, date(options_.render.clock));
+    const auto shape = recognize(source, date(options_.render.clock));
     if (shape && source.find("add_generation_prompt") == source.npos)
         generation_prompt_ = shape->generation_prompt;
 }
@@ -125,7 +125,7 @@ bool ChatPrompt::try_template(std::string_view source) {
 }
 
 void ChatPrompt::fall_back(std::string_view source) {
-    auto known = has_template_ ? recognise(source, date(options_.render.clock)) : std::nullopt;
+    auto known = has_template_ ? recognize(source, date(options_.render.clock)) : std::nullopt;
     const bool marked = tokenizer_->find("<|im_start|>").has_value();
     const bool plain = !known && !marked;
     shape_ = known ? std::move(*known) : marked ? chatml() : transcript();

@@ -1,6 +1,6 @@
 // A conversation as the text that a model wants to see: by the chat template of its file, which is
 // interpreted (jinja/). Where a file has none, or one that cannot be interpreted, the shape of the template
-// is recognised (chat_template.h), or a common one is taken, and note() says so.
+// is recognized (chat_template.h), or a common one is taken, and note() says so.
 #pragma once
 
 #include <nlohmann/json.hpp>

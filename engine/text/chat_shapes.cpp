@@ -13,7 +13,7 @@ namespace {
 // Apostrophes within strings become kApostrophe, so that every ' is a string's edge.
 constexpr char kApostrophe = '\x01';
 
-std::string normalise(std::string_view source) {
+std::string normalize(std::string_view source) {
     std::string text;
     bool in_tag = false;
     char quote = 0;
@@ -48,7 +48,7 @@ std::string normalise(std::string_view source) {
 
 class Template {
   public:
-    explicit Template(std::string_view source) : text_(normalise(source)) {}
+    explicit Template(std::string_view source) : text_(normalize(source)) {}
     bool has(std::string_view piece) const { return text_.find(piece) != text_.npos; }
     bool has_any(std::initializer_list<std::string_view> pieces) const {
         return std::any_of(pieces.begin(), pieces.end(), [&](std::string_view piece) { return has(piece); });
@@ -196,7 +196,7 @@ std::optional<ChatShape> zephyr(const Template &source) {
 
 }  // namespace
 
-std::optional<ChatShape> recognise(std::string_view template_text, std::string_view today) {
+std::optional<ChatShape> recognize(std::string_view template_text, std::string_view today) {
     const Template source(template_text);
     if (auto shape = chat_ml(source)) return shape;
     if (auto shape = llama3(source, today)) return shape;

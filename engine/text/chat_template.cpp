@@ -20,7 +20,7 @@ std::string_view trim(std::string_view text) {
     return trim_left(trim_right(text));
 }
 
-// Collects segments, joining neighbours of the same kind.
+// Collects segments, joining neighbors of the same kind.
 class Output {
   public:
     explicit Output(const TemplateTokens &tokens) : tokens_(tokens) {}

@@ -1,5 +1,5 @@
 // Conversations as prompts where a template cannot be interpreted (see chat_prompt.h): the common shapes of
-// chat templates, recognised from a template's text.
+// chat templates, recognized from a template's text.
 //
 // This does not run the template (Jinja); it knows some shapes and tells them apart by the pieces of
 // text they are made of. Plain conversations (system, user and assistant turns with text) then come out
@@ -12,7 +12,7 @@
 //   Phi-3       Phi-3, Phi-3.5
 //   Zephyr      TinyLlama-Chat, Zephyr
 // Where a template refuses a system message (Gemma 2, Mistral v0.1), it is put in front of the first user
-// message, as their successors do. Templates that are none of these are not recognised.
+// message, as their successors do. Templates that are none of these are not recognized.
 //
 // Who adds BOS: the rendered text starts with the BOS text where the template says so. Tokenizer::encode with
 // add_special adds the BOS that the model wants and is not there yet, so the two never make two.
@@ -63,7 +63,7 @@ struct ChatShape {
 };
 
 // `today` as in "01 Jun 2025", for the templates that ask for the date; empty: the date they fall back to.
-std::optional<ChatShape> recognise(std::string_view template_text, std::string_view today = {});
+std::optional<ChatShape> recognize(std::string_view template_text, std::string_view today = {});
 
 // The texts of the model's BOS and EOS tokens; empty for a model that has none.
 struct TemplateTokens {

@@ -1,6 +1,6 @@
 // Byte-pair merging of one word: what both tokenizer families do, with different rules for which pairs merge.
 //
-// Neighbouring symbols merge in the order of the rank of their pair, lowest first, leftmost first among
+// Neighboring symbols merge in the order of the rank of their pair, lowest first, leftmost first among
 // equals. A word is often five bytes long, but may be a megabyte (a text without blanks). A heap over all of
 // it would spend its time in cache misses; so a long word is merged window by window. That is exact:
 //
@@ -26,7 +26,7 @@
 namespace runnel::text {
 
 // A stretch of the window. Its length and token stand at the index of its first byte, its length once more,
-// as `bytes_before`, at the index behind its last byte: so both neighbours are found without links.
+// as `bytes_before`, at the index behind its last byte: so both neighbors are found without links.
 struct Symbol {
     uint16_t bytes;         // of the symbol that starts here (at most kMaxPieceBytes); 0: none does
     uint16_t bytes_before;  // of the symbol that ends here; 0 at the start of the window

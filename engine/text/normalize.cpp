@@ -55,7 +55,7 @@ bool is_surely_nfc(std::string_view text) {
 std::string to_nfc(std::string_view text) {
     std::string out;
     out.reserve(text.size());
-    // A stretch to normalise begins at the last inert character before one that is not, and ends at the next
+    // A stretch to normalize begins at the last inert character before one that is not, and ends at the next
     // inert one: nothing composes over either edge.
     size_t done = 0, last_inert = 0;
     bool pending = false;

@@ -1,4 +1,4 @@
-// Unicode normalisation form C, which some models' tokenizers apply to text before they cut it.
+// Unicode normalization form C, which some models' tokenizers apply to text before they cut it.
 #pragma once
 
 #include <string>

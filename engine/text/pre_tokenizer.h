@@ -61,7 +61,7 @@ class PreTokenizer {
 
     // The end offsets of the words of `text`, ascending; the last is text.size(). Bytes that are not UTF-8
     // count as characters that are neither letter, number, punctuation, symbol nor space. text.size() < 2^32.
-    // Throws TokenizerError when PCRE2 gives up (memory). Does not normalise.
+    // Throws TokenizerError when PCRE2 gives up (memory). Does not normalize.
     std::vector<uint32_t> split(std::string_view text) const;
 
   private:

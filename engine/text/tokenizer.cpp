@@ -301,7 +301,7 @@ std::vector<TokenId> Tokenizer::encode(std::span<const Segment> segments, Encode
         const size_t begin = text.size();
         text += segment.text;
         if (!segment.special) continue;
-        // Neighbours make one stretch: a token may be spelled across them.
+        // Neighbors make one stretch: a token may be spelled across them.
         if (!special.empty() && special.back().end == begin) {
             special.back().end = text.size();
         } else {

@@ -1,7 +1,7 @@
 // Matrix times activations, y = W x, for every block format: the heart of the CPU engine.
 //
 // Weights stay in the file's bytes (gguf/block.h). Activations are packed once per step into the form a
-// weight type wants (quantised to int8 for block formats) and then used by all matrices that read them. One
+// weight type wants (quantized to int8 for block formats) and then used by all matrices that read them. One
 // implementation per instruction set, all with the same results to the last bit, for any number of tokens and
 // any split of the rows: kernels/cpu/README.md holds that contract.
 #pragma once
@@ -47,7 +47,7 @@ struct LinearKernels {
 
     size_t (*scratch_bytes)(int64_t cols);
 
-    // out[0..cols) = the row's values, bit-exact with ggml's dequantisation.
+    // out[0..cols) = the row's values, bit-exact with ggml's dequantization.
     void (*dequantize)(gguf::Type type, const std::byte *row, int64_t cols, float *out);
 };
 

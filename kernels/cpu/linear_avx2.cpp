@@ -150,7 +150,7 @@ struct Engine256 {
     };
 
     // Scales as 16-bit numbers: each twice in its lane, and, where an offset has to be subtracted, in pairs
-    // of neighbours in place of the minimums.
+    // of neighbors in place of the minimums.
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         Format::scales(rows, s);
         const Ints low = splat(0xffff);

@@ -68,7 +68,7 @@ inline GroupScale group_scale(const float *x, int count, uint32_t amax_bits) {
     return {slope[best] * (amax / 127.0f), inverse[best]};
 }
 
-// Quantises 32 values into q; x holds them in order.
+// Quantizes 32 values into q; x holds them in order.
 inline void quantize32(const float *x, float inverse, int8_t *q) {
     __m256i out = _mm256_setzero_si256();
     if (inverse != 0) {

@@ -1,6 +1,6 @@
 // The layouts of packed activations, shared by all instruction sets.
 //
-// A buffer is [block of 256 columns][token]: one record per pair. Tokens of one block are neighbours, so a
+// A buffer is [block of 256 columns][token]: one record per pair. Tokens of one block are neighbors, so a
 // batch streams forward, and no two tokens fight for the same cache sets. Columns beyond `cols` in the last
 // record are zero, scales included.
 //

@@ -69,7 +69,7 @@ Fit fit(const float *x, int count, float unit, float inverse) {
     return {inverse, uq / qq, uq * uq / qq};
 }
 
-// Quantises `count` values to int8 with one scale; see README.md, step 1.
+// Quantizes `count` values to int8 with one scale; see README.md, step 1.
 float quantize_group(const float *x, int count, int8_t *q) {
     uint32_t amax_bits = 0;
     for (int i = 0; i < count; ++i)
@@ -350,7 +350,7 @@ void unpack(const Block &b, Group256 &g) {
     }
 }
 
-// Calls f(Block{}) with the block struct of a quantised type.
+// Calls f(Block{}) with the block struct of a quantized type.
 template <typename F>
 void with_block(Type type, F f) {
     switch (type) {
@@ -532,7 +532,7 @@ size_t scratch_bytes(int64_t) {
     return 64;
 }
 
-// --- dequantising ----------------------------------------------------------------------------------------
+// --- dequantizing ----------------------------------------------------------------------------------------
 
 template <typename Block>
 void dequantize_blocks(const std::byte *row, int64_t cols, float *out) {

@@ -2,7 +2,7 @@
 //
 // All threads walk the same list of phases. A phase is split by tokens (cheap row-wise work) or by rows of a
 // matrix (everything that reads weights); nothing within a phase depends on another thread's part of it.
-// Steps that only prepare the input of a matrix (norm, gate) are merged with its quantisation.
+// Steps that only prepare the input of a matrix (norm, gate) are merged with its quantization.
 #pragma once
 
 #include <cstdint>

@@ -90,7 +90,7 @@ class Pool {
     }
 
     // body(begin, end): first one contiguous range per thread, 3/4 of all units together, so that each thread
-    // streams; then ranges of `grain` units from a shared counter, which evens out what a busy neighbour took
+    // streams; then ranges of `grain` units from a shared counter, which evens out what a busy neighbor took
     // from a core.
     template <typename Body>
     void for_ranges(int thread, int64_t units, Body &&body, int64_t grain = 1, int loop = 0) noexcept {

@@ -10,7 +10,7 @@ namespace {
 // infinity.
 constexpr float kOut = -std::numeric_limits<float>::infinity(),
                 kLowest = std::numeric_limits<float>::lowest();
-constexpr float kSmallestSum = 0x1p-14f;  // of weights that are normalised
+constexpr float kSmallestSum = 0x1p-14f;  // of weights that are normalized
 
 float taking_part(float score) noexcept {
     return score >= kLowest ? score : kLowest;  // NaN and minus infinity become the lowest

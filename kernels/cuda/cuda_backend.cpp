@@ -8,23 +8,23 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/cuda/attention.h"
-#include "kernels/cuda/attention_memory.h"
-#include "kernels/cuda/batch_input.h"
-#include "kernels/cuda/devices.h"
-#include "kernels/cuda/embed.h"
-#include "kernels/cuda/expert_runner.h"
-#include "kernels/cuda/head_runner.h"
-#include "kernels/cuda/kv_memory.h"
-#include "kernels/cuda/launcher.h"
-#include "kernels/cuda/linear_launch.h"
-#include "kernels/cuda/logits_runner.h"
-#include "kernels/cuda/memory_need.h"
-#include "kernels/cuda/normalise.h"
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/attention_memory.h"
+#include "kernels/cuda/attention/kv_memory.h"
+#include "kernels/cuda/experts/expert_runner.h"
+#include "kernels/cuda/linear/head_runner.h"
+#include "kernels/cuda/linear/linear_launch.h"
+#include "kernels/cuda/linear/quantize.h"
 #include "kernels/cuda/plan.h"
-#include "kernels/cuda/quantise.h"
-#include "kernels/cuda/runtime.h"
-#include "kernels/cuda/weights.h"
+#include "kernels/cuda/runtime/batch_input.h"
+#include "kernels/cuda/runtime/devices.h"
+#include "kernels/cuda/runtime/launcher.h"
+#include "kernels/cuda/runtime/memory_need.h"
+#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/select/logits_runner.h"
+#include "kernels/cuda/steps/embed.h"
+#include "kernels/cuda/steps/normalize.h"
+#include "kernels/cuda/upload/weights.h"
 
 namespace runnel::kernels::cuda {
 namespace {
@@ -143,13 +143,13 @@ class CudaBackend final : public Backend {
     int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
     int64_t stride(Slot slot) const { return stride_of(width(slot)); }
     float *slot(Slot slot) const { return slots_[static_cast<size_t>(slot)]; }
-    // Large batches are never quantised by the kernel that makes them, and have one buffer.
-    Activations quantised(int64_t cols, int buffer) const {
+    // Large batches are never quantized by the kernel that makes them, and have one buffer.
+    Activations quantized(int64_t cols, int buffer) const {
         const bool second = buffer == 1 && tokens_ <= kLinearTokens;
-        return place_activations((second ? second_quantised_ : quantised_).data(), cols,
+        return place_activations((second ? second_quantized_ : quantized_).data(), cols,
                                  second ? kLinearTokens : max_tokens_, plan_.forms_at(cols));
     }
-    QuantiseParams quantise_params(const PrepareOp &op) const;
+    QuantizeParams quantize_params(const PrepareOp &op) const;
 
     const int device_;
     const DeviceProperties properties_;
@@ -160,7 +160,7 @@ class CudaBackend final : public Backend {
     LoadProgress progress_;
     DeviceWeights weights_;
     KvMemory cache_;
-    DeviceMemory activations_, quantised_, second_quantised_, partials_, counters_, totals_, turns_;
+    DeviceMemory activations_, quantized_, second_quantized_, partials_, counters_, totals_, turns_;
     DeviceMemory arrivals_;                  // LinearParams::arrivals
     int64_t partial_floats_ = 0;             // of partials_
     std::vector<float *> slots_;             // in activations_
@@ -228,12 +228,12 @@ void CudaBackend::allocate(const CacheConfig &cache) {
                 // What fills the rows up crosses as well.
                 if (stride(id) > width(id)) stream_.fill(slot(id), 0, bytes);
             }
-    const auto quantised = [this](int32_t tokens) {
+    const auto quantized = [this](int32_t tokens) {
         const int64_t bytes = activation_bytes(plan_.widest, tokens, plan_.forms);
         return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes), "activations") : DeviceMemory();
     };
-    quantised_ = quantised(max_tokens_);
-    second_quantised_ = quantised(kLinearTokens);
+    quantized_ = quantized(max_tokens_);
+    second_quantized_ = quantized(kLinearTokens);
     arrivals_ = DeviceMemory(static_cast<size_t>(arrival_counters(plan_)) * sizeof(uint32_t), "arrivals");
     stream_.fill(arrivals_.data(), 0, arrivals_.size());
     const auto attention = [](int64_t words) {
@@ -267,8 +267,8 @@ void CudaBackend::upload_ropes() {
 // uploaded.
 void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(embed_kernel().handle, 0);
-    prepare(quantise_kernel().handle, kQuantiseShared);
-    prepare(normalise_kernel().handle, kNormaliseShared);
+    prepare(quantize_kernel().handle, kQuantizeShared);
+    prepare(normalize_kernel().handle, kNormalizeShared);
     prepare(activate_kernel().handle, 0);
     prepare(copy_pieces_kernel().handle, 0);
     for (const Op &op : plan_.ops) {
@@ -400,14 +400,14 @@ void CudaBackend::embed(WeightId id, const int32_t *rows, float scale, Slot out,
 void CudaBackend::enqueue(const Norm &op) {
     const bool adds = op.add != kNoSlot;
     const bool own = op.weight != kNoWeight && weight(op.weight).cols == width(op.out);
-    launch_exact(normalise_kernel(), int64_t{tokens_} * op.parts, kNormaliseShared,
+    launch_exact(normalize_kernel(), int64_t{tokens_} * op.parts, kNormalizeShared,
                  {slot(op.in), weights_.floats(op.weight), weights_.floats(op.bias),
                   adds ? slot(op.add) : nullptr, slot(op.out), stride(op.in), adds ? stride(op.add) : 0,
                   stride(op.out), static_cast<int32_t>(width(op.out) / op.parts), op.parts, own, op.eps,
                   op.kind == Norm::Kind::Layer, op.scale});
 }
 
-QuantiseParams CudaBackend::quantise_params(const PrepareOp &op) const {
+QuantizeParams CudaBackend::quantize_params(const PrepareOp &op) const {
     const bool normed = op.norm != kNoWeight;
     return {slot(op.in),
             weights_.floats(op.norm),
@@ -415,16 +415,16 @@ QuantiseParams CudaBackend::quantise_params(const PrepareOp &op) const {
             op.eps,
             static_cast<int32_t>(width(op.slot)),
             stride(op.slot),
-            quantised(width(op.slot), op.buffer)};
+            quantized(width(op.slot), op.buffer)};
 }
 
 void CudaBackend::enqueue(const PrepareOp &op) {
-    launch_exact(quantise_kernel(), tokens_, kQuantiseShared, quantise_params(op));
+    launch_exact(quantize_kernel(), tokens_, kQuantizeShared, quantize_params(op));
 }
 
 void CudaBackend::enqueue(const LinearOp &op) {
     LinearParams params{};
-    params.x = quantised(width(op.in), op.buffer);
+    params.x = quantized(width(op.in), op.buffer);
     params.x_f32 = slot(op.in);
     params.x_stride = stride(op.in);
     params.cols = static_cast<int32_t>(width(op.in));
@@ -442,7 +442,7 @@ void CudaBackend::enqueue(const LinearOp &op) {
     // Whole rows are one block's work: of more than one, a launch of their own is done sooner.
     bool prepares = op.prepare.has_value() && tokens_ <= kPreparedTokens;
     if (prepares) {
-        params.prepare = quantise_params(*op.prepare);
+        params.prepare = quantize_params(*op.prepare);
         params.arrivals = arrivals_.as<uint32_t>();
         prepares = tokens_ == 1 || !needs_whole_rows(params.prepare);
         if (!prepares) params.prepare = {};
@@ -458,7 +458,7 @@ void CudaBackend::enqueue(const ExpertsOp &op) {
     const Experts &step = op.step;
     experts_.enqueue(launcher_, op, weights_,
                      {memory(step.in), memory(step.logits), memory(step.add), memory(step.out),
-                      quantised(op.in_width, op.buffer), tokens_});
+                      quantized(op.in_width, op.buffer), tokens_});
 }
 
 void CudaBackend::enqueue(const HeadLinear &op) {
@@ -537,7 +537,7 @@ void CudaBackend::enqueue(const AttentionOp &op) {
     const Attention &a = op.step;
     AttentionParams p = attention_params(a);
     if (op.prepare && tokens_ <= kLinearTokens && !is_wide(program_, a) && p.v_cache.rotated == 0) {
-        p.prepare = quantise_params(*op.prepare);
+        p.prepare = quantize_params(*op.prepare);
         if (!can_prepare(p.prepare, tokens_, a.heads / a.kv_heads, a.head_dim_v)) p.prepare = {};
     }
     if (shares_ && p.k != nullptr) {
@@ -584,7 +584,7 @@ void CudaBackend::attend(const Attention &a, AttentionParams p) {
 void CudaBackend::enqueue_logits(int32_t first, int32_t count) {
     const Logits &step = *plan_.logits;
     logits_.enqueue(launcher_, weights_,
-                    {slot(step.in), stride(step.in), input_.logit_rows(), quantised(width(step.in), 0)},
+                    {slot(step.in), stride(step.in), input_.logit_rows(), quantized(width(step.in), 0)},
                     first, count);
     if (now_.candidates > 0) logits_.enqueue_candidates(launcher_, first, count, now_.candidates);
 }

@@ -1,7 +1,7 @@
 // Builds without nvcc.
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/devices.h"
-#include "kernels/cuda/probe.h"
+#include "kernels/cuda/runtime/devices.h"
+#include "kernels/cuda/runtime/probe.h"
 
 namespace runnel::kernels::cuda {
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/experts.h"
+#include "kernels/cuda/experts/experts.h"
 #include "kernels/steps.h"
 
 namespace runnel::kernels::cuda {
@@ -32,7 +32,7 @@ class Planner {
     Plan run() {
         size_t i = 0;
         for (const Program::Part &part : program_.whole_parts()) {
-            quantised_ = kNoSlot;  // other devices may change slots in between
+            quantized_ = kNoSlot;  // other devices may change slots in between
             part_ = part;
             first_op_ = plan_.ops.size();
             for (; i < part.end; ++i) next(i);
@@ -78,13 +78,13 @@ class Planner {
         known = as;
     }
 
-    // The quantised form of `in`, if a matrix in this format wants one and the buffer does not hold it. A
+    // The quantized form of `in`, if a matrix in this format wants one and the buffer does not hold it. A
     // buffer holds all forms that some matrix of the plan wants.
-    void quantise(Slot in, TileFormat format) {
+    void quantize(Slot in, TileFormat format) {
         plan_.forms = plan_.forms | forms_of(format);
         expect(!forms_of(format).integers || width(in) % 32 == 0,
                "activations whose width is not a multiple of 32");
-        if (!forms_of(format).any() || quantised_ == in) return;
+        if (!forms_of(format).any() || quantized_ == in) return;
         prepare({in, in, kNoWeight, 0});
     }
     void prepare(PrepareOp op) {
@@ -95,7 +95,7 @@ class Planner {
             *by_maker = op;
         else
             plan_.ops.push_back(op);
-        quantised_ = op.slot;
+        quantized_ = op.slot;
     }
     // Where the last operation can be told to prepare its output, if that is `slot`.
     std::optional<PrepareOp> *preparing(Slot slot) {
@@ -111,7 +111,7 @@ class Planner {
                                                                                : nullptr;
     }
     void written(Slot slot) {
-        if (quantised_ == slot) quantised_ = kNoSlot;
+        if (quantized_ == slot) quantized_ = kNoSlot;
     }
 
     void add(const Embed &step) {
@@ -157,7 +157,7 @@ class Planner {
             expect(part.out != op.in, "a matrix that overwrites its input");
             use_floats(part.bias);
         }
-        quantise(op.in, op.format);
+        quantize(op.in, op.format);
         op.buffer = buffer_;
         for (const Linear::Part &part : op.parts) written(part.out);
         plan_.ops.push_back(std::move(op));
@@ -254,7 +254,7 @@ class Planner {
         use_floats(step.down_bias);
         use_floats(r.selection_bias);
         use_floats(r.expert_scales);
-        for (const ExpertsOp::In &in : op.in) quantise(step.in, in.format);
+        for (const ExpertsOp::In &in : op.in) quantize(step.in, in.format);
         op.buffer = buffer_;
         plan_.ops.push_back(std::move(op));
         written(step.out);
@@ -312,7 +312,7 @@ class Planner {
     Plan plan_;
     Program::Part part_;   // at hand
     size_t first_op_ = 0;  // of it
-    Slot quantised_ = kNoSlot;
+    Slot quantized_ = kNoSlot;
     int buffer_ = 0;  // that it is in
 };
 

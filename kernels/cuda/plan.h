@@ -1,9 +1,9 @@
 // How a device runs a Program: its steps regrouped into operations of one or two kernels each.
 //
-// What is fused: RMS norm with the quantisation of its result; matrices of one type that share an input, into
+// What is fused: RMS norm with the quantization of its result; matrices of one type that share an input, into
 // one launch; bias, scale and residual into the matrix; a gate and its two matrices; norms of heads, RoPE and
 // the append of K and V into attention; copies that follow one another; a PrepareOp into the operation before
-// it, if that makes what is prepared. An input that several matrices read is quantised once.
+// it, if that makes what is prepared. An input that several matrices read is quantized once.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/cuda/elementwise.h"
-#include "kernels/cuda/linear.h"
-#include "kernels/cuda/tiles.h"
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/linear/tiles.h"
+#include "kernels/cuda/steps/elementwise.h"
 #include "kernels/program.h"
 
 namespace runnel::kernels::cuda {
 
-// slot = norm(in), if there is a weight; then slot quantised into one of two buffers of activations, which
+// slot = norm(in), if there is a weight; then slot quantized into one of two buffers of activations, which
 // take turns: while one is filled, the kernel that fills it may still read the other.
 struct PrepareOp {
     Slot in, slot;
@@ -34,7 +34,7 @@ struct LinearOp {
     TileFormat format;
     std::vector<Linear::Part> parts;
     LinearGate gate = LinearGate::None;
-    int buffer = 0;  // of the quantised input
+    int buffer = 0;  // of the quantized input
     std::optional<PrepareOp> prepare =
         {};  // what the only output is wanted for; by the same kernel, where it can
 
@@ -71,7 +71,7 @@ struct ExpertsOp {
     Experts step;
     std::vector<In> in;
     TileFormat down;
-    int buffer;  // of the quantised input
+    int buffer;  // of the quantized input
     int32_t experts;
     int64_t in_width, width, out_width;  // of the input, of an expert, of the output
     bool gated;                          // there are values to multiply the activation with
@@ -90,7 +90,7 @@ struct Plan {
     std::vector<size_t> part_ends;  // in ops, of the program's parts
     std::optional<Logits> logits;   // the last step
     std::vector<WeightUse> uses;    // of Program::weights
-    int64_t widest = 0;             // columns of any quantised input,
+    int64_t widest = 0;             // columns of any quantized input,
     ActivationForms forms;          // and the forms that some of their readers want
 
     // The forms of a row of `cols` values. Formats that want integers have only multiples of 32.

@@ -1,4 +1,4 @@
-// Damaged models all the way: whatever still opens as GGUF must build, tokenise and compute a token, or be
+// Damaged models all the way: whatever still opens as GGUF must build, tokenize and compute a token, or be
 // refused by the layer whose business it is, with one printable line.
 #include <doctest/doctest.h>
 

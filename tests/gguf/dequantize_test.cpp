@@ -170,7 +170,7 @@ TEST_CASE("half: conversions are exact, rounded to nearest even") {
     CHECK(std::isnan(f16_to_f32(f32_to_f16(std::bit_cast<float>(0xff800001u)))));
 }
 
-TEST_CASE("half: a float between two neighbours goes to the nearer, in the middle to the even one") {
+TEST_CASE("half: a float between two neighbors goes to the nearer, in the middle to the even one") {
     for (uint32_t bits = 0; bits < 0x7c00; ++bits) {
         const float low = f16_to_f32(static_cast<uint16_t>(bits));
         const float high = bits == 0x7bff ? 65536.0f : f16_to_f32(static_cast<uint16_t>(bits + 1));

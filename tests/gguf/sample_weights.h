@@ -1,4 +1,4 @@
-// Weights to quantise: what quantisers meet, and what they stumble over.
+// Weights to quantize: what quantizers meet, and what they stumble over.
 #pragma once
 
 #include <cstdint>

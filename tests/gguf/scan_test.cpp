@@ -22,7 +22,7 @@ std::vector<gguf::Type> all_types() {
     return types;
 }
 
-// NVFP4's scales are bytes, of which half are none that a quantiser writes.
+// NVFP4's scales are bytes, of which half are none that a quantizer writes.
 void make_sound(gguf::Type type, std::vector<std::byte> &data) {
     if (type != gguf::Type::NVFP4) return;
     for (size_t block = 0; block < data.size(); block += 36)
@@ -50,7 +50,7 @@ std::vector<size_t> reported(gguf::Type type, const std::vector<Bits> &values) {
     return found;
 }
 
-// Blocks of which dequantisation makes something that is no number.
+// Blocks of which dequantization makes something that is no number.
 uint64_t not_finite(gguf::Type type, const std::vector<std::byte> &data, int64_t blocks) {
     const auto size = static_cast<int64_t>(gguf::traits(type).block_size);
     std::vector<float> values(static_cast<size_t>(size));

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/tiles.h"
+#include "kernels/cuda/linear/tiles.h"
 #include "tests/gpu/cubin.h"
 
 using namespace runnel;

@@ -1,5 +1,5 @@
 // What a GPU's memory has to hold is known before anything is taken, to the byte, and nothing is taken later.
-#include "kernels/cuda/memory_need.h"
+#include "kernels/cuda/runtime/memory_need.h"
 
 #include <doctest/doctest.h>
 
@@ -8,8 +8,8 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/cuda/attention_memory.h"
-#include "kernels/cuda/linear.h"
+#include "kernels/cuda/attention/attention_memory.h"
+#include "kernels/cuda/linear/linear.h"
 #include "tests/simt/simt.h"
 #include "tests/support/random.h"
 #include "tests/support/tiny_program.h"

@@ -139,7 +139,7 @@ void read_shared(Launch &launch, const void *p, size_t bytes) {
     }
 }
 
-void expect_initialised(Launch &launch, const GlobalBytes &at, size_t bytes) {
+void expect_initialized(Launch &launch, const GlobalBytes &at, size_t bytes) {
     const uint8_t *written = at.allocation.written + at.offset;
     for (size_t i = 0; i < bytes; ++i)
         if (!written[i])
@@ -155,7 +155,7 @@ void expect_waited(Launch &launch, const NamedRegion &region, const char *what) 
 
 void read_global(Launch &launch, const void *p, size_t bytes, Load kind) {
     const GlobalBytes at = global_range(launch, p, bytes);
-    expect_initialised(launch, at, bytes);
+    expect_initialized(launch, at, bytes);
     const bool weight = at.region.kind == Region::Weights;
     if (!weight) {
         expect_waited(launch, at.region, "reads");
@@ -233,7 +233,7 @@ void on_atomic(void *p, size_t bytes) {
         return;
     }
     const GlobalBytes at = global_range(launch, p, bytes);
-    expect_initialised(launch, at, bytes);
+    expect_initialized(launch, at, bytes);
     write_global(launch, p, bytes, mine);
 }
 

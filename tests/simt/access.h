@@ -1,4 +1,4 @@
-// What happens at every load and store of a kernel: bounds, initialisation, order, PDL discipline, counting.
+// What happens at every load and store of a kernel: bounds, initialization, order, PDL discipline, counting.
 #pragma once
 
 #include <cstddef>

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/runtime/runtime.h"
 
 namespace runnel::simt {
 

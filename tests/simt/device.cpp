@@ -1,5 +1,5 @@
-// device_emulated.h: coordinates, synchronisation, shuffles and memory.
-#include "kernels/cuda/device.h"
+// device_emulated.h: coordinates, synchronization, shuffles and memory.
+#include "kernels/cuda/runtime/device.h"
 
 #include <cmath>
 #include <cstring>
@@ -68,7 +68,7 @@ void *shared_memory_bytes(size_t bytes) {
     return launch().shared();
 }
 
-// --- synchronisation -------------------------------------------------------------------------------------
+// --- synchronization -------------------------------------------------------------------------------------
 
 void block_sync(Place place) {
     launch().barrier(0, launch().threads(), place);

@@ -1,5 +1,5 @@
 // The elementary functions of the kernels against the C library's in double precision.
-#include "kernels/cuda/math.h"
+#include "kernels/cuda/runtime/math.h"
 
 #include <doctest/doctest.h>
 

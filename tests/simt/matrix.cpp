@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "gguf/half.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "tests/simt/access.h"
 #include "tests/simt/block.h"
 

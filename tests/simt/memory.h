@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/runtime/runtime.h"
 #include "tests/simt/simt.h"
 
 namespace runnel::simt {

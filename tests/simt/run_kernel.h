@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/runtime/runtime.h"
 
 namespace runnel::simt {
 

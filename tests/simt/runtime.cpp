@@ -1,8 +1,8 @@
-// kernels/cuda/runtime.h and devices.h on the emulator.
+// kernels/cuda/runtime/runtime.h and devices.h on the emulator.
 //
 // A stream is a queue that runs when somebody waits for it, so that memory that the host changes, frees or
 // reads before it waited is found wrong. What a device refuses while a graph is recorded is a Violation.
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/runtime/runtime.h"
 
 #include <algorithm>
 #include <chrono>
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/devices.h"
+#include "kernels/cuda/runtime/devices.h"
 #include "tests/simt/block.h"
 #include "tests/simt/memory.h"
 

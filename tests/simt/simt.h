@@ -1,5 +1,5 @@
 // The emulator of a CUDA device: runs the kernels of kernels/cuda/ on the host, checks every access, and
-// stands behind kernels/cuda/runtime.h in the tests.
+// stands behind kernels/cuda/runtime/runtime.h in the tests.
 //
 // Each thread of a block is a fiber with its own stack. Blocks run one after the other in an order drawn from
 // the seed, and so do the warps between barriers and the lanes between warp collectives. Kernel sources are

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "gguf/half.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/runtime.h"
 #include "tests/simt/small_kernels.h"
 #include "tests/support/random.h"
 

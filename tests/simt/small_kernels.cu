@@ -1,6 +1,6 @@
 #include "tests/simt/small_kernels.h"
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime/device.h"
 
 namespace runnel::simt {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/runtime/kernel.h"
 
 namespace runnel::simt {
 

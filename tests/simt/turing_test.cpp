@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "gguf/half.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/runtime.h"
 #include "tests/simt/buffer.h"
 #include "tests/simt/small_kernels.h"
 
@@ -112,7 +112,7 @@ TEST_CASE("turing: sums of integers in binary16 are exact, put together from sma
                     count, random, [&](float) { return gguf::f32_to_f16(static_cast<float>(any(random))); },
                     gguf::f16_to_f32);
             };
-            // Codes of 8 bits and activations of 12 (kernels/cuda/activations.h).
+            // Codes of 8 bits and activations of 12 (kernels/cuda/linear/activations.h).
             const Halves a = integers(kRows * 16, 128), b = integers(kColumns * 16, 2047);
             const Results c = multiply(fragment(a.bits, 16, 4), fragment(b.bits, 16, 2));
             for (int row = 0; row < kRows; ++row)

@@ -45,7 +45,7 @@ struct ModelShape {
 
     // A format ("F32", "Q4_0", ..., any that quantize_row writes; IQ1, IQ2 and IQ3 become random blocks,
     // which are other weights) or one of llama.cpp's mixes (Q3_K_M, Q4_K_M, Q5_K_M). As in llama.cpp, the
-    // output matrix is Q6_K in quantised models of all formats but Q8_0; a matrix whose rows are not whole
+    // output matrix is Q6_K in quantized models of all formats but Q8_0; a matrix whose rows are not whole
     // blocks falls back to a format of 32 weights per block, or F16. Norms and biases are F32.
     std::string type = "F32";
     bool pure = false;         // no mix and no habits: every matrix in `type`, where rows allow

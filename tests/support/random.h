@@ -6,7 +6,7 @@
 
 namespace runnel::testing {
 
-// The finaliser of splitmix64 (Steele, Lea, Flood 2014).
+// The finalizer of splitmix64 (Steele, Lea, Flood 2014).
 constexpr uint64_t splitmix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;

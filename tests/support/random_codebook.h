@@ -1,4 +1,4 @@
-// Random weights in the formats made of codebook entries, which nothing here quantises to.
+// Random weights in the formats made of codebook entries, which nothing here quantizes to.
 #pragma once
 
 #include <bit>

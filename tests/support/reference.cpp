@@ -32,9 +32,9 @@ Row rms_norm(std::span<const double> x, std::span<const double> weight, double e
 
 Row layer_norm(std::span<const double> x, std::span<const double> weight, double eps) {
     const double mean = std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
-    Row centred(x.begin(), x.end());
-    for (double &value : centred) value -= mean;
-    return rms_norm(centred, weight, eps);
+    Row centered(x.begin(), x.end());
+    for (double &value : centered) value -= mean;
+    return rms_norm(centered, weight, eps);
 }
 
 Row norm(const kernels::Norm &step, std::span<const double> x, std::span<const double> weight,

@@ -1,4 +1,4 @@
-// Every operation of kernels/program.h, in double precision and in the plainest way: what optimised kernels
+// Every operation of kernels/program.h, in double precision and in the plainest way: what optimized kernels
 // and whole models are compared with. Rows are vectors of doubles; a matrix is row-major.
 #pragma once
 

@@ -13,7 +13,7 @@ constexpr double kPaidIn = 0.006;    // of every pass
 constexpr double kMostHeld = 2.5;    // times the dearest draft
 constexpr double kLeastCost = 0.02;  // of a token in a draft, in plain steps
 
-// What k drafted tokens cost beyond the pass that is due anyway. Costs of neighbouring sizes are hardly told
+// What k drafted tokens cost beyond the pass that is due anyway. Costs of neighboring sizes are hardly told
 // apart on a machine that does other work, and what is taken for free would be tried for ever.
 double extra(const PassCosts &costs, int32_t k, int32_t beside) {
     return std::max(costs.seconds(beside + 1 + k) - costs.seconds(beside + 1),

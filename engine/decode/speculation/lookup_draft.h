@@ -1,5 +1,5 @@
 // Drafts from the text so far: when its end has been seen before, what came then may come again. Needs no
-// second model; pays where a text is edited, quoted, summarised, or repeats itself.
+// second model; pays where a text is edited, quoted, summarized, or repeats itself.
 //
 // Two guesses compete by how often their like was right so far in this text:
 // - what followed the longest suffix that was seen before (suffix_index.h), the more credible the longer it

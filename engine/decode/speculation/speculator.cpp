@@ -22,7 +22,7 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// max(p - q, 0), normalised; p where nothing is left of it, which only rounding can bring about.
+// max(p - q, 0), normalized; p where nothing is left of it, which only rounding can bring about.
 Distribution residual(const Distribution &p, const Distribution &q) {
     std::unordered_map<TokenId, double> guessed;
     for (const Candidate &c : q.candidates) guessed.emplace(c.id, c.probability);

@@ -16,7 +16,7 @@
 // (sampler.h): the text is the same as without drafts, byte for byte, and a draft is kept when it is that
 // token. Under DraftRule::Rejection, the text depends on the drafts, and only its distribution is that of the
 // model: draft x, drawn from q, is kept with probability min(1, p(x) / q(x)); the token in place of one that
-// is not is drawn from max(p - q, 0), normalised (Leviathan et al. 2023; Chen et al. 2023). Drafts are chains
+// is not is drawn from max(p - q, 0), normalized (Leviathan et al. 2023; Chen et al. 2023). Drafts are chains
 // then: a second guess would have to be drawn from what the refusal of the first leaves.
 #pragma once
 

@@ -27,7 +27,7 @@ Value method_of(const Value &value, const StringRef &name) {
     return Undefined{name, value.type()};
 }
 
-Value neighbour(const Loop &loop, bool previous, const StringRef &name) {
+Value neighbor(const Loop &loop, bool previous, const StringRef &name) {
     const auto &items = loop.items->items;
     if (previous ? loop.index == 0 : loop.index + 1 >= items.size()) return Undefined{name, Type::Loop};
     return previous ? items[loop.index - 1] : items[loop.index + 1];
@@ -47,8 +47,8 @@ Value loop_attribute(const Value &value, const StringRef &name) {
     if (wanted == "revindex0") return number(length - loop.index - 1);
     if (wanted == "depth") return number(loop.depth + 1);
     if (wanted == "depth0") return number(loop.depth);
-    if (wanted == "previtem") return neighbour(loop, true, name);
-    if (wanted == "nextitem") return neighbour(loop, false, name);
+    if (wanted == "previtem") return neighbor(loop, true, name);
+    if (wanted == "nextitem") return neighbor(loop, false, name);
     return method_of(value, name);
 }
 

@@ -69,7 +69,7 @@ struct Concatenation {
 enum class CompareOp : uint8_t { Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, In, NotIn };
 struct Comparison {
     ExprPtr first;
-    std::vector<std::pair<CompareOp, Expr>> rest;  // a < b < c: every neighbouring pair
+    std::vector<std::pair<CompareOp, Expr>> rest;  // a < b < c: every neighboring pair
 };
 struct Conditional {
     ExprPtr test, then, otherwise;  // otherwise may be null

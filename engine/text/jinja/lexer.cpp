@@ -363,7 +363,7 @@ class Lexer {
 
 }  // namespace
 
-std::string normalise_source(std::string_view source) {
+std::string normalize_source(std::string_view source) {
     std::string text;
     text.reserve(source.size());
     for (size_t i = 0; i < source.size(); ++i) {

@@ -37,9 +37,9 @@ struct Token {
 };
 
 // Line ends as "\n", and one at the very end dropped: what places and lex() refer to.
-std::string normalise_source(std::string_view source);
+std::string normalize_source(std::string_view source);
 
-// The last token is End. `source` as normalise_source() gives it. Throws TemplateError{Syntax}.
+// The last token is End. `source` as normalize_source() gives it. Throws TemplateError{Syntax}.
 std::vector<Token> lex(std::string_view source);
 
 // A token for messages.

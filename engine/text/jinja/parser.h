@@ -15,7 +15,7 @@ inline constexpr size_t kMaxSource = size_t{1} << 20;
 inline constexpr uint32_t kMaxHeight = 250;  // of an expression
 inline constexpr uint32_t kMaxBlocks = 100;  // statements within statements
 
-// `source` as normalise_source() gives it. Throws TemplateError{Syntax}.
+// `source` as normalize_source() gives it. Throws TemplateError{Syntax}.
 std::shared_ptr<const Program> parse(std::string_view source);
 
 }  // namespace runnel::text::jinja

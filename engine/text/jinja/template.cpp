@@ -63,7 +63,7 @@ void Variables::set(std::string_view name, Value value) {
 
 Template Template::parse(std::string_view source) {
     Template result;
-    if (source.size() <= kMaxSource) result.source_ = normalise_source(source);
+    if (source.size() <= kMaxSource) result.source_ = normalize_source(source);
     try {
         result.program_ = jinja::parse(source.size() <= kMaxSource ? result.source_ : source);
     } catch (const TemplateError &error) {

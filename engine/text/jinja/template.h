@@ -64,7 +64,7 @@ class Template {
 
   private:
     Template() = default;
-    std::string source_;  // normalised: what the places of errors refer to
+    std::string source_;  // normalized: what the places of errors refer to
     std::shared_ptr<const Program> program_;
 };
 

@@ -109,11 +109,11 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
         const Result result = run_with(flags, other.path);
         CHECK(result.out == run_with({"-p", prompt}, other.path).out);
         CHECK(result.err.find("another model or other settings") != std::string::npos);
-        std::vector<std::string> quantised = flags;
-        quantised.insert(quantised.end(), {"-ctk", "q8_0"});
-        CHECK(run_with(quantised).err.find("another model or other settings") != std::string::npos);
-        quantised.insert(quantised.end(), {"--window", "40"});
-        CHECK(run_with(quantised).err.find("another model or other settings") != std::string::npos);
+        std::vector<std::string> quantized = flags;
+        quantized.insert(quantized.end(), {"-ctk", "q8_0"});
+        CHECK(run_with(quantized).err.find("another model or other settings") != std::string::npos);
+        quantized.insert(quantized.end(), {"--window", "40"});
+        CHECK(run_with(quantized).err.find("another model or other settings") != std::string::npos);
     }
     SUBCASE("a file that is something else is left alone") {
         const std::string before = read_file(tiny().path);

@@ -12,7 +12,7 @@
 #include "engine/commands/commands.h"
 #include "engine/commands/load_progress.h"
 #include "engine/decode/engine.h"
-#include "kernels/cuda/devices.h"
+#include "kernels/cuda/runtime/devices.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_maker.h"
 
@@ -141,7 +141,7 @@ TEST_CASE("gpu commands: bench tells how many kernels a token launches") {
             CHECK(decode.is_null());
         else
             // Of a layer: q and k and v, attention, output, gate and up, down, with the norms in output and
-            // down (F32 is not quantised); the embedding, the first norm, gathering the row of logits, and
+            // down (F32 is not quantized); the embedding, the first norm, gathering the row of logits, and
             // the logits.
             CHECK(decode == 5 * 3 + 4);
     }

@@ -13,7 +13,7 @@
 #include "engine/decode/error.h"
 #include "engine/decode/session.h"
 #include "engine/model/first_layers.h"
-#include "kernels/cuda/memory_need.h"
+#include "kernels/cuda/runtime/memory_need.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/temporary.h"

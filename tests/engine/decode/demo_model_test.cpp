@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/decode/engine.h"
-#include "engine/decode/perplexity.h"
 #include "engine/decode/session.h"
+#include "engine/measure/perplexity.h"
 #include "gguf/quantize.h"
 #include "gguf/writer.h"
 #include "tests/support/data.h"

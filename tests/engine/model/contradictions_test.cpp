@@ -42,7 +42,7 @@ bool is_optional(std::string_view tensor) {
 
 // What a message may name instead: files hold some matrices in one piece or in several, and which of them
 // there are tells which others there should be.
-std::vector<std::string_view> neighbours(std::string_view tensor) {
+std::vector<std::string_view> neighbors(std::string_view tensor) {
     if (tensor == "token_embd.weight") return {tensor, "output.weight"};
     const size_t half = tensor.find('_');
     return {tensor.starts_with("blk.") ? tensor.substr(0, half) : tensor};
@@ -94,7 +94,7 @@ TEST_CASE("contradictions: a tensor that is missing or has another shape is refu
             ++tried;
             const std::string missing = EditedModel(model).without_tensor(name).error();
             CAPTURE(missing);
-            const std::vector<std::string_view> names = neighbours(t.name);
+            const std::vector<std::string_view> names = neighbors(t.name);
             CHECK((missing.empty() ? is_optional(t.name) : names_one_of(missing, names)));
             std::vector<int64_t> shape(t.shape, t.shape + t.rank);
             ++shape.back();

@@ -88,7 +88,7 @@ TEST_CASE("chat prompt: a system message that the template refuses goes to the u
                       ("line 1, column 34: one only in: " + refuses).c_str());
 }
 
-TEST_CASE("chat prompt: what cannot be interpreted is recognised, and it is said") {
+TEST_CASE("chat prompt: what cannot be interpreted is recognized, and it is said") {
     const std::vector<Message> chat = {{"user", "hi"}};
     // Right to the eye, but a filter that there is not.
     const char *const broken =

@@ -1,5 +1,5 @@
 // The words and tokens that the models' own tokenizers make, as Hugging Face's `tokenizers` recorded them
-// (scripts/record-tokenizers), and normalisation.
+// (scripts/record-tokenizers), and normalization.
 #include "engine/text/pre_tokenizer.h"
 
 #include <doctest/doctest.h>
@@ -133,7 +133,7 @@ TEST_CASE("a megabyte of one kind of character takes no more than time in propor
     }
 }
 
-TEST_CASE("normalisation form C") {
+TEST_CASE("normalization form C") {
     CHECK(text::to_nfc("e\u0301a") == "\u00E9a");
     CHECK(text::to_nfc("xe\u0302\u0301y\u212Bz") == "x\u1EBFy\u00C5z");
     CHECK(text::to_nfc("\u1112\u1161\u11AB\uAC00\u11A8") == "\uD55C\uAC01");

@@ -86,7 +86,7 @@ void for_each_vocabulary(Check check) {
 TEST_CASE("decoding what was encoded gives the same bytes") {
     for_each_vocabulary([](const Tokenizer &tokenizer) {
         std::mt19937 random(4);
-        // Qwen's tokenizer changes text that is not in normalisation form C.
+        // Qwen's tokenizer changes text that is not in normalization form C.
         const auto kept = [&](const std::string &text) {
             return tokenizer.model_name() == "gpt2/qwen2" ? text::to_nfc(text) : text;
         };

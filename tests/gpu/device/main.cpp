@@ -5,7 +5,7 @@
 
 #include <cstdio>
 
-#include "kernels/cuda/devices.h"
+#include "kernels/cuda/runtime/devices.h"
 #include "tests/simt/simt.h"
 
 namespace runnel::simt {

@@ -155,7 +155,7 @@ TEST_CASE("linear: scalar against double precision") {
         }
 }
 
-TEST_CASE("linear: every instruction set dequantises as the scalar code") {
+TEST_CASE("linear: every instruction set dequantizes as the scalar code") {
     std::mt19937 random(kSeed + 1);
     for (const LinearKernels *kernels : vector_kernels())
         for (gguf::Type type : kLinearTypes)
@@ -262,7 +262,7 @@ TEST_CASE("linear: extremes of the integer range") {
             }
 }
 
-TEST_CASE("linear: a token's result does not depend on its neighbours, broken ones included") {
+TEST_CASE("linear: a token's result does not depend on its neighbors, broken ones included") {
     std::mt19937 random(kSeed + 5);
     const int64_t rows = 18, cols = 512;
     for (const LinearKernels *kernels : all_kernels())

@@ -53,13 +53,13 @@ TEST_CASE("cuda backend: launches are counted, those of graphs at every replay")
         return counted;
     };
     // One token: q, k and v; attention; output; gate and up; down, each of which prepares what the next one
-    // reads. The embedding, the first norm; gathering, quantising and multiplying the logits' rows.
+    // reads. The embedding, the first norm; gathering, quantizing and multiplying the logits' rows.
     constexpr int64_t kStep = 5 * kLayers + 2 + 3;
     CHECK(launches_of(1, 1) == kStep);
     CHECK(launches_of(3, 1) == 3 * kStep);
     // Of several, norms have launches of their own,
     CHECK(launches_of(7, 7) == 7 * kLayers + 2 + 3);
-    // of many, all that is quantised. Attention of many appends them and has a kernel of its own; 40 rows of
+    // of many, all that is quantized. Attention of many appends them and has a kernel of its own; 40 rows of
     // logits come in three parts.
     CHECK(launches_of(40, 40) == 11 * kLayers + 2 + 3 * 3);
 }

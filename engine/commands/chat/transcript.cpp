@@ -1,0 +1,94 @@
+#include "engine/commands/chat/transcript.h"
+
+#include <algorithm>
+#include <span>
+
+#include "engine/commands/io.h"
+#include "engine/commands/json.h"
+#include "gguf/output_file.h"
+#include "gguf/printable.h"
+#include "gguf/writer.h"
+
+namespace runnel::commands {
+namespace {
+
+text::Message message_of(const Json &json, size_t number) {
+    const auto text = [&](const char *key) {
+        const auto found = json.is_object() ? json.find(key) : json.end();
+        if (!json.is_object() || found == json.end() || !found->is_string())
+            throw InputError("message " + std::to_string(number) + " has no \"" + key +
+                             "\" that is a string");
+        return found->get<std::string>();
+    };
+    const auto reasoning = json.find("reasoning_content");
+    const bool has_reasoning = reasoning != json.end() && reasoning->is_string();
+    return {text("role"), text("content"), has_reasoning ? reasoning->get<std::string>() : ""};
+}
+
+}  // namespace
+
+std::vector<text::Message> Transcript::all() const {
+    std::vector<text::Message> result;
+    if (!system.empty()) result.push_back({"system", system});
+    result.insert(result.end(), messages.begin(), messages.end());
+    return result;
+}
+
+std::string Transcript::undo() {
+    while (!messages.empty()) {
+        text::Message last = std::move(messages.back());
+        messages.pop_back();
+        if (last.role == "user") return last.content;
+    }
+    return "";
+}
+
+bool Transcript::forget_oldest() {
+    return !take_first().empty();
+}
+
+std::vector<text::Message> Transcript::take_first() {
+    const auto second = std::find_if(messages.begin() + !messages.empty(), messages.end(),
+                                     [](const text::Message &m) { return m.role == "user"; });
+    if (second == messages.end()) return {};
+    std::vector<text::Message> first(messages.begin(), second);
+    messages.erase(messages.begin(), second);
+    return first;
+}
+
+void Transcript::save(const std::string &path) const {
+    Json list = Json::array();
+    for (const text::Message &m : all()) {
+        list.push_back({{"role", m.role}, {"content", m.content}});
+        if (!m.reasoning.empty()) list.back()["reasoning_content"] = m.reasoning;
+    }
+    const std::string text = dump({{"messages", list}}, 1);
+    try {
+        gguf::OutputFile file(path);
+        file.write(std::as_bytes(std::span(text)));
+        file.commit();
+    } catch (const gguf::WriteError &error) {
+        throw OutputError(error.what());
+    }
+}
+
+Transcript Transcript::load(const std::string &path) {
+    const std::string name = gguf::printable(path, 4096);
+    const Json json = Json::parse(read_all(path, -1), nullptr, false);
+    const auto list = json.is_object() ? json.find("messages") : json.end();
+    if (!json.is_object() || list == json.end() || !list->is_array())
+        throw InputError(name + " is no conversation: it has no list \"messages\"");
+    Transcript result;
+    for (const Json &item : *list) try {
+            text::Message message = message_of(item, result.messages.size() + !result.system.empty() + 1);
+            if (message.role == "system" && result.messages.empty() && result.system.empty())
+                result.system = message.content;
+            else
+                result.messages.push_back(std::move(message));
+        } catch (const InputError &error) {
+            throw InputError(name + ": " + error.what());
+        }
+    return result;
+}
+
+}  // namespace runnel::commands

@@ -1,0 +1,358 @@
+// Gibberish, and who is at fault: file, CPU, GPU, driver or this program.
+#include "engine/commands/doctor/doctor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/commands/doctor/doctor_cases.h"
+#include "engine/commands/doctor/doctor_checks.h"
+#include "engine/commands/doctor/doctor_cpu.h"
+#include "engine/commands/doctor/doctor_file.h"
+#include "engine/commands/doctor/doctor_report.h"
+#include "engine/commands/doctor/doctor_text.h"
+#include "engine/decode/device.h"
+#include "engine/decode/error.h"
+#include "engine/measure/bandwidth.h"
+#include "engine/model/model.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/runtime/devices.h"
+#include "kernels/cuda/runtime/probe.h"
+
+namespace runnel::commands {
+namespace {
+
+using Area = Finding::Area;
+using Verdict = Finding::Verdict;
+using Absence = kernels::cuda::Devices::Absence;
+
+constexpr int32_t kTextTokens = 40, kQuickTextTokens = 12;
+constexpr double kCpuTolerance = 0.1;              // activations of 8 bits, a few of them large
+constexpr size_t kTestedMemory = size_t{1} << 30;  // bytes, at most a quarter of what is free
+
+std::string gigabytes(double bytes) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f GB/s", bytes / 1e9);
+    return text;
+}
+
+// A line on a terminal that is written over.
+class Progress {
+  public:
+    explicit Progress(Io &io) : io_(io), shown_(io.err.is_terminal() && !io.quiet) {}
+    ~Progress() { clear(); }
+    Progress(const Progress &) = delete;
+    Progress &operator=(const Progress &) = delete;
+    void show(const std::string &text) {
+        const auto now = std::chrono::steady_clock::now();
+        if (!shown_ || now - last_ < std::chrono::milliseconds(100)) return;
+        last_ = now;
+        drawn_ = true;
+        io_.progress("\r" + text + "\x1b[K");
+    }
+    void clear() {
+        if (drawn_) io_.progress("\r\x1b[K");
+        drawn_ = false;
+    }
+
+  private:
+    Io &io_;
+    bool shown_, drawn_ = false;
+    std::chrono::steady_clock::time_point last_{};
+};
+
+class Doctor {
+  public:
+    Doctor(const DoctorOptions &options, Io &io, const Machine &machine)
+        : options_(options),
+          io_(io),
+          machine_(machine),
+          progress_(io),
+          threads_(options.threads > 0 ? options.threads : kernels::cpu::physical_cores()) {}
+
+    int run() {
+        find_gpus();
+        look_at_file();
+        const kernels::Program program = model_ ? model_->program : sample_program(!options_.quick);
+        const std::vector<StepCase> cases =
+            step_cases(program, options_.quick ? kernels::kBlockTokens + 3 : 300);
+        look_at_cpu(program, cases);
+        look_at_gpus(program, cases);
+        look_at_text();
+        progress_.clear();
+        const Conclusion conclusion = conclude(findings_);
+        if (options_.json)
+            io_.out.write(dump(to_json(findings_, conclusion), 2));
+        else
+            io_.out.write("\n" + conclusion.text + "\n");
+        return conclusion.exit_code;
+    }
+
+  private:
+    void add(Finding finding) {
+        progress_.clear();
+        if (!options_.json) io_.out.write(line_of(finding));
+        findings_.push_back(std::move(finding));
+    }
+
+    int32_t text_tokens() const { return options_.quick ? kQuickTextTokens : kTextTokens; }
+
+    // "cuda:1"
+    static std::string gpu_name(int number) { return "cuda:" + std::to_string(number); }
+
+    // A device that is not there is told before anything is done.
+    void find_gpus() {
+        if (options_.device == "cpu") return;
+        devices_ = machine_.find_gpus();
+        if (devices_.found.empty()) {
+            if (options_.device != "auto" && devices_.absence == Absence::NotCompiledIn)
+                throw UsageError("--device " + options_.device + ": " + devices_.why_none);
+            return;
+        }
+        const int count = static_cast<int>(devices_.found.size());
+        if (options_.device == "auto") {
+            for (int i = 0; i < count; ++i) gpus_.push_back(i);
+            return;
+        }
+        try {
+            gpus_ = {decode::choose_device({options_.device, {}}, devices_).cuda.value()};
+        } catch (const kernels::BackendError &error) {
+            throw UsageError(error.what());
+        }
+    }
+
+    // A machine may well have no GPU; but one that is asked for is to be there, and a driver is to work.
+    void explain_no_gpu() {
+        const bool driver =
+            devices_.absence == Absence::DriverTooOld || devices_.absence == Absence::DriverFailed;
+        if (!driver && options_.device == "auto")
+            return add({Area::Gpu, "no GPU", Verdict::Skipped, devices_.why_none});
+        Finding finding{Area::Gpu, "the NVIDIA driver", Verdict::Failed, devices_.why_none};
+        switch (devices_.absence) {
+            case Absence::DriverTooOld:
+                finding.remedy = "Install a current NVIDIA driver.";
+                break;
+            case Absence::NoDriver:
+                finding.remedy = "Install the NVIDIA driver (a container: start it with the host's GPUs).";
+                break;
+            case Absence::DriverFailed:
+                finding.remedy =
+                    "Start the machine anew, and install a current NVIDIA driver if that does not "
+                    "help (nvidia-smi tells whether it answers).";
+                break;
+            default:
+                finding.remedy =
+                    "See whether nvidia-smi lists a GPU, and whether CUDA_VISIBLE_DEVICES hides it.";
+        }
+        add(std::move(finding));
+    }
+
+    // A damaged file is no model to check kernels with.
+    void look_at_file() {
+        if (options_.path.empty()) return;
+        try {
+            file_ = gguf::File::open(options_.path);
+        } catch (const gguf::FileError &error) {
+            if (error.missing) throw;
+            return add({Area::File, options_.path, Verdict::Wrong, error.what()});
+        }
+        bool damaged = false;
+        for (Finding &finding : check_file(*file_, threads_, [&](uint64_t done, uint64_t all) {
+                 progress_.show("reading the file: " + std::to_string(done * 100 / all) + "%");
+             })) {
+            damaged = damaged || finding.verdict == Verdict::Wrong;
+            add(std::move(finding));
+        }
+        if (damaged) return;
+        try {
+            model_ = model::build(*file_);
+        } catch (const model::ModelError &error) {
+            add(not_a_model(error.what()));
+        }
+    }
+
+    // The devices are checked with weights of their own then.
+    Finding not_a_model(const std::string &why) const {
+        Finding finding{Area::File, "model", Verdict::Wrong, why};
+        const gguf::Value *const architecture = file_->find("general.architecture");
+        const auto supported = model::supported_architectures();
+        const auto name = architecture ? architecture->as_string() : std::nullopt;
+        const bool known = name && std::ranges::find(supported, *name) != supported.end();
+        finding.remedy =
+            known ? "Nothing runs it: download it again, compare its checksum with the publisher's, "
+                    "or take another conversion of the model."
+                  : "This version of runnel does not run it: take a model of a family that it knows "
+                    "(runnel inspect --supported), or a newer version.";
+        return finding;
+    }
+
+    void look_at_cpu(const kernels::Program &program, const std::vector<StepCase> &cases) {
+        CheckedDevice cpu{Area::Cpu, [this] { return machine_.make_cpu(options_.threads); }, kCpuTolerance};
+        cpu.same_bits = [this] { return kernels::cpu::make_cpu_backend(options_.threads, "scalar"); };
+        Finding device{Area::Cpu, cpu.make()->info().name, Verdict::Right};
+        if (!options_.quick) {
+            progress_.show("measuring memory");
+            cpu.bytes_per_second = decode::BandwidthMeter(threads_).read();
+            device.detail = "reads " + gigabytes(cpu.bytes_per_second);
+            device.numbers["bytes_per_second"] = cpu.bytes_per_second;
+        }
+        add_of("cpu", std::move(device));
+        for (Finding &finding : check_cpu_kernels(program, linear_kernels()))
+            add_of("cpu", std::move(finding));
+        look_at_steps(program, cases, cpu, "cpu");
+    }
+
+    void look_at_steps(const kernels::Program &program, const std::vector<StepCase> &cases,
+                       const CheckedDevice &device, const std::string &name) {
+        for (const StepCase &step : cases) {
+            progress_.show(name + ": " + step.name);
+            Finding finding = check(step, device);
+            measure(step, program, device, finding);
+            add_of(name, std::move(finding));
+        }
+    }
+
+    // Of several GPUs, each line says which it is about.
+    void add_of(const std::string &device, Finding finding) {
+        finding.device = device;
+        if (finding.area == Area::Gpu && gpus_.size() > 1) finding.subject = device + " " + finding.subject;
+        add(std::move(finding));
+    }
+
+    void look_at_gpus(const kernels::Program &program, const std::vector<StepCase> &cases) {
+        if (options_.device == "cpu") return;
+        if (devices_.found.empty()) return explain_no_gpu();
+        for (const int number : gpus_)
+            if (look_at_gpu(number, devices_.found[static_cast<size_t>(number)])) {
+                CheckedDevice gpu{Area::Gpu, [this, number] { return machine_.make_gpu(number); }};
+                gpu.bytes_per_second = bytes_per_second_;
+                look_at_steps(program, cases, gpu, gpu_name(number));
+                sound_gpus_.push_back(number);
+            }
+    }
+
+    // Its speed and memory; whether there is sense in going on.
+    bool look_at_gpu(int number, const kernels::DeviceInfo &info) {
+        bytes_per_second_ = 0;
+        try {
+            Finding device{Area::Gpu, info.name, Verdict::Right};
+            if (!options_.quick) {
+                progress_.show("measuring the GPU");
+                bytes_per_second_ = kernels::cuda::copy_bandwidth(number);
+                const double rate = kernels::cuda::tensor_rate(number);
+                char text[80];
+                std::snprintf(text, sizeof text, "copies %s, multiplies %.0f TFLOP/s (16 bits)",
+                              gigabytes(bytes_per_second_).c_str(), rate / 1e12);
+                device.detail = text;
+                device.numbers = {{"bytes_per_second", bytes_per_second_}, {"bf16_flops", rate}};
+            }
+            add_of(gpu_name(number), std::move(device));
+            look_at_memory(number);
+            return true;
+        } catch (const kernels::BackendError &error) {
+            add_of(gpu_name(number), {Area::Gpu, info.name, Verdict::Failed, error.what()});
+            return false;
+        }
+    }
+
+    void look_at_memory(int number) {
+        const size_t bytes = std::min(options_.quick ? kTestedMemory / 1024 : kTestedMemory,
+                                      kernels::cuda::free_memory(number) / 4);
+        uint64_t changed = 0;
+        for (const uint64_t seed : {1u, 2u}) changed += kernels::cuda::changed_words(number, bytes, seed);
+        char text[80];
+        std::snprintf(text, sizeof text, "%.0f MiB written, copied and read back",
+                      static_cast<double>(bytes) / 0x1p20);
+        Finding finding{Area::Gpu, "memory", Verdict::Right, text};
+        if (changed > 0) {
+            finding.verdict = Verdict::Unstable;
+            finding.detail += ": " + std::to_string(changed) + " words came back changed";
+        }
+        add_of(gpu_name(number), std::move(finding));
+    }
+
+    void look_at_text() {
+        if (!model_) return;
+        decode::EngineOptions options;
+        options.model = options_.path;
+        options.threads = options_.threads;
+        try {
+            const TextLogits cpu = logits_of_text(options, text_tokens());
+            Finding finding = check_text(cpu);
+            const bool finite = finding.verdict != Verdict::Wrong;
+            // Who counts wrong with its own kernels makes numbers overflow, too.
+            if (!finite && is_at_fault(Area::Cpu)) finding.area = Area::Cpu;
+            add_of("cpu", std::move(finding));
+            for (const int gpu : sound_gpus_)
+                if (finite) look_at_text_on(gpu, options, cpu);
+        } catch (const text::TokenizerError &error) {
+            Finding finding{Area::File, "tokenizer", Verdict::Wrong, error.what()};
+            finding.remedy = "Nothing runs it: take another conversion of the model.";
+            add(std::move(finding));
+        } catch (const decode::DecodeError &error) {
+            add_of("cpu", {Area::Text, "a text on the CPU", Verdict::Skipped, error.what()});
+        } catch (const kernels::BackendError &error) {
+            const bool memory = error.kind == kernels::BackendError::Kind::OutOfMemory;
+            add_of("cpu", {memory ? Area::Text : Area::Cpu, "a text on the CPU",
+                           memory ? Verdict::Skipped : Verdict::Failed, error.what()});
+        }
+    }
+
+    bool is_at_fault(Area area) const {
+        return std::ranges::any_of(findings_,
+                                   [&](const Finding &f) { return f.area == area && is_fault(f.verdict); });
+    }
+
+    void look_at_text_on(int gpu, decode::EngineOptions options, const TextLogits &cpu) {
+        const std::string name = gpu_name(gpu);
+        options.device.device = name;
+        const auto skip = [&](const std::exception &error) {
+            add_of(name, {Area::Text, "the same text on " + name, Verdict::Skipped, error.what()});
+        };
+        try {
+            const TextLogits first = logits_of_text(options, text_tokens());
+            add_of(name, compare_texts(cpu, first, logits_of_text(options, text_tokens()), name));
+        } catch (const kernels::BackendError &error) {
+            using Kind = kernels::BackendError::Kind;
+            if (error.kind == Kind::OutOfMemory || error.kind == Kind::NoKernel) return skip(error);
+            add_of(name, {Area::Gpu, "the same text", Verdict::Failed, error.what()});
+        } catch (const decode::DecodeError &error) {
+            skip(error);
+        }
+    }
+
+    const DoctorOptions &options_;
+    Io &io_;
+    const Machine &machine_;
+    Progress progress_;
+    int threads_;
+    kernels::cuda::Devices devices_;  // none where the GPU is not asked for
+    std::vector<int> gpus_;           // to be looked at
+    std::vector<int> sound_gpus_;     // of them, those that took part
+    double bytes_per_second_ = 0;     // that the GPU's memory gives; 0: not measured
+    std::optional<gguf::File> file_;
+    std::optional<model::Model> model_;  // of a file without damage
+    std::vector<Finding> findings_;
+};
+
+}  // namespace
+
+Machine this_machine() {
+    return {kernels::cuda::find_devices, kernels::cuda::make_cuda_backend,
+            [](int threads) { return kernels::cpu::make_cpu_backend(threads); }};
+}
+
+int doctor(const DoctorOptions &options, Io &io, const Machine &machine) {
+    return Doctor(options, io, machine).run();
+}
+
+int doctor(const DoctorOptions &options, Io &io) {
+    return doctor(options, io, this_machine());
+}
+
+}  // namespace runnel::commands

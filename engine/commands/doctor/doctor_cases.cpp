@@ -1,0 +1,521 @@
+#include "engine/commands/doctor/doctor_cases.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "gguf/quantize.h"
+
+namespace runnel::commands {
+namespace {
+
+using namespace kernels;
+
+constexpr int32_t kTokens = 36;   // more than a tile of many tokens holds for one, and no multiple of it
+constexpr int64_t kColumns = 64;  // of the output that are looked at
+constexpr int64_t kFewExperts = 8;
+constexpr uint32_t kSeed = 20;
+// Relative errors: of float arithmetic; of activations of 11 or 12 bits, in up to three matrices one behind
+// the other (a single outlier among 256 activations costs 2e-3); of a softmax whose weights have 16 bits.
+constexpr double kExact = 1e-5, kMatrix = 8e-3, kAttention = 5e-3;
+
+// What a device's choice of a kernel and its ways may depend on: the kind of step, shapes, formats, options.
+// Two steps with the same are one case.
+using CaseKey = std::vector<int64_t>;
+enum Kind : int64_t { kEmbed, kNorm, kLinear, kGated, kHeads, kCopy, kAttend, kGate, kExperts, kLogits };
+
+int64_t bits(float value) {
+    return std::bit_cast<int32_t>(value);
+}
+
+std::string shape_of(const Weight &w) {
+    return std::to_string(w.rows) + " x " + std::to_string(w.cols);
+}
+std::string format_of(const Weight &w) {
+    return std::string(gguf::traits(w.type).name);
+}
+
+WeightId add_floats(Program &program, std::string name, int64_t rows, int64_t cols,
+                    std::vector<float> values) {
+    auto kept = std::make_shared<const std::vector<float>>(std::move(values));
+    program.weights.push_back(
+        {std::move(name), gguf::Type::F32, rows, cols, reinterpret_cast<const std::byte *>(kept->data())});
+    program.constants.push_back(std::move(kept));
+    return static_cast<WeightId>(program.weights.size() - 1);
+}
+
+// Near 1, a few of them large, as activations are.
+std::vector<float> activations(int64_t count, std::mt19937 &random) {
+    std::normal_distribution<float> value(0, 1);
+    std::vector<float> x(static_cast<size_t>(count));
+    for (float &v : x) v = random() % 256 == 0 ? 20 * value(random) : value(random);
+    return x;
+}
+
+// [columns][width]: each row has a one, the ones are spread over the width, the first and last column among
+// them.
+std::vector<float> selection(int64_t columns, int64_t width, std::vector<int64_t> *chosen = nullptr) {
+    std::vector<float> rows(static_cast<size_t>(columns * width));
+    for (int64_t i = 0; i < columns; ++i) {
+        const int64_t column = columns > 1 ? i * (width - 1) / (columns - 1) : 0;
+        rows[static_cast<size_t>(i * width + column)] = 1;
+        if (chosen) chosen->push_back(column);
+    }
+    return rows;
+}
+
+// Rows of a matrix as F32.
+std::vector<float> floats_of(const Weight &w, const std::vector<int64_t> &rows) {
+    std::vector<float> values(rows.size() * static_cast<size_t>(w.cols));
+    float *to = values.data();
+    for (const int64_t row : rows) {
+        gguf::dequantize_row(w.type, w.data + static_cast<size_t>(row) * gguf::row_bytes(w.type, w.cols), to,
+                             w.cols);
+        to += w.cols;
+    }
+    return values;
+}
+
+// A program of one step in the making: inputs, the step, what is looked at.
+class Small {
+  public:
+    Small(const Program &from, uint32_t seed, int32_t tokens) : random_(seed), tokens_(tokens) {
+        program_.weights = from.weights;
+        program_.constants = from.constants;
+        program_.ropes = from.ropes;
+        program_.slots = from.slots;
+    }
+    int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
+
+    Small &input(Slot slot) {
+        if (slot == kNoSlot || !filled_.insert(slot).second) return *this;
+        const WeightId table = add_floats(program_, "random rows", tokens_, width(slot),
+                                          activations(tokens_ * width(slot), random_));
+        program_.steps.push_back(Embed{table, slot});
+        return *this;
+    }
+    Small &step(Step step) {
+        program_.steps.push_back(std::move(step));
+        return *this;
+    }
+    Program look_at(Slot slot, float softcap = 0) {
+        const int64_t columns = std::min(kColumns, width(slot));
+        Logits last{slot, add_floats(program_, "some columns", columns, width(slot),
+                                     selection(columns, width(slot)))};
+        last.softcap = softcap;
+        program_.steps.push_back(last);
+        program_.vocab = columns;
+        return std::move(program_);
+    }
+    Program &program() { return program_; }
+
+  private:
+    Program program_;
+    std::mt19937 random_;
+    int32_t tokens_;
+    std::set<Slot> filled_;
+};
+
+class Cases {
+  public:
+    Cases(const Program &program, int32_t attention_tokens)
+        : program_(program), attention_tokens_(attention_tokens) {}
+
+    std::vector<StepCase> run() {
+        for (size_t i = 0; i < program_.steps.size(); ++i) {
+            const auto *linear = std::get_if<Linear>(&program_.steps[i]);
+            const auto *gate =
+                i + 1 < program_.steps.size() ? std::get_if<Gate>(&program_.steps[i + 1]) : nullptr;
+            if (linear && gate) gated(*linear, *gate);
+            std::visit([&](const auto &step) { add(step); }, program_.steps[i]);
+        }
+        return std::move(cases_);
+    }
+
+  private:
+    const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
+    int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
+    bool seen(const CaseKey &key) { return !cases_by_key_.try_emplace(key, cases_.size()).second; }
+    int64_t type(WeightId id) const { return id == kNoWeight ? -1 : static_cast<int64_t>(weight(id).type); }
+    Small small(int32_t tokens = kTokens) const { return {program_, kSeed, tokens}; }
+
+    using Make = std::function<Program()>;
+    void push(std::string name, std::string example, Make program, Make reference, double tolerance) {
+        const int count = ++names_[name];
+        if (count > 1) name += ", variant " + std::to_string(count);
+        cases_.push_back({std::move(name), std::move(example), std::move(program), std::move(reference),
+                          kTokens, tolerance, true});
+    }
+    // Plain arithmetic computes the step as it stands.
+    void push(std::string name, std::string example, const Make &program, double tolerance) {
+        push(std::move(name), std::move(example), program, program, tolerance);
+    }
+    // The same, of a step without matrices.
+    StepCase &push_exact(std::string name, std::string example, const Make &program, double tolerance) {
+        push(std::move(name), std::move(example), program, program, tolerance);
+        cases_.back().rounded = false;
+        return cases_.back();
+    }
+
+    void add(const Embed &step) {
+        const Weight &table = weight(step.table);
+        if (seen({kEmbed, type(step.table), table.rows, table.cols, step.scale != 1, type(step.positions)}))
+            return;
+        std::string name = "embeddings " + format_of(table) + " " + shape_of(table);
+        if (step.positions != kNoWeight) name += ", positions";
+        const auto tokens = static_cast<int32_t>(std::min<int64_t>(kTokens, table.rows));
+        push_exact(
+            std::move(name), table.name,
+            [this, step, tokens] { return small(tokens).step(step).look_at(step.out); }, kExact)
+            .tokens = tokens;
+    }
+
+    void add(const Norm &step) {
+        const bool shared = step.weight != kNoWeight && weight(step.weight).cols < width(step.in);
+        if (seen({kNorm, static_cast<int64_t>(step.kind), width(step.in), step.parts, bits(step.eps),
+                  type(step.weight), shared, type(step.bias), step.add != kNoSlot, step.scale != 1,
+                  step.out == step.in, step.out == step.add}))
+            return;
+        std::string name = step.kind == Norm::Kind::Rms ? "RMS norm" : "layer norm";
+        name += " of " + std::to_string(width(step.in));
+        if (step.parts > 1) name += " in " + std::to_string(step.parts) + " parts";
+        if (step.bias != kNoWeight) name += ", bias";
+        if (step.add != kNoSlot) name += ", residual";
+        if (step.scale != 1) name += ", scaled";
+        push_exact(
+            std::move(name), step.weight == kNoWeight ? "" : weight(step.weight).name,
+            [this, step] { return small().input(step.in).input(step.add).step(step).look_at(step.out); },
+            kExact);
+    }
+
+    // Every matrix of the step by itself.
+    void add(const Linear &step) {
+        for (const Linear::Part &part : step.parts) {
+            const Weight &w = weight(part.weight);
+            const CaseKey key = {kLinear,
+                                 type(part.weight),
+                                 w.rows,
+                                 w.cols,
+                                 type(part.bias),
+                                 part.scale != 1,
+                                 part.add != kNoSlot,
+                                 part.add == part.out};
+            if (!seen(key)) add_matrix(step.in, part);
+            cases_[cases_by_key_.at(key)].same.push_back(part.weight);
+        }
+    }
+    void add_matrix(Slot in, const Linear::Part &part) {
+        const Weight &w = weight(part.weight);
+        std::string name = "matrix " + format_of(w) + " " + shape_of(w);
+        if (part.bias != kNoWeight) name += ", bias";
+        if (part.scale != 1) name += ", scaled";
+        if (part.add != kNoSlot) name += ", residual";
+        const auto program = [this, in, part] {
+            return small().input(in).input(part.add).step(Linear{in, {part}}).look_at(part.out);
+        };
+        const auto reference = [this, in, part] {
+            Small plain = small();
+            plain.input(in).input(part.add);
+            return plain.look_at(some_rows(plain, in, part));
+        };
+        push(std::move(name), w.name, program, reference, kMatrix);
+        cases_.back().bytes = w.bytes();
+    }
+
+    // The rows of a part whose columns are looked at, as F32. Returns the slot that they are in.
+    Slot some_rows(Small &plain, Slot in, const Linear::Part &part) const {
+        const Weight &w = weight(part.weight);
+        Program &program = plain.program();
+        const int64_t columns = std::min(kColumns, w.rows);
+        std::vector<int64_t> chosen;
+        std::vector<float> choice = selection(columns, w.rows, &chosen);
+        const auto slot = [&] {
+            program.slots.push_back({"some columns", columns});
+            return static_cast<Slot>(program.slots.size() - 1);
+        };
+        const WeightId rows = add_floats(program, w.name, columns, w.cols, floats_of(w, chosen));
+        const Slot product = slot();
+        plain.step(Linear{in, {{rows, some_of(program, part.bias, chosen), product, kNoSlot, part.scale}}});
+        if (part.add == kNoSlot) return product;
+        const Slot sum = slot();
+        const WeightId pick = add_floats(program, "some columns", columns, w.rows, std::move(choice));
+        plain.step(Linear{part.add, {{pick, kNoWeight, sum, product}}});
+        return sum;
+    }
+    // Of a bias.
+    WeightId some_of(Program &program, WeightId bias, const std::vector<int64_t> &chosen) const {
+        if (bias == kNoWeight) return kNoWeight;
+        const std::vector<float> all = floats_of(weight(bias), {0});
+        std::vector<float> some;
+        for (const int64_t column : chosen) some.push_back(all[static_cast<size_t>(column)]);
+        const auto size = static_cast<int64_t>(some.size());
+        return add_floats(program, "bias", 1, size, std::move(some));
+    }
+
+    // Gate and up with the activation behind them, which devices compute in one go.
+    void gated(const Linear &linear, const Gate &gate) {
+        if (linear.parts.size() != 2) return;
+        Linear::Part first = linear.parts[0], second = linear.parts[1];
+        if (first.out != gate.gate) std::swap(first, second);
+        if (first.out != gate.gate || second.out != gate.up || first.out == second.out) return;
+        const Weight &w = weight(first.weight), &v = weight(second.weight);
+        if (seen({kGated, type(first.weight), type(second.weight), w.rows, w.cols, v.rows, type(first.bias),
+                  type(second.bias), first.add != kNoSlot, second.add != kNoSlot,
+                  first.scale != 1 || second.scale != 1, static_cast<int64_t>(gate.act),
+                  gate.out == gate.gate, gate.out == gate.up}))
+            return;
+        const std::string name = "gate and up " + format_of(w) +
+                                 (w.type == v.type ? "" : ", " + format_of(v)) + " " + shape_of(w) +
+                                 ", activation";
+        const auto program = [this, linear, first, second, gate] {
+            return small()
+                .input(linear.in)
+                .input(first.add)
+                .input(second.add)
+                .step(linear)
+                .step(gate)
+                .look_at(gate.out);
+        };
+        const auto reference = [this, linear, first, second, gate] {
+            Small plain = small();
+            plain.input(linear.in).input(first.add).input(second.add);
+            const Slot a = some_rows(plain, linear.in, first), b = some_rows(plain, linear.in, second);
+            return plain.step(Gate{a, b, a, gate.act}).look_at(a);
+        };
+        push(name, w.name, program, reference, 2 * kMatrix);
+    }
+
+    void add(const HeadLinear &step) {
+        const Weight &w = weight(step.weight);
+        if (seen({kHeads, type(step.weight), w.count, w.rows, w.cols, width(step.in), width(step.out),
+                  step.from.first, step.from.stride, step.to.first, step.to.stride, step.in == step.out}))
+            return;
+        push(
+            "matrices of heads " + format_of(w) + " " + std::to_string(w.count) + " x " + shape_of(w), w.name,
+            [this, step] { return small().input(step.in).input(step.out).step(step).look_at(step.out); },
+            kMatrix);
+    }
+
+    void add(const Copy &step) {
+        if (seen({kCopy, width(step.in), width(step.out), step.from.first, step.from.stride, step.to.first,
+                  step.to.stride, step.count, step.width}))
+            return;
+        push_exact(
+            "copies of " + std::to_string(step.count) + " x " + std::to_string(step.width), "",
+            [this, step] { return small().input(step.in).input(step.out).step(step).look_at(step.out); },
+            kExact);
+    }
+
+    void add(const Attention &step) {
+        // Of shared K and V, the layer that makes them is looked at.
+        if (step.k == kNoSlot) return;
+        const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.layer)];
+        const auto &t = step.temperature;
+        if (seen({kAttend,
+                  step.heads,
+                  step.kv_heads,
+                  step.head_dim_k,
+                  step.head_dim_v,
+                  layer.head_dim_v,
+                  step.v == kNoSlot,
+                  bits(step.scale),
+                  step.window,
+                  static_cast<int64_t>(step.window_kind),
+                  step.sink_cells,
+                  step.rope,
+                  type(step.q_norm),
+                  type(step.k_norm),
+                  bits(step.norm_eps),
+                  step.norm_after_rope,
+                  bits(step.softcap),
+                  type(step.sinks),
+                  bits(t.beta),
+                  t.length,
+                  t.offset}))
+            return;
+        // One that hides nothing from so few tokens is no window.
+        const int32_t window = std::min(step.window, attention_tokens_ / 2);
+        const auto program = [this, step, window] {
+            Attention first = step;
+            first.layer = 0;
+            first.window = window;
+            first.sink_cells = std::min(step.sink_cells, attention_tokens_ / 8);
+            Small alone = small(attention_tokens_);
+            CacheLayer only = program_.cache_layers[static_cast<size_t>(step.layer)];
+            only.group = 0;
+            alone.program().cache_layers = {only};
+            return alone.input(step.q).input(step.k).input(step.v).step(first).look_at(step.out);
+        };
+        push_exact(attention_name(step, window), "", program, kAttention).tokens = attention_tokens_;
+    }
+    static std::string attention_name(const Attention &step, int32_t window) {
+        std::string name = "attention, " + std::to_string(step.heads) + " heads of " +
+                           std::to_string(step.head_dim_k) + ", " + std::to_string(step.kv_heads) + " of K/V";
+        if (step.window > 0) {
+            const bool sliding = step.window_kind == Attention::Window::Sliding;
+            name += (sliding ? ", window " : ", chunks of ") + std::to_string(step.window);
+            if (window != step.window) name += " (here " + std::to_string(window) + ")";
+        }
+        if (step.sink_cells > 0) name += ", first cells seen";
+        if (step.softcap > 0) name += ", soft-cap";
+        if (step.sinks != kNoWeight) name += ", sinks";
+        if (step.q_norm != kNoWeight || step.k_norm != kNoWeight) name += ", norms";
+        if (step.temperature.beta != 0) name += ", temperature";
+        if (step.rope < 0) name += ", no positions";
+        return name;
+    }
+
+    void add(const Gate &step) {
+        static constexpr const char *kNames[] = {"SiLU", "GELU (tanh)", "GELU (erf)", "squared ReLU",
+                                                 "SiLU, clamped"};
+        if (seen({kGate, static_cast<int64_t>(step.act), width(step.gate), step.up != kNoSlot,
+                  step.out == step.gate, step.out == step.up}))
+            return;
+        const std::string name = std::string(kNames[static_cast<size_t>(step.act)]) + " of " +
+                                 std::to_string(width(step.gate)) + (step.up == kNoSlot ? "" : ", gated");
+        push_exact(
+            name, "",
+            [this, step] { return small().input(step.gate).input(step.up).step(step).look_at(step.out); },
+            kMatrix / 10);
+    }
+
+    void add(const Experts &step) {
+        const Weight &gate = weight(step.gate), &down = weight(step.down);
+        const Routing &r = step.routing;
+        if (seen({kExperts,
+                  type(step.gate),
+                  type(step.up),
+                  type(step.down),
+                  gate.rows,
+                  gate.cols,
+                  down.rows,
+                  down.cols,
+                  down.count,
+                  type(step.gate_bias),
+                  type(step.up_bias),
+                  type(step.down_bias),
+                  static_cast<int64_t>(step.act),
+                  step.weights_on_input,
+                  step.add != kNoSlot,
+                  static_cast<int64_t>(r.score),
+                  r.used,
+                  type(r.selection_bias),
+                  r.groups,
+                  r.groups_used,
+                  r.group_best,
+                  r.normalize,
+                  r.scale != 1,
+                  type(r.expert_scales)}))
+            return;
+        const std::string name = std::to_string(r.used) + " of " + std::to_string(down.count) + " experts, " +
+                                 format_of(gate) + " " + shape_of(gate) + ", " + format_of(down) + " " +
+                                 shape_of(down);
+        const int64_t count = experts_for(r, down.count);
+        push(
+            name, gate.name, [this, step, count] { return experts(step, count); }, 2 * kMatrix);
+    }
+    // The first ones are enough; of each group as many as routing asks it for.
+    static int64_t experts_for(const Routing &routing, int64_t all) {
+        const int64_t least = routing.used + 2;
+        if (routing.groups <= 1) return std::min(all, std::max(kFewExperts, least));
+        const int64_t each =
+            std::max<int64_t>(routing.group_best, (least + routing.groups_used - 1) / routing.groups_used);
+        return std::min(all, routing.groups * each);
+    }
+    Program experts(Experts step, int64_t count) const {
+        const int64_t all = weight(step.down).count;
+        Small part = small();
+        Program &program = part.program();
+        program.slots[static_cast<size_t>(step.logits)].width = count;
+        const auto put = [&](const Weight &w) {
+            program.weights.push_back(w);
+            return static_cast<WeightId>(program.weights.size() - 1);
+        };
+        for (WeightId *id : {&step.gate, &step.up, &step.down}) {
+            if (*id == kNoWeight) continue;
+            Weight w = weight(*id);
+            w.count = count;
+            *id = put(w);
+        }
+        for (WeightId *id : {&step.gate_bias, &step.up_bias, &step.down_bias}) {
+            if (*id == kNoWeight) continue;
+            Weight w = weight(*id);  // of all experts, one behind the other
+            w.cols = w.rows * w.cols / all * count;
+            w.rows = 1;
+            *id = put(w);
+        }
+        for (WeightId *id : {&step.routing.selection_bias, &step.routing.expert_scales}) {
+            if (*id == kNoWeight) continue;
+            Weight w = weight(*id);
+            w.cols = count;
+            *id = put(w);
+        }
+        return part.input(step.in).input(step.logits).input(step.add).step(step).look_at(step.out);
+    }
+
+    // All rows are computed, as those of any matrix, and some of them looked at.
+    void add(const Logits &step) {
+        const Weight &w = weight(step.weight);
+        if (seen({kLogits, type(step.weight), w.rows, w.cols, type(step.bias), step.scale != 1,
+                  step.softcap > 0}))
+            return;
+        const std::string name = "output matrix " + format_of(w) + " " + shape_of(w);
+        const auto make = [this, step](bool floats) {
+            Small part = small();
+            part.input(step.in);
+            part.program().slots.push_back({"logits", weight(step.weight).rows});
+            const auto out = static_cast<Slot>(part.program().slots.size() - 1);
+            const Linear::Part matrix{step.weight, step.bias, out, kNoSlot, step.scale};
+            if (floats) return part.look_at(some_rows(part, step.in, matrix), step.softcap);
+            return part.step(Linear{step.in, {matrix}}).look_at(out, step.softcap);
+        };
+        push(
+            name, w.name, [make] { return make(false); }, [make] { return make(true); }, kMatrix);
+        cases_.back().bytes = w.bytes();
+        cases_.back().same = {step.weight};
+    }
+
+    const Program &program_;
+    int32_t attention_tokens_;
+    std::vector<StepCase> cases_;
+    std::map<CaseKey, size_t> cases_by_key_;
+    std::map<std::string, int> names_;  // how many cases have each
+};
+
+}  // namespace
+
+std::vector<StepCase> step_cases(const Program &program, int32_t attention_tokens) {
+    const auto cases = std::make_shared<Cases>(program, attention_tokens);
+    std::vector<StepCase> made = cases->run();
+    // What makes their programs lives as long as they do.
+    for (StepCase &one : made) {
+        one.program = [cases, make = std::move(one.program)] { return make(); };
+        one.reference = [cases, make = std::move(one.reference)] { return make(); };
+    }
+    return made;
+}
+
+Program repeated(const StepCase &step, const Program &program, int32_t count) {
+    const Weight &w = program.weights[static_cast<size_t>(step.same.front())];
+    Program many;
+    many.weights = program.weights;
+    many.constants = program.constants;
+    many.slots = {{"in", w.cols}, {"out", w.rows}};
+    std::mt19937 random(kSeed);
+    many.steps.push_back(Embed{add_floats(many, "random rows", 1, w.cols, activations(w.cols, random)), 0});
+    for (int32_t i = 0; i < count; ++i) {
+        const WeightId id = step.same[static_cast<size_t>(i) % step.same.size()];
+        many.steps.push_back(Linear{0, {{id, kNoWeight, 1, kNoSlot}}});
+    }
+    const int64_t columns = std::min<int64_t>(kColumns, w.rows);
+    many.steps.push_back(
+        Logits{1, add_floats(many, "some columns", columns, w.rows, selection(columns, w.rows))});
+    many.vocab = columns;
+    return many;
+}
+
+}  // namespace runnel::commands

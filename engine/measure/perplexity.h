@@ -1,0 +1,65 @@
+// Perplexity and Kullback-Leibler divergence of a text, as llama-perplexity defines them.
+//
+// The text's tokens are cut into chunks of `context` tokens (what is left over is dropped). Each chunk starts
+// with an empty cache; where the model begins texts with BOS, that replaces the chunk's first token. Scored
+// are the positions context/2 .. context-2, each on the token after it. With x_i = -log p(token), n of them:
+//   perplexity = exp(mean x),   error = perplexity * sqrt((mean x^2 - (mean x)^2) / (n - 1))
+// Against a base (its log-probabilities in a file, logits_file.h), over the same positions:
+//   KL = sum over ids with log p_base > -16 of p_base (log p_base - log p)
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/decode/executor.h"
+#include "engine/decode/stop_request.h"
+#include "engine/measure/logits_file.h"
+
+namespace runnel::decode {
+
+struct Perplexity {
+    double value = 0, error = 0;
+    int64_t tokens = 0;  // scored
+    struct Divergence {
+        double mean = 0, error = 0, largest = 0;
+        double same_top = 0;  // share of positions where both find the same token most probable
+    };
+    std::optional<Divergence> divergence;
+};
+
+class PerplexityRun {
+  public:
+    // `tokens`: a multiple of `context` of them. `bos`: what every chunk begins with, if anything.
+    // `save` and `base` (at its first row, of the same context and tokens) may be null.
+    // Precondition: 4 <= context <= executor.context().
+    PerplexityRun(Executor &executor, std::span<const TokenId> tokens, int32_t context,
+                  std::optional<TokenId> bos, LogitsWriter *save, LogitsReader *base);
+
+    int64_t chunks() const { return static_cast<int64_t>(tokens_.size()) / context_; }
+    int64_t done() const { return done_; }
+
+    // The next chunk. False when a stop was requested before its end. Precondition: done() < chunks().
+    bool step(const StopRequest *stop = nullptr);
+
+    // Over the chunks done so far.
+    Perplexity result() const;
+
+  private:
+    void score(std::span<const float> logits, TokenId next);
+
+    Executor *executor_;
+    std::span<const TokenId> tokens_;
+    int32_t context_;
+    std::optional<TokenId> bos_;
+    LogitsWriter *save_;
+    LogitsReader *base_;
+    SequenceCache cache_;
+    std::vector<float> logits_;
+    int64_t done_ = 0, count_ = 0, same_top_ = 0;
+    double sum_ = 0, sum_of_squares_ = 0;
+    double divergence_ = 0, divergence_squares_ = 0, largest_divergence_ = 0;
+};
+
+}  // namespace runnel::decode

@@ -1,0 +1,14 @@
+// qwen2moe: Qwen1.5-MoE and Qwen2-57B. Many experts whose weights are not normalized, and a shared one that
+// counts as much as its own gate says.
+#include "engine/model/experts.h"
+#include "engine/model/families.h"
+
+namespace runnel::model {
+
+void emit_qwen2moe(Builder &b) {
+    DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Halves, .biases = DecoderTraits::Biases::Qkv};
+    with_experts(traits, {.normalize = false});
+    emit_decoder(b, traits);
+}
+
+}  // namespace runnel::model

@@ -1,0 +1,368 @@
+// Attention of few tokens per sequence (decode, verification): split K/V. See attention.h for the arithmetic.
+//
+// A work item is a (sequence, K/V head, tile of 16 rows, split of 256 cells); blocks of 4 warps walk the
+// items of a persistent grid, so lengths may change from replay to replay of a graph. Per step of 64 cells
+// the warps share the tile: for q . k each takes 16 cells, for p . v every fourth 8-column of the output;
+// maxima and p pass through shared memory. 16-bit K and V arrive by cp.async, two steps deep up to 128
+// dimensions. If one of them is packed, both arrive in raw tiles, one step ahead, and are unpacked in turn
+// into one tile of 16-bit rows: more blocks fit a multiprocessor, so no fewer cells are in flight. On sm_75 K
+// and V of any type take turns in that tile, without raw ones: what hides latency there is the block beside
+// this one. The rows of tokens that this batch adds are computed where they are needed; tile 0 also stores
+// them in the cache. Bytes against the floor: each K/V byte of a split once per tile; 16 (dim_v + 2) floats
+// of scratch per item where a sequence has several splits (3% at dim 128), written and read.
+#include "kernels/cuda/attention/attention_load.h"
+#include "kernels/cuda/attention/attention_split.h"
+#include "kernels/cuda/linear/quantize_row.h"
+
+namespace runnel::kernels::cuda {
+
+namespace {
+
+// kInTurn: K and V take turns in one tile.
+template <int kDim, bool kInTurn>
+struct DecodeShared {
+    static constexpr int kStages = kDim <= 128 ? 2 : 1;
+    static constexpr int kTileBytes = kAttentionStep * RowsLayout<kDim>::kRowBytes;
+    alignas(128) unsigned char k[kInTurn ? 1 : kStages][kTileBytes];
+    alignas(128) unsigned char v[kInTurn ? 1 : kStages][kInTurn ? 128 : kTileBytes];
+    alignas(128) unsigned char q[kAttentionRows * RowsLayout<kDim>::kRowBytes];
+    alignas(128) unsigned char p[kAttentionRows * 2 * kPStride];
+    float maximum[kAttentionWarps][kAttentionRows];
+    float scratch[kAttentionWarps][kMaxHeadDim];
+    alignas(128) uint32_t arrived;
+    // Behind it, packed: the raw tiles of K and of V.
+};
+
+struct Item {
+    int sequence, kv_head, tile, split;  // split: of `splits` that the tile's sequence has
+    int splits;
+    bool sinks;  // the split is one of sink cells,
+    int cell;    // and begins here
+    int index;   // among all items
+};
+
+// The item number `index`, or false when there are fewer.
+DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
+    const int group = p.heads / p.kv_heads, sequences = *p.sequence_count;
+    int rest = index, skipped = p.first_unit, units = p.units;
+    for (int s = 0; s < sequences; ++s) {
+        const SequenceInfo info = p.sequences[s];
+        if (!takes(p, info.count * group)) continue;
+        const Splits parts = splits_of(p, info);
+        const int splits = parts.sinks + parts.others;
+        const int tiles = (info.count * group + kAttentionRows - 1) / kAttentionRows;
+        const int first = smaller(skipped, tiles * p.kv_heads);
+        const int mine = smaller(tiles * p.kv_heads - first, units), items = splits * mine;
+        skipped -= first, units -= mine;
+        if (rest < items) {
+            const int split = rest % splits, unit = first + rest / splits;
+            const bool sinks = split < parts.sinks;
+            const int number = sinks ? split : parts.first + split - parts.sinks;
+            item = {s, unit / tiles, unit % tiles, split, splits, sinks, number * kAttentionSplit, index};
+            return true;
+        }
+        rest -= items;
+    }
+    return false;
+}
+
+template <int kDim, bool kPacked, bool kTuring>
+struct DecodeBody {
+    using Params = AttentionParams;
+    static constexpr bool kInTurn = kPacked || kTuring;
+    using Shared = DecodeShared<kDim, kInTurn>;
+    static constexpr int kStages = Shared::kStages;
+    static constexpr int kTiles = kDim / 8 / kAttentionWarps;  // 8-column tiles of o per warp
+
+    // What a block holds while it works on an item.
+    struct State {
+        RowSpace space;
+        Run run;
+        LaneRows rows;
+        CellRange cells;  // those of the tile that the cache has, and those that the batch adds
+        int first, last;  // steps
+        bool appends;
+        Sums<kTiles> sums;
+        Scales<kDim> k_scales, v_scales;
+    };
+
+    // --- the new tokens of the batch
+    // -------------------------------------------------------------------------
+
+    // k or v of the batch's tokens that stand in this step: into shared memory, up to `padded` values, and,
+    // by tile 0, the cache.
+    template <bool kKeys>
+    static DEVICE void make(const Params &p, const State &state, float *scratch, int step, int padded,
+                            unsigned char *to) {
+        const SequenceInfo &s = state.space.sequence;
+        const CachePages &pages = kKeys ? p.k_cache : p.v_cache;
+        for (int row = warp_index(); row < kAttentionStep; row += kAttentionWarps) {
+            const int cell = step * kAttentionStep + row;
+            if (!state.cells.is_made(cell)) continue;
+            const int token = s.first + cell - s.past;
+            const float *from = kKeys ? p.k + token * p.k_stride : p.v + token * p.v_stride;
+            make_head(kKeys ? key_recipe(p, token) : value_recipe(p),
+                      from + int64_t{state.space.cache.kv_head} * pages.dims, scratch);
+            unsigned char *page =
+                page_of(pages, p.kv_heads, state.space.cache.table, state.space.cache.kv_head, cell);
+            store_head<kPacked>(pages, page, cell, scratch, state.appends, [&](int d, uint16_t value) {
+                if (d < padded) RowsLayout<kDim>::store(to, row, d, value);
+            });
+            warp_sync();
+        }
+    }
+
+    static DEVICE ValueRange k_values(const Params &p) { return {0, p.dim_k, padded_k(p)}; }
+    static DEVICE ValueRange v_values(const Params &p) { return {0, p.dim_v, p.dim_v}; }
+    static DEVICE unsigned char *raw_k(Shared &shared) {
+        return reinterpret_cast<unsigned char *>(&shared) + sizeof(Shared);
+    }
+    static DEVICE unsigned char *raw_v(const Params &p, Shared &shared) {
+        return raw_k(shared) + kAttentionStep * raw_row_bytes<kDim>(p.k_cache.type);
+    }
+    static DEVICE unsigned char *k_tile(Shared &shared, int step) {
+        return shared.k[kInTurn ? 0 : step % kStages];
+    }
+    static DEVICE unsigned char *v_tile(Shared &shared, int step) {
+        if constexpr (kInTurn)
+            return shared.k[0];
+        else
+            return shared.v[step % kStages];
+    }
+
+    // New cells are written by make(): cp.async leaves their rows alone.
+    static DEVICE void start_k(const Params &p, State &state, Shared &shared, int step) {
+        if (step <= state.last && !kTuring) {
+            if constexpr (kInTurn) {
+                load_raw(p, state.space.cache, p.k_cache, k_values(p), step, state.cells, raw_k(shared),
+                         state.k_scales);
+            } else {
+                load_cells<kDim>(p, state.space.cache, p.k_cache, k_values(p), step, state.cells,
+                                 k_tile(shared, step));
+                make<true>(p, state, shared.scratch[warp_index()], step, padded_k(p), k_tile(shared, step));
+            }
+        }
+        cp_async_commit();
+    }
+
+    static DEVICE void start_v(const Params &p, State &state, Shared &shared, int step) {
+        if (step <= state.last && !kTuring) {
+            if constexpr (kInTurn) {
+                load_raw(p, state.space.cache, p.v_cache, v_values(p), step, state.cells, raw_v(p, shared),
+                         state.v_scales);
+            } else {
+                load_cells<kDim>(p, state.space.cache, p.v_cache, v_values(p), step, state.cells,
+                                 v_tile(shared, step));
+                make<false>(p, state, shared.scratch[warp_index()], step, p.dim_v, v_tile(shared, step));
+            }
+        }
+        cp_async_commit();
+    }
+
+    // --- one step
+    // --------------------------------------------------------------------------------------------
+
+    // This warp's 16 cells: c[0] the first 8, c[1] the others.
+    static DEVICE void scores(const Params &p, const State &state, Shared &shared, int step,
+                              float (&c)[2][4]) {
+        const int first = 16 * warp_index();
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) c[n][i] = 0;
+        const int chunks = padded_k(p) / 16;
+        const Products products = products_of(p.k_cache);
+#pragma unroll
+        for (int chunk = 0; chunk < kDim / 16; ++chunk) {
+            if (chunk >= chunks) break;
+            uint32_t a[4], b[4];
+            load_a<kDim>(shared.q, chunk, a);
+            load_k<kDim>(k_tile(shared, step), first, chunk, b);
+            products.mma(c[0], a, {b[0], b[1]});
+            products.mma(c[1], a, {b[2], b[3]});
+        }
+        const int cell = step * kAttentionStep + first + 2 * (lane_index() & 3);
+        finish_scores(p, state.rows, cell, c[0]);
+        finish_scores(p, state.rows, cell + 8, c[1]);
+    }
+
+    static DEVICE void accumulate(const Params &p, State &state, Shared &shared, int step) {
+        add_step<kDim, kAttentionWarps>(p, state.sums, shared.p, v_tile(shared, step));
+    }
+
+    // The loops begin one step early, so that loads are started in one place. K of the next step is started
+    // as soon as its buffer is free, and V likewise.
+    static DEVICE void steps(const Params &p, State &state, Shared &shared) {
+#pragma unroll 1
+        for (int step = state.first - 1; step <= state.last; ++step) {
+            const bool computes = step >= state.first;
+            float c[2][4];
+            if constexpr (kInTurn) {
+                if (computes) {
+                    cp_async_wait<1>();
+                    block_sync();
+                    unpack_k(p, state, shared, step);
+                    block_sync();
+                }
+                start_k(p, state, shared, step + 1);
+                if (computes) {
+                    scores(p, state, shared, step, c);
+                    share_maximum(shared.maximum, c);
+                    cp_async_wait<1>();
+                    block_sync();
+                    rescale_step<kAttentionWarps>(p, state.sums, shared.maximum, shared.p, c);
+                    unpack_v(p, state, shared, step);
+                    block_sync();
+                }
+                start_v(p, state, shared, step + 1);
+                if (computes) {
+                    accumulate(p, state, shared, step);
+                    block_sync();
+                }
+            } else {
+                if constexpr (kStages == 2) {
+                    start_k(p, state, shared, step + 1);
+                    start_v(p, state, shared, step + 1);
+                }
+                if (computes) {
+                    cp_async_wait<kStages == 2 ? 3 : 1>();
+                    block_sync();
+                    scores(p, state, shared, step, c);
+                    share_maximum(shared.maximum, c);
+                    block_sync();
+                }
+                if constexpr (kStages == 1) start_k(p, state, shared, step + 1);
+                if (computes) {
+                    rescale_step<kAttentionWarps>(p, state.sums, shared.maximum, shared.p, c);
+                    cp_async_wait<kStages == 2 ? 2 : 1>();
+                    block_sync();
+                    accumulate(p, state, shared, step);
+                    block_sync();
+                }
+                if constexpr (kStages == 1) start_v(p, state, shared, step + 1);
+            }
+        }
+        cp_async_wait<0>();
+    }
+
+    static DEVICE void unpack_k(const Params &p, const State &state, Shared &shared, int step) {
+        if constexpr (kTuring)
+            unpack_cells<kDim, kPacked>(p, state.space.cache, p.k_cache, k_values(p), step, state.cells,
+                                        shared.k[0]);
+        else
+            unpack<kDim>(p.k_cache, k_values(p), step, state.cells, raw_k(shared), state.k_scales,
+                         shared.k[0]);
+        make<true>(p, state, shared.scratch[warp_index()], step, padded_k(p), shared.k[0]);
+    }
+    static DEVICE void unpack_v(const Params &p, const State &state, Shared &shared, int step) {
+        if constexpr (kTuring)
+            unpack_cells<kDim, kPacked>(p, state.space.cache, p.v_cache, v_values(p), step, state.cells,
+                                        shared.k[0]);
+        else
+            unpack<kDim>(p.v_cache, v_values(p), step, state.cells, raw_v(p, shared), state.v_scales,
+                         shared.k[0]);
+        make<false>(p, state, shared.scratch[warp_index()], step, p.dim_v, shared.k[0]);
+    }
+
+    // --- the item
+    // --------------------------------------------------------------------------------------------
+
+    static DEVICE State begin(const Params &p, const Item &item) {
+        State state;
+        state.space = row_space(p, item.sequence, item.kv_head);
+        const SequenceInfo &s = state.space.sequence;
+        const Run run = run_of(p, item.sinks);
+        const int first_row = item.tile * kAttentionRows;
+        state.run = run;
+        state.rows = lane_rows(p, state.space, run, first_row);
+        // Tile 0 appends all new tokens of the split, also those that only later tiles see.
+        state.appends = item.tile == 0;
+        const int new_end = s.past + s.count, cached_end = p.k ? s.past : new_end;
+        const auto within = [&](int cell) { return cell < run.begin ? run.begin : smaller(cell, run.end); };
+        state.cells = {first_visible(p, run, state.space.own_cell(first_row)), within(cached_end),
+                       within(new_end)};
+        const int seen_end = state.appends ? new_end : state.space.end_of(first_row + kAttentionRows);
+        const int begin = state.cells.begin > item.cell ? state.cells.begin : item.cell;
+        const int end = smaller(within(seen_end), item.cell + kAttentionSplit);
+        state.first = begin / kAttentionStep;
+        state.last = begin < end ? (end - 1) / kAttentionStep : state.first - 1;
+        state.sums.clear();
+        return state;
+    }
+
+    static DEVICE void work(const Params &p, Shared &shared, const Item &item) {
+        State state = begin(p, item);
+        const int first_row = item.tile * kAttentionRows;
+        load_queries<kDim>(p, state.space, state.run, first_row, warp_index(), kAttentionWarps,
+                           shared.scratch[warp_index()], shared.q);
+        steps(p, state, shared);
+        bool complete = item.splits == 1;
+        if (complete) {
+            store_output(p, state.space, state.sums, first_row, 0, p.dim_v, warp_index(), kAttentionWarps);
+        } else {
+            store_partial<kAttentionWarps>(p, state.sums, item.index);
+            uint32_t *counter =
+                p.counters + (int64_t{item.sequence} * p.kv_heads + item.kv_head) * p.max_tiles + item.tile;
+            complete = is_last(counter, item.splits, shared.arrived);
+            if (complete)
+                join_splits<kDim, kAttentionWarps>(p, state.space, first_row, item.index - item.split, 1,
+                                                   item.splits);
+        }
+        block_sync();
+        if (complete && p.prepare.x != nullptr) prepare_tile(p, state.space, first_row);
+    }
+
+    // Quantizes the outputs of a tile's tokens for the K/V head, a warp a group of 256 columns at a time.
+    static DEVICE void prepare_tile(const Params &p, const RowSpace &space, int first_row) {
+        const int columns = space.group * p.dim_v, groups = columns / kActivationGroup;
+        const int first = first_row / space.group,
+                  end = (smaller(first_row + kAttentionRows, space.rows) + space.group - 1) / space.group;
+        for (int i = warp_index(); i < (end - first) * groups; i += kAttentionWarps)
+            quantize_group_of(p.prepare, space.sequence.first + first + i / groups,
+                              space.cache.kv_head * groups + i % groups);
+    }
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<Shared>();
+        grid_dep_wait();
+        Item item;
+        for (int i = block_index(); find_item(p, i, item); i += block_count()) work(p, shared, item);
+        grid_dep_trigger();
+    }
+};
+
+template <int kDim, bool kPacked>
+struct AttentionDecode {
+    using Params = AttentionParams;
+    static constexpr const char *kName = "attention decode";
+    static constexpr int kThreads = kAttentionThreads, kBlocks = kDim > 128 ? 1 : kPacked ? 4 : 2;
+
+    static DEVICE void run(const Params &p) {
+        run_for_device<DecodeBody<kDim, kPacked, false>, DecodeBody<kDim, kPacked, true>>(p);
+    }
+};
+
+template <int kDim>
+SharedBytes shared_bytes(CacheType k, CacheType v) {
+    constexpr size_t kInTurn = sizeof(DecodeShared<kDim, true>);
+    if (!is_packed(k) && !is_packed(v)) return {sizeof(DecodeShared<kDim, false>), kInTurn};
+    const int raw = kAttentionStep * (raw_row_bytes<kDim>(k) + raw_row_bytes<kDim>(v));
+    return {kInTurn + static_cast<size_t>(raw), kInTurn};
+}
+
+}  // namespace
+
+Kernel<AttentionParams> attention_decode_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
+    const int32_t dim = dim_k > dim_v ? dim_k : dim_v;
+    return is_packed(k) || is_packed(v) ? kernel_for<AttentionDecode, true>(dim)
+                                        : kernel_for<AttentionDecode, false>(dim);
+}
+
+SharedBytes attention_decode_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v) {
+    const int32_t dim = dim_k > dim_v ? dim_k : dim_v;
+    if (dim <= 64) return shared_bytes<64>(k, v);
+    if (dim <= 128) return shared_bytes<128>(k, v);
+    return shared_bytes<256>(k, v);
+}
+
+}  // namespace runnel::kernels::cuda

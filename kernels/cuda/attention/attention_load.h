@@ -1,0 +1,128 @@
+// K and V from the cache into shared memory, as rows of 16-bit numbers. For kernels.
+//
+// 16-bit types go there at once, by cp.async. Of packed types the bytes arrive in a raw tile and the scales
+// in registers; when the tile is there, and somebody wants it, it is unpacked: no instance of the products
+// knows what the cache keeps. On sm_75, which has no cp.async to hide behind and no room for raw tiles, all
+// types are unpacked from the cache itself.
+#pragma once
+
+#include "kernels/cuda/attention/attention_tile.h"
+
+namespace runnel::kernels::cuda {
+
+// cp.async of the cells [64 step, + 64) into rows of shared memory. All threads of the block.
+template <int kDim>
+DEVICE void load_cells(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
+                       const ValueRange &values, int step, const CellRange &cells, unsigned char *to) {
+    constexpr int kChunks = kDim / 8;  // of a row
+    constexpr int kRowsAtOnce = kAttentionThreads / kChunks;
+    const int chunk = thread_index() % kChunks;
+    if (8 * chunk >= values.padded) return;
+#pragma unroll 4
+    for (int row = thread_index() / kChunks; row < kAttentionStep; row += kRowsAtOnce) {
+        const int cell = step * kAttentionStep + row;
+        if (cells.is_made(cell)) continue;
+        const bool valid = cells.cached(cell) && 8 * chunk < values.count;
+        const unsigned char *from = pages.bytes;
+        if (valid)
+            from = page_of(pages, p.kv_heads, head.table, head.kv_head, cell) +
+                   cell % kPageCells * pages.row_bytes + 2 * values.first + 16 * chunk;
+        cp_async16(to + RowsLayout<kDim>::offset(row, chunk), from, valid);
+    }
+}
+
+// The scales of a thread's blocks of 32 values: numbers thread, thread + 128, ... of a tile's.
+template <int kDim>
+struct Scales {
+    static constexpr int kCount = kAttentionStep * (kDim / 32) / kAttentionThreads;
+    uint16_t of[kCount];
+};
+
+// Bytes of a row of a raw tile.
+template <int kDim>
+constexpr int raw_row_bytes(CacheType type) {
+    return 2 * kDim >> halvings(type);
+}
+
+// cp.async of the bytes of cells [64 step, + 64) into a raw tile, and their scales. All threads of the block.
+template <int kDim>
+DEVICE void load_raw(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
+                     const ValueRange &values, int step, const CellRange &cells, unsigned char *to,
+                     Scales<kDim> &scales) {
+    const int halved = halvings(pages.type), row_bytes = raw_row_bytes<kDim>(pages.type);
+    const int chunks = row_bytes / 16, chunk = thread_index() & (chunks - 1);
+    const int first_byte = 2 * values.first >> halved;
+    const int wanted = pages.row_bytes - first_byte < row_bytes ? pages.row_bytes - first_byte : row_bytes;
+#pragma unroll 1
+    for (int row = thread_index() / chunks; row < kAttentionStep; row += kAttentionThreads / chunks) {
+        const int cell = step * kAttentionStep + row;
+        if (!cells.cached(cell) || 16 * chunk >= wanted) continue;
+        const unsigned char *page = page_of(pages, p.kv_heads, head.table, head.kv_head, cell);
+        cp_async16(to + row * row_bytes + 16 * chunk,
+                   page + cell % kPageCells * pages.row_bytes + first_byte + 16 * chunk);
+    }
+    if (!has_scales(pages.type)) return;
+#pragma unroll
+    for (int i = 0; i < Scales<kDim>::kCount; ++i) {
+        const int unit = thread_index() + i * kAttentionThreads, block = unit % (kDim / 32);
+        const int cell = step * kAttentionStep + unit / (kDim / 32);
+        scales.of[i] = 0;
+        if (!cells.cached(cell) || 32 * block >= values.count) continue;
+        unsigned char *page = page_of(pages, p.kv_heads, head.table, head.kv_head, cell);
+        scales.of[i] = cell_bytes(pages, page, cell).scales[values.first / 32 + block];
+    }
+}
+
+// What load_cells() or load_raw() and unpack() do, without cp.async and from the cache itself.
+template <int kDim, bool kPacked>
+DEVICE void unpack_cells(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
+                         const ValueRange &values, int step, const CellRange &cells, unsigned char *to) {
+    constexpr int kChunks = kDim / 8;  // of a row
+    constexpr int kRowsAtOnce = kAttentionThreads / kChunks, kLoads = 4;
+    const int chunk = thread_index() % kChunks, first = values.first + 8 * chunk;
+    if (8 * chunk >= values.padded) return;
+    const auto load = [&](int cell) -> uint4 {
+        if (!cells.cached(cell) || 8 * chunk >= values.count) return {0, 0, 0, 0};
+        unsigned char *page = page_of(pages, p.kv_heads, head.table, head.kv_head, cell);
+        const CellBytes from = cell_bytes(pages, page, cell);
+        if (!kPacked) return ld128(from.values + 2 * first);
+        const uint32_t scale = has_scales(pages.type) ? from.scales[first / 32] * 0x00010001u : 0;
+        return load_chunk(pages.type, from.values, first / 8, scale);
+    };
+#pragma unroll 1
+    for (int row = thread_index() / kChunks; row < kAttentionStep; row += kLoads * kRowsAtOnce) {
+        uint4 eight[kLoads];
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) eight[i] = load(step * kAttentionStep + row + i * kRowsAtOnce);
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i)
+            if (!cells.is_made(step * kAttentionStep + row + i * kRowsAtOnce))
+                st128(to + RowsLayout<kDim>::offset(row + i * kRowsAtOnce, chunk), eight[i]);
+    }
+}
+
+// A raw tile that has arrived, for all threads, into rows: of cells from the cache; others become zeros, but
+// for those that are made. All threads of the block.
+template <int kDim>
+DEVICE void unpack(const CachePages &pages, const ValueRange &values, int step, const CellRange &cells,
+                   const unsigned char *raw, const Scales<kDim> &scales, unsigned char *to) {
+    const int row_bytes = raw_row_bytes<kDim>(pages.type);
+#pragma unroll
+    for (int i = 0; i < Scales<kDim>::kCount; ++i) {
+        const int unit = thread_index() + i * kAttentionThreads, block = unit % (kDim / 32);
+        const int row = unit / (kDim / 32), cell = step * kAttentionStep + row;
+        if (cells.is_made(cell)) continue;
+        const bool valid = cells.cached(cell);
+        const uint32_t scale = has_scales(pages.type) ? scales.of[i] * 0x00010001u : 0;
+#pragma unroll 1
+        for (int chunk = 4 * block; chunk < 4 * block + 4; ++chunk) {
+            if (8 * chunk >= values.padded) break;
+            uint4 eight = {0, 0, 0, 0};
+            if (valid && 8 * chunk < values.count)
+                eight = load_chunk(pages.type, raw + row * row_bytes, chunk, scale);
+            st128(to + RowsLayout<kDim>::offset(row, chunk), eight);
+        }
+    }
+}
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,130 @@
+#include "kernels/cuda/attention/attention_memory.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <variant>
+
+#include "kernels/cuda/linear/linear.h"
+
+namespace runnel::kernels::cuda {
+namespace {
+
+// 2,000 items of 8 heads of 128 dimensions: several for every block that a device has at a time.
+constexpr int64_t kFillingFloats = int64_t{16} << 18;
+
+template <class F>
+void for_attention(const Program &program, F &&f) {
+    for (const Step &step : program.steps)
+        if (const auto *a = std::get_if<Attention>(&step)) f(*a);
+}
+
+int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+int64_t tiles_of(const Attention &a, int64_t tokens) {
+    return divide_up(tokens * (a.heads / a.kv_heads), kAttentionRows);
+}
+
+// Splits that the rows of `tokens` tokens of a sequence of `cells` cells see at most.
+int64_t most_splits(const Attention &a, int64_t cells, int64_t tokens) {
+    const int64_t sinks = divide_up(a.sink_cells, kAttentionSplit), all = divide_up(cells, kAttentionSplit);
+    if (a.window == 0) return sinks + all;
+    return sinks + std::min(all, (int64_t{a.window} + tokens) / kAttentionSplit + 2);
+}
+
+// The longest sequence that layers of this group can meet.
+int64_t most_cells(const CacheConfig &cache, const Attention &a, int64_t blocks) {
+    if (cache.context > 0) return cache.context;
+    return a.window > 0 ? INT32_MAX : blocks * kBlockTokens;  // windows return blocks
+}
+
+int64_t item_floats(const Attention &a) {
+    return attention_partial_floats(1, a.head_dim_v);
+}
+
+}  // namespace
+
+bool is_latent(const Program &program, const Attention &a) {
+    return program.cache_layers[static_cast<size_t>(a.layer)].head_dim_v == 0;
+}
+
+bool is_wide(const Program &program, const Attention &a) {
+    return is_wide(is_latent(program, a), a.head_dim_k, a.head_dim_v);
+}
+
+// Of few tokens: up to kLinearTokens sequences, and all their rows in tiles of one of them; otherwise of all
+// tokens, alone or in tiles of up to kDecodeRows rows.
+int64_t attention_counters(const Program &program, int32_t max_tokens) {
+    int64_t counters = 1;
+    for_attention(program, [&](const Attention &a) {
+        if (is_wide(program, a))
+            counters = std::max(counters, int64_t{wide_room(a.heads, a.kv_heads)});
+        else
+            counters = std::max({counters, int64_t{kLinearTokens} * a.heads,
+                                 int64_t{max_tokens} * a.kv_heads * (kDecodeRows / kAttentionRows)});
+    });
+    return counters;
+}
+
+int64_t attention_totals(const Program &program, int32_t max_tokens) {
+    int64_t totals = 0;
+    for_attention(program, [&](const Attention &a) {
+        const int64_t blocks = prefill_blocks(a.heads, a.kv_heads, max_tokens);
+        totals = std::max(totals, is_wide(program, a)
+                                      ? kMostAttentionBlocks * kWideTotals
+                                      : attention_prefill_totals(a.head_dim_k, a.head_dim_v, blocks, true));
+    });
+    return totals;
+}
+
+int64_t attention_partials(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
+    int64_t floats = 1;
+    for_attention(program, [&](const Attention &a) {
+        if (is_wide(program, a)) {
+            floats = std::max(floats, wide_room(a.heads, a.kv_heads) * item_floats(a));
+            return;
+        }
+        const auto group = static_cast<size_t>(program.cache_layers[static_cast<size_t>(a.layer)].group);
+        const int64_t blocks = cache.blocks[group], tiles = tiles_of(a, 1) * a.kv_heads;
+        const int64_t splits = most_splits(a, most_cells(cache, a, blocks), max_tokens);
+        const int64_t pool = tiles * (blocks * kBlockTokens / kAttentionSplit + 1);
+        const int64_t filling = kFillingFloats / item_floats(a);
+        const int64_t items = std::min(std::max(pool, filling), tiles * max_tokens * splits);
+        floats = std::max(floats, std::max(items, splits) * item_floats(a));
+    });
+    return floats;
+}
+
+AttentionLaunches attention_launches(const Program &program, std::span<const SequenceSpan> sequences,
+                                     int32_t tokens, int64_t partials) {
+    AttentionLaunches launches;
+    int64_t most_units = 1;
+    for_attention(program, [&](const Attention &a) {
+        if (is_wide(program, a)) return;  // what finds no room there is computed in order
+        int64_t items = 0, units = 0, longest = 1;
+        AttentionParams p{};
+        p.window = a.window, p.chunked = a.window_kind == Attention::Window::Chunked;
+        p.sink_cells = a.sink_cells;
+        for (const SequenceSpan &s : sequences) {
+            const int64_t rows = int64_t{s.count} * (a.heads / a.kv_heads);
+            if (tokens > kLinearTokens && rows > kDecodeRows) continue;
+            const Splits parts = splits_of(p, {s.first, s.count, s.past});
+            const int64_t splits = parts.sinks + parts.others, mine = tiles_of(a, s.count) * a.kv_heads;
+            items += mine * splits;
+            units += mine;
+            longest = std::max(longest, splits);
+        }
+        most_units = std::max(most_units, units);
+        const int64_t room = partials / item_floats(a);
+        assert(longest <= room);
+        if (items > room)
+            launches.units = std::min(
+                launches.units, static_cast<int32_t>(std::bit_floor(static_cast<uint64_t>(room / longest))));
+    });
+    launches.count = static_cast<int32_t>(divide_up(most_units, launches.units));
+    return launches;
+}
+
+}  // namespace runnel::kernels::cuda

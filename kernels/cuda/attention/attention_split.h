@@ -1,0 +1,131 @@
+// What the kernels that split keys over blocks have in common (decode, wide heads): maxima and p that warps
+// exchange within a step, and what items of splits leave behind for the one that joins them. For kernels.
+#pragma once
+
+#include "kernels/cuda/attention/attention_tile.h"
+
+namespace runnel::kernels::cuda {
+
+inline constexpr int kPStride = 64;                      // p: rows of 64 16-bit values
+inline constexpr int kScoreWarps = kAttentionStep / 16;  // each has the scores of 16 cells
+
+using Maxima = float[kScoreWarps][kAttentionRows];
+
+// The largest of each row over this warp's cells, for the others. c: 16 rows by 8 cells, twice.
+DEVICE void share_maximum(Maxima &maximum, const float (&c)[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float a = fmaxf(c[0][2 * i], c[0][2 * i + 1]), b = fmaxf(c[1][2 * i], c[1][2 * i + 1]);
+        const float m = quad_max(fmaxf(a, b));
+        if ((lane_index() & 3) == 0) maximum[warp_index()][(lane_index() >> 2) + 8 * i] = m;
+    }
+}
+
+// l and o are scaled to the new maximum; p of this warp's cells, if it has any, goes into shared memory.
+template <int kWarps, int kTiles>
+DEVICE void rescale_step(const AttentionParams &p, Sums<kTiles> &sums, const Maxima &maximum,
+                         unsigned char *p_rows, const float (&c)[2][4]) {
+    const Products products = products_of(p.v_cache);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int row = (lane_index() >> 2) + 8 * i;
+        float m = sums.m[i];
+#pragma unroll
+        for (int w = 0; w < kScoreWarps; ++w) m = fmaxf(m, maximum[w][row]);
+        sums.rescale(i, m);
+        if (kWarps > kScoreWarps && warp_index() >= kScoreWarps) continue;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            const int cell = 16 * warp_index() + 8 * n + 2 * (lane_index() & 3);
+            *reinterpret_cast<uint32_t *>(p_rows + RowsLayout<kPStride>::offset(row, cell / 8) +
+                                          2 * (cell % 8)) =
+                products.pack(exp2_p(c[n][2 * i] - m), exp2_p(c[n][2 * i + 1] - m));
+        }
+    }
+}
+
+// p . v of a step: the warp has every kWarps-th 8-column of o.
+template <int kDim, int kWarps, int kTiles>
+DEVICE void add_step(const AttentionParams &p, Sums<kTiles> &sums, const unsigned char *p_rows,
+                     const unsigned char *v) {
+    uint32_t a[4][4];
+#pragma unroll
+    for (int chunk = 0; chunk < 4; ++chunk) load_a<kPStride>(p_rows, chunk, a[chunk]);
+    sums.template add<kDim>(products_of(p.v_cache), a, v, warp_index(), kWarps, p.dim_v);
+}
+
+// --- items -----------------------------------------------------------------------------------------------
+
+DEVICE float *partial_of(const AttentionParams &p, int item) {
+    return p.partial + attention_partial_floats(item, p.dim_v);
+}
+
+// Rows of [m, l, o...] of this item.
+template <int kWarps, int kTiles>
+DEVICE void store_partial(const AttentionParams &p, const Sums<kTiles> &sums, int item) {
+    const int stride = p.dim_v + 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        float *row = partial_of(p, item) + ((lane_index() >> 2) + 8 * i) * stride;
+        if (warp_index() == 0 && (lane_index() & 3) == 0) {
+            row[0] = sums.m[i];
+            row[1] = sums.l[i];
+        }
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            const int column = 8 * (warp_index() + n * kWarps) + 2 * (lane_index() & 3);
+            if (column >= p.dim_v) break;
+            row[2 + column] = sums.o[n][2 * i];
+            row[3 + column] = sums.o[n][2 * i + 1];
+        }
+    }
+}
+
+// True in the block that brought the last split of its tile. The counter is zero again afterwards.
+DEVICE bool is_last(uint32_t *counter, int splits, uint32_t &arrived) {
+    block_sync();
+    if (thread_index() == 0) {
+        fence_gpu();
+        arrived = atomic_inc_wrap_u32(counter, static_cast<uint32_t>(splits - 1));
+        fence_gpu();
+    }
+    block_sync();
+    return arrived == static_cast<uint32_t>(splits - 1);
+}
+
+// Splits in ascending order: items first, first + apart, ... A warp takes every kWarps-th row, its lanes the
+// columns, of which there are at most kColumns.
+template <int kColumns, int kWarps>
+DEVICE void join_splits(const AttentionParams &p, const RowSpace &space, int first_row, int first, int apart,
+                        int splits) {
+    const int64_t stride = p.dim_v + 2, to_next = kAttentionRows * stride * apart;
+    for (int i = warp_index(); i < kAttentionRows; i += kWarps) {
+        const int row = first_row + i;
+        if (row >= space.rows) break;
+        const float *part = partial_of(p, first) + i * stride;
+        float m = part[0], l = part[1], o[kColumns / 32];
+#pragma unroll
+        for (int j = 0; j < kColumns / 32; ++j) {
+            const int d = lane_index() + 32 * j;
+            o[j] = d < p.dim_v ? part[2 + d] : 0.0f;
+        }
+        for (int s = 1; s < splits; ++s) {
+            part += to_next;
+            const Join weight = join(m, part[0]);
+            m = weight.m;
+            l = fma_rn(l, weight.a, part[1] * weight.b);
+#pragma unroll
+            for (int j = 0; j < kColumns / 32; ++j) {
+                const int d = lane_index() + 32 * j;
+                if (d < p.dim_v) o[j] = fma_rn(o[j], weight.a, part[2 + d] * weight.b);
+            }
+        }
+        const float factor = final_factor(p, space.head(row), m, l);
+        float *out = output_of(p, space, row);
+#pragma unroll
+        for (int j = 0; j < kColumns / 32; ++j)
+            if (lane_index() + 32 * j < p.dim_v) out[lane_index() + 32 * j] = o[j] * factor;
+    }
+}
+
+}  // namespace runnel::kernels::cuda

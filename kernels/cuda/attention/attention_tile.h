@@ -1,0 +1,289 @@
+// What the decode and the prefill kernel share: which rows and cells a tile has, K and V in shared memory
+// (attention_load.h fills it), the products of one step, and the joins. For kernels; attention.h defines the
+// arithmetic.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/cuda/attention/attention_head.h"
+
+namespace runnel::kernels::cuda {
+
+inline constexpr int kAttentionThreads = 128, kAttentionWarps = 4;
+inline constexpr float kNoMaximum = -1e30f;  // not infinite: differences of it are numbers
+
+// Rows of `kDim` 16-bit values in shared memory, their 16-byte chunks permuted so that ldmatrix meets no bank
+// twice.
+template <int kDim>
+struct RowsLayout {
+    static constexpr int kRowBytes = 2 * kDim;
+    static DEVICE int offset(int row, int chunk) { return row * kRowBytes + (chunk ^ (row & 7)) * 16; }
+    static DEVICE void store(unsigned char *rows, int row, int d, uint16_t value) {
+        *reinterpret_cast<uint16_t *>(rows + offset(row, d / 8) + 2 * (d % 8)) = value;
+    }
+};
+
+DEVICE int smaller(int a, int b) {
+    return a < b ? a : b;
+}
+
+// Values of a key as the products take them: zeros follow up to a multiple of 16.
+DEVICE int padded_k(const AttentionParams &p) {
+    return (p.dim_k + 15) / 16 * 16;
+}
+
+// --- rows and cells --------------------------------------------------------------------------------------
+
+// Whose cells: a K/V head of a sequence.
+struct CacheHead {
+    const int32_t *table;
+    int kv_head;
+};
+
+// The rows of one (sequence, K/V head), and what its tiles see.
+struct RowSpace {
+    SequenceInfo sequence;
+    CacheHead cache;
+    int group, rows;
+
+    DEVICE int token(int row) const { return row / group; }
+    DEVICE int own_cell(int row) const { return sequence.past + row / group; }
+    DEVICE int head(int row) const { return cache.kv_head * group + row % group; }
+    // The cells [0, ...) that rows up to, and without, `row` may see.
+    DEVICE int end_of(int row) const { return own_cell(smaller(row, rows) - 1) + 1; }
+};
+
+DEVICE RowSpace row_space(const AttentionParams &p, int sequence, int kv_head) {
+    RowSpace space;
+    space.sequence = p.sequences[sequence];
+    space.cache = {p.tables + sequence * p.table_stride, kv_head};
+    space.group = p.heads / p.kv_heads;
+    space.rows = space.sequence.count * space.group;
+    return space;
+}
+
+DEVICE bool takes(const AttentionParams &p, int rows) {
+    return rows > p.min_rows && rows <= p.max_rows;
+}
+
+// One of the two runs of cells that a row sees: the sink cells, or those behind them.
+struct Run {
+    bool sinks;
+    int begin, end;  // [begin, end)
+};
+DEVICE Run run_of(const AttentionParams &p, bool sinks) {
+    return {sinks, sinks ? 0 : p.sink_cells, sinks ? p.sink_cells : INT32_MAX};
+}
+DEVICE int first_visible(const AttentionParams &p, const Run &run, int own) {
+    return run.sinks ? 0 : first_visible(p, own);
+}
+
+// The cells [first, own] that a row sees of a run; none (first > own) for rows that see no cell.
+struct RowCells {
+    int first, own;
+};
+DEVICE RowCells row_cells(const AttentionParams &p, const RowSpace &space, const Run &run, int row) {
+    const int own = row < space.rows ? space.own_cell(row) : -1;
+    return {row < space.rows ? first_visible(p, run, own) : 0, smaller(own, run.end - 1)};
+}
+
+// One 64-cell step of a tile for one lane: rows g and g + 8.
+struct LaneRows {
+    int first[2], own[2];  // as RowCells
+};
+
+DEVICE LaneRows lane_rows(const AttentionParams &p, const RowSpace &space, const Run &run, int first_row) {
+    LaneRows lane;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const RowCells cells = row_cells(p, space, run, first_row + (lane_index() >> 2) + 8 * i);
+        lane.first[i] = cells.first;
+        lane.own[i] = cells.own;
+    }
+    return lane;
+}
+
+// Which cells of a step come from the cache: [begin, end). The rows of [end, made) are written by somebody
+// else; all others become zeros.
+struct CellRange {
+    int begin, end, made;
+
+    DEVICE bool cached(int cell) const { return cell >= begin && cell < end; }
+    DEVICE bool is_made(int cell) const { return cell >= end && cell < made; }
+};
+
+// Which values of a cell: [first, first + count) of the head, up to `padded` (multiples of 8) zeros follow.
+struct ValueRange {
+    int first, count, padded;
+};
+
+// Rows [first_row, first_row + 16) of q, finished, into `to`; zeros for rows that do not exist and from dim_k
+// to the next multiple of 16. Warps take rows begin, begin + stride, ...
+template <int kDim>
+DEVICE void load_queries(const AttentionParams &p, const RowSpace &space, const Run &run, int first_row,
+                         int begin, int stride, float *scratch, unsigned char *to) {
+    const int padded = padded_k(p);
+    const Products products = products_of(p.k_cache);
+    for (int i = begin; i < kAttentionRows; i += stride) {
+        const int row = first_row + i;
+        int done = 0;
+        if (row < space.rows) {
+            const int token = space.sequence.first + space.token(row);
+            make_head(query_recipe(p, token, run.sinks),
+                      p.q + token * p.q_stride + int64_t{space.head(row)} * p.dim_k, scratch);
+            for (int d = lane_index(); d < p.dim_k; d += 32)
+                RowsLayout<kDim>::store(to, i, d, products.round(scratch[d]));
+            warp_sync();
+            done = p.dim_k;
+        }
+        for (int d = done + lane_index(); d < padded; d += 32) RowsLayout<kDim>::store(to, i, d, 0);
+    }
+}
+
+// --- products --------------------------------------------------------------------------------------------
+
+// A fragment of rows 0..15, values 16 c .. 16 c + 15.
+template <int kDim>
+DEVICE void load_a(const unsigned char *rows, int c, uint32_t (&a)[4]) {
+    const int lane = lane_index();
+    ldmatrix_x4(a, rows + RowsLayout<kDim>::offset(lane & 15, 2 * c + (lane >> 4)));
+}
+
+// B fragments of q . k for cells [first, first + 16), values 16 c .. : b[0], b[1] of the first 8 cells, b[2],
+// b[3] of the others.
+template <int kDim>
+DEVICE void load_k(const unsigned char *k, int first, int c, uint32_t (&b)[4]) {
+    const int lane = lane_index();
+    ldmatrix_x4(b,
+                k + RowsLayout<kDim>::offset(first + (lane & 7) + (lane >> 4) * 8, 2 * c + (lane >> 3 & 1)));
+}
+
+// B fragments of p . v for cells [first, first + 32) and values [8 n, 8 n + 8): b[0], b[1] of the first 16.
+template <int kDim>
+DEVICE void load_v(const unsigned char *v, int first, int n, uint32_t (&b)[4]) {
+    ldmatrix_x4_trans(b, v + RowsLayout<kDim>::offset(first + lane_index(), n));
+}
+
+// s -> scaled, capped, in units of log2, masked. cell: of c[0] and c[2]; c[1] and c[3] are one further.
+DEVICE void finish_scores(const AttentionParams &p, const LaneRows &rows, int cell, float (&c)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float s = c[i] * p.scale;
+        if (p.softcap != 0.0f) s = soft_cap_p(s, p.softcap, p.softcap_inverse);
+        const int at = cell + (i & 1);
+        const bool visible = at >= rows.first[i >> 1] && at <= rows.own[i >> 1];
+        c[i] = visible ? s * kLog2E : bits_float(0xff800000u);  // minus infinity
+    }
+}
+
+DEVICE float quad_max(float x) {
+    x = fmaxf(x, shfl_xor(x, 1));
+    return fmaxf(x, shfl_xor(x, 2));
+}
+
+// What a lane has summed of rows g and g + 8: maximum, sum, and 8-column tiles of o.
+template <int kTiles>
+struct Sums {
+    float m[2], l[2];
+    float o[kTiles][4];
+
+    DEVICE void clear() {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) m[i] = kNoMaximum, l[i] = 0;
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[n][i] = 0;
+    }
+
+    // The maximum of row i moves.
+    DEVICE void rescale(int i, float to) {
+        const float f = exp2_p(m[i] - to);
+        m[i] = to;
+        l[i] *= f;
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            o[n][2 * i] *= f;
+            o[n][2 * i + 1] *= f;
+        }
+    }
+
+    // One step: a holds p of its 64 cells. Tile n of o has the values [8 (first + n stride), + 8) of v, which
+    // has `columns`.
+    template <int kDim>
+    DEVICE void add(const Products &products, const uint32_t (&a)[4][4], const unsigned char *v, int first,
+                    int stride, int columns) {
+        const uint32_t ones[2] = {products.ones(), products.ones()};
+        float sum[4] = {l[0], 0, l[1], 0};
+#pragma unroll
+        for (int chunk = 0; chunk < 4; ++chunk) products.mma(sum, a[chunk], ones);
+        l[0] = sum[0];
+        l[1] = sum[2];
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            const int tile = first + n * stride;
+            if (8 * tile >= columns) break;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                uint32_t b[4];
+                load_v<kDim>(v, 32 * half, tile, b);
+                products.mma(o[n], a[2 * half], {b[0], b[1]});
+                products.mma(o[n], a[2 * half + 1], {b[2], b[3]});
+            }
+        }
+    }
+};
+
+// The weights of the two sides of a join.
+struct Join {
+    float m, a, b;
+};
+DEVICE Join join(float m, float m_other) {
+    const float top = fmaxf(m, m_other);
+    return {top, exp2_p(m - top), exp2_p(m_other - top)};
+}
+
+// --- results ---------------------------------------------------------------------------------------------
+
+// 1 / l after the head's sink, times what o is still to be multiplied by.
+DEVICE float final_factor(const AttentionParams &p, int head, float m, float l) {
+    if (!p.sinks) return l > 0.0f ? 1.0f / l : 0.0f;
+    const float sink = p.sinks[head] * kLog2E, top = fmaxf(m, sink), a = exp2_p(m - top);
+    return a / fma_rn(l, a, exp2_p(sink - top));
+}
+
+DEVICE float *output_of(const AttentionParams &p, const RowSpace &space, int row) {
+    const int64_t token = space.sequence.first + space.token(row);
+    return p.out + token * p.out_stride + int64_t{space.head(row)} * p.dim_v;
+}
+
+// The finished rows of a tile. Tile n of o has the values [column + 8 (first + n stride), + 8), below
+// column + columns.
+template <int kTiles>
+DEVICE void store_output(const AttentionParams &p, const RowSpace &space, const Sums<kTiles> &sums,
+                         int first_row, int column, int columns, int first, int stride) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int row = first_row + (lane_index() >> 2) + 8 * i;
+        if (row >= space.rows) continue;
+        const float factor = final_factor(p, space.head(row), sums.m[i], sums.l[i]);
+        float *out = output_of(p, space, row) + column + 2 * (lane_index() & 3);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+            const int tile = first + n * stride;
+            if (8 * tile >= columns) break;
+            out[8 * tile] = sums.o[n][2 * i] * factor;
+            out[8 * tile + 1] = sums.o[n][2 * i + 1] * factor;
+        }
+    }
+}
+
+// The kernel for heads of this size: Body<64>, <128> or <256>.
+template <template <int, bool> class Body, bool kPacked>
+Kernel<AttentionParams> kernel_for(int32_t dim) {
+    if (dim <= 64) return kernel_of<Body<64, kPacked>>();
+    if (dim <= 128) return kernel_of<Body<128, kPacked>>();
+    return kernel_of<Body<256, kPacked>>();
+}
+
+}  // namespace runnel::kernels::cuda

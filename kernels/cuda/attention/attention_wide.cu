@@ -1,0 +1,412 @@
+// Attention of wide heads (attention.h): more than 256 dimensions, or latent ones of any size. Decode and
+// prefill alike; attention_append.cu has put k and v of the batch into the cache.
+//
+// A block of 8 warps takes a tile of 16 rows, and one split of its cells, or all of them one after the other
+// (wide_work()). Shared memory holds the queries and one tile of 64 cells x 576 values of 16 bits, which K
+// and V take in turns: 96 KB, so that every device of sm_80 and later has room for a block and those with 227
+// KB for two. Of latent layers the values are the tile that is there. While a step is computed, the cells of
+// the next are on their way to L2; packed types come from there through registers, 16-bit ones by cp.async.
+// Scores: a warp has 16 cells and half of the chunks of 16 dimensions, and two warps' sums are added: eight
+// warps then read queries and keys as often as four would with all chunks, and no chain of products is longer
+// than 18. p . v: every eighth 8-column of the output.
+//
+// What it costs. Bytes: every K/V byte of a split once per tile of 16 rows: latent attention with h heads
+// reads the cache h / 16 times per token, but tiles of one split are neighbors in the grid and meet in L2.
+// Side by side, 16 (dim_v + 2) floats of scratch per item, written and read (each 11% of a split's bytes at
+// 576 / 512); in order, as much per split, but for the ends. One launch more than narrow decode has (append).
+// Per tile and step padded_k / 2 + dim_v / 2 + 32 mma of 16x8x16, and in shared memory 128 padded_k bytes
+// written (of values that are not latent 128 dim_v more), 256 padded_k + 128 dim_v + 16384 read: at 576 /
+// 512, 576 mma and 296 KB, which 128 bytes per clock make 2370 clocks, four per mma. So shared memory is the
+// floor on data-center devices: 5.4 us per tile and split at 1.75 GHz, less than an H200's multiprocessor
+// takes to read a split of 16 bits (9 us) with up to 16 heads, five times as long with 128. Queries of 32
+// rows would save a third of it, but have no room in 99 KB.
+#include "kernels/cuda/attention/attention_split.h"
+
+namespace runnel::kernels::cuda {
+
+namespace {
+
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kUnits = 3;                           // of 16 packed bytes that a thread has under way
+constexpr int kWarpRows = kAttentionStep / kWarps;  // of a tile that is loaded
+constexpr int kTiles = kMaxWideV / 8 / kWarps;      // 8-column tiles of o per warp
+using TileRows = RowsLayout<kMaxWideK>;
+
+struct Item {
+    int sequence, kv_head, tile;
+    int first, count, splits;  // splits [first, first + count) of `splits`
+    int partial, apart;        // of split 0, and from split to split
+};
+
+// What all threads know about the item and the split at hand. In shared memory: registers are what the loop
+// lacks.
+struct Block {
+    Item item;
+    CacheHead cache;
+    Run run;
+    CellRange cells;          // of the run, that the tile sees
+    int first, last;          // steps of the split
+    bool starts, ends;        // the tile sees none of the item's splits before it, none behind it
+    bool other_run;           // than the split that the queries were made for
+    bool begun, begun_sinks;  // for thread 0: there was a split that the tile sees, one of sink cells
+};
+
+struct WideShared {
+    alignas(128) unsigned char tile[kAttentionStep * TileRows::kRowBytes];  // of K and V in turn
+    alignas(128) unsigned char q[kAttentionRows * TileRows::kRowBytes];
+    alignas(128) unsigned char p[kAttentionRows * 2 * kPStride];
+    float second[kScoreWarps][8][32];  // scores over the second half of the dimensions, by lane
+    Maxima maximum;
+    RowCells rows[kAttentionRows];  // of the run at hand
+    uint32_t arrived;
+    Block block;
+};
+static_assert(sizeof(WideShared) <= 99 << 10);
+static_assert(kWideTotals == (4 * kTiles + 4) * kThreads);
+// Heads are made in the room of the tile, before one arrives.
+static_assert(sizeof(WideShared::tile) >= kWarps * kMaxWideK * sizeof(float));
+
+// The item number `index`, or false when there are fewer. Tiles that read the same cells are neighbors; of
+// those with all splits, the last ones see the most cells and come first.
+DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
+    const int sequences = *p.sequence_count;
+    int rest = index, partial = 0;
+    for (int s = 0; s < sequences; ++s) {
+        const WideWork work = wide_work(p, p.sequences[s], p.side_by_side - partial);
+        if (rest < work.items) {
+            const int tile = rest % work.tiles, others = rest / work.tiles;
+            if (work.side_by_side) {
+                const int kv_head = others / work.splits;
+                item = {s,
+                        kv_head,
+                        tile,
+                        others % work.splits,
+                        1,
+                        work.splits,
+                        partial + kv_head * work.splits * work.tiles + tile,
+                        work.tiles};
+            } else {
+                item = {
+                    s, rest % p.kv_heads, work.tiles - 1 - rest / p.kv_heads, 0, work.splits, work.splits, 0,
+                    0};
+            }
+            return true;
+        }
+        rest -= work.items;
+        partial += work.side_by_side ? work.items : 0;
+    }
+    return false;
+}
+
+// --- cells into the tile ---------------------------------------------------------------------------------
+
+// K or V of a K/V head in the two pages of a step.
+struct StepPages {
+    const unsigned char *first, *second;  // or anything, where no cell of theirs is in the range
+
+    DEVICE const unsigned char *of(int row) const { return row < kPageCells ? first : second; }
+};
+
+DEVICE StepPages pages_of(const AttentionParams &p, const CachePages &pages, const CacheHead &head,
+                          const CellRange &cells, int step) {
+    const auto page = [&](int cell) {
+        const bool used = cell < cells.end && cell + kPageCells > cells.begin;
+        return used ? page_of(pages, p.kv_heads, head.table, head.kv_head, cell) : pages.bytes;
+    };
+    return {page(step * kAttentionStep), page(step * kAttentionStep + kPageCells)};
+}
+
+// The values [0, count) of a 16-bit type, zeros up to `padded`. A warp has every eighth row.
+DEVICE void load_values(const CachePages &pages, const StepPages &from, const CellRange &cells, int step,
+                        int count, int padded, unsigned char *tile) {
+    for (int row = warp_index(); row < kAttentionStep; row += kWarps) {
+        const bool cached = cells.cached(step * kAttentionStep + row);
+        const unsigned char *values = from.of(row) + row % kPageCells * pages.row_bytes;
+        for (int chunk = lane_index(); 8 * chunk < padded; chunk += 32) {
+            const bool valid = cached && 8 * chunk < count;
+            cp_async16(tile + TileRows::offset(row, chunk), valid ? values + 16 * chunk : pages.bytes, valid);
+        }
+    }
+    cp_async_commit();
+}
+
+// The values [0, padded) of a packed type, which the cache has filled up with zeros. A unit is 16 bytes, of
+// 16 or 32 values that share a scale; a warp has every eighth row.
+DEVICE void unpack_values(const CachePages &pages, const StepPages &from, const CellRange &cells, int step,
+                          int padded, unsigned char *tile) {
+    const bool nibbles = pages.type == CacheType::Q4_0;
+    const int chunks = nibbles ? 4 : 2, units = (padded + 8 * chunks - 1) / (8 * chunks);
+    const int page_values = kPageCells * pages.row_bytes, end = kWarpRows * units;
+    const auto row_of = [&](int unit) { return warp_index() + unit / units * kWarps; };
+    const auto is_cached = [&](int unit) {
+        return unit < end && cells.cached(step * kAttentionStep + row_of(unit));
+    };
+#pragma unroll 1
+    for (int first = lane_index(); first < end; first += 32 * kUnits) {
+        uint4 bytes[kUnits];
+        uint32_t scale[kUnits];
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+            const int unit = first + 32 * i, row = row_of(unit), at = row % kPageCells, u = unit % units;
+            scale[i] = 0;
+            if (!is_cached(unit)) continue;
+            const unsigned char *page = from.of(row);
+            bytes[i] = ld128(page + at * pages.row_bytes + 16 * u);
+            if (has_scales(pages.type))
+                scale[i] =
+                    0x00010001u * reinterpret_cast<const uint16_t *>(
+                                      page + page_values + at * pages.scale_bytes)[nibbles ? u : u / 2];
+        }
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+            const int unit = first + 32 * i, chunk = unit % units * chunks;
+            if (unit >= end) break;
+            const uint32_t words[4] = {bytes[i].x, bytes[i].y, bytes[i].z, bytes[i].w};
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                if (k >= chunks || 8 * (chunk + k) >= padded) break;
+                uint4 eight = {0, 0, 0, 0};
+                if (is_cached(unit))
+                    eight = unpack_eight(
+                        pages.type,
+                        nibbles ? uint2{words[k], 0} : uint2{words[2 * k % 4], words[2 * k % 4 + 1]},
+                        scale[i]);
+                st128(tile + TileRows::offset(row_of(unit), chunk + k), eight);
+            }
+        }
+    }
+}
+
+// The step's cells on their way to L2: one thread each.
+DEVICE void prefetch_step(const AttentionParams &p, const CachePages &pages, const CacheHead &head,
+                          const CellRange &cells, int step) {
+    const int row = thread_index();
+    if (row >= kAttentionStep || !cells.cached(step * kAttentionStep + row)) return;
+    const unsigned char *page =
+        page_of(pages, p.kv_heads, head.table, head.kv_head, step * kAttentionStep + row);
+    prefetch_l2(page + row % kPageCells * pages.row_bytes, static_cast<uint32_t>(pages.row_bytes));
+}
+
+// --- the kernel ------------------------------------------------------------------------------------------
+
+struct AttentionWide {
+    using Params = AttentionParams;
+    using Shared = WideShared;
+    static constexpr const char *kName = "attention wide";
+    static constexpr int kThreads = cuda::kThreads, kBlocks = 2;
+
+    static DEVICE RowSpace space_of(const Params &p, const Block &block) {
+        return row_space(p, block.item.sequence, block.item.kv_head);
+    }
+    static DEVICE int first_row(const Block &block) { return block.item.tile * kAttentionRows; }
+
+    // For one thread: what the tile sees of split number `i` of the item.
+    static DEVICE void begin_split(const Params &p, Block &block, int i) {
+        const RowSpace space = space_of(p, block);
+        const int split = block.item.first + i;
+        const Splits parts = splits_of(p, space.sequence);
+        const bool sinks = split < parts.sinks;
+        const Run run = run_of(p, sinks);
+        const int first_cell = (sinks ? split : parts.first + split - parts.sinks) * kAttentionSplit;
+        const int seen = first_visible(p, run, space.own_cell(first_row(block)));
+        const int tile_end = space.end_of(first_row(block) + kAttentionRows),
+                  end = smaller(tile_end, run.end);
+        const bool starts = i == 0 || !block.begun;
+        block.starts = starts;
+        block.other_run = starts || block.begun_sinks != sinks;
+        block.cache = space.cache;
+        block.run = run;
+        block.cells = {seen, end, end};
+        const int begin = seen > first_cell ? seen : first_cell;
+        const int last_end = smaller(end, first_cell + kAttentionSplit);
+        const bool sees = begin < last_end;
+        block.first = begin / kAttentionStep;
+        block.last = sees ? (last_end - 1) / kAttentionStep : begin / kAttentionStep - 1;
+        block.begun = sees || !starts;
+        if (sees) block.begun_sinks = sinks;
+        block.ends = tile_end <= smaller(run.end, first_cell + kAttentionSplit) || i + 1 == block.item.count;
+    }
+
+    // This warp's 16 cells, over its half of the dimensions: c[0] the first 8, c[1] the others.
+    static DEVICE void half_scores(const Params &p, Shared &shared, float (&c)[2][4]) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) c[n][i] = 0;
+        const int chunks = padded_k(p) / 16, middle = (chunks + 1) / 2;
+        const bool second = warp_index() >= kScoreWarps;
+        const int first_cell = 16 * (warp_index() % kScoreWarps), end = second ? chunks : middle;
+        const Products products = products_of(p.k_cache);
+#pragma unroll 2
+        for (int chunk = second ? middle : 0; chunk < end; ++chunk) {
+            uint32_t a[4], b[4];
+            load_a<kMaxWideK>(shared.q, chunk, a);
+            load_k<kMaxWideK>(shared.tile, first_cell, chunk, b);
+            products.mma(c[0], a, {b[0], b[1]});
+            products.mma(c[1], a, {b[2], b[3]});
+        }
+        if (!second) return;
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                shared.second[warp_index() - kScoreWarps][4 * n + i][lane_index()] = c[n][i];
+    }
+
+    // Of the first warps: their cells' scores, and the largest of each row for all.
+    static DEVICE void finish(const Params &p, Shared &shared, int step, float (&c)[2][4]) {
+        if (warp_index() >= kScoreWarps) return;
+        const RowCells &low = shared.rows[lane_index() >> 2], &high = shared.rows[(lane_index() >> 2) + 8];
+        const LaneRows rows{{low.first, high.first}, {low.own, high.own}};
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) c[n][i] += shared.second[warp_index()][4 * n + i][lane_index()];
+            const int cell = step * kAttentionStep + 16 * warp_index() + 8 * n + 2 * (lane_index() & 3);
+            finish_scores(p, rows, cell, c[n]);
+        }
+        share_maximum(shared.maximum, c);
+    }
+
+    // Packed values into the tile, or 16-bit ones on their way there: each where the loop has room for it.
+    static DEVICE void load(const Params &p, Shared &shared, const CachePages &pages, int step, int count,
+                            int padded, bool packed) {
+        if (is_packed(pages.type) != packed) return;
+        const CellRange &cells = shared.block.cells;
+        const StepPages from = pages_of(p, pages, shared.block.cache, cells, step);
+        if (packed)
+            unpack_values(pages, from, cells, step, padded, shared.tile);
+        else
+            load_values(pages, from, cells, step, count, padded, shared.tile);
+    }
+    static DEVICE void start_k(const Params &p, Shared &shared, int step, bool packed) {
+        load(p, shared, p.k_cache, step, p.dim_k, padded_k(p), packed);
+    }
+    static DEVICE void start_v(const Params &p, Shared &shared, int step, bool packed) {
+        if (!p.latent) load(p, shared, p.v_cache, step, p.dim_v, p.dim_v, packed);
+    }
+    static DEVICE void prefetch(const Params &p, const Shared &shared, const CachePages &pages, int step) {
+        if (step <= shared.block.last) prefetch_step(p, pages, shared.block.cache, shared.block.cells, step);
+    }
+
+    static DEVICE void steps(const Params &p, Shared &shared, Sums<kTiles> &sums) {
+#pragma unroll 1
+        for (int step = shared.block.first; step <= shared.block.last; ++step) {
+            start_k(p, shared, step, false);
+            start_k(p, shared, step, true);
+            if (!p.latent) prefetch(p, shared, p.v_cache, step);
+            prefetch(p, shared, p.k_cache, step + 1);
+            cp_async_wait<0>();
+            block_sync();
+            float c[2][4];
+            half_scores(p, shared, c);
+            block_sync();
+            start_v(p, shared, step, false);
+            finish(p, shared, step, c);
+            block_sync();
+            rescale_step<kWarps>(p, sums, shared.maximum, shared.p, c);
+            start_v(p, shared, step, true);
+            cp_async_wait<0>();
+            block_sync();
+            add_step<kMaxWideK, kWarps>(p, sums, shared.p, shared.tile);
+            block_sync();
+        }
+    }
+
+    // At the end of a split that is not the item's only one: total and sums join into total, or, in the
+    // last split, into sums. The total is in global scratch, where each thread has its own: registers and
+    // shared memory are full.
+    static DEVICE void end_split(const Params &p, Sums<kTiles> &sums, bool first, bool last) {
+        if (first && last) return;
+        float *total = p.totals + int64_t{block_index()} * kWideTotals + thread_index();
+        const auto join_into = [&](float &there, float mine, const Join &weight) {
+            const float joined = first ? mine : fma_rn(there, weight.a, mine * weight.b);
+            if (!last) there = joined;
+            return joined;
+        };
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float &m = total[(4 * kTiles + i) * kThreads], &l = total[(4 * kTiles + 2 + i) * kThreads];
+            const Join weight = first ? Join{sums.m[i], 0, 1} : join(m, sums.m[i]);
+            if (!last) m = weight.m;
+            sums.m[i] = weight.m;
+            sums.l[i] = join_into(l, sums.l[i], weight);
+#pragma unroll
+            for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+                for (int j = 2 * i; j < 2 * i + 2; ++j)
+                    sums.o[n][j] = join_into(total[(4 * n + j) * kThreads], sums.o[n][j], weight);
+        }
+    }
+
+    // For the run of the split at hand, in the room of the tile.
+    static DEVICE void make_queries(const Params &p, Shared &shared) {
+        load_queries<kMaxWideK>(p, space_of(p, shared.block), shared.block.run, first_row(shared.block),
+                                warp_index(), kWarps,
+                                reinterpret_cast<float *>(shared.tile) + warp_index() * kMaxWideK, shared.q);
+        block_sync();
+    }
+
+    // All splits of the item, joined in order.
+    static DEVICE void sum_splits(const Params &p, Shared &shared, Sums<kTiles> &sums) {
+        const Block &block = shared.block;
+        sums.clear();
+#pragma unroll 1
+        for (int i = 0; i < block.item.count; ++i) {
+            if (thread_index() == 0) begin_split(p, shared.block, i);
+            block_sync();
+            if (block.first <= block.last) {
+                const int row = thread_index();
+                if (row < kAttentionRows)
+                    shared.rows[row] = row_cells(p, space_of(p, block), block.run, first_row(block) + row);
+                if (block.other_run) make_queries(p, shared);
+                sums.clear();
+                steps(p, shared, sums);
+                end_split(p, sums, block.starts, block.ends);
+            }
+            const bool ends = block.ends;
+            block_sync();
+            if (ends) break;
+        }
+    }
+
+    static DEVICE void work(const Params &p, Shared &shared) {
+        Sums<kTiles> sums;
+        sum_splits(p, shared, sums);
+        const Item &item = shared.block.item;
+        const RowSpace space = space_of(p, shared.block);
+        const int row = first_row(shared.block);
+        if (item.count == item.splits) {
+            store_output(p, space, sums, row, 0, p.dim_v, warp_index(), kWarps);
+            return;
+        }
+        store_partial<kWarps>(p, sums, item.partial + item.first * item.apart);
+        if (is_last(p.counters + item.partial, item.splits, shared.arrived))
+            join_splits<kMaxWideV, kWarps>(p, space, row, item.partial, item.apart, item.splits);
+    }
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<Shared>();
+        grid_dep_wait();
+        Item item;
+        for (int i = block_index(); find_item(p, i, item); i += block_count()) {
+            if (thread_index() == 0) shared.block.item = item;
+            block_sync();
+            work(p, shared);
+            block_sync();
+        }
+        grid_dep_trigger();
+    }
+};
+
+}  // namespace
+
+Kernel<AttentionParams> attention_wide_kernel() {
+    return kernel_of<AttentionWide>();
+}
+
+size_t attention_wide_shared() {
+    return sizeof(WideShared);
+}
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,54 @@
+// K and V on the device: pages of every layer (cache_pages.h) in one allocation, and whole blocks of a group
+// copied, read and written.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/runtime/runtime.h"
+
+namespace runnel::kernels::cuda {
+
+class KvMemory {
+  public:
+    KvMemory() = default;
+    KvMemory(const Program &program, const CacheConfig &config);
+
+    // Bytes that the constructor will take.
+    static size_t bytes(const Program &program, const CacheConfig &config);
+
+    CacheType k_type() const { return k_type_; }
+    CacheType v_type() const { return v_type_; }
+    std::byte *k(int32_t layer) const { return memory_.data() + layers_[static_cast<size_t>(layer)].k.at; }
+    std::byte *v(int32_t layer) const { return memory_.data() + layers_[static_cast<size_t>(layer)].v.at; }
+
+    // As Backend has them. Copies are enqueued; the others return when they are done.
+    void copy(Stream &stream, int32_t group, std::span<const BlockCopy> copies) const;
+    void read(Stream &stream, int32_t group, BlockId block, std::span<std::byte> bytes) const;
+    void write(Stream &stream, int32_t group, BlockId block, std::span<const std::byte> bytes) const;
+
+  private:
+    struct Pages {
+        size_t at, bytes;  // the first in memory_; of a block
+    };
+    struct Layer {
+        int32_t group;
+        Pages k, v;
+    };
+    struct Layout {
+        std::vector<Layer> layers;
+        size_t bytes = 0;
+    };
+    static Layout layout(const Program &program, const CacheConfig &config);
+    // f(pages, bytes) for every piece of a block of the group.
+    template <typename F>
+    void visit(int32_t group, BlockId block, F f) const;
+
+    CacheType k_type_ = CacheType::F16, v_type_ = CacheType::F16;
+    DeviceMemory memory_;
+    std::vector<Layer> layers_;
+};
+
+}  // namespace runnel::kernels::cuda

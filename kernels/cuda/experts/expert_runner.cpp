@@ -1,0 +1,170 @@
+#include "kernels/cuda/experts/expert_runner.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/experts/experts.h"
+#include "kernels/cuda/linear/quantize.h"
+#include "kernels/cuda/runtime/memory_need.h"
+#include "kernels/cuda/steps/elementwise.h"
+
+namespace runnel::kernels::cuda {
+namespace {
+
+constexpr const char *kName = "experts";
+
+RouteScore score_of(Routing::Score score) {
+    switch (score) {
+        case Routing::Score::Sigmoid:
+            return RouteScore::Sigmoid;
+        case Routing::Score::SelectedSoftmax:
+            return RouteScore::SelectedSoftmax;
+        default:
+            return RouteScore::Softmax;
+    }
+}
+
+}  // namespace
+
+// Of the largest step.
+struct ExpertRunner::Sizes {
+    int64_t rows = 0, groups = 0;     // groups: of either list
+    int64_t hidden = 0, results = 0;  // floats
+    int64_t packed = 0;               // bytes
+};
+
+ExpertRunner::Sizes ExpertRunner::sizes(const Program &program, const Plan &plan, int32_t max_tokens) {
+    Sizes all;
+    for (const Op &op : plan.ops) {
+        const auto *experts = std::get_if<ExpertsOp>(&op);
+        if (experts == nullptr) continue;
+        const Weight &w = program.weights[static_cast<size_t>(experts->step.down)];
+        const int64_t rows = int64_t{max_tokens} * experts->step.routing.used;
+        all.rows = std::max(all.rows, rows);
+        all.groups = std::max(all.groups, std::min(rows, w.count + rows / kLinearGroupTokens));
+        all.hidden = std::max(all.hidden, rows * stride_of(2 * w.cols));
+        all.results = std::max(all.results, rows * stride_of(w.rows));
+        all.packed = std::max(all.packed, activation_bytes(w.cols, rows, forms_of(experts->down)));
+    }
+    return all;
+}
+
+size_t ExpertRunner::bytes(const Program &program, const Plan &plan, int32_t max_tokens) {
+    const Sizes s = sizes(program, plan, max_tokens);
+    if (s.rows == 0) return 0;
+    return static_cast<size_t>(s.rows * 5 * 4 + s.groups * 2 * static_cast<int64_t>(sizeof(TokenGroup)) +
+                               (s.hidden + s.results) * 4 + s.packed + 8);
+}
+
+ExpertRunner::ExpertRunner(const Program &program, const Plan &plan, int32_t max_tokens) {
+    const Sizes s = sizes(program, plan, max_tokens);
+    if (s.rows == 0) return;
+    const auto memory = [](int64_t bytes) {
+        return bytes > 0 ? DeviceMemory(static_cast<size_t>(bytes), kName) : DeviceMemory();
+    };
+    for (DeviceMemory *m : {&chosen_, &weights_, &sources_, &row_weights_, &rows_}) *m = memory(4 * s.rows);
+    for (DeviceMemory *m : {&few_, &many_}) *m = memory(s.groups * static_cast<int64_t>(sizeof(TokenGroup)));
+    counts_ = memory(2 * sizeof(int32_t));
+    hidden_ = memory(4 * s.hidden);
+    results_ = memory(4 * s.results);
+    packed_ = memory(s.packed);
+    prepare(route_kernel().handle, kRouteShared);
+    prepare(group_rows_kernel().handle, kGroupRowsShared);
+    prepare(combine_kernel().handle, 0);
+    for (const Op &op : plan.ops)
+        if (const auto *experts = std::get_if<ExpertsOp>(&op)) {
+            for (const ExpertsOp::In &in : experts->in) prepare_experts(in.format, max_tokens);
+            prepare_experts(experts->down, max_tokens);
+        }
+}
+
+void ExpertRunner::enqueue(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
+                           const Operands &operands) {
+    const Experts &step = op.step;
+    const int32_t rows = operands.tokens * step.routing.used;
+    const ExpertRows groups{operands.tokens,
+                            op.experts,
+                            rows,
+                            few_.as<const TokenGroup>(),
+                            many_.as<const TokenGroup>(),
+                            counts_.as<const int32_t>(),
+                            counts_.as<const int32_t>() + 1};
+    route(launcher, op, weights, operands, rows);
+    gate_and_up(launcher, op, weights, operands, groups);
+    down(launcher, op, weights, groups);
+    const auto width = static_cast<int32_t>(op.out_width);
+    launcher.run(combine_kernel(), (int64_t{operands.tokens} * width + 255) / 256, 0,
+                 {results_.as<const float>(), rows_.as<const int32_t>(),
+                  step.weights_on_input ? nullptr : weights_.as<const float>(), operands.add.data,
+                  operands.out.data, stride_of(width), operands.add.stride, operands.out.stride,
+                  operands.tokens, step.routing.used, width});
+}
+
+void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
+                         const Operands &operands, int32_t rows) {
+    const Routing &r = op.step.routing;
+    launcher.run_exactly(
+        route_kernel(), (operands.tokens + kRouteTokens - 1) / kRouteTokens, kRouteShared,
+        {operands.logits.data, operands.logits.stride, weights.floats(r.selection_bias),
+         weights.floats(r.expert_scales), operands.tokens, op.experts, r.used, r.groups, r.groups_used,
+         r.group_best, score_of(r.score), r.normalize, r.scale, chosen_.as<int32_t>(), weights_.as<float>()});
+    launcher.run_exactly(
+        group_rows_kernel(), op.experts, kGroupRowsShared,
+        {chosen_.as<const int32_t>(), weights_.as<const float>(), rows, r.used, op.experts,
+         sources_.as<int32_t>(), row_weights_.as<float>(), rows_.as<int32_t>(), few_.as<TokenGroup>(),
+         many_.as<TokenGroup>(), counts_.as<int32_t>(), counts_.as<int32_t>() + 1});
+}
+
+// Into hidden_: h, or gate and up side by side and then h over them.
+void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
+                               const Operands &operands, const ExpertRows &rows) {
+    const Experts &step = op.step;
+    const int64_t stride = stride_of(2 * op.width);
+    for (const ExpertsOp::In &in : op.in) {
+        LinearParams p{};
+        p.x = operands.input;
+        p.x_f32 = operands.in.data;
+        p.x_stride = operands.in.stride;
+        p.cols = static_cast<int32_t>(op.in_width);
+        p.gate = op.fused ? LinearGate::Silu : LinearGate::None;
+        p.sources = sources_.as<const int32_t>();
+        p.row_weights = step.weights_on_input ? row_weights_.as<const float>() : nullptr;
+        for (const ExpertsOp::Part &part : in.parts) {
+            LinearMatrix &m = p.matrix[p.matrices++];
+            m.tiles = weights.tiles(part.weight);
+            m.bias = weights.floats(part.bias);
+            m.rows = static_cast<int32_t>(part.rows);
+            m.out = hidden_.as<float>() + part.at;
+            m.out_stride = stride;
+        }
+        launch_experts(launcher, p, in.format, rows);
+    }
+    if (op.fused) return;
+    const float *up = op.gated ? hidden_.as<const float>() + op.width : nullptr;
+    launcher.run(activate_kernel(), rows.rows * ((op.width + 255) / 256), 0,
+                 {hidden_.as<const float>(), up, hidden_.as<float>(), stride, stride, stride,
+                  static_cast<int32_t>(op.width), rows.rows, op.activation});
+}
+
+void ExpertRunner::down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
+                        const ExpertRows &rows) {
+    const int64_t stride = stride_of(2 * op.width);
+    LinearParams p{};
+    if (const ActivationForms forms = forms_of(op.down); forms.any()) {
+        p.x = place_activations(packed_.data(), op.width, rows.rows, forms);
+        launcher.run_exactly(
+            quantize_kernel(), rows.rows, kQuantizeShared,
+            {hidden_.as<const float>(), nullptr, nullptr, 0, static_cast<int32_t>(op.width), stride, p.x});
+    }
+    p.x_f32 = hidden_.as<const float>();
+    p.x_stride = stride;
+    p.cols = static_cast<int32_t>(op.width);
+    p.matrices = 1;
+    p.matrix[0].tiles = weights.tiles(op.step.down);
+    p.matrix[0].bias = weights.floats(op.step.down_bias);
+    p.matrix[0].rows = static_cast<int32_t>(op.out_width);
+    p.matrix[0].out = results_.as<float>();
+    p.matrix[0].out_stride = stride_of(op.out_width);
+    launch_experts(launcher, p, op.down, rows);
+}
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,50 @@
+// Runs the Experts steps of a plan: the work memory between their kernels, and the launches in order - route,
+// group rows, gate and up, activation (when the matrices cannot do it), quantize, down, sum.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/linear/linear_launch.h"
+#include "kernels/cuda/plan.h"
+#include "kernels/cuda/runtime/launcher.h"
+#include "kernels/cuda/runtime/slot_memory.h"
+#include "kernels/cuda/upload/weights.h"
+
+namespace runnel::kernels::cuda {
+
+class ExpertRunner {
+  public:
+    ExpertRunner() = default;
+    // Room for batches of `max_tokens` tokens; loads the kernels. Nothing if the plan has no experts.
+    ExpertRunner(const Program &program, const Plan &plan, int32_t max_tokens);
+
+    // Bytes that the constructor will take.
+    static size_t bytes(const Program &program, const Plan &plan, int32_t max_tokens);
+
+    // input: the step's, quantized if the format of its matrices asks for it. The slots are those of the
+    // step; add.data may be null.
+    struct Operands {
+        SlotMemory in, logits, add, out;
+        Activations input;
+        int32_t tokens;
+    };
+    void enqueue(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
+                 const Operands &operands);
+
+  private:
+    struct Sizes;
+    static Sizes sizes(const Program &program, const Plan &plan, int32_t max_tokens);
+    void route(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
+               const Operands &operands, int32_t rows);
+    void gate_and_up(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
+                     const Operands &operands, const ExpertRows &rows);
+    void down(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights, const ExpertRows &rows);
+
+    DeviceMemory chosen_, weights_;              // [pair]
+    DeviceMemory sources_, row_weights_, rows_;  // [row], [row], [pair]
+    DeviceMemory few_, many_, counts_;           // groups; {few, many}
+    DeviceMemory hidden_, packed_;               // [row][gate, up]; the activated ones, quantized
+    DeviceMemory results_;                       // [row][width of out]
+};
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,291 @@
+// Routing, grouping of rows and the final sum; see experts.h. All of them move little and cost a launch each.
+// The histogram is made anew by every block of group_rows: 4 bytes per pair and expert from L2, 8 MB for 2048
+// tokens of 128 experts, instead of one more launch.
+#include "kernels/cuda/experts/experts.h"
+
+#include "kernels/cuda/linear/linear_prefill.h"
+#include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/math.h"
+
+namespace runnel::kernels::cuda {
+
+namespace {
+
+constexpr float kOut = -__builtin_inff(), kLowest = -3.402823466e38f;
+constexpr float kSmallestSum = 0x1p-14f;  // of weights that are normalized
+
+// --- route -------------------------------------------------------------------------------------------------
+
+struct RouteShared {
+    struct {
+        float p[kMaxExperts], s[kMaxExperts], totals[kMaxExpertGroups], weights[kMaxUsedExperts];
+    } warp[kRouteTokens];
+};
+static_assert(sizeof(RouteShared) == kRouteShared);
+
+DEVICE float taking_part(float score) {
+    return score >= kLowest ? score : kLowest;  // NaN and minus infinity become the lowest
+}
+
+// An element of a list in the order "largest first, of equals the first".
+struct Ranked {
+    float value;
+    int32_t index;
+
+    DEVICE bool before(const Ranked &other) const {
+        return value > other.value || (value == other.value && index < other.index);
+    }
+};
+constexpr Ranked kFirst = {__builtin_inff(), -1};  // before all that are below infinity, or have an index
+
+// The first of s[0], s[step], .. that comes after `last`; value kOut and index `size` if there is none.
+DEVICE Ranked next_of(const float *s, int32_t from, int32_t size, int32_t step, const Ranked &last) {
+    Ranked best = {kOut, size};
+    for (int32_t i = from; i < size; i += step) {
+        const Ranked candidate = {s[i], i};
+        if (last.before(candidate) && candidate.before(best)) best = candidate;
+    }
+    return best;
+}
+
+// The `count`-th of a list of the warp.
+DEVICE Ranked last_of_best(const float *s, int32_t size, int32_t count) {
+    Ranked last = kFirst;
+    for (int32_t i = 0; i < count; ++i) {
+        Ranked best = next_of(s, lane_index(), size, 32, last);
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) {
+            const Ranked other = {shfl_xor(best.value, mask), shfl_xor(best.index, mask)};
+            if (other.before(best)) best = other;
+        }
+        last = best;
+    }
+    return last;
+}
+
+struct Route {
+    using Params = RouteParams;
+    static constexpr const char *kName = "route";
+    static constexpr int kThreads = 32 * kRouteTokens, kBlocks = 4;
+
+    // p, and what the choice goes by.
+    static DEVICE void score(const Params &p, const float *logits, float *probability, float *s) {
+        const int lane = lane_index();
+        float largest = kOut, sum = 0;
+        if (p.score == RouteScore::Softmax) {
+            for (int32_t i = lane; i < p.experts; i += 32)
+                largest = logits[i] > largest ? logits[i] : largest;
+            largest = warp_max(largest);
+            for (int32_t i = lane; i < p.experts; i += 32) {
+                probability[i] = exp_p(logits[i] - largest);
+                sum = sum + probability[i];
+            }
+            sum = warp_sum(sum);
+        }
+        const bool by_logit = p.selection_bias == nullptr && p.groups <= 1;
+        for (int32_t i = lane; i < p.experts; i += 32) {
+            const float l = logits[i];
+            const float value = p.score == RouteScore::Softmax   ? probability[i] / sum
+                                : p.score == RouteScore::Sigmoid ? 1.0f / (1.0f + exp_p(-l))
+                                                                 : l;
+            probability[i] = value;
+            s[i] = taking_part(by_logit ? l : p.selection_bias ? value + p.selection_bias[i] : value);
+        }
+    }
+
+    // Puts the experts of all but the best groups out.
+    static DEVICE void drop_groups(const Params &p, float *s, float *totals) {
+        const int32_t size = p.experts / p.groups;
+        for (int32_t g = lane_index(); g < p.groups; g += 32) {
+            Ranked last = kFirst;
+            float total = 0;
+            for (int32_t i = 0; i < p.group_best; ++i) {
+                last = next_of(s + g * size, 0, size, 1, last);
+                total += last.value;
+            }
+            totals[g] = taking_part(total);
+        }
+        warp_sync();
+        const Ranked last = last_of_best(totals, p.groups, p.groups_used);
+        for (int32_t i = lane_index(); i < p.experts; i += 32)
+            if (last.before({totals[i / size], i / size})) s[i] = kOut;
+        warp_sync();
+    }
+
+    // The chosen experts in ascending order, and their p.
+    static DEVICE void choose(const Params &p, const float *probability, const float *s, int32_t *chosen,
+                              float *weights) {
+        const int lane = lane_index();
+        const Ranked last = last_of_best(s, p.experts, p.used);
+        int32_t count = 0;
+        for (int32_t first = 0; first < p.experts; first += 32) {
+            const int32_t i = first + lane;
+            const bool taken = i < p.experts && !last.before({s[i < p.experts ? i : 0], i});
+            const uint32_t votes = ballot(taken);
+            const int32_t at = count + popc(votes & ((1u << lane) - 1));
+            if (taken) chosen[at] = i, weights[at] = probability[i];
+            count += popc(votes);
+        }
+        warp_sync();
+    }
+
+    // A lane's weight, from those of the chosen, with sums in ascending order.
+    static DEVICE float final_weight(const Params &p, const float *weights, int32_t own) {
+        float w = weights[own], sum = 0;
+        if (p.score == RouteScore::SelectedSoftmax) {
+            float largest = weights[0];
+            for (int32_t i = 1; i < p.used; ++i) largest = weights[i] > largest ? weights[i] : largest;
+            for (int32_t i = 0; i < p.used; ++i) sum += exp_p(weights[i] - largest);
+            w = exp_p(w - largest) / sum;
+            sum = 1;
+        } else if (p.normalize) {
+            for (int32_t i = 0; i < p.used; ++i) sum += weights[i];
+        }
+        if (p.normalize) w = w / (sum > kSmallestSum ? sum : kSmallestSum);
+        return w * p.scale;
+    }
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<RouteShared>().warp[warp_index()];
+        grid_dep_wait();
+        const int32_t token = block_index() * kRouteTokens + warp_index();
+        if (token < p.tokens) {
+            score(p, p.logits + token * p.stride, shared.p, shared.s);
+            warp_sync();
+            if (p.groups > 1) drop_groups(p, shared.s, shared.totals);
+            choose(p, shared.p, shared.s, p.chosen + int64_t{token} * p.used, shared.weights);
+            const int32_t own = lane_index();
+            if (own < p.used) {
+                const int64_t pair = int64_t{token} * p.used + own;
+                const float weight = final_weight(p, shared.weights, own);
+                p.weights[pair] = p.expert_scales ? weight * p.expert_scales[p.chosen[pair]] : weight;
+            }
+        }
+        grid_dep_trigger();
+    }
+};
+
+// --- group rows --------------------------------------------------------------------------------------------
+
+struct GroupRowsShared {
+    uint32_t count[kMaxExperts];
+    uint32_t warp[8];
+    uint32_t first, few, many;  // rows and groups of the experts before
+};
+static_assert(sizeof(GroupRowsShared) == kGroupRowsShared);
+
+struct GroupRows {
+    using Params = GroupRowsParams;
+    static constexpr const char *kName = "group_rows";
+    static constexpr int kThreads = 256, kBlocks = 4;
+
+    static DEVICE uint32_t groups_for(uint32_t rows, uint32_t size) { return (rows + size - 1) / size; }
+
+    // Warp: the sums over the experts before this one.
+    static DEVICE void sum_before(uint32_t expert, GroupRowsShared &shared) {
+        int first = 0, few = 0, many = 0;
+        for (uint32_t e = static_cast<uint32_t>(lane_index()); e < expert; e += 32) {
+            first += static_cast<int>(shared.count[e]);
+            few += static_cast<int>(groups_for(shared.count[e], kLinearGroupTokens));
+            many += static_cast<int>(groups_for(shared.count[e], kPrefillTokens));
+        }
+        first = warp_sum(first), few = warp_sum(few), many = warp_sum(many);
+        if (lane_index() == 0) {
+            shared.first = static_cast<uint32_t>(first);
+            shared.few = static_cast<uint32_t>(few);
+            shared.many = static_cast<uint32_t>(many);
+        }
+    }
+
+    // How many of the threads' `own` come before this thread's.
+    static DEVICE uint32_t sum_of_earlier(uint32_t own, GroupRowsShared &shared) {
+        uint32_t sum = own;  // inclusive, of the warp
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const uint32_t earlier = shfl(sum, lane_index() - step < 0 ? 0 : lane_index() - step);
+            if (lane_index() >= step) sum += earlier;
+        }
+        if (lane_index() == 31) shared.warp[warp_index()] = sum;
+        block_sync();
+        for (int w = 0; w < warp_index(); ++w) sum += shared.warp[w];
+        return sum - own;
+    }
+
+    static DEVICE void write_groups(TokenGroup *to, int32_t expert, uint32_t at, uint32_t first,
+                                    uint32_t rows, uint32_t size) {
+        for (uint32_t i = static_cast<uint32_t>(thread_index()); i < groups_for(rows, size);
+             i += static_cast<uint32_t>(block_threads())) {
+            const uint32_t left = rows - i * size;
+            to[at + i] = {expert, static_cast<int32_t>(first + i * size),
+                          static_cast<int32_t>(left < size ? left : size)};
+        }
+    }
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<GroupRowsShared>();
+        grid_dep_wait();
+        const int32_t expert = block_index(), threads = block_threads();
+        for (int32_t e = thread_index(); e < p.experts; e += threads) shared.count[e] = 0;
+        block_sync();
+        const int32_t each = (p.pairs + threads - 1) / threads;
+        const int32_t begin = thread_index() * each < p.pairs ? thread_index() * each : p.pairs;
+        const int32_t end = begin + each < p.pairs ? begin + each : p.pairs;
+        uint32_t own = 0;
+        for (int32_t i = begin; i < end; ++i) {
+            atomic_add_u32(&shared.count[p.chosen[i]], 1);
+            own += p.chosen[i] == expert;
+        }
+        block_sync();
+        if (warp_index() == 0) sum_before(static_cast<uint32_t>(expert), shared);
+        uint32_t row = sum_of_earlier(own, shared) + shared.first;
+        for (int32_t i = begin; i < end; ++i) {
+            if (p.chosen[i] != expert) continue;
+            p.sources[row] = i / p.used;
+            p.row_weights[row] = p.weights[i];
+            p.rows[i] = static_cast<int32_t>(row++);
+        }
+        const uint32_t rows = shared.count[expert];
+        write_groups(p.few, expert, shared.few, shared.first, rows, kLinearGroupTokens);
+        write_groups(p.many, expert, shared.many, shared.first, rows, kPrefillTokens);
+        if (expert == p.experts - 1 && thread_index() == 0) {
+            *p.few_count = static_cast<int32_t>(shared.few + groups_for(rows, kLinearGroupTokens));
+            *p.many_count = static_cast<int32_t>(shared.many + groups_for(rows, kPrefillTokens));
+        }
+        grid_dep_trigger();
+    }
+};
+
+// --- combine -----------------------------------------------------------------------------------------------
+
+struct Combine {
+    using Params = CombineParams;
+    static constexpr const char *kName = "combine";
+    static constexpr int kThreads = 256, kBlocks = 4;
+
+    static DEVICE void run(const Params &p) {
+        grid_dep_wait();
+        const int64_t all = int64_t{p.tokens} * p.width, step = int64_t{block_count()} * block_threads();
+        for (int64_t i = int64_t{block_index()} * block_threads() + thread_index(); i < all; i += step) {
+            const int64_t token = i / p.width, col = i % p.width;
+            float sum = p.add ? p.add[token * p.add_stride + col] : 0.0f;
+            for (int64_t pair = token * p.used; pair < (token + 1) * p.used; ++pair)
+                sum = fma_rn(p.weights ? p.weights[pair] : 1.0f, p.y[p.rows[pair] * p.y_stride + col], sum);
+            p.out[token * p.out_stride + col] = sum;
+        }
+        grid_dep_trigger();
+    }
+};
+
+}  // namespace
+
+Kernel<RouteParams> route_kernel() {
+    return kernel_of<Route>();
+}
+Kernel<GroupRowsParams> group_rows_kernel() {
+    return kernel_of<GroupRows>();
+}
+Kernel<CombineParams> combine_kernel() {
+    return kernel_of<Combine>();
+}
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,66 @@
+// Mixtures of experts on the device: which experts a token goes to, the rows of all tokens sorted by expert
+// for the matrix kernels (LinearParams::groups), and the weighted sum of what the experts computed. What each
+// of them means is Routing and Experts in kernels/program.h.
+//
+// A *pair* is a token and one of the experts it chose; pair token * used + i is the i-th of its experts,
+// which are in ascending order. A *row* is a pair in the order of experts, then tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/runtime/kernel.h"
+
+namespace runnel::kernels::cuda {
+
+inline constexpr int kMaxExperts = 512, kMaxUsedExperts = 32, kMaxExpertGroups = 64;
+
+enum class RouteScore : int32_t { Softmax, Sigmoid, SelectedSoftmax };  // Routing::Score
+
+// One warp per token, 8 to a block. The choice is that of the CPU for equal logits: by value, of equals the
+// first expert, NaN and minus infinity last. Sums go in an order fixed by the number of experts.
+struct RouteParams {
+    const float *logits;  // [tokens][stride]
+    int64_t stride;
+    const float *selection_bias;  // [experts] or null
+    const float *expert_scales;   // likewise
+    int32_t tokens, experts, used;
+    int32_t groups, groups_used, group_best;
+    RouteScore score;
+    bool normalize;
+    float scale;
+    int32_t *chosen;  // [pair]: expert
+    float *weights;   // [pair]
+};
+Kernel<RouteParams> route_kernel();
+inline constexpr size_t kRouteShared = 8 * (2 * kMaxExperts + kMaxExpertGroups + kMaxUsedExperts) * 4;
+inline constexpr int kRouteTokens = 8;  // of a block
+
+// One block per expert.
+struct GroupRowsParams {
+    const int32_t *chosen;  // [pair]
+    const float *weights;
+    int32_t pairs, used, experts;
+    int32_t *sources;    // [row]: token
+    float *row_weights;  // [row]
+    int32_t *rows;       // [pair]
+    // The rows of each expert in groups of at most kLinearGroupTokens, and of at most kPrefillTokens.
+    TokenGroup *few, *many;
+    int32_t *few_count, *many_count;
+};
+Kernel<GroupRowsParams> group_rows_kernel();
+inline constexpr size_t kGroupRowsShared = 4 * (kMaxExperts + 8 + 3);
+
+// out[t] = add[t] (or 0), then out = fma(weight, y[row], out) for its experts in ascending order. Any grid.
+struct CombineParams {
+    const float *y;        // [row][y_stride]
+    const int32_t *rows;   // [pair]
+    const float *weights;  // [pair]; null: 1
+    const float *add;      // [tokens][add_stride] or null; may be out
+    float *out;
+    int64_t y_stride, add_stride, out_stride;
+    int32_t tokens, used, width;
+};
+Kernel<CombineParams> combine_kernel();
+
+}  // namespace runnel::kernels::cuda

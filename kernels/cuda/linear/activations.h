@@ -1,0 +1,106 @@
+// Quantized activations, in two forms, both of them binary16 numbers for the tensor cores: what the matrix
+// kernels multiply quantized weights with, and what weights in F16 and BF16.
+//
+// Integers. Per group of 256 values of a row one scale s = max|x| / 2047 and an integer per value:
+//   q = rint(x * (2047 / max|x|));  x ~ s q: 12 bits with the sign, all of which binary16 holds.
+// Products of such integers with those behind quantized weights (of up to 8 bits) sum exactly in the float32
+// of an mma for any 32 columns: below 2^23. The last group of a row may be shorter. A group whose maximum is
+// below 2^-100 has s = 0 and zeros; a NaN in it makes s NaN.
+//
+// One row (one token) in memory, for K values (a multiple of 32):
+//   codes   [ceil(K / 64) * 64] binary16: of each 32 columns, number 8 t + 4 h + i is column 16 h + 4 t +
+//           kColumnOrder[i] (t < 4, h < 2, i < 4): a lane 4 g + t reads 16 bytes, the operands B of two
+//           mma_f16_k16 whose operands A are what fragments.h makes of a word of four codes, bytes 0 and 2
+//           before 1 and 3. Ends in zeros.
+//   scales  [ceil(K / 256)] float, and zeros up to a multiple of four
+//   sums    [ceil(K / 256)][2][8] binary16: of each group of 32 the sum of q in two parts that add up to it:
+//           the multiple of 32 next to it, and the rest. For minimums per 32.
+//   sums16  [ceil(K / 256)][2][16] binary16, likewise of each group of 16.
+//
+// Halves. Per row a power of two s with 2^14 <= max|x| / s < 2^15, and binary16 numbers h = rn(x / s): 11
+// bits each, 24 binades below the maximum and more. A row whose maximum is below 2^-100 has s = 0 and zeros;
+// a value that is not finite makes s NaN.
+//   halves  [ceil(K / 64) * 64] binary16, any K, in the order of the codes but that i stands for column
+//           16 h + 4 t + i: the operands B of two mma_f16_k16 whose operands A are those of tiles.h. Ends in
+//           zeros.
+//   half_scale  float
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace runnel::kernels::cuda {
+
+inline constexpr int kActivationGroup = 256;     // values per scale
+inline constexpr int kActivationChunk = 64;      // values
+inline constexpr int kActivationLargest = 2047;  // magnitude of an integer
+inline constexpr int kColumnOrder[4] = {0, 2, 1, 3};
+inline constexpr int kSumParts = 2 * 8, kSum16Parts = 2 * 16;  // numbers per group of 256
+
+// Which of the two a buffer holds.
+struct ActivationForms {
+    bool integers = false, halves = false;
+
+    constexpr bool any() const { return integers || halves; }
+    constexpr ActivationForms operator|(ActivationForms other) const {
+        return {integers || other.integers, halves || other.halves};
+    }
+};
+
+// Rows in global memory, one per token, each 16-byte aligned. Strides in elements of the array's type. A form
+// that a buffer does not hold has null pointers.
+struct Activations {
+    uint16_t *codes;
+    float *scales;
+    uint16_t *sums, *sums16;
+    int64_t codes_stride, scales_stride, sums_stride, sums16_stride;
+    uint16_t *halves;
+    float *half_scales;  // one per row
+    int64_t halves_stride;
+};
+
+constexpr int64_t activation_groups(int64_t k) {
+    return (k + kActivationGroup - 1) / kActivationGroup;
+}
+constexpr int64_t activation_scales_stride(int64_t k) {
+    return (activation_groups(k) + 3) / 4 * 4;
+}
+// Of codes and of halves.
+constexpr int64_t activation_halves_stride(int64_t k) {
+    return (k + kActivationChunk - 1) / kActivationChunk * kActivationChunk;
+}
+// Bytes of the rows of `tokens` tokens, and the rows laid out in that many bytes (256-byte aligned).
+constexpr int64_t activation_bytes(int64_t k, int64_t tokens, ActivationForms forms) {
+    int64_t row = 0;
+    if (forms.integers)
+        row += 2 * activation_halves_stride(k) + 4 * activation_scales_stride(k) +
+               2 * activation_groups(k) * (kSumParts + kSum16Parts);
+    if (forms.halves) row += 2 * activation_halves_stride(k) + 4;
+    return tokens * row;
+}
+inline Activations place_activations(void *memory, int64_t k, int64_t tokens, ActivationForms forms) {
+    Activations a{};
+    auto *to = static_cast<std::byte *>(memory);
+    const auto take = [&to]<class T>(T *&array, int64_t count) {
+        array = reinterpret_cast<T *>(to);
+        to += count * static_cast<int64_t>(sizeof(T));
+    };
+    if (forms.halves) {
+        a.halves_stride = activation_halves_stride(k);
+        take(a.halves, tokens * a.halves_stride);
+    }
+    if (forms.integers) {
+        a.codes_stride = activation_halves_stride(k);
+        a.scales_stride = activation_scales_stride(k);
+        a.sums_stride = activation_groups(k) * kSumParts;
+        a.sums16_stride = activation_groups(k) * kSum16Parts;
+        take(a.codes, tokens * a.codes_stride);
+        take(a.scales, tokens * a.scales_stride);
+        take(a.sums, tokens * a.sums_stride);
+        take(a.sums16, tokens * a.sums16_stride);
+    }
+    if (forms.halves) take(a.half_scales, tokens);
+    return a;
+}
+
+}  // namespace runnel::kernels::cuda

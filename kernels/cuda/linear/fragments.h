@@ -1,0 +1,504 @@
+// From a block of a tile (tiles.h) to operands A of mma_f16_k16: what a lane loads, a few bit operations per
+// word of four codes, and the two instructions that make binary16 numbers of it: a code c put under the bits
+// of 1024 reads as 1024 + c, exactly, and what is subtracted takes the offset of the codes with it. Recipes
+// are chosen at compile time; shared by every kernel that multiplies quantized weights.
+//
+// Indices: lane = 4g + t holds rows g and g + 8 ("row r" = g + 8r); chunk c = 64 columns, sub s = 32 of them,
+// register a as in tiles.h; group = 2c + s.
+#pragma once
+
+#include "kernels/cuda/linear/codebooks.h"
+#include "kernels/cuda/linear/tiles.h"
+#include "kernels/cuda/runtime/device.h"
+
+namespace runnel::kernels::cuda {
+
+template <int V>
+struct Constant {
+    static constexpr int value = V;
+};
+
+// Values come from a table of 16.
+constexpr bool has_table(TileFormat f) {
+    return f == TileFormat::IQ4_NL || f == TileFormat::IQ4_XS || f == TileFormat::MXFP4 ||
+           f == TileFormat::NVFP4;
+}
+
+// Values of the table are binary16 numbers of one byte, the upper: they have three bits at most.
+constexpr bool has_short_floats(TileFormat f) {
+    return f == TileFormat::MXFP4 || f == TileFormat::NVFP4;
+}
+
+// What is to be subtracted from a code of fragment() to get the weight's integer (IQ3: its magnitude).
+constexpr int code_offset(TileFormat f) {
+    if (f == TileFormat::IQ4_NL || f == TileFormat::IQ4_XS || (has_codebook(f) && !has_quads(f))) return 128;
+    switch (f) {
+        case TileFormat::Q8_0:
+            return 128;
+        case TileFormat::Q4_0:
+            return 8;
+        case TileFormat::Q5_0:
+            return 16;
+        case TileFormat::Q6_K:
+            return 32;
+        case TileFormat::Q3_K:
+            return 4;
+        default:
+            return 0;
+    }
+}
+
+// What a lane holds of one block of 16 x 256 weights: the main plane, and the side planes.
+template <TileFormat F>
+struct MainRegisters {
+    static constexpr int kWords = F == TileFormat::Q8_0 ? 32 : has_pairs(F) || has_codebook(F) ? 8 : 16;
+    uint32_t main[kWords];
+};
+template <TileFormat F>
+struct SideRegisters {
+    static constexpr int kScale = has_codebook(F) ? (has_groups_of_16(F) ? 4 : 2)
+                                  : F == TileFormat::MXFP4 || F == TileFormat::IQ4_XS ? 4
+                                  : F == TileFormat::Q3_K                             ? 6
+                                                                                      : 8;
+    static constexpr int kScale2 = F == TileFormat::Q4_1 || F == TileFormat::Q5_1 ? 8
+                                   : F == TileFormat::Q2_K                        ? 2
+                                                                                  : 1;
+    static constexpr int kHigh = F == TileFormat::Q6_K                                          ? 8
+                                 : has_bit4(F) || F == TileFormat::Q3_K || F == TileFormat::IQ1 ? 4
+                                 : F == TileFormat::IQ2_S                                       ? 2
+                                                                                                : 1;
+    static constexpr int kSigns = tile_layout(F).signs != 0 ? 4 : 1;
+    uint32_t scale[kScale], scale2[kScale2], high[kHigh], signs[kSigns];
+};
+
+// How weights are read: around L1, by the only warp that wants them, or through it; the second serves copies
+// in shared memory, too.
+struct GlobalWeights {
+    static DEVICE uint4 load128(const std::byte *p) { return ldg128_stream(p); }
+    static DEVICE uint2 load64(const std::byte *p) { return ldg64_stream(p); }
+    static DEVICE uint32_t load32(const std::byte *p) { return ldg32_stream(p); }
+};
+struct CachedWeights {
+    static DEVICE uint4 load128(const std::byte *p) { return ld128(p); }
+    static DEVICE uint2 load64(const std::byte *p) { return ld64(p); }
+    static DEVICE uint32_t load32(const std::byte *p) { return *reinterpret_cast<const uint32_t *>(p); }
+};
+
+template <int kAt, class Memory, int kSize>
+DEVICE void load_four(uint32_t (&to)[kSize], const std::byte *from) {
+    static_assert(kAt + 4 <= kSize);
+    const uint4 v = Memory::load128(from);
+    to[kAt] = v.x, to[kAt + 1] = v.y, to[kAt + 2] = v.z, to[kAt + 3] = v.w;
+}
+template <int kAt, class Memory, int kSize>
+DEVICE void load_two(uint32_t (&to)[kSize], const std::byte *from) {
+    static_assert(kAt + 2 <= kSize);
+    const uint2 v = Memory::load64(from);
+    to[kAt] = v.x, to[kAt + 1] = v.y;
+}
+
+template <TileFormat F, class Memory>
+DEVICE void load_codebook_side(const std::byte *block, SideRegisters<F> &r) {
+    constexpr TileLayout kLayout = tile_layout(F);
+    const int lane = lane_index(), g = lane >> 2;
+    if constexpr (has_groups_of_16(F))
+        load_four<0, Memory>(r.scale, block + 16 * g);
+    else
+        load_two<0, Memory>(r.scale, block + 8 * g);
+    r.scale2[0] = Memory::load32(block + kLayout.scales2 + 4 * g);
+    const std::byte *high = block + kLayout.high;
+    if constexpr (F == TileFormat::IQ1) load_four<0, Memory>(r.high, high + 16 * (lane >> 1));
+    if constexpr (F == TileFormat::IQ2_S) load_two<0, Memory>(r.high, high + 8 * (lane >> 1));
+    if constexpr (F == TileFormat::IQ2_XS) r.high[0] = Memory::load32(high + 4 * (lane >> 1));
+    if constexpr (F == TileFormat::IQ3_S) r.high[0] = Memory::load32(high + 4 * lane);
+    if constexpr (kLayout.signs != 0) load_four<0, Memory>(r.signs, block + kLayout.signs + 16 * lane);
+}
+
+template <TileFormat F, class Memory>
+DEVICE void load_plain_side(const std::byte *block, SideRegisters<F> &r) {
+    constexpr TileLayout kLayout = tile_layout(F);
+    const int lane = lane_index(), g = lane >> 2;
+    if constexpr (F == TileFormat::MXFP4) {
+        load_two<0, Memory>(r.scale, block + 8 * g);
+        load_two<2, Memory>(r.scale, block + 8 * (g + 8));
+    } else if constexpr (F == TileFormat::Q3_K) {
+        load_two<0, Memory>(r.scale, block + 24 * g);
+        load_two<2, Memory>(r.scale, block + 24 * g + 8);
+        load_two<4, Memory>(r.scale, block + 24 * g + 16);
+    } else if constexpr (F == TileFormat::IQ4_XS) {
+        load_four<0, Memory>(r.scale, block + 16 * g);
+    } else {
+        load_four<0, Memory>(r.scale, block + 16 * g);
+        load_four<4, Memory>(r.scale, block + 16 * (g + 8));
+    }
+    if constexpr (F == TileFormat::Q4_1 || F == TileFormat::Q5_1) {
+        load_four<0, Memory>(r.scale2, block + kLayout.scales2 + 16 * g);
+        load_four<4, Memory>(r.scale2, block + kLayout.scales2 + 16 * (g + 8));
+    } else if constexpr (F == TileFormat::Q2_K) {
+        load_two<0, Memory>(r.scale2, block + kLayout.scales2 + 8 * g);
+    } else if constexpr (F == TileFormat::Q3_K || F == TileFormat::Q6_K) {
+        r.scale2[0] = Memory::load32(block + kLayout.scales2 + 4 * g);
+    }
+    if constexpr (kLayout.high != 0) load_four<0, Memory>(r.high, block + kLayout.high + 16 * lane);
+    if constexpr (F == TileFormat::Q6_K) load_four<4, Memory>(r.high, block + kLayout.high + 512 + 16 * lane);
+}
+
+template <TileFormat F, class Memory = GlobalWeights>
+DEVICE void load_side(const std::byte *block, SideRegisters<F> &r) {
+    if constexpr (has_codebook(F))
+        load_codebook_side<F, Memory>(block, r);
+    else
+        load_plain_side<F, Memory>(block, r);
+}
+
+// Loads chunk kC of a block; formats that keep two chunks in a load do so with the second, kC = 1 and 3.
+template <TileFormat F, int kC, class Memory = GlobalWeights>
+DEVICE void load_chunk(const std::byte *block, MainRegisters<F> &r) {
+    const std::byte *main = block + tile_layout(F).side + 16 * lane_index();
+    if constexpr (has_codebook(F)) {
+        constexpr TileLayout kLayout = tile_layout(F);
+        const int owner = has_quads(F) ? lane_index() : lane_index() >> 1;
+        load_two<2 * kC, Memory>(r.main, block + kLayout.side + kLayout.chunk * kC + 8 * owner);
+    } else if constexpr (has_pairs(F)) {
+        if constexpr (kC % 2 == 1) load_four<kC / 2 * 4, Memory>(r.main, main + kC / 2 * 512);
+    } else if constexpr (F == TileFormat::Q8_0) {
+        load_four<8 * kC, Memory>(r.main, main + 1024 * kC);
+        load_four<8 * kC + 4, Memory>(r.main, main + 1024 * kC + 512);
+    } else {
+        load_four<4 * kC, Memory>(r.main, main + 512 * kC);
+    }
+}
+
+// --- codes ---------------------------------------------------------------------------------------------
+
+// Bits of `word` moved so that bit `from` of each byte comes to lie at bit `to`.
+template <int kFrom, int kTo>
+DEVICE uint32_t move_bits(uint32_t word) {
+    if constexpr (kFrom > kTo)
+        return word >> (kFrom - kTo);
+    else
+        return word << (kTo - kFrom);
+}
+
+// Entries of a table of 16 bytes for the eight nibbles of a word: into `low` those of the low nibbles of its
+// four bytes, into `high` those of the high nibbles.
+DEVICE void look_up(const uint32_t (&table)[4], uint32_t word, uint32_t &low, uint32_t &high) {
+    uint32_t mixed[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t codes = word >> 16 * i, index = codes & 0x7777u;
+        mixed[i] = prmt(prmt(table[0], table[1], index), prmt(table[2], table[3], index),
+                        0x3210u | (codes >> 1 & 0x4444u));
+    }
+    low = prmt(mixed[0], mixed[1], 0x6420u);
+    high = prmt(mixed[0], mixed[1], 0x7531u);
+}
+
+// Both subs of chunk kC, which lie in the nibbles of the same words, of formats with a table.
+template <TileFormat F, int kC>
+DEVICE void look_up_chunk(const MainRegisters<F> &m, uint32_t (&first)[4], uint32_t (&second)[4]) {
+    // gguf::kMXFP4Values as binary16, and gguf::kIQ4Values plus 128, four to a word.
+    constexpr bool kMXFP4 = has_short_floats(F);
+    const uint32_t table[4] = {kMXFP4 ? 0x42403c00u : 0x3f2d1801u, kMXFP4 ? 0x4a484644u : 0x766a5d4fu,
+                               kMXFP4 ? 0xc2c0bc00u : 0xa6998d81u, kMXFP4 ? 0xcac8c6c4u : 0xf1d9c5b5u};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) look_up(table, m.main[4 * kC + i], first[i], second[i]);
+}
+
+// The codes of register kA of chunk kC, sub kS.
+template <TileFormat F, int kC, int kS, int kA>
+DEVICE uint32_t codebook_register(const MainRegisters<F> &m, const SideRegisters<F> &side,
+                                  const Book<F> &book) {
+    constexpr int kJ = 4 * kS + kA;
+    uint32_t index = m.main[2 * kC + kS] >> 8 * kA & 255u;
+    if constexpr (F == TileFormat::IQ1)
+        index |= move_bits<4 * kJ, 8>(side.high[kC]) & 0x700u;
+    else if constexpr (F == TileFormat::IQ2_S)
+        index |= move_bits<2 * (8 * (kC % 2) + kJ), 8>(side.high[kC / 2]) & 0x300u;
+    else if constexpr (F == TileFormat::IQ2_XS || F == TileFormat::IQ3_S)
+        index |= move_bits<8 * kC + kJ, 8>(side.high[0]) & 0x100u;
+    if constexpr (F == TileFormat::IQ1) {
+        return book_values<F>(book[index] ^ (side.high[kC] >> (4 * kJ + 3) & 1u) * 0x4444u);
+    } else if constexpr (has_quads(F)) {
+        return book[index];
+    } else {
+        return book_values<F>(book[index] ^ (move_bits<16 * kS + kA, 2>(side.signs[kC]) & 0x4444u));
+    }
+}
+
+// The four words of chunk kC, sub kS, that tiles.h calls registers: a code for each of 16 weights. later:
+// carries what is known of sub 1 from the call for sub 0 to the one after it.
+template <TileFormat F, int kC, int kS>
+DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, const Book<F> &book,
+                     uint32_t (&a)[4], uint32_t (&later)[4]) {
+    if constexpr (has_codebook(F)) {
+        a[0] = codebook_register<F, kC, kS, 0>(m, side, book);
+        a[1] = codebook_register<F, kC, kS, 1>(m, side, book);
+        a[2] = codebook_register<F, kC, kS, 2>(m, side, book);
+        a[3] = codebook_register<F, kC, kS, 3>(m, side, book);
+    } else if constexpr (F == TileFormat::Q8_0) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = m.main[8 * kC + 4 * kS + i] ^ 0x80808080u;
+    } else if constexpr (has_table(F)) {
+        if constexpr (kS == 0) {
+            look_up_chunk<F, kC>(m, a, later);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) a[i] = later[i];
+        }
+    } else if constexpr (has_pairs(F)) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            const uint32_t word = m.main[2 * kC + row];
+            a[row] = word >> 4 * kS & 0x03030303u;
+            a[2 + row] = word >> (4 * kS + 2) & 0x03030303u;
+            if constexpr (F == TileFormat::Q3_K) {
+                const uint32_t high = side.high[kC / 2 * 2 + row];
+                constexpr int kBit = 4 * (kC % 2) + 2 * kS;
+                a[row] |= move_bits<kBit, 2>(high) & 0x04040404u;
+                a[2 + row] |= move_bits<kBit + 1, 2>(high) & 0x04040404u;
+            }
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = m.main[4 * kC + i] >> 4 * kS & 0x0f0f0f0fu;
+        if constexpr (has_bit4(F)) {
+            const uint32_t high = side.high[kC];
+            a[0] |= move_bits<4 * kS, 4>(high) & 0x10101010u;
+            a[1] |= move_bits<4 * kS + 1, 4>(high) & 0x10101010u;
+            a[2] |= move_bits<4 * kS + 2, 4>(high) & 0x10101010u;
+            a[3] |= move_bits<4 * kS + 3, 4>(high) & 0x10101010u;
+        } else if constexpr (F == TileFormat::Q6_K) {
+            const uint32_t high = side.high[2 * kC + kS];
+            a[0] |= high << 4 & 0x30303030u;
+            a[1] |= high << 2 & 0x30303030u;
+            a[2] |= high & 0x30303030u;
+            a[3] |= high >> 2 & 0x30303030u;
+        }
+    }
+}
+
+// --- operand A ---------------------------------------------------------------------------------------------
+
+// A binary16 number twice.
+constexpr uint32_t twice(uint32_t half) {
+    return half << 16 | half;
+}
+// 1024 + n as binary16, n < 1024; and -(64 + n), n < 64.
+constexpr uint32_t half_of_1024(int n) {
+    return 0x6400u + static_cast<uint32_t>(n);
+}
+constexpr uint32_t half_of_minus_64(int n) {
+    return 0xd400u + 16 * static_cast<uint32_t>(n);
+}
+
+// Formats whose codes are the nibbles of the main plane: they need not be put into bytes first.
+constexpr bool has_plain_nibbles(TileFormat f) {
+    return f == TileFormat::Q4_0 || f == TileFormat::Q4_1 || f == TileFormat::Q4_K;
+}
+
+// The numbers of bytes 0 and 2, or (kOdd) 1 and 3, of a word.
+template <TileFormat F, bool kOdd>
+DEVICE uint32_t numbers_of(uint32_t codes) {
+    if constexpr (has_short_floats(F)) return prmt(codes, 0, kOdd ? 0x3414u : 0x2404u);
+    return h2_sub(prmt(codes, twice(0x6400u), kOdd ? 0x5351u : 0x5250u), twice(half_of_1024(code_offset(F))));
+}
+// Likewise of the low or (kHigh) the high nibbles: of those, 1024 + 16 c is brought back by a division.
+template <TileFormat F, bool kHigh>
+DEVICE uint32_t numbers_of_nibbles(uint32_t word) {
+    const uint32_t under = and_or(word, twice(kHigh ? 0xf0u : 0x0fu), twice(0x6400u));
+    if constexpr (kHigh)
+        return h2_fma(under, twice(0x2c00u), twice(half_of_minus_64(code_offset(F))));
+    else
+        return h2_sub(under, twice(half_of_1024(code_offset(F))));
+}
+
+// Operands A of chunk kC, sub kS: [h] for its columns 16 h .. 16 h + 15, which are in the order of the
+// activations' codes. later: as of fragment().
+template <TileFormat F, int kC, int kS>
+DEVICE void weight_numbers(const MainRegisters<F> &m, const SideRegisters<F> &side, const Book<F> &book,
+                           uint32_t (&to)[2][4], uint32_t (&later)[4]) {
+    if constexpr (has_plain_nibbles(F)) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t word = m.main[4 * kC + i];
+            to[i / 2][i % 2] = numbers_of_nibbles<F, kS == 1>(word);
+            to[i / 2][2 + i % 2] = numbers_of_nibbles<F, kS == 1>(word >> 8);
+        }
+    } else {
+        uint32_t codes[4];
+        fragment<F, kC, kS>(m, side, book, codes, later);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            to[i / 2][i % 2] = numbers_of<F, false>(codes[i]);
+            to[i / 2][2 + i % 2] = numbers_of<F, true>(codes[i]);
+        }
+    }
+    if constexpr (has_quads(F)) {
+        // Bit 4 kS + i of the bytes of `signs` becomes the sign.
+        const uint32_t signs = side.signs[kC];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            to[i / 2][i % 2] ^= signs << (15 - 4 * kS - i) & 0x80008000u;
+            to[i / 2][2 + i % 2] ^= signs << (7 - 4 * kS - i) & 0x80008000u;
+        }
+    }
+}
+
+// --- scales ------------------------------------------------------------------------------------------------
+
+DEVICE float half_of(uint32_t word, int index) {
+    return f16_to_f32(static_cast<uint16_t>(index == 0 ? word : word >> 16));
+}
+
+// The scale of group kGroup (of 16 or 32 weights) in row r, of formats with floats per group.
+template <TileFormat F, int kGroup>
+DEVICE float group_scale(const SideRegisters<F> &registers, int r) {
+    if constexpr (F == TileFormat::NVFP4) {
+        // The bits of a float with another bias: half of UE4M3, subnormals included.
+        const uint32_t scale = registers.scale[4 * r + kGroup / 4] >> 8 * (kGroup % 4) & 255u;
+        return bits_float(scale << 20) * 0x1p119f;
+    } else if constexpr (F == TileFormat::MXFP4) {
+        const uint32_t e = registers.scale[2 * r + kGroup / 4] >> 8 * (kGroup % 4) & 255u;
+        return bits_float(e >= 2 ? (e - 1) << 23 : 0x00200000u << e);  // 2^(e - 128)
+    } else {
+        return half_of(registers.scale[4 * r + kGroup / 2], kGroup % 2);
+    }
+}
+template <TileFormat F, int kGroup>
+DEVICE float group_minimum(const SideRegisters<F> &registers, int r) {
+    return half_of(registers.scale2[4 * r + kGroup / 2], kGroup % 2);
+}
+
+// What an integer scale's byte exceeds the scale by.
+constexpr int scale_offset(TileFormat f) {
+    if (f == TileFormat::Q6_K) return 128;
+    return f == TileFormat::Q3_K || f == TileFormat::IQ4_XS ? 32 : 0;
+}
+
+// Integer scales and minimums of row r, unpacked four groups to a word (bytes, low first, with
+// scale_offset), and the floats they are multiplied with.
+template <TileFormat F>
+struct IntegerScales {
+    static constexpr int kWords = has_groups_of_16(F) ? 4 : 2;
+    uint32_t scale[kWords], minimum[has_minimum(F) ? kWords : 1];
+    float d, dmin;
+
+    // d times the scale of group kGroup (of 16 or 32 weights), which is exact: a byte under the bits of 2^23
+    // reads as 2^23 + byte.
+    template <int kGroup>
+    DEVICE float factor() const {
+        const float byte =
+            bits_float(prmt(scale[kGroup / 4], 0x4b000000u, 0x7440u | static_cast<uint32_t>(kGroup % 4)));
+        return d * (byte - (0x1p23f + static_cast<float>(scale_offset(F))));
+    }
+    // The minimums of groups k and k + 1, k = 8 * kHalf + 2t, as binary16 numbers.
+    template <int kHalf>
+    DEVICE uint32_t minimums(int t) const {
+        const uint32_t pair =
+            prmt(minimum[2 * kHalf], minimum[2 * kHalf + 1], static_cast<uint32_t>(2 * t | (2 * t + 1) << 8));
+        return h2_sub(and_or(pair, twice(0xffu), twice(0x6400u)), twice(0x6400u));
+    }
+};
+
+// One nibble per byte: bits [4i, 4i + 4) of `word` come to byte i, for i < 4.
+DEVICE uint32_t spread_nibbles(uint32_t word) {
+    const uint32_t pairs = (word & 0xffu) | (word & 0xff00u) << 8;
+    return (pairs & 0x000f000fu) | (pairs & 0x00f000f0u) << 4;
+}
+// Two bits per byte, likewise.
+DEVICE uint32_t spread_pairs(uint32_t word) {
+    return (word & 3u) | (word & 12u) << 6 | (word & 48u) << 12 | (word & 192u) << 18;
+}
+
+template <TileFormat F>
+DEVICE void unpack_scales(const SideRegisters<F> &r, int row, IntegerScales<F> &out) {
+    if constexpr (has_codebook(F)) {
+        constexpr int kWords = IntegerScales<F>::kWords / 2;
+#pragma unroll
+        for (int i = 0; i < 2 * kWords; ++i)
+            out.scale[i] =
+                2 * spread_nibbles(r.scale[kWords * row + i / 2] >> 16 * (i % 2) & 0xffffu) + 0x01010101u;
+        // Weights are as large as the file's d makes them, for IQ3_XXS times 4, else (but IQ3_S) times 8.
+        constexpr float kUnit = F == TileFormat::IQ3_S ? 1.0f : F == TileFormat::IQ3_XXS ? 0.25f : 0.125f;
+        out.d = half_of(r.scale2[0], row) * kUnit;
+    } else if constexpr (F == TileFormat::Q4_K || F == TileFormat::Q5_K) {
+        const uint32_t d = r.scale[4 * row], low = r.scale[4 * row + 1], mid = r.scale[4 * row + 2],
+                       high = r.scale[4 * row + 3];
+        out.d = half_of(d, 0), out.dmin = half_of(d, 1);
+        out.scale[0] = low & 0x3f3f3f3fu;
+        out.scale[1] = (high & 0x0f0f0f0fu) | (low >> 2 & 0x30303030u);
+        out.minimum[0] = mid & 0x3f3f3f3fu;
+        out.minimum[1] = (high >> 4 & 0x0f0f0f0fu) | (mid >> 2 & 0x30303030u);
+    } else if constexpr (F == TileFormat::Q2_K) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            out.scale[i] = r.scale[4 * row + i] & 0x0f0f0f0fu;
+            out.minimum[i] = r.scale[4 * row + i] >> 4 & 0x0f0f0f0fu;
+        }
+        out.d = half_of(r.scale2[row], 0), out.dmin = half_of(r.scale2[row], 1);
+    } else if constexpr (F == TileFormat::Q3_K) {
+        const uint32_t high = r.scale[3 * row + 2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            out.scale[i] =
+                (r.scale[3 * row + i % 2] >> i / 2 * 4 & 0x0f0f0f0fu) | (high >> 2 * i & 0x03030303u) << 4;
+        out.d = half_of(r.scale2[0], row);
+    } else if constexpr (F == TileFormat::Q6_K) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out.scale[i] = r.scale[4 * row + i] ^ 0x80808080u;
+        out.d = half_of(r.scale2[0], row);
+    } else {  // IQ4_XS
+        const uint32_t low = r.scale[row], high = r.scale[2] >> 16 * row;
+        out.scale[0] = spread_nibbles(low) | spread_pairs(high) << 4;
+        out.scale[1] = spread_nibbles(low >> 16) | spread_pairs(high >> 8) << 4;
+        out.d = half_of(r.scale[3], row);
+    }
+}
+
+// The scales of a block, of rows g and g + 8, in either form.
+template <TileFormat F>
+struct BlockScales {
+    IntegerScales<F> rows[2];
+    const SideRegisters<F> &side;
+
+    explicit DEVICE BlockScales(const SideRegisters<F> &from) : side(from) {
+        if constexpr (!has_group_floats(F)) {
+            unpack_scales(from, 0, rows[0]);
+            unpack_scales(from, 1, rows[1]);
+        }
+    }
+    // What the sum of group kGroup (of 16 or 32 weights) counts in row g + 8r.
+    template <int kGroup>
+    DEVICE float factor(int r) const {
+        if constexpr (has_group_floats(F))
+            return group_scale<F, kGroup>(side, r);
+        else
+            return rows[r].template factor<kGroup>();
+    }
+};
+
+// Of formats with integer scales: adds to c, which is 0, the sums of minimum * sum(q) over a block, as
+// linear.h has them, for rows g and g + 8 of two tokens. sums(part, half) is operand B: of the first or the
+// second part of the sums (activations.h) those of groups 8 * half + 2t and the next.
+template <TileFormat F, class Sums>
+DEVICE void minimum_sums(const IntegerScales<F> (&rows)[2], const Sums &sums, float (&c)[4]) {
+    const int t = lane_index() & 3;
+    const uint32_t a[2] = {rows[0].template minimums<0>(t), rows[1].template minimums<0>(t)};
+    if constexpr (has_groups_of_16(F)) {
+        const uint32_t more[2] = {rows[0].template minimums<1>(t), rows[1].template minimums<1>(t)};
+        mma_f16_k16(c, {a[0], a[1], more[0], more[1]},
+                    {sums(Constant<0>(), Constant<0>()), sums(Constant<0>(), Constant<1>())});
+        mma_f16_k16(c, {a[0], a[1], more[0], more[1]},
+                    {sums(Constant<1>(), Constant<0>()), sums(Constant<1>(), Constant<1>())});
+    } else {
+        // Together they may need 26 bits.
+        float low[4] = {};
+        mma_f16_k8(c, a, sums(Constant<0>(), Constant<0>()));
+        mma_f16_k8(low, a, sums(Constant<1>(), Constant<0>()));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[i] = c[i] + low[i];
+    }
+}
+
+}  // namespace runnel::kernels::cuda

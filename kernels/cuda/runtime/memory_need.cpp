@@ -1,0 +1,55 @@
+#include "kernels/cuda/runtime/memory_need.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/attention/attention_memory.h"
+#include "kernels/cuda/attention/kv_memory.h"
+#include "kernels/cuda/experts/expert_runner.h"
+#include "kernels/cuda/linear/activations.h"
+#include "kernels/cuda/linear/head_runner.h"
+#include "kernels/cuda/runtime/batch_input.h"
+#include "kernels/cuda/select/logits_runner.h"
+#include "kernels/cuda/upload/weights.h"
+
+namespace runnel::kernels::cuda {
+
+size_t rope_bytes(const Program &program) {
+    size_t turns = 1;
+    for (const RopeTable &rope : program.ropes) turns += rope.inv_freq.size();
+    return turns * sizeof(uint64_t);
+}
+
+size_t slot_bytes(const Program &program, int32_t max_tokens) {
+    int64_t floats = 0;
+    for (const SlotInfo &slot : program.slots) floats += stride_of(slot.width) * max_tokens;
+    return static_cast<size_t>(floats) * sizeof(float);
+}
+
+MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConfig &cache,
+                       int32_t max_tokens) {
+    MemoryNeed need;
+    need.weights = weight_memory(program, plan);
+    need.cache = cache_memory(program, cache, max_tokens);
+    need.work = slot_bytes(program, max_tokens) + ExpertRunner::bytes(program, plan, max_tokens) +
+                HeadRunner::bytes(program, plan, max_tokens) +
+                static_cast<size_t>(activation_bytes(plan.widest, max_tokens, plan.forms) +
+                                    activation_bytes(plan.widest, kLinearTokens, plan.forms)) +
+                static_cast<size_t>(arrival_counters(plan)) * sizeof(uint32_t) +
+                (plan.logits ? LogitsRunner::bytes(program, *plan.logits) : 0) +
+                static_cast<size_t>(attention_totals(program, max_tokens)) * sizeof(float) +
+                static_cast<size_t>(attention_counters(program, max_tokens)) * sizeof(uint32_t) +
+                BatchInput::bytes(program, max_tokens) + rope_bytes(program) + kDriverReserve;
+    return need;
+}
+
+size_t cache_memory(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
+    if (cache.blocks.empty()) return 0;
+    return KvMemory::bytes(program, cache) + BatchInput::table_bytes(cache, max_tokens) +
+           static_cast<size_t>(attention_partials(program, cache, max_tokens)) * sizeof(float);
+}
+
+MemoryNeed memory_need(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
+    return memory_need(program, plan(program), cache, max_tokens);
+}
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,255 @@
+// The largest logit, and the k largest. See select.h for the order.
+//
+// argmax: each block reduces its share of the row to one key, an atomic maximum joins them; the last block of
+// the row writes the token. candidates: a block finds the k-th largest key of its chunk by a radix search
+// over 8-bit digits, from the highest, with a histogram in shared memory, and passes on the keys at or above
+// it; a block per row does the same with what the chunks passed on, and sorts. Bytes against the floor: 4
+// vocab per row read once; candidates: 8 k per chunk written and read.
+#include "kernels/cuda/select/select.h"
+
+#include <cmath>
+
+#include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/math.h"
+
+namespace runnel::kernels::cuda {
+
+namespace {
+
+constexpr int kThreads = 256, kWarps = 8;
+
+// Larger for what comes first; never 0.
+DEVICE uint64_t key_of(float logit, int32_t token) {
+    const uint32_t bits = float_bits(logit);
+    uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    if (!(fabsf(logit) <= 3.4028235e38f)) order = 0xffffffffu;
+    if (logit == 0.0f) order = 0x80000000u;  // -0 is 0
+    return static_cast<uint64_t>(order) << 32 | (0xffffffffu - static_cast<uint32_t>(token));
+}
+DEVICE int32_t token_of(uint64_t key) {
+    return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key));
+}
+
+DEVICE uint64_t larger(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+// --- greedy ----------------------------------------------------------------------------------------------
+
+struct ArgmaxShared {
+    uint64_t best[kWarps];
+    uint32_t arrived;
+};
+static_assert(sizeof(ArgmaxShared) == kArgmaxShared);
+
+struct Argmax {
+    using Params = ArgmaxParams;
+    static constexpr const char *kName = "argmax";
+    static constexpr int kThreads = cuda::kThreads, kBlocks = 4;
+
+    static DEVICE uint64_t best_of_block(const Params &p, int64_t row, int part, ArgmaxShared &shared) {
+        uint64_t best = 0;
+        for (int i = part * kThreads + thread_index(); i < p.vocab; i += p.blocks_per_row * kThreads)
+            best = larger(best, key_of(p.logits[row * p.stride + i], i));
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) best = larger(best, shfl_xor(best, mask));
+        if (lane_index() == 0) shared.best[warp_index()] = best;
+        block_sync();
+        for (int w = 0; w < kWarps; ++w) best = larger(best, shared.best[w]);
+        return best;
+    }
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<ArgmaxShared>();
+        grid_dep_wait();
+        const int64_t row = block_index() / p.blocks_per_row;
+        const uint64_t best = best_of_block(p, row, block_index() % p.blocks_per_row, shared);
+        if (thread_index() == 0) {
+            atomic_max_u64(p.best + row, best);
+            fence_gpu();
+            const auto last = static_cast<uint32_t>(p.blocks_per_row - 1);
+            if (atomic_inc_wrap_u32(p.counters + row, last) == last) {
+                fence_gpu();
+                const int32_t token = token_of(atomic_max_u64(p.best + row, 0));
+                p.first[row] = {token, p.logits[row * p.stride + token]};
+                p.best[row] = 0;
+            }
+        }
+        grid_dep_trigger();
+    }
+};
+
+// --- candidates ------------------------------------------------------------------------------------------
+
+struct SelectShared {
+    uint64_t chosen[kMaxCandidates];
+    uint32_t histogram[256];
+    float partial[kWarps];
+    uint32_t count;
+    uint32_t digit, above;
+};
+
+// One step of the radix search. Of the keys whose bits above `shift + 8` equal prefix's, `wanted` (at least
+// 1, at most all) are to be found: sets shared.digit to the next digit of the last of them, and shared.above
+// to how many keys have a larger one.
+template <class Keys>
+DEVICE void find_digit(SelectShared &shared, Keys keys, int count, uint64_t prefix, int shift,
+                       uint32_t wanted) {
+    shared.histogram[thread_index()] = 0;
+    block_sync();
+    for (int i = thread_index(); i < count; i += kThreads) {
+        const uint64_t key = keys(i);
+        if (shift == 56 || key >> (shift + 8) == prefix >> (shift + 8))
+            atomic_add_u32(&shared.histogram[key >> shift & 0xffu], 1);
+    }
+    block_sync();
+    if (thread_index() == 0) {
+        uint32_t above = 0, digit = 255;
+        while (above + shared.histogram[digit] < wanted) above += shared.histogram[digit--];
+        shared.digit = digit;
+        shared.above = above;
+    }
+    block_sync();
+}
+
+// A key such that exactly `k` of the keys (k <= count) are at or above it.
+template <class Keys>
+DEVICE uint64_t find_threshold(SelectShared &shared, Keys keys, int count, int k) {
+    uint64_t prefix = 0;
+    auto wanted = static_cast<uint32_t>(k);
+    for (int shift = 56; shift >= 0; shift -= 8) {
+        find_digit(shared, keys, count, prefix, shift, wanted);
+        prefix |= static_cast<uint64_t>(shared.digit) << shift;
+        wanted -= shared.above;
+        const uint32_t same = shared.histogram[shared.digit];
+        block_sync();
+        if (same == wanted) break;  // all keys with this prefix
+    }
+    return prefix;
+}
+
+// The k largest keys into shared.chosen, in any order. All threads of the block.
+template <class Keys>
+DEVICE void choose(SelectShared &shared, Keys keys, int count, int k) {
+    const uint64_t threshold = find_threshold(shared, keys, count, k);
+    if (thread_index() == 0) shared.count = 0;
+    block_sync();
+    for (int i = thread_index(); i < count; i += kThreads) {
+        const uint64_t key = keys(i);
+        if (key >= threshold) shared.chosen[atomic_add_u32(&shared.count, 1)] = key;
+    }
+    block_sync();
+}
+
+// shared.chosen, padded to 256 with zeros, in descending order: a bitonic network, one key per thread.
+DEVICE void sort_chosen(SelectShared &shared, int k) {
+    const int i = thread_index();
+    if (i >= k) shared.chosen[i] = 0;
+    for (int size = 2; size <= kMaxCandidates; size *= 2)
+        for (int stride = size / 2; stride > 0; stride /= 2) {
+            block_sync();
+            const uint64_t mine = shared.chosen[i], other = shared.chosen[i ^ stride];
+            block_sync();
+            const bool descending = (i & size) == 0, first = (i & stride) == 0;
+            const bool keep_larger = descending == first;
+            shared.chosen[i] = keep_larger == (mine > other) ? mine : other;
+        }
+    block_sync();
+}
+
+DEVICE float block_max(SelectShared &shared, float x) {
+    x = warp_max(x);
+    if (lane_index() == 0) shared.partial[warp_index()] = x;
+    block_sync();
+    for (int w = 0; w < kWarps; ++w) x = fmaxf(x, shared.partial[w]);
+    block_sync();
+    return x;
+}
+
+DEVICE float block_sum(SelectShared &shared, float x) {
+    x = warp_sum(x);
+    if (lane_index() == 0) shared.partial[warp_index()] = x;
+    block_sync();
+    x = shared.partial[0];
+    for (int w = 1; w < kWarps; ++w) x += shared.partial[w];
+    block_sync();
+    return x;
+}
+
+struct CandidateChunk {
+    using Params = CandidateParams;
+    static constexpr const char *kName = "candidates of a chunk";
+    static constexpr int kThreads = cuda::kThreads, kBlocks = 4;
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<SelectShared>();
+        grid_dep_wait();
+        const int64_t row = block_index() / p.chunks;
+        const int first = block_index() % p.chunks * kSelectChunk;
+        const int count = p.vocab - first < kSelectChunk ? p.vocab - first : kSelectChunk;
+        const float *logits = p.logits + row * p.stride + first;
+        float largest = -3.4028235e38f, sum = 0;
+        for (int i = thread_index(); i < count; i += kThreads) largest = fmaxf(largest, logits[i]);
+        largest = block_max(shared, largest);
+        for (int i = thread_index(); i < count; i += kThreads) sum += exp_p(logits[i] - largest);
+        sum = block_sum(shared, sum);
+        if (thread_index() == 0) p.partial[block_index()] = {largest, sum};
+        const int k = count < p.k ? count : p.k;
+        choose(
+            shared, [&](int i) { return key_of(logits[i], first + i); }, count, k);
+        for (int i = thread_index(); i < p.k; i += kThreads)
+            p.keys[int64_t{block_index()} * p.k + i] = i < k ? shared.chosen[i] : 0;
+        grid_dep_trigger();
+    }
+};
+
+struct CandidateRow {
+    using Params = CandidateParams;
+    static constexpr const char *kName = "candidates of a row";
+    static constexpr int kThreads = cuda::kThreads, kBlocks = 4;
+
+    static DEVICE RowSummary join_chunks(const Params &p, const RowSummary *partial) {
+        RowSummary all = partial[0];
+        for (int c = 1; c < p.chunks; ++c) {
+            const RowSummary part = partial[c];
+            const float largest = fmaxf(all.largest, part.largest);
+            all.sum = fma_rn(all.sum, exp_p(all.largest - largest), part.sum * exp_p(part.largest - largest));
+            all.largest = largest;
+        }
+        return all;
+    }
+
+    static DEVICE void run(const Params &p) {
+        auto &shared = shared_memory<SelectShared>();
+        grid_dep_wait();
+        const int64_t row = block_index();
+        if (thread_index() == 0) p.summaries[row] = join_chunks(p, p.partial + row * p.chunks);
+        const uint64_t *keys = p.keys + row * p.chunks * p.k;
+        const int k = p.vocab < p.k ? p.vocab : p.k;
+        choose(
+            shared, [&](int i) { return keys[i]; }, p.chunks * p.k, k);
+        sort_chosen(shared, k);
+        for (int i = thread_index(); i < k; i += kThreads) {
+            const int32_t token = token_of(shared.chosen[i]);
+            p.candidates[row * p.k + i] = {token, p.logits[row * p.stride + token]};
+        }
+        grid_dep_trigger();
+    }
+};
+
+}  // namespace
+
+Kernel<ArgmaxParams> argmax_kernel() {
+    return kernel_of<Argmax>();
+}
+Kernel<CandidateParams> candidate_chunk_kernel() {
+    return kernel_of<CandidateChunk>();
+}
+Kernel<CandidateParams> candidate_row_kernel() {
+    return kernel_of<CandidateRow>();
+}
+size_t candidate_shared() {
+    return sizeof(SelectShared);
+}
+
+}  // namespace runnel::kernels::cuda

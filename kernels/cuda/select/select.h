@@ -1,0 +1,58 @@
+// Choosing tokens on the device: the largest logit of a row, and the k largest with what a sampler needs.
+//
+// Order: larger logits first, of equal ones the lower token first; what is not finite comes before
+// everything, so that the host sees it. A logit and its token make one 64-bit key that sorts so, and keys are
+// all different, so results do not depend on the order in which blocks run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/runtime/kernel.h"
+
+namespace runnel::kernels::cuda {
+
+// --- greedy ----------------------------------------------------------------------------------------------
+
+// first[row] = the first token of row `row` in the order above, and its logit. `blocks_per_row` blocks share
+// a row.
+struct ArgmaxParams {
+    const float *logits;  // [rows][stride]
+    int64_t stride;
+    int32_t vocab, blocks_per_row;
+    uint64_t *best;      // [rows], zero; zero again afterwards
+    uint32_t *counters;  // [rows], likewise
+    Candidate *first;    // [rows]; may be pinned host memory
+};
+Kernel<ArgmaxParams> argmax_kernel();
+inline constexpr size_t kArgmaxShared = 8 * sizeof(uint64_t) + 8;
+
+// --- candidates ------------------------------------------------------------------------------------------
+
+inline constexpr int kMaxCandidates = 256;
+inline constexpr int kSelectChunk = 4096;  // logits of a block of the first pass
+
+// Of a whole row, in float32: sum of exp(logit - largest) over tokens, chunks of kSelectChunk joined in
+// order.
+struct RowSummary {
+    float largest, sum;
+};
+
+// First pass: block (row, chunk) = index / chunks, index % chunks writes the chunk's keys (at most k) and
+// summary. Second pass: a block per row sorts the k first of the row's chunks. k = min(k, vocab) candidates
+// per row are written.
+struct CandidateParams {
+    const float *logits;  // [rows][stride]
+    int64_t stride;
+    int32_t vocab, chunks, k;  // chunks = ceil(vocab / kSelectChunk), 1 <= k <= kMaxCandidates
+    uint64_t *keys;            // [rows][chunks][k], scratch
+    RowSummary *partial;       // [rows][chunks], scratch
+    Candidate *candidates;     // [rows][k], sorted; may be pinned host memory
+    RowSummary *summaries;     // [rows]; may be pinned host memory
+};
+Kernel<CandidateParams> candidate_chunk_kernel();
+Kernel<CandidateParams> candidate_row_kernel();
+size_t candidate_shared();
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,131 @@
+// One thread per element (of copies: per 4) on a grid of any size; bound by the latency of a launch, not by
+// bytes.
+#include "kernels/cuda/steps/elementwise.h"
+
+#include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/math.h"
+
+namespace runnel::kernels::cuda {
+
+namespace {
+
+struct Activate {
+    using Params = ActivateParams;
+    static constexpr const char *kName = "activate";
+    static constexpr int kThreads = 256, kBlocks = 4;
+
+    static DEVICE float clamped(float gate, float up) {  // gpt-oss
+        const float g = gate > 7.0f ? 7.0f : gate;
+        const float u = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+        return g / (1.0f + exp_p(-1.702f * g)) * (u + 1.0f);
+    }
+
+    static DEVICE float activated(Activation activation, float x) {
+        switch (activation) {
+            case Activation::GeluTanh:
+                return 0.5f * x * (1.0f + tanh_p(0.797884560802865f * (x + 0.044715f * x * x * x)));
+            case Activation::GeluErf:
+                return gelu_erf_p(x);
+            case Activation::ReluSquared:
+                return x > 0.0f ? x * x : x != x ? x : 0.0f;
+            default:
+                return silu_p(x);
+        }
+    }
+
+    static DEVICE void run(const Params &p) {
+        grid_dep_wait();
+        const int64_t all = int64_t{p.rows} * p.width, step = int64_t{block_count()} * block_threads();
+        for (int64_t i = int64_t{block_index()} * block_threads() + thread_index(); i < all; i += step) {
+            const int64_t row = i / p.width, col = i % p.width;
+            const float gate = p.gate[row * p.gate_stride + col];
+            const float up = p.up ? p.up[row * p.up_stride + col] : 1.0f;
+            p.out[row * p.out_stride + col] = p.activation == Activation::SiluClamped
+                                                  ? clamped(gate, up)
+                                                  : activated(p.activation, gate) * up;
+        }
+        grid_dep_trigger();
+    }
+};
+
+// How many times 128 floats there are.
+constexpr int64_t copy_units(const PieceCopy &c, int32_t tokens) {
+    return int64_t{tokens} * c.count * ((c.width + kCopyFloats - 1) / kCopyFloats);
+}
+
+struct CopyPieces {
+    using Params = CopyParams;
+    static constexpr const char *kName = "copy";
+    static constexpr int kThreads = 256, kBlocks = 4;
+
+    static DEVICE bool in_fours(const PieceCopy &c) {
+        const auto bits = reinterpret_cast<uintptr_t>(c.in) | reinterpret_cast<uintptr_t>(c.out);
+        const int64_t floats = c.in_stride | c.out_stride | c.in_piece | c.out_piece | c.width;
+        return bits % 16 == 0 && floats % 4 == 0;
+    }
+
+    // Floats [128 unit, 128 unit + 128) of the pieces, of which the last 128 of each may be fewer.
+    static DEVICE void copy(const PieceCopy &c, uint32_t unit) {
+        const auto chunks = static_cast<uint32_t>((c.width + kCopyFloats - 1) / kCopyFloats);
+        const uint32_t piece = unit / chunks, token = piece / static_cast<uint32_t>(c.count);
+        const int64_t index = piece - token * static_cast<uint32_t>(c.count);
+        const auto first = static_cast<int32_t>(unit - piece * chunks) * kCopyFloats;
+        const int32_t left = c.width - first < kCopyFloats ? c.width - first : kCopyFloats;
+        const float *in = c.in + token * c.in_stride + index * c.in_piece + first;
+        float *out = c.out + token * c.out_stride + index * c.out_piece + first;
+        if (in_fours(c)) {
+            if (4 * lane_index() < left) st128(out + 4 * lane_index(), ld128(in + 4 * lane_index()));
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < kCopyFloats; i += 32)
+            if (i + lane_index() < left) out[i + lane_index()] = in[i + lane_index()];
+    }
+
+    static DEVICE void run(const Params &p) {
+        grid_dep_wait();
+        const int64_t step = int64_t{block_count()} * (kThreads / 32);
+        int64_t unit = int64_t{block_index()} * (kThreads / 32) + warp_index();
+        for (int i = 0; i < p.copies; ++i) {
+            const int64_t units = copy_units(p.copy[i], p.tokens);
+            for (; unit < units; unit += step) copy(p.copy[i], static_cast<uint32_t>(unit));
+            unit -= units;  // of the next copy
+        }
+        grid_dep_trigger();
+    }
+};
+
+struct Softcap {
+    using Params = SoftcapParams;
+    static constexpr const char *kName = "softcap";
+    static constexpr int kThreads = 256, kBlocks = 4;
+
+    static DEVICE void run(const Params &p) {
+        grid_dep_wait();
+        const int64_t step = int64_t{block_count()} * block_threads();
+        for (int64_t i = int64_t{block_index()} * block_threads() + thread_index(); i < p.count; i += step)
+            p.x[i] = p.cap * tanh_p(p.x[i] / p.cap);
+        grid_dep_trigger();
+    }
+};
+
+}  // namespace
+
+Kernel<ActivateParams> activate_kernel() {
+    return kernel_of<Activate>();
+}
+
+Kernel<CopyParams> copy_pieces_kernel() {
+    return kernel_of<CopyPieces>();
+}
+int64_t copy_pieces_blocks(const CopyParams &params) {
+    int64_t units = 0;
+    for (int i = 0; i < params.copies; ++i) units += copy_units(params.copy[i], params.tokens);
+    return (units + CopyPieces::kThreads / 32 - 1) / (CopyPieces::kThreads / 32);
+}
+
+Kernel<SoftcapParams> softcap_kernel() {
+    return kernel_of<Softcap>();
+}
+
+}  // namespace runnel::kernels::cuda

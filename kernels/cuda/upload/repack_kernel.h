@@ -1,0 +1,24 @@
+// Fills tiles (tiles.h) from rows in the layout of the file, on the device.
+#pragma once
+
+#include "kernels/cuda/runtime/kernel.h"
+#include "kernels/cuda/upload/repack.h"
+
+namespace runnel::kernels::cuda {
+
+// raw.bytes: the rows of whole row tiles (raw.rows of them; the last tile may be cut short), in device
+// memory. tiles: where the first of these row tiles goes. Any grid.
+struct RepackParams {
+    RawRows raw;
+    uint32_t *tiles;
+};
+Kernel<RepackParams> repack_kernel();
+
+// BF16, before the repack: row_exponent() of every row, a warp each. Any grid.
+struct RowExponentsParams {
+    RawRows raw;
+    uint8_t *exponents;
+};
+Kernel<RowExponentsParams> row_exponents_kernel();
+
+}  // namespace runnel::kernels::cuda

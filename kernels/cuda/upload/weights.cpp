@@ -1,0 +1,195 @@
+#include "kernels/cuda/upload/weights.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <system_error>
+
+#include "kernels/cpu/pool.h"
+#include "kernels/cuda/linear/tiles.h"
+#include "kernels/cuda/upload/repack_kernel.h"
+
+namespace runnel::kernels::cuda {
+namespace {
+
+constexpr size_t kAlignment = 256;
+constexpr size_t kPieceBytes = size_t{8} << 20;  // of a pinned buffer: large enough for the bus, small to pin
+constexpr int kPieces = 4;
+constexpr size_t kSliceBytes = size_t{256} << 10;  // that a reader copies at a time
+constexpr size_t kBytesPerReader = size_t{1} << 20;
+constexpr int kMostReaders = 8;
+constexpr uint32_t kRepackBlocks = 1024;
+
+size_t aligned(size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+size_t device_bytes(const Weight &w, WeightUse use) {
+    if (use == WeightUse::None) return 0;
+    return aligned(use == WeightUse::Floats
+                       ? w.bytes()
+                       : static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols) * w.count));
+}
+
+// At least 16 rows of the widest matrix, at most what there is.
+size_t piece_bytes(const Program &program) {
+    size_t all = 1, least = 1;
+    for (const Weight &w : program.weights) {
+        all += w.bytes();
+        least = std::max(least, kTileRows * gguf::row_bytes(w.type, w.cols));
+    }
+    return std::max(least, std::min(kPieceBytes, all));
+}
+
+// Threads that read the file: more than a bus can take are no use, nor is a thread for less than a megabyte.
+// One where the system has no others to give.
+std::unique_ptr<cpu::Pool> start_readers(size_t bytes) {
+    const int most = std::min(kMostReaders, cpu::usable_cpus());
+    const auto count =
+        static_cast<int>(std::clamp<size_t>(bytes / kBytesPerReader, 1, static_cast<size_t>(most)));
+    try {
+        return std::make_unique<cpu::Pool>(count);
+    } catch (const std::system_error &) {
+        return std::make_unique<cpu::Pool>(1);
+    }
+}
+
+// The most rows of BF16 that a piece holds.
+size_t exponent_rows(const Program &program, const Plan &plan, size_t piece) {
+    size_t most = 0;
+    for (size_t i = 0; i < program.weights.size(); ++i) {
+        const Weight &w = program.weights[i];
+        if (plan.uses[i] != WeightUse::Tiles || w.type != gguf::Type::BF16) continue;
+        most = std::max(most, std::min(piece / gguf::row_bytes(w.type, w.cols), static_cast<size_t>(w.rows)));
+    }
+    return most;
+}
+
+class Uploader {
+  public:
+    // `all`: bytes that will be uploaded. exponent_rows: the most rows of BF16 in a piece.
+    Uploader(size_t bytes, size_t all, size_t exponent_rows, const LoadProgress &progress)
+        : bytes_(bytes), all_(all), progress_(progress), readers_(start_readers(all)) {
+        if (exponent_rows > 0) exponents_ = DeviceMemory(exponent_rows, "exponents");
+        for (Piece &piece : pieces_) {
+            piece.pinned = PinnedMemory(bytes);
+            piece.staging = DeviceMemory(bytes, "staging");
+        }
+    }
+
+    // All matrices of a weight, one behind the other.
+    void tiles(const Weight &w, std::byte *to) {
+        Weight one = w;
+        for (int64_t i = 0; i < w.count; ++i) {
+            one.data = w.data + static_cast<size_t>(i) * w.matrix_bytes();
+            matrix(one, to + i * tiled_bytes(tile_format(w.type), w.rows, w.cols));
+        }
+    }
+
+    void matrix(const Weight &w, std::byte *to) {
+        const size_t row_bytes = gguf::row_bytes(w.type, w.cols);
+        const int64_t tile_bytes = row_tile_bytes(tile_format(w.type), w.cols);
+        const auto most = static_cast<int64_t>(bytes_ / row_bytes / kTileRows * kTileRows);
+        for (int64_t row = 0; row < w.rows; row += most) {
+            const int64_t rows = std::min(most, w.rows - row);
+            Piece &piece =
+                fill(w.data + static_cast<size_t>(row) * row_bytes, static_cast<size_t>(rows) * row_bytes);
+            RawRows raw{w.type, piece.staging.as<const uint8_t>(), static_cast<int64_t>(row_bytes), rows,
+                        w.cols};
+            if (w.type == gguf::Type::BF16) {
+                launch(stream_, row_exponents_kernel(), {kRepackBlocks}, {raw, exponents_.as<uint8_t>()});
+                raw.exponents = exponents_.as<const uint8_t>();
+            }
+            launch(stream_, repack_kernel(), {kRepackBlocks},
+                   {raw, reinterpret_cast<uint32_t *>(to + row / kTileRows * tile_bytes)});
+            stream_.record(piece.done);
+        }
+    }
+
+    void floats(const Weight &w, std::byte *to) {
+        for (size_t at = 0; at < w.bytes(); at += bytes_) {
+            Piece &piece = fill(w.data + at, std::min(bytes_, w.bytes() - at));
+            stream_.copy_on_device(to + at, piece.staging.data(), std::min(bytes_, w.bytes() - at));
+            stream_.record(piece.done);
+        }
+    }
+
+    void finish() { stream_.wait(); }
+
+  private:
+    struct Piece {
+        PinnedMemory pinned;
+        DeviceMemory staging;
+        Event done;
+        bool used = false;
+    };
+
+    // The next piece of the ring, on its way to the device.
+    Piece &fill(const std::byte *from, size_t bytes) {
+        Piece &piece = pieces_[next_++ % pieces_.size()];
+        if (piece.used) piece.done.wait();
+        piece.used = true;
+        read(piece.pinned.data(), from, bytes);
+        stream_.copy_to_device(piece.staging.data(), piece.pinned.data(), bytes);
+        done_ += bytes;
+        if (progress_ && !progress_(done_, all_))
+            throw BackendError(BackendError::Kind::Cancelled, "loading the model was interrupted");
+        return piece;
+    }
+
+    // Out of the mapped file, by all readers: one alone takes pages as they come at a fraction of the bus's
+    // rate.
+    void read(std::byte *to, const std::byte *from, size_t bytes) {
+        const auto slices = static_cast<int64_t>((bytes + kSliceBytes - 1) / kSliceBytes);
+        readers_->run([&](int thread) noexcept {
+            readers_->for_each(thread, slices, [&](int64_t slice) {
+                const size_t at = static_cast<size_t>(slice) * kSliceBytes;
+                std::memcpy(to + at, from + at, std::min(kSliceBytes, bytes - at));
+            });
+        });
+    }
+
+    size_t bytes_, all_, done_ = 0;
+    const LoadProgress &progress_;
+    std::unique_ptr<cpu::Pool> readers_;
+    std::array<Piece, kPieces> pieces_;
+    DeviceMemory exponents_;  // of the piece at hand: pieces follow one another on the stream
+    size_t next_ = 0;
+    Stream stream_;  // goes first: nothing is in flight when the memory goes
+};
+
+}  // namespace
+
+size_t weight_memory(const Program &program, const Plan &plan) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < program.weights.size(); ++i)
+        bytes += device_bytes(program.weights[i], plan.uses[i]);
+    return bytes;
+}
+
+DeviceWeights::DeviceWeights(const Program &program, const Plan &plan, const LoadProgress &progress)
+    : memory_(std::max<size_t>(weight_memory(program, plan), 1), "weights"),
+      at_(program.weights.size(), nullptr) {
+    size_t all = 0;
+    for (size_t i = 0; i < program.weights.size(); ++i)
+        if (plan.uses[i] != WeightUse::None) all += program.weights[i].bytes();
+    const size_t piece = piece_bytes(program);
+    Uploader uploader(piece, all, exponent_rows(program, plan, piece), progress);
+    std::byte *to = memory_.data();
+    for (size_t i = 0; i < program.weights.size(); ++i) {
+        const Weight &w = program.weights[i];
+        if (plan.uses[i] == WeightUse::None) continue;
+        const size_t bytes = device_bytes(w, plan.uses[i]);
+        name_region(to, bytes, w.name.c_str(), Region::Weights);
+        if (plan.uses[i] == WeightUse::Tiles)
+            uploader.tiles(w, to);
+        else
+            uploader.floats(w, to);
+        at_[i] = to;
+        to += bytes;
+    }
+    uploader.finish();
+}
+
+}  // namespace runnel::kernels::cuda

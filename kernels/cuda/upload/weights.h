@@ -1,0 +1,34 @@
+// The weights of a program in device memory: matrices as tiles, vectors as they are, all in one allocation.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels/cuda/plan.h"
+#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/program.h"
+
+namespace runnel::kernels::cuda {
+
+// Bytes that upload will take.
+size_t weight_memory(const Program &program, const Plan &plan);
+
+class DeviceWeights {
+  public:
+    DeviceWeights() = default;
+    // Copies and repacks, through a ring of pinned buffers: the host fills one while the device works on the
+    // others. Returns when all is there. `progress`, which may be empty, is told of every piece. Throws
+    // BackendError.
+    DeviceWeights(const Program &program, const Plan &plan, const LoadProgress &progress);
+
+    const std::byte *tiles(WeightId id) const { return at_[static_cast<size_t>(id)]; }
+    const float *floats(WeightId id) const {
+        return id == kNoWeight ? nullptr : reinterpret_cast<const float *>(at_[static_cast<size_t>(id)]);
+    }
+
+  private:
+    DeviceMemory memory_;
+    std::vector<const std::byte *> at_;  // by WeightId; null: not used
+};
+
+}  // namespace runnel::kernels::cuda

@@ -1,0 +1,186 @@
+#include "engine/commands/batch/batch_row.h"
+
+#include <doctest/doctest.h>
+
+#include "engine/commands/arguments.h"
+#include "engine/commands/batch/batch_progress.h"
+#include "tests/support/random.h"
+
+using namespace runnel::commands;
+using runnel::decode::AnswerBatch;
+using runnel::decode::FinishReason;
+
+namespace {
+
+const AnswerBatch::Finished kAnswer{0, "Hi \xff", {5, 6, 7}, 4, FinishReason::Stop};
+
+}  // namespace
+
+TEST_CASE("batch row: prompt and settings") {
+    const Row row = parse_row(R"({"id": "a", "prompt": "Hi", "max_tokens": 7, "temperature": 0, "top_p": 0.5,
+        "seed": 18446744073709551615, "stop": ["x", "y"], "top_k": 3, "user": "ignored"})",
+                              12);
+    CHECK(row.error == "");
+    CHECK(row.identity.line == 12);
+    CHECK(row.identity.id == "a");
+    CHECK(row.request.prompt == "Hi");
+    CHECK(row.request.max_tokens == 7);
+    CHECK(row.request.seed == 18446744073709551615u);
+    CHECK(row.request.stops == std::vector<std::string>{"x", "y"});
+    runnel::decode::SamplingOptions options;
+    options.min_p = 0.25f;
+    row.request.apply(options);
+    CHECK(options.temperature == 0);
+    CHECK(options.top_p == 0.5f);
+    CHECK(options.top_k == 3);
+    CHECK(options.min_p == 0.25f);
+    CHECK(parse_row(R"({"prompt": "", "stop": null, "seed": -1})", 1).request.seed == ~uint64_t{0});
+}
+
+TEST_CASE("batch row: messages, as text or in parts") {
+    const Row row = parse_row(R"({"messages": [{"role": "system", "content": "be kind"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+        "stop": "x"})",
+                              1);
+    CHECK(row.error == "");
+    REQUIRE(row.request.messages.size() == 2);
+    CHECK(row.request.messages[0].content == "be kind");
+    CHECK(row.request.messages[1].role == "user");
+    CHECK(row.request.messages[1].content == "ab");
+    CHECK(row.request.stops == std::vector<std::string>{"x"});
+    CHECK_FALSE(row.request.prompt);
+}
+
+TEST_CASE("batch row: what cannot be answered says why, and keeps its id") {
+    const std::pair<const char *, const char *> cases[] = {
+        {"", "not JSON"},
+        {"{\"prompt\": \"a\"", "not JSON"},
+        {"[1]", "not a JSON object"},
+        {R"({"id": "k"})", "neither"},
+        {R"({"id": "k", "prompt": "a", "messages": [{"role": "user", "content": "b"}]})", "both"},
+        {R"({"id": "k", "prompt": ["a"]})", "\"prompt\" must be a string"},
+        {R"({"id": "k", "prompt": "a", "temperature": "hot"})", "temperature"},
+        {R"({"id": "k", "prompt": "a", "temperature": 1e300})", "temperature"},
+        {R"({"id": "k", "prompt": "a", "repeat_penalty": 0})", "repeat_penalty"},
+        {R"({"id": "k", "prompt": "a", "max_tokens": 1.5})", "max_tokens"},
+        {R"({"id": "k", "prompt": "a", "max_tokens": 18446744073709551615})", "max_tokens"},
+        {R"({"id": "k", "prompt": "a", "stop": [1]})", "stop"},
+        {R"({"id": "k", "prompt": "a", "seed": "x"})", "seed"},
+        {R"({"id": "k", "prompt": "a", "n": 2})", "\"n\""},
+        {R"({"id": "k", "prompt": "a", "tools": [{}]})", "tools"},
+        {R"({"id": "k", "messages": []})", "messages"},
+        {R"({"id": "k", "messages": [3]})", "messages"},
+        {R"({"id": "k", "messages": [{"content": "a"}]})", "role"},
+        {R"({"id": "k", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "not text"},
+        {R"({"custom_id": "k", "body": 3})", "body"},
+        {R"({"custom_id": "k", "url": "/v1/embeddings", "body": {"prompt": "a"}})", "url"},
+        {R"({"custom_id": "k", "url": "/v1/chat/completions", "body": {"prompt": "a"}})", "messages"},
+    };
+    for (const auto &[line, part] : cases) {
+        CAPTURE(line);
+        const Row row = parse_row(line, 3);
+        CAPTURE(row.error);
+        CHECK(row.error.find(part) != std::string::npos);
+        if (std::string_view(line).find("\"k\"") != std::string_view::npos) CHECK(row.identity.id == "k");
+        const Json out = Json::parse(error_line(row.identity, row.error));
+        CHECK(out["error"]["line"] == 3);
+        const auto written = parse_written(error_line(row.identity, row.error));
+        REQUIRE(written);
+        CHECK(written->failed);
+        CHECK(written->line == 3);
+        CHECK(written->id == row.identity.id);
+    }
+}
+
+TEST_CASE("batch row: nesting without end is an error, not a crash") {
+    const std::string deep(200'000, '[');
+    CHECK(parse_row(deep, 1).error != "");
+    const std::string closed = deep + std::string(200'000, ']');
+    for (const std::string key : {"id", "custom_id", "prompt", "stop", "n", "tools", "messages"}) {
+        CAPTURE(key);
+        const Row row = parse_row("{\"" + key + "\": " + closed + ", \"body\": {\"prompt\": \"a\"}}", 1);
+        CHECK((row.error != "" || row.identity.id.is_null()));
+        CHECK(error_line(row.identity, row.error) != "");
+    }
+    CHECK_FALSE(parse_written("{\"line\": " + closed + "}"));
+}
+
+TEST_CASE("batch row: any bytes give a request or an error") {
+    const std::string good =
+        R"({"id":"a","prompt":"Hi","max_tokens":7,"temperature":0.5,"stop":["x"],"messages":null})";
+    for (uint64_t seed = 0; seed < 3000; ++seed) {
+        CAPTURE(seed);
+        runnel::testing::Random random(seed);
+        std::string line = good;
+        for (uint64_t n = 1 + random.below(4); n-- > 0;)
+            line[random.below(line.size())] = static_cast<char>(random.below(256));
+        const Row row = parse_row(line, 1);
+        CHECK((row.error != "" || row.request.prompt));
+        CHECK(parse_written(error_line(row.identity, row.error)));
+    }
+}
+
+TEST_CASE("batch row: answers, plain and in OpenAI's shape") {
+    const Row plain = parse_row(R"({"prompt": "a", "id": 5})", 7);
+    const std::string line = answer_line(plain.identity, kAnswer, "model.gguf");
+    CHECK(line.ends_with("}\n"));
+    const Json out = Json::parse(line);
+    CHECK(out["id"] == 5);
+    CHECK(out["line"] == 7);
+    CHECK(out["text"] == "Hi \xef\xbf\xbd");
+    CHECK(out["prompt_tokens"] == 4);
+    CHECK(out["completion_tokens"] == 3);
+    CHECK(out["finish_reason"] == "stop");
+    CHECK_FALSE(Json::parse(answer_line(text_row("a", 7).identity, kAnswer, "m")).contains("id"));
+
+    const Row chat = parse_row(
+        R"({"custom_id": "c", "method": "POST", "url": "/v1/chat/completions",
+            "body": {"model": "gpt", "messages": [{"role": "user", "content": "a"}]}})",
+        8);
+    CHECK(chat.error == "");
+    const Json answer = Json::parse(answer_line(chat.identity, kAnswer, "model.gguf"));
+    CHECK(answer["custom_id"] == "c");
+    CHECK(answer["error"].is_null());
+    CHECK(answer["response"]["status_code"] == 200);
+    const Json &body = answer["response"]["body"];
+    CHECK(body["object"] == "chat.completion");
+    CHECK(body["model"] == "gpt");
+    CHECK(body["choices"][0]["message"]["role"] == "assistant");
+    CHECK(body["choices"][0]["message"]["content"] == "Hi \xef\xbf\xbd");
+    CHECK(body["choices"][0]["finish_reason"] == "stop");
+    CHECK(body["usage"]["total_tokens"] == 7);
+
+    const Row completion = parse_row(R"({"custom_id": "d", "body": {"prompt": "a"}})", 9);
+    CHECK(completion.request.raw);
+    const Json text = Json::parse(answer_line(completion.identity, kAnswer, "model.gguf"));
+    CHECK(text["response"]["body"]["object"] == "text_completion");
+    CHECK(text["response"]["body"]["choices"][0]["text"] == "Hi \xef\xbf\xbd");
+    CHECK(text["response"]["body"]["model"] == "model.gguf");
+    for (const Row *row : {&plain, &chat, &completion}) {
+        const auto written = parse_written(answer_line(row->identity, kAnswer, "m"));
+        REQUIRE(written);
+        CHECK(written->line == row->identity.line);
+        CHECK(written->id == row->identity.id);
+        CHECK_FALSE(written->failed);
+    }
+    CHECK_FALSE(parse_written("{}"));
+    CHECK_FALSE(parse_written("{\"line\": \"3\"}"));
+    CHECK_FALSE(parse_written("{\"custom_id\": \"a\", \"id\": \"batch_req_x\"}"));
+}
+
+TEST_CASE("batch: shards and the progress line") {
+    CHECK(parse_shard("2/5").part == 2);
+    CHECK(parse_shard("5/5").parts == 5);
+    for (const char *bad :
+         {"", "1", "0/3", "4/3", "1/3x", "a/b", "1/", "/2", "-1/2", "1/99999999999999999999"}) {
+        CAPTURE(bad);
+        CHECK_THROWS(parse_shard(bad));
+    }
+    CHECK(progress_line({.rows = 12, .tokens = 500, .done = 0.5, .seconds = 10}) ==
+          "[############------------]  50%  12 rows  50 tokens/s  0:10 left");
+    // What was there before does not make this run faster.
+    CHECK(progress_line({.rows = 12, .tokens = 500, .done = 0.5, .before = 0.25, .seconds = 1000}) ==
+          "[############------------]  50%  12 rows  0 tokens/s  33:20 left");
+    CHECK(progress_line({.rows = 1, .errors = 1, .tokens = 5, .done = -1, .seconds = 1}) ==
+          "1 row (1 with errors)  5 tokens/s");
+}

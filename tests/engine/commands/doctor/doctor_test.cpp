@@ -1,0 +1,562 @@
+// `runnel doctor`: what it says of devices and models, and whom it blames. (Damaged files:
+// doctor_file_test.cpp.)
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "engine/commands/doctor/doctor.h"
+#include "engine/commands/doctor/doctor_cases.h"
+#include "engine/commands/doctor/doctor_checks.h"
+#include "engine/commands/doctor/doctor_cpu.h"
+#include "engine/commands/doctor/doctor_file.h"
+#include "engine/commands/doctor/doctor_reference.h"
+#include "engine/commands/doctor/doctor_report.h"
+#include "engine/commands/doctor/doctor_text.h"
+#include "engine/model/model.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/plan.h"
+#include "kernels/cuda/runtime/probe.h"
+#include "tests/engine/commands/doctor/doctor_support.h"
+#include "tests/simt/simt.h"
+#include "tests/support/model_maker.h"
+#include "tests/support/process.h"
+#include "tests/support/temporary.h"
+#include "tests/support/tiny_program.h"
+
+using namespace runnel;
+using namespace runnel::commands;
+using nlohmann::json;
+using runnel::testing::about;
+using runnel::testing::call_doctor;
+using runnel::testing::ModelShape;
+using runnel::testing::shape_of;
+using runnel::testing::TemporaryModel;
+using Area = Finding::Area;
+using Verdict = Finding::Verdict;
+
+namespace {
+
+constexpr int32_t kFewTokens = 35;
+
+CheckedDevice emulated() {
+    return {Area::Gpu, [] { return kernels::cuda::make_cuda_backend(0); }};
+}
+
+// The CPU as doctor looks at it.
+CheckedDevice the_cpu() {
+    CheckedDevice cpu{Area::Cpu, [] { return kernels::cpu::make_cpu_backend(1); }, 0.1};
+    cpu.same_bits = [] { return kernels::cpu::make_cpu_backend(1, "scalar"); };
+    return cpu;
+}
+
+std::vector<Finding> check_all(const kernels::Program &program, const CheckedDevice &device) {
+    std::vector<Finding> findings;
+    for (const StepCase &step : step_cases(program, kFewTokens)) findings.push_back(check(step, device));
+    return findings;
+}
+
+// Whether a program has a matrix of a format in a Linear.
+std::function<bool(const kernels::Program &)> multiplies(gguf::Type type) {
+    return [type](const kernels::Program &program) {
+        for (const kernels::Step &step : program.steps)
+            if (const auto *linear = std::get_if<kernels::Linear>(&step))
+                for (const auto &part : linear->parts)
+                    if (program.weights[static_cast<size_t>(part.weight)].type == type) return true;
+        return false;
+    };
+}
+// Whether a program has a step of a kind.
+template <class Kind>
+bool has(const kernels::Program &program) {
+    return std::any_of(program.steps.begin(), program.steps.end(),
+                       [](const kernels::Step &step) { return std::holds_alternative<Kind>(step); });
+}
+
+// A device that computes on the CPU and changes what comes out of some programs.
+class Faulty final : public kernels::Backend {
+  public:
+    enum class Fault { SomeRows, LastBit, FewTokens, NowAndThen, NotFinite, Refuses, NoKernel };
+    Faulty(Fault fault, std::function<bool(const kernels::Program &)> affected)
+        : fault_(fault), is_affected_(std::move(affected)) {}
+
+    kernels::DeviceInfo info() const override { return cpu_->info(); }
+    void load(const kernels::Program &program, const kernels::CacheConfig &cache, int32_t most) override {
+        affected_ = is_affected_(program);
+        if (affected_ && fault_ == Fault::NoKernel)
+            throw kernels::BackendError(kernels::BackendError::Kind::NoKernel, "something is missing");
+        vocab_ = static_cast<size_t>(program.vocab);
+        cpu_->load(program, cache, most);
+    }
+    bool execute(const kernels::Batch &batch, std::span<float> logits) override {
+        using kernels::BackendError;
+        if (affected_ && fault_ == Fault::Refuses)
+            throw BackendError(BackendError::Kind::Failed,
+                               "CUDA: running kernels: unspecified launch failure");
+        const bool done = cpu_->execute(batch, logits);
+        ++calls_;
+        const bool now = affected_ && (fault_ != Fault::FewTokens || batch.tokens.size() <= 16) &&
+                         (fault_ != Fault::NowAndThen || calls_ % 2 == 0);
+        if (!now) return done;
+        for (size_t row = 3; row < vocab_; row += 9) {
+            float &value = logits[(batch.logit_rows.size() - 1) * vocab_ + row];
+            value = fault_ == Fault::NotFinite ? NAN
+                    : fault_ == Fault::LastBit ? std::nextafter(value, value + 1)
+                                               : value + 50;
+        }
+        return done;
+    }
+    void copy_blocks(int32_t group, std::span<const kernels::BlockCopy> copies) override {
+        cpu_->copy_blocks(group, copies);
+    }
+    void read_block(int32_t group, kernels::BlockId block, std::span<std::byte> bytes) override {
+        cpu_->read_block(group, block, bytes);
+    }
+    void write_block(int32_t group, kernels::BlockId block, std::span<const std::byte> bytes) override {
+        cpu_->write_block(group, block, bytes);
+    }
+
+  private:
+    std::unique_ptr<kernels::Backend> cpu_ = kernels::cpu::make_cpu_backend(1);
+    Fault fault_;
+    std::function<bool(const kernels::Program &)> is_affected_;
+    bool affected_ = false;
+    size_t vocab_ = 0;
+    int calls_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("doctor: every kind of step is right on the CPU and on the emulated device") {
+    for (const auto &[arch, type] : {std::pair{"llama", "Q8_0"},
+                                     {"qwen3", "Q4_0"},
+                                     {"gemma2", "F16"},
+                                     {"gpt-oss", "MXFP4"},
+                                     {"deepseek2", "Q8_0"}}) {
+        CAPTURE(arch);
+        const TemporaryModel tiny(shape_of(arch, type));
+        const model::Model model = model::build(tiny.file);
+        size_t matrices = 0;
+        for (const Finding &f : check_all(model.program, the_cpu())) {
+            CAPTURE(f.subject);
+            CAPTURE(f.detail);
+            CHECK(f.verdict == Verdict::Right);
+            matrices += f.subject.starts_with("matrix");
+            // Float kernels against double precision are never exact: who finds no error compares them with
+            // themselves.
+            if (f.subject.starts_with("attention") || f.subject.find("norm") != std::string::npos ||
+                f.subject.find("SiLU") != std::string::npos) {
+                CHECK(f.numbers["error"].get<double>() > 0);
+                CHECK(f.numbers["error"].get<double>() < 1e-3);
+            }
+        }
+        CHECK(matrices >= 2);
+        // llama: below; the emulator takes its time
+        if (std::string(arch) != "gpt-oss" && std::string(arch) != "deepseek2") continue;
+        for (const Finding &f : check_all(model.program, emulated())) {
+            CAPTURE(f.subject);
+            CAPTURE(f.detail);
+            CHECK(f.verdict == Verdict::Right);
+        }
+    }
+}
+
+TEST_CASE("doctor: a wrong kernel is named, and it alone") {
+    ModelShape shape = shape_of("llama", "Q4_K_M");
+    shape.width = 256, shape.ff = 256;
+    const TemporaryModel tiny(shape);
+    const model::Model model = model::build(tiny.file);
+    using Fault = Faulty::Fault;
+    const auto with = [&](Fault fault) {
+        return check_all(
+            model.program,
+            {Area::Gpu, [fault] { return std::make_unique<Faulty>(fault, multiplies(gguf::Type::Q6_K)); },
+             0.1});
+    };
+    const auto check_only_q6 = [](const std::vector<Finding> &findings, Verdict expected) {
+        size_t wrong = 0;
+        for (const Finding &f : findings) {
+            CAPTURE(f.subject);
+            const bool q6 = f.subject.find("matrix q6_K") != std::string::npos;
+            CHECK(f.verdict == (q6 ? expected : Verdict::Right));
+            wrong += q6;
+        }
+        CHECK(wrong > 0);
+    };
+    std::vector<Finding> findings = with(Fault::SomeRows);
+    check_only_q6(findings, Verdict::Wrong);
+    Conclusion said = conclude(findings);
+    CHECK(said.fault == "kernel");
+    CHECK(said.text.find("matrix q6_K") != std::string::npos);
+    CHECK(said.text.find("matrix q4_K") == std::string::npos);
+    CHECK(said.exit_code == exit_code::kFailed);
+
+    findings = with(Fault::FewTokens);
+    check_only_q6(findings, Verdict::Wrong);
+    CHECK(about(findings, "matrix q6_K").detail.find("few tokens in a batch") != std::string::npos);
+
+    findings = with(Fault::NowAndThen);
+    check_only_q6(findings, Verdict::Unstable);
+    CHECK(conclude(findings).fault == "gpu");
+
+    findings = with(Fault::NotFinite);
+    check_only_q6(findings, Verdict::Wrong);
+    CHECK(about(findings, "matrix q6_K").detail.find("not finite") != std::string::npos);
+
+    findings = with(Fault::Refuses);
+    check_only_q6(findings, Verdict::Failed);
+    said = conclude(findings);
+    CHECK(said.fault == "driver");
+    CHECK(about(findings, "matrix q6_K").detail.find("unspecified launch failure") != std::string::npos);
+}
+
+TEST_CASE("doctor: a wrong kernel of the CPU is found, be it by a bit") {
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    const model::Model model = model::build(tiny.file);
+    const auto with = [&](Faulty::Fault fault, auto affected) {
+        CheckedDevice cpu = the_cpu();
+        cpu.make = [=] { return std::make_unique<Faulty>(fault, affected); };
+        return check_all(model.program, cpu);
+    };
+    const auto check_only = [&](const char *subject, const std::vector<Finding> &findings) {
+        for (const Finding &f : findings) {
+            CAPTURE(f.subject);
+            CHECK(f.verdict ==
+                  (f.subject.find(subject) != std::string::npos ? Verdict::Wrong : Verdict::Right));
+        }
+        CHECK(about(findings, subject).verdict == Verdict::Wrong);
+        CHECK(conclude(findings).fault == "cpu");
+    };
+    for (const Faulty::Fault fault : {Faulty::Fault::SomeRows, Faulty::Fault::LastBit}) {
+        check_only("attention", with(fault, has<kernels::Attention>));
+        check_only("RMS norm", with(fault, has<kernels::Norm>));
+    }
+    const std::vector<Finding> last_bit = with(Faulty::Fault::LastBit, has<kernels::Attention>);
+    CHECK(about(last_bit, "attention").detail.find("not the bits") != std::string::npos);
+    // And what a GPU has no kernel for is no fault.
+    CHECK(about(with(Faulty::Fault::NoKernel, has<kernels::Attention>), "attention").verdict ==
+          Verdict::Skipped);
+}
+
+TEST_CASE("doctor: its plain arithmetic is what the tests' own makes of random programs") {
+    using Score = kernels::Routing::Score;
+    for (uint32_t seed = 1; seed <= 40; ++seed) {
+        CAPTURE(seed);
+        tests::TinyShape shape;
+        shape.varied = seed % 2 == 1;
+        shape.window = seed % 3 == 0 ? 7 : 0;
+        shape.head_norm = seed % 4 == 0, shape.bias = seed % 4 < 2;
+        if (seed % 4 == 2) {
+            shape.experts.count = 8;
+            shape.experts.routing.score = static_cast<Score>(seed / 4 % 3);
+            shape.experts.routing.normalize = seed % 8 == 2;
+            if (seed % 3 == 0) shape.experts.routing.groups = 4, shape.experts.routing.groups_used = 2;
+            shape.experts.selection_bias = seed % 3 == 0, shape.experts.biases = seed % 5 == 0;
+            shape.experts.merged = seed % 8 == 6, shape.experts.weights_on_input = seed % 5 == 1;
+            shape.experts.scales = seed % 3 == 1;
+        }
+        const tests::TinyProgram tiny(shape, seed);
+        std::vector<int32_t> tokens(20);
+        for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i);
+        const std::vector<reference::Row> expected = tests::reference_logits(tiny.program(), tokens);
+        const std::vector<float> logits = plain_logits(tiny.program(), 20);
+        REQUIRE(logits.size() == 20 * static_cast<size_t>(tiny.program().vocab));
+        double size = 0, error = 0;
+        for (size_t i = 0; i < logits.size(); ++i) {
+            const double right = expected[i / expected[0].size()][i % expected[0].size()];
+            size = std::max(size, std::fabs(right));
+            error = std::max(error, std::fabs(right - double{logits[i]}));
+        }
+        CHECK(error <= 1e-4 * size);
+    }
+}
+
+TEST_CASE("doctor: steps that differ are cases of their own, and windows hide something") {
+    const TemporaryModel tiny(shape_of("gemma2", "F16"));
+    const model::Model model = model::build(tiny.file);
+    kernels::Program program = model.program;
+    const auto cases = step_cases(program, kFewTokens);
+    const auto attention = [](const std::vector<StepCase> &of) {
+        std::vector<StepCase> found;
+        for (const StepCase &step : of)
+            if (step.name.starts_with("attention")) found.push_back(step);
+        return found;
+    };
+    // The same layer again with another scale, and with a longer window.
+    const auto first = std::find_if(
+        program.steps.begin(), program.steps.end(),
+        [](const kernels::Step &step) { return std::holds_alternative<kernels::Attention>(step); });
+    REQUIRE(first != program.steps.end());
+    auto other = std::get<kernels::Attention>(*first);
+    std::get<kernels::Attention>(*first).window = other.window = 1024;
+    other.scale *= 2;
+    program.steps.insert(program.steps.begin(), other);
+    other.window_kind = kernels::Attention::Window::Chunked;
+    program.steps.insert(program.steps.begin(), other);
+    const std::vector<StepCase> more = attention(step_cases(program, kFewTokens));
+    CHECK(more.size() == attention(cases).size() + 2);
+    for (size_t i = 0; i < more.size(); ++i)
+        for (size_t j = 0; j < i; ++j) CHECK(more[i].name != more[j].name);
+    size_t windows = 0;
+    for (const StepCase &step : more) {
+        if (step.name.find("1024") == std::string::npos) continue;
+        ++windows;
+        CAPTURE(step.name);
+        CHECK(step.name.find("(here 17)") != std::string::npos);
+        kernels::Program open = step.program();
+        const std::vector<float> right = plain_logits(open, step.tokens);
+        for (kernels::Step &s : open.steps)
+            if (auto *a = std::get_if<kernels::Attention>(&s)) a->window = 0;
+        CHECK(distance(plain_logits(open, step.tokens), right, open.vocab).all > step.tolerance * 2);
+    }
+    CHECK(windows == 3);
+}
+
+TEST_CASE("doctor: what the GPU has no kernel for is told apart from what fails") {
+    kernels::Program program;
+    program.slots = {{"x", 256}};
+    program.weights = {{"table", gguf::Type::Q8_K, 8, 256, nullptr}};
+    program.steps = {kernels::Embed{0, 0}};
+    try {
+        kernels::cuda::plan(program);
+        FAIL("there is a kernel for q8_K");
+    } catch (const kernels::BackendError &error) {
+        CHECK(error.kind == kernels::BackendError::Kind::NoKernel);
+    }
+}
+
+TEST_CASE("doctor: whom it blames") {
+    const auto step = [](const char *subject, Verdict verdict, const char *device = "cuda:0") {
+        Finding finding{Area::Gpu, subject, verdict};
+        finding.role = Finding::Role::Step, finding.device = device;
+        return finding;
+    };
+    const Finding right = step("matrix a", Verdict::Right);
+    const auto fault = [&](std::vector<Finding> findings) { return conclude(findings).fault; };
+    CHECK(fault({right}) == "none");
+    CHECK(fault({{Area::Gpu, "no GPU", Verdict::Skipped}}) == "none");
+    CHECK(fault({right, step("matrix b", Verdict::Wrong)}) == "kernel");
+    CHECK(fault({right, step("matrix b", Verdict::Varies)}) == "kernel");
+    // Nothing is right; that the GPU has a name and memory does not count.
+    CHECK(fault({{Area::Gpu, "some GPU", Verdict::Right}, step("matrix b", Verdict::Wrong)}) == "driver");
+    CHECK(fault({right, step("matrix b", Verdict::Wrong, "cuda:1")}) == "driver");
+    CHECK(conclude({right, step("matrix b", Verdict::Wrong, "cuda:1")}).text.find("cuda:1") !=
+          std::string::npos);
+    CHECK(fault({right, {Area::Text, "the same text", Verdict::Wrong}}) == "kernel");
+    CHECK(fault({right, {Area::Text, "the same text", Verdict::Unstable}}) == "gpu");
+    CHECK(fault({right, {Area::Cpu, "matrices", Verdict::Wrong}, {Area::Gpu, "b", Verdict::Wrong}}) == "cpu");
+    CHECK(fault({{Area::Cpu, "matrices", Verdict::Wrong}, {Area::File, "t", Verdict::Wrong}}) == "file");
+    const std::vector<Finding> slow = {{Area::Gpu, "matrix a", Verdict::Slow}};
+    CHECK(conclude(slow).exit_code == exit_code::kDone);
+    CHECK(conclude(slow).text.find("matrix a") != std::string::npos);
+    CHECK(line_of({Area::Gpu, "matrix\ta", Verdict::Wrong, "x"}).find('\t') == std::string::npos);
+}
+
+TEST_CASE("doctor: instruction sets that differ are told apart") {
+    static const kernels::cpu::LinearKernels broken = [] {
+        kernels::cpu::LinearKernels table = kernels::cpu::linear_scalar();
+        table.name = "broken";
+        table.multiply = [](gguf::Type type, const std::byte *w, int64_t cols, int64_t from, int64_t to,
+                            const void *packed, int32_t tokens, float *out, int64_t stride, void *scratch,
+                            const std::byte *next) {
+            kernels::cpu::linear_scalar().multiply(type, w, cols, from, to, packed, tokens, out, stride,
+                                                   scratch, next);
+            if (type == gguf::Type::Q6_K) out[to - 1] += 1e-6f;
+        };
+        return table;
+    }();
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    ModelShape shape = shape_of("llama", "Q4_K_M");
+    shape.width = 256, shape.ff = 256;
+    const TemporaryModel mixed(shape);
+    const model::Model model = model::build(mixed.file);
+    auto tables = linear_kernels();
+    for (const Finding &f : check_cpu_kernels(model.program, tables)) CHECK(f.verdict == Verdict::Right);
+    tables.push_back(&broken);
+    const std::vector<Finding> findings = check_cpu_kernels(model.program, tables);
+    CHECK(about(findings, "q4_K").verdict == Verdict::Right);
+    CHECK(about(findings, "q6_K").verdict == Verdict::Wrong);
+    CHECK(about(findings, "q6_K").detail.find("not broken") != std::string::npos);
+    CHECK(conclude(findings).fault == "cpu");
+}
+
+TEST_CASE("doctor: a sound model on the emulated device, from file to text") {
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    json report;
+    CHECK(call_doctor(tiny.path, "cuda", report) == exit_code::kDone);
+    CAPTURE(report.dump());
+    CHECK(report["fault"] == "none");
+    size_t gpu = 0, text = 0;
+    for (const json &c : report["checks"]) {
+        CAPTURE(c.dump());
+        gpu += c["area"] == "gpu" && c["verdict"] == "right";
+        if (c["area"] == "text" && c.contains("mean_kl")) {
+            ++text;
+            CHECK(c["mean_kl"] < 2e-2);
+        }
+    }
+    CHECK(gpu > 8);
+    CHECK(text == 1);
+}
+
+TEST_CASE("doctor: a GPU of which nothing is right, and which of several it is") {
+    struct Emulated {
+        simt::Settings before = simt::settings();
+        ~Emulated() { simt::settings() = before; }
+    } emulated;
+    simt::settings().devices = 2;
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    Machine machine = this_machine();
+    machine.make_gpu = [](int number) -> std::unique_ptr<kernels::Backend> {
+        return std::make_unique<Faulty>(Faulty::Fault::SomeRows,
+                                        [number](const kernels::Program &) { return number == 1; });
+    };
+    json report;
+    CHECK(call_doctor(tiny.path, "auto", report, machine) == exit_code::kFailed);
+    CAPTURE(report.dump());
+    CHECK(report["fault"] == "driver");
+    const std::string said = report["conclusion"];
+    CHECK(said.find("Nothing that the GPU cuda:1 computes is right") != std::string::npos);
+    size_t wrong = 0;
+    for (const json &c : report["checks"]) {
+        CAPTURE(c.dump());
+        if (c["area"] != "gpu") continue;
+        REQUIRE(c.contains("device"));
+        CHECK(c["subject"].get<std::string>().starts_with(c["device"].get<std::string>() + " "));
+        wrong += c["verdict"] == "wrong" && c["device"] == "cuda:1";
+        if (c["device"] == "cuda:0" && c.contains("error")) CHECK(c["verdict"] != "failed");
+    }
+    CHECK(wrong > 5);
+    CHECK(call_doctor(tiny.path, "cuda:1", report, machine) == exit_code::kFailed);
+    for (const json &c : report["checks"])
+        if (c["area"] == "gpu") CHECK(c["device"] == "cuda:1");
+    CHECK_THROWS_AS(call_doctor(tiny.path, "cuda:2", report, machine), UsageError);
+}
+
+TEST_CASE("doctor: a driver that is too old or fails is at fault, none at all is not") {
+    using Absence = kernels::cuda::Devices::Absence;
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    Machine machine = this_machine();
+    json report;
+    const auto fault = [&](const char *device, Absence absence) {
+        machine.find_gpus = [absence] {
+            return kernels::cuda::Devices{true, {}, "that is the reason", absence};
+        };
+        const int code = call_doctor(tiny.path, device, report, machine);
+        CHECK(code == (report["fault"] == "none" ? exit_code::kDone : exit_code::kFailed));
+        return report["fault"].get<std::string>();
+    };
+    CHECK(fault("auto", Absence::DriverTooOld) == "driver");
+    const std::string said = report["conclusion"];
+    CHECK(said.find("that is the reason. Install a current NVIDIA driver.") != std::string::npos);
+    CHECK(fault("auto", Absence::DriverFailed) == "driver");
+    CHECK(fault("auto", Absence::NoDriver) == "none");
+    CHECK(fault("auto", Absence::NoDevice) == "none");
+    CHECK(fault("auto", Absence::NotCompiledIn) == "none");
+    CHECK(fault("cuda", Absence::DriverFailed) == "driver");
+    CHECK(fault("cuda:1", Absence::NoDriver) == "driver");
+    CHECK(fault("cuda", Absence::NoDevice) == "driver");
+    CHECK(report["checks"].size() > 10);
+    CHECK_THROWS_AS(fault("cuda", Absence::NotCompiledIn), UsageError);
+    CHECK(fault("cpu", Absence::DriverTooOld) == "none");
+}
+
+TEST_CASE("doctor: numbers that overflow are the model's, unless the CPU counts wrong") {
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    std::vector<std::byte> bytes = testing::read_bytes(tiny.path);
+    const gguf::Tensor &norm = *tiny.file.find_tensor("output_norm.weight");
+    const float large = 3e38f;
+    for (size_t at = 0; at < norm.bytes; at += 4) std::memcpy(bytes.data() + norm.offset + at, &large, 4);
+    const std::filesystem::path path = tiny.directory / "large.gguf";
+    testing::write_file(path, bytes);
+    json report;
+    CHECK(call_doctor(path, "cpu", report) == exit_code::kModelFile);
+    CAPTURE(report.dump());
+    CHECK(report["fault"] == "file");
+    CHECK(report["conclusion"].get<std::string>().find("overflow") != std::string::npos);
+    Machine machine = this_machine();
+    machine.make_cpu = [](int) {
+        return std::make_unique<Faulty>(Faulty::Fault::SomeRows, has<kernels::Attention>);
+    };
+    CHECK(call_doctor(path, "cpu", report, machine) == exit_code::kFailed);
+    CHECK(report["fault"] == "cpu");
+}
+
+TEST_CASE("doctor: texts are held against each other") {
+    TextLogits cpu{{1, 2}, {0, 1, 2, 3, 2, 1}, 3}, gpu = cpu, noisy = cpu;
+    CHECK(compare_texts(cpu, gpu, gpu, "a GPU").verdict == Verdict::Right);
+    for (float &l : gpu.logits) l += 5;  // a distribution does not change by that
+    CHECK(compare_texts(cpu, gpu, gpu, "a GPU").verdict == Verdict::Right);
+    CHECK(compare_texts(cpu, gpu, cpu, "a GPU").verdict == Verdict::Unstable);
+    noisy.logits = {2, 1, 0, 1, 2, 3};
+    CHECK(compare_texts(cpu, noisy, noisy, "a GPU").verdict == Verdict::Wrong);
+    noisy.logits[4] = INFINITY;
+    CHECK(compare_texts(cpu, noisy, noisy, "a GPU").verdict == Verdict::Wrong);
+    CHECK(check_text(noisy).verdict == Verdict::Wrong);
+    CHECK(conclude({check_text(noisy)}).fault == "file");
+    CHECK(check_text(cpu).verdict == Verdict::Right);
+    cpu.logits = {9, 9, -30, 0, 0, 0};  // the second token is never guessed
+    CHECK(check_text(cpu).verdict == Verdict::Note);
+}
+
+TEST_CASE("doctor: speeds of the emulated device are measured and judged") {
+    CHECK(kernels::cuda::copy_bandwidth(0, 1 << 14, 1) > 0);
+    CHECK(kernels::cuda::tensor_rate(0, 2) > 0);
+    CHECK(kernels::cuda::changed_words(0, 1 << 14, 3) == 0);
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    const model::Model model = model::build(tiny.file);
+    for (StepCase &step : step_cases(model.program, kFewTokens)) {
+        if (!step.name.starts_with("matrix")) continue;
+        CheckedDevice cpu{Area::Cpu, [] { return kernels::cpu::make_cpu_backend(1); }, 0.1};
+        Finding finding{Area::Cpu, step.name, Verdict::Right};
+        measure(step, model.program, cpu, finding);
+        CHECK(!finding.numbers.contains("share"));  // nobody has measured the memory
+        cpu.bytes_per_second = 1e30;
+        step.bytes = kLargeMatrix;  // as if it were one
+        // Where others disturb the shorter of two runs, nothing is measured.
+        for (int i = 0; i < 1000 && !finding.numbers.contains("share"); ++i)
+            measure(step, model.program, cpu, finding);
+        CHECK(finding.verdict == Verdict::Slow);
+        CHECK(finding.numbers["share"].get<double>() < kSlow);
+        break;
+    }
+}
+
+TEST_CASE("doctor: as a program, on a machine that may have no GPU") {
+    if (!testing::program_under_test()) {
+        MESSAGE("no program to test: set RUNNEL, or build build/runnel");
+        return;
+    }
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    const auto run = [](std::vector<std::string> arguments) {
+        testing::Process process{};
+        process.stdout_limit = static_cast<size_t>(-1);
+        process.arguments = std::move(arguments);
+        return testing::execute(process);
+    };
+    const testing::Result all = run({"doctor", tiny.path.string(), "--quick", "--device", "cpu"});
+    CAPTURE(all.out);
+    CHECK(all.code == exit_code::kDone);
+    CHECK(all.err == "");
+    CHECK(all.out.find("cpu  right") != std::string::npos);
+    CHECK(all.out.find("file right") != std::string::npos);
+    CHECK(all.out.ends_with("Everything that was looked at is right.\n"));
+    const testing::Result as_json = run({"doctor", "-m", tiny.path.string(), "--quick", "--json"});
+    CHECK(json::parse(as_json.out)["fault"] == "none");
+    CHECK(run({"doctor", (tiny.directory / "none.gguf").string()}).code == exit_code::kUsage);
+    CHECK(run({"doctor", "--device", "gpu"}).code == exit_code::kUsage);
+    CHECK(run({"doctor", tiny.path.string(), "more"}).code == exit_code::kUsage);
+    std::vector<std::byte> cut = testing::read_bytes(tiny.path);
+    cut.resize(cut.size() / 2);
+    testing::write_file(tiny.directory / "cut.gguf", cut);
+    const testing::Result damaged =
+        run({"doctor", (tiny.directory / "cut.gguf").string(), "--quick", "--device", "cpu"});
+    CHECK(damaged.code == exit_code::kModelFile);
+    CHECK(damaged.out.find("file WRONG") != std::string::npos);
+    CHECK(damaged.out.find("The file is damaged") != std::string::npos);
+}

@@ -1,0 +1,88 @@
+// Batches of attention for the kernels alone: random problems, their launches on the (emulated) device, and
+// the exact results.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "kernels/cuda/attention/attention.h"
+#include "tests/kernels/cuda/attention/cache_cells.h"
+#include "tests/simt/simt.h"
+
+namespace runnel::tests {
+
+using kernels::CacheType;
+
+struct Sequence {
+    int32_t past, count;
+};
+
+struct Shape {
+    kernels::Attention step;  // heads, dims, scale, window, softcap, norm order
+    std::vector<Sequence> sequences;
+    std::optional<kernels::RopeTable> rope;
+    bool head_norm = false, sinks = false, factors = false;
+    CacheType k_type = CacheType::F16, v_type = CacheType::F16;
+    int32_t first_position = 0;  // of every sequence's cell 0
+    bool latent = false;         // values are the first dimensions of the keys
+
+    bool wide() const { return kernels::cuda::is_wide(latent, step.head_dim_k, step.head_dim_v); }
+    bool rotates_k() const { return !latent && kernels::rotates_keys(k_type); }
+    bool rotates_v() const { return !latent && kernels::rotates_values(v_type); }
+};
+
+// Split: by rows, at 16. Of wide heads: splits side by side, or in order, or the ones that find room.
+enum class Way { Decode, Prefill, Split };
+
+// A batch on the host: what goes in, and the exact results.
+struct Problem {
+    Shape shape;
+    std::vector<float> q, k, v;  // [token][heads][dim]
+    std::vector<float> q_norm, k_norm, sinks, factors;
+    std::vector<int32_t> positions;
+    std::vector<std::vector<CacheCell>> old_k, old_v;  // per sequence: [cell][kv_head]
+    std::vector<int32_t> tables;
+    int64_t table_stride = 0;
+    int32_t blocks = 0;
+
+    int32_t tokens() const { return static_cast<int32_t>(positions.size()); }
+};
+
+using Bytes = std::vector<unsigned char>;
+
+struct Result {
+    std::vector<float> out;
+    Bytes k_cache, v_cache;
+    std::vector<simt::LaunchReport> reports;
+};
+
+// attention of so many heads, without anything else
+kernels::Attention attention(int32_t heads, int32_t kv_heads, int32_t dim_k, int32_t dim_v);
+kernels::RopeTable rope_table(kernels::RopeTable::Pairs pairs, int32_t rotated);
+
+Problem make_problem(const Shape &shape, uint64_t seed);
+
+// With a cache that is filled already, nothing is appended.
+Result run(const Problem &problem, Way way, uint32_t blocks = 3, const Result *filled = nullptr);
+
+// The output, and what was appended to the cache, within what rounding explains.
+void check_close(const Problem &problem, const Result &result);
+
+// The last tokens of the first sequence, whose cells of the others are what a run has left in the cache.
+Problem tail_of(const Problem &problem, const Result &whole, int32_t past);
+
+// Decode and prefill against the reference, and against each other bit for bit.
+void check_shape(const Shape &shape, uint64_t seed);
+
+// Whatever the kernel, the grid, the order of blocks and what was in the cache before, the same bits.
+// Precondition: the first sequence has 300 tokens, and no past.
+void check_every_way(const Shape &shape, uint64_t seed);
+
+template <class T>
+bool same_bits(const std::vector<T> &a, const std::vector<T> &b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+}  // namespace runnel::tests

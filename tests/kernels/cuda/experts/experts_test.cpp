@@ -1,0 +1,166 @@
+// Routing and grouping of rows in the emulator: against the CPU's routing and plain lists made here.
+#include "kernels/cuda/experts/experts.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/cpu/route.h"
+#include "kernels/cuda/linear/linear_prefill.h"
+#include "tests/kernels/cuda/linear/linear_support.h"
+#include "tests/simt/run_kernel.h"
+#include "tests/simt/simt.h"
+
+using namespace runnel;
+using namespace runnel::kernels::cuda;
+using namespace runnel::tests::device;
+using kernels::Routing;
+
+namespace {
+
+template <class T>
+std::vector<T> values_of(Stream &stream, const DeviceMemory &memory, size_t count) {
+    std::vector<T> values(count);
+    stream.copy_to_host(values.data(), memory.data(), count * sizeof(T));
+    stream.wait();
+    return values;
+}
+
+// Few different values, so that ties are frequent; now and then none that can be compared.
+std::vector<float> random_logits(size_t count, std::mt19937 &random) {
+    std::vector<float> logits(count);
+    for (float &l : logits) {
+        l = static_cast<float>(static_cast<int>(random() % 41) - 20) / 4;
+        if (random() % 50 == 0) l = -std::numeric_limits<float>::infinity();
+    }
+    return logits;
+}
+
+RouteScore on_device(Routing::Score score) {
+    return score == Routing::Score::Softmax   ? RouteScore::Softmax
+           : score == Routing::Score::Sigmoid ? RouteScore::Sigmoid
+                                              : RouteScore::SelectedSoftmax;
+}
+
+}  // namespace
+
+TEST_CASE("cuda experts: tokens go where the CPU sends them, ties to the first, with the same weights") {
+    using Score = Routing::Score;
+    Stream stream;
+    const struct {
+        int32_t experts;
+        bool bias;
+        Routing routing;
+    } cases[] = {
+        {8, false, {.used = 2}},
+        {128, false, {.used = 8, .normalize = true}},
+        {33, false, {.score = Score::SelectedSoftmax, .used = 4, .normalize = true}},
+        {5, true, {.score = Score::Sigmoid, .used = 5, .scale = 0.5f}},
+        {64,
+         true,
+         {.score = Score::Sigmoid,
+          .used = 6,
+          .groups = 8,
+          .groups_used = 3,
+          .normalize = true,
+          .scale = 2.5f}},
+        {160, false, {.used = 6, .groups = 40, .groups_used = 33, .group_best = 1}},
+    };
+    for (const auto &[experts, has_bias, routing] : cases) {
+        CAPTURE(experts);
+        std::mt19937 random(static_cast<uint32_t>(experts));
+        constexpr int32_t kTokens = 19;
+        const size_t all = static_cast<size_t>(experts), pairs = static_cast<size_t>(kTokens * routing.used);
+        const std::vector<float> logits = random_logits(kTokens * all, random),
+                                 bias = random_logits(has_bias ? all : 0, random);
+        const DeviceMemory l = upload(stream, logits, "logits"),
+                           b = upload(stream, bias, "bias", Region::Weights);
+        const DeviceMemory chosen(pairs * 4, "chosen"), weights(pairs * 4, "weights");
+        simt::run_kernel(stream, route_kernel(), {(kTokens + kRouteTokens - 1) / kRouteTokens, kRouteShared},
+                         {l.as<const float>(), experts, has_bias ? b.as<const float>() : nullptr, nullptr,
+                          kTokens, experts, routing.used, routing.groups, routing.groups_used,
+                          routing.group_best, on_device(routing.score), routing.normalize, routing.scale,
+                          chosen.as<int32_t>(), weights.as<float>()});
+        const auto e = values_of<int32_t>(stream, chosen, pairs);
+        const auto w = values_of<float>(stream, weights, pairs);
+        std::vector<float> scratch(kernels::cpu::route_scratch(experts));
+        for (size_t t = 0; t < kTokens; ++t) {
+            CAPTURE(t);
+            std::vector<int32_t> expected(static_cast<size_t>(routing.used));
+            std::vector<float> expected_weights(expected.size());
+            kernels::cpu::route(routing, std::span(logits).subspan(t * all, all),
+                                has_bias ? bias.data() : nullptr, kernels::cpu::vector_scalar(),
+                                scratch.data(), expected.data(), expected_weights.data());
+            for (size_t i = 0; i < expected.size(); ++i) {
+                CHECK(e[t * expected.size() + i] == expected[i]);
+                CHECK(w[t * expected.size() + i] == doctest::Approx(expected_weights[i]).epsilon(1e-6));
+            }
+        }
+    }
+}
+
+TEST_CASE("cuda experts: rows are sorted by expert and token, in groups of both sizes") {
+    Stream stream;
+    std::mt19937 random(3);
+    const struct {
+        int32_t tokens, used, experts;
+    } cases[] = {{1, 2, 4}, {7, 3, 40}, {150, 4, 9}, {300, 1, 2}};
+    for (const auto &[tokens, used, experts] : cases) {
+        CAPTURE(tokens);
+        const int32_t pairs = tokens * used;
+        std::vector<int32_t> chosen;
+        for (int32_t t = 0; t < tokens; ++t) {
+            std::vector<int32_t> all(static_cast<size_t>(experts));
+            for (int32_t i = 0; i < experts; ++i) all[static_cast<size_t>(i)] = i;
+            std::shuffle(all.begin(), all.end(), random);
+            std::sort(all.begin(), all.begin() + used);
+            chosen.insert(chosen.end(), all.begin(), all.begin() + used);
+        }
+        const std::vector<float> weights = random_activations(pairs, random);
+        const DeviceMemory c = upload(stream, chosen, "chosen"), w = upload(stream, weights, "weights");
+        const size_t bytes = static_cast<size_t>(pairs) * 4;
+        const DeviceMemory sources(bytes, "sources"), row_weights(bytes, "row weights"), rows(bytes, "rows"),
+            few(static_cast<size_t>(pairs) * sizeof(TokenGroup), "few"),
+            many(static_cast<size_t>(pairs) * sizeof(TokenGroup), "many"), counts(8, "counts");
+        simt::run_kernel(
+            stream, group_rows_kernel(), {static_cast<uint32_t>(experts), kGroupRowsShared},
+            {c.as<const int32_t>(), w.as<const float>(), pairs, used, experts, sources.as<int32_t>(),
+             row_weights.as<float>(), rows.as<int32_t>(), few.as<TokenGroup>(), many.as<TokenGroup>(),
+             counts.as<int32_t>(), counts.as<int32_t>() + 1});
+        const auto source = values_of<int32_t>(stream, sources, static_cast<size_t>(pairs)),
+                   row = values_of<int32_t>(stream, rows, static_cast<size_t>(pairs));
+        const auto weight = values_of<float>(stream, row_weights, static_cast<size_t>(pairs));
+        const auto count = values_of<int32_t>(stream, counts, 2);
+        size_t next = 0;
+        std::vector<TokenGroup> expected[2];
+        for (int32_t e = 0; e < experts; ++e) {
+            const auto first = static_cast<int32_t>(next);
+            for (size_t pair = 0; pair < chosen.size(); ++pair) {
+                if (chosen[pair] != e) continue;
+                CHECK(source[next] == static_cast<int32_t>(pair) / used);
+                CHECK(weight[next] == weights[pair]);
+                CHECK(row[pair] == static_cast<int32_t>(next++));
+            }
+            for (const int which : {0, 1}) {
+                const int32_t size = which == 0 ? kLinearGroupTokens : kPrefillTokens;
+                for (int32_t at = first; at < static_cast<int32_t>(next); at += size)
+                    expected[which].push_back({e, at, std::min(size, static_cast<int32_t>(next) - at)});
+            }
+        }
+        for (const int which : {0, 1}) {
+            CAPTURE(which);
+            REQUIRE(count[static_cast<size_t>(which)] == static_cast<int32_t>(expected[which].size()));
+            const auto groups =
+                values_of<TokenGroup>(stream, which == 0 ? few : many, expected[which].size());
+            for (size_t i = 0; i < groups.size(); ++i) {
+                CHECK(groups[i].expert == expected[which][i].expert);
+                CHECK(groups[i].first == expected[which][i].first);
+                CHECK(groups[i].count == expected[which][i].count);
+            }
+        }
+    }
+}
