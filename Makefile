@@ -103,7 +103,7 @@ $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a
 
 # The test cases of the kernels on a real device (scripts/gpu-check); says so, with status 77, where there is none.
 gpu_test_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(shell find tests/kernels/cuda -name '*.cpp' | sort) tests/gpu/device/main.cpp \
-  tests/support/reference.cpp tests/support/tiny_program.cpp)
+  tests/support/reference.cpp tests/support/skip.cpp tests/support/tiny_program.cpp)
 $(BUILD)/gpu-tests: $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a
 	$(CXX) $(LDFLAGS) -o $@ $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS)
 

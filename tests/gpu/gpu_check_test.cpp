@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/support/process.h"
+#include "tests/support/skip.h"
 #include "tests/support/temporary.h"
 
 using namespace runnel::testing;
@@ -24,16 +25,11 @@ std::string text_of(const std::filesystem::path &path) {
 
 TEST_CASE("gpu-check: a dry run goes through all stages") {
     const auto program = program_under_test();
-    if (!program || !std::filesystem::exists("scripts/gpu-check") ||
-        std::system("python3 --version >/dev/null 2>&1") != 0) {
-        MESSAGE("no program to test, no python3, or not run from the root of the sources: skipped");
-        return;
-    }
+    REQUIRE_MESSAGE(program, "no program to test: set RUNNEL, or build build/runnel");
+    REQUIRE_MESSAGE(std::filesystem::exists("scripts/gpu-check"), "tests run from the root of the sources");
+    if (std::system("python3 --version >/dev/null 2>&1") != 0) return skip("no python3");
     const std::filesystem::path binaries = std::filesystem::absolute(*program).parent_path();
-    if (!std::filesystem::exists(binaries / "make-model")) {
-        MESSAGE("no make-model beside the program: skipped");
-        return;
-    }
+    if (!std::filesystem::exists(binaries / "make-model")) return skip("no make-model beside the program");
     const TemporaryDirectory directory;
     // gpu-tests are not built here: a folder with what there is.
     for (const char *name : {"runnel", "make-model"})

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/linear/tiles.h"
 #include "tests/gpu/cubin.h"
+#include "tests/support/skip.h"
 
 using namespace runnel;
 using tests::KernelCode;
@@ -48,19 +49,16 @@ bool grew(int now, int before) {
 }  // namespace
 
 TEST_CASE("cuda code: no local memory, and no kernel larger than the table says") {
-    if (tests::compiler_of(build()).empty() || !std::filesystem::exists(kTable)) {
-        MESSAGE("the build has no device code (no nvcc), or this is not the root of the sources: skipped");
-        return;
-    }
+    REQUIRE_MESSAGE(std::filesystem::exists(kTable), "tests run from the root of the sources");
+    if (tests::compiler_of(build()).empty())
+        return testing::skip("the build has no device code: there was no nvcc");
     std::string compiler;
     const Table table = read_table(compiler);
     const bool same_compiler = compiler == "# " + tests::compiler_of(build());
     if (!same_compiler) MESSAGE("another compiler than the table's: only local memory is looked at");
     const std::vector<tests::TableRow> rows = tests::read_build(build());
-    if (rows.empty()) {
-        MESSAGE("the machine code is compressed; build with INSPECT=--no-compress: skipped");
-        return;
-    }
+    if (rows.empty())
+        return testing::skip("the machine code is compressed: build with INSPECT=--no-compress");
     std::set<int> listed;  // architectures
     for (const auto &[key, code] : table) listed.insert(key.first);
     int compared = 0;
@@ -87,7 +85,7 @@ TEST_CASE("cuda code: no local memory, and no kernel larger than the table says"
 TEST_CASE(
     "cuda code: decode stays within the instructions that an H200 can issue while it reads the weights") {
     if (!std::filesystem::exists(kTable)) {
-        MESSAGE("this is not the root of the sources: skipped");
+        FAIL("tests run from the root of the sources");
         return;
     }
     std::string compiler;

@@ -31,7 +31,7 @@ Result on_broken_model(std::vector<std::string> arguments, std::optional<std::st
 
 TEST_CASE("a model whose numbers are not finite: every command fails with 1 and says so") {
     if (!program_under_test()) {
-        MESSAGE("no program to test: set RUNNEL, or build build/runnel");
+        FAIL("no program to test: set RUNNEL, or build build/runnel");
         return;
     }
     for (const std::vector<std::string> &arguments :

@@ -17,6 +17,7 @@
 #include "tests/simt/turing.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/process.h"
+#include "tests/support/skip.h"
 #include "tests/support/temporary.h"
 
 using namespace runnel;
@@ -207,10 +208,8 @@ TEST_CASE("lost device: a driver that is too old, as the program meets it") {
     testing::write_file(directory / "old.c", std::as_bytes(std::span(kSource)));
     const std::string command = "cc -shared -fPIC -o " + testing::shell_word(library) + " " +
                                 testing::shell_word(directory / "old.c") + " 2>/dev/null";
-    if (!testing::program_under_test() || std::system(command.c_str()) != 0) {
-        MESSAGE("no program to test, or no C compiler: skipped");
-        return;
-    }
+    REQUIRE_MESSAGE(testing::program_under_test(), "no program to test: set RUNNEL, or build build/runnel");
+    if (std::system(command.c_str()) != 0) return testing::skip("no C compiler");
     testing::Process process{};
     process.stdout_limit = static_cast<size_t>(-1);
     process.arguments = {"devices"};

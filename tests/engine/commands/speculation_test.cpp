@@ -15,7 +15,7 @@ namespace {
 
 bool absent() {
     if (program_under_test() && std::filesystem::exists(demo_model())) return false;
-    MESSAGE("no program to test, or not run from the root of the sources: skipped");
+    FAIL("tests run from the root of the sources, with RUNNEL or build/runnel");
     return true;
 }
 

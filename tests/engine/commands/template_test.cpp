@@ -18,7 +18,7 @@ namespace {
 
 bool absent() {
     if (program_under_test()) return false;
-    MESSAGE("no program to test: set RUNNEL, or build build/runnel");
+    FAIL("no program to test: set RUNNEL, or build build/runnel");
     return true;
 }
 

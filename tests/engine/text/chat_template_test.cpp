@@ -12,6 +12,7 @@
 
 #include "tests/support/cpu_time.h"
 #include "tests/support/data.h"
+#include "tests/support/skip.h"
 
 using namespace runnel;
 using testing::least_seconds;
@@ -78,7 +79,7 @@ const char *const kNemo =
 
 TEST_CASE("chat templates of known shapes render plain conversations exactly") {
     if (!testing::has_shared_data("chat/cases.jsonl")) {
-        MESSAGE("skipped: no " << (testing::shared_data() / "chat").string());
+        testing::skip("no " + (testing::shared_data() / "chat").string());
         return;
     }
     std::map<std::string, int> rendered;

@@ -10,6 +10,8 @@
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 #include "tests/support/data.h"
+#include "tests/support/demo_model.h"
+#include "tests/support/skip.h"
 
 using namespace runnel;
 using text::TokenId;
@@ -69,10 +71,11 @@ std::string random_bytes(std::mt19937 &random, size_t count) {
 
 template <class Check>
 void for_each_vocabulary(Check check) {
-    // Those that have all 256 bytes.
+    check(Tokenizer::load(gguf::File::open(testing::demo_model())));
+    // Of the others, those that have all 256 bytes.
     for (const std::string name : {"llama-spm", "gemma3", "gpt-2", "llama-bpe", "qwen2", "tekken"}) {
         if (!testing::has_shared_data("vocab/" + name + ".gguf")) {
-            MESSAGE("skipped: no vocabulary " << name);
+            testing::skip("no vocabulary " + name);
             continue;
         }
         CAPTURE(name);

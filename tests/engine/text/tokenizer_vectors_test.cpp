@@ -8,6 +8,7 @@
 
 #include "engine/text/tokenizer.h"
 #include "tests/support/data.h"
+#include "tests/support/skip.h"
 
 using namespace runnel;
 using text::TokenId;
@@ -43,7 +44,7 @@ TEST_CASE("recorded token ids of real vocabularies") {
         CAPTURE(name);
         const auto base = testing::shared_data() / "vocab" / name;
         if (!testing::has_shared_data("vocab/" + name + ".gguf")) {
-            MESSAGE("skipped: no " << base.string() << ".gguf");
+            testing::skip("no " + base.string() + ".gguf");
             continue;
         }
         const auto file = gguf::File::open(base.string() + ".gguf");

@@ -9,6 +9,7 @@
 #include "tests/kernels/cuda/sequence_runner.h"
 #include "tests/simt/simt.h"
 #include "tests/simt/turing.h"
+#include "tests/support/skip.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
@@ -124,7 +125,7 @@ TEST_CASE("cuda backend: blocks of every type are copied, kept and brought back"
 
 TEST_CASE("cuda backend: what does not fit, and what has no kernel, is said before anything is uploaded") {
     if (!simt::emulated()) {
-        MESSAGE("the size of the device is the emulator's: skipped");
+        runnel::testing::skip("needs the emulator: its device has a size that tests set");
         return;
     }
     const TinyProgram tiny({.layers = 1}, 5);
@@ -151,7 +152,7 @@ TEST_CASE("cuda backend: what does not fit, and what has no kernel, is said befo
 
 TEST_CASE("cuda backend: heads that need more than Turing has are refused by name before the upload") {
     if (!simt::emulated()) {
-        MESSAGE("the kind of device is the emulator's: skipped");
+        runnel::testing::skip("needs the emulator: its device has a kind that tests set");
         return;
     }
     const simt::Turing turing;

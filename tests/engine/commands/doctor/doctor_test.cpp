@@ -529,7 +529,7 @@ TEST_CASE("doctor: speeds of the emulated device are measured and judged") {
 
 TEST_CASE("doctor: as a program, on a machine that may have no GPU") {
     if (!testing::program_under_test()) {
-        MESSAGE("no program to test: set RUNNEL, or build build/runnel");
+        FAIL("no program to test: set RUNNEL, or build build/runnel");
         return;
     }
     const TemporaryModel tiny(shape_of("llama", "Q8_0"));

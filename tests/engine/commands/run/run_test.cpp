@@ -11,6 +11,7 @@
 #include "gguf/writer.h"
 #include "tests/engine/commands/program_support.h"
 #include "tests/support/data.h"
+#include "tests/support/skip.h"
 #include "tests/support/temporary.h"
 
 using namespace runnel::testing;
@@ -34,7 +35,7 @@ void write_with_template(const std::filesystem::path &path, std::string_view cha
 TEST_CASE("run: the known continuations of the small model") {
     if (absent()) return;
     if (!has_shared_data("models/expected.json")) {
-        MESSAGE("no shared data");
+        skip("no " + (shared_data() / "models").string());
         return;
     }
     const std::string model = (shared_data() / "models/stories260K.gguf").string();

@@ -13,6 +13,7 @@
 #include "tests/support/demo_model.h"
 #include "tests/support/model_vocabulary.h"
 #include "tests/support/random.h"
+#include "tests/support/skip.h"
 #include "tests/support/temporary.h"
 
 using namespace runnel::decode;
@@ -198,7 +199,7 @@ TEST_CASE("draft vocabulary: real tokenizers are told apart") {
     for (const std::string &name : names) {
         const std::string path = "vocab/" + name + ".gguf";
         if (!has_shared_data(path)) {
-            MESSAGE("not there: " << path);
+            skip("no " + path);
             return;
         }
         files.push_back(gguf::File::open(shared_data() / path));
@@ -225,7 +226,7 @@ TEST_CASE("translated draft: the text of another tokenizer comes out in the mode
         {"llama-bpe", "gpt-2"}, {"llama-spm", "qwen2"}, {"qwen2", "llama-spm"}, {"gemma3", "tekken"}};
     for (const auto &[here, there] : pairs) {
         if (!has_shared_data("vocab/" + here + ".gguf") || !has_shared_data("vocab/" + there + ".gguf")) {
-            MESSAGE("not there: " << here << " or " << there);
+            skip("no vocabulary " + here + " or " + there);
             continue;
         }
         CAPTURE(here);

@@ -9,13 +9,14 @@
 #include "engine/text/jinja/template.h"
 #include "tests/support/chat_cases.h"
 #include "tests/support/data.h"
+#include "tests/support/skip.h"
 
 using namespace runnel;
 using namespace runnel::testing;
 
 TEST_CASE("jinja: every case of the shared data, as Python renders it") {
     if (!has_shared_data("chat/cases.jsonl")) {
-        MESSAGE("skipped: no " << (shared_data() / "chat").string());
+        skip("no " + (shared_data() / "chat").string());
         return;
     }
     std::map<std::string, std::string> sources;

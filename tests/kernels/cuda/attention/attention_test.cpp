@@ -9,6 +9,7 @@
 
 #include "tests/kernels/cuda/attention/attention_problem.h"
 #include "tests/simt/turing.h"
+#include "tests/support/skip.h"
 
 using namespace runnel;
 using namespace runnel::tests;
@@ -147,7 +148,7 @@ TEST_CASE(
 
 TEST_CASE("cuda attention: decode reads every K/V byte once") {
     if (!simt::emulated()) {
-        MESSAGE("the emulator alone counts bytes: skipped");
+        runnel::testing::skip("only the emulator counts bytes");
         return;
     }
     using enum CacheType;

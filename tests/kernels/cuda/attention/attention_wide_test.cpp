@@ -8,6 +8,7 @@
 
 #include "tests/kernels/cuda/attention/attention_problem.h"
 #include "tests/support/random.h"
+#include "tests/support/skip.h"
 
 using namespace runnel;
 using namespace runnel::tests;
@@ -135,7 +136,7 @@ TEST_CASE("cuda wide attention: what goes side by side, and what in order") {
 
 TEST_CASE("cuda wide attention: every K/V byte is read once per tile, of latent layers for both products") {
     if (!simt::emulated()) {
-        MESSAGE("the emulator alone counts bytes: skipped");
+        runnel::testing::skip("only the emulator counts bytes");
         return;
     }
     for (const CacheType type : kTypes) {

@@ -15,6 +15,7 @@
 #include "tests/simt/simt.h"
 #include "tests/support/random.h"
 #include "tests/support/reference.h"
+#include "tests/support/skip.h"
 
 using namespace runnel;
 using namespace runnel::kernels::cuda;
@@ -213,7 +214,7 @@ TEST_CASE("cuda quantize: zeros, tiny values and NaN") {
 
 TEST_CASE("cuda quantize: moves the bytes that were predicted") {
     if (!simt::emulated()) {
-        MESSAGE("the emulator alone counts bytes: skipped");
+        runnel::testing::skip("only the emulator counts bytes");
         return;
     }
     testing::Random random(13);

@@ -17,6 +17,7 @@
 #include "tests/kernels/cpu/random_blocks.h"
 #include "tests/kernels/cuda/linear/linear_support.h"
 #include "tests/simt/simt.h"
+#include "tests/support/skip.h"
 
 using namespace runnel;
 using namespace runnel::kernels;
@@ -314,7 +315,7 @@ TEST_CASE(
 
 TEST_CASE("cuda pieces: matrices of heads are read once for 8 tokens and once per 48, with nothing between") {
     if (!simt::emulated()) {
-        MESSAGE("the emulator alone counts bytes: skipped");
+        runnel::testing::skip("only the emulator counts bytes");
         return;
     }
     std::mt19937 random(4);
