@@ -83,9 +83,10 @@ class BytePairEncoder::Rules {
 
     void emit(size_t edge) {
         for (size_t at = 0; at < edge; at += symbols_[at].bytes) {
+            const auto byte = static_cast<uint8_t>(word_[begin_ + at]);
             if (symbols_[at].id != kNoToken) {
                 output_.push_back(symbols_[at].id);
-            } else {
+            } else if (encoder_.has_unknown_ || byte >= 0x80) {
                 output_.insert(output_.end(), encoder_.unspellable_.begin(), encoder_.unspellable_.end());
             }
         }
@@ -105,6 +106,7 @@ BytePairEncoder::BytePairEncoder(const gguf::File &file, const Vocabulary &vocab
                                  const PreTokenizerKind &kind, Conventions conventions, TokenId unknown)
     : pre_tokenizer_(kind, conventions),
       merges_(MergeTable::load(file, vocabulary)),
+      has_unknown_(unknown != kNoToken),
       ignores_merges_(kind.ignores_merges),
       normalizes_(kind.normalizes && conventions == Conventions::Model) {
     for (size_t byte = 0; byte < 256; ++byte) {

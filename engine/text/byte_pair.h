@@ -17,7 +17,9 @@ namespace runnel::text {
 
 class BytePairEncoder {
   public:
-    // Throws TokenizerError. Bytes that have no token become `unknown`, or U+FFFD when that is kNoToken.
+    // Throws TokenizerError. Bytes without a token become `unknown`. If that is kNoToken, ASCII is dropped, as
+    // the models' own tokenizers do (Falcon has no tokens for control characters), and other bytes, which
+    // cannot be UTF-8 then, become U+FFFD.
     BytePairEncoder(const gguf::File &file, const Vocabulary &vocabulary, const PreTokenizerKind &kind,
                     Conventions conventions, TokenId unknown);
 
@@ -47,6 +49,7 @@ class BytePairEncoder {
     PreTokenizer pre_tokenizer_;
     MergeTable merges_;
     std::array<TokenId, 256> byte_tokens_;
+    bool has_unknown_;                  // the vocabulary has an unknown token
     std::vector<TokenId> unspellable_;  // what a byte becomes that has no token
     bool ignores_merges_, normalizes_;
 };

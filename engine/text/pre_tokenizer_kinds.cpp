@@ -208,7 +208,8 @@ void add_common(std::vector<PreTokenizerKind> &all) {
     all.push_back(whole_words(with_bos(
         kind({"falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0", "jina-v5-nano"}, {kLlama3}, kPeer))));
     all.push_back(kind({"dbrx", "smaug-bpe"}, {kLlama3}, kPeer));
-    all.push_back(without_bos(kind({"glm4", "chatglm-bpe"}, {kLlama3}, kPeer)));
+    all.push_back(whole_words(without_bos(kind({"glm4", "glm5"}, {kLlama3}, kPeer))));
+    all.push_back(without_bos(kind({"chatglm-bpe"}, {kLlama3}, kPeer)));
     all.push_back(kind({"jais-2"}, {kJais2}, kPublished));
     all.push_back(whole_words(kind({"minicpm5"}, {kThreeDigits, kMiniCpm5}, kPublished)));
 }

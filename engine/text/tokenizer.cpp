@@ -90,12 +90,18 @@ const PreTokenizerKind &find_kind(std::string_view pre, std::string &note) {
     return *find_pre_tokenizer(nearest);
 }
 
+// For files without tokenizer.ggml.pre. GPT-NeoX (Pythia) has one tokenizer, which is "olmo"'s; of other
+// architectures it is not known.
+std::string_view default_pre_tokenizer(const gguf::File &file) {
+    return get_string(file, "general.architecture") == "gptneox" ? "olmo" : "default";
+}
+
 }  // namespace
 
 Tokenizer::Impl::Impl(const gguf::File &file, Conventions conventions) {
     const auto model = get_string(file, "tokenizer.ggml.model");
     if (!model) fail("tokenizer.ggml.model", "is missing: the file has no tokenizer");
-    const std::string_view pre = get_string(file, "tokenizer.ggml.pre").value_or("default");
+    const std::string_view pre = get_string(file, "tokenizer.ggml.pre").value_or(default_pre_tokenizer(file));
     const PreTokenizerKind *kind = nullptr;
     if (*model == "gpt2") {
         kind = &find_kind(pre, note);

@@ -231,6 +231,36 @@ TEST_CASE("bytes without a token never end a text") {
     CHECK(encoded(file.load().tokenizer, "a\xFFz", kPlain) == Pieces{"a", "<?>", "z"});
 }
 
+TEST_CASE("ASCII without a token is dropped, other bytes become U+FFFD") {
+    VocabularyFile file;
+    file.string("tokenizer.ggml.model", "gpt2").string("tokenizer.ggml.pre", "falcon");
+    file.strings("tokenizer.ggml.tokens", {"a", "z", "\u00EF", "\u00BF", "\u00BD"});
+    file.strings("tokenizer.ggml.merges", {});
+    const auto loaded = file.load();
+    for (const char control : {'\x01', '\x08', '\x0b', '\x1f'}) {
+        CAPTURE(static_cast<int>(control));
+        CHECK(encoded(loaded.tokenizer, std::string("a") + control + "z", kPlain) == Pieces{"a", "z"});
+    }
+    CHECK(encoded(loaded.tokenizer, "a\xFFz", kPlain) == Pieces{"a", "\u00EF", "\u00BF", "\u00BD", "z"});
+}
+
+TEST_CASE("GLM-4 takes words of the vocabulary whole, ChatGLM merges") {
+    const std::vector<std::string> merges = {"a b", "b c", "a bc"};
+    for (const char *pre : {"glm4", "glm5"})
+        CHECK(encoded(byte_pair_file(merges, {}, pre).load().tokenizer, "abc", kPlain) == Pieces{"abc"});
+    CHECK(encoded(byte_pair_file(merges, {}, "chatglm-bpe").load().tokenizer, "abc", kPlain) ==
+          Pieces{"ab", "c"});
+}
+
+TEST_CASE("a GPT-NeoX file without a pre-tokenizer is cut as GPT-NeoX cuts") {
+    auto file = byte_pair_file({"0 0", "00 00"}, {}, "");
+    file.without("tokenizer.ggml.pre");
+    CHECK(encoded(file.load().tokenizer, "0000", kPlain) ==
+          Pieces{"00", "0", "0"});  // "default" cuts after three
+    file.string("general.architecture", "gptneox");
+    CHECK(encoded(file.load().tokenizer, "0000", kPlain) == Pieces{"0000"});
+}
+
 TEST_CASE("ids outside the vocabulary") {
     const auto loaded = sentencepiece_file(kHello).load();
     for (const TokenId id : {-1, loaded.tokenizer.size(), INT32_MAX, INT32_MIN}) {
