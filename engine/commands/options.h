@@ -1,4 +1,4 @@
-// What the command line says, as values. Filled by main.cpp; names and meaning as in its help.
+// What the command line says, as values. Filled by the options of the commands (cli/); names and meaning as in help.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "engine/commands/batch/batch_output.h"
@@ -157,6 +158,7 @@ class BatchRun {
         Row row = options_.lines ? text_row(line, number) : parse_row(line, number);
         if (reader_.cut())
             row.error = "the line is longer than " + std::to_string(kLongestLine >> 20) + " MiB";
+        for (const std::string &key : row.unknown) note_unknown(key, number);
         if (is_written(row.identity)) {
             answered_bytes_ += bytes;
             kept_bytes_ += bytes;
@@ -166,6 +168,14 @@ class BatchRun {
         waiting_.emplace(place, Waiting{row.identity, bytes});
         if (row.error.empty()) submit(row, place);
         if (!row.error.empty()) fail(place, row.error);
+    }
+
+    // Once per key, and for the first ones only: rows may carry any data of their own.
+    void note_unknown(const std::string &key, int64_t line) {
+        constexpr size_t kMost = 16;
+        if (unknown_keys_.size() < kMost && unknown_keys_.insert(key).second)
+            io_.note("line " + std::to_string(line) + ": the key " + gguf::quoted(key) +
+                     " has no meaning here");
     }
 
     // By an earlier run.
@@ -356,6 +366,7 @@ class BatchRun {
     Clock::time_point started_ = Clock::now();
     std::string line_;
     std::map<uint64_t, Waiting> waiting_;  // submitted or held, by place
+    std::set<std::string> unknown_keys_;   // of rows, noted
     bool noted_ = false;                   // that the conversation's shape is a guess
     bool ended_ = false;                   // the input
     uint64_t size_ = 0, read_ = 0, answered_bytes_ = 0, kept_bytes_ = 0;  // of the input

@@ -1,10 +1,12 @@
 #include "engine/commands/batch/batch_row.h"
 
+#include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <limits>
+#include <span>
 #include <stdexcept>
 
+#include "engine/commands/cli/nearest.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -39,14 +41,14 @@ std::optional<std::string> text_of(const Json &object, const char *key) {
     return value->get<std::string>();
 }
 
-std::optional<float> number_of(const Json &object, const char *key, bool above_zero = false) {
-    const Json *value = find(object, key);
-    if (!value) return std::nullopt;
-    if (!value->is_number()) fail(key, "a number");
-    const double number = value->get<double>();
-    if (!(std::abs(number) <= double{std::numeric_limits<float>::max()})) fail(key, "a finite number");
-    if (above_zero && !(number > 0)) fail(key, "a number above 0");
-    return static_cast<float>(number);
+void read_sampling(const Json &object, RowRequest &request) {
+    for (const auto &[key, value] : object.items()) {
+        const decode::SamplingSetting *setting = decode::find_setting_of_key(key);
+        if (!setting || value.is_null()) continue;
+        if (!value.is_number() || !setting->range.contains(value.get<double>()))
+            fail(key.c_str(), setting->range.words().c_str());
+        request.sampling.emplace_back(setting, value.get<double>());
+    }
 }
 
 std::optional<int64_t> integer_of(const Json &object, const char *key, int64_t low, int64_t high) {
@@ -126,6 +128,52 @@ void refuse_unsupported(const Json &object) {
     }
 }
 
+// Keys that have a meaning here, and those of OpenAI's bodies that change no answer.
+bool is_known(std::string_view key, std::span<const std::string> known) {
+    return std::ranges::find(known, key) != known.end() || decode::find_setting_of_key(key);
+}
+
+const std::vector<std::string> kEnvelope = {"id", "custom_id", "method", "url", "body"};
+const std::vector<std::string> kRequest = {"prompt",
+                                           "messages",
+                                           "max_tokens",
+                                           "max_completion_tokens",
+                                           "stop",
+                                           "seed",
+                                           "model",
+                                           "n",
+                                           "tools",
+                                           "functions",
+                                           "tool_choice",
+                                           "function_call",
+                                           "parallel_tool_calls",
+                                           "response_format",
+                                           "stream",
+                                           "stream_options",
+                                           "logprobs",
+                                           "top_logprobs",
+                                           "user",
+                                           "metadata",
+                                           "store",
+                                           "service_tier",
+                                           "safety_identifier",
+                                           "prompt_cache_key"};
+
+// Keys of `object` that are in none of these lists. Throws RowError for one that looks like a slip.
+void note_unknown(const Json &object, std::span<const std::string> known, std::vector<std::string> &unknown) {
+    std::vector<std::string> candidates(known.begin(), known.end());
+    for (const decode::SamplingSetting &setting : decode::sampling_settings())
+        candidates.emplace_back(setting.key);
+    for (const auto &[key, value] : object.items()) {
+        if (is_known(key, known)) continue;
+        if (const auto near = nearest(key, candidates);
+            near && key.size() > 4 && edit_distance(key, *near) == 1)
+            throw RowError("there is no " + gguf::quoted(key) + ": did you mean " + gguf::quoted(*near) +
+                           "?");
+        unknown.push_back(key);
+    }
+}
+
 RowRequest request_of(const Json &object) {
     refuse_unsupported(object);
     RowRequest request;
@@ -140,13 +188,7 @@ RowRequest request_of(const Json &object) {
     if (!request.max_tokens) request.max_tokens = integer_of(object, "max_completion_tokens", -1, kMost);
     request.stops = stops_of(object);
     request.seed = seed_of(object);
-    request.temperature = number_of(object, "temperature");
-    request.top_p = number_of(object, "top_p");
-    request.min_p = number_of(object, "min_p");
-    request.presence_penalty = number_of(object, "presence_penalty");
-    request.frequency_penalty = number_of(object, "frequency_penalty");
-    request.repeat_penalty = number_of(object, "repeat_penalty", true);
-    if (const auto k = integer_of(object, "top_k", -1, kMost)) request.top_k = static_cast<int32_t>(*k);
+    read_sampling(object, request);
     return request;
 }
 
@@ -179,6 +221,10 @@ void parse_object(const Json &object, Row &row) {
     if (!object.is_object()) throw RowError("the line is not a JSON object");
     identify(object, row.identity);
     const bool openai = row.identity.shape != RowIdentity::Shape::Plain;
+    std::vector<std::string> known = kEnvelope;
+    if (!openai) known.insert(known.end(), kRequest.begin(), kRequest.end());
+    note_unknown(object, known, row.unknown);
+    if (openai) note_unknown(object["body"], kRequest, row.unknown);
     row.request = request_of(openai ? object["body"] : object);
     row.request.raw = row.identity.shape == RowIdentity::Shape::Completion;
     if (row.identity.shape == RowIdentity::Shape::Chat && row.request.prompt)
@@ -216,13 +262,7 @@ Json openai_response(const RowIdentity &row, const decode::AnswerBatch::Finished
 }  // namespace
 
 void RowRequest::apply(decode::SamplingOptions &options) const {
-    options.temperature = temperature.value_or(options.temperature);
-    options.top_p = top_p.value_or(options.top_p);
-    options.top_k = top_k.value_or(options.top_k);
-    options.min_p = min_p.value_or(options.min_p);
-    options.presence_penalty = presence_penalty.value_or(options.presence_penalty);
-    options.frequency_penalty = frequency_penalty.value_or(options.frequency_penalty);
-    options.repeat_penalty = repeat_penalty.value_or(options.repeat_penalty);
+    for (const auto &[setting, value] : sampling) setting->set(options, value);
 }
 
 Row parse_row(std::string_view line, int64_t number) {

@@ -2,8 +2,7 @@
 //
 // In, one object a line, in two shapes:
 //   {"prompt": TEXT} or {"messages": [{"role": .., "content": ..}, ..]}, and optionally "id", "max_tokens",
-//   "temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty",
-//   "repeat_penalty"
+//   "seed", "stop", and the sampling settings under their keys (decode/sampling_settings.h)
 //   {"custom_id": .., "url": .., "body": {the same}}: a line of an OpenAI batch file, for
 //   /v1/chat/completions or /v1/completions
 // Out:
@@ -18,11 +17,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/commands/json.h"
 #include "engine/decode/answer_batch.h"
-#include "engine/decode/sampler.h"
+#include "engine/decode/sampling_settings.h"
 #include "engine/text/chat_template.h"
 
 namespace runnel::commands {
@@ -43,8 +43,7 @@ struct RowRequest {
     std::optional<int64_t> max_tokens;
     std::vector<std::string> stops;
     std::optional<uint64_t> seed;
-    std::optional<float> temperature, top_p, min_p, presence_penalty, frequency_penalty, repeat_penalty;
-    std::optional<int32_t> top_k;
+    std::vector<std::pair<const decode::SamplingSetting *, double>> sampling;  // what the row says
 
     // These settings over the others. The seed stays as it is.
     void apply(decode::SamplingOptions &options) const;
@@ -53,7 +52,8 @@ struct RowRequest {
 struct Row {
     RowIdentity identity;
     RowRequest request;
-    std::string error;  // not empty: the line cannot be answered, and this is why
+    std::string error;                 // not empty: the line cannot be answered, and this is why
+    std::vector<std::string> unknown;  // keys that mean nothing here, unless they were mistyped: `error` then
 };
 
 // Never throws for what the line holds.

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -37,7 +38,19 @@ TEST_CASE("bad usage and bad input have their exit codes and one line") {
         {{"run"}, 2, "no model"},
         {{"run", model, "a", "b"}, 2, "b"},
         {{"run", model, "a", "-p", "b"}, 2, "two prompts"},
-        {{"run", model, "a", "--look-up"}, 2, "no option '--look-up'"},
+        {{"run", model, "a", "--look-up"}, 2, "no option '--look-up'; did you mean --lookup?"},
+        {{"runn", model, "a"}, 2, "did you mean run?"},
+        {{"show", model}, 2, "runnel inspect"},
+        {{"-m", model, "-p", "a"}, 2, "runnel run -m"},
+        {{"help", "rum"}, 2, "rum"},
+        {{"run", "-hf", "user/model", "a"}, 2, "no -hf: download"},
+        {{"run", model.substr(0, model.size() - 6) + ".ggfu", "a"}, 2, "did you mean"},
+        {{"inspect", model, "--temp", "0"}, 2, "--temp is an option of chat, run and batch"},
+        {{"run", model, "a", "--temp", "-1"}, 2, "--temp: a number from 0 to 100, not '-1'"},
+        {{"run", model, "a", "--top-p", "7"}, 2, "a number from 0 to 1, not '7'"},
+        {{"run", model, "a", "--min-p", "-3"}, 2, "--min-p"},
+        {{"run", model, "a", "--on-overflow", "2"}, 2, "--on-overflow: error, shift or drop-middle, not '2'"},
+        {{"run", model, "a", "-ctk", "1"}, 2, "f16, bf16, q8_0, q4_0 or fp8, not '1'"},
         {{"run", model, "a", "--spec-verify"}, 2, "needs drafts"},
         {{"run", model, "a", "--lookup", "--spec-verify", "--samples", "2"}, 2, "--samples"},
         {{"run", model, "a", "--lookup", "--beams", "2"}, 2, "--beams"},
@@ -55,9 +68,10 @@ TEST_CASE("bad usage and bad input have their exit codes and one line") {
         {{"run", model, "a", "-s", ""}, 2, "--seed"},
         {{"run", model, "a", "-s", "18446744073709551616"}, 2, "2^64"},
         {{"run", model, "a", "--temp", "nan"}, 2, "--temp"},
+        {{"run", model, "a", "--temp"}, 2, "--temp needs a value: --temp N"},
         {{"run", model, "a", "--deadline", "nan"}, 2, "a number from 0 on, not 'nan'"},
         {{"run", model, "a", "--deadline", "-1"}, 2, "a number from 0 on, not '-1'"},
-        {{"run", model, "a", "--repeat-penalty", "0"}, 2, "a number above 0, not '0'"},
+        {{"run", model, "a", "--repeat-penalty", "0"}, 2, "a number above 0, at most 100, not '0'"},
         {{"run", model, "a", "-ctk", "q4_1"}, 2, "--cache-type-k"},
         {{"run", model, "a", "--device", "tpu"}, 2, "--device"},
         {{"run", model, "a", "--device", "cuda:x"}, 2, "--device"},
@@ -202,6 +216,8 @@ TEST_CASE("settings come from the environment, a file, and the command line, the
     CHECK(tokens({"--config", file, "-n", "7"}, {}) == 7);
     CHECK(tokens({}, {"RUNNEL_CONFIG=" + file}) == 5);
     CHECK(tokens({"--ignore-eos", "-n", "20", "--stop", "\x01"}, {}) == 20);
+    // A file named by the environment is weaker than a variable, one named on the command line is stronger.
+    CHECK(tokens({}, {"RUNNEL_CONFIG=" + file, "RUNNEL_PREDICT=3"}) == 3);
     // Options that can be repeated, too.
     Process biased = process({"run", tiny().path.string(), "ab", "--json", "-n", "1"});
     biased.environment = {"RUNNEL_LOGIT_BIAS=99999+1"};
@@ -209,4 +225,43 @@ TEST_CASE("settings come from the environment, a file, and the command line, the
     // An empty value is a value: it does not take the next argument.
     write_file(file, std::as_bytes(std::span(std::string_view("stats-file = \"\"\n"))));
     CHECK(tokens({"--config", file, "--system-prompt=", "-n", "3", "--ignore-eos"}, {}) == 3);
+}
+
+TEST_CASE("the user's configuration file is read by itself, and gives models short names") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string home = directory.path().string();
+    std::filesystem::create_directories(directory / ".config/runnel");
+    const std::string text =
+        "[models]\ntiny = \"" + tiny().path.string() + "\"\n[run]\npredict = 4\nignore-eos = true\n";
+    write_file(directory / ".config/runnel/config.toml", std::as_bytes(std::span(text)));
+    Process p = process({"run", "tiny", "ab", "--json"});
+    p.environment = {"HOME=" + home, "XDG_CONFIG_HOME=", "RUNNEL_CONFIG"};  // the last one: unset
+    const Result r = execute(p);
+    CHECK(r.err == "");
+    CHECK(json::parse(r.out)["completion_tokens"] == 4);
+    p.arguments[1] = "tniy";
+    CHECK(execute(p).err.find("did you mean tiny?") != std::string::npos);
+    p.environment.push_back("RUNNEL_CONFIG=");  // none
+    p.arguments[1] = "tiny";
+    CHECK(execute(p).code == 2);
+}
+
+TEST_CASE("help goes to stdout, a model file alone is a chat") {
+    if (absent()) return;
+    for (const std::vector<std::string> &arguments : {std::vector<std::string>{"help"},
+                                                      {"--help"},
+                                                      {"help", "chat"},
+                                                      {"run", "--help-all"},
+                                                      {"run", "m", "-h"}}) {
+        const Result r = runnel_with(arguments);
+        CHECK(r.code == 0);
+        CHECK(r.err == "");
+        CHECK(r.out.find("runnel") == 0);
+    }
+    const Result none = runnel_with({});
+    CHECK(none.code == 2);
+    CHECK(none.out == "");
+    const Result chat = runnel_with({tiny().path.string(), "-n", "3"}, "hello\n");
+    CHECK(chat.code == 0);
 }

@@ -1,0 +1,60 @@
+// A command as data: what it is called, what help says, its options, and the function that does it.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/commands/arguments.h"
+#include "engine/commands/cli/option.h"
+#include "engine/commands/io.h"
+
+namespace runnel::commands {
+
+// What every command has: its general options, and the model.
+struct Common {
+    bool quiet = false, version = false, help = false, help_all = false;
+    std::optional<std::string> model, config;
+};
+
+struct Command {
+    enum class Model { None, Optional, Needed };
+
+    std::string_view name;
+    std::string_view usage;    // behind the name: "MODEL [PROMPT]"
+    std::string_view summary;  // in the list of commands: one line
+    std::string_view description;
+    std::vector<std::string_view> examples;  // without "runnel"
+    Model model = Model::Needed;
+    bool takes_text = false;
+    std::function<bool()> needs_no_model = {};  // true: with these options, there is no model
+    OptionTable options = {};
+    // Called after the options are set. Returns the exit code.
+    std::function<int(const Words &, Io &)> call = {};
+};
+
+struct CommandEntry {
+    std::string_view name;
+    Command (*make)();
+};
+
+// All commands, in the order of help.
+std::span<const CommandEntry> command_entries();
+
+// A command with the options that all have. Keeps a reference to `common`.
+Command with_common_options(Command command, Common &common);
+
+Command chat_command();
+Command run_command();
+Command batch_command();
+Command bench_command();
+Command perplexity_command();
+Command inspect_command();
+Command tokenize_command();
+Command template_command();
+Command devices_command();
+Command doctor_command();
+
+}  // namespace runnel::commands

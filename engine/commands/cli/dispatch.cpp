@@ -1,0 +1,227 @@
+#include "engine/commands/cli/dispatch.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "engine/commands/cli/command_line.h"
+#include "engine/commands/cli/config.h"
+#include "engine/commands/cli/foreign.h"
+#include "engine/commands/cli/help.h"
+#include "engine/commands/cli/nearest.h"
+#include "engine/commands/cli/shared_options.h"
+#include "engine/commands/commands.h"
+#include "gguf/printable.h"
+
+namespace runnel::commands {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr CommandEntry kCommands[] = {
+    {"chat", chat_command},
+    {"run", run_command},
+    {"batch", batch_command},
+    {"bench", bench_command},
+    {"perplexity", perplexity_command},
+    {"inspect", inspect_command},
+    {"tokenize", tokenize_command},
+    {"template", template_command},
+    {"devices", devices_command},
+    {"doctor", doctor_command},
+};
+
+const CommandEntry *find_command(std::string_view name) {
+    for (const CommandEntry &entry : kCommands)
+        if (entry.name == name) return &entry;
+    return nullptr;
+}
+
+bool command_has(std::string_view command, std::string_view name) {
+    Common common;
+    for (const CommandEntry &entry : kCommands) {
+        if (!command.empty() && command != entry.name) continue;
+        const Command made = with_common_options(entry.make(), common);
+        if (name != "config" && made.options.find("--" + std::string(name))) return true;
+    }
+    return false;
+}
+
+// Settings from all sources onto the options of a command.
+class Settings {
+  public:
+    explicit Settings(std::map<std::string, std::string> models) : models_(std::move(models)) {}
+
+    // What follows comes from another source: its lists replace those before.
+    void begin_source() { given_.clear(); }
+
+    // `what` names the option in messages.
+    void set(const Option &option, const std::string &value, const std::string &what) {
+        if (option.is_repeatable && given_.insert(&option).second) option.clear();
+        try {
+            option.set(option.value == "MODEL" ? resolved(value) : value);
+        } catch (const ValueError &error) {
+            throw UsageError(what + ": " + error.what() + ", not " + gguf::quoted(value));
+        }
+    }
+
+    // A short name of [models] stands for its file.
+    std::string resolved(const std::string &model) const {
+        const auto found = models_.find(model);
+        return found == models_.end() ? model : found->second;
+    }
+
+    const std::map<std::string, std::string> &models() const { return models_; }
+
+  private:
+    std::map<std::string, std::string> models_;
+    std::set<const Option *> given_;
+};
+
+void apply(const Configuration &configuration, const std::string &path, const Command &command,
+           Settings &settings) {
+    settings.begin_source();
+    for (const Setting &setting : configuration.settings)
+        if (const Option *option = command.options.find("--" + setting.name); option)
+            settings.set(*option, setting.value, gguf::printable(path, 4096) + ": " + setting.name);
+}
+
+void apply_environment(const Command &command, Settings &settings) {
+    settings.begin_source();
+    for (const Option &option : command.options.options()) {
+        const std::string name = option.variable();
+        const char *value = std::getenv(name.c_str());
+        const bool general =
+            option.name() == "config" || option.name() == "help" || option.name() == "help-all";
+        if (value && *value && !general) settings.set(option, value, name);
+    }
+}
+
+void apply(const CommandLine &line, Settings &settings) {
+    settings.begin_source();
+    for (const CommandLine::Given &given : line.given) {
+        const std::string name = "--" + std::string(given.option->name());
+        settings.set(*given.option, given.value,
+                     given.typed == name ? name : given.typed + " (" + name + ")");
+    }
+}
+
+// A model that is not there, with the file beside it that may be meant. Other things that can be wrong with a
+// file are found when it is opened.
+void check_exists(const std::string &model, const Settings &settings) {
+    std::error_code error;
+    const fs::path path(model);
+    if (fs::exists(path, error) || error) return;
+    std::vector<std::string> names;
+    for (const auto &[name, file] : settings.models()) names.push_back(name);
+    const fs::path folder = path.parent_path();
+    size_t seen = 0;
+    for (fs::directory_iterator entry(folder.empty() ? "." : folder, error), end;
+         !error && entry != end && seen < 10'000; entry.increment(error), ++seen)
+        if (const std::string name = entry->path().filename().string();
+            name.ends_with(".gguf") || name.ends_with(".jinja"))
+            names.push_back((folder / name).string());
+    if (const std::string hint = suggestion(model, names); !hint.empty())
+        throw UsageError(gguf::printable(model, 4096) + ": no such file" + gguf::printable(hint, 4096));
+}
+
+int call(Command made, const Arguments &arguments, Io &io) {
+    Common common;
+    const Command command = with_common_options(std::move(made), common);
+    const CommandLine line = parse_command_line(arguments, command);
+
+    // The model of the environment or of a file is a default: a word of the command line may be another.
+    std::optional<std::string> default_model;
+    const auto has = [](std::string_view c, std::string_view name) { return command_has(c, name); };
+    const auto own = user_configuration();
+    Configuration user = own ? read_configuration(*own, command.name, has) : Configuration{};
+    std::optional<std::string> named;
+    for (const CommandLine::Given &given : line.given)
+        if (given.option->name() == "config") named = given.value;
+    const Configuration extra = named ? read_configuration(*named, command.name, has) : Configuration{};
+    for (const auto &[name, file] : extra.models) user.models[name] = file;
+
+    Settings settings(user.models);
+    if (own) apply(user, *own, command, settings);
+    apply_environment(command, settings);
+    if (named) apply(extra, *named, command, settings);
+    default_model = std::exchange(common.model, std::nullopt);
+    apply(line, settings);
+
+    if (common.help || common.help_all) {
+        io.out.write(help(command, common.help_all));
+        return exit_code::kDone;
+    }
+    if (common.version) {
+        io.out.write(version());
+        return exit_code::kDone;
+    }
+    io.quiet = common.quiet;
+    for (const std::string &note : line.notes) io.note(note);
+    const bool none = command.model == Command::Model::None ||
+                      (command.model == Command::Model::Optional && line.words.empty() && !common.model &&
+                       !default_model) ||
+                      (command.needs_no_model && command.needs_no_model());
+    if (none && line.words.empty()) return command.call({}, io);
+    if (none) throw UsageError("unexpected argument " + gguf::quoted(line.words[0]));
+    Words words = split_words(line.words, common.model, default_model, command.takes_text);
+    words.model = settings.resolved(words.model);
+    check_exists(words.model, settings);
+    return command.call(words, io);
+}
+
+int explain(const Arguments &arguments, Io &io) {
+    std::string text = overview();
+    if (!arguments.empty()) {
+        const CommandEntry *entry = find_command(arguments[0]);
+        if (!entry)
+            throw UsageError("there is no command " + gguf::quoted(arguments[0]) +
+                             "; runnel help lists them");
+        Common common;
+        text =
+            help(with_common_options(entry->make(), common), arguments.size() > 1 && arguments[1] == "--all");
+    }
+    io.out.write(text);
+    return exit_code::kDone;
+}
+
+[[noreturn]] void fail_unknown(const std::string &name) {
+    std::vector<std::string> names;
+    for (const CommandEntry &entry : kCommands) names.emplace_back(entry.name);
+    const auto near = nearest(name, names);
+    const std::string what = "there is no command " + gguf::quoted(name);
+    if (near) throw UsageError(what + "; did you mean " + *near + "?");
+    if (const std::string_view use = foreign_command(name); !use.empty())
+        throw UsageError(what + ": " + std::string(use));
+    throw UsageError(what + "; runnel --help lists them");
+}
+
+}  // namespace
+
+std::span<const CommandEntry> command_entries() {
+    return kCommands;
+}
+
+int dispatch(const Arguments &arguments, Io &io) {
+    if (arguments.empty()) {
+        io.err.try_write(overview());
+        return exit_code::kUsage;
+    }
+    const std::string &first = arguments[0];
+    const Arguments rest(arguments.begin() + 1, arguments.end());
+    if (first == "--version" || first == "version") {
+        io.out.write(version());
+        return exit_code::kDone;
+    }
+    if (first == "--help" || first == "-h" || first == "help") return explain(rest, io);
+    if (const CommandEntry *entry = find_command(first)) return call(entry->make(), rest, io);
+    if (first.starts_with('-'))
+        throw UsageError("name a command first: runnel run " + gguf::printable(first, 64) +
+                         " ... for one answer, runnel chat " + gguf::printable(first, 64) +
+                         " ... for a conversation");
+    if (first.ends_with(".gguf")) return call(chat_command(), arguments, io);
+    fail_unknown(first);
+}
+
+}  // namespace runnel::commands

@@ -1,0 +1,335 @@
+#include "engine/commands/cli/foreign.h"
+
+#include <algorithm>
+
+namespace runnel::commands {
+namespace {
+
+using enum Foreign::Meaning;
+
+constexpr std::string_view kOnOff = "on off auto 0 1 true false yes no enabled disabled";
+constexpr std::string_view kMapped = "weights are used where they lie in the mapped file";
+constexpr std::string_view kAttention = "attention is always computed in one pass";
+constexpr std::string_view kJinja = "chat templates are always interpreted";
+constexpr std::string_view kThreads = "one set of threads serves everything: -t N";
+constexpr std::string_view kNoRope = "the model's own RoPE settings are used";
+constexpr std::string_view kDownload = "download the GGUF file and give its path as MODEL";
+constexpr std::string_view kSampler = "use --temp, --top-k, --top-p, --min-p, --typical and the penalties";
+constexpr std::string_view kGrammar = "describe the form in the prompt, and check the answer";
+constexpr std::string_view kImages = "models run with text only";
+constexpr std::string_view kLora = "merge the adapter into the model first (llama-export-lora)";
+constexpr std::string_view kEmbed = "there are no embeddings or rankings";
+constexpr std::string_view kThink = "use --template-var enable_thinking=false or reasoning_effort=low";
+constexpr std::string_view kLookup =
+    "the length of drafts is chosen at run time; --lookup drafts from the text";
+constexpr std::string_view kLog = "use --stats, --stats-file FILE, or -q for errors only";
+constexpr std::string_view kInteractive = "runnel chat MODEL is a conversation";
+constexpr std::string_view kPlacement = "use -ngl N, --cpu-moe or --n-cpu-moe N";
+constexpr std::string_view kOneGpu = "one GPU and the CPU share a model: --device cuda:N";
+constexpr std::string_view kImatrix = "there is no imatrix command";
+constexpr std::string_view kScores = "perplexity computes perplexity and KL divergence only";
+constexpr std::string_view kSliding = "window layers keep what they can still see, and roll back exactly";
+constexpr std::string_view kSharing = "prompts that begin alike share the cache; --cache-size bounds it";
+constexpr std::string_view kRetrieval = "it belongs to tools of llama.cpp that have no counterpart here";
+constexpr std::string_view kPaged = "the cache is always paged; --cache-size bounds it";
+constexpr std::string_view kQuantized = "the file's own quantization is used: choose another file";
+
+constexpr Foreign kForeign[] = {
+    // --- llama.cpp: what has another name here
+    {"-no-cnv --no-conversation", "", Same, "--raw", {}, "run batch"},
+    {"-cnv --conversation", "", Nothing, "chat is one", {}, "chat"},
+    {"-cnv --conversation", "", Missing, kInteractive},
+    {"-st --single-turn", "", Nothing, "one prompt is answered", {}, "run batch"},
+    {"-st --single-turn", "", Missing, "runnel run MODEL PROMPT answers once"},
+    {"--context-shift", "", Same, "--on-overflow shift"},
+    {"--no-context-shift", "", Same, "--on-overflow error"},
+    {"-mg --main-gpu", "*", Same, "--device cuda:$"},
+    {"--list-devices", "", Missing, "runnel devices lists them"},
+    {"-cl --cache-list", "", Missing, "models are files: give a path as MODEL"},
+    {"--completion-bash", "", Missing, "runnel completion bash prints it"},
+    {"--kl-divergence-base --save-all-logits", "*", Missing,
+     "use --save-logits FILE to write, --kl-base FILE to compare"},
+    {"--kl-divergence", "", Nothing, "--kl-base asks for it", {}, "perplexity"},
+    {"--prompt", "*", Missing, "the text is the argument behind MODEL, or -f FILE", {}, "tokenize"},
+    {"--stdin", "", Nothing, "standard input is read without a prompt", {}, "tokenize"},
+    {"--no-parse-special --show-count",
+     "",
+     Nothing,
+     "special tokens are text unless --special; a line is a token",
+     {},
+     "tokenize"},
+    {"-npp", "*", Same, "--n-prompt $", {}, "bench"},
+    {"-ntg", "*", Same, "--n-gen $", {}, "bench"},
+    {"-pg", "*", Missing, "-p and -n measure prefill and decode apart", {}, "bench"},
+    {"-pps -tgs", "", Missing, kRetrieval, {}, "bench"},
+    {"--output-format", "*", Missing, "results are text, or JSON with --json"},
+    {"-o --output -oe", "*", Missing, "bench prints a table, or JSON with --json", {}, "bench"},
+    {"-co --color", kOnOff, Nothing, "only chat has colors", {}, "run batch perplexity bench"},
+
+    // --- llama.cpp: nothing to do
+    {"-fa --flash-attn", kOnOff, Nothing, kAttention},
+    {"--no-flash-attn", "", Nothing, kAttention},
+    {"--mmap --no-mmap --mlock -dio --direct-io --no-direct-io -ndio", "", Nothing, kMapped},
+    {"-lm --load-mode -lzm --lazy-mode", "*", Nothing, kMapped},
+    {"--repack -nr --no-repack", "", Nothing, kMapped},
+    {"--no-host", "", Nothing, kMapped},
+    {"--op-offload --no-op-offload", "", Nothing, "layers run where their weights are"},
+    {"-kvo --kv-offload -nkvo --no-kv-offload", "", Nothing, "keys and values are where their layer is"},
+    {"-kvu --kv-unified -no-kvu --no-kv-unified", "", Nothing, kSharing},
+    {"-cram --cache-ram", "*", Nothing, kSharing},
+    {"-ctxcp --ctx-checkpoints --swa-checkpoints", "*", Nothing, kSliding},
+    {"--swa-full", "", Nothing, kSliding},
+    {"-dt --defrag-thold", "*", Nothing, kPaged},
+    {"-fit --fit", kOnOff, Nothing, "layers are placed by the memory that is free; runnel inspect shows it"},
+    {"-fitt --fit-target -fitc --fit-ctx", "*", Nothing, "layers are placed by the memory that is free"},
+    {"-fitp --fit-print", kOnOff, Missing, "runnel inspect MODEL shows the memory plan"},
+    {"--check-tensors", "", Missing, "runnel doctor MODEL checks the whole file"},
+    {"--warmup --no-warmup", "", Nothing, "nothing is computed before the prompt"},
+    {"--jinja --no-jinja", "", Nothing, kJinja},
+    {"--no-display-prompt --no-escape --simple-io", "", Nothing, "that is how it always is"},
+    {"--no-perf --no-show-timings", "", Nothing, "times are shown by --stats only"},
+    {"-mli --multiline-input",
+     "",
+     Nothing,
+     "pasted lines, \"\"\" and Ctrl-G make longer messages",
+     {},
+     "chat"},
+    {"-bs --backend-sampling", "", Nothing, "a GPU already chooses the candidates"},
+    {"--spec-draft-backend-sampling --no-spec-draft-backend-sampling", "", Nothing,
+     "a GPU already chooses the candidates"},
+    {"-cd --ctx-size-draft", "*", Nothing, "the draft's context is the model's"},
+    {"-tb --threads-batch", "*", Nothing, kThreads},
+    {"-td --threads-draft --spec-draft-threads -tbd --threads-batch-draft --spec-draft-threads-batch", "*",
+     Nothing, kThreads},
+    {"--prio --poll --prio-batch --poll-batch --cpu-strict --cpu-strict-batch", "*", Nothing, kThreads},
+    {"--prio-draft --spec-draft-prio --poll-draft --spec-draft-poll --prio-batch-draft "
+     "--spec-draft-prio-batch",
+     "*", Nothing, kThreads},
+    {"--poll-batch-draft --spec-draft-poll-batch --cpu-strict-draft --spec-draft-cpu-strict", "*", Nothing,
+     kThreads},
+    {"--cpu-strict-batch-draft --spec-draft-cpu-strict-batch", "*", Nothing, kThreads},
+    {"-sm --split-mode", "*", Missing, kOneGpu, "none layer"},
+    {"-ts --tensor-split", "*", Missing, kOneGpu},
+    {"--rpc", "*", Missing, "models run on this machine only"},
+    {"--log-colors", kOnOff, Nothing, kLog},
+    {"--log-prefix --no-log-prefix --log-timestamps --no-log-timestamps --log-jsonl --no-log-jsonl", "",
+     Nothing, kLog},
+    {"-lv --verbosity --log-verbosity", "*", Nothing, kLog},
+    {"--log-verbose --verbose-prompt", "", Nothing, kLog},
+    {"--log-file --log-prompts-dir", "*", Missing, kLog},
+    {"-ptc --print-token-count", "*", Missing, kLog},
+    {"--offline", "", Nothing, "nothing is ever downloaded"},
+    {"--draft-p-split --spec-draft-p-split", "*", Nothing, "--draft-branches bounds the branches"},
+    {"--spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match", "*", Nothing, kLookup},
+    {"--spec-ngram-size-n --spec-ngram-size-m --spec-ngram-check-rate --spec-ngram-min-hits", "*", Nothing,
+     kLookup},
+    {"--spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits", "*", Nothing,
+     kLookup},
+    {"--spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits", "*", Nothing,
+     kLookup},
+    {"--spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits", "*", Nothing,
+     kLookup},
+    {"--skip-chat-parsing --no-skip-chat-parsing", "", Nothing, "answers are text"},
+
+    // --- llama.cpp: missing
+    {"-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo", "*", Missing, kDownload},
+    {"-hft --hf-token --server-base", "*", Missing, kDownload},
+    {"-hfd -hfrd --hf-repo-draft --spec-draft-hf", "*", Missing,
+     "download the GGUF file and give its path with -md"},
+    {"--gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default", "",
+     Missing, kDownload},
+    {"--embd-gemma-default", "", Missing, kDownload},
+    {"-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch", "*", Missing,
+     "use taskset, and -t N"},
+    {"-Cd --cpu-mask-draft --spec-draft-cpu-mask -Crd --cpu-range-draft --spec-draft-cpu-range", "*", Missing,
+     "use taskset, and -t N"},
+    {"-Cbd --cpu-mask-batch-draft --spec-draft-cpu-mask-batch", "*", Missing, "use taskset, and -t N"},
+    {"-Crbd --cpu-range-batch-draft --spec-draft-cpu-range-batch", "*", Missing, "use taskset, and -t N"},
+    {"--numa", "*", Missing, "use numactl"},
+    {"-lcs --lookup-cache-static -lcd --lookup-cache-dynamic", "*", Missing,
+     "--lookup drafts from the text of the prompt and the answer"},
+    {"--keep", "*", Missing, "--on-overflow shift keeps the system prompt", "0 -1"},
+    {"-bf --binary-file", "*", Missing, "-f FILE takes the bytes as they are"},
+    {"--in-file", "*", Missing, kImatrix},
+    {"-ofreq --output-frequency --save-frequency --chunk --from-chunk", "*", Missing, kImatrix},
+    {"--process-output --ppl --no-ppl --show-statistics --parse-special", "", Missing, kImatrix},
+    {"--prompt-cache-all", "", Missing, "--prompt-cache FILE keeps the prompt"},
+    {"--prompt-cache-ro", "", Missing, "--prompt-cache FILE keeps the prompt"},
+    {"-sp --special", "", Missing, "special tokens are not shown; runnel tokenize shows them in a text"},
+    {"--samplers --sampler-seq --sampling-seq", "*", Missing, kSampler},
+    {"--top-nsigma --top-n-sigma", "*", Missing, kSampler, "-1 -1.0 -1.00"},
+    {"--xtc-probability --xtc-threshold", "*", Missing, kSampler, "0 0.0 0.00 0.1 0.10"},
+    {"--dry-multiplier", "*", Missing, kSampler, "0 0.0 0.00"},
+    {"--dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker", "*", Missing, kSampler},
+    {"--adaptive-target --adaptive-decay", "*", Missing, kSampler},
+    {"--dynatemp-range", "*", Missing, kSampler, "0 0.0 0.00"},
+    {"--dynatemp-exp", "*", Missing, kSampler, "1 1.0 1.00"},
+    {"--mirostat", "*", Missing, kSampler, "0"},
+    {"--mirostat-lr --mirostat-ent", "*", Missing, kSampler},
+    {"--grammar --grammar-file -j --json-schema -jf --json-schema-file", "*", Missing, kGrammar},
+    {"--pooling --attention --embd-normalize --embd-output-format --embd-separator --cls-separator", "*",
+     Missing, kEmbed},
+    {"--embedding --embeddings --rerank --reranking", "", Missing, kEmbed},
+    {"--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale", "*", Missing, kNoRope},
+    {"--yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast", "*", Missing,
+     kNoRope},
+    {"-gan --grp-attn-n -gaw --grp-attn-w", "*", Missing, kNoRope, "1 512"},
+    {"--override-kv", "*", Missing, "the file's own metadata are used"},
+    {"--hellaswag --winogrande --multiple-choice", "", Missing, kScores},
+    {"--hellaswag-tasks --winogrande-tasks --multiple-choice-tasks", "*", Missing, kScores},
+    {"--ppl-stride --ppl-output-type", "*", Missing, kScores, "0"},
+    {"-mm --mmproj -mmu --mmproj-url --image --audio --video --image-min-tokens --image-max-tokens", "*",
+     Missing, kImages},
+    {"--video-fps --video-timestamp-interval --video-ffmpeg-dir", "*", Missing, kImages},
+    {"--no-mmproj --no-mmproj-auto --mmproj-auto --mmproj-offload --no-mmproj-offload", "", Nothing, kImages},
+    {"-ot --override-tensor -ncffn --n-cpu-ffn", "*", Missing, kPlacement},
+    {"-otd --override-tensor-draft --spec-draft-override-tensor", "*", Missing, "use -ngld N"},
+    {"-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe", "*", Missing, "use -ngld N"},
+    {"-cmoed --cpu-moe-draft --spec-draft-cpu-moe", "", Missing, "use -ngld N"},
+    {"-ctkd --cache-type-k-draft --spec-draft-type-k -ctvd --cache-type-v-draft --spec-draft-type-v", "*",
+     Missing, "the draft's cache is f16", "f16"},
+    {"--lora --lora-scaled", "*", Missing, kLora},
+    {"--control-vector --control-vector-scaled --control-vector-layer-range", "*", Missing,
+     "there are no control vectors"},
+    {"--mtp --dflash --eagle3 --spec-default", "", Missing, "use --lookup, -md MODEL or --self-draft N"},
+    {"--spec-synth-len --spec-synth-rates", "*", Missing, "runnel bench measures drafts by acceptance"},
+    {"--reasoning-format", "*", Nothing, "reasoning is told apart from the answer; --show-thinking shows it"},
+    {"-rea --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message", "*", Missing,
+     kThink, "on auto -1"},
+    {"--reasoning-preserve --no-reasoning-preserve", "", Missing, kThink},
+    {"-i --interactive -if --interactive-first --interactive-specials -ins --instruct",
+     "",
+     Nothing,
+     "chat is interactive",
+     {},
+     "chat"},
+    {"-i --interactive -if --interactive-first --interactive-specials -ins --instruct -mli --multiline-input",
+     "", Missing, kInteractive},
+    {"--in-prefix-bos", "", Missing, "the chat template makes the turns; --raw leaves it out"},
+    {"--in-prefix --in-suffix", "*", Missing, "the chat template makes the turns; --raw leaves it out"},
+    {"--chat-template-name", "*", Missing, "use --chat-template FILE"},
+    {"-o --output --output-file", "*", Missing,
+     "stdout carries the result: runnel run ... > FILE; chat has /save"},
+    {"--context-file --chunk-size --chunk-separator --positive-file --negative-file --pca-batch --pca-iter "
+     "--method",
+     "*", Missing, kRetrieval},
+    {"--diffusion-steps --diffusion-eps --diffusion-algorithm --diffusion-alg-temp", "*", Missing,
+     kRetrieval},
+    {"--diffusion-block-length --diffusion-cfg-scale --diffusion-add-gumbel-noise", "*", Missing, kRetrieval},
+    {"--diffusion-visual", "", Missing, kRetrieval},
+    {"--host --port --api-key --slots --metrics -to --timeout", "*", Missing,
+     "there is no server: runnel batch answers many prompts"},
+
+    // --- ollama run
+    {"--format", "*", Missing, kGrammar},
+    {"--keepalive", "*", Nothing, "a model is mapped, not kept by a service"},
+    {"--nowordwrap", "", Nothing, "answers are not wrapped"},
+    {"--insecure", "", Missing, kDownload},
+    {"--think", "true false high medium low", Missing, kThink},
+    {"--hidethinking", "", Nothing, "reasoning is hidden without --show-thinking"},
+    {"--truncate", kOnOff, Missing, "use --on-overflow"},
+    {"--dimensions", "*", Missing, kEmbed},
+    {"--experimental --experimental-yolo --experimental-websearch", "", Missing,
+     "models call no tools by themselves; --tools FILE describes tools"},
+
+    // --- mistral.rs
+    {"--isq --quant -q4 -q8", "*", Missing, kQuantized},
+    {"--from-uqff --quantized-model-id --quantized-filename --quantized-file --tok-model-id --hf-cache "
+     "--token-source",
+     "*", Missing, kDownload},
+    {"-a --arch --architecture", "*", Nothing, "the file says its architecture"},
+    {"--dtype --num-device-layers --device-layers --topology", "*", Missing, kPlacement, "auto"},
+    {"--cpu", "", Same, "--device cpu"},
+    {"--gguf", "", Nothing, "MODEL is a GGUF file"},
+    {"--max-seqs", "*", Missing, "use runnel batch --parallel N"},
+    {"--max-batch-size", "*", Missing, "use -b N"},
+    {"--paged-attn --paged-attention", kOnOff, Nothing, kPaged},
+    {"--no-paged-attn", "", Nothing, kPaged},
+    {"--pa-gpu-mem --pa-gpu-mem-usage --pa-ctxt-len --pa-blk-size --pa-context-len --pa-block-size "
+     "--pa-memory-mb",
+     "*", Nothing, kPaged},
+    {"--pa-cache-type", "*", Missing, "use --cache-type-k and --cache-type-v"},
+    {"--no-kv-cache", "", Missing, "there is always a cache"},
+    {"--prefix-cache-n", "*", Nothing, kSharing},
+    {"--truncate-sequence", "", Missing, "use --on-overflow drop-middle"},
+    {"--throughput --throughput-log", "", Same, "--stats"},
+    {"--interactive-mode", "", Missing, kInteractive},
+    {"--enable-thinking", "", Same, "--template-var enable_thinking=true"},
+    {"--jinja-explicit", "*", Same, "--chat-template $"},
+    {"--agent --enable-search --search --web", "", Missing,
+     "models call no tools by themselves; --tools FILE describes tools"},
+    {"--mcp-config", "*", Missing, "models call no tools by themselves; --tools FILE describes tools"},
+};
+
+struct Program {
+    std::string_view names, use;
+};
+constexpr Program kPrograms[] = {
+    {"show info gguf-dump gguf", "use runnel inspect MODEL"},
+    {"pull download get fetch cp push", "download the GGUF file and give its path as MODEL"},
+    {"list ls ps rm stop", "models are files and run while the program runs: nothing to manage"},
+    {"serve server daemon api",
+     "there is no server: runnel batch answers many prompts, runnel chat MODEL < PIPE talks"},
+    {"create modelfile", "options in ~/.config/runnel/config.toml take the place of a Modelfile"},
+    {"cli llama-cli main simple", "use runnel chat MODEL or runnel run MODEL PROMPT"},
+    {"generate complete text prompt ask", "use runnel run MODEL PROMPT"},
+    {"llama-bench benchmark batched-bench", "use runnel bench MODEL"},
+    {"ppl llama-perplexity kld", "use runnel perplexity MODEL -f FILE"},
+    {"llama-tokenize detokenize encode decode", "use runnel tokenize MODEL TEXT, or --decode IDS"},
+    {"embed embedding embeddings rerank", kEmbed},
+    {"fit-params fit", "use runnel inspect MODEL"},
+    {"tune", "use runnel bench MODEL"},
+    {"launch signin signout login logout", "models run on this machine only"},
+    {"gpu gpus gpu-info list-devices", "use runnel devices"},
+};
+
+bool holds(std::string_view words, std::string_view word) {
+    if (word.empty()) return false;
+    for (size_t from = 0; from <= words.size();) {
+        const size_t blank = std::min(words.find(' ', from), words.size());
+        if (words.substr(from, blank - from) == word) return true;
+        from = blank + 1;
+    }
+    return false;
+}
+
+}  // namespace
+
+bool Foreign::takes(std::string_view value) const {
+    return values == "*" || holds(values, value);
+}
+
+bool Foreign::is_harmless(std::string_view value) const {
+    return holds(harmless, value);
+}
+
+Arguments Foreign::replacement(const std::string &value) const {
+    Arguments result;
+    for (size_t from = 0; from <= text.size();) {
+        const size_t blank = std::min(text.find(' ', from), text.size());
+        std::string word(text.substr(from, blank - from));
+        if (const size_t place = word.find('$'); place != std::string::npos) word.replace(place, 1, value);
+        result.push_back(std::move(word));
+        from = blank + 1;
+    }
+    return result;
+}
+
+const Foreign *find_foreign(std::string_view name, std::string_view command) {
+    for (const Foreign &foreign : kForeign)
+        if (holds(foreign.names, name) && (foreign.commands.empty() || holds(foreign.commands, command)))
+            return &foreign;
+    return nullptr;
+}
+
+std::span<const Foreign> foreign_options() {
+    return kForeign;
+}
+
+std::string_view foreign_command(std::string_view name) {
+    for (const Program &program : kPrograms)
+        if (holds(program.names, name)) return program.use;
+    return {};
+}
+
+}  // namespace runnel::commands

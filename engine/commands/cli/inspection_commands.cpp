@@ -1,0 +1,163 @@
+// The options of the commands that look at files and machines.
+#include <memory>
+
+#include "engine/commands/cli/shared_options.h"
+#include "engine/commands/commands.h"
+
+namespace runnel::commands {
+
+Command perplexity_command() {
+    Command command{.name = "perplexity",
+                    .usage = "MODEL -f FILE",
+                    .summary = "perplexity of a text, divergence from saved logits",
+                    .description =
+                        "Perplexity of a text as llama-perplexity defines it, and the KL divergence from "
+                        "logits that another run, or llama-perplexity, has saved.",
+                    .examples = {"perplexity model.gguf -f text.txt",
+                                 "perplexity model-f16.gguf -f text.txt --save-logits base.kld",
+                                 "perplexity model-q4.gguf --kl-base base.kld --json"}};
+    auto o = std::make_shared<PerplexityOptions>();
+    OptionTable &table = command.options;
+    table.in_group(Group::Prompt);
+    table.text("-f,--file", o->file, "the text; -: standard input").takes("FILE");
+    table
+        .add("--chunks", "N", "only so many chunks; -1: all",
+             [o = o.get()](const std::string &text) {
+                 o->chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
+             })
+        .by_default("-1");
+    table.text("--kl-base", o->base, "compare with saved log-probabilities; the text is in that file")
+        .takes("FILE");
+    add_model_options(table, o->model);
+    table.in_group(Group::Output);
+    table.text("--save-logits", o->save_logits, "save the log-probabilities to a file").takes("FILE");
+    table.flag("--json", o->json, "the result as JSON");
+    command.call = [o](const Words &words, Io &io) {
+        o->model.path = words.model;
+        return perplexity(*o, io);
+    };
+    return command;
+}
+
+Command inspect_command() {
+    Command command{
+        .name = "inspect",
+        .usage = "MODEL",
+        .summary = "metadata, tensors, memory plan",
+        .description = "What a model file holds, and the memory it needs.",
+        .examples = {"inspect model.gguf", "inspect model.gguf --tensors -c 32k", "inspect --supported"}};
+    auto o = std::make_shared<InspectOptions>();
+    OptionTable &table = command.options;
+    table.in_group(Group::Output);
+    table.flag("--json", o->json, "one JSON object");
+    table.flag("--tensors", o->tensors, "list the tensors (JSON always does)");
+    table.flag("--arrays", o->arrays, "metadata arrays in full length");
+    table.flag("--supported", o->supported,
+               "without MODEL: the families and formats, and how they were checked");
+    table.in_group(Group::Context);
+    table.number("-c,--ctx-size", o->context, whole_numbers(0, 1 << 30),
+                 "context of the memory plan; 0: the model's own");
+    command.needs_no_model = [o] { return o->supported; };
+    command.call = [o](const Words &words, Io &io) {
+        o->path = words.model;
+        return inspect(*o, io);
+    };
+    return command;
+}
+
+Command tokenize_command() {
+    Command command{
+        .name = "tokenize",
+        .usage = "MODEL [TEXT]",
+        .summary = "text to token ids and back",
+        .description = "Prints a line per token, id and text, of the argument, -f FILE or standard input.",
+        .examples = {"tokenize model.gguf \"Hello world\"", "tokenize model.gguf --ids -f text.txt",
+                     "tokenize model.gguf --decode \"15043 3186\""},
+        .takes_text = true};
+    auto o = std::make_shared<TokenizeOptions>();
+    OptionTable &table = command.options;
+    table.in_group(Group::Prompt);
+    table.text("-f,--file", o->file, "the text from a file; -: standard input").takes("FILE");
+    table.flag("--no-bos", o->no_bos, "without the tokens that the model adds");
+    table.flag("--special", o->special, "the text of special tokens becomes those tokens");
+    table.flag("--decode", o->decode, "ids to text");
+    table.flag("--llama-compatible", o->llama_compatible,
+               "cut words as llama.cpp does where the model's own tokenizer does otherwise");
+    table.in_group(Group::Output);
+    table.flag("--ids", o->ids, "the ids as one list");
+    table.flag("--jsonl", o->jsonl, "a JSON string per line in, a list of ids per line out");
+    command.call = [o](const Words &words, Io &io) {
+        o->path = words.model;
+        o->text = words.text;
+        return tokenize(*o, io);
+    };
+    return command;
+}
+
+Command template_command() {
+    Command command{.name = "template",
+                    .usage = "FILE",
+                    .summary = "render a chat template",
+                    .description =
+                        "Renders the chat template of a GGUF file, or a .jinja file, with the JSON object "
+                        "on standard input as its variables.",
+                    .examples = {"template model.gguf < conversation.json",
+                                 "template chat.jinja --at 2025-06-01 < conversation.json",
+                                 "template model.gguf --jsonl < conversations.jsonl"}};
+    auto o = std::make_shared<TemplateOptions>();
+    OptionTable &table = command.options;
+    table.in_group(Group::Prompt);
+    table.text("--at", o->at, "the date that the template sees: 2025-06-01, 2025-06-01T12:30:00")
+        .takes("DATE");
+    table.text("--template-name", o->name, "one of several templates in the file: tool_use").takes("NAME");
+    table.in_group(Group::Output);
+    table.flag("--jsonl", o->jsonl,
+               "an object per line in; a JSON string, or {\"error\": ...}, per line out");
+    command.call = [o](const Words &words, Io &io) {
+        o->path = words.model;
+        return render_template(*o, io);
+    };
+    return command;
+}
+
+Command devices_command() {
+    Command command{.name = "devices",
+                    .usage = "",
+                    .summary = "what this machine offers",
+                    .description = "The CPU and GPUs of this machine.",
+                    .examples = {"devices", "devices --json"},
+                    .model = Command::Model::None};
+    auto o = std::make_shared<DevicesOptions>();
+    command.options.in_group(Group::Output);
+    command.options.flag("--json", o->json, "as JSON");
+    command.call = [o](const Words &, Io &io) { return devices(*o, io); };
+    return command;
+}
+
+Command doctor_command() {
+    Command command{
+        .name = "doctor",
+        .usage = "[MODEL]",
+        .summary = "is it the file, the CPU, the GPU or its driver?",
+        .description =
+            "Checks every step of the model on every device against plain arithmetic in double "
+            "precision, a line each, and gives a verdict. Without MODEL: matrices of the formats that "
+            "runnel writes, attention, experts.",
+        .examples = {"doctor", "doctor model.gguf", "doctor model.gguf --device cuda --quick"},
+        .model = Command::Model::Optional};
+    auto o = std::make_shared<DoctorOptions>();
+    OptionTable &table = command.options;
+    table.in_group(Group::Device);
+    table.number("-t,--threads", o->threads, whole_numbers(0, 4096), "CPU threads; 0: the physical cores");
+    add_device_option(table, "-dev,--device", o->device, "what to check: auto (all), cpu, cuda or cuda:N");
+    table.in_group(Group::Output);
+    table.flag("--quick", o->quick, "right or wrong only: no speeds");
+    table.flag("--json", o->json, "as JSON");
+    command.call = [o](const Words &words, Io &io) {
+        o->path = words.model;
+        return doctor(*o, io);
+    };
+    return command;
+}
+
+}  // namespace runnel::commands

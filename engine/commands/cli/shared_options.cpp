@@ -1,0 +1,261 @@
+#include "engine/commands/cli/shared_options.h"
+
+#include <charconv>
+#include <filesystem>
+
+#include "engine/commands/json.h"
+#include "engine/decode/device.h"
+#include "engine/decode/sampling_settings.h"
+#include "kernels/backend.h"
+
+namespace runnel::commands {
+namespace {
+
+constexpr int64_t kMostLayers = int64_t{1} << 20;
+
+uint64_t seed_in(const std::string &text) {
+    uint64_t seed = 0;
+    const char *const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, seed);
+    if (text == "-1") throw ValueError("a whole number below 2^64 (leave --seed out for a random one)");
+    if (error != std::errc() || rest != end)
+        throw ValueError("a whole number below 2^64 (the system prompt is --system or -sys)");
+    return seed;
+}
+
+// llama.cpp writes "none" and "CUDA0".
+std::string device_in(std::string text) {
+    if (text == "none") text = "cpu";
+    if (text.starts_with("CUDA")) text = text.size() == 4 ? "cuda" : "cuda:" + text.substr(4);
+    if (!decode::is_device_name(text)) throw ValueError("auto, cpu, cuda or cuda:N");
+    return text;
+}
+
+std::string layers_in(const std::string &text) {
+    if (text != "auto" && text != "all" && !whole_numbers(-1, kMostLayers).parse(text))
+        throw ValueError("a whole number, auto or all");
+    return text;
+}
+
+// llama.cpp's --chat-template-kwargs: a JSON object of variables.
+void add_variables(std::vector<std::string> &variables, const std::string &text) {
+    Json object;
+    try {
+        object = parse_json(text);
+    } catch (const Json::exception &) {
+        throw ValueError("a JSON object: {\"enable_thinking\": false}");
+    }
+    if (!object.is_object()) throw ValueError("a JSON object: {\"enable_thinking\": false}");
+    for (const auto &[name, value] : object.items()) variables.push_back(name + "=" + value.dump());
+}
+
+}  // namespace
+
+Command with_common_options(Command command, Common &common) {
+    OptionTable &table = command.options;
+    table.in_group(Group::General);
+    if (command.model != Command::Model::None)
+        table.text("-m,--model", common.model, "the model: the same as the argument MODEL").takes("MODEL");
+    table.flag("-q,--quiet,--log-disable", common.quiet, "errors only: no progress, notes or statistics");
+    table.text("--config", common.config, "settings from a TOML file besides your own").takes("FILE").rare();
+    table.flag("--version", common.version, "what this program is built from").rare();
+    table.flag("-h,--help,--usage", common.help, "this help");
+    table.flag("--help-all", common.help_all, "help with all options, and their other spellings");
+    return command;
+}
+
+Option &add_device_option(OptionTable &table, std::string_view names, std::string &device,
+                          std::string_view help) {
+    return table.add(names, "NAME", help, [&device](const std::string &text) { device = device_in(text); })
+        .by_default(device);
+}
+
+void add_model_options(OptionTable &table, ModelOptions &o) {
+    table.in_group(Group::Context);
+    table.number("-c,--ctx-size,--max-seq-len", o.context, whole_numbers(0, int64_t{1} << 40),
+                 "context in tokens, also as 4k; 0: the model's own, reduced to what fits");
+    table.number("-b,--batch-size,-ub,--ubatch-size", o.batch, whole_numbers(1, 1 << 20),
+                 "tokens per step of the prefill");
+    using kernels::CacheType;
+    const std::vector<std::pair<std::string, CacheType>> types = {{"f16", CacheType::F16},
+                                                                  {"bf16", CacheType::BF16},
+                                                                  {"q8_0", CacheType::Q8_0},
+                                                                  {"q4_0", CacheType::Q4_0},
+                                                                  {"fp8", CacheType::FP8}};
+    table.choice("-ctk,--cache-type-k", o.cache.types.k, types, "type of the cached keys").takes("TYPE");
+    table.choice("-ctv,--cache-type-v", o.cache.types.v, types, "type of the cached values").takes("TYPE");
+    table
+        .add("--cache-size", "SIZE", "memory for keys and values, as 800M or 4G; by default what -c needs",
+             [&o](const std::string &text) { o.cache.size = byte_size(text, int64_t{1} << 50); })
+        .rare();
+    table
+        .number("--window", o.cache.window, whole_numbers(0, 1 << 24),
+                "attend to the last N tokens only, and to the sinks; 0: as the model does")
+        .rare();
+    table
+        .number("--sinks", o.cache.sinks, whole_numbers(0, 512),
+                "with --window: the first N tokens stay visible")
+        .rare();
+    table.in_group(Group::Device);
+    table.number("-t,--threads", o.threads, whole_numbers(0, 4096), "CPU threads; 0: the physical cores");
+    add_device_option(table, "-dev,--device", o.device, "where to run: auto, cpu, cuda or cuda:N");
+    table
+        .add("-ngl,--gpu-layers,--n-gpu-layers", "N",
+             "layers on the GPU, counted from the end with the output as one; auto, all, or 0 for none",
+             [&o](const std::string &text) { o.gpu_layers = layers_in(text); })
+        .by_default(o.gpu_layers);
+    table.flag("-cmoe,--cpu-moe", o.cpu_moe, "experts stay on the CPU").rare();
+    table
+        .number("-ncmoe,--n-cpu-moe", o.cpu_moe_layers, whole_numbers(0, kMostLayers),
+                "experts of the first N layers stay on the CPU")
+        .rare();
+}
+
+void add_draft_options(OptionTable &table, DraftFlags &o) {
+    table.in_group(Group::Drafts);
+    table
+        .text("-md,--draft-model,--model-draft,--spec-draft-model", o.model,
+              "a small model that drafts tokens; the text stays the same")
+        .takes("MODEL");
+    table.flag("--lookup", o.lookup, "draft from the text so far: for edits, quotes, repetitions");
+    table
+        .number("--self-draft", o.self_layers, whole_numbers(0, 4096),
+                "draft with the first N layers of the model itself; 0: off")
+        .rare();
+    table
+        .number("--draft-max,--draft,--draft-n,--spec-draft-n-max,--num-draft-tokens", o.most,
+                whole_numbers(0, decode::kMostDrafts),
+                "most tokens drafted at a time; how many is chosen by what pays")
+        .rare();
+    table
+        .number("--draft-min,--draft-n-min,--spec-draft-n-min", o.least,
+                whole_numbers(0, decode::kMostDrafts), "shorter drafts than this are not tried")
+        .rare();
+    table
+        .number("--draft-branches", o.branches, whole_numbers(1, decode::kMostDrafts),
+                "most continuations drafted side by side, as many as pay; 1: one")
+        .rare();
+    table
+        .number("--draft-p-min,--spec-draft-p-min", o.least_probability, NumberRange{0, 1, false, false},
+                "no drafted token of which the draft is less sure than this")
+        .rare();
+    table
+        .choice("--draft-rule", o.rule,
+                {{"same", decode::DraftRule::Same}, {"rejection", decode::DraftRule::Rejection}},
+                "same: the text is the one without drafts; rejection: its distribution is")
+        .takes("RULE")
+        .rare();
+    table
+        .add("--spec-type", "KIND", "llama.cpp's names for drafts: ngram-simple is --lookup, draft is -md",
+             [&o](const std::string &text) {
+                 if (text.starts_with("ngram-"))
+                     o.lookup = true;
+                 else if (text != "none" && text != "draft" && text != "draft-simple")
+                     throw ValueError("none, draft or ngram-simple");
+             })
+        .rare();
+    add_device_option(table, "--draft-device,-devd,--device-draft,--spec-draft-device", o.device,
+                      "where the draft model runs, as --device")
+        .rare();
+    table
+        .add("-ngld,--gpu-layers-draft,--n-gpu-layers-draft,--spec-draft-ngl", "N",
+             "layers of the draft model on the GPU, as --gpu-layers",
+             [&o](const std::string &text) { o.gpu_layers = layers_in(text); })
+        .by_default(o.gpu_layers)
+        .rare();
+}
+
+void add_generation_options(OptionTable &table, GenerationFlags &o) {
+    table.in_group(Group::Sampling);
+    // llama.cpp's -2, "until the context is full", is -1 here.
+    table
+        .add("-n,--predict,--n-predict,--max-tokens", "N",
+             "most tokens to generate; -1: until the model ends",
+             [&o](const std::string &text) {
+                 o.predict = text == "-2" ? -1 : static_cast<int64_t>(number_in(whole_numbers(-1), text));
+             })
+        .by_default("-1");
+    table.add("-s,--seed", "N", "seed of the sampling; without it a random one, shown by --stats",
+              [&o](const std::string &text) { o.seed = seed_in(text); });
+    for (const decode::SamplingSetting &setting : decode::sampling_settings()) {
+        std::string names = "--" + std::string(setting.name);
+        if (!setting.aliases.empty()) names += "," + std::string(setting.aliases);
+        table
+            .add(names, "N", setting.help,
+                 [&o, &setting](const std::string &text) {
+                     setting.set(o.sampling, number_in(setting.range, text));
+                 })
+            .by_default(shown_number(setting.get(o.sampling)));
+    }
+    table.list("-r,--stop,--reverse-prompt", o.stops, "end the answer in front of this text; repeatable");
+    table.flag("--ignore-eos", o.ignore_eos, "go on when the model ends its answer").rare();
+    table.list("-l,--logit-bias", o.logit_bias, "add to a token's logit; repeatable")
+        .takes("ID+B|ID-B")
+        .rare();
+    table
+        .number("--deadline", o.deadline, NumberRange{0, NumberRange::kNone, false, false},
+                "stop after so many seconds with the text so far")
+        .rare();
+}
+
+void add_stats_options(OptionTable &table, StatsFlags &o) {
+    table.in_group(Group::Output);
+    table.flag("--stats,--verbose,-v,--show-timings,--perf", o.print,
+               "a summary of times and tokens on stderr");
+    table.text("--stats-file", o.file, "the summary as JSON, to a file").takes("FILE").rare();
+    table
+        .add("--stats-fd", "N", "the summary as JSON, to a file descriptor",
+             [&o](const std::string &text) {
+                 o.fd = static_cast<int>(number_in(whole_numbers(0, 1 << 20), text));
+             })
+        .rare();
+}
+
+void add_system_options(OptionTable &table, std::optional<std::string> &text,
+                        std::optional<std::string> &file) {
+    table.in_group(Group::Prompt);
+    table.text("-sys,--system,--system-prompt", text, "the system prompt");
+    table.text("-sysf,--system-file,--system-prompt-file", file, "the system prompt from a file")
+        .takes("FILE");
+}
+
+void add_template_options(OptionTable &table, TemplateFlags &o, bool &show_thinking) {
+    table.in_group(Group::Prompt);
+    table
+        .add("--chat-template,--chat-template-file", "FILE",
+             "a chat template (Jinja) in place of the model's",
+             [&o](const std::string &text) {
+                 o.file = text;
+                 std::error_code error;
+                 if (!std::filesystem::exists(text, error) && !error)
+                     throw ValueError("a file with a Jinja template (without the option: the model's own)");
+             })
+        .rare();
+    table.text("--template-name", o.name, "one of several templates of the model: tool_use")
+        .takes("NAME")
+        .rare();
+    table.list("--template-var", o.variables, "a variable of the template: enable_thinking=false; repeatable")
+        .takes("NAME=VALUE");
+    table
+        .add("--chat-template-kwargs", "JSON", "variables of the template as a JSON object",
+             [&o](const std::string &text) { add_variables(o.variables, text); })
+        .rare();
+    table.text("--tools", o.tools, "tools that the model may call: a JSON list of definitions")
+        .takes("FILE")
+        .rare();
+    table.in_group(Group::Output);
+    table.flag("--show-thinking", show_thinking, "the model's reasoning on stdout, too");
+}
+
+void add_overflow_option(OptionTable &table, Overflow &overflow) {
+    table.in_group(Group::Context);
+    table
+        .choice(
+            "--on-overflow", overflow,
+            {{"error", Overflow::Error}, {"shift", Overflow::Shift}, {"drop-middle", Overflow::DropMiddle}},
+            "when text outgrows the context: error, shift (the oldest text goes, the system prompt "
+            "stays) or drop-middle")
+        .takes("WHAT");
+}
+
+}  // namespace runnel::commands

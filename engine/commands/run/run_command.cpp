@@ -1,0 +1,62 @@
+// The options of `run`.
+#include <memory>
+
+#include "engine/commands/cli/shared_options.h"
+#include "engine/commands/commands.h"
+#include "engine/commands/run/escapes.h"
+
+namespace runnel::commands {
+
+Command run_command() {
+    Command command{.name = "run",
+                    .usage = "MODEL [PROMPT]",
+                    .summary = "one prompt in, one answer out (argument, -f FILE or stdin)",
+                    .description =
+                        "Answers one prompt: the argument, -f FILE, or standard input, which also "
+                        "follows an argument. The answer goes to stdout, everything else to stderr.",
+                    .examples = {"run model.gguf \"Why is the sky blue?\"",
+                                 "run model.gguf --json -n 200 -f question.txt | jq .text",
+                                 "run model.gguf \"Summarize this text:\" < article.txt"},
+                    .takes_text = true};
+    auto o = std::make_shared<RunOptions>();
+    auto escapes = std::make_shared<bool>(false);
+    OptionTable &table = command.options;
+    table.in_group(Group::Prompt);
+    table.text("-p,--prompt", o->prompt, "the prompt, instead of the argument");
+    table.text("-f,--file", o->file, "the prompt from a file; -: standard input").takes("FILE");
+    table.flag("--raw", o->raw, "complete the text as it stands, without the chat template");
+    table.flag("-e,--escape", *escapes, "\\n, \\t, \\\", \\\\ and \\xHH in the prompt are those characters")
+        .rare();
+    add_system_options(table, o->system, o->system_file);
+    add_template_options(table, o->chat, o->show_thinking);
+    add_generation_options(table, o->generation);
+    table.number("--samples", o->samples, whole_numbers(1, 1024), "answers to the same prompt");
+    table.number("--beams", o->beams, whole_numbers(1, 256), "the best answer of a search with N beams")
+        .rare();
+    add_model_options(table, o->model);
+    add_overflow_option(table, o->overflow);
+    table
+        .text("--prompt-cache", o->prompt_cache,
+              "keep the computed prompt in a file, for the next run that begins with the same text")
+        .takes("FILE");
+    add_draft_options(table, o->draft);
+    table
+        .flag("--spec-verify", o->verify_drafts,
+              "decode without drafts beside them, and fail where the text differs")
+        .rare();
+    table.in_group(Group::Output);
+    table.flag("--json", o->json, "one JSON object on stdout");
+    table.flag("--echo,--display-prompt", o->echo, "the prompt first");
+    add_stats_options(table, o->stats);
+    command.call = [o, escapes](const Words &words, Io &io) {
+        RunOptions &options = *o;
+        options.model.path = words.model;
+        if (words.text && options.prompt) throw UsageError("two prompts: one as an argument, one with -p");
+        if (words.text) options.prompt = words.text;
+        if (*escapes && options.prompt) options.prompt = without_escapes(*options.prompt);
+        return run(options, io);
+    };
+    return command;
+}
+
+}  // namespace runnel::commands
