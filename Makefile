@@ -37,17 +37,17 @@ CUDA_ARCHS ?= $(if $(shell nvidia-smi -L 2>/dev/null),native,80 90)
 cuda_runtime := kernels/cuda/runtime/runtime.cpp
 cuda_kernels := $(shell find kernels/cuda -name '*.cu' | sort)
 cuda_host := $(filter-out $(cuda_runtime) kernels/cuda/devices_absent.cpp,$(shell find kernels/cuda -name '*.cpp' | sort))
-# Before sm_75 there is no 8-bit mma and no ldmatrix, which the kernels are made of.
+# Before sm_75 there is no ldmatrix and no mma of 8 columns, which the kernels are made of.
 too_old := $(filter 50 52 53 60 61 62 70 72,$(CUDA_ARCHS))
 ifneq ($(too_old),)
 $(error CUDA_ARCHS: sm_$(firstword $(too_old)) is too old, the kernels need sm_75 (Turing, 2018): such a GPU runs models on the CPU)
 endif
 ifneq ($(NVCC),)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-# -fmad=false: as -ffp-contract=off. PTX of the newest architecture serves the ones after it, but for that of sm_75:
-# kernels have versions for it that launches choose by the device, so no other may run them.
+# -fmad=false: as -ffp-contract=off. PTX of the newest architecture in the list serves the ones after it, but for that
+# of sm_75: kernels have versions for it that launches choose by the device, so no other may run them.
 cuda_arch = -gencode arch=compute_$(1),code=sm_$(1)
-newest_arch = $(lastword $(CUDA_ARCHS))
+newest_arch = $(shell printf '%s\n' $(CUDA_ARCHS) | sort -n | tail -n 1)
 gencode = $(if $(filter native,$(CUDA_ARCHS)),-arch=native,$(foreach a,$(CUDA_ARCHS),$(call cuda_arch,$(a))) \
   $(if $(filter 75,$(newest_arch)),,-gencode arch=compute_$(newest_arch),code=compute_$(newest_arch)))
 # INSPECT=--no-compress: the tests then read the machine code in the objects (tests/gpu/), as CI has them do.

@@ -30,7 +30,7 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr int32_t kAllRows = INT32_MAX;
-constexpr int kOldest = 75;  // sm_75: 8-bit mma and ldmatrix (the Makefile says it, too)
+constexpr int kOldest = 75;  // sm_75: ldmatrix and mma of 8 columns (the Makefile says it, too)
 
 bool cancelled(const Batch &batch) {
     return batch.cancel != nullptr && batch.cancel->load(std::memory_order_relaxed);

@@ -111,6 +111,8 @@ struct AttentionParams {
     // decode: prepare.x is `out`; the block that completes a token's heads of a K/V head quantizes them. See
     // can_prepare(). Without x: nothing.
     QuantizeParams prepare{};
+    // To compare (switches.h): not 0: decode and wide: grid_dep_trigger() at the end; wide: no prefetch.
+    int32_t late_trigger = 0, no_prefetch = 0;
 };
 
 // Whether AttentionParams::prepare can be asked for, in a launch of `tokens` tokens: the heads of a K/V head

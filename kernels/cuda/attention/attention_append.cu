@@ -51,6 +51,7 @@ struct AttentionAppend {
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<AppendShared>();
         grid_dep_wait();
+        grid_dep_trigger();
         const int warps = block_count() * kWarps;
         int index = block_index() * kWarps + warp_index();  // among the heads of the sequence at hand
         const int sequences = *p.sequence_count;
@@ -62,7 +63,6 @@ struct AttentionAppend {
                        index % p.kv_heads, shared.scratch[warp_index()]);
             index -= heads;
         }
-        grid_dep_trigger();
     }
 };
 
@@ -74,6 +74,7 @@ struct RotateHeads {
     static DEVICE void run(const Params &p) {
         float *scratch = shared_memory<AppendShared>().scratch[warp_index()];
         grid_dep_wait();
+        grid_dep_trigger();
         const int all = p.tokens * p.heads;
         for (int i = block_index() * kWarps + warp_index(); i < all; i += block_count() * kWarps) {
             float *x = p.x + i / p.heads * p.stride + int64_t{i % p.heads} * p.dim;
@@ -83,7 +84,6 @@ struct RotateHeads {
             for (int d = lane_index(); d < p.dim; d += 32) x[d] = scratch[d];
             warp_sync();
         }
-        grid_dep_trigger();
     }
 };
 

@@ -325,9 +325,10 @@ struct DecodeBody {
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<Shared>();
         grid_dep_wait();
+        if (!p.late_trigger) grid_dep_trigger();
         Item item;
         for (int i = block_index(); find_item(p, i, item); i += block_count()) work(p, shared, item);
-        grid_dep_trigger();
+        if (p.late_trigger) grid_dep_trigger();
     }
 };
 

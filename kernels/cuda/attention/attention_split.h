@@ -87,7 +87,7 @@ DEVICE bool is_last(uint32_t *counter, int splits, uint32_t &arrived) {
     if (thread_index() == 0) {
         fence_gpu();
         arrived = atomic_inc_wrap_u32(counter, static_cast<uint32_t>(splits - 1));
-        fence_gpu();
+        if (arrived == static_cast<uint32_t>(splits - 1)) fence_gpu();
     }
     block_sync();
     return arrived == static_cast<uint32_t>(splits - 1);

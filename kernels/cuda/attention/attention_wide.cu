@@ -181,7 +181,7 @@ DEVICE void unpack_values(const CachePages &pages, const StepPages &from, const 
 DEVICE void prefetch_step(const AttentionParams &p, const CachePages &pages, const CacheHead &head,
                           const CellRange &cells, int step) {
     const int row = thread_index();
-    if (row >= kAttentionStep || !cells.cached(step * kAttentionStep + row)) return;
+    if (p.no_prefetch || row >= kAttentionStep || !cells.cached(step * kAttentionStep + row)) return;
     const unsigned char *page =
         page_of(pages, p.kv_heads, head.table, head.kv_head, step * kAttentionStep + row);
     prefetch_l2(page + row % kPageCells * pages.row_bytes, static_cast<uint32_t>(pages.row_bytes));
@@ -388,6 +388,7 @@ struct AttentionWide {
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<Shared>();
         grid_dep_wait();
+        if (!p.late_trigger) grid_dep_trigger();
         Item item;
         for (int i = block_index(); find_item(p, i, item); i += block_count()) {
             if (thread_index() == 0) shared.block.item = item;
@@ -395,7 +396,7 @@ struct AttentionWide {
             work(p, shared);
             block_sync();
         }
-        grid_dep_trigger();
+        if (p.late_trigger) grid_dep_trigger();
     }
 };
 

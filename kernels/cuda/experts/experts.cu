@@ -148,6 +148,7 @@ struct Route {
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<RouteShared>().warp[warp_index()];
         grid_dep_wait();
+        grid_dep_trigger();
         const int32_t token = block_index() * kRouteTokens + warp_index();
         if (token < p.tokens) {
             score(p, p.logits + token * p.stride, shared.p, shared.s);
@@ -161,7 +162,6 @@ struct Route {
                 p.weights[pair] = p.expert_scales ? weight * p.expert_scales[p.chosen[pair]] : weight;
             }
         }
-        grid_dep_trigger();
     }
 };
 
@@ -224,6 +224,7 @@ struct GroupRows {
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<GroupRowsShared>();
         grid_dep_wait();
+        grid_dep_trigger();
         const int32_t expert = block_index(), threads = block_threads();
         for (int32_t e = thread_index(); e < p.experts; e += threads) shared.count[e] = 0;
         block_sync();
@@ -251,7 +252,6 @@ struct GroupRows {
             *p.few_count = static_cast<int32_t>(shared.few + groups_for(rows, kLinearGroupTokens));
             *p.many_count = static_cast<int32_t>(shared.many + groups_for(rows, kPrefillTokens));
         }
-        grid_dep_trigger();
     }
 };
 
@@ -264,6 +264,7 @@ struct Combine {
 
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
+        grid_dep_trigger();
         const int64_t all = int64_t{p.tokens} * p.width, step = int64_t{block_count()} * block_threads();
         for (int64_t i = int64_t{block_index()} * block_threads() + thread_index(); i < all; i += step) {
             const int64_t token = i / p.width, col = i % p.width;
@@ -272,7 +273,6 @@ struct Combine {
                 sum = fma_rn(p.weights ? p.weights[pair] : 1.0f, p.y[p.rows[pair] * p.y_stride + col], sum);
             p.out[token * p.out_stride + col] = sum;
         }
-        grid_dep_trigger();
     }
 };
 

@@ -91,6 +91,7 @@ struct LinearParams {
     // there is one token then. prepare.out is not x: other blocks still read that.
     QuantizeParams prepare{};
     uint32_t *arrivals = nullptr;  // one per group of 256 rows: zero, and zero again afterwards
+    int32_t late_trigger = 0;      // not 0: grid_dep_trigger() at the end, to compare (switches.h)
 };
 
 // The form in which a format wants its activations: integers, halves or (F32) none.

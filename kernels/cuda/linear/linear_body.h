@@ -492,7 +492,7 @@ struct Linear {
             fence_gpu();
             last = atomic_inc_wrap_u32(p.arrivals + group, static_cast<uint32_t>(others)) ==
                    static_cast<uint32_t>(others);
-            fence_gpu();
+            if (last) fence_gpu();  // what other blocks wrote: for all threads behind the next barrier
         }
         const uint32_t all = ballot(last);
         if (last) shared.complete[team][popc(all & ((1u << lane_index()) - 1u))] = group;
@@ -504,7 +504,6 @@ struct Linear {
         for (int team = 0; team < teams; ++team) {
             const int32_t count = shared.complete_count[team];
             if (count == 0) continue;
-            fence_gpu();  // other multiprocessors wrote it
             if (needs_whole_rows(p.prepare)) {
                 quantize_row(p.prepare, 0, shared.quantize);
             } else {
@@ -552,6 +551,7 @@ struct Linear {
             warp.book = Book<F>(shared.book);
         }
         grid_dep_wait();
+        if (!p.late_trigger) grid_dep_trigger();
         for (int32_t first = block_index() * teams; first < units; first += step, unit += step) {
             const std::byte *next = tile_at(unit + step);
             if (tile != nullptr) {
@@ -567,7 +567,7 @@ struct Linear {
         }
         if constexpr (!kGrouped && kTokens <= kPreparedTokens)
             if (p.prepare.x != nullptr) prepare_outputs(p, shared, warps, units);
-        grid_dep_trigger();
+        if (p.late_trigger) grid_dep_trigger();
     }
 };
 

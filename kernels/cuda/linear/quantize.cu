@@ -21,8 +21,8 @@ struct Quantize {
 
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
-        quantize_row(p, block_index(), shared_memory<QuantizeShared>());
         grid_dep_trigger();
+        quantize_row(p, block_index(), shared_memory<QuantizeShared>());
     }
 };
 
@@ -55,6 +55,7 @@ struct QuantizePieces {
 
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
+        grid_dep_trigger();
         const int groups = groups_of(p.width);
         const int32_t units = p.pieces * p.tokens * groups;
         for (int32_t unit = block_index() * kWarps + warp_index(); unit < units;
@@ -67,7 +68,6 @@ struct QuantizePieces {
             if (p.out.codes) store_integers(p.out, p.width, row, group, quantize_group(v));
             if (p.out.halves) store_halves(p.out, p.width, row, group, v, half_scale(largest(x, p.width)));
         }
-        grid_dep_trigger();
     }
 };
 

@@ -12,7 +12,9 @@
 //   - matrices whose contents never change are read with ldg*_stream; everything else with plain C++ or
 //   ld128;
 //   - a kernel launched as a dependent (programmatic dependent launch) may read weights, and only those,
-//     before grid_dep_wait(), which every thread executes or has behind a barrier.
+//     before grid_dep_wait(), which every thread executes or has behind a barrier. grid_dep_trigger() comes
+//     after it, as early as possible: the next launch then reads its weights while this one works. (The
+//     wait of the next launch is for the end of this one, wherever the trigger stands.)
 //
 // Float arithmetic: -fmad=false on the device and -ffp-contract=off on the host, so that a * b + c rounds
 // twice in both and fma_rn once in both; +, -, *, / and sqrt_rn are IEEE on both. With the polynomials of
@@ -41,8 +43,12 @@
 // synchronization
 //   block_sync()                                       block: all threads
 //   warp_sync()                                        warp: also orders memory among the lanes
-//   fence_gpu()                                        orders this thread's accesses for all blocks
-//   grid_dep_wait(), grid_dep_trigger()                programmatic dependent launch; nothing below sm_90
+//   fence_gpu()                                        acquire and release for all blocks: what this thread
+//                                                      has seen (also behind a block_sync) is ordered
+//                                                      before its later atomics, and its earlier atomics
+//                                                      before what it does later
+//   grid_dep_wait(), grid_dep_trigger()                programmatic dependent launch; nothing in code for
+//                                                      less than sm_90
 //
 // warp collectives (all 32 lanes)
 //   T shfl(T, source_lane), shfl_xor(T, mask)       T: int, uint32_t, float; 64 bit: two

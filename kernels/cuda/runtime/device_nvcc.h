@@ -68,7 +68,7 @@ DEVICE void warp_sync() {
     __syncwarp();
 }
 DEVICE void fence_gpu() {
-    __threadfence();
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 DEVICE void grid_dep_wait() {

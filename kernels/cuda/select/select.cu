@@ -62,6 +62,7 @@ struct Argmax {
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<ArgmaxShared>();
         grid_dep_wait();
+        grid_dep_trigger();
         const int64_t row = block_index() / p.blocks_per_row;
         const uint64_t best = best_of_block(p, row, block_index() % p.blocks_per_row, shared);
         if (thread_index() == 0) {
@@ -75,7 +76,6 @@ struct Argmax {
                 p.best[row] = 0;
             }
         }
-        grid_dep_trigger();
     }
 };
 
@@ -184,6 +184,7 @@ struct CandidateChunk {
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<SelectShared>();
         grid_dep_wait();
+        grid_dep_trigger();
         const int64_t row = block_index() / p.chunks;
         const int first = block_index() % p.chunks * kSelectChunk;
         const int count = p.vocab - first < kSelectChunk ? p.vocab - first : kSelectChunk;
@@ -199,7 +200,6 @@ struct CandidateChunk {
             shared, [&](int i) { return key_of(logits[i], first + i); }, count, k);
         for (int i = thread_index(); i < p.k; i += kThreads)
             p.keys[int64_t{block_index()} * p.k + i] = i < k ? shared.chosen[i] : 0;
-        grid_dep_trigger();
     }
 };
 
@@ -222,6 +222,7 @@ struct CandidateRow {
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<SelectShared>();
         grid_dep_wait();
+        grid_dep_trigger();
         const int64_t row = block_index();
         if (thread_index() == 0) p.summaries[row] = join_chunks(p, p.partial + row * p.chunks);
         const uint64_t *keys = p.keys + row * p.chunks * p.k;
@@ -233,7 +234,6 @@ struct CandidateRow {
             const int32_t token = token_of(shared.chosen[i]);
             p.candidates[row * p.k + i] = {token, p.logits[row * p.stride + token]};
         }
-        grid_dep_trigger();
     }
 };
 

@@ -35,6 +35,7 @@ struct Activate {
 
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
+        grid_dep_trigger();
         const int64_t all = int64_t{p.rows} * p.width, step = int64_t{block_count()} * block_threads();
         for (int64_t i = int64_t{block_index()} * block_threads() + thread_index(); i < all; i += step) {
             const int64_t row = i / p.width, col = i % p.width;
@@ -44,7 +45,6 @@ struct Activate {
                                                   ? clamped(gate, up)
                                                   : activated(p.activation, gate) * up;
         }
-        grid_dep_trigger();
     }
 };
 
@@ -84,6 +84,7 @@ struct CopyPieces {
 
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
+        grid_dep_trigger();
         const int64_t step = int64_t{block_count()} * (kThreads / 32);
         int64_t unit = int64_t{block_index()} * (kThreads / 32) + warp_index();
         for (int i = 0; i < p.copies; ++i) {
@@ -91,7 +92,6 @@ struct CopyPieces {
             for (; unit < units; unit += step) copy(p.copy[i], static_cast<uint32_t>(unit));
             unit -= units;  // of the next copy
         }
-        grid_dep_trigger();
     }
 };
 
@@ -102,10 +102,10 @@ struct Softcap {
 
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
+        grid_dep_trigger();
         const int64_t step = int64_t{block_count()} * block_threads();
         for (int64_t i = int64_t{block_index()} * block_threads() + thread_index(); i < p.count; i += step)
             p.x[i] = p.cap * tanh_p(p.x[i] / p.cap);
-        grid_dep_trigger();
     }
 };
 

@@ -214,11 +214,11 @@ struct Embed {
 
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
+        grid_dep_trigger();
         const int32_t asked = p.rows[block_index()], row = asked < p.last_row ? asked : p.last_row;
         float *out = p.out + block_index() * p.out_stride;
         for (int32_t col = thread_index(); col < p.cols; col += block_threads())
             out[col] = p.scale * value_of(p, row, col) + (p.add ? out[col] : 0.0f);
-        grid_dep_trigger();
     }
 };
 
@@ -229,10 +229,10 @@ struct Gather {
 
     static DEVICE void run(const Params &p) {
         grid_dep_wait();
+        grid_dep_trigger();
         const float *in = p.in + p.rows[block_index()] * p.in_stride;
         float *out = p.out + block_index() * p.out_stride;
         for (int32_t col = thread_index(); col < p.width; col += block_threads()) out[col] = in[col];
-        grid_dep_trigger();
     }
 };
 

@@ -34,6 +34,7 @@ struct Normalize {
     static DEVICE void run(const Params &p) {
         auto &shared = shared_memory<NormalizeShared>();
         grid_dep_wait();
+        grid_dep_trigger();
         const int64_t row = block_index() / p.parts, first = int64_t{block_index() % p.parts} * p.width;
         const float *x = p.x + row * p.x_stride + first;
         const auto n = static_cast<float>(p.width);
@@ -54,7 +55,6 @@ struct Normalize {
             if (p.bias) y = y + p.bias[weight];
             out[i] = p.factor * (add ? y + add[i] : y);
         }
-        grid_dep_trigger();
     }
 };
 
