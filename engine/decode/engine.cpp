@@ -13,6 +13,7 @@
 #include "engine/model/window.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/devices.h"
 #include "kernels/divided_backend.h"
 
@@ -103,6 +104,8 @@ bool Engine::start_on_gpu(const EngineOptions &options, int number, bool require
                               " MiB free: choose a smaller context with -c, or --device cpu");
     if (!plan) return false;
     cuda_ = number;
+    if (std::string note = kernels::cuda::compile_note(number); !note.empty())
+        notes_.push_back(std::move(note));
     on_gpu_ = plan->placement;
     placement_ = placement_text(model_.program, on_gpu_);
     divided_ = plan->divided;

@@ -307,7 +307,7 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     if (logit_rows_ == 0) candidates = 0;
     now_ = {batch.part, tokens_, logit_rows_,
             candidates, shares_, attention_launches(program_, batch.sequences, tokens_, partial_floats_)};
-    if (tokens_ > kLinearTokens)
+    if (tokens_ > kLinearTokens || !launcher_.switches().graphs)
         enqueue();
     else
         replay();
@@ -530,6 +530,7 @@ AttentionParams CudaBackend::attention_params(const Attention &a) const {
     p.window = a.window, p.chunked = a.window_kind == Attention::Window::Chunked;
     p.sink_cells = a.sink_cells, p.sink_position = a.window + a.sink_cells - 1;
     p.norm_after_rope = a.norm_after_rope;
+    p.late_trigger = !launcher_.switches().trigger, p.no_prefetch = !launcher_.switches().prefetch;
     return p;
 }
 

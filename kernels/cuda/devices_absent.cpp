@@ -1,5 +1,6 @@
 // Builds without nvcc.
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/devices.h"
 #include "kernels/cuda/runtime/probe.h"
 
@@ -15,6 +16,12 @@ Devices find_devices() noexcept {
 
 size_t free_memory(int) {
     refuse();
+}
+std::span<const int> compiled_architectures() {
+    return {};
+}
+std::string compile_note(int) {
+    return "";
 }
 std::unique_ptr<Backend> make_cuda_backend(int) {
     refuse();

@@ -163,13 +163,15 @@ void read_global(Launch &launch, const void *p, size_t bytes, Load kind) {
             launch.fail("ldg*_stream of " + at.region.name + ", which is not a weight: it may change");
     }
     (kind == Load::Stream ? at.region.traffic.streamed : at.region.traffic.read) += bytes;
-    // What this launch does not write is not watched for weights: they are most of the bytes.
-    if (weight && at.allocation.last_written < launch.first_run()) return;
+    if (kind == Load::Stream) at.region.streamed = launch.this_run();
+    if (!launch.lane().waited) at.region.early = launch.this_run();
+    // What no launch writes now is not watched for weights: they are most of the bytes.
+    if (weight && at.allocation.last_written < launch.since()) return;
     for (size_t i = at.offset; i < at.offset + bytes; ++i) {
         if (weight && at.allocation.shadow.writers[i] >> 30 >= launch.first_run() && kind == Load::Stream)
             launch.fail("ldg*_stream of " + at.region.name + ", which this launch has written");
-        note_read(launch, launch.first_run(), at.allocation.shadow.writers[i],
-                  at.allocation.shadow.readers[i], at.region.name.c_str(), i - at.region.begin);
+        note_read(launch, launch.since(), at.allocation.shadow.writers[i], at.allocation.shadow.readers[i],
+                  at.region.name.c_str(), i - at.region.begin);
     }
 }
 
@@ -183,6 +185,10 @@ void write_shared(Launch &launch, void *p, size_t bytes, const Access &mine) {
 void write_global(Launch &launch, void *p, size_t bytes, const Access &mine) {
     const GlobalBytes at = global_range(launch, p, bytes);
     expect_waited(launch, at.region, "writes");
+    if (at.region.streamed >= launch.first_run() && at.region.streamed <= launch.last_run())
+        launch.fail("writes " + at.region.name + ", which this launch reads by ldg*_stream");
+    if (at.region.early > launch.last_run())
+        launch.fail("writes " + at.region.name + ", which the launch behind reads before grid_dep_wait()");
     at.region.traffic.written += bytes;
     at.allocation.last_written = launch.this_run();
     for (size_t i = at.offset; i < at.offset + bytes; ++i) {

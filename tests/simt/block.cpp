@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "tests/support/random.h"
 
@@ -13,10 +14,22 @@ namespace {
 thread_local Launch *running =
     nullptr;  // the wrappers of device.h are plain functions: this is how they know
 
-// Stacks are dear to map and cheap to keep.
-const Stacks &stacks() {
-    thread_local Stacks all(kMaxWarps * kLanes);
+// Stacks are dear to map and cheap to keep: those that no launch has. Under device_lock().
+std::vector<std::unique_ptr<Stacks>> &spare_stacks() {
+    static std::vector<std::unique_ptr<Stacks>> all;
     return all;
+}
+
+std::unique_ptr<Stacks> take_stacks() {
+    auto &spare = spare_stacks();
+    if (spare.empty()) return std::make_unique<Stacks>(kMaxWarps * kLanes);
+    auto taken = std::move(spare.back());
+    spare.pop_back();
+    return taken;
+}
+
+bool waits(const Warp &w) {
+    return std::ranges::any_of(w.lanes, [](const Lane *lane) { return lane->state == Lane::State::Waiting; });
 }
 
 uint64_t take_runs(uint32_t blocks) {
@@ -47,27 +60,32 @@ Launch *Launch::current() {
     return running && running->lane_ ? running : nullptr;
 }
 
-Launch::Launch(const kernels::cuda::KernelHandle &kernel, const kernels::cuda::LaunchShape &shape,
-               const void *params, size_t params_bytes)
-    : kernel_(kernel),
-      shape_(shape),
-      shared_bytes_(shape.shared.on(settings().is_turing())),
-      params_(static_cast<const std::byte *>(params), static_cast<const std::byte *>(params) + params_bytes),
+Launch::Launch(const LaunchCall &call, const Launch *ahead)
+    : kernel_(call.kernel),
+      shape_(call.shape),
+      shared_bytes_(shape_.shared.on(settings().is_turing())),
+      params_(call.params),
       shared_(shared_bytes_ + kRedZone),
       shared_writers_(shared_bytes_ * sizeof(uint64_t)),
       shared_readers_(shared_bytes_ * sizeof(uint64_t)),
-      first_run_(take_runs(shape.blocks)),
+      stacks_(take_stacks()),
+      first_run_(take_runs(shape_.blocks)),
+      ahead_(ahead ? ahead->first_run_ : first_run_),
       random_(testing::splitmix(settings().seed ^ first_run_)),
-      order_(shape.blocks) {
-    if (kernel.threads % kLanes != 0 || kernel.threads > kLanes * kMaxWarps || shape.blocks == 0 ||
+      order_(shape_.blocks) {
+    if (kernel_.threads % kLanes != 0 || kernel_.threads > kLanes * kMaxWarps || shape_.blocks == 0 ||
         shared_bytes_ > settings().shared_per_block)
-        throw Violation(std::string(kernel.name) + ": the device cannot run " + std::to_string(shape.blocks) +
-                        " blocks of " + std::to_string(kernel.threads) + " threads with " +
-                        std::to_string(shared_bytes_) + " bytes of shared memory");
+        throw Violation(std::string(kernel_.name) + ": the device cannot run " +
+                        std::to_string(shape_.blocks) + " blocks of " + std::to_string(kernel_.threads) +
+                        " threads with " + std::to_string(shared_bytes_) + " bytes of shared memory");
     std::iota(order_.begin(), order_.end(), 0);
     for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random() % i]);
-    for (int t = 0; t < kernel.threads; ++t) lanes_.push_back(std::make_unique<Lane>(stacks()[t]));
-    warps_.resize(static_cast<size_t>(kernel.threads / kLanes));
+    for (int t = 0; t < kernel_.threads; ++t) lanes_.push_back(std::make_unique<Lane>((*stacks_)[t]));
+    warps_.resize(static_cast<size_t>(kernel_.threads / kLanes));
+}
+
+Launch::~Launch() {
+    spare_stacks().push_back(std::move(stacks_));
 }
 
 uint64_t Launch::random() {
@@ -79,31 +97,80 @@ bool Launch::is_parameter(const void *p, size_t bytes) const {
     return at >= params_.data() && at + bytes <= params_.data() + params_.size();
 }
 
-void Launch::run() {
-    Launch *const outer = running;
-    running = this;
+namespace {
+
+// While it lives, `launch` is the one that runs.
+class Running {
+  public:
+    explicit Running(Launch *launch) : outer_(std::exchange(running, launch)) {}
+    ~Running() { running = outer_; }
+    Running(const Running &) = delete;
+    Running &operator=(const Running &) = delete;
+
+  private:
+    Launch *const outer_;
+};
+
+}  // namespace
+
+void Launch::run(Launch *next) {
+    const Running now(this);
+    memory().take_traffic();
+    const size_t early = next ? random() % order_.size() : order_.size();
     for (size_t i = 0; i < order_.size() && !failed_; ++i) {
-        block_ = order_[i];
-        this_run_ = first_run_ + i;
-        run_block();
+        if (i == early) {
+            count_traffic();
+            next->run_early();
+        }
+        if (i > 0 || !begun_) begin_block(i);
+        go_on();
     }
-    running = outer;
+    count_traffic();
     if (failed_) throw Violation(failure_);
+}
+
+// The first block, as far as it may go while the launch ahead is not complete.
+void Launch::run_early() {
+    const Running now(this);
+    early_ = begun_ = true;
+    begin_block(0);
+    go_on();
+    early_ = false;
+    for (const auto &lane : lanes_)
+        if (lane->state == Lane::State::Waiting) lane->state = Lane::State::Ready;
+    count_traffic();
+    if (failed_) throw Violation(failure_);
+}
+
+void Launch::wait_for_launch_ahead() {
+    if (lane_->waited) return;
+    Lane &me = *lane_;
+    if (early_) {
+        me.state = Lane::State::Waiting;
+        me.fiber.leave();
+    }
+    me.waited = true;
+}
+
+void Launch::count_traffic() {
+    for (const auto &[name, bytes] : memory().take_traffic()) traffic_[name] += bytes;
 }
 
 // --- scheduling ------------------------------------------------------------------------------------------
 
-void Launch::run_block() {
+void Launch::begin_block(size_t i) {
+    block_ = order_[i];
+    this_run_ = first_run_ + i;
     block_barriers_ = 0;
     for (size_t w = 0; w < warps_.size(); ++w) {
         Warp &warp = warps_[w] = Warp{};
         warp.index = static_cast<int>(w);
         warp.clocks[w] = 1;
-        for (int i = 0; i < kLanes; ++i) {
-            Lane &lane = *lanes_[w * kLanes + static_cast<size_t>(i)];
-            warp.lanes[static_cast<size_t>(i)] = &lane;
+        for (int l = 0; l < kLanes; ++l) {
+            Lane &lane = *lanes_[w * kLanes + static_cast<size_t>(l)];
+            warp.lanes[static_cast<size_t>(l)] = &lane;
             lane.warp = &warp;
-            lane.index = i;
+            lane.index = l;
             lane.state = Lane::State::Ready;
             lane.open.clear();
             lane.committed.clear();
@@ -116,7 +183,10 @@ void Launch::run_block() {
                     reinterpret_cast<void (*)(const void *)>(const_cast<void *>(launch.kernel_.entry))(
                         launch.params_.data());
                     Lane &me = launch.lane();
-                    if (!me.waited) launch.fail("a dependent launch: a thread ended without grid_dep_wait()");
+                    if (!me.waited)
+                        launch.fail(
+                            std::string("a dependent launch: a thread ended without grid_dep_wait()") +
+                            (settings().has_wait() ? "" : ", which the loaded code does not have"));
                     for (const auto &group : me.committed)
                         if (!group.empty()) launch.fail("a thread ended without waiting for its cp_async16");
                     if (!me.open.empty()) launch.fail("a thread ended without waiting for its cp_async16");
@@ -125,6 +195,9 @@ void Launch::run_block() {
                 this);
         }
     }
+}
+
+void Launch::go_on() {
     size_t finished = 0;
     while (!failed_ && finished < warps_.size()) {
         std::array<Warp *, kMaxWarps> ready;
@@ -133,11 +206,13 @@ void Launch::run_block() {
         for (Warp &w : warps_) {
             if (w.finished)
                 ++finished;
-            else if (w.barrier < 0)
+            else if (w.barrier < 0 && !waits(w))
                 ready[count++] = &w;
         }
         if (count > 0)
             run_warp(*ready[random() % count]);
+        else if (early_ && std::ranges::any_of(warps_, waits))
+            return;
         else if (finished < warps_.size())
             report_deadlock();
         if (!failed_) release_barriers();
@@ -150,7 +225,7 @@ void Launch::enter(Lane &lane) {
     lane_ = nullptr;
 }
 
-// Until it waits at a barrier or has finished.
+// Until it waits at a barrier, or for the launch ahead, or has finished.
 void Launch::run_warp(Warp &w) {
     while (!failed_ && !w.finished && w.barrier < 0) {
         const uint64_t draw = random();
@@ -158,6 +233,7 @@ void Launch::run_warp(Warp &w) {
         size_t at = first;
         for (int i = 0; i < kLanes && !failed_; ++i, at = (at + step) % kLanes)
             if (w.lanes[at]->state == Lane::State::Ready) enter(*w.lanes[at]);
+        if (waits(w)) return;
         if (!failed_) complete_collective(w);
     }
 }
@@ -288,7 +364,7 @@ Access Launch::stamp() const {
 }
 
 bool Launch::ordered(const Access &before) const {
-    if (before.block < first_run_) return true;
+    if (before.block < since()) return true;
     const Warp &w = *lane_->warp;
     if (before.block == this_run_) {
         const uint32_t known = w.clocks[before.warp];
@@ -327,8 +403,9 @@ void Launch::hand_over(const void *atomic) {
 
 std::string Launch::describe(const Access &access) const {
     std::string text = "thread " + std::to_string(access.warp * kLanes + access.lane);
-    if (access.block != this_run_ && access.block >= first_run_ && access.block - first_run_ < order_.size())
-        text += " of block " + std::to_string(order_[access.block - first_run_]);
+    if (access.block < first_run_) return text + " of the launch ahead";
+    if (access.block >= first_run_ + order_.size()) return text + " of the launch behind";
+    if (access.block != this_run_) text += " of block " + std::to_string(order_[access.block - first_run_]);
     return text;
 }
 

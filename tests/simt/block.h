@@ -38,7 +38,7 @@ using Knowledge = std::map<uint64_t, Known>;  // by Access::block
 struct Warp;
 
 struct Lane {
-    enum class State { Ready, Arrived, Finished };
+    enum class State { Ready, Arrived, Waiting, Finished };  // Waiting: for the launch ahead
     explicit Lane(std::byte *stack) : fiber(stack) {}
 
     Fiber fiber;
@@ -65,11 +65,25 @@ struct Warp {
     Knowledge known;                           // of other blocks
 };
 
+// What a stream was asked to launch.
+struct LaunchCall {
+    kernels::cuda::KernelHandle kernel;
+    kernels::cuda::LaunchShape shape;
+    std::vector<std::byte> params;
+};
+
 class Launch {
   public:
-    Launch(const kernels::cuda::KernelHandle &kernel, const kernels::cuda::LaunchShape &shape,
-           const void *params, size_t params_bytes);
-    void run();  // all blocks; throws Violation
+    // ahead: the launch right before it, which a dependent launch may overlap; null: there is none.
+    explicit Launch(const LaunchCall &call, const Launch *ahead = nullptr);
+    ~Launch();
+    Launch(const Launch &) = delete;
+    Launch &operator=(const Launch &) = delete;
+
+    // All blocks. next: a dependent launch right behind it, or null: a block of it gets as far as its
+    // grid_dep_wait() at some moment before this launch is complete. Throws Violation.
+    void run(Launch *next = nullptr);
+    const std::map<std::string, Traffic> &traffic() const { return traffic_; }
 
     // The lane that runs now, if any does, and its launch.
     static Launch *current();
@@ -85,6 +99,7 @@ class Launch {
     void barrier(int id, int threads, const Place &place);
     void advance_clock(Warp &w) { ++w.clocks[static_cast<size_t>(w.index)]; }
     void fence();
+    void wait_for_launch_ahead();
     void hand_over(const void *atomic);  // fenced knowledge to the atomic's, and the other way
     // Ends the launch.
     [[noreturn]] void fail(const std::string &what);
@@ -96,6 +111,9 @@ class Launch {
     bool dependent() const { return shape_.dependent; }
 
     uint64_t first_run() const { return first_run_; }  // Access::block of this launch are >= this
+    uint64_t last_run() const { return first_run_ + order_.size() - 1; }
+    // Access::block of what may happen beside the running lane are >= this: the launch ahead before the wait.
+    uint64_t since() const { return lane_->waited ? first_run_ : ahead_; }
     uint64_t this_run() const { return this_run_; }
     uint32_t block_barriers() const { return block_barriers_; }
     Access stamp() const;                      // of an access by the running lane
@@ -103,7 +121,10 @@ class Launch {
     std::string describe(const Access &access) const;
 
   private:
-    void run_block();
+    void run_early();
+    void begin_block(size_t i);  // order_[i]
+    void go_on();                // until the block is done, or waits for the launch ahead
+    void count_traffic();
     void run_warp(Warp &w);
     void complete_collective(Warp &w);
     void release_barriers();
@@ -116,12 +137,16 @@ class Launch {
     size_t shared_bytes_;
     std::vector<std::byte> params_;
     Pages shared_, shared_writers_, shared_readers_;
+    std::unique_ptr<Stacks> stacks_;
     std::vector<std::unique_ptr<Lane>> lanes_;
     std::vector<Warp> warps_;
     std::map<const void *, Knowledge> atomics_;
     Lane *lane_ = nullptr;
     int block_ = 0;
-    uint64_t first_run_, this_run_ = 0, random_;
+    uint64_t first_run_, ahead_, this_run_ = 0, random_;
+    bool early_ = false;  // the launch ahead is not complete
+    bool begun_ = false;  // the first block waits for that
+    std::map<std::string, Traffic> traffic_;
     uint32_t block_barriers_ = 0;
     std::vector<int> order_;  // of the blocks; order_[i] ran as first_run_ + i
     std::string failure_;

@@ -90,10 +90,14 @@ void warp_sync(Place place) {
 void fence_gpu() {
     launch().fence();
 }
+// Neither is in code for less than sm_90.
 void grid_dep_wait() {
-    launch().lane().waited = true;
+    if (simt::settings().has_wait()) launch().wait_for_launch_ahead();
 }
-void grid_dep_trigger() {}
+void grid_dep_trigger() {
+    if (simt::settings().has_wait() && !launch().lane().waited)
+        launch().fail("grid_dep_trigger before grid_dep_wait");
+}
 
 // --- warp collectives ------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ Allocation::Allocation(size_t bytes, std::string called, bool on_host, int of_de
         std::memset(written, 1, bytes);  // what the host writes there is not seen
     else
         std::memset(data_, 0xff, bytes);  // NaN, should a read slip through
-    regions_.push_back({name, 0, bytes, kernels::cuda::Region::Data, {}});
+    regions_.push_back({name, 0, bytes, kernels::cuda::Region::Data});
 }
 
 NamedRegion *Allocation::find(size_t offset, size_t bytes) {
@@ -77,7 +77,7 @@ NamedRegion *Allocation::find(size_t offset, size_t bytes) {
 void Allocation::name_region(size_t offset, size_t bytes, const char *called, kernels::cuda::Region kind) {
     if (!named_) regions_.clear();
     named_ = true;
-    const NamedRegion region{called, offset, offset + bytes, kind, {}};
+    const NamedRegion region{called, offset, offset + bytes, kind};
     std::erase_if(regions_,
                   [&](const NamedRegion &r) { return r.begin < region.end && region.begin < r.end; });
     regions_.insert(std::upper_bound(regions_.begin(), regions_.end(), offset,
@@ -154,10 +154,7 @@ std::map<std::string, Traffic> Memory::take_traffic() {
         for (NamedRegion &region : allocation->regions()) {
             if (region.traffic == Traffic{}) continue;
             Traffic &sum = all[region.name];
-            sum.streamed += region.traffic.streamed;
-            sum.read += region.traffic.read;
-            sum.written += region.traffic.written;
-            region.traffic = {};
+            sum += std::exchange(region.traffic, {});
         }
     return all;
 }

@@ -7,12 +7,12 @@
 
 namespace runnel::simt {
 
-// Prepared, and a dependent launch where the device (number 0) has them: `shape.dependent` is set here.
+// Prepared, and a dependent launch where there can be one: `shape.dependent` is set here.
 template <class Params>
 void run_kernel(kernels::cuda::Stream &stream, const kernels::cuda::Kernel<Params> &kernel,
                 kernels::cuda::LaunchShape shape, const std::type_identity_t<Params> &params) {
     kernels::cuda::prepare(kernel.handle, shape.shared);
-    shape.dependent = kernels::cuda::properties(0).dependent_launch();
+    shape.dependent = kernels::cuda::can_depend(kernel.handle);
     kernels::cuda::launch(stream, kernel, shape, params);
 }
 

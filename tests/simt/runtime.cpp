@@ -5,6 +5,7 @@
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/devices.h"
 #include "tests/simt/block.h"
 #include "tests/simt/memory.h"
@@ -35,13 +37,6 @@ std::vector<LaunchReport> &reports() {
 static HostTraffic &host_traffic() {
     static HostTraffic all;
     return all;
-}
-
-static void execute(const kernels::cuda::KernelHandle &kernel, const kernels::cuda::LaunchShape &shape,
-                    const std::vector<std::byte> &params) {
-    memory().take_traffic();
-    Launch(kernel, shape, params.data(), params.size()).run();
-    reports().push_back({kernel.name, shape.blocks, memory().take_traffic()});
 }
 
 HostTraffic take_host_traffic() {
@@ -97,6 +92,11 @@ DeviceProperties properties(int) {
             simt::settings().minor,  simt::settings().multiprocessors,
             simt::settings().memory, simt::settings().shared_per_block,
             size_t{32} << 20};
+}
+
+std::string compile_note(int) {
+    const simt::Settings &now = simt::settings();
+    return now.code == 0 ? "" : compile_note(std::array{now.code}, now.major, now.minor);
 }
 
 static thread_local int current_device = 0;
@@ -170,9 +170,13 @@ void name_region(const void *begin, size_t bytes, const char *name, Region kind)
 
 // --- streams ---------------------------------------------------------------------------------------------
 
-using Work = std::function<void()>;
-
 namespace {
+
+// Of a stream: a launch, or something else.
+struct Work {
+    std::shared_ptr<const simt::LaunchCall> launch;
+    std::function<void()> other;
+};
 
 // While it lives, work is the device's.
 class WorkOn {
@@ -187,6 +191,7 @@ class WorkOn {
 struct Queue {
     const int device = current_device;
     std::deque<Work> work;
+    std::unique_ptr<simt::Launch> begun;  // of the first in `work`: a dependent launch that runs already
 
     // Runs what comes first until `done`, or all of it. What follows a failure is dropped.
     template <class Done>
@@ -197,12 +202,24 @@ struct Queue {
             while (!done() && !work.empty()) {
                 const Work next = std::move(work.front());
                 work.pop_front();
-                next();
+                if (next.launch)
+                    run(*next.launch);
+                else
+                    next.other();
             }
         } catch (...) {
             work.clear();
+            begun.reset();
             throw;
         }
+    }
+
+    void run(const simt::LaunchCall &call) {
+        const auto now = begun ? std::move(begun) : std::make_unique<simt::Launch>(call);
+        const auto *behind = work.empty() ? nullptr : work.front().launch.get();
+        if (behind && behind->shape.dependent) begun = std::make_unique<simt::Launch>(*behind, now.get());
+        now->run(begun.get());
+        simt::reports().push_back({call.kernel.name, call.shape.blocks, now->traffic()});
     }
 };
 
@@ -259,6 +276,7 @@ struct Stream::Implementation {
     std::vector<Work> captured;
     int64_t launched = 0, captured_kernels = 0;
 
+    void add(std::function<void()> work) { add(Work{nullptr, std::move(work)}); }
     void add(Work work) {
         if (queue->device != current_device)
             throw simt::Violation("a stream is used that is another device's");
@@ -394,7 +412,7 @@ void expect_launchable(const KernelHandle &kernel, const LaunchShape &shape, boo
     if (bytes > std::max(known ? found->second : 0, kAlwaysAllowed))
         throw simt::Violation(std::string(kernel.name) + ": launched with " + std::to_string(bytes) +
                               " bytes of shared memory, which no prepare() allowed");
-    if (shape.dependent && !properties(current_device).dependent_launch())
+    if (shape.dependent && simt::settings().major < 9)
         throw simt::Violation(std::string(kernel.name) + ": the device has no dependent launches");
 }
 
@@ -404,9 +422,7 @@ void Stream::launch(const KernelHandle &kernel, const LaunchShape &shape, const 
     expect_alive("launching a kernel");
     expect_launchable(kernel, shape, get().capturing);
     const auto *begin = static_cast<const std::byte *>(params);
-    get().add([kernel, shape, copy = std::vector<std::byte>(begin, begin + bytes)] {
-        simt::execute(kernel, shape, copy);
-    });
+    get().add({std::make_shared<simt::LaunchCall>(kernel, shape, std::vector(begin, begin + bytes)), {}});
     ++(get().capturing ? get().captured_kernels : get().launched);
 }
 
@@ -421,6 +437,10 @@ void prepare(const KernelHandle &kernel, SharedBytes shared) {
     const std::lock_guard hold(device_lock());
     size_t &allowed = prepared()[{kernel.entry, current_device}];
     allowed = std::max(allowed, bytes);
+}
+
+bool can_depend(const KernelHandle &) {
+    return simt::settings().has_wait();
 }
 
 int resident_blocks(const KernelHandle &, SharedBytes) {

@@ -9,10 +9,14 @@
 //     or to memory that is no device memory at all; misaligned wide accesses;
 //   - reads of bytes that nobody wrote; in shared memory, of this block; of cp.async targets not waited for;
 //   - races: two accesses of one byte, one of them a write, by threads that no barrier, warp_sync or
-//     fence + atomic orders (vector clocks per warp; the clocks of kernels.md section 8);
+//     fence + atomic + fence orders (vector clocks per warp): another block may see a store at once or not
+//     before the kernel ends, so a read that nothing orders behind it is wrong with either value;
 //   - collectives that not all lanes reach, or at different places; barriers that some threads never reach;
-//   - programmatic dependent launches that touch more than weights before grid_dep_wait(), or never call it;
-//   - ldg*_stream of memory that is not a weight or was written by this launch;
+//   - programmatic dependent launches that touch more than weights before grid_dep_wait(), or never call it,
+//     or whose code was compiled for less than sm_90 and has no wait. A block of a dependent launch that
+//     follows another one without a pause runs up to its wait at a moment before that is complete, drawn
+//     from the seed; what it reads there and the other one writes is a race;
+//   - ldg*_stream of memory that is not a weight, or that this launch writes before or after;
 //   - what a device refuses: launches of kernels with more shared memory than prepare() allowed, or into a
 //   graph
 //     without prepare(); memory and prepare() while a graph is recorded; dependent launches before sm_90.
@@ -40,7 +44,11 @@ struct Settings {
     size_t shared_per_block = 99 << 10;
     size_t memory = size_t{1} << 30;  // bytes that can be allocated
     int major = 9, minor = 0;         // compute capability; 7.5: run_for_device() and cp_async16() as there
+    // What the kernels' code is compiled for, as 10 * major + minor: 80 on a device of sm_90 is PTX that its
+    // driver has compiled. 0: the device's own.
+    int code = 0;
     bool is_turing() const { return major < 8; }
+    bool has_wait() const { return major >= 9 && (code == 0 || code >= 90); }  // grid_dep_wait()
     // The device is lost at this call of runtime.h that gives it work or waits for it, counted from the
     // setting on; from then on every call fails, as after an Xid, until `calls` is below it again. 0: never.
     int64_t fail_at = 0, calls = 0;
@@ -59,6 +67,10 @@ struct Traffic {
     uint64_t read = 0;      // by any other load, cp_async16 included
     uint64_t written = 0;
     bool operator==(const Traffic &) const = default;
+    Traffic &operator+=(const Traffic &more) {
+        streamed += more.streamed, read += more.read, written += more.written;
+        return *this;
+    }
 };
 
 struct LaunchReport {

@@ -12,6 +12,7 @@
 
 #include "gguf/half.h"
 #include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "tests/simt/small_kernels.h"
 #include "tests/support/random.h"
@@ -110,6 +111,90 @@ TEST_CASE("simt: right kernels give the right results for every order") {
     }
 }
 
+TEST_CASE("simt: a dependent launch overlaps the one ahead, and gives the same") {
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+        const WithSeed with(seed);
+        CAPTURE(seed);
+        Small small;
+        take_reports();
+        // The second and the third read weights before they wait, and then what the one ahead has written.
+        launch(small.stream, block_sum_kernel(), {kBlocks, kSmallShared}, small.params());
+        SmallParams again = small.params();
+        again.in = small.out.as<float>();
+        again.out = small.in.as<float>();
+        launch(small.stream, staged_kernel(), {kBlocks, kSmallShared, true}, again);
+        launch(small.stream, staged_kernel(), {kBlocks, kSmallShared, true}, small.params());
+        const std::vector<float> values = small.result(kThreads);
+        for (size_t i = 0; i < kThreads; ++i) {
+            const auto first =
+                small.host.begin() + static_cast<std::ptrdiff_t>(i / kSmallThreads * kSmallThreads);
+            const float sum = std::accumulate(first, first + kSmallThreads, 0.0f);
+            const float weight = small.fours[(i % kSmallThreads ^ 1u) * 4];
+            REQUIRE(values[i] == weight + (weight + sum));
+        }
+        // What a launch does early counts as its own.
+        const auto reports = take_reports();
+        REQUIRE(reports.size() == 3);
+        CHECK(reports[0].traffic.count("weights") == 0);
+        for (const size_t i : {1u, 2u}) {
+            CHECK(reports[i].traffic.at("weights").read == kThreads * 16);
+            CHECK(reports[i].traffic.at(i == 1 ? "out" : "in").read == kBytes);
+            CHECK(reports[i].traffic.at(i == 1 ? "in" : "out").written == kBytes);
+        }
+    }
+}
+
+TEST_CASE("simt: weights that the launch ahead writes must not be read before the wait") {
+    for (uint64_t seed = 1; seed <= 10; ++seed) {
+        const WithSeed with(seed);
+        CAPTURE(seed);
+        const auto run = [](bool dependent, bool pause) {
+            Small small;
+            launch(small.stream, write_weights_kernel(), {kBlocks, kSmallShared}, small.params());
+            if (pause) small.stream.wait();
+            launch(small.stream, staged_kernel(), {kBlocks, kSmallShared, dependent}, small.params());
+            return small.result(kThreads)[0];
+        };
+        CHECK_THROWS_AS(run(true, false), Violation);
+        CHECK(run(true, true) == -1.0f);
+        CHECK(run(false, false) == -1.0f);
+    }
+}
+
+TEST_CASE("simt: code for less than sm_90 has no wait, whatever the device") {
+    const WithSeed resets(1);
+    CHECK(can_depend(staged_kernel().handle));
+    CHECK(compile_note(0).empty());
+    settings().code = 80;
+    CHECK(!can_depend(staged_kernel().handle));
+    CHECK(compile_note(0).find("CUDA_ARCHS=90") != std::string::npos);
+    const auto run = [](bool dependent) {
+        Small small;
+        launch(small.stream, staged_kernel(), {kBlocks, kSmallShared, dependent}, small.params());
+        return small.result(kThreads)[0];
+    };
+    CHECK_THROWS_AS(run(true), Violation);  // the device takes it, and the kernel reads what is not there yet
+    CHECK(run(false) == 4.0f);
+    settings().code = 90;
+    settings().major = 12;  // PTX for sm_90 has the wait
+    CHECK(can_depend(staged_kernel().handle));
+    CHECK(run(true) == 4.0f);
+    settings().major = 8, settings().minor = 9, settings().code = 0;
+    CHECK(!can_depend(staged_kernel().handle));
+}
+
+TEST_CASE("simt: machine code serves its major version") {
+    constexpr int kCompiled[] = {80, 90, 120};
+    CHECK(has_code_for(kCompiled, 8, 0));
+    CHECK(has_code_for(kCompiled, 8, 9));
+    CHECK(has_code_for(kCompiled, 12, 1));
+    CHECK(!has_code_for(kCompiled, 10, 0));
+    CHECK(!has_code_for(kCompiled, 7, 5));
+    CHECK(compile_note(kCompiled, 9, 0).empty());
+    CHECK(compile_note({}, 9, 0).empty());  // unknown
+    CHECK(compile_note(kCompiled, 10, 3).find("sm_103") != std::string::npos);
+}
+
 TEST_CASE("simt: the bytes of a launch are counted by buffer") {
     Small small;
     take_reports();
@@ -172,6 +257,7 @@ TEST_CASE("simt: launches with what no prepare() allowed, or the device does not
     prepare(staged_kernel().handle, kMuch);
     start({kBlocks, kMuch, true});
     CHECK_THROWS_AS(start({kBlocks, kMuch + 1, true}), Violation);
+    small.stream.wait();
     const WithSeed resets(1);
     settings().major = 8;
     CHECK_THROWS_AS(start({kBlocks, kMuch, true}), Violation);

@@ -79,6 +79,16 @@ struct Staged : Common {
     }
 };
 
+struct WriteWeights : Common {
+    static constexpr const char *kName = "write weights";
+    static DEVICE void run(const Params &p) {
+        grid_dep_wait();
+        if (block_index() != 0) return;
+        auto *weights = static_cast<float *>(const_cast<void *>(p.weights));
+        for (int i = 0; i < 4; ++i) weights[4 * thread_index() + i] = -1;
+    }
+};
+
 // --- wrong -----------------------------------------------------------------------------------------------
 
 struct MissingBarrier : Common {
@@ -124,6 +134,22 @@ struct NoFence : Common {
         if (thread_index() != 0) return;
         p.in[block_index()] = 1;
         if (atomic_add_u32(p.counter, 1) + 1 != static_cast<uint32_t>(block_count())) return;
+        float total = 0;
+        for (int b = 0; b < block_count(); ++b) total += p.in[b];
+        p.out[0] = total;
+    }
+};
+
+// A sum of the blocks' parts by the last of them, with one of the two fences that hand the parts over.
+template <bool kReleases, bool kAcquires>
+struct HalfFenced : Common {
+    static constexpr const char *kName = kReleases ? "no acquire" : "no release";
+    static DEVICE void run(const Params &p) {
+        if (thread_index() != 0) return;
+        p.in[block_index()] = 1;
+        if (kReleases) fence_gpu();
+        if (atomic_add_u32(p.counter, 1) + 1 != static_cast<uint32_t>(block_count())) return;
+        if (kAcquires) fence_gpu();
         float total = 0;
         for (int b = 0; b < block_count(); ++b) total += p.in[b];
         p.out[0] = total;
@@ -260,6 +286,14 @@ struct EarlyWrite : Common {
     }
 };
 
+struct EarlyTrigger : Common {
+    static constexpr const char *kName = "early trigger";
+    static DEVICE void run(const Params &) {
+        grid_dep_trigger();
+        grid_dep_wait();
+    }
+};
+
 struct NeverWaits : Common {
     static constexpr const char *kName = "never waits";
     static DEVICE void run(const Params &) {}
@@ -268,6 +302,25 @@ struct NeverWaits : Common {
 struct StreamedData : Common {
     static constexpr const char *kName = "streamed data";
     static DEVICE void run(const Params &p) { p.out[global_index()] = bits_float(ldg32_stream(p.in)); }
+};
+
+struct StreamedThenWritten : Common {
+    static constexpr const char *kName = "streamed then written";
+    static DEVICE void run(const Params &p) {
+        auto *own = static_cast<uint32_t *>(const_cast<void *>(p.weights)) + thread_index();
+        const uint32_t before = ldg32_stream(own);
+        if (block_index() == 0) *own = before + 1;
+    }
+};
+
+struct WrittenThenStreamed : Common {
+    static constexpr const char *kName = "written then streamed";
+    static DEVICE void run(const Params &p) {
+        auto *own = static_cast<uint32_t *>(const_cast<void *>(p.weights)) + thread_index();
+        if (block_index() != 0) return;
+        *own = 1;
+        p.out[thread_index()] = bits_float(ldg32_stream(own));
+    }
 };
 
 struct Misaligned : Common {
@@ -333,6 +386,8 @@ std::vector<WrongKernel> wrong_kernels() {
         wrong<WriteAfterRead>("race: "),
         wrong<SameTarget>("race: write and write"),
         wrong<NoFence>("race: write and read"),
+        wrong<HalfFenced<false, true>>("race: write and read"),
+        wrong<HalfFenced<true, false>>("race: write and read"),
         wrong<SharedBeyond>("of shared memory, of which the launch has"),
         wrong<SharedTooLarge>("bytes of shared memory, the launch gives"),
         wrong<GlobalBeyond>("out of bounds"),
@@ -349,7 +404,10 @@ std::vector<WrongKernel> wrong_kernels() {
         wrong<EarlyRead>("before grid_dep_wait", true),
         wrong<EarlyWrite>("before grid_dep_wait", true),
         wrong<NeverWaits>("without grid_dep_wait", true),
+        wrong<EarlyTrigger>("grid_dep_trigger before grid_dep_wait", true),
         wrong<StreamedData>("which is not a weight"),
+        wrong<StreamedThenWritten>("which this launch reads by ldg*_stream"),
+        wrong<WrittenThenStreamed>("which this launch has written"),
         wrong<Misaligned>("not aligned"),
         wrong<MisalignedPlain>("not aligned"),
         wrong<MatrixRow>("not aligned"),
@@ -364,6 +422,10 @@ SmallKernel last_block_sum_kernel() {
 }
 SmallKernel staged_kernel() {
     return kernel_of<Staged>();
+}
+
+SmallKernel write_weights_kernel() {
+    return kernel_of<WriteWeights>();
 }
 
 kernels::cuda::Kernel<ProductParams> products_kernel() {

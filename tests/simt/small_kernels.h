@@ -32,6 +32,8 @@ SmallKernel block_sum_kernel();
 SmallKernel last_block_sum_kernel();
 // out[i] = the first float of weights[i], through cp_async16; then + in[i] after grid_dep_wait().
 SmallKernel staged_kernel();
+// weights[i] = -1.
+SmallKernel write_weights_kernel();
 
 // One warp: c += a b for operands in fragment order (device.h), by lane. Each product sees the registers as
 // its own types.

@@ -4,11 +4,13 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "gguf/half.h"
@@ -97,6 +99,36 @@ void check_float_product(uint32_t seed, std::vector<float> Results::*result, Rou
 }
 
 }  // namespace
+
+TEST_CASE("simt: a wrong row of a fragment and operands in the wrong order change the product") {
+    std::mt19937 random(31);
+    const auto integers = [&](int count) {
+        return random_halves(
+            count, random, [&](float x) { return gguf::f32_to_f16(std::round(8 * x)); }, gguf::f16_to_f32);
+    };
+    const Halves a = integers(kRows * 16), b = integers(kColumns * 16);
+    std::vector<float> expected(kRows * kColumns, kBefore);
+    for (int row = 0; row < kRows; ++row)
+        for (int column = 0; column < kColumns; ++column)
+            for (int k = 0; k < 16; ++k)
+                expected[place(row, column)] +=
+                    static_cast<float>(a.values[static_cast<size_t>(16 * row + k)] *
+                                       b.values[static_cast<size_t>(16 * column + k)]);
+    using Registers = std::vector<uint32_t>;
+    const Registers left = fragment(a.bits, 16, 4), right = fragment(b.bits, 16, 2);
+    CHECK(multiply(left, right).f16_k16 == expected);
+    const auto exchanged = [](Registers registers, size_t per_lane, size_t one, size_t other) {
+        for (size_t lane = 0; lane < 32; ++lane)
+            std::swap(registers[lane * per_lane + one], registers[lane * per_lane + other]);
+        return registers;
+    };
+    CHECK(multiply(exchanged(left, 4, 0, 1), right).f16_k16 != expected);  // rows g and g + 8
+    CHECK(multiply(exchanged(left, 4, 1, 2), right).f16_k16 != expected);  // rows for columns
+    CHECK(multiply(left, exchanged(right, 2, 0, 1)).f16_k16 != expected);  // the halves of k
+    Registers shifted = left;  // every lane has the row of the next group
+    std::rotate(shifted.begin(), shifted.begin() + 16, shifted.end());
+    CHECK(multiply(shifted, right).f16_k16 != expected);
+}
 
 TEST_CASE("turing: sums of integers in binary16 are exact, put together from smaller ones or not") {
     for (const bool smaller : {false, true}) {

@@ -21,8 +21,10 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/devices.h"
 #include "kernels/cuda/runtime/probe.h"
+#include "kernels/cuda/runtime/switches.h"
 
 namespace runnel::commands {
 namespace {
@@ -227,6 +229,9 @@ class Doctor {
     void look_at_gpus(const kernels::Program &program, const std::vector<StepCase> &cases) {
         if (options_.device == "cpu") return;
         if (devices_.found.empty()) return explain_no_gpu();
+        if (const char *off = std::getenv(kernels::cuda::kSwitchesVariable); off && *off)
+            add({Area::Gpu, kernels::cuda::kSwitchesVariable, Verdict::Note,
+                 std::string("left out: ") + off});
         for (const int number : gpus_)
             if (look_at_gpu(number, devices_.found[static_cast<size_t>(number)])) {
                 CheckedDevice gpu{Area::Gpu, [this, number] { return machine_.make_gpu(number); }};
@@ -240,6 +245,8 @@ class Doctor {
     bool look_at_gpu(int number, const kernels::DeviceInfo &info) {
         bytes_per_second_ = 0;
         try {
+            if (const std::string note = kernels::cuda::compile_note(number); !note.empty())
+                add_of(gpu_name(number), {Area::Gpu, "machine code", Verdict::Note, note});
             Finding device{Area::Gpu, info.name, Verdict::Right};
             if (!options_.quick) {
                 progress_.show("measuring the GPU");

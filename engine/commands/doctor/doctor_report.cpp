@@ -117,12 +117,17 @@ class Judge {
 
     Conclusion of_gpu() const {
         const std::string without = " Until then: --device cpu.";
+        // (kernels/cuda/runtime/switches.h)
+        const std::string halves =
+            " RUNNEL_CUDA_OFF=pdl,graphs,prefetch,carveout,trigger leaves parts of the GPU's work out, each "
+            "by "
+            "its name: see which one makes the difference.";
         if (has(Verdict::Unstable))
             return {"gpu",
                     "The GPU is at fault: the same work gave different results (" +
                         list_of(findings_, [](const Finding &f) { return f.verdict == Verdict::Unstable; }) +
                         "). Heat, power, overclocking or its memory: look at nvidia-smi and dmesg (Xid)." +
-                        without,
+                        halves + without,
                     exit_code::kFailed};
         if (const Finding *why = told(Area::Gpu))
             return {"driver",
@@ -146,7 +151,7 @@ class Judge {
         const std::string what = faults(Area::Gpu) > 0 ? named(Area::Gpu) : named(Area::Text);
         return {"kernel",
                 "Part of what this program does on this GPU is wrong (" + what +
-                    "), every time in the same way: please report these lines." + without,
+                    "), every time in the same way: please report these lines." + halves + without,
                 exit_code::kFailed};
     }
 

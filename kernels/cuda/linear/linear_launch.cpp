@@ -26,6 +26,7 @@ void prepare_prefill(TileFormat format) {
 void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat format) {
     for (int32_t first = 0; first < all.tokens; first += kLinearTokens) {
         LinearParams p = all;
+        p.late_trigger = !launcher.switches().trigger;
         p.tokens = std::min(all.tokens - first, kLinearTokens);
         p.x.codes += first * p.x.codes_stride;
         p.x.scales += first * p.x.scales_stride;
@@ -80,7 +81,9 @@ void launch_linear(Launcher &launcher, const LinearParams &p, TileFormat format)
     launch_prefill(launcher, p, format);
 }
 
-void launch_heads(Launcher &launcher, const LinearParams &p, TileFormat format) {
+void launch_heads(Launcher &launcher, const LinearParams &params, TileFormat format) {
+    LinearParams p = params;
+    p.late_trigger = !launcher.switches().trigger;
     if (p.tokens > kLinearTokens) return launch_prefill(launcher, p, format);
     const int tokens = std::min(p.tokens, kLinearGroupTokens);
     launcher.run(linear_groups_kernel(format, tokens),
@@ -91,6 +94,7 @@ void launch_heads(Launcher &launcher, const LinearParams &p, TileFormat format) 
 void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat format,
                     const ExpertRows &rows) {
     LinearParams p = params;
+    p.late_trigger = !launcher.switches().trigger;
     p.tokens = rows.rows;
     const auto most_groups = [&](int32_t size) {
         return std::min<int64_t>(rows.rows, int64_t{rows.experts} + rows.rows / size);

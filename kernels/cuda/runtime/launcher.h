@@ -1,4 +1,4 @@
-// Launches on a device: grids of the size that pays, as dependent launches where the device has them.
+// Launches on a device: grids of the size that pays, as dependent launches where the loaded code allows it.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/runtime/switches.h"
 
 namespace runnel::kernels::cuda {
 
@@ -25,23 +26,32 @@ class Launcher {
     template <class Params>
     void run_exactly(const Kernel<Params> &kernel, int64_t blocks, SharedBytes shared,
                      const std::type_identity_t<Params> &params) {
-        launch(stream_, kernel, {static_cast<uint32_t>(blocks), shared, properties_.dependent_launch()},
-               params);
+        launch(stream_, kernel,
+               {static_cast<uint32_t>(blocks), shared, limits(kernel.handle, shared).can_depend}, params);
     }
 
     int multiprocessors() const { return properties_.multiprocessors; }
+    const Switches &switches() const { return switches_; }
 
     // Blocks of a kernel that fit on a multiprocessor.
-    int resident(const KernelHandle &kernel, SharedBytes shared) {
-        const auto known = resident_.find(kernel.entry);
-        if (known != resident_.end()) return known->second;
-        return resident_[kernel.entry] = std::max(1, resident_blocks(kernel, shared));
-    }
+    int resident(const KernelHandle &kernel, SharedBytes shared) { return limits(kernel, shared).resident; }
 
   private:
+    struct Limits {
+        int resident;
+        bool can_depend;
+    };
+    const Limits &limits(const KernelHandle &kernel, SharedBytes shared) {
+        const auto known = limits_.find(kernel.entry);
+        if (known != limits_.end()) return known->second;
+        return limits_[kernel.entry] = {std::max(1, resident_blocks(kernel, shared)),
+                                        switches_.pdl && can_depend(kernel)};
+    }
+
     Stream &stream_;
     const DeviceProperties &properties_;
-    std::map<const void *, int> resident_;  // by kernel
+    const Switches switches_ = cuda::switches();
+    std::map<const void *, Limits> limits_;  // by kernel
 };
 
 }  // namespace runnel::kernels::cuda

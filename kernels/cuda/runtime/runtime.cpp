@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/devices.h"
+#include "kernels/cuda/runtime/switches.h"
 
 namespace runnel::kernels::cuda {
 
@@ -38,6 +40,13 @@ const char *advice(cudaError_t error) {
         case cudaErrorInvalidDeviceFunction:
             return "this runnel has no code for this GPU: build it with CUDA_ARCHS for it, or use --device "
                    "cpu";
+        case cudaErrorUnsupportedPtxVersion:
+        case cudaErrorInvalidPtx:
+        case cudaErrorJitCompilerNotFound:
+        case cudaErrorJitCompilationDisabled:
+            return "this runnel has no machine code for this GPU, and the driver cannot compile it: install "
+                   "a "
+                   "current NVIDIA driver, build with CUDA_ARCHS for this GPU, or use --device cpu";
         case cudaErrorMemoryAllocation:
             return "choose a smaller context with -c, or --device cpu";
         default:
@@ -141,6 +150,11 @@ DeviceProperties properties(int device) {
             p.totalGlobalMem,
             shared_per_block(device),
             static_cast<size_t>(p.l2CacheSize)};
+}
+
+std::string compile_note(int device) {
+    return compile_note(compiled_architectures(), attribute(cudaDevAttrComputeCapabilityMajor, device),
+                        attribute(cudaDevAttrComputeCapabilityMinor, device));
 }
 
 size_t free_memory(int device) {
@@ -356,7 +370,19 @@ void prepare(const KernelHandle &kernel, SharedBytes shared) {
     if (error == cudaSuccess && bytes > static_cast<size_t>(attributes.maxDynamicSharedSizeBytes))
         error = cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      static_cast<int>(bytes));
+    if (error == cudaSuccess && switches().carveout)
+        error = cudaFuncSetAttribute(kernel.entry, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) fail(error, std::string("preparing the kernel ") + kernel.name);
+}
+
+// __CUDA_ARCH__ of code that the driver has compiled from PTX is that of the PTX.
+bool can_depend(const KernelHandle &kernel) {
+    constexpr int kFirst = 90;
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.entry);
+    if (error != cudaSuccess) fail(error, std::string("asking about the kernel ") + kernel.name);
+    return attributes.ptxVersion >= kFirst && attributes.binaryVersion >= kFirst;
 }
 
 int resident_blocks(const KernelHandle &kernel, SharedBytes shared) {

@@ -28,7 +28,6 @@ struct DeviceProperties {
     size_t memory_total = 0;
     size_t shared_per_block = 0;  // bytes, the most a kernel may ask for
     size_t l2_bytes = 0;
-    bool dependent_launch() const { return major >= 9; }  // programmatic dependent launch
     // sm_75: some kernels run in a version of their own (run_for_device() in device.h).
     bool is_turing() const { return major < 8; }
 };
@@ -126,7 +125,7 @@ class Graph {
 struct LaunchShape {
     uint32_t blocks;
     SharedBytes shared = 0;
-    bool dependent = false;  // may start before the work ahead of it ends: the kernel calls grid_dep_wait()
+    bool dependent = false;  // may start before the work ahead of it ends: can_depend() alone allows it
 };
 
 // Work in order. Everything is asynchronous: memory handed to a stream stays valid until an event after it is
@@ -189,8 +188,14 @@ inline BackendError too_little_shared(const KernelHandle &kernel, size_t needs, 
 }
 
 // Loads a kernel onto the device and lets it use so much shared memory (or more, if an earlier call allowed
-// that): before the first launch. Throws if the device cannot run it.
+// that): before the first launch. All prepared kernels divide L1 and shared memory in one way: to change it
+// between two launches costs a wait. Throws if the device cannot run it.
 void prepare(const KernelHandle &kernel, SharedBytes shared);
+
+// Whether the kernel, as it is loaded, has the wait of a dependent launch (LaunchShape::dependent), and the
+// device such launches: not to be asked of the device alone, which may run code that was compiled for less
+// than sm_90.
+bool can_depend(const KernelHandle &kernel);
 
 // How many blocks of the kernel fit on one multiprocessor at a time; with multiprocessors, the size of a
 // persistent grid.

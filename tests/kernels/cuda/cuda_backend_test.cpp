@@ -3,9 +3,12 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "kernels/cuda/runtime/switches.h"
 #include "tests/kernels/cuda/sequence_runner.h"
 #include "tests/simt/simt.h"
 #include "tests/simt/turing.h"
@@ -63,6 +66,65 @@ TEST_CASE("cuda backend: launches are counted, those of graphs at every replay")
     // of many, all that is quantized. Attention of many appends them and has a kernel of its own; 40 rows of
     // logits come in three parts.
     CHECK(launches_of(40, 40) == 11 * kLayers + 2 + 3 * 3);
+}
+
+namespace {
+
+// RUNNEL_CUDA_OFF for a while.
+class Without {
+  public:
+    explicit Without(const char *names) { setenv(cuda::kSwitchesVariable, names, 1); }
+    ~Without() { unsetenv(cuda::kSwitchesVariable); }
+    Without(const Without &) = delete;
+    Without &operator=(const Without &) = delete;
+};
+
+}  // namespace
+
+TEST_CASE("cuda backend: the same bits from code for another architecture, and with parts left out") {
+    const TinyProgram tiny({.layers = 2,
+                            .width = 256,
+                            .feed_forward = 512,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .head_dim_k = 64,
+                            .head_dim_v = 64,
+                            .type = gguf::Type::Q4_K},
+                           49);
+    const std::vector<int32_t> tokens = random_tokens(5, 50, 10);
+    const auto run = [&] {
+        Runner runner(cuda::make_cuda_backend(0), tiny.program());
+        return runner.run(tokens, 1);
+    };
+    const auto expected = run();
+    // {9, 80}: what the driver of a device of sm_90 makes of PTX for sm_80, without a wait.
+    for (const auto &[major, code] : {std::pair{9, 80}, {9, 90}, {12, 90}, {8, 80}}) {
+        CAPTURE(major);
+        CAPTURE(code);
+        simt::settings().major = major;
+        simt::settings().code = code;
+        CHECK(run() == expected);
+        simt::settings() = {};
+    }
+    for (const char *names : {"pdl", "graphs", "prefetch", "carveout", "trigger", "pdl,graphs"}) {
+        CAPTURE(names);
+        const Without without(names);
+        CHECK(run() == expected);
+    }
+    const Without without("pdl,grahps");
+    CHECK_THROWS_AS(run(), BackendError);
+}
+
+TEST_CASE("cuda backend: switches are read by name") {
+    using cuda::Switches, cuda::switches_without;
+    CHECK(switches_without("") == Switches{});
+    CHECK(switches_without("pdl") == Switches{.pdl = false});
+    CHECK(switches_without("trigger,graphs") == Switches{.graphs = false, .trigger = false});
+    CHECK(switches_without("carveout,prefetch,") == Switches{.prefetch = false, .carveout = false});
+    for (const char *wrong : {"PDL", ",", "pdl graphs", "pdl,,graphs", "all"}) {
+        CAPTURE(wrong);
+        CHECK_THROWS_AS(switches_without(wrong), BackendError);
+    }
 }
 
 TEST_CASE("cuda backend: a graph whose recording failed is recorded again") {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -22,6 +23,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/runtime/probe.h"
+#include "kernels/cuda/runtime/switches.h"
 #include "tests/engine/commands/doctor/doctor_support.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_maker.h"
@@ -404,11 +406,36 @@ TEST_CASE("doctor: a sound model on the emulated device, from file to text") {
     CHECK(text == 1);
 }
 
+namespace {
+// Keeps the emulated device's settings, and the environment's switches, for a while.
+struct Emulated {
+    simt::Settings before = simt::settings();
+    ~Emulated() {
+        simt::settings() = before;
+        unsetenv(kernels::cuda::kSwitchesVariable);
+    }
+};
+}  // namespace
+
+TEST_CASE("doctor: parts that are left out and machine code that is missing are noted") {
+    const Emulated emulated;
+    simt::settings().code = 80;
+    setenv(kernels::cuda::kSwitchesVariable, "graphs,pdl", 1);
+    const TemporaryModel tiny(shape_of("llama", "Q8_0"));
+    json report;
+    CHECK(call_doctor(tiny.path, "cuda", report) == exit_code::kDone);
+    CAPTURE(report.dump());
+    const auto detail = [&](const char *subject) {
+        for (const json &c : report["checks"])
+            if (c["subject"] == subject && c["verdict"] == "note") return c["detail"].get<std::string>();
+        return std::string();
+    };
+    CHECK(detail("RUNNEL_CUDA_OFF") == "left out: graphs,pdl");
+    CHECK(detail("machine code").find("no machine code for the GPU (sm_90)") != std::string::npos);
+}
+
 TEST_CASE("doctor: a GPU of which nothing is right, and which of several it is") {
-    struct Emulated {
-        simt::Settings before = simt::settings();
-        ~Emulated() { simt::settings() = before; }
-    } emulated;
+    const Emulated emulated;
     simt::settings().devices = 2;
     const TemporaryModel tiny(shape_of("llama", "Q8_0"));
     Machine machine = this_machine();
