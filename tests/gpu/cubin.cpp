@@ -195,7 +195,7 @@ std::vector<TableRow> read_build(const std::filesystem::path &build) {
     std::vector<TableRow> rows;
     const std::filesystem::path folder = build / "obj/kernels/cuda";
     if (!std::filesystem::exists(folder)) return rows;
-    for (const auto &entry : std::filesystem::directory_iterator(folder)) {
+    for (const auto &entry : std::filesystem::recursive_directory_iterator(folder)) {
         const std::string name = entry.path().filename().string();
         if (name.size() < 7 || name.substr(name.size() - 7) != ".cuda.o") continue;
         for (TableRow &row : read_object(entry.path())) rows.push_back(std::move(row));

@@ -2,6 +2,7 @@
 // memory, none grows unnoticed, and every one has a row. After a change that is meant: scripts/kernel-table.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -59,6 +60,8 @@ TEST_CASE("cuda code: no local memory, and no kernel larger than the table says"
     const std::vector<tests::TableRow> rows = tests::read_build(build());
     if (rows.empty())
         return testing::skip("the machine code is compressed: build with INSPECT=--no-compress");
+    for (const char *name : {"Embed", "Linear<(TileFormat)12, 1, false>", "AttentionDecode<128, false>"})
+        CHECK(std::ranges::any_of(rows, [&](const tests::TableRow &row) { return row.code.name == name; }));
     std::set<int> listed;  // architectures
     for (const auto &[key, code] : table) listed.insert(key.first);
     int compared = 0;
