@@ -84,7 +84,8 @@ $(BUILD)/librunnel.a: $(objects)
 
 # In the tests the same kernel sources run in an emulator of the device (tests/simt/), which hears of every load
 # and store through the calls that -fsanitize=thread puts in; kernels/cuda/'s host code is the program's own.
-simt_objects := $(cuda_kernels:%.cu=$(BUILD)/simt/%.o) $(patsubst %.cu,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cu)) $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
+simt_objects := $(cuda_kernels:%.cu=$(BUILD)/simt/%.o) \
+  $(patsubst %.cu,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cu tests/gpu/device/*.cu)) $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
 # (Without -fsanitize=undefined for the matrix kernels: their many instances would take minutes to compile with it.)
 SIMT_UNDEFINED = $(if $(SANITIZE),-fsanitize=undefined -fno-sanitize-recover=all)
 $(BUILD)/simt/kernels/cuda/linear/linear.o $(BUILD)/simt/kernels/cuda/linear/linear_codebooks.o: SIMT_UNDEFINED =
@@ -103,7 +104,8 @@ $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a
 
 # The test cases of the kernels on a real device (scripts/gpu-check); says so, with status 77, where there is none.
 gpu_test_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(shell find tests/kernels/cuda -name '*.cpp' | sort) tests/gpu/device/main.cpp \
-  tests/support/reference.cpp tests/support/skip.cpp tests/support/tiny_program.cpp)
+  tests/support/reference.cpp tests/support/skip.cpp tests/support/tiny_program.cpp) \
+  $(patsubst %.cu,$(BUILD)/obj/%.cuda.o,$(wildcard tests/gpu/device/*.cu))
 $(BUILD)/gpu-tests: $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a
 	$(CXX) $(LDFLAGS) -o $@ $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS)
 

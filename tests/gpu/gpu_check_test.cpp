@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "tests/support/process.h"
@@ -31,9 +32,10 @@ TEST_CASE("gpu-check: a dry run goes through all stages") {
     const std::filesystem::path binaries = std::filesystem::absolute(*program).parent_path();
     if (!std::filesystem::exists(binaries / "make-model")) return skip("no make-model beside the program");
     const TemporaryDirectory directory;
-    // gpu-tests are not built here: a folder with what there is.
+    // gpu-tests are not built here: this program has the same cases, on the emulated device.
     for (const char *name : {"runnel", "make-model"})
         std::filesystem::create_symlink(binaries / name, directory / name);
+    std::filesystem::create_symlink(std::filesystem::read_symlink("/proc/self/exe"), directory / "gpu-tests");
     const int status = std::system(("python3 scripts/gpu-check " + shell_word(directory / "out") +
                                     " --dry-run --skip build --binaries " + shell_word(directory.path()) +
                                     " >" + shell_word(directory / "log") + " 2>&1")
@@ -43,8 +45,27 @@ TEST_CASE("gpu-check: a dry run goes through all stages") {
     const json report = json::parse(text_of(directory / "out" / "gpu-check.json"));
     CHECK(report["dry_run"] == true);
     CHECK(report["problems"].empty());
-    for (const char *stage : {"device", "kernels", "sanitizer", "doctor", "families", "bench"})
+    for (const char *stage :
+         {"device", "kernels", "doubts", "sanitizer", "doctor", "switches", "families", "bench"})
         CHECK(report["stages"].contains(stage));
+    CHECK(report["stages"]["kernels"]["cases"].get<std::string>().find("0 failed") != std::string::npos);
+    std::set<std::string> asked;
+    for (const json &row : report["stages"]["doubts"]["rows"]) {
+        asked.insert(row["subject"]);
+        CHECK(row["verdict"] != "WRONG");
+        CHECK(!row["detail"].get<std::string>().empty());
+    }
+    CHECK(asked == std::set<std::string>{"read bandwidth", "launches recorded as dependent",
+                                         "edge of a launch", "carve-out", "early trigger",
+                                         "barrier of the grid", "zero products in an mma"});
+    const json &switches = report["stages"]["switches"]["rows"];
+    REQUIRE(switches.size() == 2);
+    CHECK(switches[0]["off"] == "");
+    CHECK(switches[1]["off"] == "pdl");
+    for (const json &row : switches) {
+        CHECK(row["same_text"] == true);
+        CHECK(row["decode_tps"].get<double>() > 0);
+    }
     const json &families = report["stages"]["families"]["rows"];
     REQUIRE(families.size() == 2);
     CHECK(families[0]["kl"].get<double>() < 1e-4);  // the CPU against itself, rounded in the file

@@ -1,0 +1,237 @@
+// What only a device can say, asked of it: one line and verdict each (scripts/gpu-check shows them, where
+// RUNNEL_DOUBTS is set). In the emulator the questions are asked, too; its times mean nothing.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gguf/half.h"
+#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/runtime/switches.h"
+#include "tests/gpu/device/doubt_kernels.h"
+#include "tests/simt/buffer.h"
+#include "tests/simt/simt.h"
+
+using namespace runnel;
+using namespace runnel::kernels::cuda;
+using namespace runnel::tests::device;
+
+namespace {
+
+bool small() {
+    return simt::emulated();
+}
+
+void answer(const char *name, const std::string &verdict, const std::string &detail) {
+    if (std::getenv("RUNNEL_DOUBTS")) {
+        std::printf("DOUBT|%s|%s|%s\n", name, verdict.c_str(), detail.c_str());
+        std::fflush(stdout);
+    }
+}
+
+std::string number(double value, const char *unit, int places = 2) {
+    char text[60];
+    std::snprintf(text, sizeof text, "%.*f %s", places, value, unit);
+    return text;
+}
+
+// Seconds of the fastest of some runs.
+template <class F>
+double seconds(Stream &stream, F work) {
+    Event from, to;
+    work();
+    double best = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < (small() ? 1 : 10); ++i) {
+        stream.record(from);
+        work();
+        stream.record(to);
+        stream.wait();
+        best = std::min(best, static_cast<double>(Event::milliseconds(from, to)) / 1e3);
+    }
+    return best;
+}
+
+// A chain of launches, each of which adds one to what the one ahead has written.
+class Chain {
+  public:
+    struct Options {
+        bool dependent = true, graph = true, mixed = false, apart = false;
+        int spins = 0;
+        bool late_trigger = false;
+    };
+    static int steps() { return small() ? 6 : 200; }
+
+    Chain() : blocks_(small() ? 2 : properties(0).multiprocessors) {
+        const size_t count = static_cast<size_t>(blocks_) * kDoubtThreads;
+        const std::vector<uint32_t> zeros(4 * count, 0);
+        weights_.emplace_back(stream, std::span(zeros), "weights", Region::Weights);
+        for (int i = 0; i < 2; ++i) values_.emplace_back(stream, std::span(zeros).first(count), "values");
+        for (const bool large : {false, true})
+            prepare(step_kernel(large, false).handle, large ? kLargeShared : 0);
+        // Of these, the driver chooses the division.
+        const char *before = std::getenv(kSwitchesVariable);
+        const std::string kept = before ? before : "";
+        setenv(kSwitchesVariable, "carveout", 1);
+        for (const bool large : {false, true})
+            prepare(step_kernel(large, true).handle, large ? kLargeShared : 0);
+        if (before)
+            setenv(kSwitchesVariable, kept.c_str(), 1);
+        else
+            unsetenv(kSwitchesVariable);
+    }
+
+    void enqueue(const Options &options) {
+        for (int i = 0; i < steps(); ++i) {
+            const bool large = options.mixed && i % 2 == 1;
+            const auto kernel = step_kernel(large, options.apart);
+            launch(stream, kernel,
+                   {static_cast<uint32_t>(blocks_), large ? size_t{kLargeShared} : 0,
+                    options.dependent && can_depend(kernel.handle)},
+                   {values_[i % 2].data(), values_[(i + 1) % 2].data(), weights_.front().data(),
+                    options.spins, options.late_trigger});
+        }
+    }
+    // Seconds of a launch; of the last run, whether every value is right.
+    double time(const Options &options) {
+        Graph graph;
+        if (options.graph) {
+            Capture capture(stream);
+            enqueue(options);
+            graph = capture.end();
+        }
+        const double all = seconds(stream, [&] {
+            stream.fill(values_[0].data(), 0, size_t{kDoubtThreads} * blocks_ * sizeof(uint32_t));
+            if (options.graph)
+                stream.replay(graph);
+            else
+                enqueue(options);
+        });
+        const std::vector<uint32_t> end = values_[static_cast<size_t>(steps() % 2)].read();
+        right = std::ranges::all_of(end, [](uint32_t v) { return v == static_cast<uint32_t>(steps()); });
+        return all / steps();
+    }
+
+    Stream stream;
+    bool right = false;
+
+  private:
+    const int blocks_;
+    std::vector<simt::Buffer<uint32_t>> weights_, values_;
+};
+
+std::string microseconds(double seconds_each) {
+    return number(seconds_each * 1e6, "us");
+}
+
+std::string faster(double with, double without) {
+    return with < 0.98 * without ? "pays" : with > 1.02 * without ? "COSTS" : "no difference";
+}
+
+}  // namespace
+
+TEST_CASE("doubts: the bandwidth of reads alone") {
+    Stream stream;
+    prepare(read_kernel().handle, 0);
+    const size_t piece = size_t{8} * kDoubtThreads * 16;
+    const size_t bytes = small() ? 4 * piece : std::min(size_t{4} << 30, free_memory(0) / 2) / piece * piece;
+    const DeviceMemory data(bytes, "data"), out(4, "out");
+    name_region(data.data(), bytes, "data", Region::Weights);
+    stream.fill(data.data(), 0x5a, bytes);
+    stream.fill(out.data(), 0, 4);
+    const auto blocks = static_cast<uint32_t>(properties(0).multiprocessors *
+                                              std::max(1, resident_blocks(read_kernel().handle, 0)));
+    const double time = seconds(stream, [&] {
+        launch(stream, read_kernel(), {blocks, 0},
+               {data.data(), static_cast<int64_t>(bytes / 16), out.as<uint32_t>()});
+    });
+    CHECK(time > 0);
+    answer(
+        "read bandwidth", "measured",
+        number(static_cast<double>(bytes) / time / 1e9, "GB/s", 0) + " of reads, 32 KB per block in flight");
+}
+
+TEST_CASE("doubts: launches that depend on one another, in graphs and out of them") {
+    Chain chain;
+    const double plain = chain.time({.dependent = false});
+    CHECK(chain.right);
+    const double dependent = chain.time({});
+    const bool right = chain.right;
+    CHECK(right);
+    const double loose = chain.time({.graph = false});
+    CHECK(chain.right);
+    const bool possible = can_depend(step_kernel(false, false).handle);
+    answer("launches recorded as dependent", right ? "right" : "WRONG",
+           possible ? std::to_string(Chain::steps()) + " launches in a graph gave what they should"
+                    : std::string("this device, or this build, has none"));
+    answer("edge of a launch", possible ? faster(dependent, plain) : "measured",
+           microseconds(plain) + " in a graph, " + microseconds(dependent) + " dependent, " +
+               microseconds(loose) + " without a graph");
+}
+
+TEST_CASE("doubts: one division of shared memory and L1, or one per kernel") {
+    Chain chain;
+    const double same = chain.time({.mixed = true});
+    CHECK(chain.right);
+    const double each = chain.time({.mixed = true, .apart = true});
+    CHECK(chain.right);
+    answer("carve-out", faster(same, each),
+           microseconds(same) + " a launch with one for all, " + microseconds(each) +
+               " with the driver's choice");
+}
+
+TEST_CASE("doubts: where the trigger of a dependent launch stands") {
+    Chain chain;
+    const int spins = small() ? 2 : 1000;
+    const double early = chain.time({.spins = spins});
+    CHECK(chain.right);
+    const double late = chain.time({.spins = spins, .late_trigger = true});
+    CHECK(chain.right);
+    answer("early trigger", faster(early, late),
+           microseconds(early) + " a launch behind the wait, " + microseconds(late) + " at the end");
+}
+
+TEST_CASE("doubts: the cost of a barrier of the grid") {
+    Stream stream;
+    prepare(barrier_kernel().handle, 0);
+    const DeviceMemory arrived(4, "arrived");
+    // (The emulator runs blocks one after the other.)
+    const auto blocks = static_cast<uint32_t>(small() ? 1 : properties(0).multiprocessors);
+    const int rounds = small() ? 4 : 1000;
+    const double time = seconds(stream, [&] {
+        stream.fill(arrived.data(), 0, 4);
+        launch(stream, barrier_kernel(), {blocks, 0}, {arrived.as<uint32_t>(), rounds});
+    });
+    CHECK(time > 0);
+    answer("barrier of the grid", "measured", microseconds(time / rounds) + " with one counter");
+}
+
+TEST_CASE("doubts: whether a product with zero moves what an mma adds") {
+    Stream stream;
+    prepare(alignment_kernel().handle, 0);
+    // Row 0 of A: 2^-12 in column 0, zero in column 1; of B 2^-12 and `beside` there. The sum is 2^-24 if the
+    // second product counts for nothing, as attention has it of cells that it does not see.
+    const auto sum = [&](float beside, float zero) {
+        const auto half = [](float x) { return uint32_t{gguf::f32_to_f16(x)}; };
+        std::vector<uint32_t> a(128, 0), b(64, 0);
+        a[0] = half(0x1p-12f) | half(zero) << 16;
+        b[0] = half(0x1p-12f) | half(beside) << 16;
+        const simt::Buffer<uint32_t> left(stream, std::span<const uint32_t>(a), "a"),
+            right(stream, std::span<const uint32_t>(b), "b");
+        const simt::Buffer<float> c(stream, size_t{128}, "c");
+        launch(stream, alignment_kernel(), {1, 0}, {left.data(), right.data(), c.data()});
+        return c.read(0, 1)[0];
+    };
+    CHECK(sum(0, 0) == 0x1p-24f);
+    bool moved = false;
+    for (const float beside : {1.0f, 2048.0f, 65504.0f, -65504.0f})
+        for (const float zero : {0.0f, -0.0f}) moved = moved || sum(beside, zero) != 0x1p-24f;
+    if (simt::emulated()) CHECK(!moved);
+    answer("zero products in an mma", moved ? "NOTE" : "right",
+           moved ? "they move the alignment: cells that are not seen may change last bits of attention"
+                 : "they change no bit of the sum");
+}
