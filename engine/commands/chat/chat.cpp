@@ -13,6 +13,7 @@
 #include "engine/commands/chat/line_editor.h"
 #include "engine/commands/chat/settings.h"
 #include "engine/commands/chat/transcript.h"
+#include "engine/commands/cli/nearest.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
 #include "engine/commands/terminal.h"
@@ -144,9 +145,14 @@ class Chat {
         if (name == "/bye" || name == "/quit") name = "/exit";
         if (name == "/reset") name = "/clear";
         if (name == "/?") name = "/help";
-        for (const Command &command : commands())
+        std::vector<std::string> names;
+        for (const Command &command : commands()) {
             if (name == command.name) return attempt([&] { (this->*command.call)(rest); });
-        io_.err.try_write("there is no command " + gguf::printable(name) + "; /help lists them\n");
+            names.emplace_back(command.name);
+        }
+        const auto near = nearest(name, names);
+        io_.err.try_write("there is no command " + gguf::printable(name) +
+                          (near ? "; did you mean " + *near + "?\n" : "; /help lists them\n"));
     }
 
     // At a terminal, what a person asked for and cannot have is a line, and the chat goes on.

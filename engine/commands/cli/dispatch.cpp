@@ -6,6 +6,7 @@
 #include <set>
 
 #include "engine/commands/cli/command_line.h"
+#include "engine/commands/cli/completion.h"
 #include "engine/commands/cli/config.h"
 #include "engine/commands/cli/foreign.h"
 #include "engine/commands/cli/help.h"
@@ -30,6 +31,7 @@ constexpr CommandEntry kCommands[] = {
     {"template", template_command},
     {"devices", devices_command},
     {"doctor", doctor_command},
+    {"completion", completion_command},
 };
 
 const CommandEntry *find_command(std::string_view name) {
@@ -164,6 +166,7 @@ int call(Command made, const Arguments &arguments, Io &io) {
                        !default_model) ||
                       (command.needs_no_model && command.needs_no_model());
     if (none && line.words.empty()) return command.call({}, io);
+    if (none && command.takes_text && line.words.size() == 1) return command.call({{}, line.words[0]}, io);
     if (none) throw UsageError("unexpected argument " + gguf::quoted(line.words[0]));
     Words words = split_words(line.words, common.model, default_model, command.takes_text);
     words.model = settings.resolved(words.model);

@@ -8,7 +8,10 @@ namespace {
 constexpr size_t kColumn = 30;  // where explanations begin
 constexpr char kGlue = '\1';    // a blank at which no line ends
 
-std::string entry(const std::string &left, std::string_view explanation) {
+std::string entry(const std::string &left, std::string explanation) {
+    constexpr std::string_view kDefault = "(default: ";
+    if (const size_t at = explanation.find(kDefault); at != std::string::npos)
+        explanation[at + kDefault.size() - 1] = kGlue;
     std::string line = left;
     if (line.size() + 2 > kColumn)
         line += "\n" + std::string(kColumn, ' ');
@@ -57,13 +60,13 @@ std::string spellings(const Option &option, bool all) {
     return text + (option.is_flag() ? "" : " " + option.value);
 }
 
-std::string described(const Option &option) {
+std::string explanation(const Option &option) {
     std::string text = option.help;
     if (!option.choices.empty() && option.choices.size() <= 8 &&
         std::ranges::any_of(option.choices,
                             [&](const std::string &word) { return text.find(word) == text.npos; }))
         text += ": " + listed(option.choices);
-    if (!option.fallback.empty()) text += std::string(" (default:") + kGlue + option.fallback + ")";
+    if (!option.fallback.empty()) text += " (default: " + option.fallback + ")";
     return text;
 }
 
@@ -72,7 +75,7 @@ std::string overview() {
     for (const CommandEntry &known : command_entries()) {
         const Command command = known.make();
         text += entry("  runnel " + std::string(command.name) + " " + std::string(command.usage),
-                      command.summary);
+                      std::string(command.summary));
     }
     return text +
            "\n"
@@ -97,7 +100,7 @@ std::string help(const Command &command, bool all) {
             }
             std::string left = spellings(option, all);
             if (left.size() > 80) left = wrapped(left.substr(2), 6).insert(0, "  ");
-            lines += entry(left, described(option));
+            lines += entry(left, explanation(option));
         }
         if (!lines.empty()) text += "\n" + std::string(title(group)) + "\n" + lines;
     }

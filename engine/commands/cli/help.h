@@ -21,6 +21,6 @@ std::string wrapped(std::string_view text, size_t indent, size_t width = 80);
 std::string spellings(const Option &option, bool all);
 
 // "context in tokens (default: 0)".
-std::string described(const Option &option);
+std::string explanation(const Option &option);
 
 }  // namespace runnel::commands
