@@ -1,18 +1,30 @@
 # make            build/runnel
-# make demo       build, then stream text from a model
+# make demo       build for the CPU, then stream text from a model
+# make install    to PREFIX (/usr/local): program, man page, completions, licences; make uninstall removes them
+# make dist       a tarball and a Debian package in build/
 # make test       build and run the tests
 # make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 # make lint       formatting and the rules of the house
 # make clean
 #
-# Every target installs what it needs first (scripts/setup) when something is missing.
+# Every target installs what it needs first (scripts/setup) when something is missing. V=1 shows the commands.
 
 # All cores, unless make is told otherwise: a newcomer types `make demo`.
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
 endif
 
+# A line per file; V=1 shows the commands instead. Where the folder is empty the lines count towards the whole.
+V ?= 0
+ifeq ($(V),0)
+Q := @
+said :=
+expected = $(if $(from_scratch),/$(words $(filter %.o,$(expected_objects))))
+say = @$(eval said += x)printf '  [%3s$(expected)] %s\n' $(words $(said)) '$(1)';
+endif
+
 BUILD ?= build
+from_scratch := $(if $(wildcard $(BUILD)/obj/main.o),,yes)
 CXX ?= g++
 OPT ?= -O3
 # -Wno-restrict: GCC 12 sees an overlap in std::string's operator+ where none is (GCC bug 105651).
@@ -66,7 +78,7 @@ tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 objects := $(sources:%.cpp=$(BUILD)/obj/%.o)
 test_objects := $(tests:%.cpp=$(BUILD)/obj/%.o)
 
-.PHONY: all cuda-objects demo test asan lint format clean setup
+.PHONY: all cuda-objects demo install uninstall dist test asan lint format clean setup
 all: $(BUILD)/runnel
 
 # Dependencies: asked of dpkg only when a header is not where the compiler finds it.
@@ -75,12 +87,19 @@ setup:
 	  '#define PCRE2_CODE_UNIT_WIDTH 8' '#include <pcre2.h>' '#include <histedit.h>' '#include <utf8proc.h>' \
 	  | $(CXX) -std=c++20 -E -x c++ - >/dev/null 2>&1 || scripts/setup
 
+expected_objects = $(BUILD)/obj/main.o $(objects) $(if $(filter demo %/runnel-cpu,$(MAKECMDGOALS)),$(BUILD)/obj/kernels/cuda/devices_absent.o,$(cuda_objects)) \
+  $(if $(filter test asan %/tests,$(MAKECMDGOALS)),$(test_objects) $(simt_objects))
+
 $(BUILD)/runnel: $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
-	$(CXX) $(LDFLAGS) -o $@ $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects) $(LDLIBS) $(CUDA_LIBS)
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects) $(LDLIBS) $(CUDA_LIBS)
+
+# Without the CUDA code, whether or not there is nvcc: what the demo needs.
+$(BUILD)/runnel-cpu: $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(BUILD)/obj/kernels/cuda/devices_absent.o
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(BUILD)/librunnel.a: $(objects)
 	@rm -f $@
-	ar rcs $@ $(objects)
+	$(Q)ar rcs $@ $(objects)
 
 # In the tests the same kernel sources run in an emulator of the device (tests/simt/), which hears of every load
 # and store through the calls that -fsanitize=thread puts in; kernels/cuda/'s host code is the program's own.
@@ -93,35 +112,35 @@ SIMT_TRACE = -O2 -fno-tree-vectorize -fsanitize=thread --param tsan-instrument-f
   $(SIMT_UNDEFINED)
 $(BUILD)/simt/%.o: %.cu Makefile | setup
 	@mkdir -p $(@D)
-	$(CXX) $(filter-out $(SANITIZE),$(CXXFLAGS)) $(SIMT_TRACE) -MMD -MP -x c++ -c -o $@ $<
+	$(call say,$< (emulated))$(CXX) $(filter-out $(SANITIZE),$(CXXFLAGS)) $(SIMT_TRACE) -MMD -MP -x c++ -c -o $@ $<
 
 $(BUILD)/libsimt.a: $(simt_objects)
 	@rm -f $@
-	ar rcs $@ $(simt_objects)
+	$(Q)ar rcs $@ $(simt_objects)
 
 $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a
-	$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
 
 # The test cases of the kernels on a real device (scripts/gpu-check); says so, with status 77, where there is none.
 gpu_test_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(shell find tests/kernels/cuda -name '*.cpp' | sort) tests/gpu/device/main.cpp \
   tests/support/reference.cpp tests/support/skip.cpp tests/support/tiny_program.cpp) \
   $(patsubst %.cu,$(BUILD)/obj/%.cuda.o,$(wildcard tests/gpu/device/*.cu))
 $(BUILD)/gpu-tests: $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a
-	$(CXX) $(LDFLAGS) -o $@ $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS)
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS)
 
 # Speed of the matrix kernels alone (kernels/cpu/README.md).
 $(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunnel.a
-	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 # The table of the kernels' machine code (scripts/kernel-table).
 $(BUILD)/kernel-table: $(BUILD)/obj/tests/tools/kernel_table.o $(BUILD)/obj/tests/gpu/cubin.o
-	$(CXX) $(LDFLAGS) -o $@ $^
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^
 
 # Random-weight models (scripts/make-model): needs gguf/ alone.
 $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/support/model_maker.o \
   $(BUILD)/obj/tests/support/model_families.o $(BUILD)/obj/tests/support/model_metadata.o \
   $(BUILD)/obj/tests/support/model_vocabulary.o $(filter $(BUILD)/obj/gguf/%,$(objects))
-	$(CXX) $(LDFLAGS) -o $@ $^
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^
 
 # Tests wait for what they test, not for themselves: at -O0 the cases take half the time to compile, and a third
 # with the sanitizers.
@@ -133,14 +152,14 @@ $(filter %_test.o,$(test_objects)): override SANITIZE := $(subst address$(comma)
 
 $(BUILD)/obj/%.o: %.cpp Makefile | setup
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) $(ISA) -MMD -MP -c -o $@ $<
+	$(call say,$<)$(CXX) $(CXXFLAGS) $(ISA) -MMD -MP -c -o $@ $<
 
 $(BUILD)/obj/%.cuda.o: %.cu Makefile | $(BUILD)/nvcc-version
 	@mkdir -p $(@D)
-	$(filter ccache,$(CXX)) $(NVCC) $(NVCCFLAGS) $(gencode) -MMD -MP -c -o $@ $<
+	$(call say,$<)$(filter ccache,$(CXX)) $(NVCC) $(NVCCFLAGS) $(gencode) -MMD -MP -c -o $@ $<
 $(BUILD)/nvcc-version:
 	@mkdir -p $(@D)
-	$(NVCC) --version | tail -n 1 > $@
+	$(Q)$(NVCC) --version | tail -n 1 > $@
 cuda-objects: $(cuda_kernels:%.cu=$(BUILD)/obj/%.cuda.o)
 $(cuda_runtime:%.cpp=$(BUILD)/obj/%.o): CXXFLAGS += -isystem $(CUDA_HOME)/include
 
@@ -158,8 +177,16 @@ asan: setup
 	$(MAKE) BUILD=build-asan NVCC= OPT=-O1 \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
-demo: $(BUILD)/runnel
-	@scripts/demo $(BUILD)/runnel
+demo: $(BUILD)/runnel-cpu
+	@scripts/demo $(BUILD)/runnel-cpu
+
+PREFIX ?= /usr/local
+install: $(BUILD)/runnel
+	@scripts/install $(BUILD)/runnel $(PREFIX)
+uninstall:
+	@scripts/install --remove $(PREFIX)
+dist: $(BUILD)/runnel
+	@scripts/dist $(BUILD) $(commit)
 
 # For the check that the CPU-only build is complete: make BUILD=build-cpu NVCC= all
 lint:
