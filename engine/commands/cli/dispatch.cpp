@@ -94,8 +94,8 @@ void apply_environment(const Command &command, Settings &settings) {
     for (const Option &option : command.options.options()) {
         const std::string name = option.variable();
         const char *value = std::getenv(name.c_str());
-        const bool general =
-            option.name() == "config" || option.name() == "help" || option.name() == "help-all";
+        const bool general = option.name() == "config" || option.name() == "help" ||
+                             option.name() == "help-all" || option.name() == "version";
         if (value && *value && !general) settings.set(option, value, name);
     }
 }

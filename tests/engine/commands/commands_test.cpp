@@ -211,7 +211,7 @@ TEST_CASE("settings come from the environment, a file, and the command line, the
         CHECK(r.err == "");
         return json::parse(r.out)["completion_tokens"].get<int>();
     };
-    CHECK(tokens({"--ignore-eos"}, {"RUNNEL_PREDICT=3"}) == 3);
+    CHECK(tokens({"--ignore-eos"}, {"RUNNEL_PREDICT=3", "RUNNEL_VERSION=1.2"}) == 3);
     CHECK(tokens({"--config", file}, {"RUNNEL_PREDICT=3"}) == 5);
     CHECK(tokens({"--config", file, "-n", "7"}, {}) == 7);
     CHECK(tokens({}, {"RUNNEL_CONFIG=" + file}) == 5);
