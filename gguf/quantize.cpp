@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "gguf/encode.h"
+#include "gguf/standard_encode.h"
 
 namespace runnel::gguf {
 namespace {
@@ -22,6 +23,61 @@ void convert(const float *in, std::byte *out, int64_t n, Convert to_bits) {
     for (int64_t i = 0; i < n; ++i) {
         const uint16_t bits = to_bits(in[i]);
         std::memcpy(out + 2 * i, &bits, sizeof bits);
+    }
+}
+
+// Formats of 32 weights: searched with importance, by the largest value without.
+template <class Block>
+void standard_small(std::span<const float> row, std::span<const float> importance, std::byte *out) {
+    float squares = 0;
+    for (const float x : row) squares += x * x;
+    const float mean_square = squares / static_cast<float>(row.size());
+    for (size_t at = 0; at < row.size(); at += 32, out += sizeof(Block)) {
+        Block block;
+        if (importance.empty())
+            encode(row.data() + at, block, Effort::Thorough);
+        else
+            standard_encode(row.subspan(at, 32), importance.subspan(at, 32), mean_square, block);
+        std::memcpy(out, &block, sizeof block);
+    }
+}
+
+template <class Block, size_t kWeights>
+void standard_blocks(std::span<const float> row, std::span<const float> importance, std::byte *out) {
+    for (size_t at = 0; at < row.size(); at += kWeights, out += sizeof(Block)) {
+        Block block;
+        standard_encode(row.subspan(at, kWeights),
+                        importance.empty() ? importance : importance.subspan(at, kWeights), block);
+        std::memcpy(out, &block, sizeof block);
+    }
+}
+
+void standard_row(Type type, std::span<const float> row, std::span<const float> importance, std::byte *out) {
+    switch (type) {
+        case Type::Q4_0:
+            return standard_small<BlockQ4_0>(row, importance, out);
+        case Type::Q4_1:
+            return standard_small<BlockQ4_1>(row, importance, out);
+        case Type::Q5_0:
+            return standard_small<BlockQ5_0>(row, importance, out);
+        case Type::Q5_1:
+            return standard_small<BlockQ5_1>(row, importance, out);
+        case Type::Q2_K:
+            return standard_blocks<BlockQ2_K, kSuperBlock>(row, importance, out);
+        case Type::Q3_K:
+            return standard_blocks<BlockQ3_K, kSuperBlock>(row, importance, out);
+        case Type::Q4_K:
+            return standard_blocks<BlockQ4_K, kSuperBlock>(row, importance, out);
+        case Type::Q5_K:
+            return standard_blocks<BlockQ5_K, kSuperBlock>(row, importance, out);
+        case Type::Q6_K:
+            return standard_blocks<BlockQ6_K, kSuperBlock>(row, importance, out);
+        case Type::IQ4_NL:
+            return standard_blocks<BlockIQ4_NL, 32>(row, importance, out);
+        case Type::IQ4_XS:
+            return standard_blocks<BlockIQ4_XS, kSuperBlock>(row, importance, out);
+        default:
+            return quantize_row(type, row.data(), out, static_cast<int64_t>(row.size()));
     }
 }
 
@@ -107,6 +163,15 @@ void quantize_row(Type type, const float *in, std::byte *blocks, int64_t n, Effo
         default:
             assert(false);
     }
+}
+
+void quantize_standard(Type type, std::span<const float> rows, int64_t columns,
+                       std::span<const float> importance, std::byte *blocks) {
+    assert(can_quantize(type) && columns > 0 && columns % traits(type).block_size == 0);
+    const auto width = static_cast<size_t>(columns);
+    assert(rows.size() % width == 0 && (importance.empty() || importance.size() == width));
+    for (size_t at = 0; at < rows.size(); at += width, blocks += row_bytes(type, columns))
+        standard_row(type, rows.subspan(at, width), importance, blocks);
 }
 
 }  // namespace runnel::gguf

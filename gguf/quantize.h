@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "gguf/block.h"
 
@@ -34,5 +35,13 @@ bool can_quantize(Type type) noexcept;
 // error is below that of ggml's reference for each of them (tests/gguf/quantize_test.cpp holds the numbers).
 // Precondition: can_quantize(type).
 void quantize_row(Type type, const float *in, std::byte *blocks, int64_t n, Effort effort = Effort::Thorough);
+
+// Rows of a tensor in the bytes that llama.cpp's quantizer writes (x86-64 builds, which round every product and
+// sum to float32): tests/gguf/standard_quantize_test.cpp holds hashes of its output.
+//
+// `rows`: [count][columns] finite values. `importance`: of each column, from an importance matrix, or empty.
+// Writes count * row_bytes(type, columns) bytes. Precondition: can_quantize(type).
+void quantize_standard(Type type, std::span<const float> rows, int64_t columns,
+                       std::span<const float> importance, std::byte *blocks);
 
 }  // namespace runnel::gguf

@@ -1,0 +1,29 @@
+// One block of each searched format as llama.cpp's quantizers write it, byte for byte (x86-64). Internal to
+// gguf/; quantize.h has the promise. The formats without a search are encode.h's.
+#pragma once
+
+#include <span>
+
+#include "gguf/block.h"
+
+namespace runnel::gguf {
+
+// `x`: the values of a block. `importance`: of each column of the block, from an importance matrix, or empty.
+// `row_mean_square`: mean of x^2 over the whole row, used with importance only.
+void standard_encode(std::span<const float> x, std::span<const float> importance, float row_mean_square,
+                     BlockQ4_0 &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, float row_mean_square,
+                     BlockQ4_1 &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, float row_mean_square,
+                     BlockQ5_0 &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, float row_mean_square,
+                     BlockQ5_1 &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ2_K &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ3_K &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ4_K &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ5_K &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ6_K &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ4_NL &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ4_XS &block);
+
+}  // namespace runnel::gguf
