@@ -1,0 +1,33 @@
+// Importance matrices: for every weight tensor, how much each of its columns matters, as the mean square of the
+// activations that meet it. Written by llama-imatrix, in its GGUF form or the older ".dat" form.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace runnel::quantize {
+
+class Importance {
+  public:
+    // Throws QuantizeError naming the file and what is wrong with it, gguf::FileError if it cannot be opened.
+    static Importance load(const std::filesystem::path &path);
+
+    // [matrices][columns] of a tensor, with one matrix for all but experts; empty when there is no entry.
+    std::span<const float> find(std::string_view tensor) const;
+
+    size_t entries() const { return entries_.size(); }
+    uint32_t chunks() const { return chunks_; }              // of text that it was made from; 0: not known
+    const std::string &dataset() const { return dataset_; }  // the first text's name; may be empty
+
+  private:
+    std::map<std::string, std::vector<float>, std::less<>> entries_;
+    uint32_t chunks_ = 0;
+    std::string dataset_;
+};
+
+}  // namespace runnel::quantize

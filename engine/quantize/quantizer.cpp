@@ -1,0 +1,238 @@
+#include "engine/quantize/quantizer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "gguf/printable.h"
+#include "gguf/quantize.h"
+#include "gguf/writer.h"
+
+namespace runnel::quantize {
+namespace {
+
+using gguf::Type;
+
+constexpr int64_t kSlabElements = int64_t{1} << 22;   // 16 MiB of floats at a time
+constexpr int64_t kPieceElements = int64_t{1} << 16;  // what a thread takes at a time
+
+std::string name_of(Type type) {
+    return std::string(gguf::traits(type).name);
+}
+
+// The first of an array, where layers differ.
+int64_t number(const gguf::File &file, const std::string &key) {
+    const gguf::Value *value = file.find(key);
+    if (!value) return 0;
+    if (const auto one = value->as_int()) return *one;
+    int64_t first = 0;
+    value->for_each([&](uint64_t i, const gguf::Value &element) {
+        if (i == 0) first = element.as_int().value_or(0);
+    });
+    return first;
+}
+
+ModelShape shape_of(const gguf::File &file) {
+    ModelShape model;
+    if (const gguf::Value *name = file.find("general.architecture"))
+        model.architecture = std::string(name->as_string().value_or(""));
+    const std::string prefix = model.architecture + ".";
+    model.layers = number(file, prefix + "block_count");
+    model.heads = number(file, prefix + "attention.head_count");
+    model.kv_heads = number(file, prefix + "attention.head_count_kv");
+    model.experts = number(file, prefix + "expert_count");
+    return model;
+}
+
+std::string called(const gguf::Tensor &tensor) {
+    return "tensor " + gguf::printable(tensor.name, 200);
+}
+
+// The importance of a tensor: of each of its matrices, or none.
+std::span<const float> importance_of(const gguf::Tensor &tensor, const QuantizeRequest &request) {
+    if (!request.importance) return {};
+    const auto found = request.importance->find(tensor.name);
+    if (found.empty()) return {};
+    const auto wanted = static_cast<size_t>(tensor.shape[0] * tensor.shape[2]);
+    if (found.size() == wanted) return found;
+    // A tied output matrix is recorded under another name than the table it is part of.
+    if (tensor.name == "token_embd.weight") return {};
+    throw QuantizeError(called(tensor) + ": the importance matrix has " + std::to_string(found.size()) +
+                        " values, expected " + std::to_string(wanted));
+}
+
+void check(const gguf::Tensor &tensor, Type type, const Mix &mix, const QuantizeRequest &request) {
+    if (type == tensor.type) return;
+    if (!gguf::can_quantize(type))
+        throw QuantizeError(called(tensor) + " would become " + name_of(type) +
+                            ", which runnel does not write");
+    if (!gguf::traits(tensor.type).supported)
+        throw QuantizeError(called(tensor) + " has type " + name_of(tensor.type) +
+                            ", which runnel does not read");
+    if (gguf::traits(tensor.type).quantized && !request.allow_requantize)
+        throw QuantizeError(called(tensor) + " is " + name_of(tensor.type) +
+                            " already: quantizing it again to " + name_of(type) +
+                            " adds errors; start from F16, BF16 or F32, or add --allow-requantize");
+    const bool is_table = tensor.name == "output.weight" || tensor.name == "token_embd.weight";
+    if (needs_importance(type, mix) && !is_table && importance_of(tensor, request).empty())
+        throw QuantizeError(called(tensor) + " would become " + name_of(type) +
+                            ", and the importance matrix has no entry for it");
+}
+
+// Metadata in the source's order; what speaks of the source's parts and type is replaced.
+void copy_metadata(const gguf::File &source, const QuantizeRequest &request, gguf::Writer &writer) {
+    for (const auto &[key, value] : source.metadata()) {
+        if (key.starts_with("split.") || key == "general.quantization_version" ||
+            key == "general.file_type" || key == "general.alignment")
+            continue;
+        writer.add(key, value);
+    }
+    writer.add("general.quantization_version", uint32_t{2});
+    writer.add("general.file_type", request.mix->file_type);
+    if (!request.importance) return;
+    constexpr size_t kMost = 127;
+    writer.add("quantize.imatrix.file", request.importance_file.substr(0, kMost));
+    if (!request.importance->dataset().empty())
+        writer.add("quantize.imatrix.dataset", request.importance->dataset().substr(0, kMost));
+    writer.add("quantize.imatrix.entries_count", static_cast<uint32_t>(request.importance->entries()));
+    if (request.importance->chunks() > 0)
+        writer.add("quantize.imatrix.chunks_count", request.importance->chunks());
+}
+
+// Calls work(first, last) for pieces of [0, count) on several threads; rethrows what one of them threw.
+template <class Work>
+void in_parallel(int threads, int64_t count, int64_t piece, Work work) {
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
+    std::exception_ptr error;
+    const auto run = [&] {
+        try {
+            for (int64_t at; !failed && (at = next.fetch_add(piece)) < count;)
+                work(at, std::min(count, at + piece));
+        } catch (...) {
+            if (!failed.exchange(true)) error = std::current_exception();
+        }
+    };
+    {
+        std::vector<std::jthread> team;
+        try {
+            for (int i = 1; i < threads; ++i) team.emplace_back(run);
+        } catch (const std::system_error &) {
+            // Fewer threads than wished: the others do the work.
+        }
+        run();
+    }
+    if (error) std::rethrow_exception(error);
+}
+
+class Conversion {
+  public:
+    Conversion(const QuantizeRequest &request, gguf::Writer &writer) : request_(request), writer_(writer) {}
+
+    bool convert(const PlannedTensor &planned) {
+        const gguf::Tensor &tensor = *planned.source;
+        if (planned.type == tensor.type) return copy(tensor);
+        const int64_t columns = tensor.shape[0], rows_per_matrix = tensor.shape[1];
+        const int64_t rows = tensor.elements() / columns;
+        const std::span<const float> importance = importance_of(tensor, request_);
+        const size_t row_before = gguf::row_bytes(tensor.type, columns),
+                     row_after = gguf::row_bytes(planned.type, columns);
+        const int64_t slab = std::max<int64_t>(1, kSlabElements / columns);
+        for (int64_t first = 0; first < rows; first += slab) {
+            const int64_t count = std::min(slab, rows - first);
+            out_.resize(static_cast<size_t>(count) * row_after);
+            in_parallel(request_.threads, count, std::max<int64_t>(1, kPieceElements / columns),
+                        [&](int64_t begin, int64_t end) {
+                            std::vector<float> values(static_cast<size_t>(columns));
+                            for (int64_t r = begin; r < end; ++r) {
+                                const int64_t row = first + r;
+                                gguf::dequantize_row(tensor.type,
+                                                     tensor.data + static_cast<size_t>(row) * row_before,
+                                                     values.data(), columns);
+                                const auto matrix = static_cast<size_t>(row / rows_per_matrix * columns);
+                                encode(planned.type, values,
+                                       importance.empty() ? importance
+                                                          : importance.subspan(matrix % importance.size(),
+                                                                               static_cast<size_t>(columns)),
+                                       out_.data() + static_cast<size_t>(r) * row_after);
+                            }
+                        });
+            writer_.write(out_);
+            if (!advance(static_cast<uint64_t>(count) * row_before)) return false;
+        }
+        return true;
+    }
+
+  private:
+    bool copy(const gguf::Tensor &tensor) {
+        constexpr size_t kPiece = size_t{16} << 20;
+        for (size_t at = 0; at < tensor.bytes; at += kPiece) {
+            const size_t bytes = std::min<size_t>(kPiece, tensor.bytes - at);
+            writer_.write({tensor.data + at, bytes});
+            if (!advance(bytes)) return false;
+        }
+        return true;
+    }
+
+    void encode(Type type, std::span<const float> row, std::span<const float> importance,
+                std::byte *out) const {
+        const auto columns = static_cast<int64_t>(row.size());
+        if (request_.method == Method::Search)
+            gguf::quantize_row(type, row.data(), out, columns);
+        else
+            gguf::quantize_standard(type, row, columns, importance, out);
+    }
+
+    bool advance(uint64_t bytes) {
+        done_ += bytes;
+        return !request_.progress || request_.progress(done_);
+    }
+
+    const QuantizeRequest &request_;
+    gguf::Writer &writer_;
+    std::vector<std::byte> out_;
+    uint64_t done_ = 0;
+};
+
+}  // namespace
+
+QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &request) {
+    std::vector<TensorShape> shapes;
+    for (const gguf::Tensor &t : source.tensors())
+        shapes.push_back({t.name, t.type, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
+    MixOptions options = request.types;
+    options.has_importance = request.importance != nullptr;
+    QuantizePlan plan;
+    for (Choice &choice : choose_types(*request.mix, shape_of(source), shapes, options)) {
+        const gguf::Tensor &tensor = source.tensors()[choice.tensor];
+        check(tensor, choice.type, *request.mix, request);
+        const int64_t rows = tensor.elements() / tensor.shape[0];
+        const uint64_t bytes = choice.type == tensor.type ? tensor.bytes
+                                                          : static_cast<uint64_t>(rows) *
+                                                                gguf::row_bytes(choice.type, tensor.shape[0]);
+        plan.bytes_before += tensor.bytes;
+        plan.bytes_after += bytes;
+        plan.elements += tensor.elements();
+        plan.tensors.push_back({&tensor, choice.type, bytes, std::move(choice.note)});
+    }
+    return plan;
+}
+
+bool quantize(const gguf::File &source, const QuantizePlan &plan, const QuantizeRequest &request,
+              const std::filesystem::path &path) {
+    gguf::Writer writer;
+    copy_metadata(source, request, writer);
+    for (const PlannedTensor &planned : plan.tensors)
+        writer.add_tensor(planned.source->name, planned.type,
+                          {planned.source->shape, static_cast<size_t>(planned.source->rank)});
+    writer.start(path);
+    Conversion conversion(request, writer);
+    for (const PlannedTensor &planned : plan.tensors)
+        if (!conversion.convert(planned)) return false;
+    writer.finish();
+    return true;
+}
+
+}  // namespace runnel::quantize

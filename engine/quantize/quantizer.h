@@ -1,0 +1,59 @@
+// A model file in other types: reads tensor by tensor, writes a GGUF file that appears when it is complete.
+//
+// The order of tensors, the metadata and the bytes of every block are those of llama-quantize (x86-64), so that
+// the files are the same; tests/engine/quantize/quantizer_test.cpp holds hashes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/quantize/importance.h"
+#include "engine/quantize/mix.h"
+#include "gguf/file.h"
+
+namespace runnel::quantize {
+
+enum class Method {
+    Standard,  // llama.cpp's searches, in its bytes
+    Search,    // our own, with a smaller squared error; ignores importance
+};
+
+struct QuantizeRequest {
+    const Mix *mix = nullptr;
+    MixOptions types = {};
+    Method method = Method::Standard;
+    bool allow_requantize = false;           // from a quantized source: errors add up
+    const Importance *importance = nullptr;  // or none
+    std::string importance_file = {};        // its name, recorded in the metadata
+    int threads = 1;
+    // Called between pieces of work with bytes read so far. False: stop.
+    std::function<bool(uint64_t done)> progress = {};
+};
+
+struct PlannedTensor {
+    const gguf::Tensor *source;
+    gguf::Type type;
+    uint64_t bytes;
+    std::string note;
+};
+
+struct QuantizePlan {
+    std::vector<PlannedTensor> tensors;          // in the order they are written
+    uint64_t bytes_before = 0, bytes_after = 0;  // of tensor data
+    int64_t elements = 0;
+};
+
+// What would be written. Throws QuantizeError for types that runnel does not write, for a quantized source
+// without allow_requantize, and for importance that does not fit the tensors.
+QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &request);
+
+// Writes `plan` to `path`; memory is bounded by some 64 MiB, whatever the model's size. Returns false when
+// progress() asked to stop: then nothing is left behind. Throws gguf::WriteError.
+bool quantize(const gguf::File &source, const QuantizePlan &plan, const QuantizeRequest &request,
+              const std::filesystem::path &path);
+
+}  // namespace runnel::quantize
