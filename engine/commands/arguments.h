@@ -15,6 +15,7 @@ using Arguments = std::vector<std::string>;
 struct Words {
     std::string model;
     std::optional<std::string> text;
+    Arguments operands = {};  // behind MODEL, as many as the command takes
 };
 // Throws UsageError for a missing model and for words that are left over.
 Words split_words(const Arguments &words, const std::optional<std::string> &model_option,

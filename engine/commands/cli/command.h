@@ -29,6 +29,7 @@ struct Command {
     std::vector<std::string_view> examples;  // without "runnel"
     Model model = Model::Needed;
     bool takes_text = false;
+    size_t operands = 0;                        // words behind MODEL that must be given: OUT and TYPE
     std::function<bool()> needs_no_model = {};  // true: with these options, there is no model
     OptionTable options = {};
     // Called after the options are set. Returns the exit code.
@@ -56,5 +57,6 @@ Command tokenize_command();
 Command template_command();
 Command devices_command();
 Command doctor_command();
+Command quantize_command();
 
 }  // namespace runnel::commands

@@ -31,6 +31,7 @@ constexpr CommandEntry kCommands[] = {
     {"template", template_command},
     {"devices", devices_command},
     {"doctor", doctor_command},
+    {"quantize", quantize_command},
     {"completion", completion_command},
 };
 
@@ -168,7 +169,13 @@ int call(Command made, const Arguments &arguments, Io &io) {
     if (none && line.words.empty()) return command.call({}, io);
     if (none && command.takes_text && line.words.size() == 1) return command.call({{}, line.words[0]}, io);
     if (none) throw UsageError("unexpected argument " + gguf::quoted(line.words[0]));
-    Words words = split_words(line.words, common.model, default_model, command.takes_text);
+    Arguments before = line.words;
+    if (before.size() < command.operands)
+        throw UsageError("usage: runnel " + std::string(command.name) + " " + std::string(command.usage));
+    const Arguments operands(before.end() - static_cast<std::ptrdiff_t>(command.operands), before.end());
+    before.resize(before.size() - command.operands);
+    Words words = split_words(before, common.model, default_model, command.takes_text);
+    words.operands = operands;
     words.model = settings.resolved(words.model);
     check_exists(words.model, settings);
     return command.call(words, io);

@@ -1,0 +1,53 @@
+// The options of `runnel quantize`.
+#include <memory>
+
+#include "engine/commands/cli/command.h"
+#include "engine/commands/quantize/quantize.h"
+
+namespace runnel::commands {
+
+Command quantize_command() {
+    Command command{
+        .name = "quantize",
+        .usage = "IN OUT TYPE",
+        .summary = "a model file in another format",
+        .description =
+            "Writes the model IN to OUT with its weights as TYPE: one of llama.cpp's types or mixes (Q4_K_M, "
+            "Q8_0, IQ4_XS, F16, ...), with the bytes that llama.cpp's own quantizer writes. OUT appears when "
+            "it is complete.",
+        .examples = {"quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M",
+                     "quantize model-f16.gguf small.gguf IQ4_XS --imatrix model.imatrix",
+                     "quantize model-f16.gguf x Q4_K_M --tensor-type ffn_down=Q6_K --dry-run"},
+        .operands = 2};
+    auto o = std::make_shared<QuantizeOptions>();
+    OptionTable &table = command.options;
+    table.in_group(Group::Output);
+    table.text("--imatrix", o->importance, "importance of the columns, from llama-imatrix").takes("FILE");
+    table
+        .list("--tensor-type", o->tensor_types,
+              "a type for tensors by name, PATTERN=TYPE; the first match counts")
+        .takes("PATTERN=TYPE");
+    table.text("--output-tensor-type", o->output_type, "type of output.weight").takes("TYPE");
+    table.text("--token-embedding-type", o->embedding_type, "type of token_embd.weight").takes("TYPE");
+    table.flag("--pure", o->pure, "the same type for all tensors, without the mix's exceptions");
+    table.flag("--leave-output-tensor", o->leave_output, "output.weight stays as it is");
+    table.flag("--allow-requantize", o->allow_requantize, "from weights that are quantized already");
+    table.choice(
+        "--method", o->method,
+        {{"standard", quantize::Method::Standard}, {"search", quantize::Method::Search}},
+        "standard: llama.cpp's bytes; search: our own search for Q2_K to Q6_K and IQ4, without --imatrix");
+    table.flag("--dry-run", o->dry_run, "print the types and sizes, write nothing");
+    table.flag("--json", o->json, "with --dry-run: as JSON");
+    table.flag("--overwrite", o->overwrite, "replace OUT if it exists");
+    table.in_group(Group::Device);
+    table.number("-t,--threads", o->threads, whole_numbers(0, 4096), "CPU threads; 0: all cores");
+    command.call = [o](const Words &words, Io &io) {
+        o->source = words.model;
+        o->destination = words.operands[0];
+        o->type = words.operands[1];
+        return quantize_model(*o, io);
+    };
+    return command;
+}
+
+}  // namespace runnel::commands

@@ -1,0 +1,186 @@
+// `runnel quantize` from outside: what it writes, what it refuses, and that it leaves nothing behind.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "gguf/file.h"
+#include "gguf/quantize.h"
+#include "gguf/writer.h"
+#include "tests/engine/commands/program_support.h"
+#include "tests/support/random.h"
+#include "tests/support/temporary.h"
+
+using namespace runnel;
+using namespace runnel::testing;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+fs::path random_f16_model(const TemporaryDirectory &directory) {
+    ModelShape shape;
+    shape.type = "F16";
+    const TemporaryModel model(shape);
+    fs::copy_file(model.path, directory / "f16.gguf");
+    return directory / "f16.gguf";
+}
+
+std::vector<std::string> names_in(const TemporaryDirectory &directory) {
+    std::vector<std::string> names;
+    for (const auto &entry : fs::directory_iterator(directory.path()))
+        names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+// The importance matrix of a tensor in llama-imatrix's GGUF form: sums of squares of `count` tokens.
+void write_importance(const fs::path &path, const gguf::File &model, float count) {
+    gguf::Writer writer;
+    writer.add("general.type", "imatrix");
+    writer.add("imatrix.chunk_count", uint32_t{3});
+    writer.add("imatrix.chunk_size", uint32_t{512});
+    std::vector<const gguf::Tensor *> tensors;
+    for (const gguf::Tensor &t : model.tensors())
+        if (t.rank == 2 && t.name.starts_with("blk.")) tensors.push_back(&t);
+    for (const gguf::Tensor *t : tensors) {
+        writer.add_tensor(std::string(t->name) + ".in_sum2", gguf::Type::F32, {t->shape[0], 1});
+        writer.add_tensor(std::string(t->name) + ".counts", gguf::Type::F32, {1, 1});
+    }
+    writer.start(path);
+    for (const gguf::Tensor *t : tensors) {
+        std::vector<float> sums(static_cast<size_t>(t->shape[0]));
+        for (size_t i = 0; i < sums.size(); ++i) sums[i] = count * static_cast<float>(1 + i % 7);
+        writer.write(std::as_bytes(std::span(sums)));
+        writer.write(std::as_bytes(std::span(&count, 1)));
+    }
+    writer.finish();
+}
+
+std::vector<float> values_of(const gguf::Tensor &t) {
+    std::vector<float> values(static_cast<size_t>(t.elements()));
+    gguf::dequantize_row(t.type, t.data, values.data(), t.elements());
+    return values;
+}
+
+}  // namespace
+
+TEST_CASE("quantize: the written model holds the quantized rows and runs") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const fs::path in = random_f16_model(directory), out = directory / "out.gguf";
+    for (const char *type : {"q8_0", "Q4_K_M", "Q5_1", "BF16"}) {
+        CAPTURE(type);
+        const Result r = runnel_with({"quantize", in.string(), out.string(), type, "--overwrite"});
+        CAPTURE(r.err);
+        REQUIRE(r.code == 0);
+        CHECK(r.out == "");
+        CHECK(r.err.find("bits per weight") != r.err.npos);
+        const gguf::File before = gguf::File::open(in), after = gguf::File::open(out);
+        REQUIRE(after.tensors().size() == before.tensors().size());
+        for (const gguf::Tensor &tensor : after.tensors()) {
+            CAPTURE(tensor.name);
+            const gguf::Tensor *source = before.find_tensor(tensor.name);
+            REQUIRE(source);
+            if (tensor.type == source->type) {
+                CHECK(std::equal(tensor.data, tensor.data + tensor.bytes, source->data));
+                continue;
+            }
+            const std::vector<float> values = values_of(*source);
+            std::vector<std::byte> expected(tensor.bytes);
+            gguf::quantize_standard(tensor.type, values, tensor.shape[0], {}, expected.data());
+            CHECK(std::equal(expected.begin(), expected.end(), tensor.data));
+        }
+        CHECK(after.find("general.file_type")->as_int().has_value());
+        CHECK(after.find("general.quantization_version")->as_int() == 2);
+        const Result ran = runnel_with({"run", out.string(), "ab", "-n", "3", "--temp", "0"});
+        CHECK(ran.code == 0);
+    }
+    CHECK(names_in(directory) == std::vector<std::string>{"f16.gguf", "out.gguf"});
+}
+
+TEST_CASE("quantize: threads change no byte") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = random_f16_model(directory).string();
+    for (const char *threads : {"1", "3"})
+        REQUIRE(runnel_with({"quantize", in, (directory / threads).string(), "Q3_K_M", "-t", threads}).code ==
+                0);
+    CHECK(read_bytes(directory / "1") == read_bytes(directory / "3"));
+}
+
+TEST_CASE("quantize: importance changes the bytes and is recorded") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const fs::path in = random_f16_model(directory);
+    const gguf::File source = gguf::File::open(in);
+    write_importance(directory / "a.imatrix", source, 10);
+    REQUIRE(runnel_with({"quantize", in.string(), (directory / "plain").string(), "Q4_0"}).code == 0);
+    REQUIRE(runnel_with({"quantize", in.string(), (directory / "weighted").string(), "Q4_0", "--imatrix",
+                         (directory / "a.imatrix").string()})
+                .code == 0);
+    const gguf::File plain = gguf::File::open(directory / "plain"),
+                     weighted = gguf::File::open(directory / "weighted");
+    const gguf::Tensor *a = plain.find_tensor("blk.0.attn_q.weight"), *b = weighted.find_tensor(a->name);
+    CHECK_FALSE(std::equal(a->data, a->data + a->bytes, b->data));
+    CHECK(weighted.find("quantize.imatrix.file")->as_string() == "a.imatrix");
+    CHECK(weighted.find("quantize.imatrix.chunks_count")->as_int() == 3);
+    // Weights that are the same for all columns of a row give another choice than none, but a valid one.
+    std::ofstream(directory / "bad.imatrix") << "no importance";
+    const Result bad = runnel_with({"quantize", in.string(), (directory / "x").string(), "Q4_0", "--imatrix",
+                                    (directory / "bad.imatrix").string()});
+    CHECK(bad.code == 5);
+    CHECK(bad.err.find("importance matrix") != bad.err.npos);
+}
+
+TEST_CASE("quantize: --dry-run lists types and sizes and writes nothing") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = random_f16_model(directory).string();
+    const Result r = runnel_with({"quantize", in, (directory / "x").string(), "Q8_0", "--dry-run", "--json",
+                                  "--tensor-type", "attn_[qk]=F32"});
+    REQUIRE(r.code == 0);
+    const json plan = json::parse(r.out);
+    CHECK(plan["bytes_after"] < plan["bytes_before"]);
+    int wished = 0;
+    for (const json &tensor : plan["tensors"])
+        if (tensor["name"].get<std::string>().find("attn_q.") != std::string::npos) {
+            CHECK(tensor["to"] == "F32");
+            ++wished;
+        }
+    CHECK(wished > 0);
+    CHECK(names_in(directory) == std::vector<std::string>{"f16.gguf"});
+}
+
+TEST_CASE("quantize: what must not be done is refused with one line") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = random_f16_model(directory).string(), q8 = (directory / "q8.gguf").string();
+    REQUIRE(runnel_with({"quantize", in, q8, "Q8_0"}).code == 0);
+    const std::vector<std::byte> before = read_bytes(in);
+    const auto refused = [&](std::vector<std::string> arguments, int code, const std::string &what) {
+        arguments.insert(arguments.begin(), "quantize");
+        const Result r = runnel_with(arguments);
+        CAPTURE(r.err);
+        CHECK(r.code == code);
+        CHECK(r.out == "");
+        CHECK(r.err.find(what) != r.err.npos);
+        CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
+    };
+    refused({in, in, "Q8_0", "--overwrite"}, 2, "is the model that is read");
+    fs::create_symlink(in, directory / "link.gguf");
+    refused({in, (directory / "link.gguf").string(), "Q8_0", "--overwrite"}, 2, "is the model that is read");
+    refused({in, q8, "Q4_0"}, 2, "--overwrite");
+    refused({q8, (directory / "y").string(), "Q4_0"}, 5, "--allow-requantize");
+    refused({in, (directory / "y").string(), "Q9_K"}, 2, "there is no type");
+    refused({in, (directory / "y").string(), "IQ1_S"}, 5, "importance matrix");
+    refused({in, (directory / "y").string(), "Q8_0", "--tensor-type", "("}, 2, "PATTERN=TYPE");
+    refused({in, (directory / "y").string(), "Q8_0", "--tensor-type", "(=F16"}, 2, "regular expression");
+    refused({in, q8}, 2, "IN OUT TYPE");
+    CHECK(read_bytes(in) == before);
+    CHECK_FALSE(fs::exists(directory / "y"));
+    CHECK(runnel_with({"quantize", q8, (directory / "y").string(), "Q4_0", "--allow-requantize"}).code == 0);
+}
