@@ -12,6 +12,7 @@
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
 #include "gguf/file.h"
+#include "gguf/output_file.h"
 #include "gguf/printable.h"
 #include "kernels/backend.h"
 
@@ -38,6 +39,8 @@ int guarded(const Arguments &arguments, Io &io) {
     } catch (const Interrupted &) {
         return exit_code::kInterrupted;
     } catch (const UsageError &error) {
+        return fail(exit_code::kUsage, error.what(), io);
+    } catch (const gguf::OutputRefused &error) {
         return fail(exit_code::kUsage, error.what(), io);
     } catch (const InputError &error) {
         return fail(exit_code::kInput, error.what(), io);
@@ -81,7 +84,8 @@ void set_signals() {
     // Where no InterruptScope says otherwise; ignored it stays, as shells want it of jobs in the background.
     const auto before = signal(SIGINT, [](int) { _exit(exit_code::kInterrupted); });
     if (before == SIG_IGN) signal(SIGINT, SIG_IGN);
-    signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write(), see ClosedPipe
+    signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write(), see ClosedPipe,
+    signal(SIGXFSZ, SIG_IGN);  // and so is a file that grows beyond the limit of the shell
     struct sigaction action {};
     action.sa_sigaction = on_bus_error;
     action.sa_flags = SA_SIGINFO;

@@ -6,6 +6,7 @@
 
 #include "gguf/part.h"
 #include "gguf/printable.h"
+#include "gguf/read_files.h"
 
 namespace runnel::gguf {
 namespace {
@@ -109,6 +110,7 @@ void File::add_parts(const fs::path &path) {
         const auto number = static_cast<uint32_t>(mappings_.size());
         const bool is_given = number == whole.number;
         mappings_.push_back(is_given ? std::move(given_mapping) : Mapping(part_path));
+        note_read(part_path);
         const auto bytes = mappings_.back().bytes();
         Part part = is_given ? std::move(given) : read_named(bytes, part_path);
         expect_part(part, whole, number, part_path);

@@ -147,9 +147,9 @@ void Writer::add_tensor(std::string_view tensor, Type type, std::span<const int6
     impl_->data_bytes += size + impl_->padding(size);
 }
 
-void Writer::start(const std::filesystem::path &path) {
+void Writer::start(const std::filesystem::path &path, const OutputOptions &options) {
     impl_->expect_open(false);
-    impl_->file = std::make_unique<OutputFile>(path);
+    impl_->file = std::make_unique<OutputFile>(path, options);
     std::vector<std::byte> header;
     append(header, std::as_bytes(std::span(std::string_view("GGUF"))));
     append_number<uint32_t>(header, 3);

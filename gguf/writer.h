@@ -7,9 +7,8 @@
 //   writer.write(bytes);                // the data of the tensors, in pieces of any size
 //   writer.finish();                    // now `path` exists, complete
 //
-// The bytes go to a temporary file beside `path` that finish() renames, so that nobody ever sees half a
-// model; without finish() the temporary file is removed and an older file at `path` stays as it was. (A path
-// that is a device or a pipe is written to directly.)
+// The file is an OutputFile (gguf/output_file.h): complete or not there, and never over another one that is
+// read or was not meant.
 #pragma once
 
 #include <concepts>
@@ -26,15 +25,10 @@
 #include <vector>
 
 #include "gguf/block.h"
+#include "gguf/output_file.h"
 #include "gguf/value.h"
 
 namespace runnel::gguf {
-
-// The file cannot be written (no space left, no permission, closed pipe): one line that names it.
-class WriteError : public std::runtime_error {
-  public:
-    using std::runtime_error::runtime_error;
-};
 
 template <class T>
 concept Number = std::is_arithmetic_v<T>;
@@ -110,7 +104,7 @@ class Writer {
 
     // Throw WriteError. std::logic_error when called out of order, when a piece reaches beyond the end of the
     // tensor it belongs to, or when finish() comes before all data.
-    void start(const std::filesystem::path &path);
+    void start(const std::filesystem::path &path, const OutputOptions &options = {});
     void write(std::span<const std::byte> piece);
     void finish();
 

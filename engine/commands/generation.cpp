@@ -47,6 +47,11 @@ std::optional<int64_t> gpu_layers(const std::string &text) {
     return layers < 0 ? kAll : layers;
 }
 
+// One that an earlier run wrote may be replaced: all begin with the program's name.
+gguf::OutputOptions stats_output(const Io &io) {
+    return {.overwrite = io.overwrite, .own = R"({"program":"runnel",)"};
+}
+
 std::optional<int64_t> cpu_experts(const ModelOptions &options) {
     if (options.cpu_moe) return std::numeric_limits<int64_t>::max();
     return options.cpu_moe_layers;
@@ -57,6 +62,7 @@ std::optional<int64_t> cpu_experts(const ModelOptions &options) {
 decode::EngineOptions engine_options(const ModelOptions &options) {
     if (options.cache.sinks > 0 && options.cache.window == 0)
         throw UsageError("--sinks needs a --window that leaves something out");
+    gguf::note_model(options.path);
     return {.model = options.path,
             .threads = options.threads,
             .context = options.context,
@@ -204,7 +210,8 @@ std::string speculation_text(const decode::SpeculationCounts &c) {
 }
 
 Json report_json(const Report &report) {
-    Json json = {{"model", report.model},
+    Json json = {{"program", "runnel"},
+                 {"model", report.model},
                  {"seed", report.seed},
                  {"prompt_tokens", report.timings.prompt_tokens},
                  {"prefill_tokens", report.timings.prefill_tokens},
@@ -234,6 +241,15 @@ std::string report_text(const Report &report) {
     return text + (report.speculation ? speculation_text(*report.speculation) : std::string());
 }
 
+void note_inputs(std::initializer_list<std::optional<std::string>> paths) {
+    for (const auto &path : paths)
+        if (path && *path != "-") gguf::note_read(*path);
+}
+
+void check_stats_file(const StatsFlags &flags, const Io &io) {
+    if (!flags.file.empty()) gguf::check_output(flags.file, stats_output(io));
+}
+
 void write_stats(const StatsFlags &flags, const Report &report, Io &io) {
     write_stats(flags, report_text(report), report_json(report), io);
 }
@@ -242,7 +258,7 @@ void write_stats(const StatsFlags &flags, const std::string &text, const Json &n
     if (flags.print) io.progress(text);
     const std::string json = dump(numbers);
     if (!flags.file.empty()) {
-        gguf::OutputFile file(flags.file);
+        gguf::OutputFile file(flags.file, stats_output(io));
         file.write(std::as_bytes(std::span(json)));
         file.commit();
     }

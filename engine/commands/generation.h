@@ -1,6 +1,7 @@
 // What run and chat share: from flags to a sampler, and from a finished answer to numbers.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,7 +65,13 @@ Json timings_json(const Report &report);        // load_ms, ttft_ms, prefill_tps
 Json report_json(const Report &report);         // for --stats-file
 std::string report_text(const Report &report);  // lines for people
 
-// --stats, --stats-file and --stats-fd. Throws OutputError when the file cannot be written.
+// Files that a command is about to read, so that no output is one of them; "-" and what is not there are
+// passed over.
+void note_inputs(std::initializer_list<std::optional<std::string>> paths);
+// Before the work: throws gguf::OutputRefused for a --stats-file that must not be written.
+void check_stats_file(const StatsFlags &flags, const Io &io);
+
+// --stats, --stats-file and --stats-fd. Throws gguf::WriteError when the file cannot be written.
 void write_stats(const StatsFlags &flags, const std::string &text, const Json &json, Io &io);
 void write_stats(const StatsFlags &flags, const Report &report, Io &io);
 

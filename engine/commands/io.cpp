@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "gguf/printable.h"
+#include "gguf/read_files.h"
 
 namespace runnel::commands {
 namespace {
@@ -84,19 +85,22 @@ void Io::progress(std::string_view text) noexcept {
     if (!quiet) err.try_write(text);
 }
 
-InputFile::InputFile(const std::string &path, int in, const decode::StopRequest *stop)
+InputFile::InputFile(const std::string &path, int in, const decode::StopRequest *stop,
+                     Replaceable replaceable)
     : name_(path == "-" ? "standard input" : gguf::printable(path, 4096)),
       fd_(path == "-" ? in : open_to_read(path, stop)),
       owned_(path != "-") {
     if (fd_ < 0) throw UsageError("cannot open " + name_ + ": " + reason());
+    if (replaceable == Replaceable::No) gguf::note_read(fd_);
 }
 
 InputFile::~InputFile() {
     if (owned_) close(fd_);
 }
 
-std::string read_all(const std::string &path, int in, const decode::StopRequest *stop) {
-    const InputFile file(path, in, stop);
+std::string read_all(const std::string &path, int in, const decode::StopRequest *stop,
+                     InputFile::Replaceable replaceable) {
+    const InputFile file(path, in, stop, replaceable);
     const std::string &name = file.name();
     std::string text;
     size_t used = 0;

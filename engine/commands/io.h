@@ -74,7 +74,8 @@ struct Io {
     Output out{1, "standard output"};
     Output err{2, "standard error"};
     int in = 0;
-    bool quiet = false;  // -q: errors only
+    bool quiet = false;      // -q: errors only
+    bool overwrite = false;  // --overwrite: outputs may replace files that this program did not make
 
     // "runnel: text\n" on stderr, unless quiet; control characters made visible.
     void note(std::string_view text) noexcept;
@@ -87,7 +88,10 @@ struct Io {
 // writer.
 class InputFile {
   public:
-    InputFile(const std::string &path, int in, const decode::StopRequest *stop = nullptr);
+    // May an output of the run replace it (gguf/read_files.h)?
+    enum class Replaceable { No, Yes };
+    InputFile(const std::string &path, int in, const decode::StopRequest *stop = nullptr,
+              Replaceable replaceable = Replaceable::No);
     ~InputFile();
     InputFile(const InputFile &) = delete;
     InputFile &operator=(const InputFile &) = delete;
@@ -106,7 +110,8 @@ inline constexpr size_t kLargestInput = (size_t{512} << 20) - 1;
 // All of a file ("-": of `in`). Throws UsageError when it cannot be opened (exit code 2, as for a model that
 // is not there), InputError when reading fails or it is 512 MiB or larger, Interrupted when the user asked
 // `stop` for it. (A deadline does not cut a prompt: what is generated for half a question helps nobody.)
-std::string read_all(const std::string &path, int in, const decode::StopRequest *stop = nullptr);
+std::string read_all(const std::string &path, int in, const decode::StopRequest *stop = nullptr,
+                     InputFile::Replaceable replaceable = InputFile::Replaceable::No);
 
 // Is there something on `in` that was meant for us: a pipe or a file, not a terminal?
 bool has_input(int in);

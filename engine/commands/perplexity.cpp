@@ -138,6 +138,8 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     const int32_t context = chunk_size(options, base);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     engine_flags.context = context;
+    note_inputs({options.file, options.base});
+    if (!options.save_logits.empty()) gguf::check_output(options.save_logits, {.overwrite = io.overwrite});
     Engine engine(engine_flags);
 
     std::vector<text::TokenId> tokens;
@@ -151,7 +153,7 @@ int perplexity(const PerplexityOptions &options, Io &io) {
 
     std::optional<LogitsWriter> save;
     if (!options.save_logits.empty())
-        save.emplace(options.save_logits, context, engine.executor().vocab(), tokens);
+        save.emplace(options.save_logits, context, engine.executor().vocab(), tokens, io.overwrite);
     decode::PerplexityRun run(engine.executor(), tokens, context,
                               engine.tokenizer().adds_bos() ? engine.tokenizer().bos() : std::nullopt,
                               save ? &*save : nullptr, base ? &*base : nullptr);

@@ -82,6 +82,7 @@ bool run_editor(const std::string &path) {
     if (child == 0) {
         signal(SIGINT, SIG_DFL);
         signal(SIGPIPE, SIG_DFL);
+        signal(SIGXFSZ, SIG_DFL);
         execl("/bin/sh", "sh", "-c", command.c_str(), "sh", path.c_str(), static_cast<char *>(nullptr));
         _exit(127);
     }

@@ -5,7 +5,6 @@
 #include <variant>
 
 #include "gguf/mapping.h"
-#include "gguf/output_file.h"
 
 namespace runnel::decode {
 namespace {
@@ -90,7 +89,7 @@ PromptFileResult rejected(const std::string &why) {
 
 class Writer {
   public:
-    explicit Writer(const std::filesystem::path &path) : file_(path) {}
+    Writer(const std::filesystem::path &path, bool overwrite) : file_(path, prompt_file_output(overwrite)) {}
     void write(Bytes bytes) {
         sum_.add(bytes);
         file_.write(bytes);
@@ -173,13 +172,17 @@ PromptFileResult load_prompt_file(const std::filesystem::path &path, Checksum::V
     return {State::Loaded, std::move(content.tokens), {}};
 }
 
+gguf::OutputOptions prompt_file_output(bool overwrite) {
+    return {.overwrite = overwrite, .is_private = true, .own = {kMagic, sizeof kMagic}};
+}
+
 void save_prompt_file(const std::filesystem::path &path, Checksum::Value identity, Executor &executor,
-                      const SequenceCache &sequence, size_t tokens) {
+                      const SequenceCache &sequence, size_t tokens, bool overwrite) {
     const size_t blocks = std::min(tokens, static_cast<size_t>(sequence.length())) / size_t{kBlockTokens};
     const auto groups = static_cast<uint32_t>(executor.cache().groups());
     Header header{{}, kVersion, groups, identity, blocks * size_t{kBlockTokens}};
     std::copy(std::begin(kMagic), std::end(kMagic), header.magic);
-    Writer writer(path);
+    Writer writer(path, overwrite);
     writer.value(header);
     writer.write(std::as_bytes(std::span(sequence.tokens()).first(static_cast<size_t>(header.tokens))));
     for (uint32_t group = 0; group < groups; ++group) {

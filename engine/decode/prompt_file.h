@@ -18,6 +18,7 @@
 #include "engine/decode/checksum.h"
 #include "engine/decode/executor.h"
 #include "gguf/file.h"
+#include "gguf/output_file.h"
 
 namespace runnel::decode {
 
@@ -46,6 +47,8 @@ PromptFileResult load_prompt_file(const std::filesystem::path &path, Checksum::V
 // Writes the full blocks of the first `tokens` cells; under its name when it is complete. Throws
 // gguf::WriteError.
 void save_prompt_file(const std::filesystem::path &path, Checksum::Value identity, Executor &executor,
-                      const SequenceCache &sequence, size_t tokens);
+                      const SequenceCache &sequence, size_t tokens, bool overwrite = false);
+// How a prompt file may be written: privately, over another prompt file, or over anything with `overwrite`.
+gguf::OutputOptions prompt_file_output(bool overwrite);
 
 }  // namespace runnel::decode

@@ -49,8 +49,8 @@ void compress_row(std::span<const float> logits, std::vector<uint16_t> &row) {
 }
 
 LogitsWriter::LogitsWriter(const std::filesystem::path &path, int32_t context, int32_t vocab,
-                           std::span<const TokenId> tokens)
-    : file_(path) {
+                           std::span<const TokenId> tokens, bool overwrite)
+    : file_(path, {.overwrite = overwrite}) {
     const int32_t counts[] = {context, vocab,
                               static_cast<int32_t>(tokens.size() / static_cast<size_t>(context))};
     file_.write(bytes_of(std::span(kMagic)));

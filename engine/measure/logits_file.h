@@ -37,7 +37,7 @@ class LogitsWriter {
   public:
     // Throws gguf::WriteError, as do the others. `tokens`: chunks * context of them.
     LogitsWriter(const std::filesystem::path &path, int32_t context, int32_t vocab,
-                 std::span<const TokenId> tokens);
+                 std::span<const TokenId> tokens, bool overwrite = false);
     void write(std::span<const float> logits);  // of the next scored position
     void commit();                              // only now the file exists under its name
 

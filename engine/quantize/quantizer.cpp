@@ -227,7 +227,7 @@ bool quantize(const gguf::File &source, const QuantizePlan &plan, const Quantize
     for (const PlannedTensor &planned : plan.tensors)
         writer.add_tensor(planned.source->name, planned.type,
                           {planned.source->shape, static_cast<size_t>(planned.source->rank)});
-    writer.start(path);
+    writer.start(path, {.overwrite = true});  // whether it may was asked before; never what is read
     Conversion conversion(request, writer);
     for (const PlannedTensor &planned : plan.tensors)
         if (!conversion.convert(planned)) return false;

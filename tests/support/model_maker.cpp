@@ -434,7 +434,8 @@ gguf::Type parse_type(const std::string &name) {
     throw std::invalid_argument("make_model: unknown type " + name);
 }
 
-void make_model(const ModelShape &wanted, const std::filesystem::path &out) {
+void make_model(const ModelShape &wanted, const std::filesystem::path &out,
+                const gguf::OutputOptions &options) {
     ModelShape shape = complete(wanted);
     const Vocabulary vocabulary(shape.vocab_from, shape.vocab);
     shape.vocab = vocabulary.size();
@@ -444,7 +445,7 @@ void make_model(const ModelShape &wanted, const std::filesystem::path &out) {
     vocabulary.add_to(writer);
     for (const Plan &plan : plans)
         writer.add_tensor(plan.name, shape.dequantized ? Type::F32 : plan.type, plan.shape);
-    writer.start(out);
+    writer.start(out, options);
     for (const Plan &plan : plans) write_tensor(plan, shape, writer);
     writer.finish();
 }

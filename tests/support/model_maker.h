@@ -20,6 +20,7 @@
 #include <string>
 
 #include "gguf/file.h"
+#include "gguf/output_file.h"
 #include "gguf/quantize.h"
 #include "tests/support/temporary.h"
 
@@ -73,7 +74,8 @@ struct ModelShape {
 };
 
 // Throws std::invalid_argument for shapes that make no sense, gguf::WriteError, gguf::FileError (vocab_from).
-void make_model(const ModelShape &shape, const std::filesystem::path &out);
+void make_model(const ModelShape &shape, const std::filesystem::path &out,
+                const gguf::OutputOptions &options = {});
 
 // A model in a temporary directory.
 struct TemporaryModel {

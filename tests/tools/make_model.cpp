@@ -11,7 +11,7 @@
 int main(int argc, char **argv) {
     runnel::testing::ModelShape shape;
     std::string out;
-    bool fast = false;
+    bool fast = false, overwrite = false;
     CLI::App app("Writes a GGUF model with random weights, for tests and benchmarks.");
     app.option_defaults()->always_capture_default();
     app.add_option("--out", out, "the file to write")->required();
@@ -52,10 +52,11 @@ int main(int argc, char **argv) {
     app.add_option("--threads", shape.threads)->check(CLI::Range(1, 64));
     app.add_flag("--repeated", shape.repeated, "repeat the first weights of each tensor: quick to make");
     app.add_flag("--fast", fast, "a cheaper search in the K and IQ4 formats");
+    app.add_flag("--overwrite", overwrite, "replace a file that is there");
     CLI11_PARSE(app, argc, argv);
     if (fast) shape.effort = runnel::gguf::Effort::Fast;
     try {
-        runnel::testing::make_model(shape, out);
+        runnel::testing::make_model(shape, out, {.overwrite = overwrite});
     } catch (const std::exception &error) {
         std::cerr << "make-model: " << error.what() << '\n';
         return 1;

@@ -94,10 +94,14 @@ class BatchRun {
             output_.close();
             note_stop();
             throw;
+        } catch (const ClosedPipe &) {
+            throw OutputError("standard output was closed after " + std::to_string(output_.written()) +
+                              " rows: the other answers are not delivered");
         }
         output_.close();
         const bool finished = ended_ && batch_.unfinished() == 0;
         report(finished);
+        expect_every_row(finished);
         if (!finished) return exit_code::kInterrupted;
         if (model_failed_) return exit_code::kFailed;
         return errors_ > 0 ? exit_code::kInput : exit_code::kDone;
@@ -109,9 +113,22 @@ class BatchRun {
             read_lines();
             if (batch_.unfinished() == 0 && ended_) break;
             if (batch_.unfinished() > 0 && !batch_.step(&stop_)) break;
-            for (const AnswerBatch::Finished &answer : batch_.take_finished()) write(answer);
+            write_finished();
             show_progress();
         }
+    }
+
+    void write_finished() {
+        for (const AnswerBatch::Finished &answer : batch_.take_finished()) write(answer);
+    }
+
+    // Every row that was taken has its line in the output or, after a stop, is known to be unanswered.
+    void expect_every_row(bool finished) const {
+        const uint64_t open = finished ? 0 : waiting_.size() + output_.held();
+        if (output_.missing() != open)
+            throw OutputError(std::to_string(output_.missing() - open) + " of " + std::to_string(rows_) +
+                              " rows were taken and not written: this is a bug of runnel, the output is "
+                              "not complete");
     }
 
     void note_stop() {
@@ -168,6 +185,7 @@ class BatchRun {
         waiting_.emplace(place, Waiting{row.identity, bytes});
         if (row.error.empty()) submit(row, place);
         if (!row.error.empty()) fail(place, row.error);
+        write_finished();  // submit() finishes a row that wants no token or does not fit
     }
 
     // Once per key, and for the first ones only: rows may carry any data of their own.
@@ -296,7 +314,8 @@ class BatchRun {
         const AnswerBatch::Counts &counts = batch_.counts();
         const decode::SchedulerCounts &schedule = batch_.schedule();
         const double time = seconds();
-        Json json = {{"model", options_.model.path},
+        Json json = {{"program", "runnel"},
+                     {"model", options_.model.path},
                      {"seed", sampling_.seed},
                      {"rows", rows_},
                      {"written", output_.written()},
@@ -387,9 +406,12 @@ int batch(const BatchOptions &options, Io &io) {
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);
     engine_flags.sequences = options.parallel;
+    note_inputs(
+        {options.input, options.draft.model, options.system_file, options.chat.file, options.chat.tools});
+    check_stats_file(options.stats, io);
     Engine engine(engine_flags);
     for (const std::string &note : engine.notes()) io.note(note);
-    BatchOutput output(options.output, options.resume, !options.unordered);  // emptied when all else is well
+    BatchOutput output(options.output, {options.resume, io.overwrite, !options.unordered});
     return BatchRun(options, engine, input.get(), output, stop, io).loop();
 }
 

@@ -40,6 +40,7 @@ Command batch_command() {
     table.flag("--unordered", o->unordered, "answers as they are done, not in the order of the input");
     table.flag("--resume", o->resume, "continue the output of a run that was interrupted or killed");
     add_stats_options(table, o->stats);
+    command.writes_files = true;
     command.call = [o](const Words &words, Io &io) {
         o->model.path = words.model;
         return batch(*o, io);

@@ -9,9 +9,11 @@
 #include <cerrno>
 #include <limits>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "engine/commands/chat/line_reader.h"
+#include "gguf/output_file.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -21,6 +23,11 @@ constexpr auto kSyncEvery = std::chrono::seconds(5);
 
 std::string reason() {
     return std::generic_category().message(errno);
+}
+
+off_t size_of(int fd) {
+    struct stat status {};
+    return fstat(fd, &status) == 0 ? status.st_size : 0;
 }
 
 bool is_regular(int fd) {
@@ -39,6 +46,7 @@ Descriptor open_output(const std::optional<std::string> &path) {
     if (file.get() < 0) throw UsageError("cannot open " + name + " for writing: " + reason());
     if (is_regular(file.get()) && flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         throw UsageError(name + " is being written by another process");
+    gguf::refuse_if_read(file.get(), *path);
     return file;
 }
 
@@ -80,20 +88,29 @@ WrittenRows WrittenRows::recover(int fd, const std::string &name) {
     return written;
 }
 
-BatchOutput::BatchOutput(const std::optional<std::string> &path, bool resume, bool ordered)
-    : name_(path ? gguf::printable(*path, 4096) : "standard output"),
+BatchOutput::BatchOutput(const std::optional<std::string> &path, const Options &options)
+    : path_(path),
+      name_(path ? gguf::printable(*path, 4096) : "standard output"),
       file_(open_output(path)),
       out_(file_.get(), name_),
-      ordered_(ordered),
+      ordered_(options.ordered),
       regular_(is_regular(file_.get())) {
-    if (resume && !(path && regular_))
+    if (options.resume && !(path && regular_))
         throw UsageError("--resume needs a file to go on with: name it with -o");
-    if (resume)
+    if (options.resume)
         before_ = WrittenRows::recover(file_.get(), name_);
-    else if (path && regular_ && ftruncate(file_.get(), 0) != 0)
-        throw OutputError("cannot empty " + name_ + ": " + reason());
-    if (ordered && !before_.in_order())
+    else if (path && regular_)
+        start_anew(options.overwrite);
+    size_ = size_of(file_.get());
+    if (ordered_ && !before_.in_order())
         throw UsageError(name_ + " was written with --unordered: resume it with --unordered");
+}
+
+void BatchOutput::start_anew(bool overwrite) {
+    if (size_of(file_.get()) > 0 && !overwrite)
+        throw UsageError(name_ +
+                         " is not empty: --resume goes on with the answers in it, --overwrite replaces it");
+    if (ftruncate(file_.get(), 0) != 0) throw OutputError("cannot empty " + name_ + ": " + reason());
 }
 
 void BatchOutput::put(uint64_t place, std::string line) {
@@ -107,7 +124,13 @@ void BatchOutput::put(uint64_t place, std::string line) {
 }
 
 void BatchOutput::write(const std::string &line) {
-    out_.write(line);
+    try {
+        out_.write(line);
+    } catch (const OutputError &) {  // a full disk: no part of a line stays
+        if (regular_ && path_) std::ignore = ftruncate(file_.get(), size_);
+        throw;
+    }
+    size_ += static_cast<off_t>(line.size());
     ++written_;
     if (std::chrono::steady_clock::now() - synced_ > kSyncEvery) sync();
 }

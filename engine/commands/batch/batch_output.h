@@ -39,9 +39,14 @@ class WrittenRows {
 
 class BatchOutput {
   public:
-    // path: a file, or nullopt for standard output. A file is made empty, or with `resume` continued. Throws
-    // UsageError when it cannot be opened or is being written by another process.
-    BatchOutput(const std::optional<std::string> &path, bool resume, bool ordered);
+    struct Options {
+        bool resume = false;     // go on with what an earlier run has written
+        bool overwrite = false;  // or empty the file, whatever it holds
+        bool ordered = true;
+    };
+    // path: a file, or nullopt for standard output. Throws UsageError when it cannot be opened, is being
+    // written by another process or holds something that is neither to be continued nor overwritten.
+    BatchOutput(const std::optional<std::string> &path, const Options &options);
 
     const WrittenRows &before() const { return before_; }
 
@@ -52,13 +57,17 @@ class BatchOutput {
     // Lines that wait for others in front of them.
     size_t held() const { return held_.size(); }
     int64_t written() const { return written_; }
+    // Places whose line is not written.
+    uint64_t missing() const { return places_ - static_cast<uint64_t>(written_); }
     // Syncs. Throws OutputError.
     void close();
 
   private:
+    void start_anew(bool overwrite);
     void write(const std::string &line);
     void sync();
 
+    std::optional<std::string> path_;
     std::string name_;
     Descriptor file_;
     Output out_;
@@ -67,6 +76,7 @@ class BatchOutput {
     uint64_t places_ = 0, next_ = 0;
     std::map<uint64_t, std::string> held_;
     int64_t written_ = 0;
+    off_t size_ = 0;  // of a regular file, up to its last whole line
     std::chrono::steady_clock::time_point synced_ = std::chrono::steady_clock::now();
 };
 

@@ -20,6 +20,7 @@
 #include "engine/decode/error.h"
 #include "engine/decode/session.h"
 #include "engine/text/utf8.h"
+#include "gguf/output_file.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -82,10 +83,10 @@ class Chat {
         // Between answer and line, Ctrl-C has nothing to stop; that is no reason to leave.
         if (terminal_) signal(SIGINT, [](int) {});
         greet();
-        const auto lines = terminal_ ? make_terminal_lines(history_path()) : make_plain_lines(io_.in);
+        lines_ = terminal_ ? make_terminal_lines(history_path()) : make_plain_lines(io_.in);
         std::string message;
         while (!over_) {
-            const auto event = read_message(*lines, ">>> ", message);
+            const auto event = read_message(*lines_, ">>> ", message);
             if (event == LineSource::Event::End) break;
             if (event == LineSource::Event::Interrupt ||
                 message.find_first_not_of(" \t\n") == std::string::npos)
@@ -153,23 +154,32 @@ class Chat {
         const auto near = nearest(name, names);
         io_.err.try_write("there is no command " + gguf::printable(name) +
                           (near ? "; did you mean " + *near + "?\n" : "; /help lists them\n"));
+        remember_failure(exit_code::kUsage);
     }
 
     // At a terminal, what a person asked for and cannot have is a line, and the chat goes on.
     template <class Work>
     void attempt(Work work) {
-        const auto say = [&](const std::exception &error) {
+        const auto say = [&](const std::exception &error, int code) {
             io_.err.try_write("runnel: " + gguf::printable(error.what(), 4096) + "\n");
+            remember_failure(code);
         };
         try {
             work();
         } catch (const InputError &error) {
-            say(error);
+            say(error, exit_code::kInput);
         } catch (const UsageError &error) {
-            say(error);
+            say(error, exit_code::kUsage);
+        } catch (const gguf::OutputRefused &error) {
+            say(error, exit_code::kUsage);
         } catch (const OutputError &error) {
-            say(error);
+            say(error, exit_code::kFailed);
         }
+    }
+
+    // A script learns at the end that one of its commands failed; a person has read it.
+    void remember_failure(int code) {
+        if (!terminal_ && code_ == exit_code::kDone) code_ = code;
     }
 
     void help(const std::string &) {
@@ -237,7 +247,18 @@ class Chat {
     }
     void save(const std::string &path) {
         if (path.empty()) throw InputError("/save FILE: the file's name is missing");
-        transcript_.save(path);
+        try {
+            transcript_.save(path, io_.overwrite);
+        } catch (const gguf::OutputRefused &error) {
+            if (error.why != gguf::OutputRefused::Why::Exists || !terminal_) throw;
+            if (!agrees(gguf::printable(path, 4096) + " exists already. Replace it? [y/N] "))
+                return io_.err.try_write("not saved\n");
+            transcript_.save(path, true);
+        }
+    }
+    bool agrees(const std::string &question) {
+        std::string answer;
+        return lines_->read(question, answer) == LineSource::Event::Line && (answer == "y" || answer == "Y");
     }
     void load(const std::string &path) {
         if (path.empty()) throw InputError("/load FILE: the file's name is missing");
@@ -375,6 +396,7 @@ class Chat {
     std::unique_ptr<decode::Drafting> drafts_;        // or none,
     std::unique_ptr<decode::Speculator> speculator_;  // made with the first answer
     decode::SpeculationCounts counted_;               // of the answers before
+    std::unique_ptr<LineSource> lines_;
     uint32_t stream_ = 0;
     bool over_ = false;
     int code_ = exit_code::kDone;
@@ -387,6 +409,8 @@ int chat(const ChatOptions &options, Io &io) {
     std::optional<InterruptScope> loading(std::in_place, stop);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);
+    note_inputs({options.draft.model, options.system_file, options.chat.file, options.chat.tools});
+    check_stats_file(options.stats, io);
     Engine engine(engine_flags);
     auto drafts = drafting(options.draft, options.model, engine, 1, io, stop);
     loading.reset();

@@ -32,6 +32,7 @@ Command chat_command() {
         .takes("WHEN")
         .or_alone("on");
     add_stats_options(table, o->stats);
+    command.writes_files = true;
     command.call = [o](const Words &words, Io &io) {
         o->model.path = words.model;
         return chat(*o, io);

@@ -56,7 +56,7 @@ std::vector<text::Message> Transcript::take_first() {
     return first;
 }
 
-void Transcript::save(const std::string &path) const {
+void Transcript::save(const std::string &path, bool overwrite) const {
     Json list = Json::array();
     for (const text::Message &m : all()) {
         list.push_back({{"role", m.role}, {"content", m.content}});
@@ -64,9 +64,11 @@ void Transcript::save(const std::string &path) const {
     }
     const std::string text = dump({{"messages", list}}, 1);
     try {
-        gguf::OutputFile file(path);
+        gguf::OutputFile file(path, {.overwrite = overwrite, .is_private = true});
         file.write(std::as_bytes(std::span(text)));
         file.commit();
+    } catch (const gguf::OutputRefused &) {
+        throw;
     } catch (const gguf::WriteError &error) {
         throw OutputError(error.what());
     }
@@ -74,7 +76,7 @@ void Transcript::save(const std::string &path) const {
 
 Transcript Transcript::load(const std::string &path) {
     const std::string name = gguf::printable(path, 4096);
-    const Json json = Json::parse(read_all(path, -1), nullptr, false);
+    const Json json = Json::parse(read_all(path, -1, nullptr, InputFile::Replaceable::Yes), nullptr, false);
     const auto list = json.is_object() ? json.find("messages") : json.end();
     if (!json.is_object() || list == json.end() || !list->is_array())
         throw InputError(name + " is no conversation: it has no list \"messages\"");

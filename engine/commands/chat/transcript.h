@@ -24,8 +24,9 @@ struct Transcript {
     // Takes out the oldest turn, unless it is the only one.
     std::vector<text::Message> take_first();
 
-    // The file appears whole or not at all. Throws OutputError.
-    void save(const std::string &path) const;
+    // The file appears whole or not at all, for its owner alone. Throws gguf::OutputRefused for one that is
+    // there already, unless it is to be overwritten or this process made it; OutputError.
+    void save(const std::string &path, bool overwrite = false) const;
     // Throws UsageError when the file cannot be opened, InputError when it is no conversation, naming what is
     // wrong with it.
     static Transcript load(const std::string &path);

@@ -15,7 +15,7 @@ namespace runnel::commands {
 
 // What every command has: its general options, and the model.
 struct Common {
-    bool quiet = false, version = false, help = false, help_all = false;
+    bool quiet = false, overwrite = false, version = false, help = false, help_all = false;
     std::optional<std::string> model, config;
 };
 
@@ -30,6 +30,7 @@ struct Command {
     Model model = Model::Needed;
     bool takes_text = false;
     size_t operands = 0;                        // words behind MODEL that must be given: OUT and TYPE
+    bool writes_files = false;                  // so there is --overwrite
     std::function<bool()> needs_no_model = {};  // true: with these options, there is no model
     OptionTable options = {};
     // Called after the options are set. Returns the exit code.

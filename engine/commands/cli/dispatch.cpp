@@ -161,6 +161,7 @@ int call(Command made, const Arguments &arguments, Io &io) {
         return exit_code::kDone;
     }
     io.quiet = common.quiet;
+    io.overwrite = common.overwrite;
     for (const std::string &note : line.notes) io.note(note);
     const bool none = command.model == Command::Model::None ||
                       (command.model == Command::Model::Optional && line.words.empty() && !common.model &&

@@ -32,6 +32,7 @@ Command perplexity_command() {
     table.in_group(Group::Output);
     table.text("--save-logits", o->save_logits, "save the log-probabilities to a file").takes("FILE");
     table.flag("--json", o->json, "the result as JSON");
+    command.writes_files = true;
     command.call = [o](const Words &words, Io &io) {
         o->model.path = words.model;
         return perplexity(*o, io);

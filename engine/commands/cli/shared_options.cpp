@@ -57,6 +57,8 @@ Command with_common_options(Command command, Common &common) {
     if (command.model != Command::Model::None)
         table.text("-m,--model", common.model, "the model: the same as the argument MODEL").takes("MODEL");
     table.flag("-q,--quiet,--log-disable", common.quiet, "errors only: no progress, notes or statistics");
+    if (command.writes_files)
+        table.flag("--overwrite", common.overwrite, "outputs may replace files that runnel did not make");
     table.text("--config", common.config, "settings from a TOML file besides your own").takes("FILE").rare();
     table.flag("--version", common.version, "what this program is built from").rare();
     table.flag("-h,--help,--usage", common.help, "this help");

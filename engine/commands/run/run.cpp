@@ -98,7 +98,7 @@ class PromptCache {
         decode::PromptFileResult result = decode::load_prompt_file(*path_, identity_, engine.executor());
         using State = decode::PromptFileResult::State;
         const std::string name = gguf::printable(*path_, 4096);
-        if (result.state == State::Foreign)
+        if (result.state == State::Foreign && !io.overwrite)
             throw UsageError(name + ": " + result.why + ", and will not be overwritten");
         if (result.state == State::Rejected) io.note(name + ": " + result.why + ": not used, written anew");
         if (result.state == State::NoRoom) io.note(name + ": " + result.why + ": not used");
@@ -111,7 +111,8 @@ class PromptCache {
         const bool same = known_.size() == whole && std::equal(known_.begin(), known_.end(), prompt.begin());
         if (!path_ || same || session.tokens().size() < prompt.size()) return;
         try {
-            decode::save_prompt_file(*path_, identity_, engine_.executor(), session.cache(), whole);
+            decode::save_prompt_file(*path_, identity_, engine_.executor(), session.cache(), whole,
+                                     io_.overwrite);
         } catch (const gguf::WriteError &error) {
             io_.note(error.what());
         }
@@ -256,7 +257,12 @@ int run(const RunOptions &options, Io &io) {
     const decode::SamplingOptions sampling = sampling_options(options.generation);
     decode::GenerationOptions generation = generation_options(options.generation);
     check_draft_flags(options);
-    Engine engine(engine_options_of(options, io, stop));
+    const decode::EngineOptions engine_flags = engine_options_of(options, io, stop);
+    note_inputs(
+        {options.draft.model, options.file, options.system_file, options.chat.file, options.chat.tools});
+    check_stats_file(options.stats, io);
+    if (options.prompt_cache) gguf::refuse_if_read(*options.prompt_cache);
+    Engine engine(engine_flags);
     for (const std::string &note : engine.notes()) io.note(note);
     if (options.verify_drafts) expect_room_for_two(engine.executor());
     const auto drafts = drafting(options.draft, options.model, engine, options.samples, io, stop);

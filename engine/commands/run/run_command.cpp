@@ -48,6 +48,7 @@ Command run_command() {
     table.flag("--json", o->json, "one JSON object on stdout");
     table.flag("--echo,--display-prompt", o->echo, "the prompt first");
     add_stats_options(table, o->stats);
+    command.writes_files = true;
     command.call = [o, escapes](const Words &words, Io &io) {
         RunOptions &options = *o;
         options.model.path = words.model;

@@ -119,8 +119,16 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
         const std::string before = read_file(tiny().path);
         const Result result = run_with({"-p", prompt, "--prompt-cache", tiny().path.string()});
         CHECK(result.code == 2);
-        CHECK(result.err.find("not a prompt cache") != std::string::npos);
+        CHECK(result.err.find("this run reads that file") != std::string::npos);
         CHECK(read_file(tiny().path) == before);
+        const std::string letter = (directory / "letter").string();
+        std::ofstream(letter) << "dear reader";
+        const Result other = run_with({"-p", prompt, "--prompt-cache", letter});
+        CHECK(other.code == 2);
+        CHECK(other.err.find("not a prompt cache") != std::string::npos);
+        CHECK(read_file(letter) == "dear reader");
+        CHECK(run_with({"-p", prompt, "--prompt-cache", letter, "--overwrite"}).code == 0);
+        CHECK(read_file(letter).starts_with("runnelKV"));
     }
     SUBCASE("a file that cannot be written costs nothing but a note") {
         const Result result = run_with({"-p", prompt, "--prompt-cache", "/nowhere/at/all"});
