@@ -109,10 +109,13 @@ std::string render_row(Source &source, const Json &row, const jinja::RenderOptio
 }
 
 Json parse_row(std::string_view text) {
-    Json row = Json::parse(text, nullptr, false);
-    if (row.is_discarded()) throw InputError("this is not JSON");
-    if (!row.is_object()) throw InputError("the template's variables are a JSON object");
-    return row;
+    try {
+        Json row = parse_json(text);
+        if (!row.is_object()) throw InputError("the template's variables are a JSON object");
+        return row;
+    } catch (const JsonError &error) {
+        throw InputError(std::string("this is not JSON: ") + error.what());
+    }
 }
 
 void render_lines(Source &source, const std::string &input, const jinja::RenderOptions &how, Io &io) {

@@ -50,6 +50,19 @@ std::vector<TokenId> parse_ids(std::string_view text, const Tokenizer &tokenizer
     return ids;
 }
 
+// Writes the answers to the lines before, should this one be no string.
+Json parse_line(const std::string &line, size_t number, const std::string &answers, Io &io) {
+    std::string why;
+    try {
+        Json value = parse_json(line);
+        if (value.is_string()) return value;
+    } catch (const JsonError &error) {
+        why = std::string(": ") + error.what();
+    }
+    io.out.write(answers);
+    throw InputError("line " + std::to_string(number) + " is not a JSON string" + why);
+}
+
 // A string per line in, an array per line out, as the lines come: what was read is answered before waiting
 // for more. Blank lines are skipped.
 void tokenize_lines(int in, const std::string &before, const Tokenizer &tokenizer,
@@ -61,11 +74,7 @@ void tokenize_lines(int in, const std::string &before, const Tokenizer &tokenize
     while (lines->read("", line) == LineSource::Event::Line) {
         ++number;
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-        const Json value = Json::parse(line, nullptr, false);
-        if (!value.is_string()) {
-            io.out.write(answers);
-            throw InputError("line " + std::to_string(number) + " is not a JSON string");
-        }
+        const Json value = parse_line(line, number, answers, io);
         answers += list_of(tokenizer.encode(value.get_ref<const std::string &>(), how));
         if (answers.size() < kPiece && (lines->has_line() || input_ready(in, 0))) continue;
         io.out.write(answers);

@@ -1,5 +1,7 @@
 #include "engine/text/special_matcher.h"
 
+#include <algorithm>
+
 namespace runnel::text {
 
 uint32_t SpecialMatcher::find_child(uint32_t node, uint8_t byte) const {
@@ -29,6 +31,9 @@ void SpecialMatcher::add(std::string_view text, TokenId id, bool always) {
 
 SpecialMatcher::Match SpecialMatcher::find(std::string_view text, size_t from,
                                            std::span<const Stretch> special) const {
+    // A text of many matches comes here for each: those behind `from` are found, not walked to.
+    const auto passed = [from](const Stretch &stretch) { return stretch.end <= from; };
+    special = {std::partition_point(special.begin(), special.end(), passed), special.end()};
     for (size_t begin = from; begin < text.size(); ++begin) {
         uint32_t node = roots_[static_cast<uint8_t>(text[begin])];
         if (!node) continue;

@@ -272,8 +272,8 @@ Row parse_row(std::string_view line, int64_t number) {
         parse_object(parse_json(line), row);
     } catch (const RowError &error) {
         row.error = error.what();
-    } catch (const Json::exception &error) {
-        row.error = "the line is not JSON: " + gguf::printable(error.what(), 300);
+    } catch (const JsonError &error) {
+        row.error = std::string("the line is not JSON: ") + error.what();
     }
     return row;
 }
@@ -327,7 +327,7 @@ std::optional<WrittenRow> parse_written(std::string_view line) {
     Json object;
     try {
         object = parse_json(line);
-    } catch (const Json::exception &) {
+    } catch (const JsonError &) {
         return std::nullopt;
     }
     if (!object.is_object()) return std::nullopt;

@@ -17,21 +17,32 @@ void add_variable(Json &variables, const std::string &text) {
     if (equals == 0 || equals == std::string::npos)
         throw UsageError("--template-var " + gguf::quoted(text) +
                          ": write NAME=VALUE, as in enable_thinking=false");
-    const std::string value = text.substr(equals + 1);
-    Json parsed = value == "True"    ? Json(true)
-                  : value == "False" ? Json(false)
-                                     : Json::parse(value, nullptr, false);
-    variables[text.substr(0, equals)] = parsed.is_discarded() ? Json(value) : std::move(parsed);
+    Json value = text.substr(equals + 1);
+    if (value == "True" || value == "False") {
+        value = value == "True";
+    } else {
+        try {
+            value = parse_json(value.get_ref<const std::string &>());
+        } catch (const JsonError &error) {
+            if (error.kind != JsonError::Kind::Syntax)
+                throw UsageError("--template-var " + gguf::quoted(text.substr(0, equals)) + ": " +
+                                 error.what());
+        }
+    }
+    variables[text.substr(0, equals)] = std::move(value);
 }
 
 // A list of definitions, or {"tools": [...]} as requests of other programs have it.
 Json read_tools(const std::string &path) {
-    Json tools = Json::parse(read_all(path, -1), nullptr, false);
-    if (tools.is_object() && tools.contains("tools")) tools = Json(tools["tools"]);
-    if (!tools.is_array())
-        throw InputError(gguf::printable(path, 4096) +
-                         " holds no tools: a JSON list of definitions is wanted");
-    return tools;
+    const std::string name = gguf::printable(path, 4096);
+    try {
+        Json tools = parse_json(read_all(path, -1));
+        if (tools.is_object() && tools.contains("tools")) tools = Json(std::move(tools["tools"]));
+        if (tools.is_array()) return tools;
+    } catch (const JsonError &error) {
+        throw InputError(name + " is not JSON: " + error.what());
+    }
+    throw InputError(name + " holds no tools: a JSON list of definitions is wanted");
 }
 
 text::ChatPromptOptions prompt_options(const TemplateFlags &flags) {

@@ -12,6 +12,14 @@
 namespace runnel::commands {
 namespace {
 
+Json parse(const std::string &text, const std::string &name) {
+    try {
+        return parse_json(text);
+    } catch (const JsonError &error) {
+        throw InputError(name + " is no conversation: it is not JSON: " + error.what());
+    }
+}
+
 text::Message message_of(const Json &json, size_t number) {
     const auto text = [&](const char *key) {
         const auto found = json.is_object() ? json.find(key) : json.end();
@@ -76,7 +84,7 @@ void Transcript::save(const std::string &path, bool overwrite) const {
 
 Transcript Transcript::load(const std::string &path) {
     const std::string name = gguf::printable(path, 4096);
-    const Json json = Json::parse(read_all(path, -1, nullptr, InputFile::Replaceable::Yes), nullptr, false);
+    const Json json = parse(read_all(path, -1, nullptr, InputFile::Replaceable::Yes), name);
     const auto list = json.is_object() ? json.find("messages") : json.end();
     if (!json.is_object() || list == json.end() || !list->is_array())
         throw InputError(name + " is no conversation: it has no list \"messages\"");

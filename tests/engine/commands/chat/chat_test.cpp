@@ -67,7 +67,7 @@ TEST_CASE("chat: a saved conversation goes on where it was, files can be message
     CHECK(plain.ends_with(answers("/load " + talk + "\n/read " + text + "\n")));
     // what cannot be is said, and the conversation stays
     CHECK(plain.ends_with(answers("/load " + talk + "\n/load /nowhere\n/load " + text +
-                                  "\n/read /nowhere\n/save /nowhere/x\n/save\nsecond\n",
+                                      "\n/read /nowhere\n/save /nowhere/x\n/save\nsecond\n",
                                   2)));
 }
 
