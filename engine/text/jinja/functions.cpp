@@ -51,7 +51,8 @@ Dict dict_of(Runtime &runtime, const char *name, Arguments &arguments) {
             runtime.charge(source.dict()->size() * sizeof(Dict::Entry) * 2);
             dict = *source.dict();
         } else {
-            for (const Value &pair : sequence_of(runtime, source)->items) {
+            const auto pairs = sequence_of(runtime, source);
+            for (const Value &pair : pairs->items) {
                 const auto parts = sequence_of(runtime, pair);
                 if (parts->items.size() != 2) fail(std::string(name) + " wants pairs");
                 runtime.charge(sizeof(Dict::Entry) * 2);

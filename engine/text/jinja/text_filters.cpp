@@ -225,7 +225,8 @@ Value urlencode_filter(Runtime &runtime, const Value &input, Arguments &argument
     if (input.is(Type::Dict)) {
         for (const Dict::Entry &entry : input.dict()->entries()) add(entry.key, entry.value);
     } else {
-        for (const Value &pair : sequence_of(runtime, input)->items) {
+        const auto pairs = sequence_of(runtime, input);
+        for (const Value &pair : pairs->items) {
             const auto parts = sequence_of(runtime, pair);
             if (parts->items.size() != 2) fail("urlencode wants pairs");
             add(parts->items[0], parts->items[1]);
