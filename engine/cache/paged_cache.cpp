@@ -129,12 +129,28 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
     return true;
 }
 
+namespace {
+
+// All blocks that a token behind them sees are there.
+bool holds_what_is_seen(const std::vector<bool> &held, const Sequence &sequence, Reach reach) {
+    const auto blocks = static_cast<int32_t>(held.size());
+    const int32_t first = sequence.first_block_seen(blocks * kBlockTokens);
+    for (int32_t block = 0; block < blocks; ++block)
+        if (!held[static_cast<size_t>(block)] && (block >= first || block * kBlockTokens < reach.sinks))
+            return false;
+    return true;
+}
+
+}  // namespace
+
 std::optional<SequenceCache> PagedCache::allocate(std::span<const int32_t> tokens, const HeldBlocks &held) {
     assert(held.size() == groups() && tokens.size() % size_t{kBlockTokens} == 0);
     for (size_t g = 0; g < groups(); ++g)
         if (!make_free(g, static_cast<int32_t>(std::count(held[g].begin(), held[g].end(), true))))
             return std::nullopt;
     SequenceCache sequence = new_sequence();
+    for (size_t g = 0; g < groups(); ++g)
+        if (!holds_what_is_seen(held[g], sequence.groups_[g], reaches_[g])) return std::nullopt;
     for (size_t g = 0; g < groups(); ++g) {
         std::vector<BlockId> table;
         for (const bool is_held : held[g]) table.push_back(is_held ? pools_[g]->take() : kNoBlock);

@@ -68,7 +68,7 @@ bool read_content(Reader &reader, const Header &header, const Executor &executor
     const Bytes tokens = reader.take(header.tokens * sizeof(TokenId));
     if (reader.failed()) return false;
     content.tokens.resize(static_cast<size_t>(header.tokens));
-    std::memcpy(content.tokens.data(), tokens.data(), tokens.size());
+    std::copy(tokens.begin(), tokens.end(), std::as_writable_bytes(std::span(content.tokens)).begin());
     std::vector<uint64_t> sizes;
     for (uint32_t group = 0; group < header.groups; ++group) {
         sizes.push_back(reader.value<uint64_t>());
@@ -168,7 +168,7 @@ PromptFileResult load_prompt_file(const std::filesystem::path &path, Checksum::V
     std::memcpy(&expected, all.data() + body.size(), sizeof expected);
     if (sum.value() != expected) return rejected("it is damaged");
     if (!executor.restore(content.tokens, content.held, content.blocks))
-        return {State::NoRoom, {}, "it is larger than the cache"};
+        return {State::NoRoom, {}, "it is larger than the cache, or lacks a part"};
     return {State::Loaded, std::move(content.tokens), {}};
 }
 
