@@ -4,6 +4,7 @@
 # make dist       a tarball and a Debian package in build/
 # make test       build and run the tests
 # make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make fuzz       libFuzzer on all that comes from outside (tests/fuzz/README.md); SECONDS=60: each target
 # make lint       formatting and the rules of the house
 # make clean
 #
@@ -73,12 +74,13 @@ cuda_objects := $(BUILD)/obj/kernels/cuda/devices_absent.o
 endif
 
 sources := $(shell find gguf kernels engine -name '*.cpp' -not -path 'kernels/cuda/*' 2>/dev/null)
-tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' -not -path 'tests/gpu/device/*' 2>/dev/null)
+tests := $(shell find tests -name '*.cpp' -not -path 'tests/tools/*' -not -path 'tests/gpu/device/*' \
+  -not -path tests/fuzz/driver.cpp 2>/dev/null)
 tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 objects := $(sources:%.cpp=$(BUILD)/obj/%.o)
 test_objects := $(tests:%.cpp=$(BUILD)/obj/%.o)
 
-.PHONY: all cuda-objects demo install uninstall dist test asan lint format clean setup
+.PHONY: all cuda-objects demo install uninstall dist test asan fuzz fuzz-setup fuzzers lint format clean setup
 all: $(BUILD)/runnel
 
 # Dependencies: asked of dpkg only when a header is not where the compiler finds it.
@@ -118,7 +120,12 @@ $(BUILD)/libsimt.a: $(simt_objects)
 	@rm -f $@
 	$(Q)ar rcs $@ $(simt_objects)
 
-$(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a
+# Makes calls of libc fail, under the program (tests/fault/).
+$(BUILD)/fault.so: tests/fault/fault.c Makefile
+	@mkdir -p $(@D)
+	$(call say,$@)cc -std=c11 -O1 -Wall -Wextra -Werror -shared -fPIC -o $@ $<
+
+$(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a | $(BUILD)/fault.so
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
 
 # The test cases of the kernels on a real device (scripts/gpu-check); says so, with status 77, where there is none.
@@ -177,6 +184,31 @@ asan: setup
 	$(MAKE) BUILD=build-asan NVCC= OPT=-O1 \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
+# The fuzzers: one program under a name for each target, of only the sources that read what comes from outside.
+FUZZ_CXX ?= $(or $(shell command -v clang++-14),clang++)
+FUZZ_BUILD = build-fuzz
+SECONDS ?= 60
+fuzz_sources := $(shell find gguf engine/text engine/cache tests/fuzz/targets -name '*.cpp' \
+  -not -path '*encode*' -not -path '*quantize*' -not -path '*scale*' -not -path gguf/scan.cpp -not -path gguf/writer.cpp \
+  -not -path '*codebook*') tests/fuzz/driver.cpp \
+  kernels/backend.cpp kernels/program.cpp $(addprefix engine/decode/,answer.cpp stop.cpp cache_plan.cpp executor.cpp \
+  prompt_file.cpp random.cpp stop_request.cpp speculation/suffix_index.cpp) engine/measure/logits_file.cpp \
+  $(addprefix engine/commands/,arguments.cpp cli/config.cpp io.cpp batch/batch_row.cpp chat/transcript.cpp)
+fuzz_objects := $(fuzz_sources:%.cpp=$(FUZZ_BUILD)/obj/%.o)
+fuzz_targets := $(basename $(notdir $(wildcard tests/fuzz/targets/*.cpp)))
+FUZZ_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+fuzz-setup: setup
+	@command -v $(FUZZ_CXX) >/dev/null || scripts/setup --fuzz
+$(FUZZ_BUILD)/obj/%.o: %.cpp Makefile | fuzz-setup
+	@mkdir -p $(@D)
+	$(call say,$@)$(filter ccache,$(CXX)) $(FUZZ_CXX) -std=c++20 -O1 -g1 $(FUZZ_SANITIZE) -fsanitize=fuzzer-no-link -pthread -I. -MMD -MP -c -o $@ $<
+$(FUZZ_BUILD)/fuzz: $(fuzz_objects)
+	$(call say,$@)$(FUZZ_CXX) $(FUZZ_SANITIZE) -fsanitize=fuzzer -pthread -o $@ $^ $(LDLIBS)
+	@for target in $(fuzz_targets); do ln -sf fuzz $(FUZZ_BUILD)/$$target; done
+fuzzers: $(FUZZ_BUILD)/fuzz
+fuzz: fuzzers
+	scripts/fuzz --seconds $(SECONDS)
+
 demo: $(BUILD)/runnel-cpu
 	@scripts/demo $(BUILD)/runnel-cpu
 
@@ -197,7 +229,7 @@ format:
 	clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu')
 
 clean:
-	rm -rf build build-asan
+	rm -rf build build-asan $(FUZZ_BUILD)
 
 -include $(BUILD)/obj/tests/gpu/device/main.d $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
-  $(cuda_objects:.o=.d) $(simt_objects:.o=.d)
+  $(cuda_objects:.o=.d) $(simt_objects:.o=.d) $(fuzz_objects:.o=.d)

@@ -21,7 +21,8 @@ struct Listed {
 std::vector<Listed> all_devices(const std::vector<kernels::DeviceInfo> &gpus) {
     std::vector<Listed> all = {{kernels::cpu::make_cpu_backend(0)->info(), ""}};
     for (size_t i = 0; i < gpus.size(); ++i) {
-        Listed &gpu = all.emplace_back(gpus[i], "");
+        all.push_back({gpus[i], ""});
+        Listed &gpu = all.back();
         try {
             gpu.info.memory_free = kernels::cuda::free_memory(static_cast<int>(i));
         } catch (const kernels::BackendError &error) {

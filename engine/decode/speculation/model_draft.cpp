@@ -200,10 +200,11 @@ void draft_together(std::span<ModelDraft *const> drafts, const StopRequest *stop
     std::vector<ModelDraft *> open(drafts.begin(), drafts.end());
     while (!open.empty()) {
         const Executor *first = &open.front()->session().executor();
-        const auto others = std::ranges::stable_partition(
-            open, [&](ModelDraft *draft) { return &draft->session().executor() == first; });
-        drive({open.begin(), others.begin()}, stop);
-        open.erase(open.begin(), others.begin());
+        const auto others = std::stable_partition(open.begin(), open.end(), [&](ModelDraft *draft) {
+            return &draft->session().executor() == first;
+        });
+        drive({open.begin(), others}, stop);
+        open.erase(open.begin(), others);
     }
 }
 

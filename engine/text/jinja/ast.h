@@ -20,13 +20,16 @@ using Symbol = uint32_t;
 
 struct Expr;
 using ExprPtr = std::unique_ptr<Expr>;
+struct NamedArgument;
+struct DictEntry;
+struct ComparedWith;
 struct Statement;
 using Body = std::vector<Statement>;
 
 // (a, b, name=c, *d, **e)
 struct CallArguments {
     std::vector<Expr> positional;
-    std::vector<std::pair<StringRef, Expr>> keyword;
+    std::vector<NamedArgument> keyword;
     ExprPtr star, star_star;  // may be null
 };
 
@@ -48,7 +51,7 @@ struct ListLiteral {
     bool is_tuple;
 };
 struct DictLiteral {
-    std::vector<std::pair<Expr, Expr>> items;
+    std::vector<DictEntry> items;
 };
 struct Unary {
     enum class Op : uint8_t { Not, Minus, Plus } op;
@@ -69,7 +72,7 @@ struct Concatenation {
 enum class CompareOp : uint8_t { Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, In, NotIn };
 struct Comparison {
     ExprPtr first;
-    std::vector<std::pair<CompareOp, Expr>> rest;  // a < b < c: every neighboring pair
+    std::vector<ComparedWith> rest;  // a < b < c: every neighboring pair
 };
 struct Conditional {
     ExprPtr test, then, otherwise;  // otherwise may be null
@@ -106,6 +109,18 @@ struct Expr {
     Place place;
     uint32_t height = 1;  // of the tree; the parser keeps it bounded
     Node node;
+};
+
+struct NamedArgument {
+    StringRef name;
+    Expr value;
+};
+struct DictEntry {
+    Expr key, value;
+};
+struct ComparedWith {
+    CompareOp op;
+    Expr right;
 };
 
 // What can be assigned to: a name, an attribute of a namespace, or several of these.

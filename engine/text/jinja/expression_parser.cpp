@@ -20,7 +20,7 @@ uint32_t height_of(const std::vector<Expr> &items) {
 
 uint32_t height_of(const CallArguments &arguments) {
     uint32_t height = height_of(arguments.positional);
-    for (const auto &entry : arguments.keyword) height = std::max(height, entry.second.height);
+    for (const auto &entry : arguments.keyword) height = std::max(height, entry.value.height);
     for (const ExprPtr *extra : {&arguments.star, &arguments.star_star})
         if (*extra) height = std::max(height, (*extra)->height);
     return height;
@@ -133,7 +133,7 @@ Expr ExpressionParser::comparison() {
         {"==", CompareOp::Equal},     {"!=", CompareOp::NotEqual}, {"<", CompareOp::Less},
         {"<=", CompareOp::LessEqual}, {">", CompareOp::Greater},   {">=", CompareOp::GreaterEqual}};
     Expr first = sum();
-    std::vector<std::pair<CompareOp, Expr>> rest;
+    std::vector<ComparedWith> rest;
     uint32_t height = first.height;
     const Place place = stream_.place();
     for (;;) {
@@ -151,8 +151,8 @@ Expr ExpressionParser::comparison() {
         } else {
             break;
         }
-        rest.emplace_back(*op, sum());
-        height = std::max(height, rest.back().second.height);
+        rest.push_back({*op, sum()});
+        height = std::max(height, rest.back().right.height);
     }
     if (rest.empty()) return first;
     return make(place, Comparison{boxed(std::move(first)), std::move(rest)}, height);
@@ -296,7 +296,7 @@ Expr ExpressionParser::list_literal() {
 
 Expr ExpressionParser::dict_literal() {
     const Place place = stream_.next().place;
-    std::vector<std::pair<Expr, Expr>> items;
+    std::vector<DictEntry> items;
     uint32_t height = 0;
     while (!stream_.current().is_operator("}")) {
         if (!items.empty()) stream_.expect_operator(",");
@@ -305,7 +305,7 @@ Expr ExpressionParser::dict_literal() {
         stream_.expect_operator(":");
         Expr value = expression();
         height = std::max({height, key.height, value.height});
-        items.emplace_back(std::move(key), std::move(value));
+        items.push_back({std::move(key), std::move(value)});
     }
     stream_.expect_operator("}");
     return make(place, DictLiteral{std::move(items)}, height);
@@ -409,7 +409,7 @@ CallArguments ExpressionParser::arguments() {
             ensure(!arguments.star_star);
             const StringRef name = symbols_.name(symbols_.symbol(stream_.next().text));
             stream_.next();
-            arguments.keyword.emplace_back(name, expression());
+            arguments.keyword.push_back({name, expression()});
         } else {
             ensure(!arguments.star && !arguments.star_star && arguments.keyword.empty());
             arguments.positional.push_back(expression());

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Writes the seeds of tests/fuzz/corpus/ (files called seed-*) again. Findings have other names and stay."""
+import os
+import struct
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "corpus")
+STRING, ARRAY, U32, I32, F32, BOOL = 8, 9, 4, 5, 6, 7
+
+
+def seed(target, name, content):
+    os.makedirs(os.path.join(ROOT, target), exist_ok=True)
+    if isinstance(content, str):
+        content = content.encode()
+    with open(os.path.join(ROOT, target, "seed-" + name), "wb") as file:
+        file.write(content)
+
+
+def string(text):
+    data = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(data)) + data
+
+
+def key(name, kind, value):
+    return string(name) + struct.pack("<I", kind) + value
+
+
+def array(kind, values):
+    pack = {STRING: string, F32: lambda v: struct.pack("<f", v), I32: lambda v: struct.pack("<i", v)}[kind]
+    return struct.pack("<IQ", kind, len(values)) + b"".join(pack(v) for v in values)
+
+
+def gguf(keys, tensors=()):
+    table, data = b"", b""
+    for name, shape, kind, size in tensors:
+        table += string(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in shape)
+        table += struct.pack("<IQ", kind, len(data))
+        data += bytes(size) + bytes(-size % 32)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)) + b"".join(keys) + table
+    return head + bytes(-len(head) % 32) + data
+
+
+CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def pieces():
+    tokens = ["<unk>", "<s>", "</s>"] + ["<0x%02X>" % b for b in range(256)] + ["\u2581", "t", "h", "e", "th", "the", "\u2581the"]
+    types = [2, 3, 3] + [6] * 256 + [1] * 7
+    return [
+        key("general.architecture", STRING, string("llama")),
+        key("tokenizer.ggml.model", STRING, string("llama")),
+        key("tokenizer.ggml.tokens", ARRAY, array(STRING, tokens)),
+        key("tokenizer.ggml.scores", ARRAY, array(F32, [-float(i) for i in range(len(tokens))])),
+        key("tokenizer.ggml.token_type", ARRAY, array(I32, types)),
+        key("tokenizer.ggml.bos_token_id", U32, struct.pack("<I", 1)),
+        key("tokenizer.ggml.add_bos_token", BOOL, b"\1"),
+        key("tokenizer.chat_template", STRING, string("[INST] {{ messages[-1].content }} [/INST]{{ eos_token }}")),
+    ]
+
+
+def byte_pairs(pre):
+    tokens = [chr(c) for c in range(33, 127)] + ["\u0120", "th", "the", "\u0120th", "<|im_start|>", "<|im_end|>"]
+    types = [1] * (len(tokens) - 2) + [3, 3]
+    return [
+        key("general.architecture", STRING, string("qwen2")),
+        key("tokenizer.ggml.model", STRING, string("gpt2")),
+        key("tokenizer.ggml.pre", STRING, string(pre)),
+        key("tokenizer.ggml.tokens", ARRAY, array(STRING, tokens)),
+        key("tokenizer.ggml.merges", ARRAY, array(STRING, ["t h", "th e", "\u0120 th"])),
+        key("tokenizer.ggml.token_type", ARRAY, array(I32, types)),
+        key("tokenizer.ggml.eos_token_id", U32, struct.pack("<I", len(tokens) - 1)),
+        key("tokenizer.chat_template", STRING, string(CHATML)),
+    ]
+
+
+TENSORS = [("token_embd.weight", (32, 4), 0, 512), ("blk.0.attn_q.weight", (32, 2), 8, 68), ("b", (3, 2), 1, 12)]
+seed("gguf", "pieces", gguf(pieces(), TENSORS))
+seed("gguf", "pairs", gguf(byte_pairs("qwen2"), TENSORS[:1]))
+seed("gguf", "pairs-gpt2", gguf(byte_pairs("gpt-2")))
+seed("gguf", "empty", gguf([]))
+
+seed("jinja", "chatml", CHATML)
+seed("jinja", "macro", "{% macro m(x, y=2) %}{{ x ~ y }}{{ caller() if caller }}{% endmacro %}"
+     "{% call m(1) %}{{ [1, 2.5, 'a', {'k': none}] | tojson }}{% endcall %}")
+seed("jinja", "loops", "{%- for k, v in messages[0].items() if v -%}{{ loop.index }}{{ k | upper }}={{ v[::-1] }}"
+     "{%- else -%}none{%- endfor -%}{% set ns = namespace(n=0) %}{% set ns.n = ns.n + 2 ** 5 // 3 %}{{ ns.n }}")
+seed("jinja", "strings", "{{ '%05.2f|%s' % (1.5, 'x') }}{{ '{:>8}{0!r}'.format(3) }}{{ 'a,b'.split(',') | join('-') }}"
+     "{{ raise_exception('no') if tools is not defined }}{{ strftime_now('%Y-%m-%d') }}\0"
+     '{"messages": [], "tools": [1]}')
+
+seed("row", "prompt", '{"prompt": "Hi", "id": "a", "max_tokens": 5, "temperature": 0.5, "stop": ["x", "y"], "seed": 7}')
+seed("row", "messages", '{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": '
+     '[{"type": "text", "text": "U\\u00e9"}]}], "top_k": 3, "min_p": 0.1}')
+seed("row", "openai", '{"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", '
+     '"messages": [{"role": "user", "content": "U"}], "n": 1}}')
+seed("row", "written", '{"id":"a","line":1,"text":"t","prompt_tokens":2,"completion_tokens":1,"finish_reason":"stop"}')
+
+# Two groups of layers (tests/support/toy_backend.h): a block has 32 tokens.
+BLOCKS = 2
+header = b"runnelKV" + struct.pack("<II", 2, 2) + struct.pack("<QQ", 1, 2) + struct.pack("<Q", 32 * BLOCKS)
+body = header + struct.pack("<64i", *[i % 40 for i in range(64)])
+for _ in range(2):
+    body += struct.pack("<Q", 1024) + b"\1" * BLOCKS
+seed("prompt_file", "blocks", b"\1" + body + bytes(2 * BLOCKS * 1024) + bytes(16))
+seed("prompt_file", "empty", b"\1" + header[:32] + struct.pack("<Q", 0) + struct.pack("<QQ", 1024, 1024) + bytes(16))
+seed("prompt_file", "damaged", b"\0" + body + bytes(100))
+seed("prompt_file", "foreign", b"\0not a prompt cache")
+
+row = struct.pack("<ff6H", 0.0001, -6.0, 0, 10, 20, 30, 40, 0)
+seed("logits_file", "chunk", b"_logits_" + struct.pack("<iii8i", 8, 5, 1, *[i % 5 for i in range(8)]) + row * 3)
+seed("logits_file", "truncated", b"_logits_" + struct.pack("<iii8i", 8, 5, 2, *range(8)))
+
+seed("config", "sections", 'temp = 0.5\n[run]\nthreads = 2\nsystem = "a \\"b\\""\n[chat]\nmodel = "m.gguf"\n')
+seed("config", "list", "temp = [0.5, 1]\n; comment\n# comment\nsystem='''x\ny'''\n")
+seed("config", "arguments", "-ngl\n99\n--config\nfile\n--\n-md=x\n1/4")
+
+seed("transcript", "chat", '{"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}, '
+     '{"role": "assistant", "content": "A", "reasoning_content": "R"}]}')
+seed("transcript", "odd", '{"messages": [{"role": "user", "content": null}, {"content": []}, 3]}')
+
+for index in range(4):
+    seed("tokenizer", f"words-{index}", bytes([index, 5, 9, 1]) + b"the theta 1212 abab aaaa<|im_end|> \n  the\xff\xe4\xb8")
+    seed("tokenizer", f"unicode-{index}", bytes([index, 1, 2, 0]) + "the \u00e9e\u0301 \u4e2d\u6587 \U0001f600\u200d".encode())
+seed("utf8", "mixed", b"\2a\xc3\xa9\xe4\xb8\xad\xf0\x9f\x98\x80\xff\xc2\x9b31m\x1b[0m\n\t\x7f\xed\xa0\x80")
+seed("utf8", "cut", b"\1\xe4\xb8\xf0\x9f\x98\xc3\xe4")
+
+for kind in range(6):
+    seed("cache", f"turns-{kind}", bytes([kind, 20, 0, 100, 6, 40, 1, 0, 14, 60, 4, 31, 4, 30, 3, 50, 5, 200, 7, 33, 2, 0,
+                                        0, 120, 6, 69, 6, 69, 6, 69, 6, 69, 12, 8, 20, 9, 3, 77]))
+seed("suffix_index", "repeats", bytes([0, 1, 2, 0, 1, 3, 0, 1, 2, 0, 1, 4] * 3))
+seed("suffix_index", "one", bytes(20))

@@ -1,0 +1,79 @@
+// What the fuzzers call: one function per kind of untrusted input, each a property of every sequence of bytes.
+//
+// libFuzzer runs them (tests/fuzz/driver.cpp, `make fuzz`); the test suite replays the files of
+// tests/fuzz/corpus/NAME/, seeds and former findings, under the build's own compiler (corpus_test.cpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace runnel::fuzz {
+
+using Input = std::span<const uint8_t>;
+
+void gguf(Input input);   // model file -> metadata, tensors, tokenizer, chat prompt
+void jinja(Input input);  // chat template, NUL, JSON context
+void row(Input input);    // a line of a batch, and of its output
+void prompt_file(Input input);
+void logits_file(Input input);
+void config(Input input);        // --config, and the argument list
+void transcript(Input input);    // /load
+void tokenizer(Input input);     // text and the places where it is cut
+void utf8(Input input);          // streams and the terminal filter
+void cache(Input input);         // operations on sequences of the paged cache, against a list of tokens
+void suffix_index(Input input);  // n-gram drafts, against a search by brute force
+
+struct Target {
+    std::string_view name;
+    void (*run)(Input);
+    size_t longest;  // of the inputs that are worth trying, in bytes
+};
+inline constexpr Target kTargets[] = {
+    {"gguf", gguf, 16384},
+    {"jinja", jinja, 1024},
+    {"row", row, 2048},
+    {"prompt_file", prompt_file, 16384},
+    {"logits_file", logits_file, 2048},
+    {"config", config, 1024},
+    {"transcript", transcript, 2048},
+    {"tokenizer", tokenizer, 512},
+    {"utf8", utf8, 256},
+    {"cache", cache, 512},
+    {"suffix_index", suffix_index, 256},
+};
+
+// A property that did not hold. Nothing else may leave a target.
+class Broken : public std::logic_error {
+    using std::logic_error::logic_error;
+};
+inline void require(bool holds, const char *property) {
+    if (!holds) throw Broken(property);
+}
+
+inline std::string_view text_of(Input input) {
+    return {reinterpret_cast<const char *>(input.data()), input.size()};
+}
+
+// Takes values from the front of the input; at its end, zeros.
+class Bytes {
+  public:
+    explicit Bytes(Input input) : rest_(input) {}
+    bool empty() const { return rest_.empty(); }
+    uint8_t byte() {
+        if (rest_.empty()) return 0;
+        const uint8_t first = rest_.front();
+        rest_ = rest_.subspan(1);
+        return first;
+    }
+    size_t below(size_t n) { return byte() % n; }  // n <= 256
+    Input rest() const { return rest_; }
+
+  private:
+    Input rest_;
+};
+
+}  // namespace runnel::fuzz

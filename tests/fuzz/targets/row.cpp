@@ -1,0 +1,23 @@
+// A line of a batch's input, and the same line read back as one of its output.
+#include "engine/commands/batch/batch_row.h"
+#include "tests/fuzz/targets.h"
+
+namespace runnel::fuzz {
+
+void row(Input input) {
+    const std::string_view line = text_of(input);
+    const commands::Row row = commands::parse_row(line, 7);
+    require(row.identity.line == 7, "the line's number is kept");
+    if (row.error.empty()) {
+        require(row.request.prompt || !row.request.messages.empty(), "a request has a prompt or messages");
+        decode::SamplingOptions sampling;
+        row.request.apply(sampling);
+    }
+    const std::string written = commands::error_line(row.identity, "an error");
+    require(written.find('\n') == written.size() - 1, "an answer is one line");
+    const auto read = commands::parse_written(written);
+    require(read && read->line == 7 && read->failed, "what was written is read back");
+    (void)commands::parse_written(line);
+}
+
+}  // namespace runnel::fuzz
