@@ -1,8 +1,12 @@
 // The program: calls a command, turns what goes wrong into one line and an exit code.
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <exception>
 #include <new>
 #include <string>
 
@@ -12,6 +16,7 @@
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
 #include "gguf/file.h"
+#include "gguf/no_address_space.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
 #include "kernels/backend.h"
@@ -25,9 +30,15 @@ namespace kernels = runnel::kernels;
 namespace decode = runnel::decode;
 using namespace runnel::commands;
 
-// One line on stderr, whatever it holds.
+constexpr std::string_view kOutOfMemory = "runnel: out of memory\n";
+
+// One line on stderr, whatever it holds; a shorter one where there is no memory for it.
 int fail(int code, std::string_view what, Io &io) {
-    io.err.try_write("runnel: " + gguf::printable(what, 4096) + "\n");
+    try {
+        io.err.try_write("runnel: " + gguf::printable(what, 4096) + "\n");
+    } catch (const std::bad_alloc &) {
+        io.err.try_write(kOutOfMemory);
+    }
     return code;
 }
 
@@ -60,8 +71,11 @@ int guarded(const Arguments &arguments, Io &io) {
                     : error.kind == Kind::BadInput  ? exit_code::kInput
                                                     : exit_code::kFailed,
                     error.what(), io);
+    } catch (const gguf::NoAddressSpace &error) {
+        return fail(exit_code::kMemory, error.what(), io);
     } catch (const std::bad_alloc &) {
-        return fail(exit_code::kMemory, "out of memory", io);
+        io.err.try_write(kOutOfMemory);
+        return exit_code::kMemory;
     } catch (const std::exception &error) {
         return fail(exit_code::kFailed, error.what(), io);
     }
@@ -80,7 +94,40 @@ void on_bus_error(int, siginfo_t *info, void *) {
     _exit(exit_code::kFailed);
 }
 
-void set_signals() {
+// Memory that ran out where nothing catches it: before main(), in a destructor, or so completely that the
+// exception itself could not be made.
+std::atomic<bool> memory_ran_out{false};
+void on_no_memory() {
+    memory_ran_out = true;
+    throw std::bad_alloc();
+}
+void on_terminate() {
+    bool memory = memory_ran_out;
+    if (const std::exception_ptr error = std::current_exception()) try {
+            std::rethrow_exception(error);
+        } catch (const std::bad_alloc &) {
+            memory = true;
+        } catch (...) {
+            memory = false;
+        }
+    if (!memory) abort();
+    [[maybe_unused]] const ssize_t written = write(2, kOutOfMemory.data(), kOutOfMemory.size());
+    _exit(exit_code::kMemory);
+}
+__attribute__((constructor(101))) void set_handlers_early() {
+    std::set_new_handler(on_no_memory);
+    std::set_terminate(on_terminate);
+}
+
+// A file that is opened must not become standard output because the caller had closed that. What takes its
+// place gives an error when it is used.
+void hold_standard_descriptors() {
+    for (const int fd : {0, 1, 2})
+        if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+}
+
+// As early as can be: from the first moment on, Ctrl-C is exit code 130.
+__attribute__((constructor(101))) void set_signals() {
     // Where no InterruptScope says otherwise; ignored it stays, as shells want it of jobs in the background.
     const auto before = signal(SIGINT, [](int) { _exit(exit_code::kInterrupted); });
     if (before == SIG_IGN) signal(SIGINT, SIG_IGN);
@@ -95,7 +142,7 @@ void set_signals() {
 }  // namespace
 
 int main(int argc, char **argv) {
-    set_signals();
+    hold_standard_descriptors();
     Io io;
     const int code = guarded(Arguments(argv + std::min(argc, 1), argv + argc), io);
     // Everything is written, nothing is buffered: unmapping gigabytes and joining threads would only take

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "gguf/file.h"
+#include "gguf/no_address_space.h"
 #include "gguf/printable.h"
 
 namespace runnel::gguf {
@@ -42,7 +43,9 @@ Mapping::Mapping(const std::filesystem::path &path) {
     if (status.st_size == 0) return;
     const auto size = static_cast<size_t>(status.st_size);
     void *memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
-    if (memory == MAP_FAILED) fail(path, "cannot map into memory: " + reason(), true);
+    if (memory == MAP_FAILED && errno == ENOMEM)
+        throw NoAddressSpace(printable(path.native(), 4096) + ": cannot map into memory: " + reason());
+    if (memory == MAP_FAILED) fail(path, "cannot map into memory: " + reason(), false);
     bytes_ = {static_cast<const std::byte *>(memory), size};
 }
 

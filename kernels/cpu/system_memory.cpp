@@ -1,18 +1,22 @@
 #include "kernels/cpu/system_memory.h"
 
+#include <sys/sysinfo.h>
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
-#include <iterator>
 #include <optional>
+#include <sstream>
 #include <string>
 
 namespace runnel::kernels::cpu {
 namespace {
 
 std::string read_text(const std::filesystem::path &path) {
-    std::ifstream file(path);
-    return {std::istreambuf_iterator<char>(file), {}};
+    const std::ifstream file(path);
+    std::ostringstream text;
+    text << file.rdbuf();  // (an iterator would throw where reading fails)
+    return text.str();
 }
 
 std::optional<size_t> number(std::string_view text) {
@@ -60,7 +64,12 @@ SystemMemory limit_by_cgroups(SystemMemory memory, const std::filesystem::path &
 }
 
 SystemMemory system_memory() {
-    return limit_by_cgroups(parse_meminfo(read_text("/proc/meminfo")), "/proc/self/cgroup", "/sys/fs/cgroup");
+    SystemMemory memory = parse_meminfo(read_text("/proc/meminfo"));
+    struct sysinfo numbers {};
+    if (memory.total == 0 && sysinfo(&numbers) == 0)  // no /proc: what is free, without page cache
+        memory = {numbers.totalram * numbers.mem_unit,
+                  (numbers.freeram + numbers.bufferram) * numbers.mem_unit};
+    return limit_by_cgroups(memory, "/proc/self/cgroup", "/sys/fs/cgroup");
 }
 
 }  // namespace runnel::kernels::cpu

@@ -1,0 +1,178 @@
+// A library for LD_PRELOAD that makes one call of libc fail, to see what the program makes of it. Linux, glibc.
+//
+//   FAULT=CALL:N:ERROR   the Nth call (from 1 on) of CALL fails with ERROR: EIO, ENOSPC, EINTR, ENOMEM; or
+//                        "short": a read or write of half the bytes. "N+": the Nth and all later ones.
+//   FAULT_MARK=FILE      made when that happened: a sweep over N ends where it is missing
+// CALL: open read write fsync rename mmap malloc thread. Descriptor 2 never fails: what the program says is looked at.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static const char *call = "", *mark;
+static long at;
+static int error, later, shorter;
+static atomic_long count;
+static atomic_int active;
+
+__attribute__((constructor)) static void start(void) {
+    static char name[16], number[16], kind[16];
+    const char *fault = getenv("FAULT");
+    mark = getenv("FAULT_MARK");
+    if (!fault || sscanf(fault, "%15[a-z]:%15[0-9+]:%15s", name, number, kind) != 3) return;
+    at = atol(number);
+    later = strchr(number, '+') != NULL;
+    shorter = strcmp(kind, "short") == 0;
+    error = !strcmp(kind, "ENOSPC") ? ENOSPC : !strcmp(kind, "EINTR") ? EINTR : !strcmp(kind, "ENOMEM") ? ENOMEM : EIO;
+    call = name;
+    active = 1;
+}
+
+// This call is the one.
+static int fails(const char *name) {
+    if (!active || strcmp(name, call) != 0) return 0;
+    const long n = ++count;
+    if (n != at && !(later && n > at)) return 0;
+    if (mark) {
+        const long fd = syscall(SYS_openat, AT_FDCWD, mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        if (fd >= 0) syscall(SYS_close, fd);
+    }
+    if (!shorter) errno = error;
+    return 1;
+}
+
+#define REAL(type, name, ...)                                   \
+    static type (*real)(__VA_ARGS__);                           \
+    if (!real) *(void **)&real = dlsym(RTLD_NEXT, name)
+
+static int opened(int folder, const char *path, int flags, mode_t mode) {
+    if (fails("open")) return -1;
+    const long fd = syscall(SYS_openat, folder, path, flags, mode);
+    return (int)fd;
+}
+static mode_t mode_of(int flags, va_list list) { return flags & (O_CREAT | __O_TMPFILE) ? va_arg(list, mode_t) : 0; }
+#define WITH_MODE                          \
+    va_list list;                          \
+    va_start(list, flags);                 \
+    const mode_t mode = mode_of(flags, list); \
+    va_end(list)
+int open(const char *path, int flags, ...) {
+    WITH_MODE;
+    return opened(AT_FDCWD, path, flags, mode);
+}
+int open64(const char *path, int flags, ...) {
+    WITH_MODE;
+    return opened(AT_FDCWD, path, flags, mode);
+}
+int openat(int folder, const char *path, int flags, ...) {
+    WITH_MODE;
+    return opened(folder, path, flags, mode);
+}
+int openat64(int folder, const char *path, int flags, ...) {
+    WITH_MODE;
+    return opened(folder, path, flags, mode);
+}
+int mkstemp(char *pattern) {
+    if (fails("open")) return -1;
+    REAL(int, "mkstemp", char *);
+    return real(pattern);
+}
+FILE *fopen(const char *path, const char *how) {
+    if (fails("open")) return NULL;
+    REAL(FILE *, "fopen", const char *, const char *);
+    return real(path, how);
+}
+FILE *fopen64(const char *path, const char *how) {
+    if (fails("open")) return NULL;
+    REAL(FILE *, "fopen64", const char *, const char *);
+    return real(path, how);
+}
+
+ssize_t read(int fd, void *bytes, size_t size) {
+    if (fails("read")) {
+        if (!shorter) return -1;
+        size = (size + 1) / 2;
+    }
+    return syscall(SYS_read, fd, bytes, size);
+}
+ssize_t pread(int fd, void *bytes, size_t size, off_t offset) {
+    if (fails("read")) {
+        if (!shorter) return -1;
+        size = (size + 1) / 2;
+    }
+    return syscall(SYS_pread64, fd, bytes, size, offset);
+}
+ssize_t write(int fd, const void *bytes, size_t size) {
+    if (fd != 2 && fails("write")) {
+        if (!shorter) return -1;
+        size = (size + 1) / 2;
+    }
+    return syscall(SYS_write, fd, bytes, size);
+}
+ssize_t pwrite(int fd, const void *bytes, size_t size, off_t offset) {
+    if (fails("write")) {
+        if (!shorter) return -1;
+        size = (size + 1) / 2;
+    }
+    return syscall(SYS_pwrite64, fd, bytes, size, offset);
+}
+ssize_t writev(int fd, const struct iovec *parts, int n) {
+    if (fd != 2 && fails("write")) {
+        if (!shorter || n == 0) return -1;
+        return syscall(SYS_write, fd, parts[0].iov_base, (parts[0].iov_len + 1) / 2);
+    }
+    return syscall(SYS_writev, fd, parts, n);
+}
+int fsync(int fd) { return fails("fsync") ? -1 : (int)syscall(SYS_fsync, fd); }
+int fdatasync(int fd) { return fails("fsync") ? -1 : (int)syscall(SYS_fdatasync, fd); }
+int rename(const char *from, const char *to) { return fails("rename") ? -1 : (int)syscall(SYS_rename, from, to); }
+int renameat(int a, const char *from, int b, const char *to) {
+    return fails("rename") ? -1 : (int)syscall(SYS_renameat2, a, from, b, to, 0);
+}
+int renameat2(int a, const char *from, int b, const char *to, unsigned flags) {
+    return fails("rename") ? -1 : (int)syscall(SYS_renameat2, a, from, b, to, flags);
+}
+int linkat(int a, const char *from, int b, const char *to, int flags) {
+    return fails("rename") ? -1 : (int)syscall(SYS_linkat, a, from, b, to, flags);
+}
+
+void *mmap(void *where, size_t size, int protection, int flags, int fd, off_t offset) {
+    if (fails("mmap")) return MAP_FAILED;
+    return (void *)syscall(SYS_mmap, where, size, protection, flags, fd, offset);
+}
+void *mmap64(void *where, size_t size, int protection, int flags, int fd, off_t offset) {
+    return mmap(where, size, protection, flags, fd, offset);
+}
+
+void *__libc_malloc(size_t);
+void *__libc_calloc(size_t, size_t);
+void *__libc_realloc(void *, size_t);
+void *__libc_memalign(size_t, size_t);
+void *malloc(size_t size) { return fails("malloc") ? NULL : __libc_malloc(size); }
+void *calloc(size_t n, size_t size) { return fails("malloc") ? NULL : __libc_calloc(n, size); }
+void *realloc(void *old, size_t size) { return fails("malloc") ? NULL : __libc_realloc(old, size); }
+void *aligned_alloc(size_t alignment, size_t size) { return fails("malloc") ? NULL : __libc_memalign(alignment, size); }
+int posix_memalign(void **result, size_t alignment, size_t size) {
+    if (fails("malloc")) return ENOMEM;
+    void *found = __libc_memalign(alignment, size);
+    if (!found) return ENOMEM;
+    *result = found;
+    return 0;
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *), void *argument) {
+    if (fails("thread")) return EAGAIN;
+    REAL(int, "pthread_create", pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    return real(thread, how, run, argument);
+}
