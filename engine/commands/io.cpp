@@ -22,9 +22,13 @@ std::string reason() {
 // A handler has no other way to its target.
 std::atomic<decode::StopRequest *> interrupt_target{nullptr};
 
+std::atomic<bool> second_ends{false};
+
 void on_interrupt(int) {
-    if (decode::StopRequest *target = interrupt_target.load())
-        target->request(decode::StopRequest::Reason::Interrupt);
+    decode::StopRequest *target = interrupt_target.load();
+    if (!target || (second_ends.load() && target->reason() == decode::StopRequest::Reason::Interrupt))
+        _exit(exit_code::kInterrupted);
+    target->request(decode::StopRequest::Reason::Interrupt);
 }
 
 // -1 for an error other than EAGAIN, which a descriptor that someone made non-blocking can give.
@@ -131,11 +135,10 @@ bool input_ready(int in, double seconds) {
 }
 
 InterruptScope::InterruptScope(decode::StopRequest &request, Repeated repeated) {
+    second_ends.store(repeated == Repeated::Kills);
     interrupt_target.store(&request);
     struct sigaction action {};
-    action.sa_handler = on_interrupt;
-    action.sa_flags =
-        repeated == Repeated::Kills ? static_cast<int>(SA_RESETHAND) : 0;  // no SA_RESTART: reads return
+    action.sa_handler = on_interrupt;  // no SA_RESTART: reads return
     sigaction(SIGINT, nullptr, &before_);
     if (before_.sa_handler != SIG_IGN) sigaction(SIGINT, &action, nullptr);
 }

@@ -15,7 +15,7 @@
 namespace runnel::commands {
 namespace {
 
-constexpr std::string_view kPasteOn = "\x1b[?2004h", kPasteOff = "\x1b[?2004l";
+constexpr std::string_view kPasteOn = "\x1b[?2004h", kPasteOff = "\x1b[?2004l", kColorOff = "\x1b[0m\n";
 constexpr std::array<int, 3> kEndings = {SIGTERM, SIGHUP, SIGQUIT};
 
 // What a handler needs: it has no other way to it.
@@ -37,6 +37,27 @@ void give_back_and_end(int number) {
     [[maybe_unused]] const ssize_t written = write(f.out, kPasteOff.data(), kPasteOff.size());
     signal(number, SIG_DFL);
     raise(number);
+}
+
+void uncolor_and_end(int number) {
+    [[maybe_unused]] const ssize_t written = write(found().out, kColorOff.data(), kColorOff.size());
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+// What is ignored stays so.
+void handle_endings(void (*handler)(int)) {
+    Found &f = found();
+    for (size_t i = 0; i < kEndings.size(); ++i) {
+        struct sigaction action {};
+        action.sa_handler = handler;
+        sigaction(kEndings[i], nullptr, &f.actions[i]);
+        if (f.actions[i].sa_handler == SIG_DFL) sigaction(kEndings[i], &action, nullptr);
+    }
+}
+
+void leave_endings() {
+    for (size_t i = 0; i < kEndings.size(); ++i) sigaction(kEndings[i], &found().actions[i], nullptr);
 }
 
 // A file of its own that is gone at the end.
@@ -99,19 +120,23 @@ RawTerminal::RawTerminal(int in, int out) {
     f.in = in;
     f.out = out;
     f.has_settings = tcgetattr(in, &f.settings) == 0;
-    for (size_t i = 0; i < kEndings.size(); ++i) {
-        struct sigaction action {};
-        action.sa_handler = give_back_and_end;
-        sigaction(kEndings[i], nullptr, &f.actions[i]);
-        if (f.actions[i].sa_handler == SIG_DFL) sigaction(kEndings[i], &action, nullptr);
-    }
+    handle_endings(give_back_and_end);
     [[maybe_unused]] const ssize_t written = write(out, kPasteOn.data(), kPasteOn.size());
 }
 
 RawTerminal::~RawTerminal() {
     const Found &f = found();
     [[maybe_unused]] const ssize_t written = write(f.out, kPasteOff.data(), kPasteOff.size());
-    for (size_t i = 0; i < kEndings.size(); ++i) sigaction(kEndings[i], &f.actions[i], nullptr);
+    leave_endings();
+}
+
+ColorScope::ColorScope(int out) {
+    found().out = out;
+    handle_endings(uncolor_and_end);
+}
+
+ColorScope::~ColorScope() {
+    leave_endings();
 }
 
 std::optional<std::string> edit_in_editor(const std::string &text) {

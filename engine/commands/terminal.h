@@ -20,6 +20,16 @@ class RawTerminal {
     RawTerminal &operator=(const RawTerminal &) = delete;
 };
 
+// While this exists, a signal that ends the program first turns the terminal's colors off. One at a time, and
+// not beside a RawTerminal.
+class ColorScope {
+  public:
+    explicit ColorScope(int out);
+    ~ColorScope();
+    ColorScope(const ColorScope &) = delete;
+    ColorScope &operator=(const ColorScope &) = delete;
+};
+
 // The text as it is after $VISUAL, $EDITOR or vi had it, without line ends at its end; nullopt when there is
 // no such program, it failed, or the file could not be written or read (then stderr has its own words).
 std::optional<std::string> edit_in_editor(const std::string &text);

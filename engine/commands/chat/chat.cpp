@@ -36,7 +36,9 @@ class AnswerView {
   public:
     AnswerView(Output &out, bool colors, bool shows_reasoning, const Conversation &conversation)
         : out_(out), colors_(colors), shows_reasoning_(shows_reasoning), conversation_(conversation) {
-        if (colors_) out_.write(kAnswer);
+        if (!colors_) return;
+        guard_.emplace(1);
+        out_.write(kAnswer);
     }
     ~AnswerView() {
         if (colors_) out_.try_write("\x1b[0m");
@@ -60,6 +62,7 @@ class AnswerView {
     Output &out_;
     bool colors_, shows_reasoning_;
     const Conversation &conversation_;
+    std::optional<ColorScope> guard_;  // a signal leaves no color behind, either
     bool inside_ = false;
 };
 
