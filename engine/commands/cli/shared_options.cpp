@@ -42,7 +42,7 @@ void add_variables(std::vector<std::string> &variables, const std::string &text)
     Json object;
     try {
         object = parse_json(text);
-    } catch (const Json::exception &) {
+    } catch (const JsonError &) {
         throw ValueError("a JSON object: {\"enable_thinking\": false}");
     }
     if (!object.is_object()) throw ValueError("a JSON object: {\"enable_thinking\": false}");
