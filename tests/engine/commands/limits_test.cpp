@@ -3,6 +3,7 @@
 // not, with a code of the contract, soon, and leaves nothing half done.
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -48,6 +49,7 @@ Ended ended(const fs::path &folder, const std::vector<std::string> &arguments,
         dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
         dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
         for (const int number : {SIGINT, SIGPIPE, SIGXFSZ}) signal(number, SIG_DFL);
+        close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);  // what the tests were started with takes no place
         alarm(60);
         prepare();
         fexecve(binary, argv.data(), environ);
