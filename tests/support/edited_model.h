@@ -77,6 +77,7 @@ class EditedModel {
         for (const auto &add : added_) add(writer);
         for (const Tensor &t : tensors_) writer.add_tensor(t.name, t.type, t.shape);
         const std::filesystem::path path = original_->directory / "edited.gguf";
+        std::filesystem::remove(path);  // a file that was read is not overwritten
         writer.start(path);
         for (const Tensor &t : tensors_) writer.write(t.data);
         writer.finish();

@@ -171,7 +171,8 @@ int call(Command made, const Arguments &arguments, Io &io) {
     if (none && command.takes_text && line.words.size() == 1) return command.call({{}, line.words[0]}, io);
     if (none) throw UsageError("unexpected argument " + gguf::quoted(line.words[0]));
     Arguments before = line.words;
-    if (before.size() < command.operands)
+    const bool has_model = common.model || default_model;
+    if (command.operands > 0 && before.size() < command.operands + (has_model ? 0 : 1))
         throw UsageError("usage: runnel " + std::string(command.name) + " " + std::string(command.usage));
     const Arguments operands(before.end() - static_cast<std::ptrdiff_t>(command.operands), before.end());
     before.resize(before.size() - command.operands);

@@ -1,5 +1,7 @@
 #include "engine/commands/quantize/quantize.h"
 
+#include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -23,11 +25,11 @@ using namespace std::chrono_literals;
 gguf::Type type_named(const std::string &name, const std::string &option) {
     const quantize::Mix *mix = quantize::find_mix(name);
     // A mix that is more than one type ("Q4_K_M") is none for a tensor; "Q4_K" is.
-    for (const quantize::Mix &candidate : quantize::mixes()) {
-        std::string upper = name;
-        for (char &c : upper) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-        if (gguf::traits(candidate.base).name == upper) return candidate.base;
-    }
+    const auto same = [](char a, char b) {
+        return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
+    };
+    for (const quantize::Mix &candidate : quantize::mixes())
+        if (std::ranges::equal(gguf::traits(candidate.base).name, name, same)) return candidate.base;
     throw UsageError(option + ": " + gguf::quoted(name) +
                      (mix ? " is a mix of types, not the type of one tensor" : " is not a type of tensors"));
 }

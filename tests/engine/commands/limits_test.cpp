@@ -48,6 +48,9 @@ Ended ended(const fs::path &folder, const std::vector<std::string> &arguments,
         dup2(open("/dev/null", O_RDONLY), 0);
         dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
         dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
+        // Descriptors that the caller left open (make's jobs) would count.
+        if (binary > 3) close_range(3, static_cast<unsigned>(binary) - 1, 0);
+        close_range(static_cast<unsigned>(binary) + 1, ~0u, 0);
         for (const int number : {SIGINT, SIGPIPE, SIGXFSZ}) signal(number, SIG_DFL);
         close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);  // what the tests were started with takes no place
         alarm(60);

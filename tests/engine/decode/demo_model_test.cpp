@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cctype>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "engine/decode/engine.h"
@@ -150,6 +151,7 @@ TEST_CASE("demo model: the fewer bits, the further from the original") {
     const TemporaryDirectory directory;
     const double original = score(demo_model(), {.save = directory / "base"}).value;
     const auto divergence = [&](gguf::Type type) {
+        std::filesystem::remove(directory / "model.gguf");  // a file that was read is not overwritten
         requantize(type, directory / "model.gguf");
         const Perplexity found = score(directory / "model.gguf", {.base = directory / "base"});
         CAPTURE(gguf::traits(type).name);

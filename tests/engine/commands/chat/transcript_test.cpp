@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <random>
 
@@ -54,6 +55,7 @@ TEST_CASE("a file that is no conversation is refused, whatever is in it") {
         write(path, text);
         CHECK_THROWS_AS(Transcript::load(path), InputError);
     }
+    std::filesystem::remove(path);
     example().save(path);
     std::ifstream in(path, std::ios::binary);
     const std::string whole{std::istreambuf_iterator<char>(in), {}};
