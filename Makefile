@@ -139,6 +139,10 @@ $(BUILD)/gpu-tests: $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a
 $(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunnel.a
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
+# Speed of the masks of constrained output (engine/grammar/README.md).
+$(BUILD)/bench-masks: $(BUILD)/obj/tests/tools/bench_masks.o $(BUILD)/librunnel.a
+	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
 # The table of the kernels' machine code (scripts/kernel-table).
 $(BUILD)/kernel-table: $(BUILD)/obj/tests/tools/kernel_table.o $(BUILD)/obj/tests/gpu/cubin.o
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^

@@ -1,0 +1,41 @@
+// The numbers of JSON, and those within bounds.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/grammar/expression.h"
+
+namespace runnel::grammar {
+
+// A decimal number, exactly.
+struct Decimal {
+    bool negative = false;        // not for 0
+    std::string whole, fraction;  // digits: `whole` without leading, `fraction` without trailing zeros
+    static Decimal parse(std::string_view json_number);
+    bool is_zero() const { return whole.empty() && fraction.empty(); }
+};
+// < 0, 0, > 0.
+int compare(const Decimal &a, const Decimal &b);
+
+struct Bound {
+    Decimal value;
+    bool exclusive = false;
+};
+
+struct NumberBounds {
+    std::optional<Bound> least, most;
+    std::vector<Decimal> multiples_of;  // positive
+    bool any() const { return least || most || !multiples_of.empty(); }
+};
+
+// Numbers within the bounds, without exponent where there are any. Integers may have a fraction of zeros, as
+// JSON Schema's do. Throws GrammarError for what takes too large an automaton.
+Expr number(const NumberBounds &bounds, bool integer);
+
+// Whether the number is in that language, were it spelled without exponent.
+bool within(const Decimal &value, const NumberBounds &bounds, bool integer);
+
+}  // namespace runnel::grammar

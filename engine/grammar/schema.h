@@ -1,0 +1,39 @@
+// JSON Schema (drafts 4 to 2020-12) to a grammar.
+//
+// Keywords that stand side by side all hold; so do those of a $ref and of allOf. Enforced: type, enum, const;
+// properties, required, additionalProperties, patternProperties, propertyNames, minProperties, maxProperties;
+// items, prefixItems, additionalItems, minItems, maxItems; minLength, maxLength, pattern, format; minimum,
+// maximum, exclusive ones, multipleOf; $ref, $defs, $anchor, anyOf, allOf, oneOf where no two branches can
+// both match. Other keywords of the specification are refused by name; what the specification does not know
+// is an annotation, and noted.
+//
+// A text of the grammar matches the schema; of the texts that match, these are in the grammar:
+// - the declared properties come in the order of their declaration (unless `any_order`), in plain spelling,
+//   then other required ones, then additional ones, whose names may repeat;
+// - an object with `properties` has no others unless additionalProperties, patternProperties or
+//   unevaluatedProperties says so;
+// - whitespace is as the policy says; numbers with bounds have no exponent, integers may end in ".0".
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/grammar/json_text.h"
+
+namespace runnel::grammar {
+
+struct SchemaOptions {
+    Whitespace whitespace = Whitespace::Bounded;
+    bool any_order = false;
+
+    bool operator==(const SchemaOptions &) const = default;
+};
+
+// Throws GrammarError, with the place in the schema as a JSON pointer. `notes`, if wanted: what was ignored.
+Grammar schema_grammar(const Json &schema, const SchemaOptions &options = {},
+                       std::vector<std::string> *notes = nullptr);
+Grammar schema_grammar(std::string_view text, const SchemaOptions &options = {},
+                       std::vector<std::string> *notes = nullptr);
+
+}  // namespace runnel::grammar

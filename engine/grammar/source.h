@@ -1,0 +1,28 @@
+// From what a user writes to a Program.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/grammar/gbnf.h"
+#include "engine/grammar/program.h"
+#include "engine/grammar/schema.h"
+
+namespace runnel::grammar {
+
+struct Source {
+    enum class Kind { Gbnf, Schema, Regex, Choices, AnyJson, AnyObject };
+    Kind kind = Kind::AnyJson;
+    std::string text = {};  // of a grammar, schema or regular expression (the whole text matches)
+    std::vector<std::string> choices = {};
+    SchemaOptions options = {};
+
+    bool operator==(const Source &) const = default;
+};
+
+// Throws GrammarError. `notes`, if wanted: what of a schema was ignored.
+Program compile(const Source &source, const Tokenize &tokenize = nullptr,
+                std::vector<std::string> *notes = nullptr);
+
+}  // namespace runnel::grammar

@@ -1,0 +1,146 @@
+#include "engine/grammar/schema.h"
+
+#include <nlohmann/json.hpp>
+
+#include "tests/engine/grammar/grammar_support.h"
+#include "tests/support/data.h"
+
+using namespace runnel;
+using namespace runnel::grammar;
+using testing::grammar_error;
+using testing::matches;
+
+namespace {
+
+Machine machine_for(const std::string &schema, SchemaOptions options = {}) {
+    return Machine(compile(schema_grammar(std::string_view(schema), options)));
+}
+
+}  // namespace
+
+TEST_CASE("JSON Schema: the recorded schemas accept and reject what an independent validator does") {
+    // Written by scripts/record-schemas.
+    size_t schemas = 0;
+    for (const Json &entry : Json::parse(testing::read_file("tests/data/grammar/schemas.json"))) {
+        const std::string schema = entry["schema"].dump();
+        CAPTURE(schema);
+        Machine machine = machine_for(schema);
+        for (const std::string text : entry["accept"]) CHECK_MESSAGE(matches(machine, text), text);
+        for (const std::string text : entry["reject"]) CHECK_MESSAGE(!matches(machine, text), text);
+        ++schemas;
+    }
+    CHECK(schemas >= 300);
+}
+
+TEST_CASE("JSON Schema: what is not supported is refused by name, with its place") {
+    const auto message = [](const std::string &schema) {
+        return grammar_error([&] { schema_grammar(std::string_view(schema)); });
+    };
+    const std::pair<const char *, const char *> kCases[] = {
+        {R"({"not": {"type": "string"}})", "the keyword not is not supported"},
+        {R"({"if": {}, "then": {}})", "the keyword if is not supported"},
+        {R"({"type": "array", "uniqueItems": true})", "the keyword uniqueItems is not supported"},
+        {R"({"type": "array", "contains": {"type": "null"}})", "the keyword contains is not supported"},
+        {R"({"dependentRequired": {"a": ["b"]}})", "the keyword dependentRequired is not supported"},
+        {R"({"unevaluatedItems": false})", "the keyword unevaluatedItems is not supported"},
+        {R"({"oneOf": [{"type": "integer"}, {"minimum": 2}]})", "the keyword oneOf is supported only"},
+        {R"({"type": "strin"})", "there is no type strin"},
+        {R"({"$ref": "#/nowhere"})", "leads nowhere"},
+        {R"({"$ref": "https://example.org/x"})", "leads out of the schema"},
+        {R"({"$ref": "#"})", "leads back to itself"},
+        {R"({"allOf": [{"$ref": "#"}]})", "refers to itself"},
+        {R"#({"type": "string", "pattern": "a(?=b)"})#", "look-around is not supported"},
+        {R"({"type": "string", "pattern": "(a)\\1"})", "a back-reference is not supported"},
+        {R"({"minLength": -1})", "minLength must be a whole number"},
+        {R"([1])", "a schema is an object, true or false"},
+        {R"({"type": )", "line 1, column 10"},
+        {R"(false)", "no text matches"},
+    };
+    for (const auto &[schema, part] : kCases) {
+        const std::string what = grammar_error([&] { compile(schema_grammar(std::string_view(schema))); });
+        CHECK_MESSAGE(what.find(part) != what.npos, schema << ": " << what);
+    }
+    const std::string nested = R"({"type":"object","properties":{"a/b":{"items":{"not":{}}}}})";
+    CHECK_MESSAGE(message(nested).starts_with("schema #/properties/a~1b/items: "), message(nested));
+    std::vector<std::string> notes;
+    schema_grammar(std::string_view(R"({"type": "string", "format": "int32", "x-order": 3})"), {}, &notes);
+    CHECK(notes.size() == 2);
+}
+
+TEST_CASE("JSON Schema: keys come in their order, or in any") {
+    const std::string schema =
+        R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"},"c":{"type":"null"}},"required":["a","b"]})";
+    Machine declared = machine_for(schema), any = machine_for(schema, {.any_order = true});
+    CHECK(matches(declared, R"({"a":1,"b":2})"));
+    CHECK(!matches(declared, R"({"b":2,"a":1})"));
+    for (const char *text : {R"({"a":1,"b":2})", R"({"b":2,"a":1})", R"({"c":null,"b":2,"a":1})"})
+        CHECK(matches(any, text));
+    for (const char *text :
+         {R"({"a":1})", R"({"a":1,"b":2,"a":1})", R"({"c":null,"b":2})", R"({"a":1,"b":2,"d":1})"})
+        CHECK(!matches(any, text));
+}
+
+TEST_CASE("JSON Schema: whitespace is bounded, absent or free") {
+    const std::string schema = R"({"type":"array","items":{"type":"null"}})";
+    Machine bounded = machine_for(schema), compact = machine_for(schema, {.whitespace = Whitespace::Compact});
+    Machine any = machine_for(schema, {.whitespace = Whitespace::Any});
+    const std::string kTexts[] = {"[null,null]", "[ null ,\n\n\t\tnull\n]", "[  null]",
+                                  "[\n" + std::string(21, ' ') + "]"};
+    const bool kAllowed[][3] = {
+        {true, true, true}, {true, false, true}, {false, false, true}, {false, false, true}};
+    for (size_t i = 0; i < std::size(kTexts); ++i) {
+        CAPTURE(kTexts[i]);
+        CHECK(matches(bounded, kTexts[i]) == kAllowed[i][0]);
+        CHECK(matches(compact, kTexts[i]) == kAllowed[i][1]);
+        CHECK(matches(any, kTexts[i]) == kAllowed[i][2]);
+    }
+}
+
+TEST_CASE("JSON Schema: strings are told by their characters, in every spelling") {
+    Machine machine = machine_for(R"({"type":"string","pattern":"^[aé😀/\n]{3}$"})");
+    for (const char *text : {"\"aé😀\"", "\"\\u0061\\u00E9\\ud83d\\uDE00\"", "\"a/\\/\"", "\"\\n\\na\""})
+        CHECK_MESSAGE(matches(machine, text), text);
+    for (const char *text :
+         {"\"aé\"", "\"aé\\ud83d\"", "\"aé\\ude00\\ud83d\"", "\"\n\na\"", "\"aaaa\"", "\"ab\\u00e9\""})
+        CHECK_MESSAGE(!matches(machine, text), text);
+}
+
+TEST_CASE("JSON Schema: additional names are those that are not declared, however they are spelled") {
+    Machine machine = machine_for(
+        R"({"type":"object","properties":{"name":{"type":"integer"}},"additionalProperties":{"type":"null"}})");
+    for (const char *text :
+         {R"({"name":1,"nam":null})", R"({"names":null})", R"({"":null})", R"({"n\"":null})"})
+        CHECK_MESSAGE(matches(machine, text), text);
+    for (const char *text :
+         {R"({"name":null})", R"({"nam\u0065":null})", R"({"\u006eame":1})", "{\"n\\\":null}"})
+        CHECK_MESSAGE(!matches(machine, text), text);
+}
+
+TEST_CASE("JSON Schema: large bounds take few states") {
+    Machine machine = machine_for(
+        R"({"type":"array","maxItems":10000,"items":{"type":"string","maxLength":1000000,"pattern":"^[a-z]*$"}})");
+    CHECK(machine.program().nodes.size() < 300);
+    std::string text = "[";
+    for (int i = 0; i < 100; ++i) text += "\"abcdefghij\",";
+    CHECK(matches(machine, text + "\"\"]"));
+    CHECK(!matches(machine, text + "]"));
+}
+
+TEST_CASE("JSON Schema: hostile schemas end, with an error or with a grammar") {
+    std::string deep, names = R"({"type":"object","properties":{)", choices = R"({"enum":[)";
+    for (int i = 0; i < 5000; ++i) deep += R"({"items":)";
+    for (int i = 0; i < 2000; ++i) names += (i ? "," : "") + ("\"key" + std::to_string(i) + "\":{}");
+    for (int i = 0; i < 20000; ++i) choices += (i ? "," : "") + ("\"value" + std::to_string(i) + "\"");
+    CHECK(grammar_error([&] { machine_for(deep); }).find("nested too deeply") != std::string::npos);
+    Machine optional_keys = machine_for(names + "}}");
+    CHECK(matches(optional_keys, R"({"key3":1,"key1999":[]})"));
+    CHECK(!matches(optional_keys, R"({"key3":1,"key3":[]})"));
+    Machine many = machine_for(choices + "]}");
+    CHECK(matches(many, "\"value19999\""));
+    CHECK(!matches(many, "\"value20000\""));
+    std::string combined = R"({"allOf":[)";
+    for (int i = 0; i < 14; ++i)
+        combined += (i ? "," : "") + std::string(R"({"anyOf":[{"minimum":1},{"maximum":2}]})");
+    CHECK(grammar_error([&] { machine_for(combined + "]}"); }).find("too many combinations") !=
+          std::string::npos);
+}
