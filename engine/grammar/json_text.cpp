@@ -88,20 +88,10 @@ uint32_t add_any_value(Grammar &grammar, const Expr &space, uint32_t *object_rul
 }
 
 Json parse_json_text(std::string_view text, const char *what) {
-    if (text.size() > kMaxGrammarBytes)
-        throw GrammarError(std::string("the ") + what + " is larger than 4 MiB");
-    const auto bounded = [&](int depth, Json::parse_event_t, Json &) {
-        if (depth > static_cast<int>(kMaxNesting))
-            throw GrammarError(std::string("the ") + what + " is nested too deeply");
-        return true;
-    };
     try {
-        return Json::parse(text, bounded);
-    } catch (const Json::parse_error &error) {
-        throw GrammarError(std::string("the ") + what + " is not JSON", text,
-                           error.byte > 0 ? error.byte - 1 : 0);
-    } catch (const Json::exception &) {
-        throw GrammarError(std::string("the ") + what + " has a number that is out of range");
+        return text::parse_json(text, {.bytes = kMaxGrammarBytes, .depth = kMaxNesting});
+    } catch (const text::JsonError &error) {
+        throw GrammarError(std::string("the ") + what + " is not JSON: " + error.what());
     }
 }
 

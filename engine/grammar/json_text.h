@@ -1,15 +1,15 @@
 // JSON as expressions: whitespace, strings, values of any kind.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 
 #include "engine/grammar/expression.h"
+#include "engine/text/json.h"
 
 namespace runnel::grammar {
 
-using Json = nlohmann::ordered_json;
+using text::Json;
 
 // Between the tokens of a JSON text, and behind it. Bounded: nothing, one blank, or one or two newlines with
 // up to 20 blanks or tabs.

@@ -56,6 +56,7 @@ Command perplexity_command();
 Command inspect_command();
 Command tokenize_command();
 Command template_command();
+Command grammar_command();
 Command devices_command();
 Command doctor_command();
 Command quantize_command();

