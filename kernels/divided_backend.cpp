@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 
 #include "kernels/division.h"
 
@@ -48,7 +47,7 @@ class DividedBackend final : public Backend {
             const Program &share = division_.programs[d];
             if (share.steps.empty()) continue;
             devices_[d]->load(share, cache, max_tokens);
-            if (std::holds_alternative<Logits>(share.steps.back())) logits_device_ = d;
+            if (share.gives_logits()) logits_device_ = d;
         }
     }
     int64_t launches() const override { return devices_[0]->launches() + devices_[1]->launches(); }

@@ -17,11 +17,11 @@ std::vector<uint8_t> with_shared_cache(const Program &program, std::span<const u
     std::vector<uint8_t> where(device.begin(), device.end());
     std::vector<int> owner(program.cache_layers.size(), -1);
     for (size_t i = 0; i < program.steps.size(); ++i)
-        if (const auto *attention = std::get_if<Attention>(&program.steps[i])) {
-            int &device_of_layer = owner[static_cast<size_t>(attention->layer)];
+        visit_caches(program.steps[i], [&](const CacheUse &use) {
+            int &device_of_layer = owner[static_cast<size_t>(use.cache)];
             if (device_of_layer < 0) device_of_layer = where[i];
             where[i] = static_cast<uint8_t>(device_of_layer);
-        }
+        });
     return where;
 }
 
@@ -39,11 +39,8 @@ class Divider {
     void add(const Step &step, size_t device) {
         if (division_.turns.empty() || division_.turns.back().device != device) begin_part(device);
         Program &share = division_.programs[device];
-        const auto reads = [&](Slot slot) {
-            if (slot != kNoSlot) need(slot, device);
-        };
+        const auto reads = [&](Slot slot) { need(slot, device); };
         const auto writes = [&](Slot slot) {
-            if (slot == kNoSlot) return;
             State &state = states_[static_cast<size_t>(slot)];
             state.valid = {};
             state.valid[device] = true;
@@ -91,8 +88,8 @@ class Divider {
         for (const Step &step : share.steps) {
             visit_slots(step, mark(slots), mark(slots));
             visit_weights(step, mark(weights));
-            if (const auto *attention = std::get_if<Attention>(&step))
-                mark(layers)(attention->layer), mark(ropes)(attention->rope);
+            visit_caches(step, [&](const CacheUse &use) { mark(layers)(use.cache); });
+            visit_ropes(step, mark(ropes));
         }
         for (size_t i = 0; i < slots.size(); ++i)
             if (!slots[i]) share.slots[i].width = 0;

@@ -1,47 +1,79 @@
 #include "kernels/program.h"
 
+#include <utility>
+
 #include "kernels/backend.h"
+#include "kernels/steps.h"
 
 namespace runnel::kernels {
 
-size_t Program::weight_bytes_per_token() const {
+namespace {
+
+struct ByteCounter : StepVisitor {
+    const std::vector<Weight> &weights;
     size_t bytes = 0;
-    const auto count = [&](WeightId id) {
-        if (id != kNoWeight) bytes += weights[static_cast<size_t>(id)].bytes();
-    };
-    for (const Step &step : steps) {
-        if (const auto *embed = std::get_if<Embed>(&step)) {
-            const Weight &table = weights[static_cast<size_t>(embed->table)];
-            bytes += gguf::row_bytes(table.type, table.cols);
-            if (embed->positions != kNoWeight) {
-                const Weight &positions = weights[static_cast<size_t>(embed->positions)];
-                bytes += gguf::row_bytes(positions.type, positions.cols);
-            }
-        } else if (const auto *norm = std::get_if<Norm>(&step)) {
-            count(norm->weight), count(norm->bias);
-        } else if (const auto *linear = std::get_if<Linear>(&step)) {
-            for (const Linear::Part &part : linear->parts) count(part.weight), count(part.bias);
-        } else if (const auto *attention = std::get_if<Attention>(&step)) {
-            count(attention->q_norm), count(attention->k_norm), count(attention->sinks);
-        } else if (const auto *heads = std::get_if<HeadLinear>(&step)) {
-            count(heads->weight);
-        } else if (const auto *experts = std::get_if<Experts>(&step)) {
-            for (WeightId id : {experts->gate, experts->up, experts->down})
-                if (id != kNoWeight)
-                    bytes += weights[static_cast<size_t>(id)].matrix_bytes() *
-                             static_cast<size_t>(experts->routing.used);
-            for (WeightId id :
-                 {experts->gate_bias, experts->up_bias, experts->down_bias, experts->routing.expert_scales})
-                if (id != kNoWeight)
-                    bytes += weights[static_cast<size_t>(id)].bytes() /
-                             static_cast<size_t>(weights[static_cast<size_t>(experts->down)].count) *
-                             static_cast<size_t>(experts->routing.used);
-            count(experts->routing.selection_bias);
-        } else if (const auto *logits = std::get_if<Logits>(&step)) {
-            count(logits->weight), count(logits->bias);
-        }
+
+    void row(WeightId id) {
+        if (id == kNoWeight) return;
+        const Weight &table = weights[static_cast<size_t>(id)];
+        bytes += gguf::row_bytes(table.type, table.cols);
     }
-    return bytes;
+    void matrix(WeightId id, Use use) {
+        if (id == kNoWeight) return;
+        size_t all = weights[static_cast<size_t>(id)].bytes();
+        if (use.experts > 0) {
+            const auto experts = static_cast<size_t>(weights[static_cast<size_t>(use.of)].count);
+            all = all / experts * static_cast<size_t>(use.experts);
+        }
+        bytes += all;
+    }
+    void vector(WeightId id, Use use) { matrix(id, use); }
+};
+
+}  // namespace
+
+size_t Program::weight_bytes_per_token() const {
+    ByteCounter counter{{}, weights};
+    for (const Step &step : steps) describe(step, counter);
+    return counter.bytes;
+}
+
+double Program::operations_per_token() const {
+    double sum = 0;
+    for (const Step &step : steps)
+        visit_matrices(step, [&](WeightId id, Use use) {
+            const Weight &w = weights[static_cast<size_t>(id)];
+            const auto matrices = static_cast<double>(use.experts > 0 ? use.experts : w.count);
+            if (!use.logit_rows)
+                sum += 2 * matrices * static_cast<double>(w.rows) * static_cast<double>(w.cols);
+        });
+    return sum;
+}
+
+int64_t Program::token_ids() const {
+    WeightId first = kNoWeight;
+    for (const Step &step : steps)
+        visit_tables(step, [&](WeightId table) {
+            if (first == kNoWeight) first = table;
+        });
+    return first == kNoWeight ? vocab : weights[static_cast<size_t>(first)].rows;
+}
+
+bool Program::gives_logits() const {
+    bool found = false;
+    for (const Step &step : steps) visit_matrices(step, [&](WeightId, Use use) { found |= use.logit_rows; });
+    return found;
+}
+
+std::optional<GatedLinear> gated_linear(const Program &program, size_t index) {
+    if (index + 1 >= program.steps.size()) return std::nullopt;
+    const auto *linear = std::get_if<Linear>(&program.steps[index]);
+    const auto *act = std::get_if<Gate>(&program.steps[index + 1]);
+    if (linear == nullptr || act == nullptr || linear->parts.size() != 2) return std::nullopt;
+    GatedLinear gated{linear->in, linear->parts[0], linear->parts[1], act};
+    if (gated.gate.out != act->gate) std::swap(gated.gate, gated.up);
+    if (gated.gate.out != act->gate || gated.up.out != act->up || act->gate == act->up) return std::nullopt;
+    return gated;
 }
 
 std::vector<Program::Part> Program::whole_parts() const {

@@ -11,10 +11,12 @@
 // Conventions are ggml's: y = W x, GQA maps query head h to K/V head h / (heads / kv_heads).
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -40,6 +42,40 @@ using WeightId = int32_t;  // index into Program::weights
 inline constexpr WeightId kNoWeight = -1;
 
 // --- steps -----------------------------------------------------------------------------------------------
+// Every step has
+//   int32_t layer                   the layer of the model that it is a part of, by number; -1: none. The steps
+//                                   of a layer follow one another.
+//   describe(visitor)               tells a StepVisitor what it reads, writes and keeps
+//   kMixesTokens                    whether a token's output depends on other tokens of its sequence
+// from which everything else follows that must know all steps (kernels/steps.h).
+
+// How much of a weight a step reads for one token: all, or the part of some experts.
+struct Use {
+    int32_t experts = 0;      // so many of those that `of` has a matrix of each of; 0: all of the weight
+    WeightId of = kNoWeight;  // with experts
+    bool logit_rows = false;  // only for tokens whose logits are wanted
+};
+
+// A layer of the cache that a step looks into.
+struct CacheUse {
+    int32_t cache;       // index into Program::cache_layers
+    bool appends;        // or reads only what another step has appended
+    int32_t window;      // cells that a token sees back; 0: all
+    int32_t sink_cells;  // and so many first ones
+};
+
+// What a step tells of itself. Visitors derive from this and hide the functions that they listen to. Slots,
+// weights and ropes may be kNoSlot, kNoWeight and -1.
+struct StepVisitor {
+    void reads(Slot) {}  // a step that writes parts of rows reads the slot as well
+    void writes(Slot) {}
+    void row(WeightId) {}          // one row of a table, which the token's id or its position chooses
+    void matrix(WeightId, Use) {}  // is multiplied with the activations of each token
+    void vector(WeightId, Use) {}  // F32
+    void rope(int32_t) {}          // index into Program::ropes
+    void cache(const CacheUse &) {}
+    void state(int32_t) {}  // a sequence's recurrent state, by layer
+};
 
 // out[t] = scale * table[token[t]] (+ positions[min(position[t], rows - 1)])
 struct Embed {
@@ -47,6 +83,10 @@ struct Embed {
     Slot out;
     float scale = 1;
     WeightId positions = kNoWeight;  // learned position embeddings, [positions][width]
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const { tell.writes(out), tell.row(table), tell.row(positions); }
 };
 
 // out[t] = scale * (norm(in[t]) (+ add[t])): of the whole row, or of each of `parts` equal pieces of it by
@@ -64,6 +104,13 @@ struct Norm {
     Slot add = kNoSlot;         // of a norm behind a block: the residual stream
     int32_t parts = 1;
     float scale = 1;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const {
+        tell.reads(in), tell.reads(add), tell.writes(out);
+        tell.vector(weight, Use{}), tell.vector(bias, Use{});
+    }
 };
 
 // For every part: out[t] = scale * (W in[t] + bias) + add[t]. Parts share their input, which a device may
@@ -78,6 +125,14 @@ struct Linear {
     };
     Slot in;
     std::vector<Part> parts;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const {
+        tell.reads(in);
+        for (const Part &part : parts) tell.reads(part.add), tell.writes(part.out);
+        for (const Part &part : parts) tell.matrix(part.weight, Use{}), tell.vector(part.bias, Use{});
+    }
 };
 
 // Equal pieces of a row: piece i begins at first + i * stride. A stride of 0 repeats one piece.
@@ -91,6 +146,13 @@ struct HeadLinear {
     Slot in, out;
     Pieces from, to;
     WeightId weight;  // count = heads, [width of an output piece][width of an input piece]
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const {
+        tell.reads(in), tell.reads(out), tell.writes(out);
+        tell.matrix(weight, Use{});
+    }
 };
 
 // For every i < count: piece i of out[t] = piece i of in[t], `width` floats each. in and out differ.
@@ -99,6 +161,10 @@ struct Copy {
     Pieces from, to;
     int32_t count = 1;
     int64_t width;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const { tell.reads(in), tell.reads(out), tell.writes(out); }
 };
 
 // How positions turn into rotations. Angle of pair j at position p: p * inv_freq[j]; both cos and sin are
@@ -127,7 +193,7 @@ struct RopeTable {
 //   7. out = sum_i p_i v_i.
 // Without a slot for v, the values are the first head_dim_v dimensions of the cached keys (multi-head latent
 // attention). Without one for k, nothing is appended: the layer reads what an earlier Attention with the same
-// `layer` has put there for these tokens (shared K/V).
+// `cache` has put there for these tokens (shared K/V).
 struct Attention {
     // Sliding: a token at p sees p_i with p - p_i < window. Chunked: p_i >= p - p % window.
     enum class Window { Sliding, Chunked };
@@ -136,7 +202,7 @@ struct Attention {
         int32_t length = 1, offset = 0;
     };
     Slot q, k, v, out;
-    int32_t layer;  // index into Program::cache_layers
+    int32_t cache;  // index into Program::cache_layers
     int32_t heads, kv_heads, head_dim_k, head_dim_v;
     float scale;
     int32_t window = 0;  // 0: all earlier keys
@@ -152,6 +218,15 @@ struct Attention {
     float softcap = 0;           // 0: none
     WeightId sinks = kNoWeight;  // F32, [1][heads]
     Temperature temperature = {};
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = true;
+    void describe(auto &tell) const {
+        tell.reads(q), tell.reads(k), tell.reads(v), tell.writes(out);
+        tell.vector(q_norm, Use{}), tell.vector(k_norm, Use{}), tell.vector(sinks, Use{});
+        tell.rope(rope);
+        tell.cache(CacheUse{cache, k != kNoSlot, window, sink_cells});
+    }
 };
 
 // out[t] = act(gate[t]) * up[t], or act(gate[t]) without `up`. out may be gate or up.
@@ -164,6 +239,10 @@ struct Gate {
     enum class Act { Silu, GeluTanh, GeluErf, ReluSquared, SiluClamped };
     Slot gate, up, out;
     Act act = Act::Silu;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const { tell.reads(gate), tell.reads(up), tell.writes(out); }
 };
 
 // Which `used` of the experts a token goes to, and with which weights w, from its router logits l:
@@ -203,6 +282,16 @@ struct Experts {
     WeightId gate_bias = kNoWeight, up_bias = kNoWeight, down_bias = kNoWeight;  // [experts][rows of each]
     Gate::Act act = Gate::Act::Silu;
     bool weights_on_input = false;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const {
+        tell.reads(in), tell.reads(logits), tell.reads(add), tell.writes(out);
+        const Use some{routing.used, down};
+        tell.matrix(gate, some), tell.matrix(up, some), tell.matrix(down, some);
+        tell.vector(gate_bias, some), tell.vector(up_bias, some), tell.vector(down_bias, some);
+        tell.vector(routing.selection_bias, Use{}), tell.vector(routing.expert_scales, some);
+    }
 };
 
 // logits[r] = scale * (W in[row r's token] + bias), with a soft-cap c: c * tanh(that / c); only for the
@@ -213,9 +302,28 @@ struct Logits {
     WeightId bias = kNoWeight;  // F32, [1][vocab]
     float scale = 1;
     float softcap = 0;  // 0: none
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &tell) const {
+        tell.reads(in);
+        tell.matrix(weight, Use{.logit_rows = true}), tell.vector(bias, Use{});
+    }
 };
 
 using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Attention, Gate, Experts, Logits>;
+
+template <class S>
+concept DescribedStep = requires(S step, const S &fixed, StepVisitor &visitor) {
+    { step.layer } -> std::same_as<int32_t &>;
+    typename std::bool_constant<S::kMixesTokens>;
+    fixed.describe(visitor);
+};
+template <class>
+inline constexpr bool kAllDescribed = false;
+template <class... S>
+inline constexpr bool kAllDescribed<std::variant<S...>> = (DescribedStep<S> && ...);
+static_assert(kAllDescribed<Step>, "a step lacks `layer`, describe() or kMixesTokens");
 
 struct SlotInfo {
     std::string name;
@@ -252,6 +360,11 @@ struct Program {
     // Bytes of weights that one decoded token reads: all matrices once, of the embedding table one row, of
     // the experts those that are used.
     size_t weight_bytes_per_token() const;
+    // Multiplications and additions of its matrices, but for those behind which the logits are, per token of a
+    // prompt. (Attention's grow with what is before it.)
+    double operations_per_token() const;
+    int64_t token_ids() const;  // rows of the table of embeddings: how many tokens can be fed
+    bool gives_logits() const;  // a device's share of a program may not
 };
 
 }  // namespace runnel::kernels

@@ -1,6 +1,8 @@
-// What a step of a Program refers to: slots it reads and writes, weights.
+// What all steps of a Program have in common, from what each of them tells of itself (program.h): slots that
+// they read and write, weights, layers.
 #pragma once
 
+#include <optional>
 #include <variant>
 
 #include "kernels/program.h"
@@ -15,28 +17,38 @@ struct Overloaded : F... {
 template <class... F>
 Overloaded(F...) -> Overloaded<F...>;  // C++20 needs no guide here, compilers of its first years do
 
-// Visits the slots that a step reads, then those it writes; kNoSlot among them. A step that writes parts of
-// rows reads the slot as well.
+template <class Visitor>
+void describe(const Step &step, Visitor &&visitor) {
+    std::visit([&](const auto &s) { s.describe(visitor); }, step);
+}
+
+inline int32_t layer_of(const Step &step) {
+    return std::visit([](const auto &s) { return s.layer; }, step);
+}
+inline void set_layer(Step &step, int32_t layer) {
+    std::visit([&](auto &s) { s.layer = layer; }, step);
+}
+inline bool mixes_tokens(const Step &step) {
+    return std::visit([](const auto &s) { return s.kMixesTokens; }, step);
+}
+
+// --- folds -----------------------------------------------------------------------------------------------
+// Each calls its functions for what there is, never for kNoSlot, kNoWeight or -1.
+
+template <typename Reads, typename Writes>
+struct SlotVisitor : StepVisitor {
+    Reads on_read;
+    Writes on_write;
+    void reads(Slot slot) {
+        if (slot != kNoSlot) on_read(slot);
+    }
+    void writes(Slot slot) {
+        if (slot != kNoSlot) on_write(slot);
+    }
+};
 template <typename Reads, typename Writes>
 void visit_slots(const Step &step, Reads &&reads, Writes &&writes) {
-    std::visit(Overloaded{
-                   [&](const Embed &s) { writes(s.out); },
-                   [&](const Norm &s) { reads(s.in), reads(s.add), writes(s.out); },
-                   [&](const Linear &s) {
-                       reads(s.in);
-                       for (const Linear::Part &part : s.parts) {
-                           reads(part.add);
-                           writes(part.out);
-                       }
-                   },
-                   [&](const Attention &s) { reads(s.q), reads(s.k), reads(s.v), writes(s.out); },
-                   [&](const Gate &s) { reads(s.gate), reads(s.up), writes(s.out); },
-                   [&](const HeadLinear &s) { reads(s.in), reads(s.out), writes(s.out); },
-                   [&](const Copy &s) { reads(s.in), reads(s.out), writes(s.out); },
-                   [&](const Experts &s) { reads(s.in), reads(s.logits), reads(s.add), writes(s.out); },
-                   [&](const Logits &s) { reads(s.in); },
-               },
-               step);
+    describe(step, SlotVisitor<Reads &, Writes &>{{}, reads, writes});
 }
 
 inline bool reads_slot(const Step &step, Slot slot) {
@@ -53,26 +65,93 @@ inline bool writes_slot(const Step &step, Slot slot) {
     return found;
 }
 
-// Visits the weights of a step; kNoWeight among them.
+// f(id) of every weight, however it is used.
+template <typename F>
+struct WeightVisitor : StepVisitor {
+    F f;
+    void row(WeightId id) {
+        if (id != kNoWeight) f(id);
+    }
+    void matrix(WeightId id, Use) { row(id); }
+    void vector(WeightId id, Use) { row(id); }
+};
 template <typename F>
 void visit_weights(const Step &step, F &&f) {
-    std::visit(Overloaded{
-                   [&](const Embed &s) { f(s.table), f(s.positions); },
-                   [&](const Norm &s) { f(s.weight), f(s.bias); },
-                   [&](const Linear &s) {
-                       for (const Linear::Part &part : s.parts) f(part.weight), f(part.bias);
-                   },
-                   [&](const Attention &s) { f(s.q_norm), f(s.k_norm), f(s.sinks); },
-                   [&](const Gate &) {},
-                   [&](const HeadLinear &s) { f(s.weight); },
-                   [&](const Copy &) {},
-                   [&](const Experts &s) {
-                       f(s.gate), f(s.up), f(s.down), f(s.gate_bias), f(s.up_bias), f(s.down_bias);
-                       f(s.routing.selection_bias), f(s.routing.expert_scales);
-                   },
-                   [&](const Logits &s) { f(s.weight), f(s.bias); },
-               },
-               step);
+    describe(step, WeightVisitor<F &>{{}, f});
 }
+
+// f(id, use) of every matrix that activations are multiplied with.
+template <typename F>
+struct MatrixVisitor : StepVisitor {
+    F f;
+    void matrix(WeightId id, Use use) {
+        if (id != kNoWeight) f(id, use);
+    }
+};
+template <typename F>
+void visit_matrices(const Step &step, F &&f) {
+    describe(step, MatrixVisitor<F &>{{}, f});
+}
+
+// f(id) of every table that the ids or positions of tokens choose a row of.
+template <typename F>
+struct TableVisitor : StepVisitor {
+    F f;
+    void row(WeightId id) {
+        if (id != kNoWeight) f(id);
+    }
+};
+template <typename F>
+void visit_tables(const Step &step, F &&f) {
+    describe(step, TableVisitor<F &>{{}, f});
+}
+
+// f(use) of the layers of the cache.
+template <typename F>
+struct CacheVisitor : StepVisitor {
+    F f;
+    void cache(const CacheUse &use) { f(use); }
+};
+template <typename F>
+void visit_caches(const Step &step, F &&f) {
+    describe(step, CacheVisitor<F &>{{}, f});
+}
+
+template <typename F>
+struct RopeVisitor : StepVisitor {
+    F f;
+    void rope(int32_t id) {
+        if (id >= 0) f(id);
+    }
+};
+template <typename F>
+void visit_ropes(const Step &step, F &&f) {
+    describe(step, RopeVisitor<F &>{{}, f});
+}
+
+// Its tokens choose which of its matrices they need.
+inline bool selects_experts(const Step &step) {
+    bool found = false;
+    visit_matrices(step, [&](WeightId, Use use) { found |= use.experts > 0; });
+    return found;
+}
+
+// --- steps of one kind -----------------------------------------------------------------------------------
+
+// f(step) of all steps of a kind, for those who compute this kind and no other.
+template <class S, typename F>
+void for_each_step(const Program &program, F &&f) {
+    for (const Step &step : program.steps)
+        if (const auto *s = std::get_if<S>(&step)) f(*s);
+}
+
+// A Gate behind a Linear of the two matrices that it reads, which devices compute in one go.
+struct GatedLinear {
+    Slot in;
+    Linear::Part gate, up;
+    const Gate *act;
+};
+// Of steps[index] and the one behind it; nullopt when they are something else.
+std::optional<GatedLinear> gated_linear(const Program &program, size_t index);
 
 }  // namespace runnel::kernels

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <optional>
 #include <string>
-#include <variant>
 
 #include "engine/decode/error.h"
+#include "kernels/steps.h"
 
 namespace runnel::decode {
 namespace {
@@ -30,15 +30,14 @@ int64_t blocks_for(int64_t cells) {
 // The widest of the group's layers.
 Reach reach_of(const kernels::Program &program, int32_t group) {
     std::optional<Reach> widest;
-    for (const kernels::Step &step : program.steps) {
-        const auto *attention = std::get_if<kernels::Attention>(&step);
-        if (!attention || program.cache_layers[static_cast<size_t>(attention->layer)].group != group)
-            continue;
-        if (!widest) widest = Reach{attention->window, attention->sink_cells};
-        widest->sinks = std::max(widest->sinks, attention->sink_cells);
-        const bool all = widest->window == 0 || attention->window == 0;
-        widest->window = all ? 0 : std::max(widest->window, attention->window);
-    }
+    for (const kernels::Step &step : program.steps)
+        kernels::visit_caches(step, [&](const kernels::CacheUse &use) {
+            if (program.cache_layers[static_cast<size_t>(use.cache)].group != group) return;
+            if (!widest) widest = Reach{use.window, use.sink_cells};
+            widest->sinks = std::max(widest->sinks, use.sink_cells);
+            const bool all = widest->window == 0 || use.window == 0;
+            widest->window = all ? 0 : std::max(widest->window, use.window);
+        });
     return widest.value_or(Reach{});
 }
 

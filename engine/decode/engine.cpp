@@ -5,7 +5,6 @@
 #include <future>
 #include <limits>
 #include <system_error>
-#include <variant>
 
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
@@ -16,6 +15,7 @@
 #include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/devices.h"
 #include "kernels/divided_backend.h"
+#include "kernels/steps.h"
 
 namespace runnel::decode {
 namespace {
@@ -46,10 +46,10 @@ size_t need_beside(const kernels::Program &program, CacheShape shape, int64_t co
 
 // No layer sees further back than a window: a sequence may be of any length.
 bool bound_by_window(const kernels::Program &program) {
-    return std::all_of(program.steps.begin(), program.steps.end(), [](const kernels::Step &step) {
-        const auto *attention = std::get_if<kernels::Attention>(&step);
-        return !attention || attention->window > 0;
-    });
+    bool bound = true;
+    for (const kernels::Step &step : program.steps)
+        kernels::visit_caches(step, [&](const kernels::CacheUse &use) { bound = bound && use.window > 0; });
+    return bound;
 }
 
 }  // namespace

@@ -2,20 +2,12 @@
 
 #include <algorithm>
 #include <cassert>
-#include <variant>
 
 #include "engine/decode/error.h"
 #include "engine/decode/random.h"
 
 namespace runnel::decode {
 namespace {
-
-int32_t embedding_rows(const kernels::Program &program) {
-    for (const kernels::Step &step : program.steps)
-        if (const auto *embed = std::get_if<kernels::Embed>(&step))
-            return static_cast<int32_t>(program.weights[static_cast<size_t>(embed->table)].rows);
-    return static_cast<int32_t>(program.vocab);
-}
 
 ExecutorOptions checked(ExecutorOptions options) {
     assert(options.context > 0 && options.batch > 0 && options.sequences > 0);
@@ -38,7 +30,7 @@ Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Pro
     : backend_(std::move(backend)),
       options_(checked(options)),
       vocab_(static_cast<int32_t>(program.vocab)),
-      token_ids_(embedding_rows(program)),
+      token_ids_(static_cast<int32_t>(program.token_ids())),
       cache_(group_layouts(program, shape_of(options_)), options_.slack, {random_seed(), random_seed()}),
       copies_(cache_.groups()) {
     kernels::CacheConfig config{

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <span>
-#include <variant>
 
 #include "engine/decode/error.h"
 #include "engine/model/layers.h"
 #include "kernels/division.h"
+#include "kernels/steps.h"
 
 namespace runnel::decode {
 namespace {
@@ -19,9 +19,7 @@ std::string mebibytes(size_t bytes) {
 }
 
 bool has_experts(const kernels::Program &program) {
-    return std::any_of(program.steps.begin(), program.steps.end(), [](const kernels::Step &step) {
-        return std::holds_alternative<kernels::Experts>(step);
-    });
+    return std::any_of(program.steps.begin(), program.steps.end(), kernels::selects_experts);
 }
 
 // What comes into question, the most on the GPU first.
@@ -181,7 +179,7 @@ std::string placement_text(const kernels::Program &program, const Placement &pla
         for (size_t i = 0; i < device.size(); ++i) {
             const int32_t layer = layers.of_step[i];
             const bool here = device[i] == 0;
-            if (experts != std::holds_alternative<kernels::Experts>(program.steps[i])) continue;
+            if (experts != kernels::selects_experts(program.steps[i])) continue;
             if (layer < 0)
                 embedding = embedding && here;
             else if (!experts)
@@ -211,9 +209,7 @@ std::vector<uint8_t> assign_steps(const kernels::Program &program, const Placeme
     const model::Layers layers = model::layers_of(program);
     const std::vector<std::string> missing = kernels::cuda::missing_kernels(program);
     const int32_t first = placement.layers + 1 - placement.gpu_layers;
-    const auto is_experts = [&](size_t i) {
-        return std::holds_alternative<kernels::Experts>(program.steps[i]);
-    };
+    const auto is_experts = [&](size_t i) { return kernels::selects_experts(program.steps[i]); };
     // By layer, the embedding in front of the first: not on the GPU.
     std::vector<bool> on_cpu(static_cast<size_t>(layers.count) + 2);
     for (int32_t layer = -1; layer <= layers.count; ++layer) {

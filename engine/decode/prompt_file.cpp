@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <variant>
 
 #include "gguf/mapping.h"
+#include "kernels/steps.h"
 
 namespace runnel::decode {
 namespace {
@@ -137,10 +137,10 @@ Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &
     sum.add_value(kernels::rotates_keys(types.k));
     sum.add_value(kernels::rotates_values(types.v));
     for (const kernels::Step &step : program.steps)
-        if (const auto *attention = std::get_if<kernels::Attention>(&step)) {
-            sum.add_value(attention->window);
-            sum.add_value(attention->sink_cells);
-        }
+        kernels::visit_caches(step, [&](const kernels::CacheUse &use) {
+            sum.add_value(use.window);
+            sum.add_value(use.sink_cells);
+        });
     return sum.value();
 }
 

@@ -7,6 +7,7 @@
 
 #include "gguf/printable.h"
 #include "gguf/quantize.h"
+#include "kernels/steps.h"
 
 namespace runnel::model {
 
@@ -187,6 +188,11 @@ kernels::Slot Builder::slot(const std::string &name, int64_t width) {
             return static_cast<kernels::Slot>(i);
     program_.slots.push_back({name, width});
     return static_cast<kernels::Slot>(program_.slots.size() - 1);
+}
+
+void Builder::add(kernels::Step step) {
+    kernels::set_layer(step, layer_);
+    program_.steps.push_back(std::move(step));
 }
 
 int32_t Builder::cache_layer(kernels::CacheLayer layer, int32_t window) {

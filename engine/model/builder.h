@@ -65,7 +65,10 @@ class Builder {
 
     // The slot of this name and width, made when it is first asked for.
     kernels::Slot slot(const std::string &name, int64_t width);
-    void add(kernels::Step step) { program_.steps.push_back(std::move(step)); }
+    // A step of the layer that begin_layer() has named last; of none before that and behind end_layers().
+    void add(kernels::Step step);
+    void begin_layer(int32_t layer) { layer_ = layer; }
+    void end_layers() { layer_ = -1; }
 
     // Room in the cache for one layer. Layers of one window share a group. Returns an index into
     // cache_layers.
@@ -98,6 +101,7 @@ class Builder {
     Metadata metadata_;
     int64_t context_;
     kernels::Program program_;
+    int32_t layer_ = -1;
     std::unordered_map<const std::byte *, kernels::WeightId> weight_ids_;
     std::unordered_set<std::string_view> used_;  // names of tensors
     std::vector<int32_t> group_windows_;         // by group of cache layers

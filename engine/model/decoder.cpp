@@ -77,9 +77,11 @@ void Decoder::emit() {
     }
     if (t_.after_embeddings) t_.after_embeddings(b_, x());
     for (int32_t i = 0; i < h_.block_count; ++i) {
+        b_.begin_layer(i);
         layer(i);
         if (t_.after_layer) t_.after_layer(b_, i, x());
     }
+    b_.end_layers();
     norm("output_norm", x(), normed());
     b_.add(
         Logits{.in = normed(),
@@ -177,7 +179,7 @@ Attention Decoder::describe(int32_t i, Slot out) {
         .k = k(),
         .v = v(),
         .out = out,
-        .layer = b_.cache_layer({h_.head_count_kv, h_.key_length, h_.value_length}, window),
+        .cache = b_.cache_layer({h_.head_count_kv, h_.key_length, h_.value_length}, window),
         .heads = h_.head_count,
         .kv_heads = h_.head_count_kv,
         .head_dim_k = h_.key_length,

@@ -11,6 +11,7 @@
 
 #include "engine/model/metadata.h"
 #include "gguf/printable.h"
+#include "kernels/steps.h"
 
 namespace runnel::model {
 namespace {
@@ -69,21 +70,29 @@ class Factors {
 
 void apply_factors(const gguf::File &file, Builder &builder) {
     Factors factors(file, builder);
-    for (kernels::Step &step : builder.program().steps) {
-        if (auto *linear = std::get_if<kernels::Linear>(&step)) {
-            for (kernels::Linear::Part &part : linear->parts) {
-                const float factor = factors.of(part.weight);
-                part.scale *= factor;
-                part.bias = factors.divided(part.bias, factor);
-            }
-        } else if (auto *logits = std::get_if<kernels::Logits>(&step)) {
-            const float factor = factors.of(logits->weight);
-            logits->scale *= factor;
-            logits->bias = factors.divided(logits->bias, factor);
-        } else if (auto *embed = std::get_if<kernels::Embed>(&step)) {
-            embed->scale *= factors.of(embed->table);
-        }
-    }
+    const auto multiply = [&](WeightId matrix, float &scale, WeightId &bias) {
+        const float factor = factors.of(matrix);
+        scale *= factor;
+        bias = factors.divided(bias, factor);
+    };
+    for (kernels::Step &step : builder.program().steps)
+        std::visit(kernels::Overloaded{
+                       [&](kernels::Embed &s) { s.scale *= factors.of(s.table); },
+                       [&](kernels::Linear &s) {
+                           for (kernels::Linear::Part &part : s.parts)
+                               multiply(part.weight, part.scale, part.bias);
+                       },
+                       [&](kernels::Logits &s) { multiply(s.weight, s.scale, s.bias); },
+                       // No factor is one number for all matrices of these: the file's are left over.
+                       [](kernels::HeadLinear &) {},
+                       [](kernels::Experts &) {},
+                       // Without matrices.
+                       [](kernels::Norm &) {},
+                       [](kernels::Copy &) {},
+                       [](kernels::Attention &) {},
+                       [](kernels::Gate &) {},
+                   },
+                   step);
 }
 
 }  // namespace runnel::model

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <string>
-#include <variant>
 
 #include "engine/model/layers.h"
 #include "engine/model/model.h"
+#include "kernels/steps.h"
 
 namespace runnel::model {
 namespace {
@@ -16,8 +16,9 @@ using namespace kernels;
 void drop_unused(Program &program) {
     size_t cached = 0;
     for (const Step &step : program.steps)
-        if (const auto *attention = std::get_if<Attention>(&step))
-            cached = std::max(cached, static_cast<size_t>(attention->layer) + 1);
+        visit_caches(step, [&](const CacheUse &use) {
+            cached = std::max(cached, static_cast<size_t>(use.cache) + 1);
+        });
     program.cache_layers.resize(cached);
 }
 

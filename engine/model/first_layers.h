@@ -10,8 +10,7 @@
 namespace runnel::model {
 
 // A program of the steps before layer `layers`, and of those behind the last layer. Its weights are the ones
-// of `program`, in the same memory. A step's layer is in the name of its weights ("blk.7."). Throws
-// ModelError when the model has no more than `layers` >= 1 layers.
+// of `program`, in the same memory. Throws ModelError when the model has no more than `layers` >= 1 layers.
 kernels::Program first_layers(const kernels::Program &program, int32_t layers);
 
 }  // namespace runnel::model

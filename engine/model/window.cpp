@@ -5,24 +5,40 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/steps.h"
+
 namespace runnel::model {
+
+using namespace kernels;
+
+static void narrow(Attention &step, int32_t window, int32_t sinks) {
+    if (step.window != 0 && (step.window <= window || step.window_kind != Attention::Window::Sliding)) return;
+    step.window = window;
+    step.sink_cells = sinks;
+}
+// These look at no other cells.
+static void narrow(Embed &, int32_t, int32_t) {}
+static void narrow(Norm &, int32_t, int32_t) {}
+static void narrow(Linear &, int32_t, int32_t) {}
+static void narrow(HeadLinear &, int32_t, int32_t) {}
+static void narrow(Copy &, int32_t, int32_t) {}
+static void narrow(Gate &, int32_t, int32_t) {}
+static void narrow(Experts &, int32_t, int32_t) {}
+static void narrow(Logits &, int32_t, int32_t) {}
 
 void impose_window(kernels::Program &program, int32_t window, int32_t sinks) {
     std::vector<std::pair<int32_t, int32_t>> groups;  // window and sinks of each
-    for (kernels::Step &step : program.steps) {
-        auto *attention = std::get_if<kernels::Attention>(&step);
-        if (!attention) continue;
-        if (attention->window == 0 ||
-            (attention->window > window && attention->window_kind == kernels::Attention::Window::Sliding)) {
-            attention->window = window;
-            attention->sink_cells = sinks;
-        }
-        if (attention->k == kernels::kNoSlot) continue;  // in the group of the layer whose keys it reads
-        const std::pair reach{attention->window, attention->sink_cells};
+    const auto regroup = [&](const CacheUse &use) {
+        if (!use.appends) return;  // in the group of the layer whose keys it reads
+        const std::pair reach{use.window, use.sink_cells};
         const auto known = std::find(groups.begin(), groups.end(), reach);
-        program.cache_layers[static_cast<size_t>(attention->layer)].group =
+        program.cache_layers[static_cast<size_t>(use.cache)].group =
             static_cast<int32_t>(known - groups.begin());
         if (known == groups.end()) groups.push_back(reach);
+    };
+    for (Step &step : program.steps) {
+        std::visit([&](auto &s) { narrow(s, window, sinks); }, step);
+        visit_caches(step, regroup);
     }
 }
 

@@ -4,6 +4,8 @@
 #include <cassert>
 #include <cmath>
 
+#include "kernels/steps.h"
+
 namespace runnel::kernels::cpu {
 namespace {
 
@@ -15,20 +17,12 @@ float temperature(const Attention::Temperature &t, int32_t position) {
     return static_cast<float>(1 + static_cast<double>(t.beta) * std::log1p(static_cast<double>(steps)));
 }
 
-// Floats.
-size_t scratch_of(const Attention &a) {
-    const int32_t group = a.heads / a.kv_heads;
-    return attention_scratch(a.head_dim_k, a.head_dim_v,
-                             group * std::max(kRangeTokens, attention_tile_tokens(group)));
-}
-
 }  // namespace
 
-size_t AttentionRunner::scratch_bytes(const Program &program) {
-    size_t floats = 0;
-    for (const Step &step : program.steps)
-        if (const auto *a = std::get_if<Attention>(&step)) floats = std::max(floats, scratch_of(*a));
-    return floats * sizeof(float);
+size_t AttentionRunner::scratch_bytes(const Attention &a) {
+    const int32_t group = a.heads / a.kv_heads;
+    return sizeof(float) * attention_scratch(a.head_dim_k, a.head_dim_v,
+                                             group * std::max(kRangeTokens, attention_tile_tokens(group)));
 }
 
 AttentionRunner::AttentionRunner(const Surroundings &surroundings, const CacheConfig &cache,
@@ -36,15 +30,13 @@ AttentionRunner::AttentionRunner(const Surroundings &surroundings, const CacheCo
     : s_(surroundings), k_type_(cache.k), v_type_(cache.v) {
     const size_t row_bytes = static_cast<size_t>(max_tokens) * sizeof(float);
     size_t sink_q = 0, partials = 0;
-    for (const Step &step : s_.program->steps) {
-        const auto *a = std::get_if<Attention>(&step);
-        if (a == nullptr) continue;
-        partials = std::max(partials, partials_of(*a, cache) * sizeof(float));
-        if (a->sink_cells == 0) continue;
-        sink_q = std::max(sink_q, row_bytes * static_cast<size_t>(width(a->q)));
-        assert(sink_position_ < 0 || sink_position_ == a->window + a->sink_cells - 1);
-        sink_position_ = a->window + a->sink_cells - 1;
-    }
+    for_each_step<Attention>(*s_.program, [&](const Attention &a) {
+        partials = std::max(partials, partials_of(a, cache) * sizeof(float));
+        if (a.sink_cells == 0) return;
+        sink_q = std::max(sink_q, row_bytes * static_cast<size_t>(width(a.q)));
+        assert(sink_position_ < 0 || sink_position_ == a.window + a.sink_cells - 1);
+        sink_position_ = a.window + a.sink_cells - 1;
+    });
     partials_ = LazyBuffer(partials, "attention");
     sink_q_ = LazyBuffer(sink_q, "activations");
     for (Rotations *rotations : {&rotations_, &sink_rotations_})

@@ -30,15 +30,15 @@ class AttentionRunner {
         Pool *pool;
         const CacheMemory *cache;
         std::span<const LazyBuffer> slots;
-        std::span<const LazyBuffer> scratch;  // scratch_bytes(program), per thread
+        std::span<const LazyBuffer> scratch;  // the largest scratch_bytes() of the program, per thread
     };
 
     AttentionRunner() = default;
     // Room for batches of `max_tokens` tokens. Throws BackendError{OutOfMemory}.
     AttentionRunner(const Surroundings &surroundings, const CacheConfig &cache, int32_t max_tokens);
 
-    // The largest that a step of the program needs per thread.
-    static size_t scratch_bytes(const Program &program);
+    // What a step needs per thread.
+    static size_t scratch_bytes(const Attention &step);
 
     // Called by all threads, with a barrier after each; rotations() once per batch, before the others.
     void rotations(const Batch &batch, int thread) noexcept;
@@ -67,10 +67,10 @@ class AttentionRunner {
 
     // Layers whose values are their keys, or that share those of a layer with other heads, stay as they are.
     bool can_rotate(const Attention &step) const {
-        return s_.program->cache_layers[static_cast<size_t>(step.layer)].head_dim_v > 0;
+        return s_.program->cache_layers[static_cast<size_t>(step.cache)].head_dim_v > 0;
     }
     size_t group(const Attention &step) const {
-        return static_cast<size_t>(s_.program->cache_layers[static_cast<size_t>(step.layer)].group);
+        return static_cast<size_t>(s_.program->cache_layers[static_cast<size_t>(step.cache)].group);
     }
     const float *vector_of(WeightId id) const {
         return id == kNoWeight

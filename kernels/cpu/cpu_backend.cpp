@@ -16,6 +16,7 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/system_memory.h"
 #include "kernels/cpu/vector.h"
+#include "kernels/steps.h"
 
 namespace runnel::kernels::cpu {
 namespace {
@@ -95,6 +96,11 @@ class CpuBackend final : public Backend {
     int thread_count() const;
     void start_pool();
     void reserve_activations();
+    // Bytes that the largest steps need beside their slots; runners reserve what theirs do.
+    struct WorkSpace {
+        size_t product = 0, scratch = 0, packed_head = 0;
+    };
+    WorkSpace work_space() const;
     void reserve_work_space();
     void run(const EmbedPhase &phase, Worker &worker) noexcept;
     void run(const PreparePhase &phase, Worker &worker) noexcept;
@@ -211,14 +217,36 @@ void CpuBackend::reserve_activations() {
     slots_.clear();
     for (const SlotInfo &slot : program_.slots)
         slots_.emplace_back(tokens * static_cast<size_t>(slot.width) * sizeof(float), "activations");
-    size_t product = 0;
+    product_ = LazyBuffer(work_space().product, "activations");
+}
+
+CpuBackend::WorkSpace CpuBackend::work_space() const {
+    WorkSpace need;
+    const auto floats = [](int64_t count) { return static_cast<size_t>(count) * sizeof(float); };
+    const auto enlarge = [](size_t &bytes, size_t more) { bytes = std::max(bytes, more); };
     for (const Step &step : program_.steps)
-        if (const auto *linear = std::get_if<Linear>(&step))
-            for (const Linear::Part &part : linear->parts)
-                if (part.add != kNoSlot)
-                    product = std::max(
-                        product, tokens * static_cast<size_t>(weight(part.weight).rows) * sizeof(float));
-    product_ = LazyBuffer(product, "activations");
+        std::visit(Overloaded{
+                       [&](const Embed &s) {
+                           if (s.positions != kNoWeight) enlarge(need.scratch, floats(width(s.out)));
+                       },
+                       [&](const Linear &s) {
+                           for (const Linear::Part &part : s.parts)
+                               if (part.add != kNoSlot)
+                                   enlarge(need.product, floats(max_tokens_ * weight(part.weight).rows));
+                       },
+                       [&](const HeadLinear &s) {
+                           const Weight &w = weight(s.weight);
+                           enlarge(need.packed_head, packed_bytes(act_format(w.type), w.cols, max_tokens_));
+                       },
+                       [&](const Attention &s) { enlarge(need.scratch, AttentionRunner::scratch_bytes(s)); },
+                       [](const Norm &) {},
+                       [](const Copy &) {},
+                       [](const Gate &) {},
+                       [](const Experts &) {},
+                       [](const Logits &) {},
+                   },
+                   step);
+    return need;
 }
 
 void CpuBackend::reserve_work_space() {
@@ -232,19 +260,11 @@ void CpuBackend::reserve_work_space() {
             LazyBuffer(widest[f] ? packed_bytes(static_cast<ActFormat>(f), widest[f], max_tokens_) : 0,
                        "packed activations");
 
-    size_t scratch = std::max(isa_.linear->scratch_bytes(*std::max_element(widest.begin(), widest.end())),
-                              AttentionRunner::scratch_bytes(program_));
-    for (const Step &step : program_.steps)
-        if (const auto *embed = std::get_if<Embed>(&step); embed && embed->positions != kNoWeight)
-            scratch = std::max(scratch, sizeof(float) * static_cast<size_t>(width(embed->out)));
-    size_t packed_head = 0;
-    for (const Step &step : program_.steps)
-        if (const auto *heads = std::get_if<HeadLinear>(&step)) {
-            const Weight &w = weight(heads->weight);
-            packed_head = std::max(packed_head, packed_bytes(act_format(w.type), w.cols, max_tokens_));
-        }
+    const WorkSpace need = work_space();
+    const int64_t most_columns = *std::max_element(widest.begin(), widest.end());
+    const size_t scratch = std::max(isa_.linear->scratch_bytes(most_columns), need.scratch);
     packed_head_.clear();
-    for (int t = 0; t < pool_->threads(); ++t) packed_head_.emplace_back(packed_head, "work space");
+    for (int t = 0; t < pool_->threads(); ++t) packed_head_.emplace_back(need.packed_head, "work space");
     scratch_.clear();
     for (int t = 0; t < pool_->threads(); ++t) scratch_.emplace_back(scratch, "work space");
 }
@@ -332,11 +352,16 @@ void CpuBackend::normalize(const Norm &norm, int32_t token) noexcept {
 void CpuBackend::prepare(const PreparePhase &phase, int32_t rows, int32_t t0, int32_t t1, int64_t col0,
                          int64_t col1) noexcept {
     for (int32_t t = t0; t < t1; ++t) {
-        if (const auto *norm = std::get_if<Norm>(&phase.step)) normalize(*norm, t);
-        if (const auto *gate = std::get_if<Gate>(&phase.step))
-            isa_.vector->gate(gate->act, row(gate->gate, t) + col0,
-                              gate->up == kNoSlot ? nullptr : row(gate->up, t) + col0, col1 - col0,
-                              row(gate->out, t) + col0);
+        std::visit(Overloaded{
+                       [](std::monostate) {},
+                       [&](const Norm &norm) { normalize(norm, t); },
+                       [&](const Gate &gate) {
+                           isa_.vector->gate(gate.act, row(gate.gate, t) + col0,
+                                             gate.up == kNoSlot ? nullptr : row(gate.up, t) + col0,
+                                             col1 - col0, row(gate.out, t) + col0);
+                       },
+                   },
+                   phase.step);
         for (ActFormat format : {ActFormat::F32, ActFormat::Q8x32, ActFormat::Q8x256})
             if (phase.formats & format_bit(format))
                 isa_.linear->pack(format, row(phase.slot, 0), width(phase.slot), width(phase.slot), rows, t,
@@ -363,14 +388,25 @@ void CpuBackend::run(const PreparePhase &phase, Worker &worker) noexcept {
 
 // The matrix that comes next after a phase, or null: which experts come next is not known before.
 const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
-    while (++phase < phases_.size()) {
-        if (const auto *p = std::get_if<ExpertsPhase>(&phases_[phase]))
-            if (p->phase == ExpertRunner::Phase::Route) return nullptr;
-        if (const auto *p = std::get_if<MultiplyPhase>(&phases_[phase]))
-            if (!p->step.parts.empty()) return &weight(p->step.parts.front().weight);
-        if (const auto *p = std::get_if<LogitsPhase>(&phases_[phase])) return &weight(p->step.weight);
-    }
-    return nullptr;
+    bool known = true;
+    const Weight *next = nullptr;
+    while (known && next == nullptr && ++phase < phases_.size())
+        std::visit(Overloaded{
+                       [&](const MultiplyPhase &p) {
+                           if (!p.step.parts.empty()) next = &weight(p.step.parts.front().weight);
+                       },
+                       [&](const LogitsPhase &p) { next = &weight(p.step.weight); },
+                       [&](const ExpertsPhase &p) { known = p.phase != ExpertRunner::Phase::Route; },
+                       [](const EmbedPhase &) {},
+                       [](const PreparePhase &) {},
+                       [](const AppendPhase &) {},
+                       [](const AttendPhase &) {},
+                       [](const HeadsPhase &) {},
+                       [](const CopyPhase &) {},
+                       [](const SelectPhase &) {},
+                   },
+                   phases_[phase]);
+    return next;
 }
 
 // Where a thread begins to read a matrix when it decodes.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/cpu/route.h"
+#include "kernels/steps.h"
 
 namespace runnel::kernels::cpu {
 namespace {
@@ -46,8 +47,7 @@ void prefetch_tile(const std::byte *p, const Weight &w) {
 }  // namespace
 
 ExpertRunner::ExpertRunner(const Surroundings &surroundings, int32_t max_tokens) : s_(surroundings) {
-    for (const Step &step : s_.program->steps)
-        if (const auto *experts = std::get_if<Experts>(&step)) reserve(*experts, max_tokens);
+    for_each_step<Experts>(*s_.program, [&](const Experts &step) { reserve(step, max_tokens); });
 }
 
 // Enlarges what is too small for this step.

@@ -51,7 +51,7 @@ CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) : k_
 }
 
 KvPages CacheMemory::pages(const Attention &step, int32_t kv_head, const BlockId *table) const {
-    const LayerPlace &place = layers_[static_cast<size_t>(step.layer)];
+    const LayerPlace &place = layers_[static_cast<size_t>(step.cache)];
     const Group &group = groups_[place.group];
     const size_t head_cells = static_cast<size_t>(kv_head) * kBlockTokens;
     std::byte *base = group.memory.data();

@@ -10,26 +10,36 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-FormatSet formats_read_by(const Step &step, const Program &program) {
-    const auto format_of = [&](WeightId id) {
-        return format_bit(act_format(program.weights[static_cast<size_t>(id)].type));
-    };
+// What a step wants to be packed before it runs.
+struct PackedInput {
+    Slot slot = kNoSlot;
     FormatSet formats = 0;
-    if (const auto *linear = std::get_if<Linear>(&step))
-        for (const Linear::Part &part : linear->parts) formats |= format_of(part.weight);
-    if (const auto *experts = std::get_if<Experts>(&step)) {
-        formats |= format_of(experts->gate);
-        if (experts->up != kNoWeight) formats |= format_of(experts->up);
-    }
-    if (const auto *logits = std::get_if<Logits>(&step)) formats |= format_of(logits->weight);
-    return formats;
-}
+};
 
-Slot input_of_multiply(const Step &step) {
-    if (const auto *linear = std::get_if<Linear>(&step)) return linear->in;
-    if (const auto *experts = std::get_if<Experts>(&step)) return experts->in;
-    if (const auto *logits = std::get_if<Logits>(&step)) return logits->in;
-    return kNoSlot;
+PackedInput packed_input_of(const Step &step, const Program &program) {
+    const auto format_of = [&](WeightId id) {
+        return id == kNoWeight ? 0 : format_bit(act_format(program.weights[static_cast<size_t>(id)].type));
+    };
+    return std::visit(Overloaded{
+                          [&](const Linear &s) {
+                              FormatSet formats = 0;
+                              for (const Linear::Part &part : s.parts) formats |= format_of(part.weight);
+                              return PackedInput{s.in, formats};
+                          },
+                          [&](const Experts &s) {
+                              return PackedInput{s.in, format_of(s.gate) | format_of(s.up)};
+                          },
+                          [&](const Logits &s) {
+                              return PackedInput{s.in, format_of(s.weight)};
+                          },
+                          [](const HeadLinear &) { return PackedInput{}; },  // packs its own pieces
+                          [](const Embed &) { return PackedInput{}; },
+                          [](const Norm &) { return PackedInput{}; },
+                          [](const Copy &) { return PackedInput{}; },
+                          [](const Attention &) { return PackedInput{}; },
+                          [](const Gate &) { return PackedInput{}; },
+                      },
+                      step);
 }
 
 // Slots whose content at steps[from] is still read at or after it.
@@ -40,7 +50,6 @@ std::vector<Slot> live_slots(const Program &program, size_t from) {
         visit_slots(
             program.steps[i],
             [&](Slot slot) {
-                if (slot == kNoSlot) return;
                 if (!written[static_cast<size_t>(slot)] &&
                     std::find(live.begin(), live.end(), slot) == live.end())
                     live.push_back(slot);
@@ -77,13 +86,13 @@ void push_experts(const Experts &step, std::vector<Phase> &phases) {
 // takes ids or tokens meet in it; but not in front of the last part, as another device has to have all
 // tokens. The number of steps when there are no logits.
 size_t first_step_for_some(const Program &program, const std::vector<Program::Part> &parts) {
-    if (program.steps.empty() || !std::holds_alternative<Logits>(program.steps.back()))
-        return program.steps.size();
+    if (!program.gives_logits()) return program.steps.size();
     size_t first = 0;
-    for (size_t i = 0; i < program.steps.size(); ++i)
-        if (std::holds_alternative<Attention>(program.steps[i]) ||
-            std::holds_alternative<Embed>(program.steps[i]))
-            first = i + 1;
+    for (size_t i = 0; i < program.steps.size(); ++i) {
+        bool all = mixes_tokens(program.steps[i]);
+        visit_tables(program.steps[i], [&](WeightId) { all = true; });
+        if (all) first = i + 1;
+    }
     return parts.size() == 1 ? first : std::max(first, parts[parts.size() - 2].end);
 }
 
@@ -99,8 +108,9 @@ class Planner {
 
     void add(size_t index) {
         const Step &step = program_.steps[index];
-        const FormatSet formats = formats_read_by(step, program_) & ~packed_formats(input_of_multiply(step));
-        if (formats != 0) prepare(std::monostate(), input_of_multiply(step), formats);
+        const PackedInput input = packed_input_of(step, program_);
+        const FormatSet formats = input.formats & ~packed_formats(input.slot);
+        if (formats != 0) prepare(std::monostate(), input.slot, formats);
         const auto changed = [&](Slot slot) { std::replace(packed_.begin(), packed_.end(), slot, kNoSlot); };
         visit_slots(
             step, [](Slot) {}, changed);
@@ -149,11 +159,11 @@ class Planner {
         bool same = true;
         for (size_t i = index + 1; i < end_ && same; ++i) {
             const Step &step = program_.steps[i];
-            const FormatSet read = formats_read_by(step, program_);
-            if (input_of_multiply(step) == slot)
-                wanted |= read & ~taken;
+            const PackedInput read = packed_input_of(step, program_);
+            if (read.slot == slot)
+                wanted |= read.formats & ~taken;
             else
-                taken |= read;
+                taken |= read.formats;
             visit_slots(
                 step, [](Slot) {}, [&](Slot written) { same = same && written != slot; });
         }

@@ -25,6 +25,7 @@
 #include "kernels/cuda/steps/embed.h"
 #include "kernels/cuda/steps/normalize.h"
 #include "kernels/cuda/upload/weights.h"
+#include "kernels/steps.h"
 
 namespace runnel::kernels::cuda {
 namespace {
@@ -97,6 +98,7 @@ class CudaBackend final : public Backend {
     void expect_memory(const CacheConfig &cache) const;
     void allocate(const CacheConfig &cache);
     void prepare_kernels(const CacheConfig &cache);
+    void prepare_attention(const Attention &step, const CacheConfig &cache);
     void upload_ropes();
 
     bool start(const Batch &batch, int32_t candidates);
@@ -271,21 +273,31 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(normalize_kernel().handle, kNormalizeShared);
     prepare(activate_kernel().handle, 0);
     prepare(copy_pieces_kernel().handle, 0);
-    for (const Op &op : plan_.ops) {
-        if (const auto *matrices = std::get_if<LinearOp>(&op)) prepare_linear(matrices->format, max_tokens_);
-        if (const auto *attention = std::get_if<AttentionOp>(&op)) {
-            const Attention *a = &attention->step;
-            prepare(attention_append_kernel().handle, kAppendShared);
-            prepare(rotate_heads_kernel().handle, kAppendShared);
-            if (is_wide(program_, *a)) {
-                prepare(attention_wide_kernel().handle, attention_wide_shared());
-                continue;
-            }
-            const AttentionKernels launches = attention_kernels(*a, cache.k, cache.v);
-            prepare(launches.decode.handle, launches.decode_shared);
-            prepare(launches.prefill.handle, launches.prefill_shared);
-        }
+    for (const Op &op : plan_.ops)
+        std::visit(Overloaded{
+                       [&](const LinearOp &matrices) { prepare_linear(matrices.format, max_tokens_); },
+                       [&](const AttentionOp &attention) { prepare_attention(attention.step, cache); },
+                       [](const Embed &) {},
+                       [](const Norm &) {},
+                       [](const PrepareOp &) {},
+                       [](const HeadLinear &) {},
+                       [](const CopyOp &) {},
+                       [](const ActivateOp &) {},
+                       [](const ExpertsOp &) {},
+                   },
+                   op);
+}
+
+void CudaBackend::prepare_attention(const Attention &step, const CacheConfig &cache) {
+    prepare(attention_append_kernel().handle, kAppendShared);
+    prepare(rotate_heads_kernel().handle, kAppendShared);
+    if (is_wide(program_, step)) {
+        prepare(attention_wide_kernel().handle, attention_wide_shared());
+        return;
     }
+    const AttentionKernels launches = attention_kernels(step, cache.k, cache.v);
+    prepare(launches.decode.handle, launches.decode_shared);
+    prepare(launches.prefill.handle, launches.prefill_shared);
 }
 
 // --- execute -----------------------------------------------------------------------------------------------
@@ -499,7 +511,7 @@ void CudaBackend::enqueue(const ActivateOp &op) {
 
 AttentionParams CudaBackend::attention_params(const Attention &a) const {
     AttentionParams p{};
-    const int32_t group = program_.cache_layers[static_cast<size_t>(a.layer)].group;
+    const int32_t group = program_.cache_layers[static_cast<size_t>(a.cache)].group;
     p.q = slot(a.q), p.out = slot(a.out), p.q_stride = stride(a.q), p.out_stride = stride(a.out);
     if (a.k != kNoSlot) {
         p.k = slot(a.k), p.k_stride = stride(a.k);
@@ -507,9 +519,9 @@ AttentionParams CudaBackend::attention_params(const Attention &a) const {
     }
     p.latent = is_latent(program_, a);
     const CacheType k_type = cache_.k_type(), v_type = cache_.v_type();
-    p.k_cache = cache_pages(cache_.k(a.layer), k_type, a.head_dim_k, rotates_keys(k_type) && !p.latent);
+    p.k_cache = cache_pages(cache_.k(a.cache), k_type, a.head_dim_k, rotates_keys(k_type) && !p.latent);
     p.v_cache =
-        p.latent ? p.k_cache : cache_pages(cache_.v(a.layer), v_type, a.head_dim_v, rotates_values(v_type));
+        p.latent ? p.k_cache : cache_pages(cache_.v(a.cache), v_type, a.head_dim_v, rotates_values(v_type));
     p.side_by_side = is_wide(program_, a) ? wide_room(a.heads, a.kv_heads) : 0;
     p.q_factors = input_.factors(a.temperature);
     p.sequences = input_.sequences(), p.sequence_count = input_.sequence_count();

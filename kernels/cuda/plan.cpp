@@ -196,7 +196,7 @@ class Planner {
         written(step.out);
     }
     void add(const Attention &step) {
-        const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.layer)];
+        const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const bool latent = layer.head_dim_v == 0;
         expect(latent ? step.v == kNoSlot : (step.k == kNoSlot) == (step.v == kNoSlot),
                "keys and values that are not where the layer has them");
@@ -277,25 +277,20 @@ class Planner {
 
     // A Linear of gate and up, and the Gate behind it, if nothing else reads what they leave.
     bool fuse_gate(size_t index) {
-        if (index + 1 >= part_.end) return false;
-        const auto *linear = std::get_if<Linear>(&program_.steps[index]);
-        const auto *gate = std::get_if<Gate>(&program_.steps[index + 1]);
-        if (linear == nullptr || gate == nullptr || gate->act != Gate::Act::Silu || linear->parts.size() != 2)
-            return false;
-        Linear::Part first = linear->parts[0], second = linear->parts[1];
-        if (first.out != gate->gate) std::swap(first, second);
+        const auto gated = gated_linear(program_, index);
+        if (index + 1 >= part_.end || !gated || gated->act->act != Gate::Act::Silu) return false;
+        const Gate *gate = gated->act;
+        Linear::Part first = gated->gate, second = gated->up;
         const auto plain = [](const Linear::Part &part) { return part.add == kNoSlot && part.scale == 1; };
-        if (first.out != gate->gate || second.out != gate->up || first.out == second.out || !plain(first) ||
-            !plain(second))
-            return false;
-        if (weight(first.weight).rows != weight(second.weight).rows || gate->out == linear->in) return false;
+        if (!plain(first) || !plain(second)) return false;
+        if (weight(first.weight).rows != weight(second.weight).rows || gate->out == gated->in) return false;
         if (format_of(first.weight) != format_of(second.weight)) return false;
         for (const Slot slot : {gate->gate, gate->up})
             if (slot != gate->out && read_after(index + 2, slot)) return false;
         first.out = gate->out;
         second.out = kNoSlot;
         use_floats(second.bias);
-        push({linear->in, format_of(first.weight), {first, second}, LinearGate::Silu});
+        push({gated->in, format_of(first.weight), {first, second}, LinearGate::Silu});
         return true;
     }
     // Also by another device.

@@ -194,7 +194,7 @@ TEST_CASE("division: attention that reads another layer's keys runs where they a
     bool first = true;
     for (Step &step : program.steps)
         if (auto *a = std::get_if<Attention>(&step)) {
-            if (!first) a->layer = 0, a->k = a->v = kNoSlot;
+            if (!first) a->cache = 0, a->k = a->v = kNoSlot;
             first = false;
         }
     check_divisions(program, cpu_device, 5, 4);

@@ -105,7 +105,7 @@ Attention TinyProgram::attention() {
                         .k = k_,
                         .v = v_,
                         .out = attended_,
-                        .layer = static_cast<int32_t>(program_.cache_layers.size()),
+                        .cache = static_cast<int32_t>(program_.cache_layers.size()),
                         .heads = s.heads,
                         .kv_heads = s.kv_heads,
                         .head_dim_k = s.head_dim_k,
@@ -214,7 +214,7 @@ void TinyProgram::add_varied_layer() {
     vary(a);
     const bool shared = !program_.cache_layers.empty() && chance(0.3), latent = chance(0.3);
     if (shared)
-        --a.layer;
+        --a.cache;
     else
         program_.cache_layers.push_back({s.kv_heads, s.head_dim_k, latent ? 0 : s.head_dim_v});
     if (shared || latent) a.v = kNoSlot;
@@ -328,7 +328,7 @@ class Interpreter {
                 static_cast<double>(gguf::f16_to_f32(gguf::f32_to_f16(static_cast<float>(value)))));
     }
     void run(const Attention &s) {
-        const size_t layer = static_cast<size_t>(s.layer);
+        const size_t layer = static_cast<size_t>(s.cache);
         turn(slot(s.q), s, s.q_norm);
         for (double &value : slot(s.q)) value *= reference::temperature(s.temperature, position_);
         if (s.k != kNoSlot) {

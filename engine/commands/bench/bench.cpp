@@ -67,27 +67,6 @@ struct Row {
     }
 };
 
-// Multiply-adds of the matrices per token of a prompt, times two. (Attention's grow with what is before it.)
-double operations_per_token(const kernels::Program &program) {
-    double sum = 0;
-    const auto add = [&](kernels::WeightId id, double matrices) {
-        if (id == kernels::kNoWeight) return;
-        const kernels::Weight &w = program.weights[static_cast<size_t>(id)];
-        sum += 2 * matrices * static_cast<double>(w.rows) * static_cast<double>(w.cols);
-    };
-    for (const kernels::Step &step : program.steps) {
-        if (const auto *linear = std::get_if<kernels::Linear>(&step))
-            for (const auto &part : linear->parts) add(part.weight, 1);
-        if (const auto *heads = std::get_if<kernels::HeadLinear>(&step))
-            add(heads->weight,
-                static_cast<double>(program.weights[static_cast<size_t>(heads->weight)].count));
-        if (const auto *experts = std::get_if<kernels::Experts>(&step))
-            for (const kernels::WeightId id : {experts->gate, experts->up, experts->down})
-                add(id, experts->routing.used);
-    }
-    return sum;
-}
-
 // What the device's memory and tensor cores give, measured on it. Of a GPU once, before the model takes its
 // memory: nobody shares it; of the CPU around every test.
 class Limits {
@@ -140,7 +119,7 @@ class Bench {
             row.rates.push_back(options_.prompt / seconds);
             row.first_token += seconds / options_.repetitions;
         }
-        row.operations = row.mean() * operations_per_token(engine_.model().program);
+        row.operations = row.mean() * engine_.model().program.operations_per_token();
         return row;
     }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "gguf/quantize.h"
+#include "kernels/steps.h"
 
 namespace runnel::commands {
 namespace {
@@ -127,10 +128,7 @@ class Cases {
 
     std::vector<StepCase> run() {
         for (size_t i = 0; i < program_.steps.size(); ++i) {
-            const auto *linear = std::get_if<Linear>(&program_.steps[i]);
-            const auto *gate =
-                i + 1 < program_.steps.size() ? std::get_if<Gate>(&program_.steps[i + 1]) : nullptr;
-            if (linear && gate) gated(*linear, *gate);
+            if (const auto both = gated_linear(program_, i)) gated(*both);
             std::visit([&](const auto &step) { add(step); }, program_.steps[i]);
         }
         return std::move(cases_);
@@ -257,11 +255,9 @@ class Cases {
     }
 
     // Gate and up with the activation behind them, which devices compute in one go.
-    void gated(const Linear &linear, const Gate &gate) {
-        if (linear.parts.size() != 2) return;
-        Linear::Part first = linear.parts[0], second = linear.parts[1];
-        if (first.out != gate.gate) std::swap(first, second);
-        if (first.out != gate.gate || second.out != gate.up || first.out == second.out) return;
+    void gated(const GatedLinear &both) {
+        const Linear::Part first = both.gate, second = both.up;
+        const Gate gate = *both.act;
         const Weight &w = weight(first.weight), &v = weight(second.weight);
         if (seen({kGated, type(first.weight), type(second.weight), w.rows, w.cols, v.rows, type(first.bias),
                   type(second.bias), first.add != kNoSlot, second.add != kNoSlot,
@@ -271,19 +267,19 @@ class Cases {
         const std::string name = "gate and up " + format_of(w) +
                                  (w.type == v.type ? "" : ", " + format_of(v)) + " " + shape_of(w) +
                                  ", activation";
-        const auto program = [this, linear, first, second, gate] {
+        const auto program = [this, in = both.in, first, second, gate] {
             return small()
-                .input(linear.in)
+                .input(in)
                 .input(first.add)
                 .input(second.add)
-                .step(linear)
+                .step(Linear{in, {first, second}})
                 .step(gate)
                 .look_at(gate.out);
         };
-        const auto reference = [this, linear, first, second, gate] {
+        const auto reference = [this, in = both.in, first, second, gate] {
             Small plain = small();
-            plain.input(linear.in).input(first.add).input(second.add);
-            const Slot a = some_rows(plain, linear.in, first), b = some_rows(plain, linear.in, second);
+            plain.input(in).input(first.add).input(second.add);
+            const Slot a = some_rows(plain, in, first), b = some_rows(plain, in, second);
             return plain.step(Gate{a, b, a, gate.act}).look_at(a);
         };
         push(name, w.name, program, reference, 2 * kMatrix);
@@ -313,7 +309,7 @@ class Cases {
     void add(const Attention &step) {
         // Of shared K and V, the layer that makes them is looked at.
         if (step.k == kNoSlot) return;
-        const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.layer)];
+        const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const auto &t = step.temperature;
         if (seen({kAttend,
                   step.heads,
@@ -341,11 +337,11 @@ class Cases {
         const int32_t window = std::min(step.window, attention_tokens_ / 2);
         const auto program = [this, step, window] {
             Attention first = step;
-            first.layer = 0;
+            first.cache = 0;
             first.window = window;
             first.sink_cells = std::min(step.sink_cells, attention_tokens_ / 8);
             Small alone = small(attention_tokens_);
-            CacheLayer only = program_.cache_layers[static_cast<size_t>(step.layer)];
+            CacheLayer only = program_.cache_layers[static_cast<size_t>(step.cache)];
             only.group = 0;
             alone.program().cache_layers = {only};
             return alone.input(step.q).input(step.k).input(step.v).step(first).look_at(step.out);

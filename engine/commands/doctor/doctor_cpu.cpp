@@ -13,6 +13,7 @@
 #include "engine/commands/doctor/doctor_checks.h"
 #include "gguf/quantize.h"
 #include "kernels/cpu/vector.h"
+#include "kernels/steps.h"
 
 namespace runnel::commands {
 namespace {
@@ -149,20 +150,12 @@ std::vector<const LinearKernels *> linear_kernels() {
 std::vector<Finding> check_cpu_kernels(const kernels::Program &program,
                                        const std::vector<const LinearKernels *> &kernels) {
     std::map<gguf::Type, const kernels::Weight *> formats;  // with the widest of each
-    const auto see = [&](kernels::WeightId id) {
-        if (id == kernels::kNoWeight) return;
+    const auto see = [&](kernels::WeightId id, kernels::Use) {
         const kernels::Weight &w = program.weights[static_cast<size_t>(id)];
         const kernels::Weight *&known = formats[w.type];
         if (known == nullptr || w.cols > known->cols) known = &w;
     };
-    for (const kernels::Step &step : program.steps) {
-        if (const auto *linear = std::get_if<kernels::Linear>(&step))
-            for (const auto &part : linear->parts) see(part.weight);
-        if (const auto *experts = std::get_if<kernels::Experts>(&step))
-            see(experts->gate), see(experts->up), see(experts->down);
-        if (const auto *heads = std::get_if<kernels::HeadLinear>(&step)) see(heads->weight);
-        if (const auto *logits = std::get_if<kernels::Logits>(&step)) see(logits->weight);
-    }
+    for (const kernels::Step &step : program.steps) kernels::visit_matrices(step, see);
     std::vector<Finding> findings;
     for (const auto &[type, w] : formats) findings.push_back(check_format(*w, kernels));
     findings.push_back(check_operators());

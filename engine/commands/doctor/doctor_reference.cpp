@@ -294,7 +294,7 @@ class Arithmetic {
                                                            : key >= own - own % s.window;
     }
     void run(const Attention &s) {
-        const auto layer = static_cast<size_t>(s.layer);
+        const auto layer = static_cast<size_t>(s.cache);
         const Values sinks = vector_of(s.sinks);
         for (int32_t t = 0; t < tokens_; ++t) {
             if (s.k == kNoSlot) continue;
@@ -328,7 +328,7 @@ class Arithmetic {
             const size_t at = static_cast<size_t>(key) * static_cast<size_t>(s.kv_heads) + kv_head;
             return std::span(cache).subspan(at * static_cast<size_t>(size), static_cast<size_t>(size));
         };
-        const auto layer = static_cast<size_t>(s.layer);
+        const auto layer = static_cast<size_t>(s.cache);
         std::vector<int32_t> seen;
         Values weights;
         for (int32_t key = 0; key <= own; ++key) {

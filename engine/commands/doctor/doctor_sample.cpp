@@ -101,7 +101,7 @@ class Sample {
         Attention a{};
         a.q = slot("q", int64_t{heads} * dims), a.k = slot("k", int64_t{kv_heads} * dims);
         a.v = slot("v", int64_t{kv_heads} * dims), a.out = slot("attended", int64_t{heads} * dims);
-        a.layer = static_cast<int32_t>(program_.cache_layers.size()) - 1;
+        a.cache = static_cast<int32_t>(program_.cache_layers.size()) - 1;
         a.heads = heads, a.kv_heads = kv_heads, a.head_dim_k = a.head_dim_v = dims;
         a.scale = dims == 64 ? 0.125f : 0.0883883f;
         a.rope = static_cast<int32_t>(program_.ropes.size()) - 1;

@@ -73,7 +73,7 @@ class LatentAttention {
                          .k = key,
                          .v = kNoSlot,
                          .out = sum,
-                         .layer = b_.cache_layer({1, static_cast<int32_t>(width), 0}, 0),
+                         .cache = b_.cache_layer({1, static_cast<int32_t>(width), 0}, 0),
                          .heads = static_cast<int32_t>(l_.heads),
                          .kv_heads = 1,
                          .head_dim_k = static_cast<int32_t>(width),

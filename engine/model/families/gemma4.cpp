@@ -178,7 +178,7 @@ Attention Gemma4::describe(int32_t layer) const {
             .k = kNoSlot,
             .v = kNoSlot,
             .out = kNoSlot,
-            .layer = -1,
+            .cache = -1,
             .heads = h_.head_count,
             .kv_heads = layers_.kv_heads(layer),
             .head_dim_k = head,
@@ -221,7 +221,7 @@ void Gemma4::attention(int32_t layer, const Branch &way) {
             b_.ignore(unused);
         b_.add(projections);
     }
-    a.layer = cache_layer_[static_cast<size_t>(owner)];
+    a.cache = cache_layer_[static_cast<size_t>(owner)];
     b_.add(a);
     Linear::Part output = part(name(layer, "attn_output.weight"), width_, all, way.out);
     output.add = way.add;

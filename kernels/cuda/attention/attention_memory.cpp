@@ -3,21 +3,15 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
-#include <variant>
 
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/steps.h"
 
 namespace runnel::kernels::cuda {
 namespace {
 
 // 2,000 items of 8 heads of 128 dimensions: several for every block that a device has at a time.
 constexpr int64_t kFillingFloats = int64_t{16} << 18;
-
-template <class F>
-void for_attention(const Program &program, F &&f) {
-    for (const Step &step : program.steps)
-        if (const auto *a = std::get_if<Attention>(&step)) f(*a);
-}
 
 int64_t divide_up(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -47,7 +41,7 @@ int64_t item_floats(const Attention &a) {
 }  // namespace
 
 bool is_latent(const Program &program, const Attention &a) {
-    return program.cache_layers[static_cast<size_t>(a.layer)].head_dim_v == 0;
+    return program.cache_layers[static_cast<size_t>(a.cache)].head_dim_v == 0;
 }
 
 bool is_wide(const Program &program, const Attention &a) {
@@ -58,7 +52,7 @@ bool is_wide(const Program &program, const Attention &a) {
 // tokens, alone or in tiles of up to kDecodeRows rows.
 int64_t attention_counters(const Program &program, int32_t max_tokens) {
     int64_t counters = 1;
-    for_attention(program, [&](const Attention &a) {
+    for_each_step<Attention>(program, [&](const Attention &a) {
         if (is_wide(program, a))
             counters = std::max(counters, int64_t{wide_room(a.heads, a.kv_heads)});
         else
@@ -70,7 +64,7 @@ int64_t attention_counters(const Program &program, int32_t max_tokens) {
 
 int64_t attention_totals(const Program &program, int32_t max_tokens) {
     int64_t totals = 0;
-    for_attention(program, [&](const Attention &a) {
+    for_each_step<Attention>(program, [&](const Attention &a) {
         const int64_t blocks = prefill_blocks(a.heads, a.kv_heads, max_tokens);
         totals = std::max(totals, is_wide(program, a)
                                       ? kMostAttentionBlocks * kWideTotals
@@ -81,12 +75,12 @@ int64_t attention_totals(const Program &program, int32_t max_tokens) {
 
 int64_t attention_partials(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
     int64_t floats = 1;
-    for_attention(program, [&](const Attention &a) {
+    for_each_step<Attention>(program, [&](const Attention &a) {
         if (is_wide(program, a)) {
             floats = std::max(floats, wide_room(a.heads, a.kv_heads) * item_floats(a));
             return;
         }
-        const auto group = static_cast<size_t>(program.cache_layers[static_cast<size_t>(a.layer)].group);
+        const auto group = static_cast<size_t>(program.cache_layers[static_cast<size_t>(a.cache)].group);
         const int64_t blocks = cache.blocks[group], tiles = tiles_of(a, 1) * a.kv_heads;
         const int64_t splits = most_splits(a, most_cells(cache, a, blocks), max_tokens);
         const int64_t pool = tiles * (blocks * kBlockTokens / kAttentionSplit + 1);
@@ -101,7 +95,7 @@ AttentionLaunches attention_launches(const Program &program, std::span<const Seq
                                      int32_t tokens, int64_t partials) {
     AttentionLaunches launches;
     int64_t most_units = 1;
-    for_attention(program, [&](const Attention &a) {
+    for_each_step<Attention>(program, [&](const Attention &a) {
         if (is_wide(program, a)) return;  // what finds no room there is computed in order
         int64_t items = 0, units = 0, longest = 1;
         AttentionParams p{};

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/steps.h"
+
 namespace runnel::kernels::cuda {
 
 namespace {
@@ -21,12 +23,11 @@ float factor(const Attention::Temperature &t, int32_t position) {
 // Of the program, each once.
 std::vector<Attention::Temperature> temperatures_of(const Program &program) {
     std::vector<Attention::Temperature> all;
-    for (const Step &step : program.steps) {
-        const auto *a = std::get_if<Attention>(&step);
-        const auto is_it = [&](const Attention::Temperature &t) { return same(t, a->temperature); };
-        if (a != nullptr && a->temperature.beta != 0 && std::none_of(all.begin(), all.end(), is_it))
-            all.push_back(a->temperature);
-    }
+    for_each_step<Attention>(program, [&](const Attention &a) {
+        const auto is_it = [&](const Attention::Temperature &t) { return same(t, a.temperature); };
+        if (a.temperature.beta != 0 && std::none_of(all.begin(), all.end(), is_it))
+            all.push_back(a.temperature);
+    });
     return all;
 }
 

@@ -281,7 +281,7 @@ TEST_CASE("placement: in words, with what lacks a kernel counted where it runs")
     CHECK(placement_text(program, {3, 2, false, 0}) == "2 of 4 layers on the GPU, the others on the CPU");
     CHECK(placement_text(program, {3, 0, false, 0}) == "all layers on the CPU");
     for (kernels::Step &step : program.steps)
-        if (auto *a = std::get_if<kernels::Attention>(&step); a && a->layer == 1)
+        if (auto *a = std::get_if<kernels::Attention>(&step); a && a->cache == 1)
             a->head_dim_k = a->head_dim_v = 4096;
     CHECK(placement_text(program, {3, 4, true, 0}) == "3 of 4 layers on the GPU, the others on the CPU");
 

@@ -362,7 +362,7 @@ inline double error_against_reference(const Sequence &sequence, int32_t cell, in
         .k = 1,
         .v = 2,
         .out = 3,
-        .layer = 0,
+        .cache = 0,
         .heads = s.heads,
         .kv_heads = 1,
         .head_dim_k = s.head_dim_k,

@@ -332,7 +332,7 @@ TEST_CASE("cuda backend: sinks, temperature, chunks and shared keys and values a
     bool first = true;
     for (Step &step : shared.steps)
         if (auto *a = std::get_if<Attention>(&step)) {
-            if (!first) a->layer = 0, a->k = a->v = kNoSlot;
+            if (!first) a->cache = 0, a->k = a->v = kNoSlot;
             first = false;
         }
     compare(shared, CacheType::F16);
@@ -364,7 +364,7 @@ TEST_CASE("cuda backend: latent layers and wide heads agree with double precisio
     bool first = true;
     for (Step &step : shared.steps)
         if (auto *a = std::get_if<Attention>(&step)) {
-            if (!first) a->layer = 0, a->k = a->v = kNoSlot;
+            if (!first) a->cache = 0, a->k = a->v = kNoSlot;
             first = false;
         }
     compare(shared, F16, F16);
