@@ -1,7 +1,6 @@
 #include "kernels/divided_backend.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -28,19 +27,24 @@ std::string cached_layers(const Program &share) {
 
 class DividedBackend final : public Backend {
   public:
-    DividedBackend(std::unique_ptr<Backend> first, std::unique_ptr<Backend> second, AssignSteps assign)
-        : devices_{std::move(first), std::move(second)}, assign_(std::move(assign)) {}
+    DividedBackend(std::vector<std::unique_ptr<Backend>> devices, AssignSteps assign)
+        : devices_(std::move(devices)), assign_(std::move(assign)) {}
 
     DeviceInfo info() const override {
-        const DeviceInfo a = devices_[0]->info(), b = devices_[1]->info();
-        std::string kind = a.kind + "+" + b.kind;
-        for (const Program &share : division_.programs) kind += " [" + cached_layers(share) + "]";
-        return {a.name + " and " + b.name, kind, a.memory_total + b.memory_total,
-                a.memory_free + b.memory_free};
+        DeviceInfo all;
+        for (const auto &device : devices_) {
+            const DeviceInfo info = device->info();
+            all.name += (all.name.empty() ? "" : " and ") + info.name;
+            all.kind += (all.kind.empty() ? "" : "+") + info.kind;
+            all.memory_total += info.memory_total;
+            all.memory_free += info.memory_free;
+        }
+        for (const Program &share : division_.programs) all.kind += " [" + cached_layers(share) + "]";
+        return all;
     }
 
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
-        division_ = divide(program, assign_(program));
+        division_ = divide(program, assign_(program), devices_.size());
         cache_ = cache;
         logits_device_.reset();
         for (size_t d = 0; d < devices_.size(); ++d) {
@@ -50,7 +54,11 @@ class DividedBackend final : public Backend {
             if (share.gives_logits()) logits_device_ = d;
         }
     }
-    int64_t launches() const override { return devices_[0]->launches() + devices_[1]->launches(); }
+    int64_t launches() const override {
+        int64_t all = 0;
+        for (const auto &device : devices_) all += device->launches();
+        return all;
+    }
     void on_load(LoadProgress progress) override {
         for (const auto &device : devices_) device->on_load(progress);
     }
@@ -103,26 +111,26 @@ class DividedBackend final : public Backend {
     bool run(const Batch &batch, F &&run_part) {
         Batch part = batch;
         for (const Division::Turn &turn : division_.turns) {
-            const auto index = static_cast<size_t>(turn.part);
-            for (const Slot slot : division_.programs[turn.device].parts[index].in)
-                copy_rows(slot, turn.device, batch.tokens.size());
+            const auto &in = division_.programs[turn.device].parts[static_cast<size_t>(turn.part)].in;
+            for (size_t i = 0; i < in.size(); ++i)
+                copy_rows(in[i], turn.from[i], turn.device, batch.tokens.size());
             part.part = turn.part;
             if (!run_part(turn.device, part)) return false;
         }
         return true;
     }
 
-    // Of the other device's slot into this one's.
-    void copy_rows(Slot slot, size_t device, size_t tokens) {
-        const auto width = division_.programs[device].slots[static_cast<size_t>(slot)].width;
-        const SlotRows to = devices_[device]->exchange(slot), from = devices_[1 - device]->exchange(slot);
+    // Of one device's slot into another's.
+    void copy_rows(Slot slot, size_t writer, size_t reader, size_t tokens) {
+        const auto width = division_.programs[reader].slots[static_cast<size_t>(slot)].width;
+        const SlotRows to = devices_[reader]->exchange(slot), from = devices_[writer]->exchange(slot);
         for (size_t t = 0; t < tokens; ++t) {
             const auto row = static_cast<int64_t>(t);
             std::copy_n(from.data + row * from.stride, width, to.data + row * to.stride);
         }
     }
 
-    std::array<std::unique_ptr<Backend>, 2> devices_;
+    std::vector<std::unique_ptr<Backend>> devices_;
     AssignSteps assign_;
     Division division_;
     CacheConfig cache_;
@@ -131,9 +139,9 @@ class DividedBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_divided_backend(std::unique_ptr<Backend> first, std::unique_ptr<Backend> second,
+std::unique_ptr<Backend> make_divided_backend(std::vector<std::unique_ptr<Backend>> devices,
                                               AssignSteps assign) {
-    return std::make_unique<DividedBackend>(std::move(first), std::move(second), std::move(assign));
+    return std::make_unique<DividedBackend>(std::move(devices), std::move(assign));
 }
 
 }  // namespace runnel::kernels

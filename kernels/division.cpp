@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <optional>
 
 #include "kernels/steps.h"
 
@@ -28,9 +29,10 @@ std::vector<uint8_t> with_shared_cache(const Program &program, std::span<const u
 // Hands the steps out in order and notes what must cross.
 class Divider {
   public:
-    explicit Divider(const Program &program) : program_(program), states_(program.slots.size()) {
+    Divider(const Program &program, size_t devices) : states_(program.slots.size()) {
+        for (State &state : states_) state.valid.resize(devices);
+        division_.programs.assign(devices, program);
         for (Program &share : division_.programs) {
-            share = program;
             share.steps.clear();
             share.parts.clear();
         }
@@ -42,7 +44,7 @@ class Divider {
         const auto reads = [&](Slot slot) { need(slot, device); };
         const auto writes = [&](Slot slot) {
             State &state = states_[static_cast<size_t>(slot)];
-            state.valid = {};
+            state.valid.assign(state.valid.size(), false);
             state.valid[device] = true;
             state.writer = division_.turns.size() - 1;
         };
@@ -58,22 +60,23 @@ class Divider {
 
   private:
     struct State {
-        std::array<bool, 2> valid{};  // the device's slot holds the program's
-        size_t writer = 0;            // turn that wrote it last
+        std::vector<bool> valid;       // by device: its slot holds the program's
+        std::optional<size_t> writer;  // turn that wrote it last
     };
 
     void begin_part(size_t device) {
         Program &share = division_.programs[device];
-        division_.turns.push_back({device, static_cast<int32_t>(share.parts.size())});
+        division_.turns.push_back({device, static_cast<int32_t>(share.parts.size()), {}});
         share.parts.push_back({share.steps.size(), {}, {}});
     }
 
     void need(Slot slot, size_t device) {
         State &state = states_[static_cast<size_t>(slot)];
-        if (state.valid[device] || !state.valid[1 - device]) return;  // or never written
-        const Division::Turn from = division_.turns[state.writer];
+        if (state.valid[device] || !state.writer) return;
+        const Division::Turn &from = division_.turns[*state.writer];
         insert(division_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
-        insert(division_.programs[device].parts.back().in, slot);
+        division_.programs[device].parts.back().in.push_back(slot);
+        division_.turns.back().from.push_back(from.device);
         state.valid[device] = true;
     }
 
@@ -101,17 +104,16 @@ class Divider {
             if (!ropes[i]) share.ropes[i].inv_freq.clear();
     }
 
-    const Program &program_;
     std::vector<State> states_;  // by slot
     Division division_;
 };
 
 }  // namespace
 
-Division divide(const Program &program, std::span<const uint8_t> device) {
+Division divide(const Program &program, std::span<const uint8_t> device, size_t devices) {
     assert(device.size() == program.steps.size() && program.parts.empty());
     const std::vector<uint8_t> where = with_shared_cache(program, device);
-    Divider divider(program);
+    Divider divider(program, devices);
     for (size_t i = 0; i < program.steps.size(); ++i) divider.add(program.steps[i], where[i]);
     return divider.finish();
 }

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/temporary.h"
+
 TEST_CASE("house: includes run one way") {
     if (!std::filesystem::exists("scripts/check-includes")) {
         FAIL("tests run from the root of the sources");
@@ -40,4 +42,31 @@ TEST_CASE("house: JSON is parsed in one place") {
         }
     }
     CHECK(files > 100);
+}
+
+TEST_CASE("house: the include check lets every room use those below it, and none above") {
+    const runnel::testing::TemporaryDirectory root;
+    namespace fs = std::filesystem;
+    fs::create_directory(root / "scripts");
+    fs::copy_file("scripts/check-includes", root / "scripts/check-includes");
+    const auto allows = [&](const std::string &file, const std::string &target) {
+        for (const char *top : {"gguf", "kernels", "engine"}) fs::remove_all(root / top);
+        std::ofstream(root / "main.cpp") << "// nothing\n";
+        for (const char *top : {"gguf", "kernels", "engine"}) fs::create_directory(root / top);
+        fs::create_directories((root / file).parent_path());
+        std::ofstream(root / file) << "#include \"" << target << "\"\n";
+        const std::string script = runnel::testing::shell_word(root / "scripts/check-includes");
+        return std::system((script + " > /dev/null").c_str()) == 0;
+    };
+    for (const char *file :
+         {"gguf/base/a.h", "gguf/a.h", "kernels/cuda/a.cu", "engine/text/a.cpp", "main.cpp"})
+        CHECK(allows(file, "gguf/base/timer.h"));
+    CHECK(allows("kernels/a.h", "gguf/block.h"));
+    CHECK(allows("kernels/reference/a.cpp", "gguf/quantize.h"));
+    CHECK(allows("engine/decode/a.cpp", "kernels/device.h"));
+    CHECK(!allows("gguf/base/a.h", "gguf/block.h"));
+    CHECK(!allows("gguf/a.h", "kernels/program.h"));
+    CHECK(!allows("kernels/cpu/a.cpp", "gguf/quantize.h"));
+    CHECK(!allows("engine/decode/a.cpp", "engine/commands/io.h"));
+    CHECK(!allows("engine/decode/a.cpp", "kernels/cuda/cuda_backend.h"));
 }

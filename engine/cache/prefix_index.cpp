@@ -4,18 +4,11 @@
 #include <cassert>
 #include <iterator>
 
+#include "gguf/base/hash.h"
+
 namespace runnel::cache {
-namespace {
 
-__extension__ using Product = unsigned __int128;
-
-// The 128-bit product, folded: every bit of both factors reaches every bit of the result.
-uint64_t fold(uint64_t a, uint64_t b) {
-    const Product product = static_cast<Product>(a) * b;
-    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
-
-}  // namespace
+using base::fold;
 
 BlockKey next_key(BlockKey before, std::span<const int32_t> tokens) {
     BlockKey key = before;

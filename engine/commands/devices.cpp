@@ -5,8 +5,7 @@
 
 #include "engine/commands/commands.h"
 #include "engine/commands/json.h"
-#include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/runtime/devices.h"
+#include "kernels/device.h"
 
 namespace runnel::commands {
 
@@ -18,15 +17,15 @@ struct Listed {
 };
 
 // Opens every GPU; one that is busy or broken is listed with the reason.
-std::vector<Listed> all_devices(const std::vector<kernels::DeviceInfo> &gpus) {
-    std::vector<Listed> all = {{kernels::cpu::make_cpu_backend(0)->info(), ""}};
-    for (size_t i = 0; i < gpus.size(); ++i) {
-        all.push_back({gpus[i], ""});
-        Listed &gpu = all.back();
+std::vector<Listed> all_devices(const kernels::Devices &found) {
+    std::vector<Listed> all = {{found.cpu->info(), ""}};
+    for (const kernels::DevicePtr &gpu : found.gpus) {
+        all.push_back({gpu->info(), ""});
+        Listed &listed = all.back();
         try {
-            gpu.info.memory_free = kernels::cuda::free_memory(static_cast<int>(i));
+            listed.info.memory_free = gpu->free_memory();
         } catch (const kernels::BackendError &error) {
-            gpu.problem = error.what();
+            listed.problem = error.what();
         }
     }
     return all;
@@ -42,22 +41,26 @@ Json to_json(const Listed &listed) {
     return json;
 }
 
+std::string padded(std::string kind) {
+    kind.resize(std::max<size_t>(kind.size(), 6), ' ');
+    return kind;
+}
+
 std::string to_line(const Listed &listed) {
     const kernels::DeviceInfo &device = listed.info;
     char memory[80];
     std::snprintf(memory, sizeof memory, ", %.1f GiB memory, %.1f GiB free\n",
                   static_cast<double>(device.memory_total) / 0x1p30,
                   static_cast<double>(device.memory_free) / 0x1p30);
-    std::string kind = device.kind;
-    kind.resize(std::max<size_t>(kind.size(), 6), ' ');
-    return kind + " " + device.name + (listed.problem.empty() ? memory : ": " + listed.problem + "\n");
+    return padded(device.kind) + " " + device.name +
+           (listed.problem.empty() ? memory : ": " + listed.problem + "\n");
 }
 
 }  // namespace
 
 int devices(const DevicesOptions &options, Io &io) {
-    const kernels::cuda::Devices cuda = kernels::cuda::find_devices();
-    const std::vector<Listed> all = all_devices(cuda.found);
+    const kernels::Devices found = kernels::devices();
+    const std::vector<Listed> all = all_devices(found);
     if (options.json) {
         Json list = Json::array();
         for (const Listed &device : all) list.push_back(to_json(device));
@@ -65,7 +68,7 @@ int devices(const DevicesOptions &options, Io &io) {
         return exit_code::kDone;
     }
     for (const Listed &device : all) io.out.write(to_line(device));
-    if (cuda.found.empty()) io.out.write("cuda   none: " + cuda.why_none + "\n");
+    if (found.gpus.empty()) io.out.write(padded(found.gpu_kind) + " none: " + found.why_no_gpu + "\n");
     return exit_code::kDone;
 }
 

@@ -12,8 +12,7 @@
 #include "engine/model/model.h"
 #include "gguf/file.h"
 #include "gguf/printable.h"
-#include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/runtime/devices.h"
+#include "kernels/device.h"
 
 namespace runnel::commands {
 namespace {
@@ -39,17 +38,18 @@ struct Summary {
 
 // What `run` would put on a GPU, if there is one.
 void plan_gpu(const model::Model &model, int64_t context, Summary &s) {
-    const kernels::cuda::Devices devices = kernels::cuda::find_devices();
-    const decode::DeviceChoice choice = decode::choose_device({"auto", {}}, devices);
-    if (!choice.cuda) return;
+    const kernels::Devices found = kernels::devices();
+    const decode::DeviceChoice choice = decode::choose_device({"auto", {}}, found);
+    if (choice.gpus.empty()) return;
     try {
-        kernels::DeviceInfo gpu = devices.found.at(static_cast<size_t>(*choice.cuda));
-        gpu.memory_free = kernels::cuda::free_memory(*choice.cuda);
+        const decode::DeviceList devices = {choice.gpus.front(), found.cpu};
+        kernels::DeviceInfo gpu = devices.front()->info();
+        gpu.memory_free = devices.front()->free_memory();
         s.gpu = std::move(gpu);
-        const size_t cpu = kernels::cpu::make_cpu_backend(0)->info().memory_free;
-        s.on_gpu = decode::plan_placement(model.program, {s.gpu->memory_free, cpu}, {},
-                                          {.own = model.hyper.context_length, .asked = context});
-        if (s.on_gpu) s.placement = decode::placement_text(model.program, s.on_gpu->placement);
+        s.on_gpu =
+            decode::plan_placement(model.program, devices, {s.gpu->memory_free, found.cpu->free_memory()}, {},
+                                   {.own = model.hyper.context_length, .asked = context});
+        if (s.on_gpu) s.placement = decode::placement_text(model.program, devices, s.on_gpu->placement);
     } catch (const kernels::BackendError &) {
         // The GPU cannot be used, or there are no kernels for the model.
     }

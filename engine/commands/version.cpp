@@ -1,6 +1,6 @@
 #include "engine/commands/commands.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/runtime/devices.h"
+#include "kernels/device.h"
 
 #ifndef RUNNEL_COMMIT
 #error "RUNNEL_COMMIT is set by the Makefile"
@@ -9,11 +9,11 @@
 namespace runnel::commands {
 
 std::string version() {
-    const kernels::cuda::Devices cuda = kernels::cuda::find_devices();
-    std::string text = std::string("runnel ") + RUNNEL_COMMIT +
-                       "\nCPU kernels in use: " + kernels::cpu::instruction_set() +
-                       "\ndevices compiled in: cpu" + (cuda.compiled_in ? ", cuda" : "") + "\n";
-    if (cuda.compiled_in && cuda.found.empty()) text += "CUDA devices: none (" + cuda.why_none + ")\n";
+    const kernels::Devices found = kernels::devices();
+    std::string text =
+        std::string("runnel ") + RUNNEL_COMMIT + "\nCPU kernels in use: " + kernels::cpu::instruction_set() +
+        "\ndevices compiled in: cpu" + (found.gpus_compiled_in ? ", " + found.gpu_kind : "") + "\n";
+    if (found.gpus_compiled_in && found.gpus.empty()) text += "GPUs: none (" + found.why_no_gpu + ")\n";
     return text;
 }
 

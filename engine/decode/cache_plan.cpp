@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/decode/error.h"
+#include "gguf/base/bytes.h"
 #include "kernels/steps.h"
 
 namespace runnel::decode {
@@ -14,8 +15,7 @@ using cache::GroupLayout;
 using cache::Reach;
 using kernels::kBlockTokens;
 
-constexpr int64_t kLeastContext = 256;             // below that "reduced to what fits" helps nobody
-constexpr size_t kWorkMemory = size_t{256} << 20;  // left for activations, logits, and everything else
+constexpr int64_t kLeastContext = 256;  // below that "reduced to what fits" helps nobody
 
 int32_t groups_of(const kernels::Program &program) {
     int32_t groups = 0;
@@ -48,10 +48,6 @@ int64_t window_blocks(Reach reach, const CacheShape &shape) {
     return each * shape.sequences + blocks_for(shape.batch);
 }
 
-std::string megabytes(size_t bytes) {
-    return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
-}
-
 [[noreturn]] void fail(const std::string &what) {
     throw DecodeError(DecodeError::Kind::OutOfMemory, what);
 }
@@ -66,7 +62,7 @@ int64_t fitting_cells(const kernels::Program &program, CacheShape shape, std::sp
         shape.cells = middle * kBlockTokens;
         const kernels::CacheConfig cache = cache_config(program, shape, std::min(shape.cells, context));
         const bool fits = std::all_of(budgets.begin(), budgets.end(), [&](const CacheBudget &budget) {
-            return budget.cost(*budget.share, cache, shape) <= budget.bytes;
+            return budget.cost(cache, shape) <= budget.bytes;
         });
         if (fits)
             low = middle;
@@ -84,6 +80,14 @@ Wish wish_of(const ContextRequest &request) {
     const int64_t wanted =
         std::clamp<int64_t>(request.asked > 0 ? request.asked : request.own, 1, kMostContext);
     return {wanted, request.asked > 0 ? wanted : std::min(wanted, kLeastContext)};
+}
+
+// What of a device's free memory a cache may take.
+size_t cache_budget(const kernels::MemoryNeed &need, size_t free, const ContextRequest &request) {
+    const size_t taken = need.weights + need.work, beside = free > taken ? free - taken : 0;
+    if (!need.mapped) return beside;
+    // Mapped weights are read from the page cache: memory that is only useful if they stay there.
+    return request.asked > 0 && request.sequences == 1 ? free : std::max(beside, free / 8);
 }
 
 CacheShape shape_of(int64_t cells, const ContextRequest &request) {
@@ -112,17 +116,8 @@ kernels::CacheConfig cache_config(const kernels::Program &program, const CacheSh
     return config;
 }
 
-size_t CacheBudget::blocks_alone(const kernels::Program &share, const kernels::CacheConfig &cache,
-                                 const CacheShape &) {
-    size_t bytes = 0;
-    for (size_t group = 0; group < cache.blocks.size(); ++group)
-        bytes += kernels::cache_block_bytes(share, static_cast<int32_t>(group), cache.k, cache.v) *
-                 static_cast<size_t>(cache.blocks[group]);
-    return bytes;
-}
-
 size_t cache_bytes(const kernels::Program &program, const CacheShape &shape) {
-    return CacheBudget::blocks_alone(program, cache_config(program, shape, shape.cells), shape);
+    return kernels::block_bytes(program, cache_config(program, shape, shape.cells));
 }
 
 size_t cache_bytes(const kernels::Program &program, int64_t cells, CacheTypes types) {
@@ -132,17 +127,12 @@ size_t cache_bytes(const kernels::Program &program, int64_t cells, CacheTypes ty
     return block * static_cast<size_t>(blocks_for(cells));
 }
 
-size_t weight_bytes(const kernels::Program &program) {
-    size_t bytes = 0;
-    for (const kernels::Weight &weight : program.weights) bytes += weight.bytes();
-    return bytes;
-}
-
-size_t cache_budget(const kernels::Program &share, size_t free, const ContextRequest &request) {
-    // Weights are read from the page cache: memory that is only useful if they stay there.
-    const size_t taken = weight_bytes(share) + kWorkMemory;
-    const size_t beside = std::max(free > taken ? free - taken : 0, free / 8);
-    return request.asked > 0 && request.sequences == 1 ? free : beside;
+CacheBudget budget_of(const kernels::Device &device, const kernels::Program &share, size_t free,
+                      const ContextRequest &request) {
+    return {cache_budget(device.need(share, {}, request.batch), free, request),
+            [&device, &share](const kernels::CacheConfig &cache, const CacheShape &shape) {
+                return device.cache_need(share, cache, shape.batch);
+            }};
 }
 
 std::optional<ContextPlan> plan_context(const kernels::Program &program, std::span<const CacheBudget> budgets,
@@ -154,7 +144,11 @@ std::optional<ContextPlan> plan_context(const kernels::Program &program, std::sp
     const auto [wanted, least] = wish_of(request);
     const bool given = request.cache_size > 0;
     std::vector<CacheBudget> all(budgets.begin(), budgets.end());
-    if (given) all.push_back({&program, static_cast<size_t>(request.cache_size)});
+    if (given)
+        all.push_back({static_cast<size_t>(request.cache_size),
+                       [&](const kernels::CacheConfig &cache, const CacheShape &) {
+                           return kernels::block_bytes(program, cache);
+                       }});
     const int64_t most = std::min(wanted * request.sequences, kMostContext);
     const int64_t cells =
         fitting_cells(program, shape_of(0, request), all, given ? kMostContext : most, wanted);
@@ -165,22 +159,23 @@ std::optional<ContextPlan> plan_context(const kernels::Program &program, std::sp
                        cache_bytes(program, shape)};
 }
 
-ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceInfo &device,
+ContextPlan plan_context(const kernels::Program &program, const kernels::Device &device, size_t free,
                          const ContextRequest &request) {
-    const size_t free = device.memory_free;
     const bool given = request.cache_size > 0;
     std::vector<CacheBudget> budgets;  // a size that was asked for is the user's business
-    if (!given) budgets.push_back({&program, cache_budget(program, free, request)});
+    if (!given) budgets.push_back(budget_of(device, program, free, request));
     if (const auto plan = plan_context(program, budgets, request)) return *plan;
     const int64_t least = wish_of(request).least;
     const std::string needs = std::to_string(least) + " tokens needs " +
-                              megabytes(cache_bytes(program, shape_of(least, request))) + " of cache, but ";
+                              base::mebibytes(cache_bytes(program, shape_of(least, request))) +
+                              " of cache, but ";
     if (given)
-        fail("a context of " + needs + megabytes(static_cast<size_t>(request.cache_size)) +
+        fail("a context of " + needs + base::mebibytes(static_cast<size_t>(request.cache_size)) +
              " are given: choose a smaller one with -c, or more with --cache-size");
-    fail("a context of " + needs + "only " + megabytes(free) + " of memory are free" +
+    fail("a context of " + needs + "only " + base::mebibytes(free) + " of memory are free" +
          (request.asked > 0 ? ": choose a smaller one with -c"
-                            : " beside " + megabytes(weight_bytes(program)) + " of weights"));
+                            : " beside " + base::mebibytes(device.need(program, {}, request.batch).weights) +
+                                  " of weights"));
 }
 
 }  // namespace runnel::decode

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/cache/paged_cache.h"
-#include "kernels/backend.h"
+#include "kernels/device.h"
 
 namespace runnel::decode {
 
@@ -36,9 +36,6 @@ size_t cache_bytes(const kernels::Program &program, const CacheShape &shape);
 kernels::CacheConfig cache_config(const kernels::Program &program, const CacheShape &shape, int64_t context);
 size_t cache_bytes(const kernels::Program &program, int64_t cells, CacheTypes types = {});
 
-// Bytes of all weights that the program reads.
-size_t weight_bytes(const kernels::Program &program);
-
 // The largest context there can be.
 inline constexpr int64_t kMostContext = INT32_MAX / 2;
 
@@ -60,28 +57,22 @@ struct ContextPlan {
     size_t cache_bytes;  // of those
 };
 
-// The context, and cells for `sequences` of them, or for as many as fit beside the weights in the device's
-// free memory, but at least one. With a cache size: as many cells as that holds, also more than the sequences
+// The context, and cells for `sequences` of them, or for as many as fit beside the weights in `free` bytes of
+// the device's memory, but at least one. With a cache size: as many cells as that holds, also more than the sequences
 // need: what they leave behind is kept for those that begin with the same text. Throws
 // DecodeError{OutOfMemory} with the numbers when not even one context fits.
-ContextPlan plan_context(const kernels::Program &program, const kernels::DeviceInfo &device,
+ContextPlan plan_context(const kernels::Program &program, const kernels::Device &device, size_t free,
                          const ContextRequest &request);
 
-// What a device that runs a part of the program (kernels/division.h) can give to its part of the cache.
+// What a device that runs a share of the program (kernels/division.h) can give to its part of the cache, and
+// what a cache takes of it.
 struct CacheBudget {
-    // Bytes that a cache takes of the device.
-    using Cost = std::function<size_t(const kernels::Program &share, const kernels::CacheConfig &cache,
-                                      const CacheShape &shape)>;
-    static size_t blocks_alone(const kernels::Program &share, const kernels::CacheConfig &cache,
-                               const CacheShape &);
-
-    const kernels::Program *share;
     size_t bytes;
-    Cost cost = blocks_alone;
+    std::function<size_t(const kernels::CacheConfig &cache, const CacheShape &shape)> cost;
 };
-
-// What of a device's free memory a cache may take, beside weights that are only mapped.
-size_t cache_budget(const kernels::Program &share, size_t free, const ContextRequest &request);
+// Of `free` bytes; device and share outlive it.
+CacheBudget budget_of(const kernels::Device &device, const kernels::Program &share, size_t free,
+                      const ContextRequest &request);
 
 // The same where several devices run the program: what fits all of them. nullopt when not even one context
 // does.

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <span>
 
+#include "gguf/base/hash.h"
+
 namespace runnel::decode {
 
 // 128 bits over all bytes that were added, in whatever pieces.
@@ -46,18 +48,13 @@ class Checksum {
 
   private:
     static constexpr size_t kPiece = 16;
-    __extension__ using Product = unsigned __int128;
 
-    static uint64_t fold(uint64_t a, uint64_t b) {  // every bit of both reaches every bit of the result
-        const Product product = static_cast<Product>(a) * b;
-        return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-    }
     void mix(const std::byte *at) {  // two chains of multiplications, side by side
         uint64_t low, high;
         std::memcpy(&low, at, sizeof low);
         std::memcpy(&high, at + sizeof low, sizeof high);
-        state_ = {fold(state_[0] ^ low, 0x9e3779b97f4a7c15) + high,
-                  fold(state_[1] + high, 0x94d049bb133111eb) ^ low};
+        state_ = {base::fold(state_[0] ^ low, 0x9e3779b97f4a7c15) + high,
+                  base::fold(state_[1] + high, 0x94d049bb133111eb) ^ low};
     }
 
     Value state_{0x243f6a8885a308d3, 0x13198a2e03707344};

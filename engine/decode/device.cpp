@@ -1,43 +1,28 @@
 #include "engine/decode/device.h"
 
 #include <algorithm>
-#include <charconv>
-#include <numeric>
-#include <vector>
+#include <functional>
 
 #include "kernels/backend.h"
 
 namespace runnel::decode {
 namespace {
 
-constexpr std::string_view kNumbered = "cuda:";
-
-// The N of "cuda:N".
-std::optional<int> number_of(const std::string &name) {
-    if (!name.starts_with(kNumbered)) return std::nullopt;
-    int number = 0;
-    const char *const begin = name.data() + kNumbered.size(), *const end = name.data() + name.size();
-    const auto [rest, error] = std::from_chars(begin, end, number);
-    if (error != std::errc() || rest != end || number < 0) return std::nullopt;
-    return number;
-}
-
 // From the largest on, until the rest can hardly have more free: what is open has some of it taken.
-int most_memory(const std::vector<kernels::DeviceInfo> &found,
-                const std::function<size_t(int)> &free_memory) {
-    std::vector<int> numbers(found.size());
-    std::iota(numbers.begin(), numbers.end(), 0);
-    const auto total = [&](int number) { return found[static_cast<size_t>(number)].memory_total; };
-    std::ranges::stable_sort(numbers, std::greater(), total);
-    int best = numbers.front();
+kernels::DevicePtr most_memory(std::vector<kernels::DevicePtr> gpus) {
+    const kernels::DevicePtr first = gpus.front();
+    if (gpus.size() == 1) return first;
+    const auto total = [](const kernels::DevicePtr &gpu) { return gpu->info().memory_total; };
+    std::ranges::stable_sort(gpus, std::greater(), total);
+    kernels::DevicePtr best = gpus.front();
     size_t most = 0;
-    for (const int number : numbers) {
-        if (found.size() == 1 || most >= total(number) / 10 * 9) break;
+    for (const kernels::DevicePtr &gpu : gpus) {
+        if (most >= total(gpu) / 10 * 9) break;
         try {
-            const size_t free = free_memory(number);
-            if (free > most) most = free, best = number;
+            const size_t free = gpu->free_memory();
+            if (free > most) most = free, best = gpu;
         } catch (const kernels::BackendError &) {
-            // Whoever is left is taken; if nobody is, loading says what is wrong.
+            // The others are left; if none is, loading says what is wrong.
         }
     }
     return best;
@@ -46,27 +31,27 @@ int most_memory(const std::vector<kernels::DeviceInfo> &found,
 }  // namespace
 
 bool is_device_name(const std::string &name) {
-    return name == "auto" || name == "cpu" || name == "cuda" || number_of(name).has_value();
+    return name == "auto" || kernels::is_device_name(name);
 }
 
-DeviceChoice choose_device(const DeviceRequest &request, const kernels::cuda::Devices &found,
-                           const std::function<size_t(int)> &free_memory) {
+DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices &found) {
     const std::optional<int64_t> wanted = request.placement.gpu_layers;
-    const bool wants_none = wanted && *wanted <= 0;
-    if (request.device == "cpu" || wants_none) return {};
+    if (request.device == found.cpu->name() || (wanted && *wanted <= 0)) return {};
     const bool required = request.device != "auto";
-    const std::optional<int> number = number_of(request.device);
-    if (found.found.empty() || (number && *number >= static_cast<int>(found.found.size()))) {
-        const std::string why =
-            found.found.empty() ? found.why_none
-                                : "there are only " + std::to_string(found.found.size()) + " CUDA devices";
-        if (required)
-            throw kernels::BackendError(
-                kernels::BackendError::Kind::Failed,
-                "--device " + request.device + ": " + why + " (--device cpu runs without)");
-        return {{}, false, wanted ? why + ": everything runs on the CPU" : ""};
-    }
-    return {number ? *number : most_memory(found.found, free_memory), required, ""};
+    const bool any = !required || request.device == found.gpu_kind;
+    std::vector<kernels::DevicePtr> fitting;
+    for (const kernels::DevicePtr &gpu : found.gpus)
+        if (any || gpu->name() == request.device) fitting.push_back(gpu);
+    if (!fitting.empty()) return {{most_memory(std::move(fitting))}, required, ""};
+    const std::string count = std::to_string(found.gpus.size());
+    const std::string why = found.gpus.empty()       ? found.why_no_gpu
+                            : found.gpus.size() == 1 ? "there is only one GPU"
+                                                     : "there are only " + count + " GPUs";
+    if (required)
+        throw kernels::BackendError(
+            kernels::BackendError::Kind::Failed,
+            "--device " + request.device + ": " + why + " (--device cpu runs without)");
+    return {{}, false, wanted ? why + ": everything runs on the CPU" : ""};
 }
 
 }  // namespace runnel::decode

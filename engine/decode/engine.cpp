@@ -1,19 +1,17 @@
 #include "engine/decode/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <future>
 #include <limits>
+#include <numeric>
 #include <system_error>
 
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
 #include "engine/model/first_layers.h"
 #include "engine/model/window.h"
-#include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/runtime/device_code.h"
-#include "kernels/cuda/runtime/devices.h"
+#include "gguf/base/timer.h"
+#include "kernels/device.h"
 #include "kernels/divided_backend.h"
 #include "kernels/steps.h"
 
@@ -38,10 +36,11 @@ bool as_asked(const Placement &placement, const PlacementRequest &request) {
 }
 
 // What a program takes of a GPU, beside a model with such a cache.
-size_t need_beside(const kernels::Program &program, CacheShape shape, int64_t context, int64_t own) {
+size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, CacheShape shape,
+                   int64_t context, int64_t own) {
     const int64_t longest = std::min(context, own);
     if (longest < context) shape.cells = std::min(shape.cells, longest * shape.sequences);
-    return kernels::cuda::memory_need(program, cache_config(program, shape, longest), shape.batch).all();
+    return gpu.need(program, cache_config(program, shape, longest), shape.batch).all();
 }
 
 // No layer sees further back than a window: a sequence may be of any length.
@@ -65,24 +64,25 @@ Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.mo
     constexpr float kNever = -std::numeric_limits<float>::infinity();
     for (TokenId id = 0; id < model_.program.vocab; ++id)
         if (!tokenizer_->is_sampleable(id)) never_.emplace_back(id, kNever);
-    load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+    load_seconds_ = base::seconds_since(started_);
 }
 
 void Engine::start(const EngineOptions &options) {
-    threads_ = options.threads;
     progress_ = options.progress;
-    const bool cpu = options.device.device == "cpu";  // looking for others takes a moment
-    const DeviceChoice choice =
-        cpu ? DeviceChoice{} : choose_device(options.device, kernels::cuda::find_devices());
+    cpu_ = kernels::cpu_device(options.threads);
+    devices_ = {cpu_};
+    DeviceChoice choice;
+    if (options.device.device != cpu_->name())  // looking for others takes a moment
+        choice = choose_device(options.device, kernels::devices(options.threads));
     if (!choice.note.empty()) notes_.push_back(choice.note);
-    if (choice.cuda) {
+    if (!choice.gpus.empty()) {
         const auto pass_over = [&](const std::string &why) {
-            cuda_.reset();
+            devices_ = {cpu_};
             placement_ = "all layers on the CPU";
             notes_.assign(1, why + "; everything runs on the CPU");
         };
         try {
-            if (start_on_gpu(options, *choice.cuda, choice.required)) return;
+            if (start_on_gpus(options, choice)) return;
             pass_over("no layer of the model fits the GPU");
         } catch (const kernels::BackendError &error) {
             if (choice.required || error.kind == kernels::BackendError::Kind::Cancelled) throw;
@@ -90,37 +90,41 @@ void Engine::start(const EngineOptions &options) {
         }
     }
     start_executor(options,
-                   plan_context(model_.program, another_backend()->info(), context_request(options)));
+                   plan_context(model_.program, *cpu_, cpu_->free_memory(), context_request(options)));
 }
 
-// False when nothing of the model fits, which is an error if it is `required`.
-bool Engine::start_on_gpu(const EngineOptions &options, int number, bool required) {
-    const size_t gpu_free = kernels::cuda::free_memory(number);
-    const kernels::DeviceInfo cpu = kernels::cpu::make_cpu_backend(threads_)->info();
-    const auto plan = plan_on_gpu(options, {gpu_free, cpu.memory_free});
-    if (!plan && required)
+// False when nothing of the model fits, which is an error if it is required.
+bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &choice) {
+    DeviceList devices = choice.gpus;
+    devices.push_back(cpu_);
+    FreeMemory free;
+    for (const kernels::DevicePtr &device : devices) free.push_back(device->free_memory());
+    const size_t gpu_free = std::accumulate(free.begin(), free.end() - 1, size_t{0});
+    const auto plan = plan_on_gpus(options, devices, free);
+    if (!plan && choice.required)
         throw DecodeError(DecodeError::Kind::OutOfMemory,
                           "no layer of the model fits the GPU, which has " + std::to_string(gpu_free >> 20) +
                               " MiB free: choose a smaller context with -c, or --device cpu");
     if (!plan) return false;
-    cuda_ = number;
-    if (std::string note = kernels::cuda::compile_note(number); !note.empty())
-        notes_.push_back(std::move(note));
-    on_gpu_ = plan->placement;
-    placement_ = placement_text(model_.program, on_gpu_);
+    devices_ = std::move(devices);
+    for (const kernels::DevicePtr &gpu : choice.gpus)
+        if (std::string note = gpu->note(); !note.empty()) notes_.push_back(std::move(note));
+    on_gpus_ = plan->placement;
+    placement_ = placement_text(model_.program, devices_, on_gpus_);
     divided_ = plan->divided;
     if (!plan->missing.empty()) notes_.push_back(plan->missing + "; what needs it runs on the CPU");
-    if (!as_asked(on_gpu_, options.device.placement))
+    if (!as_asked(on_gpus_, options.device.placement))
         notes_.push_back(placement_ + ": the GPU has " + std::to_string(gpu_free >> 20) + " MiB free");
     start_executor(options, plan->context);
     return true;
 }
 
 // With room for what is to run beside the model, where that takes no layer from the GPU.
-std::optional<PlacementPlan> Engine::plan_on_gpu(const EngineOptions &options, const FreeMemory &free) const {
+std::optional<PlacementPlan> Engine::plan_on_gpus(const EngineOptions &options, const DeviceList &devices,
+                                                  const FreeMemory &free) const {
     const PlacementRequest &wanted = options.device.placement;
     ContextRequest request = context_request(options);
-    const auto alone = [&] { return plan_placement(model_.program, free, wanted, request); };
+    const auto alone = [&] { return plan_placement(model_.program, devices, free, wanted, request); };
     std::optional<model::Model> other;
     std::optional<gguf::File> file;
     kernels::Program first;
@@ -135,10 +139,11 @@ std::optional<PlacementPlan> Engine::plan_on_gpu(const EngineOptions &options, c
         }
         ContextRequest both = request;
         both.beside = [&](const CacheShape &shape, int64_t context) {
-            return other ? need_beside(other->program, shape, context, other->hyper.context_length)
-                         : need_beside(first, shape, context, context);
+            const kernels::Device &gpu = *devices.front();
+            return other ? need_beside(gpu, other->program, shape, context, other->hyper.context_length)
+                         : need_beside(gpu, first, shape, context, context);
         };
-        auto plan = plan_placement(model_.program, free, wanted, both);
+        auto plan = plan_placement(model_.program, devices, free, wanted, both);
         if (plan && !plan->divided) return plan;
     } catch (const std::runtime_error &) {
         // Whatever it is, it will be said when that program is loaded.
@@ -177,13 +182,19 @@ std::string Engine::placement() const {
 }
 
 std::unique_ptr<kernels::Backend> Engine::another_backend() const {
-    if (!cuda_) return kernels::cpu::make_cpu_backend(threads_);
-    auto gpu = kernels::cuda::make_cuda_backend(*cuda_);
-    gpu->on_load(progress_);
-    if (!divided_) return gpu;
+    const size_t gpus = devices_.size() - 1;
+    if (gpus == 0) return cpu_->backend();
+    std::vector<std::unique_ptr<kernels::Backend>> backends;
+    for (const kernels::DevicePtr &device : devices_) {
+        if (gpus == 1 && !divided_ && device == cpu_) break;
+        backends.push_back(device->backend());
+        backends.back()->on_load(progress_);
+    }
+    if (backends.size() == 1) return std::move(backends.front());
     return kernels::make_divided_backend(
-        std::move(gpu), kernels::cpu::make_cpu_backend(threads_),
-        [placement = on_gpu_](const kernels::Program &p) { return assign_steps(p, placement); });
+        std::move(backends), [devices = devices_, placement = on_gpus_](const kernels::Program &p) {
+            return assign_steps(p, devices, placement);
+        });
 }
 
 std::unique_ptr<Executor> Engine::executor_beside(const kernels::Program &program, int32_t sequences,
@@ -196,13 +207,14 @@ std::unique_ptr<Executor> Engine::executor_beside(const kernels::Program &progra
         .sequences = sequences,
         .cells = std::min(executor_->cells(), blocks * kernels::kBlockTokens * sequences),
         .types = executor_->types()};
-    if (cuda_ && !divided_) try {
+    const bool on_gpus = devices_.size() > 1;
+    if (on_gpus && !divided_) try {
             return std::make_unique<Executor>(another_backend(), program, options);
         } catch (const kernels::BackendError &error) {
             if (error.kind != kernels::BackendError::Kind::OutOfMemory) throw;
         }
-    if (cuda_) notes.push_back("the GPU has no room beside the model: drafts are made on the CPU");
-    return std::make_unique<Executor>(kernels::cpu::make_cpu_backend(threads_), program, options);
+    if (on_gpus) notes.push_back("the GPU has no room beside the model: drafts are made on the CPU");
+    return std::make_unique<Executor>(cpu_->backend(), program, options);
 }
 
 Sampler Engine::sampler(SamplingOptions options) const {

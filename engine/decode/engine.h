@@ -2,7 +2,6 @@
 // size.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -17,6 +16,7 @@
 #include "engine/decode/placement.h"
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
+#include "gguf/base/timer.h"
 #include "gguf/file.h"
 
 namespace runnel::decode {
@@ -77,20 +77,21 @@ class Engine {
 
   private:
     void start(const EngineOptions &options);
-    bool start_on_gpu(const EngineOptions &options, int number, bool required);
+    bool start_on_gpus(const EngineOptions &options, const DeviceChoice &choice);
     void start_executor(const EngineOptions &options, const ContextPlan &plan);
     ContextRequest context_request(const EngineOptions &options) const;
-    std::optional<PlacementPlan> plan_on_gpu(const EngineOptions &options, const FreeMemory &free) const;
+    std::optional<PlacementPlan> plan_on_gpus(const EngineOptions &options, const DeviceList &devices,
+                                              const FreeMemory &free) const;
 
-    std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+    base::Clock::time_point started_ = base::Clock::now();
     gguf::File file_;
     model::Model model_;
     std::unique_ptr<text::Tokenizer> tokenizer_;
-    int threads_ = 0;
-    std::optional<int> cuda_;  // the number of the GPU that has a part in it
+    kernels::DevicePtr cpu_;
+    DeviceList devices_;  // GPUs that have a part in it, and the CPU; the CPU alone where there are none
     std::string placement_ = "all layers on the CPU";
-    Placement on_gpu_;      // with that
-    bool divided_ = false;  // the CPU has one, too
+    Placement on_gpus_;
+    bool divided_ = false;  // between GPUs and the CPU
     kernels::LoadProgress progress_;
     std::unique_ptr<Executor> executor_;
     std::vector<std::pair<TokenId, float>> never_;  // biases of ids that stand for no token

@@ -1,10 +1,14 @@
 #include "engine/decode/placement.h"
 
 #include <algorithm>
-#include <span>
+#include <cassert>
+#include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "engine/decode/error.h"
 #include "engine/model/layers.h"
+#include "gguf/base/bytes.h"
 #include "kernels/division.h"
 #include "kernels/steps.h"
 
@@ -13,10 +17,6 @@ namespace {
 
 // A context shorter than that, for the sake of layers on the GPU, nobody asked for.
 constexpr int64_t kComfortableContext = 4096;
-
-std::string mebibytes(size_t bytes) {
-    return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
-}
 
 bool has_experts(const kernels::Program &program) {
     return std::any_of(program.steps.begin(), program.steps.end(), kernels::selects_experts);
@@ -37,69 +37,99 @@ std::vector<Placement> candidates(const kernels::Program &program, const Placeme
     return list;
 }
 
+size_t sum_of_gpus(const FreeMemory &free) {
+    return std::accumulate(free.begin(), free.end() - 1, size_t{0});
+}
+
+// In proportion to the free memory of each.
+std::vector<int32_t> split_layers(int32_t layers, const FreeMemory &free) {
+    std::vector<int32_t> each;
+    const auto all = static_cast<double>(std::max<size_t>(1, sum_of_gpus(free)));
+    double sum = 0;
+    int32_t before = 0;
+    for (size_t gpu = 0; gpu + 1 < free.size(); ++gpu) {
+        sum += static_cast<double>(free[gpu]);
+        const bool last = gpu + 2 == free.size();
+        const int32_t end = last ? layers : static_cast<int32_t>(std::lround(layers * sum / all));
+        each.push_back(end - before);
+        before = end;
+    }
+    return each;
+}
+
 class Planner {
   public:
-    Planner(const kernels::Program &program, const FreeMemory &free, const ContextRequest &context)
-        : program_(program), free_(free), context_(context) {}
+    Planner(const kernels::Program &program, const DeviceList &devices, const FreeMemory &free,
+            const ContextRequest &context)
+        : program_(program), devices_(devices), free_(free), context_(context) {}
 
     // nullopt when it does not fit, or only with a context below `least`.
     std::optional<PlacementPlan> plan(const Placement &placement, int64_t least) const {
         const Share share = share_of(placement);
-        std::vector<CacheBudget> budgets = gpu_budget(share);
-        if (share.divided)
-            budgets.push_back(
-                {&share.division.programs[1], cache_budget(share.division.programs[1], free_.cpu, context_)});
-        const auto context = plan_context(program_, budgets, context_);
+        const auto context = plan_context(program_, budgets(share, devices_.size()), context_);
         if (!context || context->context < least) return std::nullopt;
         const CacheShape shape{context->cells, context_.sequences, context_.batch, context_.slack,
                                context_.types};
-        return PlacementPlan{placement, *context,
-                             need_of(share.division.programs[0], shape, context->context), share.divided, ""};
+        return PlacementPlan{share.placement, *context, need_of(share, shape, context->context),
+                             !share.division.programs.back().steps.empty(), ""};
     }
 
-    // The GPU has room for its part, whatever the CPU has.
-    bool gpu_holds(const Placement &placement, int64_t least) const {
+    // The GPUs have room for their parts, whatever the CPU has.
+    bool gpus_hold(const Placement &placement, int64_t least) const {
         const Share share = share_of(placement);
-        const auto context = plan_context(program_, gpu_budget(share), context_);
+        const auto context = plan_context(program_, budgets(share, gpus()), context_);
         return context && context->context >= least;
     }
 
-    // What the GPU needs for a context of so many cells.
-    kernels::cuda::MemoryNeed need(const Placement &placement, int64_t cells) const {
+    // What the GPUs need for a context of so many cells.
+    kernels::MemoryNeed need(const Placement &placement, int64_t cells) const {
         const CacheShape shape{cells, context_.sequences, context_.batch, context_.slack, context_.types};
-        return need_of(share_of(placement).division.programs[0], shape, cells);
+        return need_of(share_of(placement), shape, cells);
     }
 
   private:
     struct Share {
+        Placement placement;
         kernels::Division division;
-        kernels::cuda::MemoryNeed need;  // without a cache
-        bool divided;
     };
-    Share share_of(const Placement &placement) const {
-        const std::vector<uint8_t> device = assign_steps(program_, placement);
-        Share share{kernels::divide(program_, device), {}, false};
-        share.divided = std::find(device.begin(), device.end(), 1) != device.end();
-        share.need = kernels::cuda::memory_need(share.division.programs[0], {}, context_.batch);
-        return share;
+    size_t gpus() const { return devices_.size() - 1; }
+    Share share_of(Placement placement) const {
+        if (gpus() > 1) placement.each = split_layers(placement.gpu_layers, free_);
+        kernels::Division division =
+            kernels::divide(program_, assign_steps(program_, devices_, placement), devices_.size());
+        return {std::move(placement), std::move(division)};
     }
-    // Nothing where not even its weights fit.
-    std::vector<CacheBudget> gpu_budget(const Share &share) const {
-        const size_t taken = share.need.weights + share.need.work;
-        const size_t room = taken <= free_.gpu ? free_.gpu - taken : 0;
-        const auto cost = [this](const kernels::Program &program, const kernels::CacheConfig &cache,
-                                 const CacheShape &shape) {
-            return kernels::cuda::cache_memory(program, cache, shape.batch) +
-                   (context_.beside ? context_.beside(shape, cache.context) : 0);
-        };
-        return {{&share.division.programs[0], room, cost}};
+    // Of the first so many devices. Nothing is left where not even the weights fit.
+    std::vector<CacheBudget> budgets(const Share &share, size_t count) const {
+        std::vector<CacheBudget> all;
+        for (size_t d = 0; d < count; ++d) {
+            const kernels::Program &program = share.division.programs[d];
+            if (program.steps.empty()) continue;
+            CacheBudget &budget = all.emplace_back(budget_of(*devices_[d], program, free_[d], context_));
+            if (d < gpus() && context_.beside)
+                budget.cost = [this, alone = std::move(budget.cost)](const kernels::CacheConfig &cache,
+                                                                     const CacheShape &shape) {
+                    return alone(cache, shape) + context_.beside(shape, cache.context);
+                };
+        }
+        return all;
     }
-    kernels::cuda::MemoryNeed need_of(const kernels::Program &share, const CacheShape &shape,
-                                      int64_t context) const {
-        return kernels::cuda::memory_need(share, cache_config(program_, shape, context), context_.batch);
+    kernels::MemoryNeed need_of(const Share &share, const CacheShape &shape, int64_t context) const {
+        kernels::MemoryNeed sum;
+        for (size_t d = 0; d < gpus(); ++d) {
+            const kernels::Program &program = share.division.programs[d];
+            if (program.steps.empty()) continue;
+            const kernels::MemoryNeed need =
+                devices_[d]->need(program, cache_config(program_, shape, context), context_.batch);
+            sum.weights += need.weights;
+            sum.cache += need.cache;
+            sum.work += need.work;
+        }
+        return sum;
     }
 
     const kernels::Program &program_;
+    const DeviceList &devices_;
     FreeMemory free_;
     ContextRequest context_;
 };
@@ -110,7 +140,7 @@ class Planner {
 std::optional<PlacementPlan> first_fit(const Planner &planner, const std::vector<Placement> &list,
                                        int64_t least) {
     const auto found = std::partition_point(list.begin(), list.end(), [&](const Placement &placement) {
-        return !planner.gpu_holds(placement, least);
+        return !planner.gpus_hold(placement, least);
     });
     return found == list.end() ? std::nullopt : planner.plan(*found, least);
 }
@@ -120,19 +150,22 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
     return std::min(context.own, kComfortableContext);
 }
 
-[[noreturn]] void does_not_fit(const kernels::Program &program, const FreeMemory &free,
-                               const PlacementRequest &request, const ContextRequest &context) {
+[[noreturn]] void does_not_fit(const kernels::Program &program, const DeviceList &devices,
+                               const FreeMemory &free, const PlacementRequest &request,
+                               const ContextRequest &context) {
     const Placement wanted = candidates(program, request).back();
     const int64_t cells = std::min(context.asked > 0 ? context.asked : int64_t{256}, kMostContext);
-    const auto need = Planner(program, free, context).need(wanted, cells);
-    std::string what = "the GPU has " + mebibytes(free.gpu) + " free, but " + mebibytes(need.all()) +
-                       " are needed for " + placement_text(program, wanted) + " (" + mebibytes(need.weights) +
-                       " of weights, " + mebibytes(need.cache) + " of cache for a context of " +
-                       std::to_string(cells) + ", " + mebibytes(need.work) + " of work memory)";
+    const auto need = Planner(program, devices, free, context).need(wanted, cells);
+    std::string what = (devices.size() > 2 ? "the GPUs have " : "the GPU has ") +
+                       base::mebibytes(sum_of_gpus(free)) + " free, but " + base::mebibytes(need.all()) +
+                       " are needed for " + placement_text(program, devices, wanted) + " (" +
+                       base::mebibytes(need.weights) + " of weights, " + base::mebibytes(need.cache) +
+                       " of cache for a context of " + std::to_string(cells) + ", " +
+                       base::mebibytes(need.work) + " of work memory)";
     std::vector<std::string> hints;
     PlacementRequest other = request;
     other.gpu_layers.reset();
-    if (const auto plan = plan_placement(program, free, other, context)) {
+    if (const auto plan = plan_placement(program, devices, free, other, context)) {
         const Placement &p = plan->placement;
         if (p.gpu_layers < wanted.gpu_layers) hints.push_back("-ngl " + std::to_string(p.gpu_layers));
         if (p.cpu_experts > wanted.cpu_experts)
@@ -144,7 +177,8 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
         ContextRequest shorter = context;
         shorter.own = context.asked;
         shorter.asked = 0;
-        if (const auto plan = first_fit(Planner(program, free, shorter), candidates(program, request), 1))
+        if (const auto plan =
+                first_fit(Planner(program, devices, free, shorter), candidates(program, request), 1))
             hints.push_back("-c " + std::to_string(plan->context.context));
     }
     what += hints.empty() ? "; --device cpu runs without" : "; what fits is ";
@@ -152,25 +186,39 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
     throw DecodeError(DecodeError::Kind::OutOfMemory, what);
 }
 
-// The first reason why something that the placement wants on the GPU is not there, if there is one. Throws
-// when that is everything that has a layer.
-std::string expect_kernels(const kernels::Program &program, const Placement &placement) {
-    const std::vector<std::string> missing = kernels::cuda::missing_kernels(program);
+// Why some GPU cannot run a step, for each step, or nothing.
+std::vector<std::string> missing_kernels(const kernels::Program &program, const DeviceList &devices) {
+    std::vector<std::string> all(program.steps.size());
+    for (size_t gpu = 0; gpu + 1 < devices.size(); ++gpu) {
+        std::vector<std::string> more = devices[gpu]->missing(program);
+        for (size_t i = 0; i < all.size(); ++i)
+            if (all[i].empty()) all[i] = std::move(more[i]);
+    }
+    return all;
+}
+
+// The first reason why something that the placement wants on a GPU is not there, if there is one. Throws when
+// that is everything that has a layer.
+std::string expect_kernels(const kernels::Program &program, const DeviceList &devices,
+                           const Placement &placement) {
+    const std::vector<std::string> missing = missing_kernels(program, devices);
     const auto reason =
         std::find_if(missing.begin(), missing.end(), [](const std::string &why) { return !why.empty(); });
     if (reason == missing.end()) return "";
     const model::Layers layers = model::layers_of(program);
-    const std::vector<uint8_t> device = assign_steps(program, placement);
+    const std::vector<uint8_t> device = assign_steps(program, devices, placement);
     for (size_t i = 0; i < device.size(); ++i)
-        if (device[i] == 0 && layers.of_step[i] >= 0 && layers.of_step[i] < layers.count) return *reason;
+        if (device[i] + 1u < devices.size() && layers.of_step[i] >= 0 && layers.of_step[i] < layers.count)
+            return *reason;
     throw kernels::BackendError(kernels::BackendError::Kind::Failed, *reason);
 }
 
 }  // namespace
 
-std::string placement_text(const kernels::Program &program, const Placement &placement) {
+std::string placement_text(const kernels::Program &program, const DeviceList &devices,
+                           const Placement &placement) {
     const model::Layers layers = model::layers_of(program);
-    const std::vector<uint8_t> device = assign_steps(program, placement);
+    const std::vector<uint8_t> device = assign_steps(program, devices, placement);
     // By layer, the output as the last.
     std::vector<bool> on_gpu(static_cast<size_t>(layers.count) + 1, true);
     std::vector<bool> experts_here;  // of layers on the GPU that have experts, in order: on the GPU, too
@@ -178,7 +226,7 @@ std::string placement_text(const kernels::Program &program, const Placement &pla
     for (const bool experts : {false, true})
         for (size_t i = 0; i < device.size(); ++i) {
             const int32_t layer = layers.of_step[i];
-            const bool here = device[i] == 0;
+            const bool here = device[i] + 1u < devices.size();
             if (experts != kernels::selects_experts(program.steps[i])) continue;
             if (layer < 0)
                 embedding = embedding && here;
@@ -205,10 +253,19 @@ std::string placement_text(const kernels::Program &program, const Placement &pla
     return text + (there == all && !embedding ? ", token embeddings on the CPU" : "");
 }
 
-std::vector<uint8_t> assign_steps(const kernels::Program &program, const Placement &placement) {
+std::vector<uint8_t> assign_steps(const kernels::Program &program, const DeviceList &devices,
+                                  const Placement &placement) {
     const model::Layers layers = model::layers_of(program);
-    const std::vector<std::string> missing = kernels::cuda::missing_kernels(program);
+    const std::vector<std::string> missing = missing_kernels(program, devices);
     const int32_t first = placement.layers + 1 - placement.gpu_layers;
+    const auto cpu = static_cast<uint8_t>(devices.size() - 1);
+    const auto gpu_of = [&](int32_t layer) {
+        uint8_t gpu = 0;
+        int32_t end = first;
+        for (; gpu + 1u < placement.each.size(); ++gpu)
+            if (layer < (end += placement.each[gpu])) break;
+        return gpu;
+    };
     const auto is_experts = [&](size_t i) { return kernels::selects_experts(program.steps[i]); };
     // By layer, the embedding in front of the first: not on the GPU.
     std::vector<bool> on_cpu(static_cast<size_t>(layers.count) + 2);
@@ -222,21 +279,24 @@ std::vector<uint8_t> assign_steps(const kernels::Program &program, const Placeme
     for (size_t i = 0; i < missing.size(); ++i) {
         const int32_t layer = layers.of_step[i];
         const bool experts = is_experts(i) && (layer < placement.cpu_experts || !missing[i].empty());
-        device.push_back(on_cpu[static_cast<size_t>(layer + 1)] || experts);
+        const bool here = on_cpu[static_cast<size_t>(layer + 1)] || experts;
+        device.push_back(here ? cpu : gpu_of(layer == layers.count ? placement.layers : layer));
     }
     return device;
 }
 
-std::optional<PlacementPlan> plan_placement(const kernels::Program &program, const FreeMemory &free,
-                                            const PlacementRequest &request, const ContextRequest &context) {
+std::optional<PlacementPlan> plan_placement(const kernels::Program &program, const DeviceList &devices,
+                                            const FreeMemory &free, const PlacementRequest &request,
+                                            const ContextRequest &context) {
+    assert(devices.size() > 1 && free.size() == devices.size());
     const std::vector<Placement> list = candidates(program, request);
-    const std::string missing = expect_kernels(program, list.front());
-    auto plan = first_fit(Planner(program, free, context), list, least_context(request, context));
+    const std::string missing = expect_kernels(program, devices, list.front());
+    auto plan = first_fit(Planner(program, devices, free, context), list, least_context(request, context));
     if (plan) {
         plan->missing = missing;
         return plan;
     }
-    if (request.gpu_layers) does_not_fit(program, free, request, context);
+    if (request.gpu_layers) does_not_fit(program, devices, free, request, context);
     return std::nullopt;
 }
 

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <new>
+
+#include "gguf/base/timer.h"
 
 namespace runnel::decode {
 namespace {
@@ -39,12 +40,12 @@ BandwidthMeter::BandwidthMeter(int threads, size_t bytes)
 
 double BandwidthMeter::read(int passes) {
     std::atomic<uint64_t> sink{0};  // so that the reads are not optimized away
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = base::Clock::now();
     for (int pass = 0; pass < passes; ++pass)
         pool_.run([&](int thread) noexcept {
             sink ^= read_all(parts_[static_cast<size_t>(thread)].get(), words_);
         });
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = base::seconds_since(start);
     return static_cast<double>(words_ * sizeof(uint64_t)) * pool_.threads() * passes / seconds;
 }
 

@@ -5,14 +5,9 @@
 #include <cstring>
 #include <string_view>
 
-namespace runnel::text {
+#include "gguf/base/hash.h"
 
-// Folds the 128-bit product: every bit of both factors reaches every bit of the result.
-inline uint64_t mix(uint64_t a, uint64_t b) {
-    __extension__ using Wide = unsigned __int128;
-    const Wide product = static_cast<Wide>(a) * b;
-    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-}
+namespace runnel::text {
 
 template <class Word>
 uint64_t load_word(const char *bytes) {
@@ -28,7 +23,7 @@ inline uint64_t hash_bytes(std::string_view bytes) {
     size_t n = bytes.size();
     uint64_t state = k1 ^ n;
     for (; n > 16; n -= 16, p += 16)
-        state = mix(load_word<uint64_t>(p) ^ k2, load_word<uint64_t>(p + 8) ^ state);
+        state = base::fold(load_word<uint64_t>(p) ^ k2, load_word<uint64_t>(p + 8) ^ state);
     uint64_t a = 0, b = 0;
     if (n >= 8) {
         a = load_word<uint64_t>(p);
@@ -39,11 +34,11 @@ inline uint64_t hash_bytes(std::string_view bytes) {
     } else if (n > 0) {
         a = load_word<uint8_t>(p) << 16 | load_word<uint8_t>(p + n / 2) << 8 | load_word<uint8_t>(p + n - 1);
     }
-    return mix(mix(a ^ k2, b ^ state), k1);
+    return base::fold(base::fold(a ^ k2, b ^ state), k1);
 }
 
 inline uint64_t hash_pair(uint32_t a, uint32_t b) {
-    return mix((static_cast<uint64_t>(a) << 32 | b) ^ 0xa0761d6478bd642f, 0xe7037ed1a0b428db);
+    return base::fold((static_cast<uint64_t>(a) << 32 | b) ^ 0xa0761d6478bd642f, 0xe7037ed1a0b428db);
 }
 
 // Longest run of occupied slots that a lookup may walk. Random keys at half load stay below 50; a file made

@@ -396,9 +396,6 @@ std::optional<TokenId> Tokenizer::eot() const {
 bool Tokenizer::adds_bos() const {
     return impl_->special.add_bos;
 }
-bool Tokenizer::adds_eos() const {
-    return impl_->special.add_eos;
-}
 
 std::optional<TokenId> Tokenizer::find(std::string_view text) const {
     return as_optional(impl_->vocabulary.find(text));

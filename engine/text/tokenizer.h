@@ -75,7 +75,6 @@ class Tokenizer {
     std::optional<TokenId> eos() const;
     std::optional<TokenId> eot() const;  // end of turn
     bool adds_bos() const;
-    bool adds_eos() const;
     std::optional<TokenId> find(std::string_view piece) const;  // spelled as in the vocabulary
     const std::string &model_name() const;                      // "llama/default", "gpt2/qwen2": for messages
     const std::string &note() const;  // what the user should know about how text is cut; mostly empty

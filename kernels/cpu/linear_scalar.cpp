@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "gguf/half.h"
 #include "gguf/nvfp4.h"
 #include "kernels/cpu/linear_grid.h"
 #include "kernels/cpu/linear_isa.h"
@@ -17,19 +18,6 @@ namespace runnel::kernels::cpu {
 using gguf::Type;
 
 namespace {
-
-float from_f16(uint16_t h) {
-    const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
-    const uint32_t magnitude = h & 0x7fffu;
-    if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-    if (magnitude >= 0x400u) return std::bit_cast<float>(sign | ((magnitude << 13) + 0x38000000u));
-    const float subnormal = static_cast<float>(magnitude) * 0x1p-24f;
-    return sign != 0 ? -subnormal : subnormal;
-}
-
-float from_bf16(uint16_t h) {
-    return std::bit_cast<float>(static_cast<uint32_t>(h) << 16);
-}
 
 // 2^(e - 128)
 float from_e8m0_half(uint8_t e) {
@@ -176,13 +164,13 @@ void nibbles(const uint8_t (&qs)[16], int (&q)[32], Map map) {
 }
 
 void unpack(const gguf::BlockQ4_0 &b, Group32 &g) {
-    g.d = from_f16(b.d);
+    g.d = gguf::f16_to_f32(b.d);
     nibbles(b.qs, g.q, [](int q, int) { return q - 8; });
 }
 
 void unpack(const gguf::BlockQ4_1 &b, Group32 &g) {
-    g.d = from_f16(b.d);
-    g.m = from_f16(b.m);
+    g.d = gguf::f16_to_f32(b.d);
+    g.m = gguf::f16_to_f32(b.m);
     nibbles(b.qs, g.q, [](int q, int) { return q; });
 }
 
@@ -191,23 +179,23 @@ int high_bit(const uint8_t (&qh)[4], int i) {
 }
 
 void unpack(const gguf::BlockQ5_0 &b, Group32 &g) {
-    g.d = from_f16(b.d);
+    g.d = gguf::f16_to_f32(b.d);
     nibbles(b.qs, g.q, [&](int q, int i) { return (q | high_bit(b.qh, i)) - 16; });
 }
 
 void unpack(const gguf::BlockQ5_1 &b, Group32 &g) {
-    g.d = from_f16(b.d);
-    g.m = from_f16(b.m);
+    g.d = gguf::f16_to_f32(b.d);
+    g.m = gguf::f16_to_f32(b.m);
     nibbles(b.qs, g.q, [&](int q, int i) { return q | high_bit(b.qh, i); });
 }
 
 void unpack(const gguf::BlockQ8_0 &b, Group32 &g) {
-    g.d = from_f16(b.d);
+    g.d = gguf::f16_to_f32(b.d);
     for (int i = 0; i < 32; ++i) g.q[i] = b.qs[i];
 }
 
 void unpack(const gguf::BlockIQ4_NL &b, Group32 &g) {
-    g.d = from_f16(b.d);
+    g.d = gguf::f16_to_f32(b.d);
     nibbles(b.qs, g.q, [](int q, int) { return gguf::kIQ4Values[q]; });
 }
 
@@ -224,8 +212,8 @@ void unpack(const gguf::BlockNVFP4 &b, int half, Halves32 &g) {
 }
 
 void unpack(const gguf::BlockQ2_K &b, Group256 &g) {
-    g.d = from_f16(b.d);
-    g.dmin = from_f16(b.dmin);
+    g.d = gguf::f16_to_f32(b.d);
+    g.dmin = gguf::f16_to_f32(b.dmin);
     for (int s = 0; s < 16; ++s) {
         g.scale[s] = b.scales[s] & 15;
         g.minimum[s] = b.scales[s] >> 4;
@@ -234,7 +222,7 @@ void unpack(const gguf::BlockQ2_K &b, Group256 &g) {
 }
 
 void unpack(const gguf::BlockQ3_K &b, Group256 &g) {
-    g.d = from_f16(b.d);
+    g.d = gguf::f16_to_f32(b.d);
     for (int s = 0; s < 16; ++s) {
         const int low = b.scales[s % 8] >> (s / 8 * 4) & 15;
         const int high = b.scales[8 + s % 4] >> (s / 4 * 2) & 3;
@@ -264,15 +252,15 @@ void unpack_scales(const uint8_t (&packed)[12], Group256 &g) {
 }
 
 void unpack(const gguf::BlockQ4_K &b, Group256 &g) {
-    g.d = from_f16(b.d);
-    g.dmin = from_f16(b.dmin);
+    g.d = gguf::f16_to_f32(b.d);
+    g.dmin = gguf::f16_to_f32(b.dmin);
     unpack_scales(b.scales, g);
     for (int k = 0; k < 256; ++k) g.q[k] = b.qs[k / 64 * 32 + k % 32] >> (k / 32 % 2 * 4) & 15;
 }
 
 void unpack(const gguf::BlockQ5_K &b, Group256 &g) {
-    g.d = from_f16(b.d);
-    g.dmin = from_f16(b.dmin);
+    g.d = gguf::f16_to_f32(b.d);
+    g.dmin = gguf::f16_to_f32(b.dmin);
     unpack_scales(b.scales, g);
     for (int k = 0; k < 256; ++k) {
         const int low = b.qs[k / 64 * 32 + k % 32] >> (k / 32 % 2 * 4) & 15;
@@ -281,7 +269,7 @@ void unpack(const gguf::BlockQ5_K &b, Group256 &g) {
 }
 
 void unpack(const gguf::BlockQ6_K &b, Group256 &g) {
-    g.d = from_f16(b.d);
+    g.d = gguf::f16_to_f32(b.d);
     for (int s = 0; s < 16; ++s) g.scale[s] = b.scales[s];
     for (int k = 0; k < 256; ++k) {
         const int low = b.ql[k / 128 * 64 + k % 64] >> (k / 64 % 2 * 4) & 15;
@@ -291,7 +279,7 @@ void unpack(const gguf::BlockQ6_K &b, Group256 &g) {
 }
 
 void unpack(const gguf::BlockIQ4_XS &b, Group256 &g) {
-    g.d = from_f16(b.d);
+    g.d = gguf::f16_to_f32(b.d);
     for (int j = 0; j < 8; ++j) {
         const int low = b.scales_l[j / 2] >> (j % 2 * 4) & 15;
         const int high = b.scales_h >> (2 * j) & 3;
@@ -310,7 +298,7 @@ int trit(uint8_t byte, int n) {
 }
 
 void unpack(const gguf::BlockTQ1_0 &b, Group256 &g) {
-    g.d = from_f16(b.d);
+    g.d = gguf::f16_to_f32(b.d);
     std::fill_n(g.scale, 16, 1);
     for (int k = 0; k < 160; ++k) g.q[k] = trit(b.qs[k % 32], k / 32) - 1;
     for (int k = 0; k < 80; ++k) g.q[160 + k] = trit(b.qs[32 + k % 16], k / 16) - 1;
@@ -318,7 +306,7 @@ void unpack(const gguf::BlockTQ1_0 &b, Group256 &g) {
 }
 
 void unpack(const gguf::BlockTQ2_0 &b, Group256 &g) {
-    g.d = from_f16(b.d);
+    g.d = gguf::f16_to_f32(b.d);
     std::fill_n(g.scale, 16, 1);
     for (int k = 0; k < 256; ++k) g.q[k] = (b.qs[k / 128 * 32 + k % 32] >> (k / 32 % 4 * 2) & 3) - 1;
 }
@@ -342,7 +330,7 @@ int grid_weight(const Block &b, int j, int k, int entry) {
 template <HasGrid Block>
 void unpack(const Block &b, Group256 &g) {
     using Grid = GridBlock<Block>;
-    g.d = from_f16(Grid::scale_bits(b)) * Grid::kUnit;
+    g.d = gguf::f16_to_f32(Grid::scale_bits(b)) * Grid::kUnit;
     for (int s = 0; s < 16; ++s) g.scale[s] = Grid::scale(b, s);
     for (int k = 0; k < 256; ++k) {
         const int entry = static_cast<int>(Grid::entry(b, k / 8) >> (8 * (k % 8)) & 255);
@@ -493,7 +481,7 @@ void multiply_row(const std::byte *row, int64_t cols, const void *packed, int64_
 float plain_value(Type type, const std::byte *row, int64_t k) {
     if (type == Type::F32) return load<float>(row + 4 * k);
     const uint16_t bits = load<uint16_t>(row + 2 * k);
-    return type == Type::F16 ? from_f16(bits) : from_bf16(bits);
+    return type == Type::F16 ? gguf::f16_to_f32(bits) : gguf::bf16_to_f32(bits);
 }
 
 // F32, F16, BF16. The row counts as continued with zeros to a multiple of 8.

@@ -75,7 +75,6 @@ struct VectorKernels {
 const VectorKernels &vector_scalar();
 const VectorKernels *vector_avx2();    // null if the CPU lacks AVX2, FMA or F16C
 const VectorKernels *vector_avx512();  // null if the CPU lacks AVX-512 F, BW, DQ, VL or VNNI
-const VectorKernels &vector_best();    // the widest that this CPU has
 
 bool cpu_has_avx2();
 bool cpu_has_avx512();
@@ -83,9 +82,5 @@ bool cpu_has_avx512();
 // cos and sin of every pair of a table at a position, times its magnitude, computed in double precision.
 // cos, sin: [inv_freq.size()].
 void rope_row(const RopeTable &table, int32_t position, float *cos, float *sin);
-
-// log(sum(exp(x))) for n >= 1, the exponentials as above, their sum in double precision: x[i] - log_sum_exp
-// is the log probability of token i, with an absolute error below 1e-6.
-double log_sum_exp(const float *x, int64_t n);
 
 }  // namespace runnel::kernels::cpu

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "gguf/half.h"
+
 namespace runnel::kernels::cpu {
 namespace {
 
@@ -37,32 +39,6 @@ inline float fused(float a, float b, float c) {
     return static_cast<float>(odd);
 }
 
-// binary16 -> float32, exactly; a signalling NaN becomes quiet, as the F16C instruction does it.
-inline float half_to_float(uint16_t half) {
-    const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, magnitude = half & 0x7fffu;
-    if (magnitude > 0x7c00) return float_of(sign | 0x7fc00000u | magnitude << 13);
-    if (magnitude == 0x7c00) return float_of(sign | 0x7f800000u);
-    // The exponent bias differs by 112; the product is exact and turns subnormal halves into normal floats.
-    return float_of(sign | bits_of(float_of(magnitude << 13) * 0x1p112f));
-}
-
-// float32 -> binary16, to nearest even.
-inline uint16_t float_to_half(float x) {
-    const uint32_t bits = bits_of(x), magnitude = bits & 0x7fffffffu;
-    const uint32_t sign = bits >> 16 & 0x8000u;
-    uint32_t half;
-    if (magnitude > 0x7f800000u) {
-        half = 0x7e00u | (magnitude >> 13 & 0x3ffu);
-    } else if (magnitude >= 0x47800000u) {  // 2^16
-        half = 0x7c00u;
-    } else if (magnitude < 0x38800000u) {  // 2^-14: one ulp of 0.5f is one subnormal step
-        half = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
-    } else {
-        half = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-    }
-    return static_cast<uint16_t>(sign | half);
-}
-
 struct ScalarLanes {
     static constexpr int kWidth = 8;
     static constexpr int kRows = 4;          // query rows per register tile (attention_body.h)
@@ -93,15 +69,15 @@ struct ScalarLanes {
         for (int i = 0; i < n; ++i) out[i] = x.lane[i];
     }
     static Float load_half(const uint16_t *x) {
-        return each([&](int i) { return half_to_float(x[i]); });
+        return each([&](int i) { return gguf::f16_to_f32(x[i]); });
     }
-    static Float broadcast_half(const uint16_t *x) { return set(half_to_float(*x)); }
+    static Float broadcast_half(const uint16_t *x) { return set(gguf::f16_to_f32(*x)); }
     static Float load_half_n(const uint16_t *x, int n) {
-        return each([&](int i) { return i < n ? half_to_float(x[i]) : 0.0f; });
+        return each([&](int i) { return i < n ? gguf::f16_to_f32(x[i]) : 0.0f; });
     }
     static void store_half(uint16_t *out, Float x) { store_half_n(out, x, kWidth); }
     static void store_half_n(uint16_t *out, Float x, int n) {
-        for (int i = 0; i < n; ++i) out[i] = float_to_half(x.lane[i]);
+        for (int i = 0; i < n; ++i) out[i] = gguf::f32_to_f16(x.lane[i]);
     }
 
     // Integers: as many as there are lanes; of nibbles (x >> shift & 15) - 8. Formats: bfloat16, OCP e4m3.
@@ -118,7 +94,7 @@ struct ScalarLanes {
     static Float load_e4m3(const uint8_t *x) {
         return each([&](int i) {
             const uint32_t b = x[i], nan = (b & 0x7f) == 0x7f ? 0x7e00u : 0u;
-            return half_to_float(static_cast<uint16_t>((b & 0x7f) << 7 | (b & 0x80) << 8 | nan)) * 256.0f;
+            return gguf::f16_to_f32(static_cast<uint16_t>((b & 0x7f) << 7 | (b & 0x80) << 8 | nan)) * 256.0f;
         });
     }
 

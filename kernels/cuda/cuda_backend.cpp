@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "gguf/base/bytes.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/attention/attention_memory.h"
 #include "kernels/cuda/attention/kv_memory.h"
@@ -35,10 +36,6 @@ constexpr int kOldest = 75;  // sm_75: ldmatrix and mma of 8 columns (the Makefi
 
 bool cancelled(const Batch &batch) {
     return batch.cancel != nullptr && batch.cancel->load(std::memory_order_relaxed);
-}
-
-std::string mebibytes(size_t bytes) {
-    return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB";
 }
 
 constexpr size_t kMostGraphs = 64;  // that are kept
@@ -207,9 +204,10 @@ void CudaBackend::expect_memory(const CacheConfig &cache) const {
     const size_t free = free_memory(device_);
     if (need.all() > free)
         throw BackendError(BackendError::Kind::OutOfMemory,
-                           "the GPU has " + mebibytes(free) + " free, but " + mebibytes(need.all()) +
-                               " are needed (" + mebibytes(need.weights) + " of weights, " +
-                               mebibytes(need.cache) + " of cache, " + mebibytes(need.work) +
+                           "the GPU has " + base::mebibytes(free) + " free, but " +
+                               base::mebibytes(need.all()) + " are needed (" + base::mebibytes(need.weights) +
+                               " of weights, " + base::mebibytes(need.cache) + " of cache, " +
+                               base::mebibytes(need.work) +
                                " of work memory): choose a smaller context with -c, or --device cpu");
 }
 

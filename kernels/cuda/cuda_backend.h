@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/device.h"
 
 namespace runnel::kernels::cuda {
 
@@ -27,15 +27,7 @@ std::unique_ptr<Backend> make_cuda_backend(int device);
 // Why a CUDA device cannot run a step of the program, for each, or nothing.
 std::vector<std::string> missing_kernels(const Program &program);
 
-// What a program takes of a device's memory, in bytes: all of it in load(), none later but for the tables of
-// sequences beyond a million cells.
-struct MemoryNeed {
-    size_t weights = 0;
-    size_t cache = 0;  // cache_memory()
-    size_t work = 0;   // activations, logits, and what the driver needs
-    size_t all() const { return weights + cache + work; }
-};
-// Throws BackendError{NoKernel} for a program with steps that there is no kernel for.
+// What it takes of a device's memory. Throws BackendError{NoKernel} for a program with steps that there is no kernel for.
 MemoryNeed memory_need(const Program &program, const CacheConfig &cache, int32_t max_tokens);
 // Of that, what grows with the cache: its pages, block tables, partial results of attention. 0 for one
 // without groups.

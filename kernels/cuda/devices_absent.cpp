@@ -7,7 +7,7 @@
 namespace runnel::kernels::cuda {
 
 Devices find_devices() noexcept {
-    return {false, {}, "this runnel was built without CUDA", Devices::Absence::NotCompiledIn};
+    return {false, {}, "this runnel was built without CUDA", Absence::NotCompiledIn};
 }
 
 [[noreturn]] static void refuse() {

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int32_t kBlocks = 4, kMaxTokens = 40;
 
-std::unique_ptr<Backend> cpu_device() {
+std::unique_ptr<Backend> one_cpu() {
     return cpu::make_cpu_backend(1);
 }
 std::unique_ptr<Backend> cpu_device_of_threads() {
@@ -32,7 +32,7 @@ std::unique_ptr<Backend> cpu_device_of_threads() {
 std::unique_ptr<Backend> gpu_device() {
     return cuda::make_cuda_backend(0);
 }
-using Device = std::unique_ptr<Backend> (*)();
+using MakeDevice = std::unique_ptr<Backend> (*)();
 
 // Logits of all tokens, fed in chunks.
 std::vector<float> run(Backend &backend, const Program &program, std::span<const int32_t> tokens,
@@ -66,19 +66,21 @@ bool same(const std::vector<float> &a, const std::vector<float> &b) {
 }
 
 // Steps handed out by lot, in runs.
-std::vector<uint8_t> random_assignment(const Program &program, uint32_t seed) {
+std::vector<uint8_t> random_assignment(const Program &program, uint32_t seed, uint32_t devices) {
     std::mt19937 random(seed);
     std::vector<uint8_t> device;
-    uint8_t now = random() % 2;
+    auto now = static_cast<uint8_t>(random() % devices);
     for (size_t i = 0; i < program.steps.size(); ++i) {
-        if (random() % 3 == 0) now ^= 1;
+        if (random() % 3 == 0) now = static_cast<uint8_t>(random() % devices);
         device.push_back(now);
     }
     return device;
 }
 
-std::unique_ptr<Backend> divided(Device first, Device second, std::vector<uint8_t> device) {
-    return make_divided_backend(first(), second(), [device](const Program &) { return device; });
+std::unique_ptr<Backend> divided(const std::vector<MakeDevice> &devices, std::vector<uint8_t> device) {
+    std::vector<std::unique_ptr<Backend>> backends;
+    for (const MakeDevice make : devices) backends.push_back(make());
+    return make_divided_backend(std::move(backends), [device](const Program &) { return device; });
 }
 
 // Logits of a tree of guesses behind the first `past` tokens, which fill block 3 - past / 32 and those after
@@ -101,8 +103,8 @@ std::vector<float> run_branch(Backend &backend, const Program &program, std::spa
     return logits;
 }
 
-void check_divisions(const Program &program, Device make, uint32_t seed, int rounds,
-                     CacheType k = CacheType::F16, CacheType v = CacheType::F16) {
+void check_divisions(const Program &program, MakeDevice make, uint32_t seed, int rounds,
+                     CacheType k = CacheType::F16, CacheType v = CacheType::F16, uint32_t devices = 2) {
     const std::vector<int32_t> tokens = random_tokens(kMaxTokens, seed);
     const CacheConfig cache{{kBlocks}, k, v};
     const auto whole = make();
@@ -113,7 +115,8 @@ void check_divisions(const Program &program, Device make, uint32_t seed, int rou
         CAPTURE(seed);
         CAPTURE(round);
         const auto backend =
-            divided(make, make, random_assignment(program, seed * 100 + static_cast<uint32_t>(round)));
+            divided(std::vector<MakeDevice>(devices, make),
+                    random_assignment(program, seed * 100 + static_cast<uint32_t>(round), devices));
         backend->load(program, cache, kMaxTokens);
         REQUIRE(same(run(*backend, program, tokens, tokens.size()), expected));
         REQUIRE(same(run_branch(*backend, program, tokens, 37), guesses));
@@ -137,7 +140,14 @@ TEST_CASE("division: on two CPUs, however the steps are handed out, every bit is
         shape.varied = seed > 2;
         if (seed == 2) shape.experts = {.count = 5, .routing = {.used = 2}, .shared = true};
         const TinyProgram tiny(shape, seed);
-        check_divisions(tiny.program(), cpu_device, seed, 6);
+        check_divisions(tiny.program(), one_cpu, seed, 6);
+    }
+}
+
+TEST_CASE("division: among three and four devices, every bit is that of one") {
+    for (uint32_t seed = 31; seed <= 34; ++seed) {
+        const TinyProgram tiny({.layers = 3, .varied = seed > 32, .type = gguf::Type::Q8_0}, seed);
+        check_divisions(tiny.program(), one_cpu, seed, 4, CacheType::F16, CacheType::F16, 3 + seed % 2);
     }
 }
 
@@ -166,7 +176,7 @@ TEST_CASE("division: a share holds what its steps need, and nothing else") {
     const Program &program = tiny.program();
     std::vector<uint8_t> device(program.steps.size(), 1);
     for (size_t i = program.steps.size() / 2; i < device.size(); ++i) device[i] = 0;
-    const Division division = divide(program, device);
+    const Division division = divide(program, device, 2);
     REQUIRE(division.turns.size() == 2);
     CHECK(division.turns[0].device == 1);
     const Program &head = division.programs[1], &tail = division.programs[0];
@@ -183,7 +193,7 @@ TEST_CASE("division: a share holds what its steps need, and nothing else") {
     CHECK(cache_block_bytes(head, 0) > 0);
     CHECK(cache_block_bytes(tail, 0) > 0);
     // All on one device: no share for the other.
-    const Division none = divide(program, std::vector<uint8_t>(program.steps.size(), 0));
+    const Division none = divide(program, std::vector<uint8_t>(program.steps.size(), 0), 2);
     CHECK(none.programs[1].steps.empty());
     CHECK(none.turns.size() == 1);
 }
@@ -197,5 +207,5 @@ TEST_CASE("division: attention that reads another layer's keys runs where they a
             if (!first) a->cache = 0, a->k = a->v = kNoSlot;
             first = false;
         }
-    check_divisions(program, cpu_device, 5, 4);
+    check_divisions(program, one_cpu, 5, 4);
 }

@@ -1,6 +1,5 @@
 // Prefill and decode speed against what the hardware allows.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <iterator>
@@ -16,20 +15,16 @@
 #include "engine/decode/error.h"
 #include "engine/decode/session.h"
 #include "engine/measure/bandwidth.h"
+#include "gguf/base/timer.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/cuda/runtime/devices.h"
-#include "kernels/cuda/runtime/probe.h"
+#include "kernels/device.h"
 
 namespace runnel::commands {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using base::Clock, base::seconds_since;
 using decode::Engine;
 using decode::Session;
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 struct Row {
     std::string test;  // "pp512", "tg128 @ d4096", "tg128 x16"
@@ -72,10 +67,10 @@ struct Row {
 class Limits {
   public:
     Limits(const decode::DeviceChoice &choice, int threads) {
-        if (choice.cuda) {
+        if (!choice.gpus.empty()) {
             try {
-                copies_ = kernels::cuda::copy_bandwidth(*choice.cuda);
-                tensor_rate_ = kernels::cuda::tensor_rate(*choice.cuda);
+                copies_ = choice.gpus.front()->copy_bandwidth();
+                tensor_rate_ = choice.gpus.front()->tensor_rate();
                 return;
             } catch (const kernels::BackendError &) {
                 copies_ = tensor_rate_ = 0;  // then the engine says what is wrong with it, or uses the CPU
@@ -259,7 +254,7 @@ double median_bandwidth(const std::vector<Row> &rows, Limits &limits) {
 // The GPU that the engine will be on, unless the model does not run there.
 decode::DeviceChoice gpu_of(const decode::DeviceRequest &request) {
     if (request.device == "cpu") return {};
-    return decode::choose_device(request, kernels::cuda::find_devices());
+    return decode::choose_device(request, kernels::devices());
 }
 
 std::string kind_of(const Row &row) {
@@ -321,7 +316,7 @@ int bench(const BenchOptions &options, Io &io) {
     Limits limits(gpu_of(engine_flags.device), threads);
     Engine engine(engine_flags);
     for (const std::string &note : engine.notes()) io.note(note);
-    if (engine.executor().device().kind != "cuda") limits.use_cpu(threads);
+    if (engine.executor().device().kind.find("cpu") != std::string::npos) limits.use_cpu(threads);
     const std::string device = engine.executor().device().name;
     Bench bench(options, engine, limits, stop);
     std::vector<Row> rows;

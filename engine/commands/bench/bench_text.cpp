@@ -1,7 +1,6 @@
 // `bench --text`: how fast text becomes tokens, how long the vocabulary takes to load, and the chat template
 // of a long conversation to render.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -10,6 +9,7 @@
 #include "engine/commands/json.h"
 #include "engine/text/chat_prompt.h"
 #include "engine/text/utf8.h"
+#include "gguf/base/timer.h"
 
 namespace runnel::commands {
 namespace {
@@ -25,10 +25,9 @@ template <class Work>
 double best_seconds(int repetitions, Work work) {
     double best = 0;
     for (int i = 0; i < repetitions; ++i) {
-        const auto start = std::chrono::steady_clock::now();
+        const auto start = base::Clock::now();
         work();
-        const double seconds =
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        const double seconds = base::seconds_since(start);
         best = i == 0 ? seconds : std::min(best, seconds);
     }
     return best;

@@ -20,18 +20,14 @@
 #include "engine/model/model.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/runtime/device_code.h"
-#include "kernels/cuda/runtime/devices.h"
-#include "kernels/cuda/runtime/probe.h"
-#include "kernels/cuda/runtime/switches.h"
+#include "kernels/device.h"
 
 namespace runnel::commands {
 namespace {
 
 using Area = Finding::Area;
 using Verdict = Finding::Verdict;
-using Absence = kernels::cuda::Devices::Absence;
+using kernels::Absence;
 
 constexpr int32_t kTextTokens = 40, kQuickTextTokens = 12;
 constexpr double kCpuTolerance = 0.1;              // activations of 8 bits, a few of them large
@@ -75,7 +71,8 @@ class Doctor {
           io_(io),
           machine_(machine),
           progress_(io),
-          threads_(options.threads > 0 ? options.threads : kernels::cpu::physical_cores()) {}
+          threads_(options.threads > 0 ? options.threads : kernels::cpu::physical_cores()),
+          cpu_(kernels::cpu_device(options.threads)) {}
 
     int run() {
         find_gpus();
@@ -104,25 +101,21 @@ class Doctor {
 
     int32_t text_tokens() const { return options_.quick ? kQuickTextTokens : kTextTokens; }
 
-    // "cuda:1"
-    static std::string gpu_name(int number) { return "cuda:" + std::to_string(number); }
-
     // A device that is not there is told before anything is done.
     void find_gpus() {
-        if (options_.device == "cpu") return;
-        devices_ = machine_.find_gpus();
-        if (devices_.found.empty()) {
+        if (options_.device == cpu_->name()) return;
+        devices_ = machine_.find(options_.threads);
+        if (devices_.gpus.empty()) {
             if (options_.device != "auto" && devices_.absence == Absence::NotCompiledIn)
-                throw UsageError("--device " + options_.device + ": " + devices_.why_none);
+                throw UsageError("--device " + options_.device + ": " + devices_.why_no_gpu);
             return;
         }
-        const int count = static_cast<int>(devices_.found.size());
         if (options_.device == "auto") {
-            for (int i = 0; i < count; ++i) gpus_.push_back(i);
+            gpus_ = devices_.gpus;
             return;
         }
         try {
-            gpus_ = {decode::choose_device({options_.device, {}}, devices_).cuda.value()};
+            gpus_ = decode::choose_device({options_.device, {}}, devices_).gpus;
         } catch (const kernels::BackendError &error) {
             throw UsageError(error.what());
         }
@@ -133,8 +126,8 @@ class Doctor {
         const bool driver =
             devices_.absence == Absence::DriverTooOld || devices_.absence == Absence::DriverFailed;
         if (!driver && options_.device == "auto")
-            return add({Area::Gpu, "no GPU", Verdict::Skipped, devices_.why_none});
-        Finding finding{Area::Gpu, "the NVIDIA driver", Verdict::Failed, devices_.why_none};
+            return add({Area::Gpu, "no GPU", Verdict::Skipped, devices_.why_no_gpu});
+        Finding finding{Area::Gpu, "the NVIDIA driver", Verdict::Failed, devices_.why_no_gpu};
         switch (devices_.absence) {
             case Absence::DriverTooOld:
                 finding.remedy = "Install a current NVIDIA driver.";
@@ -194,7 +187,7 @@ class Doctor {
     }
 
     void look_at_cpu(const kernels::Program &program, const std::vector<StepCase> &cases) {
-        CheckedDevice cpu{Area::Cpu, [this] { return machine_.make_cpu(options_.threads); }, kCpuTolerance};
+        CheckedDevice cpu{Area::Cpu, [this] { return machine_.backend(*cpu_); }, kCpuTolerance};
         cpu.same_bits = [this] { return kernels::cpu::make_cpu_backend(options_.threads, "scalar"); };
         Finding device{Area::Cpu, cpu.make()->info().name, Verdict::Right};
         if (!options_.quick) {
@@ -227,51 +220,51 @@ class Doctor {
     }
 
     void look_at_gpus(const kernels::Program &program, const std::vector<StepCase> &cases) {
-        if (options_.device == "cpu") return;
-        if (devices_.found.empty()) return explain_no_gpu();
-        if (const char *off = std::getenv(kernels::cuda::kSwitchesVariable); off && *off)
-            add({Area::Gpu, kernels::cuda::kSwitchesVariable, Verdict::Note,
-                 std::string("left out: ") + off});
-        for (const int number : gpus_)
-            if (look_at_gpu(number, devices_.found[static_cast<size_t>(number)])) {
-                CheckedDevice gpu{Area::Gpu, [this, number] { return machine_.make_gpu(number); }};
-                gpu.bytes_per_second = bytes_per_second_;
-                look_at_steps(program, cases, gpu, gpu_name(number));
-                sound_gpus_.push_back(number);
+        if (options_.device == cpu_->name()) return;
+        if (devices_.gpus.empty()) return explain_no_gpu();
+        for (const kernels::DeviceNote &note : devices_.notes)
+            add({Area::Gpu, note.subject, Verdict::Note, note.text});
+        for (const kernels::DevicePtr &gpu : gpus_)
+            if (look_at_gpu(*gpu)) {
+                CheckedDevice checked{Area::Gpu, [this, gpu] { return machine_.backend(*gpu); }};
+                checked.bytes_per_second = bytes_per_second_;
+                look_at_steps(program, cases, checked, gpu->name());
+                sound_gpus_.push_back(gpu);
             }
     }
 
     // Its speed and memory; whether there is sense in going on.
-    bool look_at_gpu(int number, const kernels::DeviceInfo &info) {
+    bool look_at_gpu(const kernels::Device &gpu) {
         bytes_per_second_ = 0;
+        const std::string subject = gpu.info().name;
         try {
-            if (const std::string note = kernels::cuda::compile_note(number); !note.empty())
-                add_of(gpu_name(number), {Area::Gpu, "machine code", Verdict::Note, note});
-            Finding device{Area::Gpu, info.name, Verdict::Right};
+            if (const std::string note = gpu.note(); !note.empty())
+                add_of(gpu.name(), {Area::Gpu, "machine code", Verdict::Note, note});
+            Finding device{Area::Gpu, subject, Verdict::Right};
             if (!options_.quick) {
                 progress_.show("measuring the GPU");
-                bytes_per_second_ = kernels::cuda::copy_bandwidth(number);
-                const double rate = kernels::cuda::tensor_rate(number);
+                bytes_per_second_ = gpu.copy_bandwidth();
+                const double rate = gpu.tensor_rate();
                 char text[80];
                 std::snprintf(text, sizeof text, "copies %s, multiplies %.0f TFLOP/s (16 bits)",
                               gigabytes(bytes_per_second_).c_str(), rate / 1e12);
                 device.detail = text;
                 device.numbers = {{"bytes_per_second", bytes_per_second_}, {"bf16_flops", rate}};
             }
-            add_of(gpu_name(number), std::move(device));
-            look_at_memory(number);
+            add_of(gpu.name(), std::move(device));
+            look_at_memory(gpu);
             return true;
         } catch (const kernels::BackendError &error) {
-            add_of(gpu_name(number), {Area::Gpu, info.name, Verdict::Failed, error.what()});
+            add_of(gpu.name(), {Area::Gpu, subject, Verdict::Failed, error.what()});
             return false;
         }
     }
 
-    void look_at_memory(int number) {
-        const size_t bytes = std::min(options_.quick ? kTestedMemory / 1024 : kTestedMemory,
-                                      kernels::cuda::free_memory(number) / 4);
+    void look_at_memory(const kernels::Device &gpu) {
+        const size_t bytes =
+            std::min(options_.quick ? kTestedMemory / 1024 : kTestedMemory, gpu.free_memory() / 4);
         uint64_t changed = 0;
-        for (const uint64_t seed : {1u, 2u}) changed += kernels::cuda::changed_words(number, bytes, seed);
+        for (const uint64_t seed : {1u, 2u}) changed += gpu.changed_words(bytes, seed);
         char text[80];
         std::snprintf(text, sizeof text, "%.0f MiB written, copied and read back",
                       static_cast<double>(bytes) / 0x1p20);
@@ -280,7 +273,7 @@ class Doctor {
             finding.verdict = Verdict::Unstable;
             finding.detail += ": " + std::to_string(changed) + " words came back changed";
         }
-        add_of(gpu_name(number), std::move(finding));
+        add_of(gpu.name(), std::move(finding));
     }
 
     void look_at_text() {
@@ -295,8 +288,8 @@ class Doctor {
             // Who counts wrong with its own kernels makes numbers overflow, too.
             if (!finite && is_at_fault(Area::Cpu)) finding.area = Area::Cpu;
             add_of("cpu", std::move(finding));
-            for (const int gpu : sound_gpus_)
-                if (finite) look_at_text_on(gpu, options, cpu);
+            for (const kernels::DevicePtr &gpu : sound_gpus_)
+                if (finite) look_at_text_on(gpu->name(), options, cpu);
         } catch (const text::TokenizerError &error) {
             Finding finding{Area::File, "tokenizer", Verdict::Wrong, error.what()};
             finding.remedy = "Nothing runs it: take another conversion of the model.";
@@ -315,8 +308,7 @@ class Doctor {
                                    [&](const Finding &f) { return f.area == area && is_fault(f.verdict); });
     }
 
-    void look_at_text_on(int gpu, decode::EngineOptions options, const TextLogits &cpu) {
-        const std::string name = gpu_name(gpu);
+    void look_at_text_on(const std::string &name, decode::EngineOptions options, const TextLogits &cpu) {
         options.device.device = name;
         const auto skip = [&](const std::exception &error) {
             add_of(name, {Area::Text, "the same text on " + name, Verdict::Skipped, error.what()});
@@ -338,10 +330,11 @@ class Doctor {
     const Machine &machine_;
     Progress progress_;
     int threads_;
-    kernels::cuda::Devices devices_;  // none where the GPU is not asked for
-    std::vector<int> gpus_;           // to be looked at
-    std::vector<int> sound_gpus_;     // of them, those that took part
-    double bytes_per_second_ = 0;     // that the GPU's memory gives; 0: not measured
+    kernels::DevicePtr cpu_;
+    kernels::Devices devices_;                    // none where the GPU is not asked for
+    std::vector<kernels::DevicePtr> gpus_;        // to be looked at
+    std::vector<kernels::DevicePtr> sound_gpus_;  // of them, those that took part
+    double bytes_per_second_ = 0;                 // that the GPU's memory gives; 0: not measured
     std::optional<gguf::File> file_;
     std::optional<model::Model> model_;  // of a file without damage
     std::vector<Finding> findings_;
@@ -349,17 +342,12 @@ class Doctor {
 
 }  // namespace
 
-Machine this_machine() {
-    return {kernels::cuda::find_devices, kernels::cuda::make_cuda_backend,
-            [](int threads) { return kernels::cpu::make_cpu_backend(threads); }};
-}
-
 int doctor(const DoctorOptions &options, Io &io, const Machine &machine) {
     return Doctor(options, io, machine).run();
 }
 
 int doctor(const DoctorOptions &options, Io &io) {
-    return doctor(options, io, this_machine());
+    return doctor(options, io, Machine{});
 }
 
 }  // namespace runnel::commands

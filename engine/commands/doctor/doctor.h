@@ -5,19 +5,15 @@
 #include <memory>
 
 #include "engine/commands/commands.h"
-#include "kernels/backend.h"
-#include "kernels/cuda/runtime/devices.h"
+#include "kernels/device.h"
 
 namespace runnel::commands {
 
 struct Machine {
-    std::function<kernels::cuda::Devices()> find_gpus;
-    std::function<std::unique_ptr<kernels::Backend>(int number)> make_gpu;
-    std::function<std::unique_ptr<kernels::Backend>(int threads)> make_cpu;
+    std::function<kernels::Devices(int threads)> find = kernels::devices;
+    std::function<std::unique_ptr<kernels::Backend>(const kernels::Device &device)> backend =
+        [](const kernels::Device &device) { return device.backend(); };
 };
-
-// This one.
-Machine this_machine();
 
 // Throws UsageError for a GPU that is asked for by name where there are only others.
 int doctor(const DoctorOptions &options, Io &io, const Machine &machine);

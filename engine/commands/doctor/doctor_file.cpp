@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <map>
 #include <mutex>
 #include <string>
 #include <thread>
 
+#include "gguf/base/timer.h"
 #include "gguf/scan.h"
 
 namespace runnel::commands {
@@ -111,7 +111,7 @@ std::vector<Finding> describe_all(const std::vector<gguf::Tensor> &tensors,
 
 std::vector<Finding> check_file(const gguf::File &file, int threads,
                                 const std::function<void(uint64_t, uint64_t)> &progress) {
-    const auto started = std::chrono::steady_clock::now();
+    const auto started = base::Clock::now();
     const std::vector<Piece> pieces = pieces_of(file);
     std::vector<gguf::DataScan> scans(pieces.size());
     std::atomic<size_t> next{0};
@@ -133,7 +133,7 @@ std::vector<Finding> check_file(const gguf::File &file, int threads,
         for (int t = 1; t < threads; ++t) others.emplace_back(work);
         work();
     }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+    const double seconds = base::seconds_since(started);
 
     std::vector<gguf::DataScan> sums(file.tensors().size());
     for (size_t i = 0; i < pieces.size(); ++i) sums[pieces[i].tensor].add(scans[i]);

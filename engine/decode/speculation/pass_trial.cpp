@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "gguf/base/timer.h"
+
 namespace runnel::decode {
 
 PassTrial::PassTrial(const Session &session)
@@ -15,15 +17,15 @@ PassTrial::PassTrial(const Session &session)
 std::optional<double> PassTrial::seconds_of(int32_t tokens, const StopRequest *stop) {
     if (tokens > executor_.batch_size() || depth_ + tokens > executor_.context()) return std::nullopt;
     const std::vector<TokenId> text(static_cast<size_t>(tokens), token_);
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = base::Clock::now();
     if (!executor_.add(
             {.cache = &cache_, .tokens = text, .logit_rows = tokens, .candidates = wanted_candidates_}))
         return std::nullopt;
     if (!executor_.run(output_, stop ? stop->flag() : nullptr)) return std::nullopt;
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    const double took = base::seconds_since(start);
     if (!cache_.can_truncate(depth_)) depth_ = 0;
     cache_.truncate(depth_);
-    return std::max(took.count(), 1e-9);
+    return std::max(took, 1e-9);
 }
 
 }  // namespace runnel::decode

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <chrono>
 #include <limits>
 #include <unordered_map>
 #include <utility>
@@ -11,16 +10,13 @@
 #include "engine/decode/next_token.h"
 #include "engine/decode/random.h"
 #include "engine/decode/speculation/model_draft.h"
+#include "gguf/base/timer.h"
 #include "kernels/backend.h"
 
 namespace runnel::decode {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
+using base::Clock, base::seconds_since;
 
 // max(p - q, 0), normalized; p where nothing is left of it, which only rounding can bring about.
 Distribution residual(const Distribution &p, const Distribution &q) {

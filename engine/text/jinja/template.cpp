@@ -1,7 +1,5 @@
 #include "engine/text/jinja/template.h"
 
-#include <algorithm>
-
 #include "engine/text/jinja/ast.h"
 #include "engine/text/jinja/interpreter.h"
 #include "engine/text/jinja/lexer.h"
@@ -80,11 +78,6 @@ MarkedText Template::render(const Variables &variables, const RenderOptions &opt
     } catch (const TemplateError &error) {
         throw TemplateError(error, error.place.line ? error.place : interpreter.place(), source_);
     }
-}
-
-bool Template::uses(std::string_view variable) const {
-    return std::any_of(program_->names.begin(), program_->names.end(),
-                       [&](const StringRef &name) { return name->text.view() == variable; });
 }
 
 }  // namespace runnel::text::jinja

@@ -58,8 +58,6 @@ class Template {
     // Throws TemplateError. Any number of threads may render at once.
     MarkedText render(const Variables &variables, const RenderOptions &options = {}) const;
 
-    // Whether the template mentions a variable: "enable_thinking", "tools".
-    bool uses(std::string_view variable) const;
     const std::string &source() const { return source_; }
 
   private:

@@ -1,4 +1,4 @@
-// Which CUDA devices this program can use here; the one header of kernels/cuda/ that every build has behind
+// Which CUDA devices this program can use here. Every build has this header, cuda_backend.h and probe.h behind
 // it: without nvcc devices_absent.cpp answers.
 #pragma once
 
@@ -6,14 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/device.h"
 
 namespace runnel::kernels::cuda {
 
 struct Devices {
-    // Why there is none: NoDriver and NoDevice are how machines without a GPU look, the driver is at fault
-    // where it is TooOld for this program or Failed.
-    enum class Absence { NotCompiledIn, NoDriver, DriverTooOld, DriverFailed, NoDevice };
     bool compiled_in = false;
     // Index: the device's number. memory_free is 0, as free_memory() tells it; one that does not even tell
     // its properties has the reason for a name and no memory.

@@ -87,13 +87,12 @@ size_t shared_per_block(int device) {
     return static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 }
 
-Devices none(Devices::Absence absence, const std::string &why) {
+Devices none(Absence absence, const std::string &why) {
     return {true, {}, why, absence};
 }
 
 // What cudaGetDeviceCount() said where it found nothing.
 Devices none(cudaError_t error) {
-    using Absence = Devices::Absence;
     if (error == cudaErrorInsufficientDriver) {
         int driver = 0;
         if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
@@ -135,7 +134,7 @@ Devices find_devices() noexcept {
         }
         for (int i = 0; i < count; ++i) devices.found.push_back(describe(i));
     } catch (const std::exception &e) {
-        return none(Devices::Absence::DriverFailed, e.what());
+        return none(Absence::DriverFailed, e.what());
     }
     return devices;
 }

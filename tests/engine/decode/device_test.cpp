@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -10,7 +11,7 @@
 #include "engine/decode/engine.h"
 #include "engine/decode/generator.h"
 #include "engine/decode/session.h"
-#include "kernels/backend.h"
+#include "kernels/device.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_maker.h"
 
@@ -20,14 +21,47 @@ using decode::DeviceRequest;
 
 namespace {
 
-const kernels::cuda::Devices kNone{true, {}, "no NVIDIA driver was found"};
-const kernels::cuda::Devices kTwo{true, {{"small", "cuda", 100, 10}, {"large", "cuda", 100, 90}}, ""};
+// Devices that only tell what memory they have.
+class ToyGpu final : public kernels::Device {
+  public:
+    using Free = std::function<size_t()>;
+    ToyGpu(size_t number, size_t total, Free free) : number_(number), total_(total), free_(std::move(free)) {}
+    std::string name() const override { return "cuda:" + std::to_string(number_); }
+    kernels::DeviceInfo info() const override { return {"toy", "cuda", total_, 0}; }
+    size_t free_memory() const override { return free_(); }
+    kernels::MemoryNeed need(const kernels::Program &, const kernels::CacheConfig &, int32_t) const override {
+        return {};
+    }
+    size_t cache_need(const kernels::Program &, const kernels::CacheConfig &, int32_t) const override {
+        return 0;
+    }
+    std::vector<std::string> missing(const kernels::Program &) const override { return {}; }
+    std::unique_ptr<kernels::Backend> backend() const override { return nullptr; }
 
-size_t free_of_two(int number) {
-    return kTwo.found.at(static_cast<size_t>(number)).memory_free;
+  private:
+    size_t number_, total_;
+    Free free_;
+};
+
+kernels::Devices toys(const std::vector<std::pair<size_t, ToyGpu::Free>> &memory) {
+    kernels::Devices all{.cpu = kernels::cpu_device(), .gpus = {}, .gpu_kind = "cuda"};
+    all.gpus_compiled_in = true;
+    all.why_no_gpu = memory.empty() ? "no NVIDIA driver was found" : "";
+    for (const auto &[total, free] : memory)
+        all.gpus.push_back(std::make_shared<ToyGpu>(all.gpus.size(), total, free));
+    return all;
+}
+
+const kernels::Devices kNone = toys({});
+const kernels::Devices kTwo = toys({{100, [] { return size_t{10}; }}, {100, [] { return size_t{90}; }}});
+
+// Its name; "" for the CPU.
+std::string name_of(const decode::DeviceChoice &choice) {
+    REQUIRE(choice.gpus.size() < 2);
+    return choice.gpus.empty() ? "" : choice.gpus.front()->name();
 }
 decode::DeviceChoice choose_of_two(const DeviceRequest &request) {
-    return choose_device(request, kTwo, free_of_two);
+    return choose_device(request, kTwo);
 }
 
 }  // namespace
@@ -39,46 +73,46 @@ TEST_CASE("device: names") {
 }
 
 TEST_CASE("device: automatic where there is a GPU, the CPU where there is none") {
-    CHECK(!choose_device({"auto", {}}, kNone).cuda);
+    CHECK(name_of(choose_device({"auto", {}}, kNone)).empty());
     CHECK(choose_device({"auto", {}}, kNone).note.empty());
     CHECK(choose_device({"auto", {99, {}}}, kNone).note ==
           "no NVIDIA driver was found: everything runs on the CPU");
-    CHECK(choose_of_two({"auto", {}}).cuda == 1);
+    CHECK(name_of(choose_of_two({"auto", {}})) == "cuda:1");
     CHECK(!choose_of_two({"auto", {}}).required);
-    CHECK(choose_of_two({"cuda:0", {}}).cuda == 0);
+    CHECK(name_of(choose_of_two({"cuda:0", {}})) == "cuda:0");
     CHECK(choose_of_two({"cuda", {32, {}}}).required);
-    CHECK(!choose_of_two({"cpu", {}}).cuda);
-    CHECK(!choose_of_two({"auto", {0, {}}}).cuda);
-    CHECK(choose_of_two({"auto", {12, {}}}).cuda == 1);
+    CHECK(name_of(choose_of_two({"cpu", {}})).empty());
+    CHECK(name_of(choose_of_two({"auto", {0, {}}})).empty());
+    CHECK(name_of(choose_of_two({"auto", {12, {}}})) == "cuda:1");
 }
 
 TEST_CASE(
     "device: GPUs are opened until the rest can hardly have more memory free, and one that fails is no "
     "obstacle") {
-    const kernels::cuda::Devices found{
-        true, {{"old", "cuda", 500}, {"a", "cuda", 1000}, {"b", "cuda", 1000}, {"c", "cuda", 1000}}, ""};
-    std::vector<int> asked;
-    const auto choice = [&](std::vector<int> free) {
+    std::vector<size_t> asked;
+    const auto choice = [&](std::vector<int> free, const char *device = "auto") {
         asked.clear();
-        return *choose_device({"auto", {}}, found, [&](int number) -> size_t {
-                    asked.push_back(number);
-                    if (free[static_cast<size_t>(number)] < 0)
-                        throw kernels::BackendError(kernels::BackendError::Kind::Failed, "busy");
-                    return static_cast<size_t>(free[static_cast<size_t>(number)]);
-                }).cuda;
+        std::vector<std::pair<size_t, ToyGpu::Free>> gpus;
+        for (const size_t total : {500, 1000, 1000, 1000}) {
+            const size_t number = gpus.size();
+            gpus.emplace_back(total, [&asked, number, bytes = free[number]] {
+                asked.push_back(number);
+                if (bytes < 0) throw kernels::BackendError(kernels::BackendError::Kind::Failed, "busy");
+                return static_cast<size_t>(bytes);
+            });
+        }
+        return name_of(choose_device({device, {}}, toys(gpus)));
     };
-    CHECK(choice({500, 990, 990, 990}) == 1);
-    CHECK(asked == std::vector<int>{1});
-    CHECK(choice({500, 300, 990, 990}) == 2);
-    CHECK(asked == std::vector<int>{1, 2});
-    CHECK(choice({490, 300, 200, 100}) == 0);
-    CHECK(asked == std::vector<int>{1, 2, 3, 0});
-    CHECK(choice({490, -1, 600, 700}) == 3);
-    CHECK(choice({-1, -1, -1, -1}) == 1);
-    CHECK(choose_device({"cuda:0", {}}, found, [](int) -> size_t {
-              FAIL("asked");
-              return 0;
-          }).cuda == 0);
+    CHECK(choice({500, 990, 990, 990}) == "cuda:1");
+    CHECK(asked == std::vector<size_t>{1});
+    CHECK(choice({500, 300, 990, 990}) == "cuda:2");
+    CHECK(asked == std::vector<size_t>{1, 2});
+    CHECK(choice({490, 300, 200, 100}) == "cuda:0");
+    CHECK(asked == std::vector<size_t>{1, 2, 3, 0});
+    CHECK(choice({490, -1, 600, 700}) == "cuda:3");
+    CHECK(choice({-1, -1, -1, -1}) == "cuda:1");
+    CHECK(choice({500, 990, 990, 990}, "cuda:0") == "cuda:0");
+    CHECK(asked.empty());
 }
 
 TEST_CASE("device: looking for GPUs opens none, and one that cannot be opened does not hide the others") {
@@ -87,13 +121,13 @@ TEST_CASE("device: looking for GPUs opens none, and one that cannot be opened do
     } reset;
     simt::settings().devices = 8;
     simt::settings().opened.clear();
-    const kernels::cuda::Devices found = kernels::cuda::find_devices();
-    CHECK(found.found.size() == 8);
+    const kernels::Devices found = kernels::devices();
+    CHECK(found.gpus.size() == 8);
     CHECK(simt::settings().opened.empty());
-    CHECK(choose_device({"auto", {}}, found).cuda == 0);
+    CHECK(name_of(choose_device({"auto", {}}, found)) == "cuda:0");
     CHECK(simt::settings().opened == std::set<int>{0});
     simt::settings().broken_device = 0;
-    CHECK(choose_device({"auto", {}}, found).cuda == 1);
+    CHECK(name_of(choose_device({"auto", {}}, found)) == "cuda:1");
     simt::settings().devices = 1;
     const testing::TemporaryModel model(testing::ModelShape{});
     decode::EngineOptions options{.model = model.path, .threads = 1, .context = 64, .batch = 32};
@@ -109,7 +143,7 @@ TEST_CASE("device: a GPU asked for by name that is not there is an error") {
                          "--device cuda: no NVIDIA driver was found (--device cpu runs without)",
                          kernels::BackendError);
     CHECK_THROWS_WITH_AS(choose_of_two({"cuda:2", {}}),
-                         "--device cuda:2: there are only 2 CUDA devices (--device cpu runs without)",
+                         "--device cuda:2: there are only 2 GPUs (--device cpu runs without)",
                          kernels::BackendError);
 }
 

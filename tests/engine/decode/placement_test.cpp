@@ -24,6 +24,13 @@ namespace {
 
 constexpr size_t kPlenty = size_t{1} << 30;
 
+// The emulated device, and the CPU.
+const DeviceList &gpu_and_cpu() {
+    static const kernels::Devices found = kernels::devices(1);
+    static const DeviceList both = {found.gpus.front(), found.cpu};
+    return both;
+}
+
 // The emulated device has so much memory while this exists.
 struct SmallGpu {
     explicit SmallGpu(size_t bytes) { simt::settings().memory = bytes; }
@@ -97,11 +104,49 @@ TEST_CASE("placement: layers count from the end, with the output as the last") {
     const model::Layers layers = model::layers_of(program);
     REQUIRE(layers.count == 3);
     for (int32_t n = 0; n <= 4; ++n) {
-        const std::vector<uint8_t> device = assign_steps(program, {3, n, false, 0});
+        const std::vector<uint8_t> device = assign_steps(program, gpu_and_cpu(), {3, n, false, 0});
         for (size_t i = 0; i < device.size(); ++i)
             CHECK(device[i] == (layers.of_step[i] < 0 || layers.of_step[i] < 4 - n));
     }
-    CHECK(steps_on(assign_steps(program, {3, 4, true, 0}), 1) == 0);
+    CHECK(steps_on(assign_steps(program, gpu_and_cpu(), {3, 4, true, 0}), 1) == 0);
+}
+
+TEST_CASE("placement: several GPUs share the layers by their free memory") {
+    const SmallGpu reset(kPlenty);
+    simt::settings().devices = 3;
+    ModelShape shape;
+    shape.layers = 8;
+    const TemporaryModel model(shape);
+    const gguf::File file = gguf::File::open(model.path);
+    const kernels::Program program = model::build(file).program;
+    const model::Layers layers = model::layers_of(program);
+    const kernels::Devices found = kernels::devices(1);
+    REQUIRE(found.gpus.size() == 3);
+    const DeviceList devices = {found.gpus[0], found.gpus[1], found.gpus[2], found.cpu};
+    const ContextRequest context{.own = 256, .asked = 256};
+    const auto whole =
+        plan_placement(program, devices, {kPlenty, 2 * kPlenty, kPlenty, kPlenty}, {}, context);
+    REQUIRE(whole);
+    CHECK(whole->placement.each == std::vector<int32_t>{2, 5, 2});
+    CHECK(!whole->divided);
+    const std::vector<uint8_t> device = assign_steps(program, devices, whole->placement);
+    for (size_t i = 0; i < device.size(); ++i)
+        CHECK(device[i] == (layers.of_step[i] < 2 ? 0 : layers.of_step[i] < 7 ? 1 : 2));
+    // With less memory every GPU has fewer steps, and the CPU the first ones.
+    std::optional<PlacementPlan> part = whole;
+    size_t each = whole->gpu.all();
+    for (; part && !part->divided; each -= size_t{64} << 10)
+        part = plan_placement(program, devices, {each, each, each, kPlenty}, {}, context);
+    REQUIRE(part);
+    CHECK(part->gpu.all() <= 3 * (each + (size_t{64} << 10)));
+    const std::vector<uint8_t> some = assign_steps(program, devices, part->placement);
+    const auto place = [](uint8_t d) { return d == 3 ? 0 : d + 1; };  // the CPU, then the GPUs
+    CHECK(std::ranges::is_sorted(some, {}, place));
+    for (const uint8_t d : {0, 1, 2, 3}) CHECK(steps_on(some, d) > 0);
+    const size_t little = size_t{1} << 20;
+    CHECK_THROWS_WITH_AS(
+        plan_placement(program, devices, {little, little, little, kPlenty}, {99, {}}, context),
+        doctest::Contains("the GPUs have 3 MiB free"), DecodeError);
 }
 
 TEST_CASE("placement: any number of layers on the GPU gives the CPU's text") {
@@ -145,7 +190,8 @@ TEST_CASE("placement: experts on the CPU, attention on the GPU") {
                                           ? "experts of the first 1 layers on the CPU"
                                           : "experts of all layers on the CPU") != std::string::npos);
         const Placement placement{2, 3, true, static_cast<int32_t>(std::min<int64_t>(cpu_experts, 2))};
-        CHECK(steps_on(assign_steps(program, placement), 1) == static_cast<size_t>(placement.cpu_experts));
+        CHECK(steps_on(assign_steps(program, gpu_and_cpu(), placement), 1) ==
+              static_cast<size_t>(placement.cpu_experts));
     }
 }
 
@@ -158,7 +204,7 @@ TEST_CASE("placement: as many layers as fit, and never more than was predicted")
     const TemporaryModel model(shape);
     const kernels::Program program = model::build(model.file).program;
     const ContextRequest context{.own = 256, .asked = 96, .batch = 32};
-    const auto all = plan_placement(program, {kPlenty, kPlenty}, {}, context);
+    const auto all = plan_placement(program, gpu_and_cpu(), {kPlenty, kPlenty}, {}, context);
     REQUIRE(all);
     CHECK(all->placement.whole());
     CHECK(!all->divided);
@@ -166,7 +212,7 @@ TEST_CASE("placement: as many layers as fit, and never more than was predicted")
     bool divided = false, none = false, loaded = false;
     for (size_t memory = all->gpu.all(); !none; memory -= size_t{512} << 10) {
         CAPTURE(memory);
-        const auto plan = plan_placement(program, {memory, kPlenty}, {}, context);
+        const auto plan = plan_placement(program, gpu_and_cpu(), {memory, kPlenty}, {}, context);
         none = !plan;
         if (none) break;
         CHECK(plan->gpu.all() <= memory);
@@ -193,13 +239,13 @@ TEST_CASE("placement: what fits is found also where the CPU has little room for 
     const ContextRequest context{.own = 1 << 16, .asked = 1 << 16};
     const auto plan = [&](FreeMemory free, std::optional<int64_t> layers) -> std::optional<int32_t> {
         try {
-            const auto made = plan_placement(program, free, {layers, {}}, context);
+            const auto made = plan_placement(program, gpu_and_cpu(), free, {layers, {}}, context);
             if (made) return made->placement.gpu_layers;
         } catch (const DecodeError &) {
         }
         return std::nullopt;
     };
-    const size_t all = plan_placement(program, {kPlenty, kPlenty}, {}, context)->gpu.all();
+    const size_t all = plan_placement(program, gpu_and_cpu(), {kPlenty, kPlenty}, {}, context)->gpu.all();
     const size_t layer = cache_bytes(program, {.cells = context.asked}) / 6;
     int found = 0, too_little = 0;
     for (int gpu = 1; gpu <= 6; ++gpu)
@@ -223,10 +269,11 @@ TEST_CASE("placement: the context gives way to layers, but not below what is com
     const TemporaryModel model(shape);
     const kernels::Program program = model::build(model.file).program;
     const auto need = [&](int64_t cells) {
-        return plan_placement(program, {kPlenty, kPlenty}, {}, {.own = cells, .asked = cells})->gpu.all();
+        return plan_placement(program, gpu_and_cpu(), {kPlenty, kPlenty}, {}, {.own = cells, .asked = cells})
+            ->gpu.all();
     };
     const auto plan = [&](size_t memory, PlacementRequest request = {}) {
-        return plan_placement(program, {memory, kPlenty}, request, {.own = 1 << 16});
+        return plan_placement(program, gpu_and_cpu(), {memory, kPlenty}, request, {.own = 1 << 16});
     };
     const auto shorter = plan(need(10000));
     REQUIRE(shorter);
@@ -249,9 +296,9 @@ TEST_CASE("placement: layers that do not fit are refused with the numbers and wi
     const TemporaryModel model(shape);
     const kernels::Program program = model::build(model.file).program;
     const ContextRequest context{.own = 8192, .asked = 8192};
-    const size_t all = plan_placement(program, {kPlenty, kPlenty}, {}, context)->gpu.all();
+    const size_t all = plan_placement(program, gpu_and_cpu(), {kPlenty, kPlenty}, {}, context)->gpu.all();
     try {
-        plan_placement(program, {all - (size_t{1} << 20), kPlenty}, {99, {}}, context);
+        plan_placement(program, gpu_and_cpu(), {all - (size_t{1} << 20), kPlenty}, {99, {}}, context);
         FAIL("accepted");
     } catch (const DecodeError &error) {
         CHECK(error.kind == DecodeError::Kind::OutOfMemory);
@@ -263,10 +310,11 @@ TEST_CASE("placement: layers that do not fit are refused with the numbers and wi
         CHECK(what.find(", or -c ") != std::string::npos);
         // It is true.
         const int64_t layers = std::stoll(what.substr(what.find("-ngl ") + 5));
-        CHECK(plan_placement(program, {all - (size_t{1} << 20), kPlenty}, {layers, {}}, context));
+        CHECK(plan_placement(program, gpu_and_cpu(), {all - (size_t{1} << 20), kPlenty}, {layers, {}},
+                             context));
         ContextRequest shorter = context;
         shorter.asked = std::stoll(what.substr(what.find("-c ") + 3));
-        CHECK(plan_placement(program, {all - (size_t{1} << 20), kPlenty}, {99, {}}, shorter));
+        CHECK(plan_placement(program, gpu_and_cpu(), {all - (size_t{1} << 20), kPlenty}, {99, {}}, shorter));
         CHECK(shorter.asked > 4096);
     }
 }
@@ -276,23 +324,26 @@ TEST_CASE("placement: in words, with what lacks a kernel counted where it runs")
     shape.layers = 3;
     const TemporaryModel file(shape);
     kernels::Program program = model::build(file.file).program;
-    CHECK(placement_text(program, {3, 4, true, 0}) == "all layers on the GPU");
-    CHECK(placement_text(program, {3, 4, false, 0}) == "all layers on the GPU, token embeddings on the CPU");
-    CHECK(placement_text(program, {3, 2, false, 0}) == "2 of 4 layers on the GPU, the others on the CPU");
-    CHECK(placement_text(program, {3, 0, false, 0}) == "all layers on the CPU");
+    CHECK(placement_text(program, gpu_and_cpu(), {3, 4, true, 0}) == "all layers on the GPU");
+    CHECK(placement_text(program, gpu_and_cpu(), {3, 4, false, 0}) ==
+          "all layers on the GPU, token embeddings on the CPU");
+    CHECK(placement_text(program, gpu_and_cpu(), {3, 2, false, 0}) ==
+          "2 of 4 layers on the GPU, the others on the CPU");
+    CHECK(placement_text(program, gpu_and_cpu(), {3, 0, false, 0}) == "all layers on the CPU");
     for (kernels::Step &step : program.steps)
         if (auto *a = std::get_if<kernels::Attention>(&step); a && a->cache == 1)
             a->head_dim_k = a->head_dim_v = 4096;
-    CHECK(placement_text(program, {3, 4, true, 0}) == "3 of 4 layers on the GPU, the others on the CPU");
+    CHECK(placement_text(program, gpu_and_cpu(), {3, 4, true, 0}) ==
+          "3 of 4 layers on the GPU, the others on the CPU");
 
     shape.arch = "qwen3moe";
     const TemporaryModel sparse(shape);
     const kernels::Program experts = model::build(sparse.file).program;
-    CHECK(placement_text(experts, {3, 4, true, 2}) ==
+    CHECK(placement_text(experts, gpu_and_cpu(), {3, 4, true, 2}) ==
           "all layers on the GPU, experts of the first 2 layers on the CPU");
-    CHECK(placement_text(experts, {3, 4, false, 3}) ==
+    CHECK(placement_text(experts, gpu_and_cpu(), {3, 4, false, 3}) ==
           "all layers on the GPU, experts of all layers on the CPU, token embeddings on the CPU");
-    CHECK(placement_text(experts, {3, 3, false, 3}) ==
+    CHECK(placement_text(experts, gpu_and_cpu(), {3, 3, false, 3}) ==
           "3 of 4 layers on the GPU, the others on the CPU, experts of all of those on the CPU");
 }
 

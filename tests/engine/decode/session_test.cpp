@@ -155,20 +155,24 @@ TEST_CASE("context: what fits is planned, and what does not is said") {
     const size_t per_block = cache_bytes(program, 1);
     CHECK(per_block == 2 * 32 * 16 * 2);
     CHECK(cache_bytes(program, 33) == 2 * per_block);
-    kernels::DeviceInfo device{"toy", "toy", 0, size_t{1} << 33};
-    CHECK(plan_context(program, device, {.own = 4096}).context == 4096);
-    CHECK_FALSE(plan_context(program, device, {.own = 4096}).reduced);
-    CHECK(plan_context(program, device, {.own = 4096, .asked = 100}).context == 100);
-    device.memory_free = 1 << 20;  // 1/8 of it for the cache: 64 blocks
-    const ContextPlan plan = plan_context(program, device, {.own = 1 << 20});
+    const auto cpu = kernels::cpu_device();
+    size_t free = size_t{1} << 33;
+    const auto plan_for = [&](const ContextRequest &request) {
+        return plan_context(program, *cpu, free, request);
+    };
+    CHECK(plan_for({.own = 4096}).context == 4096);
+    CHECK_FALSE(plan_for({.own = 4096}).reduced);
+    CHECK(plan_for({.own = 4096, .asked = 100}).context == 100);
+    free = 1 << 20;  // 1/8 of it for the cache: 64 blocks
+    const ContextPlan plan = plan_for({.own = 1 << 20});
     CHECK(plan.reduced);
     CHECK(plan.context == 64 * 32);
-    CHECK(plan.cache_bytes <= device.memory_free / 8);
-    CHECK_THROWS_WITH_AS(plan_context(program, device, {.own = 1, .asked = 1 << 20}),
-                         doctest::Contains("1048576 tokens"), DecodeError);
-    CHECK_THROWS_AS(plan_context(program, device, {.own = 1, .asked = int64_t{1} << 40}), DecodeError);
-    device.memory_free = 1000;
-    CHECK_THROWS_AS(plan_context(program, device, {.own = 4096}), DecodeError);
+    CHECK(plan.cache_bytes <= free / 8);
+    CHECK_THROWS_WITH_AS(plan_for({.own = 1, .asked = 1 << 20}), doctest::Contains("1048576 tokens"),
+                         DecodeError);
+    CHECK_THROWS_AS(plan_for({.own = 1, .asked = int64_t{1} << 40}), DecodeError);
+    free = 1000;
+    CHECK_THROWS_AS(plan_for({.own = 4096}), DecodeError);
 }
 
 TEST_CASE("deadline: stops a computation once, and not after it was cancelled") {

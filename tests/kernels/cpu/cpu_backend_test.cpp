@@ -290,8 +290,9 @@ TEST_CASE("cpu backend: a share that is the logits alone computes the rows that 
     const Program &program = tiny.program();
     std::vector<uint8_t> device(program.steps.size(), 0);
     device.back() = 1;
-    const auto backend = make_divided_backend(cpu::make_cpu_backend(1), cpu::make_cpu_backend(1),
-                                              [&](const Program &) { return device; });
+    std::vector<std::unique_ptr<Backend>> two;
+    for (int i = 0; i < 2; ++i) two.push_back(cpu::make_cpu_backend(1));
+    const auto backend = make_divided_backend(std::move(two), [&](const Program &) { return device; });
     backend->load(program, {{kBlocks}}, kMaxTokens);
     const std::vector<int32_t> tokens = random_tokens(9, shape.vocab, 8);
     const Logits2 expected = Runner(program, 1).run(tokens, 9);

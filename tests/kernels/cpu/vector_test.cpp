@@ -386,18 +386,3 @@ TEST_CASE("argmax finds the first of the largest") {
         }
     }
 }
-
-TEST_CASE("log of a sum of exponentials") {
-    Random random(8);
-    for (const int64_t n : kLengths) {
-        const Floats x = random.normal(static_cast<size_t>(n), 10);
-        CHECK(log_sum_exp(x.data(), n) ==
-              doctest::Approx(reference::log_sum_exp(reference::to_row(x))).epsilon(1e-7));
-    }
-    const float inf = std::numeric_limits<float>::infinity();
-    const Floats one_left{-inf, 3.0f, -inf}, huge{3e38f, 3e38f}, none{-inf, -inf}, broken{1.0f, NAN, 2.0f};
-    CHECK(log_sum_exp(none.data(), 2) == -inf);
-    CHECK(std::isnan(log_sum_exp(broken.data(), 3)));
-    CHECK(log_sum_exp(one_left.data(), 3) == 3.0);
-    CHECK(log_sum_exp(huge.data(), 2) == doctest::Approx(3e38));
-}

@@ -28,7 +28,7 @@ inline ModelShape shape_of(const char *arch, const char *type) {
 // doctor() in this process, where the GPU is the emulated one unless the machine says something else. Returns
 // its exit code.
 inline int call_doctor(const std::filesystem::path &model, const char *device, nlohmann::json &report,
-                       const commands::Machine &machine = commands::this_machine()) {
+                       const commands::Machine &machine = commands::Machine()) {
     const TemporaryDirectory directory;
     const std::string out = (directory / "out").string();
     commands::DoctorOptions options;

@@ -1,0 +1,15 @@
+// What hashes and checksums are made of.
+#pragma once
+
+#include <cstdint>
+
+namespace runnel::base {
+
+// The 128-bit product, folded: every bit of both factors reaches every bit of the result.
+inline uint64_t fold(uint64_t a, uint64_t b) {
+    __extension__ using Product = unsigned __int128;
+    const Product product = static_cast<Product>(a) * b;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+}  // namespace runnel::base
