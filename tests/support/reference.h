@@ -1,62 +1,23 @@
-// Every operation of kernels/program.h, in double precision and in the plainest way: what optimized kernels
-// and whole models are compared with. Rows are vectors of doubles; a matrix is row-major.
+// The reference (kernels/reference/), and what only tests need of the kind.
 #pragma once
 
-#include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
-#include "kernels/program.h"
+#include "kernels/reference/operations.h"
 
-namespace runnel::reference {
+namespace runnel::kernels::reference {
 
-using Row = std::vector<double>;
-
-Row to_row(std::span<const float> x);
-
-// weight * x / sqrt(mean(x^2) + eps); an empty weight is ones
-Row rms_norm(std::span<const double> x, std::span<const double> weight, double eps);
-
-// weight * (x - mean(x)) / sqrt(variance(x) + eps)
-Row layer_norm(std::span<const double> x, std::span<const double> weight, double eps);
-
-// A Norm step without what it adds: every piece of x by itself, then + bias unless that is empty.
-Row norm(const kernels::Norm &step, std::span<const double> x, std::span<const double> weight,
-         std::span<const double> bias);
-
-// Rotates one head in place for a position; magnitude and untouched dimensions as RopeTable says.
-void rope(std::span<double> head, const kernels::RopeTable &table, int32_t position);
-
-// All heads of one token that stands at index `own` of the keys, as steps 5 to 7 of kernels::Attention:
-// q [heads][head_dim_k], k [keys][kv_heads][head_dim_k], v [keys][kv_heads][head_dim_v] (empty: the first
-// dimensions of k), sinks [heads] or empty, sink_q: q for the sink cells, if there are any ->
-// [heads][head_dim_v].
-Row attention_heads(const kernels::Attention &step, std::span<const double> q, std::span<const double> k,
-                    std::span<const double> v, int64_t own, std::span<const double> sinks = {},
-                    std::span<const double> sink_q = {});
+inline Row to_row(std::span<const float> x) {
+    return Row(x.begin(), x.end());
+}
 
 // A head times the Hadamard matrix of the largest power of two that divides its size n, over its root:
 // H[i][j] = (-1)^(bits that i and j share), of each run of n.
 void hadamard(std::span<double> head);
 
-// 1 + beta * ln(1 + floor((position + offset) / length))
-double temperature(const kernels::Attention::Temperature &temperature, int32_t position);
+}  // namespace runnel::kernels::reference
 
-// c * tanh(x / c), or x if c is 0
-double softcap(double x, double c);
-
-// act(gate) * up, or act(gate) if up is empty
-Row gate(kernels::Gate::Act act, std::span<const double> gate, std::span<const double> up);
-
-// W x (+ bias, if not empty); W: [bias or rows][x.size()].
-Row linear(std::span<const double> weight, std::span<const double> x, std::span<const double> bias = {});
-
-// The chosen experts in ascending order, each with its weight. selection_bias: [experts] or empty.
-std::vector<std::pair<size_t, double>> route(std::span<const double> logits,
-                                             std::span<const double> selection_bias,
-                                             const kernels::Routing &routing);
-
-double log_sum_exp(std::span<const double> x);
-
-}  // namespace runnel::reference
+namespace runnel {
+namespace reference = kernels::reference;
+}

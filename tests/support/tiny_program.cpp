@@ -5,8 +5,8 @@
 #include <cstring>
 #include <utility>
 
-#include "gguf/half.h"
 #include "gguf/quantize.h"
+#include "kernels/reference/reference_backend.h"
 #include "tests/support/random_codebook.h"
 
 namespace runnel::tests {
@@ -248,180 +248,12 @@ void TinyProgram::absorb_into_queries() {
     program_.steps.push_back(Copy{pieces, q_, {}, {}, 1, shape_.heads * head});
 }
 
-namespace {
-
-// One sequence going through a program, token by token.
-class Interpreter {
-  public:
-    explicit Interpreter(const Program &program)
-        : program_(program),
-          slots_(program.slots.size()),
-          keys_(program.cache_layers.size()),
-          values_(keys_) {
-        for (const Weight &w : program.weights) {
-            std::vector<float> values(static_cast<size_t>(w.count * w.rows * w.cols));
-            gguf::dequantize_row(w.type, w.data, values.data(), w.count * w.rows * w.cols);
-            weights_.push_back(reference::to_row(values));
-        }
-    }
-
-    Row logits_of(int32_t token, int32_t position) {
-        token_ = token;
-        position_ = position;
-        for (const Step &step : program_.steps) std::visit([&](const auto &s) { run(s); }, step);
-        return logits_;
-    }
-
-  private:
-    Row &slot(Slot s) { return slots_[static_cast<size_t>(s)]; }
-    Row weight(WeightId id) const { return id == kNoWeight ? Row{} : weights_[static_cast<size_t>(id)]; }
-
-    void run(const Embed &s) {
-        const size_t cols = static_cast<size_t>(program_.weights[static_cast<size_t>(s.table)].cols);
-        const Row table = weight(s.table);
-        const auto row = table.begin() + static_cast<std::ptrdiff_t>(cols) * token_;
-        slot(s.out).assign(row, row + static_cast<std::ptrdiff_t>(cols));
-        const Row positions = weight(s.positions);
-        const size_t last = positions.size() / cols;
-        const size_t at = std::min<size_t>(static_cast<size_t>(position_), last - (last > 0)) * cols;
-        for (size_t i = 0; i < cols; ++i) {
-            slot(s.out)[i] *= static_cast<double>(s.scale);
-            if (!positions.empty()) slot(s.out)[i] += positions[at + i];
-        }
-    }
-    void run(const Norm &s) {
-        Row result = reference::norm(s, slot(s.in), weight(s.weight), weight(s.bias));
-        for (size_t i = 0; i < result.size() && s.add != kNoSlot; ++i) result[i] += slot(s.add)[i];
-        for (double &value : result) value *= static_cast<double>(s.scale);
-        slot(s.out) = std::move(result);
-    }
-    void run(const Linear &s) {
-        std::vector<Row> results;
-        for (const Linear::Part &part : s.parts) {
-            results.push_back(reference::linear(weight(part.weight), slot(s.in), weight(part.bias)));
-            for (double &value : results.back()) value *= static_cast<double>(part.scale);
-            if (part.add != kNoSlot)
-                for (size_t i = 0; i < results.back().size(); ++i) results.back()[i] += slot(part.add)[i];
-        }
-        for (size_t i = 0; i < results.size(); ++i) slot(s.parts[i].out) = results[i];
-    }
-    void turn(Row &heads, const Attention &s, WeightId norm) {
-        const Row norm_weight = weight(norm);
-        const size_t n = static_cast<size_t>(s.head_dim_k);
-        for (size_t at = 0; at < heads.size(); at += n) {
-            const std::span<double> head = std::span(heads).subspan(at, n);
-            const auto rotate = [&] {
-                if (s.rope >= 0)
-                    reference::rope(head, program_.ropes[static_cast<size_t>(s.rope)], position_);
-            };
-            if (s.norm_after_rope) rotate();
-            if (!norm_weight.empty()) {
-                const Row normed = reference::rms_norm(head, norm_weight, s.norm_eps);
-                std::copy(normed.begin(), normed.end(), head.begin());
-            }
-            if (!s.norm_after_rope) rotate();
-        }
-    }
-    static void append_as_half(Row &cache, const Row &values) {
-        for (double value : values)
-            cache.push_back(
-                static_cast<double>(gguf::f16_to_f32(gguf::f32_to_f16(static_cast<float>(value)))));
-    }
-    void run(const Attention &s) {
-        const size_t layer = static_cast<size_t>(s.cache);
-        turn(slot(s.q), s, s.q_norm);
-        for (double &value : slot(s.q)) value *= reference::temperature(s.temperature, position_);
-        if (s.k != kNoSlot) {
-            turn(slot(s.k), s, s.k_norm);
-            append_as_half(keys_[layer], slot(s.k));
-            if (s.v != kNoSlot) append_as_half(values_[layer], slot(s.v));
-        }
-        slot(s.out) = reference::attention_heads(s, slot(s.q), keys_[layer], values_[layer], position_,
-                                                 weight(s.sinks));
-    }
-    void run(const Gate &s) {
-        slot(s.out) = reference::gate(s.act, slot(s.gate), s.up == kNoSlot ? Row{} : slot(s.up));
-    }
-    void run(const Logits &s) {
-        logits_ = reference::linear(weight(s.weight), slot(s.in), weight(s.bias));
-        for (double &value : logits_)
-            value = reference::softcap(value * static_cast<double>(s.scale), static_cast<double>(s.softcap));
-    }
-    void run(const HeadLinear &s) {
-        const Weight &w = program_.weights[static_cast<size_t>(s.weight)];
-        for (int64_t head = 0; head < w.count; ++head) {
-            const auto from = slot(s.in).begin() + s.from.first + head * s.from.stride;
-            const Row y = reference::linear(of_expert(s.weight, static_cast<size_t>(head), w.count),
-                                            Row(from, from + w.cols));
-            place(y, s.out, s.to.first + head * s.to.stride);
-        }
-    }
-    void run(const Copy &s) {
-        for (int64_t i = 0; i < s.count; ++i) {
-            const auto from = slot(s.in).begin() + s.from.first + i * s.from.stride;
-            place(Row(from, from + s.width), s.out, s.to.first + i * s.to.stride);
-        }
-    }
-    void place(const Row &values, Slot out, int64_t at) {
-        slot(out).resize(static_cast<size_t>(program_.slots[static_cast<size_t>(out)].width));
-        std::copy(values.begin(), values.end(), slot(out).begin() + at);
-    }
-    // The matrix of one expert, or its row of biases.
-    Row of_expert(WeightId id, size_t expert, int64_t experts) const {
-        const Row all = weight(id);
-        const auto size = static_cast<std::ptrdiff_t>(all.size() / static_cast<size_t>(experts));
-        const auto first = all.begin() + size * static_cast<std::ptrdiff_t>(expert);
-        return {first, first + size};
-    }
-    // gate and up of one expert
-    std::pair<Row, Row> gate_and_up(const Experts &s, size_t expert, int64_t experts) {
-        const auto product = [&](WeightId w, WeightId bias, double scale) {
-            Row y = reference::linear(of_expert(w, expert, experts), slot(s.in));
-            const Row b = of_expert(bias, expert, experts);
-            for (size_t i = 0; i < y.size(); ++i) y[i] = y[i] * scale + (b.empty() ? 0.0 : b[i]);
-            return y;
-        };
-        double scale = 1;
-        for (const auto &[chosen, w] : chosen_)
-            if (chosen == expert && s.weights_on_input) scale = w;
-        Row gate = product(s.gate, s.gate_bias, scale);
-        if (s.up != kNoWeight) return {gate, product(s.up, s.up_bias, scale)};
-        if (static_cast<int64_t>(gate.size()) == program_.weights[static_cast<size_t>(s.down)].cols)
-            return {gate, {}};
-        const auto middle = gate.begin() + static_cast<std::ptrdiff_t>(gate.size() / 2);
-        return {{gate.begin(), middle}, {middle, gate.end()}};
-    }
-    void run(const Experts &s) {
-        const int64_t experts = program_.weights[static_cast<size_t>(s.down)].count;
-        chosen_ = reference::route(slot(s.logits), weight(s.routing.selection_bias), s.routing);
-        const Row scales = weight(s.routing.expert_scales);
-        for (auto &[expert, w] : chosen_) w *= scales.empty() ? 1.0 : scales[expert];
-        Row out = s.add == kNoSlot ? Row(slot(s.out).size(), 0.0) : slot(s.add);
-        for (const auto &[expert, w] : chosen_) {
-            const auto [gate, up] = gate_and_up(s, expert, experts);
-            const Row y =
-                reference::linear(of_expert(s.down, expert, experts), reference::gate(s.act, gate, up),
-                                  of_expert(s.down_bias, expert, experts));
-            out.resize(y.size());
-            for (size_t i = 0; i < y.size(); ++i) out[i] += (s.weights_on_input ? 1 : w) * y[i];
-        }
-        slot(s.out) = out;
-    }
-
-    const Program &program_;
-    std::vector<Row> weights_, slots_, keys_, values_;
-    std::vector<std::pair<size_t, double>> chosen_;  // experts of the token
-    Row logits_;
-    int32_t token_ = 0, position_ = 0;
-};
-
-}  // namespace
-
 std::vector<Row> reference_logits(const Program &program, std::span<const int32_t> tokens) {
-    Interpreter interpreter(program);
+    const std::vector<float> all = kernels::reference::logits_of(program, tokens);
     std::vector<Row> logits;
+    const auto vocab = static_cast<size_t>(program.vocab);
     for (size_t i = 0; i < tokens.size(); ++i)
-        logits.push_back(interpreter.logits_of(tokens[i], static_cast<int32_t>(i)));
+        logits.push_back(reference::to_row(std::span(all).subspan(i * vocab, vocab)));
     return logits;
 }
 

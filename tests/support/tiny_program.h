@@ -68,8 +68,7 @@ class TinyProgram {
     kernels::Slot x_, normed_, q_, k_, v_, attended_, gate_, up_, branch_, router_;
 };
 
-// Logits of every token of a sequence: the program's steps in double precision, one token after the other.
-// K and V are rounded to binary16 as the cache does.
+// Logits of every token of a sequence: kernels/reference/, a row each.
 std::vector<reference::Row> reference_logits(const kernels::Program &program,
                                              std::span<const int32_t> tokens);
 

@@ -16,7 +16,7 @@ namespace runnel::commands {
 struct StepCase {
     std::string name;     // "matrix q4_K 4096 x 14336": no two cases have the same
     std::string example;  // the tensor that it is shown with, or empty
-    // The step with the program's own weights; and what plain_logits() is to make the reference of: the same,
+    // The step with the program's own weights; and what the reference (kernels/reference/) is to compute: the same,
     // or of a matrix only the rows that are looked at. Both have the same tokens and the same vocabulary.
     // (Made when they are wanted.)
     std::function<kernels::Program()> program, reference;

@@ -1,7 +1,6 @@
 #include "engine/commands/doctor/doctor_checks.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -11,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/commands/doctor/doctor_reference.h"
+#include "gguf/base/timer.h"
+#include "kernels/reference/reference_backend.h"
 
 namespace runnel::commands {
 namespace {
@@ -52,10 +52,9 @@ class Sequence {
         run(0, 1);
         double best = std::numeric_limits<double>::infinity();
         for (int i = 0; i < 5; ++i) {
-            const auto start = std::chrono::steady_clock::now();
+            const auto start = base::Clock::now();
             run(0, 1);
-            best = std::min(best,
-                            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+            best = std::min(best, base::seconds_since(start));
         }
         return best;
     }
@@ -90,7 +89,9 @@ void judge(const StepCase &step, const CheckedDevice &device, Finding &finding) 
     const std::vector<float> whole = sequence.run(0, step.tokens);
     const std::vector<float> again = sequence.run(0, step.tokens);
     const std::vector<float> parts = in_small_batches(sequence, step.tokens);
-    const std::vector<float> expected = plain_logits(step.reference(), step.tokens);
+    std::vector<int32_t> ids(static_cast<size_t>(step.tokens));
+    std::iota(ids.begin(), ids.end(), 0);
+    const std::vector<float> expected = kernels::reference::logits_of(step.reference(), ids);
 
     const double tolerance = step.rounded ? std::max(step.tolerance, device.least_tolerance) : step.tolerance;
     const Distance d = distance(whole, expected, program.vocab);

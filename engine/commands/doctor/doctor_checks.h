@@ -23,7 +23,7 @@ struct CheckedDevice {
 };
 
 // Computes the case with all tokens in one batch, twice, and then in small ones, and holds that against plain
-// arithmetic (doctor_reference.h); never throws for what the device does. Verdicts: Right, Wrong (with the
+// arithmetic (kernels/reference/); never throws for what the device does. Verdicts: Right, Wrong (with the
 // error), Unstable, Varies, Skipped (there is no kernel), Failed.
 Finding check(const StepCase &step, const CheckedDevice &device);
 

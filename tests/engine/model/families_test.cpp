@@ -91,7 +91,7 @@ TEST_CASE("families: what the CPU computes agrees with double precision") {
 
 // The peer's own rounding, of binary16 products in attention above all, is a few thousandths; a family that
 // is understood wrongly is off by tenths at least.
-TEST_CASE("families: logits are those that peers have computed for the same file") {
+TEST_CASE("families: logits, and those of the reference, are what peers have computed for the same file") {
     REQUIRE(tests::peer_results().size() > 25);
     const auto tokens = tests::peer_tokens().first(tests::peer_tokens().size() - 1);
     for (const tests::PeerResult &peer : tests::peer_results()) {
@@ -99,10 +99,13 @@ TEST_CASE("families: logits are those that peers have computed for the same file
         const TemporaryModel file(as_recorded(std::string(peer.family)));
         const model::Model model = model::build(file.file);
         const std::vector<float> logits = compute(model.program, tokens).back();
-        const double total = reference::log_sum_exp(reference::to_row(logits));
+        const reference::Row plain = tests::reference_logits(model.program, tokens).back();
+        const double total = reference::log_sum_exp(reference::to_row(logits)),
+                     plain_total = reference::log_sum_exp(plain);
         for (size_t i = 0; i < 8; ++i) {
             CAPTURE(i);
             CHECK(std::fabs(double{logits[i]} - total - peer.log_probabilities[i]) < 0.03);
+            CHECK(std::fabs(plain[i] - plain_total - peer.log_probabilities[i]) < 0.03);
         }
     }
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <random>
 
 #include "engine/commands/doctor/doctor.h"
@@ -15,7 +16,6 @@
 #include "engine/commands/doctor/doctor_checks.h"
 #include "engine/commands/doctor/doctor_cpu.h"
 #include "engine/commands/doctor/doctor_file.h"
-#include "engine/commands/doctor/doctor_reference.h"
 #include "engine/commands/doctor/doctor_report.h"
 #include "engine/commands/doctor/doctor_text.h"
 #include "engine/model/model.h"
@@ -24,6 +24,7 @@
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/runtime/probe.h"
 #include "kernels/cuda/runtime/switches.h"
+#include "kernels/reference/reference_backend.h"
 #include "tests/engine/commands/doctor/doctor_support.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_maker.h"
@@ -131,6 +132,13 @@ class Faulty final : public kernels::Backend {
     size_t vocab_ = 0;
     int calls_ = 0;
 };
+
+// Logits of tokens whose ids are their places.
+std::vector<float> reference_of(const kernels::Program &program, int32_t tokens) {
+    std::vector<int32_t> ids(static_cast<size_t>(tokens));
+    std::iota(ids.begin(), ids.end(), 0);
+    return kernels::reference::logits_of(program, ids);
+}
 
 }  // namespace
 
@@ -245,39 +253,6 @@ TEST_CASE("doctor: a wrong kernel of the CPU is found, be it by a bit") {
           Verdict::Skipped);
 }
 
-TEST_CASE("doctor: its plain arithmetic is what the tests' own makes of random programs") {
-    using Score = kernels::Routing::Score;
-    for (uint32_t seed = 1; seed <= 40; ++seed) {
-        CAPTURE(seed);
-        tests::TinyShape shape;
-        shape.varied = seed % 2 == 1;
-        shape.window = seed % 3 == 0 ? 7 : 0;
-        shape.head_norm = seed % 4 == 0, shape.bias = seed % 4 < 2;
-        if (seed % 4 == 2) {
-            shape.experts.count = 8;
-            shape.experts.routing.score = static_cast<Score>(seed / 4 % 3);
-            shape.experts.routing.normalize = seed % 8 == 2;
-            if (seed % 3 == 0) shape.experts.routing.groups = 4, shape.experts.routing.groups_used = 2;
-            shape.experts.selection_bias = seed % 3 == 0, shape.experts.biases = seed % 5 == 0;
-            shape.experts.merged = seed % 8 == 6, shape.experts.weights_on_input = seed % 5 == 1;
-            shape.experts.scales = seed % 3 == 1;
-        }
-        const tests::TinyProgram tiny(shape, seed);
-        std::vector<int32_t> tokens(20);
-        for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i);
-        const std::vector<reference::Row> expected = tests::reference_logits(tiny.program(), tokens);
-        const std::vector<float> logits = plain_logits(tiny.program(), 20);
-        REQUIRE(logits.size() == 20 * static_cast<size_t>(tiny.program().vocab));
-        double size = 0, error = 0;
-        for (size_t i = 0; i < logits.size(); ++i) {
-            const double right = expected[i / expected[0].size()][i % expected[0].size()];
-            size = std::max(size, std::fabs(right));
-            error = std::max(error, std::fabs(right - double{logits[i]}));
-        }
-        CHECK(error <= 1e-4 * size);
-    }
-}
-
 TEST_CASE("doctor: steps that differ are cases of their own, and windows hide something") {
     const TemporaryModel tiny(shape_of("gemma2", "F16"));
     const model::Model model = model::build(tiny.file);
@@ -311,10 +286,10 @@ TEST_CASE("doctor: steps that differ are cases of their own, and windows hide so
         CAPTURE(step.name);
         CHECK(step.name.find("(here 17)") != std::string::npos);
         kernels::Program open = step.program();
-        const std::vector<float> right = plain_logits(open, step.tokens);
+        const std::vector<float> right = reference_of(open, step.tokens);
         for (kernels::Step &s : open.steps)
             if (auto *a = std::get_if<kernels::Attention>(&s)) a->window = 0;
-        CHECK(distance(plain_logits(open, step.tokens), right, open.vocab).all > step.tolerance * 2);
+        CHECK(distance(reference_of(open, step.tokens), right, open.vocab).all > step.tolerance * 2);
     }
     CHECK(windows == 3);
 }
@@ -438,10 +413,12 @@ TEST_CASE("doctor: a GPU of which nothing is right, and which of several it is")
     const Emulated emulated;
     simt::settings().devices = 2;
     const TemporaryModel tiny(shape_of("llama", "Q8_0"));
-    Machine machine = this_machine();
-    machine.make_gpu = [](int number) -> std::unique_ptr<kernels::Backend> {
-        return std::make_unique<Faulty>(Faulty::Fault::SomeRows,
-                                        [number](const kernels::Program &) { return number == 1; });
+    Machine machine;
+    machine.backend = [](const kernels::Device &device) -> std::unique_ptr<kernels::Backend> {
+        if (device.name() == "cpu") return device.backend();
+        return std::make_unique<Faulty>(
+            Faulty::Fault::SomeRows,
+            [faulty = device.name() == "cuda:1"](const kernels::Program &) { return faulty; });
     };
     json report;
     CHECK(call_doctor(tiny.path, "auto", report, machine) == exit_code::kFailed);
@@ -466,13 +443,14 @@ TEST_CASE("doctor: a GPU of which nothing is right, and which of several it is")
 }
 
 TEST_CASE("doctor: a driver that is too old or fails is at fault, none at all is not") {
-    using Absence = kernels::cuda::Devices::Absence;
+    using kernels::Absence;
     const TemporaryModel tiny(shape_of("llama", "Q8_0"));
-    Machine machine = this_machine();
+    Machine machine;
     json report;
     const auto fault = [&](const char *device, Absence absence) {
-        machine.find_gpus = [absence] {
-            return kernels::cuda::Devices{true, {}, "that is the reason", absence};
+        machine.find = [absence](int threads) {
+            return kernels::Devices{kernels::cpu_device(threads), {},     "cuda", true,
+                                    "that is the reason",         absence};
         };
         const int code = call_doctor(tiny.path, device, report, machine);
         CHECK(code == (report["fault"] == "none" ? exit_code::kDone : exit_code::kFailed));
@@ -506,8 +484,8 @@ TEST_CASE("doctor: numbers that overflow are the model's, unless the CPU counts 
     CAPTURE(report.dump());
     CHECK(report["fault"] == "file");
     CHECK(report["conclusion"].get<std::string>().find("overflow") != std::string::npos);
-    Machine machine = this_machine();
-    machine.make_cpu = [](int) {
+    Machine machine;
+    machine.backend = [](const kernels::Device &) {
         return std::make_unique<Faulty>(Faulty::Fault::SomeRows, has<kernels::Attention>);
     };
     CHECK(call_doctor(path, "cpu", report, machine) == exit_code::kFailed);

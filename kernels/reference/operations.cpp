@@ -1,0 +1,217 @@
+#include "kernels/reference/operations.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <numeric>
+#include <utility>
+
+namespace runnel::kernels::reference {
+// Four sums side by side: one alone would wait for itself.
+double dot(std::span<const double> a, std::span<const double> b) {
+    std::array<double, 4> sums{};
+    size_t i = 0;
+    for (; i + 4 <= a.size(); i += 4)
+        for (size_t j = 0; j < 4; ++j) sums[j] += a[i + j] * b[i + j];
+    for (; i < a.size(); ++i) sums[0] += a[i] * b[i];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+Row rms_norm(std::span<const double> x, std::span<const double> weight, double eps) {
+    const double scale = 1 / std::sqrt(dot(x, x) / static_cast<double>(x.size()) + eps);
+    Row out(x.size());
+    for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] * scale * (weight.empty() ? 1 : weight[i]);
+    return out;
+}
+
+Row layer_norm(std::span<const double> x, std::span<const double> weight, double eps) {
+    const double mean = std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
+    Row centered(x.begin(), x.end());
+    for (double &value : centered) value -= mean;
+    return rms_norm(centered, weight, eps);
+}
+
+Row norm(const Norm &step, std::span<const double> x, std::span<const double> weight,
+         std::span<const double> bias) {
+    const size_t n = x.size() / static_cast<size_t>(step.parts);
+    const auto of_part = [&](std::span<const double> all, size_t at) {
+        return all.size() == x.size() ? all.subspan(at, n) : all;
+    };
+    Row out;
+    for (size_t at = 0; at < x.size(); at += n) {
+        const bool rms = step.kind == Norm::Kind::Rms;
+        Row part = (rms ? rms_norm : layer_norm)(x.subspan(at, n), of_part(weight, at), step.eps);
+        for (size_t i = 0; i < n && !bias.empty(); ++i) part[i] += of_part(bias, at)[i];
+        out.insert(out.end(), part.begin(), part.end());
+    }
+    return out;
+}
+
+void rope(std::span<double> head, const RopeTable &table, int32_t position) {
+    head = head.subspan(static_cast<size_t>(table.first));
+    const size_t pairs = table.inv_freq.size();
+    for (size_t j = 0; j < pairs; ++j) {
+        const bool adjacent = table.pairs == RopeTable::Pairs::Adjacent;
+        const auto [first, second] = adjacent ? std::pair(2 * j, 2 * j + 1) : std::pair(j, j + pairs);
+        const double a = head[first], b = head[second], angle = position * table.inv_freq[j];
+        head[first] = (a * std::cos(angle) - b * std::sin(angle)) * table.magnitude;
+        head[second] = (a * std::sin(angle) + b * std::cos(angle)) * table.magnitude;
+    }
+}
+
+double softcap(double x, double c) {
+    return c == 0 ? x : c * std::tanh(x / c);
+}
+
+double temperature(const Attention::Temperature &t, int32_t position) {
+    const double steps = std::floor((static_cast<double>(position) + t.offset) / t.length);
+    return 1 + static_cast<double>(t.beta) * std::log(1 + steps);
+}
+
+Row attention_heads(const Attention &step, std::span<const double> q, std::span<const double> k,
+                    std::span<const double> v, int64_t own, std::span<const double> sinks,
+                    std::span<const double> sink_q) {
+    const size_t dk = static_cast<size_t>(step.head_dim_k), dv = static_cast<size_t>(step.head_dim_v);
+    const size_t kv_heads = static_cast<size_t>(step.kv_heads);
+    const auto visible = [&](int64_t key) {
+        if (step.window == 0 || key < step.sink_cells) return true;
+        if (step.window_kind == Attention::Window::Sliding) return own - key < step.window;
+        return key / step.window == own / step.window;
+    };
+    Row out;
+    for (size_t head = 0; head < static_cast<size_t>(step.heads); ++head) {
+        const size_t kv_head = head / static_cast<size_t>(step.heads / step.kv_heads);
+        const auto row = [&](std::span<const double> all, int64_t key, size_t width) {
+            return all.subspan((static_cast<size_t>(key) * kv_heads + kv_head) * width, width);
+        };
+        std::vector<std::pair<int64_t, double>> scores;
+        for (int64_t key = 0; key <= own; ++key)
+            if (visible(key))
+                scores.emplace_back(
+                    key, softcap(static_cast<double>(step.scale) *
+                                     dot((key < step.sink_cells ? sink_q : q).subspan(head * dk, dk),
+                                         row(k, key, dk)),
+                                 static_cast<double>(step.softcap)));
+        double largest = sinks.empty() ? scores[0].second : sinks[head];
+        for (const auto &[key, score] : scores) largest = std::max(largest, score);
+        double sum = sinks.empty() ? 0 : std::exp(sinks[head] - largest);
+        Row mixed(dv, 0.0);
+        for (const auto &[key, score] : scores) {
+            const double p = std::exp(score - largest);
+            const auto value = v.empty() ? row(k, key, dk).first(dv) : row(v, key, dv);
+            for (size_t d = 0; d < dv; ++d) mixed[d] += p * value[d];
+            sum += p;
+        }
+        for (const double x : mixed) out.push_back(x / sum);
+    }
+    return out;
+}
+
+namespace {
+
+double activation(Gate::Act act, double x) {
+    using Act = Gate::Act;
+    switch (act) {
+        case Act::Silu:
+            return x / (1 + std::exp(-x));
+        case Act::GeluTanh:
+            return x / 2 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+        case Act::GeluErf:
+            return x / 2 * (1 + std::erf(x / std::numbers::sqrt2));
+        case Act::ReluSquared:
+            return x > 0 ? x * x : 0;
+        case Act::SiluClamped:
+            return std::min(x, 7.0) / (1 + std::exp(-1.702 * std::min(x, 7.0)));
+    }
+    return 0;
+}
+
+}  // namespace
+
+Row gate(Gate::Act act, std::span<const double> gate, std::span<const double> up) {
+    Row out(gate.size());
+    for (size_t i = 0; i < gate.size(); ++i) {
+        double factor = up.empty() ? 1 : up[i];
+        if (act == Gate::Act::SiluClamped) factor = std::clamp(factor, -7.0, 7.0) + 1;
+        out[i] = activation(act, gate[i]) * factor;
+    }
+    return out;
+}
+
+Row linear(std::span<const double> weight, std::span<const double> x, std::span<const double> bias) {
+    Row out(weight.size() / x.size());
+    for (size_t r = 0; r < out.size(); ++r)
+        out[r] = dot(weight.subspan(r * x.size(), x.size()), x) + (bias.empty() ? 0.0 : bias[r]);
+    return out;
+}
+
+namespace {
+
+// Indices of the `count` largest, best first, of equals the first.
+std::vector<size_t> largest(std::span<const double> x, size_t count) {
+    std::vector<size_t> order(x.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return x[a] > x[b]; });
+    order.resize(count);
+    return order;
+}
+
+Row softmax(std::span<const double> x) {
+    Row out;
+    for (const double value : x) out.push_back(std::exp(value - log_sum_exp(x)));
+    return out;
+}
+
+// Experts outside the best groups get minus infinity.
+void drop_groups(Row &s, const Routing &routing) {
+    const size_t size = s.size() / static_cast<size_t>(routing.groups);
+    Row scores;
+    for (size_t g = 0; g < static_cast<size_t>(routing.groups); ++g) {
+        const auto group = std::span(s).subspan(g * size, size);
+        double score = 0;
+        for (const size_t i : largest(group, static_cast<size_t>(routing.group_best))) score += group[i];
+        scores.push_back(score);
+    }
+    std::vector<size_t> kept = largest(scores, static_cast<size_t>(routing.groups_used));
+    for (size_t i = 0; i < s.size(); ++i)
+        if (std::find(kept.begin(), kept.end(), i / size) == kept.end())
+            s[i] = -std::numeric_limits<double>::infinity();
+}
+
+}  // namespace
+
+std::vector<std::pair<size_t, double>> route(std::span<const double> logits,
+                                             std::span<const double> selection_bias, const Routing &routing) {
+    using Score = Routing::Score;
+    Row p(logits.begin(), logits.end());
+    if (routing.score == Score::Softmax) p = softmax(logits);
+    if (routing.score == Score::Sigmoid)
+        for (double &value : p) value = 1 / (1 + std::exp(-value));
+    Row s = selection_bias.empty() && routing.groups == 1 ? Row(logits.begin(), logits.end()) : p;
+    for (size_t i = 0; i < selection_bias.size(); ++i) s[i] += selection_bias[i];
+    if (routing.groups > 1) drop_groups(s, routing);
+    std::vector<size_t> chosen = largest(s, static_cast<size_t>(routing.used));
+    std::sort(chosen.begin(), chosen.end());
+    Row w;
+    for (const size_t expert : chosen) w.push_back(p[expert]);
+    if (routing.score == Score::SelectedSoftmax) w = softmax(w);
+    if (routing.normalize) {
+        const double sum = std::max(std::accumulate(w.begin(), w.end(), 0.0), 0x1p-14);
+        for (double &value : w) value /= sum;
+    }
+    std::vector<std::pair<size_t, double>> result;
+    for (size_t i = 0; i < chosen.size(); ++i)
+        result.emplace_back(chosen[i], w[i] * static_cast<double>(routing.scale));
+    return result;
+}
+
+double log_sum_exp(std::span<const double> x) {
+    const double largest = *std::max_element(x.begin(), x.end());
+    double sum = 0;
+    for (const double value : x) sum += std::exp(value - largest);
+    return largest + std::log(sum);
+}
+
+}  // namespace runnel::kernels::reference

@@ -1,0 +1,389 @@
+#include "kernels/reference/reference_backend.h"
+
+#include <algorithm>
+#include <cassert>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "gguf/half.h"
+#include "gguf/quantize.h"
+#include "kernels/reference/operations.h"
+#include "kernels/steps.h"
+
+namespace runnel::kernels::reference {
+namespace {
+
+// K and V of a layer of the cache: [block][cell][head][dimension].
+struct Pages {
+    size_t key_width = 0, value_width = 0;  // of a cell
+    std::vector<uint16_t> keys, values;
+};
+
+class ReferenceBackend final : public Backend {
+  public:
+    DeviceInfo info() const override { return {"reference, double precision", "reference", 0, 0}; }
+
+    void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
+        if (!program.parts.empty()) refuse("a share of a program");
+        if (!rounds(cache.k) || !rounds(cache.v)) refuse("a cache of this type");
+        program_ = program;
+        cache_ = cache;
+        max_tokens_ = max_tokens;
+        pages_.clear();
+        for (const CacheLayer &layer : program.cache_layers) {
+            const auto heads = static_cast<size_t>(layer.kv_heads);
+            Pages pages{heads * static_cast<size_t>(layer.head_dim_k),
+                        heads * static_cast<size_t>(layer.head_dim_v),
+                        {},
+                        {}};
+            const auto cells =
+                static_cast<size_t>(cache.blocks.at(static_cast<size_t>(layer.group))) * size_t{kBlockTokens};
+            pages.keys.resize(cells * pages.key_width);
+            pages.values.resize(cells * pages.value_width);
+            pages_.push_back(std::move(pages));
+        }
+    }
+
+    bool execute(const Batch &batch, std::span<float> logits) override {
+        assert(static_cast<int32_t>(batch.tokens.size()) <= max_tokens_);
+        batch_ = &batch;
+        logits_ = logits;
+        slots_.assign(program_.slots.size(), {});
+        for (const Step &step : program_.steps) {
+            if (batch.cancel != nullptr && batch.cancel->load()) return false;
+            std::visit([&](const auto &s) { run(s); }, step);
+        }
+        return true;
+    }
+
+    void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
+        for (const BlockCopy &copy : copies)
+            for_pages(group, [&](std::vector<uint16_t> &pages, size_t block) {
+                const auto from = pages.begin() + static_cast<std::ptrdiff_t>(block) * copy.from;
+                std::copy_n(from, block, pages.begin() + static_cast<std::ptrdiff_t>(block) * copy.to);
+            });
+    }
+    void read_block(int32_t group, BlockId id, std::span<std::byte> bytes) override {
+        for_pages(group, [&](std::vector<uint16_t> &pages, size_t block) {
+            const auto at = std::as_bytes(std::span(pages).subspan(block * static_cast<size_t>(id), block));
+            std::ranges::copy(at, bytes.begin());
+            bytes = bytes.subspan(at.size());
+        });
+    }
+    void write_block(int32_t group, BlockId id, std::span<const std::byte> bytes) override {
+        for_pages(group, [&](std::vector<uint16_t> &pages, size_t block) {
+            const auto at =
+                std::as_writable_bytes(std::span(pages).subspan(block * static_cast<size_t>(id), block));
+            std::ranges::copy(bytes.first(at.size()), at.begin());
+            bytes = bytes.subspan(at.size());
+        });
+    }
+
+  private:
+    static bool rounds(CacheType type) { return type == CacheType::F16 || type == CacheType::BF16; }
+    [[noreturn]] static void refuse(const std::string &what) {
+        throw BackendError(BackendError::Kind::NoKernel, "the reference does not run " + what);
+    }
+    // f(keys or values, numbers of a block) of the group's layers.
+    template <class F>
+    void for_pages(int32_t group, F &&f) {
+        for (size_t i = 0; i < pages_.size(); ++i)
+            if (program_.cache_layers[i].group == group) {
+                f(pages_[i].keys, pages_[i].key_width * size_t{kBlockTokens});
+                f(pages_[i].values, pages_[i].value_width * size_t{kBlockTokens});
+            }
+    }
+
+    size_t tokens() const { return batch_->tokens.size(); }
+    const Weight &weight(WeightId id) const { return program_.weights[static_cast<size_t>(id)]; }
+    size_t width(Slot slot) const {
+        return static_cast<size_t>(program_.slots[static_cast<size_t>(slot)].width);
+    }
+    // A slot's values of all tokens, of one.
+    Row &all(Slot slot) {
+        Row &values = slots_[static_cast<size_t>(slot)];
+        values.resize(tokens() * width(slot));
+        return values;
+    }
+    std::span<double> row(Slot slot, size_t token) {
+        return std::span(all(slot)).subspan(token * width(slot), width(slot));
+    }
+    std::vector<std::span<const double>> rows_of(Slot slot) {
+        std::vector<std::span<const double>> rows;
+        for (size_t t = 0; t < tokens(); ++t) rows.push_back(row(slot, t));
+        return rows;
+    }
+    // Row `row` of a matrix, or of the matrices of a tensor, numbered through.
+    static Row row_of(const Weight &w, int64_t row) {
+        std::vector<float> floats(static_cast<size_t>(w.cols));
+        gguf::dequantize_row(w.type, w.data + static_cast<size_t>(row) * gguf::row_bytes(w.type, w.cols),
+                             floats.data(), w.cols);
+        return {floats.begin(), floats.end()};
+    }
+    // A vector, or vectors one behind the other; empty for kNoWeight.
+    Row vector_of(WeightId id) const {
+        Row values;
+        for (int64_t r = 0; id != kNoWeight && r < weight(id).rows; ++r) {
+            const Row more = row_of(weight(id), r);
+            values.insert(values.end(), more.begin(), more.end());
+        }
+        return values;
+    }
+    // Matrix number `matrix` of a tensor times each x: [x.size()][rows].
+    static Row product(const Weight &w, int64_t matrix, const std::vector<std::span<const double>> &x) {
+        const auto rows = static_cast<size_t>(w.rows);
+        Row out(x.size() * rows);
+        for (size_t r = 0; r < rows; ++r) {
+            const Row weights = row_of(w, matrix * w.rows + static_cast<int64_t>(r));
+            for (size_t i = 0; i < x.size(); ++i) out[i * rows + r] = dot(weights, x[i]);
+        }
+        return out;
+    }
+
+    void run(const Embed &s) {
+        for (size_t t = 0; t < tokens(); ++t) {
+            Row values = row_of(weight(s.table), batch_->tokens[t]);
+            for (double &value : values) value *= double{s.scale};
+            if (s.positions != kNoWeight) {
+                const int64_t last = weight(s.positions).rows - 1;
+                const Row learned =
+                    row_of(weight(s.positions), std::min<int64_t>(batch_->positions[t], last));
+                for (size_t i = 0; i < values.size(); ++i) values[i] += learned[i];
+            }
+            std::ranges::copy(values, row(s.out, t).begin());
+        }
+    }
+    void run(const Norm &s) {
+        const Row weights = vector_of(s.weight), biases = vector_of(s.bias);
+        for (size_t t = 0; t < tokens(); ++t) {
+            Row x = norm(s, row(s.in, t), weights, biases);
+            for (size_t i = 0; i < x.size(); ++i) {
+                if (s.add != kNoSlot) x[i] += row(s.add, t)[i];
+                x[i] *= double{s.scale};
+            }
+            std::ranges::copy(x, row(s.out, t).begin());
+        }
+    }
+    void run(const Linear &s) {
+        std::vector<Row> results;
+        for (const Linear::Part &part : s.parts) {
+            Row y = product(weight(part.weight), 0, rows_of(s.in));
+            const Row bias = vector_of(part.bias);
+            for (size_t i = 0; i < y.size(); ++i) {
+                y[i] = double{part.scale} * (y[i] + (bias.empty() ? 0 : bias[i % bias.size()]));
+                if (part.add != kNoSlot) y[i] += all(part.add)[i];
+            }
+            results.push_back(std::move(y));
+        }
+        for (size_t i = 0; i < results.size(); ++i) all(s.parts[i].out) = std::move(results[i]);
+    }
+    void run(const HeadLinear &s) {
+        const Weight &w = weight(s.weight);
+        for (int64_t head = 0; head < w.count; ++head) {
+            std::vector<std::span<const double>> from;
+            for (size_t t = 0; t < tokens(); ++t)
+                from.push_back(row(s.in, t).subspan(static_cast<size_t>(s.from.first + head * s.from.stride),
+                                                    static_cast<size_t>(w.cols)));
+            const Row y = product(w, head, from);
+            for (size_t t = 0; t < tokens(); ++t)
+                std::copy_n(y.begin() + static_cast<std::ptrdiff_t>(t) * w.rows, w.rows,
+                            row(s.out, t).begin() + s.to.first + head * s.to.stride);
+        }
+    }
+    void run(const Copy &s) {
+        for (size_t t = 0; t < tokens(); ++t)
+            for (int64_t i = 0; i < s.count; ++i)
+                std::copy_n(row(s.in, t).begin() + s.from.first + i * s.from.stride, s.width,
+                            row(s.out, t).begin() + s.to.first + i * s.to.stride);
+    }
+    void run(const Gate &s) {
+        for (size_t t = 0; t < tokens(); ++t)
+            std::ranges::copy(
+                gate(s.act, row(s.gate, t), s.up == kNoSlot ? std::span<double>() : row(s.up, t)),
+                row(s.out, t).begin());
+    }
+    void run(const Logits &s) {
+        std::vector<std::span<const double>> rows;
+        for (const int32_t token : batch_->logit_rows) rows.push_back(row(s.in, static_cast<size_t>(token)));
+        const Row y = product(weight(s.weight), 0, rows), bias = vector_of(s.bias);
+        assert(logits_.size() == y.size());
+        for (size_t i = 0; i < y.size(); ++i) {
+            const double sum = y[i] + (bias.empty() ? 0 : bias[i % bias.size()]);
+            logits_[i] = static_cast<float>(softcap(double{s.scale} * sum, double{s.softcap}));
+        }
+    }
+
+    // --- attention
+
+    // Steps 1 and 2 of every head of a row that stands at a position.
+    Row turned(std::span<const double> heads, const Attention &s, const Row &norm_weight,
+               int32_t position) const {
+        Row out(heads.begin(), heads.end());
+        for (size_t at = 0; at < out.size(); at += static_cast<size_t>(s.head_dim_k)) {
+            const auto head = std::span(out).subspan(at, static_cast<size_t>(s.head_dim_k));
+            const auto rotate = [&] {
+                if (s.rope >= 0) rope(head, program_.ropes[static_cast<size_t>(s.rope)], position);
+            };
+            if (s.norm_after_rope) rotate();
+            if (!norm_weight.empty())
+                std::ranges::copy(rms_norm(head, norm_weight, double{s.norm_eps}), head.begin());
+            if (!s.norm_after_rope) rotate();
+        }
+        return out;
+    }
+    static uint16_t rounded(double value, CacheType type) {
+        const auto x = static_cast<float>(value);
+        return type == CacheType::F16 ? gguf::f32_to_f16(x) : gguf::f32_to_bf16(x);
+    }
+    static double widened(uint16_t bits, CacheType type) {
+        return double{type == CacheType::F16 ? gguf::f16_to_f32(bits) : gguf::bf16_to_f32(bits)};
+    }
+    std::span<const BlockId> table_of(const SequenceSpan &sequence, const Attention &s) const {
+        return sequence
+            .tables[static_cast<size_t>(program_.cache_layers[static_cast<size_t>(s.cache)].group)];
+    }
+    // Where a cell of a sequence begins; only for cells whose block there is.
+    static size_t place(std::span<const BlockId> table, int32_t cell, size_t cell_width) {
+        const auto block = static_cast<size_t>(table[static_cast<size_t>(cell / kBlockTokens)]);
+        return (block * size_t{kBlockTokens} + static_cast<size_t>(cell % kBlockTokens)) * cell_width;
+    }
+    void append(const Attention &s) {
+        Pages &pages = pages_[static_cast<size_t>(s.cache)];
+        const Row norm_weight = vector_of(s.k_norm);
+        const auto put = [&](const SequenceSpan &sequence, int32_t cell, int32_t token) {
+            const auto table = table_of(sequence, s);
+            const auto t = static_cast<size_t>(token);
+            const Row k = turned(row(s.k, t), s, norm_weight, batch_->positions[t]);
+            uint16_t *to = pages.keys.data() + place(table, cell, pages.key_width);
+            for (const double value : k) *to++ = rounded(value, cache_.k);
+            if (s.v == kNoSlot) return;
+            to = pages.values.data() + place(table, cell, pages.value_width);
+            for (const double value : row(s.v, t)) *to++ = rounded(value, cache_.v);
+        };
+        for (const SequenceSpan &q : batch_->sequences) {
+            for (int32_t i = 0; i < q.shared; ++i) put(q, q.past - q.shared + i, q.shared_from + i);
+            for (int32_t i = 0; i < q.count; ++i) put(q, q.past + i, q.first + i);
+        }
+    }
+    // Cells [0, count) of a sequence; zeros where there is no block.
+    static Row cells_of(const std::vector<uint16_t> &pages, size_t cell_width, CacheType type,
+                        std::span<const BlockId> table, int32_t count) {
+        Row out(static_cast<size_t>(count) * cell_width);
+        for (int32_t cell = 0; cell < count; ++cell) {
+            if (cell_width == 0 || table[static_cast<size_t>(cell / kBlockTokens)] < 0) continue;
+            const size_t from = place(table, cell, cell_width), to = static_cast<size_t>(cell) * cell_width;
+            for (size_t i = 0; i < cell_width; ++i) out[to + i] = widened(pages[from + i], type);
+        }
+        return out;
+    }
+    void run(const Attention &s) {
+        if (s.k != kNoSlot) append(s);
+        const Pages &pages = pages_[static_cast<size_t>(s.cache)];
+        const Row sinks = vector_of(s.sinks), norm_weight = vector_of(s.q_norm);
+        for (const SequenceSpan &sequence : batch_->sequences) {
+            const auto table = table_of(sequence, s);
+            const int32_t end = sequence.past + sequence.count;
+            const Row k = cells_of(pages.keys, pages.key_width, cache_.k, table, end),
+                      v = cells_of(pages.values, pages.value_width, cache_.v, table, end);
+            for (int32_t i = 0; i < sequence.count; ++i) {
+                const auto t = static_cast<size_t>(sequence.first + i);
+                const int32_t position = batch_->positions[t];
+                const auto query = [&](int32_t at) {
+                    Row q = turned(row(s.q, t), s, norm_weight, at);
+                    for (double &value : q) value *= temperature(s.temperature, position);
+                    return q;
+                };
+                const Row to_sinks =
+                    s.sink_cells > 0 ? query(std::min(position, s.window + s.sink_cells - 1)) : Row{};
+                const Row out = attention_heads(s, query(position), k, v, sequence.past + i, sinks, to_sinks);
+                std::ranges::copy(out, row(s.out, t).begin());
+            }
+        }
+    }
+
+    // --- experts
+
+    void run(const Experts &s) {
+        const Row bias = vector_of(s.routing.selection_bias), scales = vector_of(s.routing.expert_scales);
+        const auto experts = static_cast<size_t>(weight(s.down).count);
+        std::vector<std::vector<std::pair<size_t, double>>> tokens_of(experts);  // tokens and their weights
+        for (size_t t = 0; t < tokens(); ++t)
+            for (const auto &[expert, w] : route(row(s.logits, t), bias, s.routing))
+                tokens_of[expert].emplace_back(t, w * (scales.empty() ? 1 : scales[expert]));
+        Row out = s.add == kNoSlot ? Row(all(s.out).size()) : all(s.add);
+        for (size_t e = 0; e < experts; ++e)
+            if (!tokens_of[e].empty()) add_expert(s, static_cast<int64_t>(e), tokens_of[e], out);
+        all(s.out) = std::move(out);
+    }
+    void add_expert(const Experts &s, int64_t e, const std::vector<std::pair<size_t, double>> &mine,
+                    Row &out) {
+        // [tokens][rows]; biases are those of all experts, one behind the other.
+        const auto biased = [&](WeightId matrix, WeightId bias, const auto &x, bool weighted) {
+            Row y = product(weight(matrix), e, x);
+            const Row b = vector_of(bias);
+            const auto rows = static_cast<size_t>(weight(matrix).rows);
+            for (size_t i = 0; i < y.size(); ++i)
+                y[i] = y[i] * (weighted ? mine[i / rows].second : 1) +
+                       (b.empty() ? 0 : b[static_cast<size_t>(e) * rows + i % rows]);
+            return y;
+        };
+        std::vector<std::span<const double>> x;
+        for (const auto &[t, w] : mine) x.push_back(row(s.in, t));
+        const Row first = biased(s.gate, s.gate_bias, x, s.weights_on_input);
+        const Row second = s.up == kNoWeight ? Row{} : biased(s.up, s.up_bias, x, s.weights_on_input);
+        const auto hidden = static_cast<size_t>(weight(s.down).cols), rows = first.size() / mine.size();
+        std::vector<Row> h;
+        for (size_t i = 0; i < mine.size(); ++i) {
+            const auto of_token = std::span(first).subspan(i * rows, rows);
+            const auto up = second.empty() ? of_token.subspan(hidden)  // empty where there is none
+                                           : std::span(second).subspan(i * hidden, hidden);
+            h.push_back(gate(s.act, of_token.first(hidden), up));
+        }
+        x.assign(h.begin(), h.end());
+        const Row y = biased(s.down, s.down_bias, x, false);
+        const size_t size = width(s.out);
+        for (size_t i = 0; i < y.size(); ++i) {
+            const auto &[t, w] = mine[i / size];
+            out[t * size + i % size] += (s.weights_on_input ? 1 : w) * y[i];
+        }
+    }
+
+    Program program_;
+    CacheConfig cache_;
+    int32_t max_tokens_ = 0;
+    std::vector<Pages> pages_;  // by layer of the cache
+    // The batch at hand.
+    const Batch *batch_ = nullptr;
+    std::span<float> logits_;
+    std::vector<Row> slots_;  // [tokens][width]
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_reference_backend() {
+    return std::make_unique<ReferenceBackend>();
+}
+
+std::vector<float> logits_of(const Program &program, std::span<const int32_t> tokens) {
+    const auto count = static_cast<int32_t>(tokens.size());
+    const int32_t blocks = (count + kBlockTokens - 1) / kBlockTokens;
+    int32_t groups = 0;
+    for (const CacheLayer &layer : program.cache_layers) groups = std::max(groups, layer.group + 1);
+    ReferenceBackend backend;
+    CacheConfig cache;
+    cache.blocks.assign(static_cast<size_t>(groups), blocks);
+    backend.load(program, cache, count);
+    std::vector<BlockId> table(static_cast<size_t>(blocks));
+    std::iota(table.begin(), table.end(), 0);
+    std::vector<int32_t> positions(tokens.size());
+    std::iota(positions.begin(), positions.end(), 0);
+    SequenceSpan sequence{0, count, 0, {}};
+    sequence.tables.assign(static_cast<size_t>(groups), table);
+    std::vector<float> logits(tokens.size() * static_cast<size_t>(program.vocab));
+    backend.execute({tokens, positions, {&sequence, 1}, positions}, logits);
+    return logits;
+}
+
+}  // namespace runnel::kernels::reference
