@@ -150,7 +150,8 @@ $(BUILD)/kernel-table: $(BUILD)/obj/tests/tools/kernel_table.o $(BUILD)/obj/test
 # Random-weight models (scripts/make-model): needs gguf/ alone.
 $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/support/model_maker.o \
   $(BUILD)/obj/tests/support/model_families.o $(BUILD)/obj/tests/support/model_metadata.o \
-  $(BUILD)/obj/tests/support/model_vocabulary.o $(filter $(BUILD)/obj/gguf/%,$(objects))
+  $(BUILD)/obj/tests/support/model_recurrent.o $(BUILD)/obj/tests/support/model_vocabulary.o \
+  $(filter $(BUILD)/obj/gguf/%,$(objects))
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^
 
 # Tests wait for what they test, not for themselves: at -O0 the cases take half the time to compile, and a third

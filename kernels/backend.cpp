@@ -21,4 +21,12 @@ SlotRows Backend::exchange(Slot) {
     not_offered("hand over activations");
 }
 
+void Backend::read_state(StateId, std::span<std::byte>) {
+    not_offered("keep states");
+}
+
+void Backend::write_state(StateId, std::span<const std::byte>) {
+    not_offered("keep states");
+}
+
 }  // namespace runnel::kernels

@@ -67,10 +67,17 @@ constexpr bool rotates_values(CacheType type) {
     return type == CacheType::Q4_0;
 }
 
+// The state of all recurrent layers of a sequence at one position lives in a state slot of fixed size
+// (state_bytes()). A batch reads one slot and writes others, so a slot that is not written stays as it is:
+// checkpoints and forks need no copies.
+using StateId = int32_t;
+inline constexpr StateId kNoState = -1;
+
 struct CacheConfig {
     std::vector<int32_t> blocks;  // per group: number of blocks in the pool
     CacheType k = CacheType::F16, v = CacheType::F16;
     int32_t context = 0;  // most cells of a sequence; 0: as many as the blocks hold
+    int32_t states = 0;   // state slots in the pool
 };
 
 struct BlockCopy {
@@ -78,6 +85,12 @@ struct BlockCopy {
 };
 
 // --- batch -----------------------------------------------------------------------------------------------
+
+// The state behind the first `tokens` tokens of a span goes to `slot`.
+struct StateWrite {
+    int32_t tokens;
+    StateId slot;
+};
 
 // The tokens of one sequence in this batch: cells [past, past + count) of the sequence.
 struct SequenceSpan {
@@ -91,6 +104,11 @@ struct SequenceSpan {
     // the batch: cells [past - shared, past) get the keys and values of the tokens [shared_from, shared_from
     // + shared) of the batch, which stand at the same positions there and are computed only once.
     int32_t shared = 0, shared_from = 0;
+    // Of programs with recurrent layers, which share nothing: the state behind the `past` cells, kNoState where
+    // past is 0; and what to keep of the states behind the tokens: `tokens` ascending, the last one `count`.
+    // No slot is written that another span of the batch reads or writes.
+    StateId state = kNoState;
+    std::vector<StateWrite> state_writes = {};
 };
 
 struct Batch {
@@ -168,10 +186,17 @@ class Backend {
     virtual void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) = 0;
     virtual void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) = 0;
 
+    // A state slot's bytes, state_bytes() of them, likewise.
+    virtual void read_state(StateId slot, std::span<std::byte> bytes);
+    virtual void write_state(StateId slot, std::span<const std::byte> bytes);
+
     // How many kernels a device was given to run since the backend was made, those of recorded graphs each
     // time that they are replayed; 0 where there are none.
     virtual int64_t launches() const { return 0; }
 };
+
+// Bytes of a state slot, over all recurrent layers; 0 without any.
+size_t state_bytes(const Program &program);
 
 // Bytes of cache memory per block of `group`, over all its layers.
 size_t cache_block_bytes(const Program &program, int32_t group, CacheType k = CacheType::F16,

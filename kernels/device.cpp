@@ -76,7 +76,7 @@ class CudaDevice final : public Device {
 }  // namespace
 
 size_t block_bytes(const Program &program, const CacheConfig &cache) {
-    size_t bytes = 0;
+    size_t bytes = state_bytes(program) * static_cast<size_t>(cache.states);
     for (size_t group = 0; group < cache.blocks.size(); ++group)
         bytes += cache_block_bytes(program, static_cast<int32_t>(group), cache.k, cache.v) *
                  static_cast<size_t>(cache.blocks[group]);

@@ -81,7 +81,7 @@ struct Devices {
     std::vector<DeviceNote> notes = {};   // of all GPUs
 };
 
-// Bytes of all blocks of a program's cache.
+// Bytes of all blocks and state slots of a program's cache.
 size_t block_bytes(const Program &program, const CacheConfig &cache);
 
 // threads: of the CPU; <= 0: the physical cores. Opens no device; the first call costs some tenths of a second

@@ -101,6 +101,21 @@ class DividedBackend final : public Backend {
         }
     }
 
+    void read_state(StateId slot, std::span<std::byte> bytes) override {
+        for (size_t d = 0; d < devices_.size(); ++d) {
+            const size_t own = state_bytes(division_.programs[d]);
+            if (own > 0) devices_[d]->read_state(slot, bytes.first(own));
+            bytes = bytes.subspan(own);
+        }
+    }
+    void write_state(StateId slot, std::span<const std::byte> bytes) override {
+        for (size_t d = 0; d < devices_.size(); ++d) {
+            const size_t own = state_bytes(division_.programs[d]);
+            if (own > 0) devices_[d]->write_state(slot, bytes.first(own));
+            bytes = bytes.subspan(own);
+        }
+    }
+
   private:
     size_t block_bytes(size_t device, int32_t group) const {
         return cache_block_bytes(division_.programs[device], group, cache_.k, cache_.v);

@@ -82,7 +82,7 @@ class Divider {
 
     void drop_unused(Program &share) const {
         std::vector<bool> slots(share.slots.size()), weights(share.weights.size()),
-            layers(share.cache_layers.size()), ropes(share.ropes.size());
+            layers(share.cache_layers.size()), ropes(share.ropes.size()), states(share.state_layers.size());
         const auto mark = [](std::vector<bool> &used) {
             return [&used](int32_t id) {
                 if (id >= 0) used[static_cast<size_t>(id)] = true;
@@ -93,6 +93,7 @@ class Divider {
             visit_weights(step, mark(weights));
             visit_caches(step, [&](const CacheUse &use) { mark(layers)(use.cache); });
             visit_ropes(step, mark(ropes));
+            visit_states(step, mark(states));
         }
         for (size_t i = 0; i < slots.size(); ++i)
             if (!slots[i]) share.slots[i].width = 0;
@@ -100,6 +101,8 @@ class Divider {
             if (!weights[i]) share.weights[i].rows = share.weights[i].cols = 0;
         for (size_t i = 0; i < layers.size(); ++i)
             if (!layers[i]) share.cache_layers[i].kv_heads = 0;
+        for (size_t i = 0; i < states.size(); ++i)
+            if (!states[i]) share.state_layers[i].floats = 0;
         for (size_t i = 0; i < ropes.size(); ++i)
             if (!ropes[i]) share.ropes[i].inv_freq.clear();
     }

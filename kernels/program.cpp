@@ -81,6 +81,13 @@ std::vector<Program::Part> Program::whole_parts() const {
     return {{steps.size(), {}, {}}};
 }
 
+size_t state_bytes(const Program &program) {
+    size_t bytes = 0;
+    for (const StateLayer &layer : program.state_layers)
+        bytes += static_cast<size_t>(layer.floats) * sizeof(float);
+    return bytes;
+}
+
 size_t cache_block_bytes(const Program &program, int32_t group, CacheType k, CacheType v) {
     size_t bytes = 0;
     for (const CacheLayer &layer : program.cache_layers)

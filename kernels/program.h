@@ -74,7 +74,7 @@ struct StepVisitor {
     void vector(WeightId, Use) {}  // F32
     void rope(int32_t) {}          // index into Program::ropes
     void cache(const CacheUse &) {}
-    void state(int32_t) {}  // a sequence's recurrent state, by layer
+    void state(int32_t) {}  // index into Program::state_layers
 };
 
 // out[t] = scale * table[token[t]] (+ positions[min(position[t], rows - 1)])
@@ -234,9 +234,9 @@ struct Attention {
 //   GeluTanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)));  GeluErf: x / 2 * (1 + erf(x / sqrt(2)))
 //   ReluSquared: max(x, 0)^2
 //   SiluClamped: with g = min(gate, 7), u = min(max(up, -7), 7): g / (1 + exp(-1.702 g)) * (u + 1); needs up
-//   (gpt-oss)
+//   (gpt-oss);  Sigmoid: 1 / (1 + exp(-x));  Identity: x
 struct Gate {
-    enum class Act { Silu, GeluTanh, GeluErf, ReluSquared, SiluClamped };
+    enum class Act { Silu, GeluTanh, GeluErf, ReluSquared, SiluClamped, Sigmoid, Identity };
     Slot gate, up, out;
     Act act = Act::Silu;
     int32_t layer = -1;
@@ -294,6 +294,96 @@ struct Experts {
     }
 };
 
+// --- recurrent steps -------------------------------------------------------------------------------------
+// They carry a state of fixed size from token to token: `state` is an index into Program::state_layers. Before
+// the first token of a sequence, a state is zeros. Each token's arithmetic is the same whatever is computed
+// beside it, so the state behind a token does not depend on how the tokens were divided into batches.
+
+// A causal convolution per channel: out[t][c] = sum_j weight[j][c] * in[t - K + 1 + j][c] (+ bias[c]), j < K,
+// then SiLU if `silu`. State: the last K - 1 rows of `in`. in and out differ.
+struct ShortConv {
+    Slot in, out;
+    WeightId weight;            // F32, [K][width], K > 1
+    WeightId bias = kNoWeight;  // F32, [1][width]
+    bool silu = false;
+    int32_t state = -1;  // (K - 1) * width floats
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = true;
+    void describe(auto &v) const {
+        v.reads(in), v.writes(out);
+        v.vector(weight, Use{}), v.vector(bias, Use{});
+        v.state(state);
+    }
+};
+
+// What a scan makes of its raw gates, element by element, with x = in[t] + bias:
+//   Softplus: step = ln(1 + exp(x)); decay = exp(rate * step);
+//   Sigmoid:  decay = exp(bound / (1 + exp(-rate * x)))
+struct ScanGate {
+    enum class Form { Softplus, Sigmoid };
+    Slot in;
+    Slot step = kNoSlot, decay = kNoSlot;  // of the width of in; may be `in`
+    WeightId bias = kNoWeight;             // F32, [1][width]
+    WeightId rate = kNoWeight;             // F32, [1][n]: one for each width / n neighbors. With decay
+    Form form = Form::Softplus;
+    float bound = 0;
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = false;
+    void describe(auto &v) const {
+        v.reads(in), v.writes(step), v.writes(decay);
+        v.vector(bias, Use{}), v.vector(rate, Use{});
+    }
+};
+
+// Linear attention over a matrix S [dk][dv] per head. For each token, with w = decay and b = strength:
+//   S <- diag(w) S;  d = b * (v - S^T k) if `delta`, else b * v;  S <- S + k d^T;  out = S^T q (+ skip * v)
+// (Gated delta rule: Yang et al. 2024; a decay per key channel: Kimi Linear 2025; without the delta: Mamba-2's
+// scan, Dao & Gu 2024, with q = C, k = B, v = x, and lightning attention, Qin et al. 2024.)
+struct LinearScan {
+    Slot q, k;                  // [t][key_heads * dk]
+    Slot v, out;                // [t][heads * dv]; they differ
+    Slot decay = kNoSlot;       // [t][heads], or [t][heads * dk]: one per key channel
+    Slot strength = kNoSlot;    // [t][heads]; none: 1
+    WeightId rate = kNoWeight;  // F32, [1][heads]: without `decay`, w = exp(rate)
+    WeightId skip = kNoWeight;  // F32, [1][heads]
+    int32_t heads, key_heads, dk, dv;
+    bool neighbors = false;  // head h uses key head h / (heads / key_heads), else h % key_heads
+    bool delta = false;
+    int32_t state = -1;  // heads * dk * dv floats, in an order that is the device's own
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = true;
+    void describe(auto &visitor) const {
+        for (const Slot slot : {q, k, v, decay, strength}) visitor.reads(slot);
+        visitor.writes(out);
+        visitor.vector(rate, Use{}), visitor.vector(skip, Use{});
+        visitor.state(state);
+    }
+};
+
+// The scan of Mamba-1 (Gu & Dao 2023). Per channel c, h has n elements; for each token:
+//   h[i] <- exp(dt[c] * rate[i][c]) * h[i] + dt[c] * x[c] * b[i];  out[c] = sum_i h[i] * c[i] + skip[c] * x[c]
+struct SelectiveScan {
+    Slot x, dt, out;     // [t][width]; out differs from the others
+    Slot b, c;           // [t][n]
+    WeightId rate;       // F32, [n][width]
+    WeightId skip;       // F32, [1][width]
+    int32_t state = -1;  // n * width floats, in an order that is the device's own
+    int32_t layer = -1;
+
+    static constexpr bool kMixesTokens = true;
+    void describe(auto &v) const {
+        for (const Slot slot : {x, dt, b, c}) v.reads(slot);
+        v.writes(out);
+        v.vector(rate, Use{}), v.vector(skip, Use{});
+        v.state(state);
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------
+
 // logits[r] = scale * (W in[row r's token] + bias), with a soft-cap c: c * tanh(that / c); only for the
 // tokens whose logits the batch asks for.
 struct Logits {
@@ -311,7 +401,8 @@ struct Logits {
     }
 };
 
-using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Attention, Gate, Experts, Logits>;
+using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Attention, Gate, Experts, ShortConv,
+                          ScanGate, LinearScan, SelectiveScan, Logits>;
 
 template <class S>
 concept DescribedStep = requires(S step, const S &fixed, StepVisitor &visitor) {
@@ -337,12 +428,18 @@ struct CacheLayer {
     int32_t group = 0;   // layers of one group share block tables (and a window)
 };
 
+// What one recurrent step keeps per sequence, however long that is.
+struct StateLayer {
+    int64_t floats;  // 0 in a share that does not run the step
+};
+
 struct Program {
     std::vector<Weight> weights;
     std::vector<std::shared_ptr<const std::vector<float>>> constants;  // keeps weights that no file holds
     std::vector<SlotInfo> slots;
     std::vector<RopeTable> ropes;
     std::vector<CacheLayer> cache_layers;
+    std::vector<StateLayer> state_layers;
     std::vector<Step> steps;
     int64_t vocab = 0;  // rows of the output matrix
 

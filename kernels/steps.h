@@ -129,6 +129,17 @@ void visit_ropes(const Step &step, F &&f) {
     describe(step, RopeVisitor<F &>{{}, f});
 }
 
+// f(id) of the states that sequences have in the step.
+template <typename F>
+struct StateVisitor : StepVisitor {
+    F f;
+    void state(int32_t id) { f(id); }
+};
+template <typename F>
+void visit_states(const Step &step, F &&f) {
+    describe(step, StateVisitor<F &>{{}, f});
+}
+
 // Its tokens choose which of its matrices they need.
 inline bool selects_experts(const Step &step) {
     bool found = false;

@@ -29,20 +29,51 @@ size_t usable_blocks(std::span<const BlockId> found, const Sequence &sequence, R
 
 }  // namespace
 
-bool SequenceCache::can_truncate(int32_t length) const {
-    return std::all_of(groups_.begin(), groups_.end(),
-                       [&](const Sequence &group) { return group.can_truncate(length); });
+SequenceCache::Checkpoint SequenceCache::checkpoint(int32_t length) const {
+    size_t blocks = std::min(keys_.size(), static_cast<size_t>(length / kBlockTokens));
+    if (!has_states()) return {static_cast<int32_t>(blocks) * kBlockTokens, kNoState};
+    for (; blocks > 0; --blocks) {
+        const StateId slot = states_.store()->find(keys_[blocks - 1], block_of(tokens_, blocks - 1));
+        if (slot != kNoState) return {static_cast<int32_t>(blocks) * kBlockTokens, slot};
+    }
+    return {0, kNoState};
+}
+
+int32_t SequenceCache::truncatable(int32_t length) const {
+    if (has_states()) {
+        int32_t best = checkpoint(length).position;
+        for (const SequenceStates::Held &held : states_.held())
+            if (held.position <= length) best = std::max(best, held.position);
+        length = best;
+    }
+    const bool seen = std::all_of(groups_.begin(), groups_.end(),
+                                  [&](const Sequence &group) { return group.can_truncate(length); });
+    return seen ? length : 0;
 }
 
 void SequenceCache::truncate(int32_t length) {
     assert(length >= 0 && length <= this->length());
+    if (has_states()) {
+        const Checkpoint kept = checkpoint(length);
+        states_.truncate(length);
+        if (states_.held().empty() || states_.held().back().position < length) {
+            states_.truncate(0);
+            assert(kept.position == length);
+            if (length > 0) {
+                states_.store()->pool().retain(kept.slot);
+                states_.store()->touch(keys_[static_cast<size_t>(length / kBlockTokens) - 1]);
+                states_.add({length, kept.slot, false});
+            }
+        }
+    }
     for (Sequence &group : groups_) group.truncate(length);
     tokens_.resize(static_cast<size_t>(length));
     keys_.resize(std::min(keys_.size(), static_cast<size_t>(length / kBlockTokens)));
 }
 
-PagedCache::PagedCache(std::span<const GroupLayout> groups, int32_t slack, BlockKey root)
+PagedCache::PagedCache(std::span<const GroupLayout> groups, int32_t slack, BlockKey root, StateLayout states)
     : slack_(slack), root_(root) {
+    if (states.slots > 0) states_ = std::make_unique<StateStore>(states.slots, states.sequences);
     for (const GroupLayout &group : groups) {
         reaches_.push_back(group.reach);
         pools_.push_back(std::make_unique<BlockPool>(group.blocks));
@@ -53,6 +84,7 @@ PagedCache::PagedCache(std::span<const GroupLayout> groups, int32_t slack, Block
 SequenceCache PagedCache::new_sequence() {
     SequenceCache sequence;
     for (size_t g = 0; g < groups(); ++g) sequence.groups_.emplace_back(*pools_[g], reaches_[g], slack_);
+    if (states_) sequence.states_ = SequenceStates(*states_);
     return sequence;
 }
 
@@ -61,13 +93,26 @@ SequenceCache PagedCache::fork(const SequenceCache &sequence) {
     for (const Sequence &group : sequence.groups_) copy.groups_.push_back(group.fork());
     copy.tokens_ = sequence.tokens_;
     copy.keys_ = sequence.keys_;
+    copy.states_ = sequence.states_.fork();
     return copy;
+}
+
+// The largest n <= blocks at which all groups can continue: what is enough for one may be a wrong place to
+// begin for another one's window.
+size_t PagedCache::usable(const SequenceCache &sequence, std::span<const std::vector<BlockId>> found,
+                          size_t blocks) const {
+    for (size_t last = blocks + 1; blocks < last;) {
+        last = blocks;
+        for (size_t g = 0; g < groups(); ++g)
+            blocks = usable_blocks(found[g], sequence.groups_[g], reaches_[g], blocks);
+    }
+    return blocks;
 }
 
 int32_t PagedCache::attach(SequenceCache &sequence, std::span<const int32_t> tokens) {
     const size_t before = sequence.tokens_.size(), own = before / size_t{kBlockTokens};
     size_t blocks = tokens.empty() ? 0 : (tokens.size() - 1) / size_t{kBlockTokens};
-    if (groups() == 0 || blocks <= own) return 0;
+    if ((groups() == 0 && !states_) || blocks <= own) return 0;
     assert(before <= tokens.size() &&
            std::equal(sequence.tokens_.begin(), sequence.tokens_.end(), tokens.begin()));
     std::vector<BlockKey> keys = sequence.keys_;
@@ -79,15 +124,26 @@ int32_t PagedCache::attach(SequenceCache &sequence, std::span<const int32_t> tok
             const BlockId held = b < own ? sequence.groups_[g].table()[b] : kNoBlock;
             found[g].push_back(held != kNoBlock ? held : indices_[g].find(keys[b], block_of(tokens, b)));
         }
-    // What is enough for one group may be a wrong place to begin for another one's window: until all agree.
-    for (size_t last = blocks + 1; blocks < last;) {
-        last = blocks;
-        for (size_t g = 0; g < groups(); ++g)
-            blocks = usable_blocks(found[g], sequence.groups_[g], reaches_[g], blocks);
+    blocks = usable(sequence, found, blocks);
+    StateId state = kNoState;
+    if (states_) {
+        const size_t known = groups() > 0 ? blocks : 0;
+        const auto state_behind = [&](size_t n) {
+            return states_->find(keys[n - 1], block_of(tokens, n - 1));
+        };
+        while (blocks > own && (state = state_behind(blocks)) == kNoState)
+            blocks = usable(sequence, found, blocks - 1);
+        if (blocks < known) sequence.wanted_checkpoint_ = static_cast<int32_t>(known) * kBlockTokens;
     }
     const size_t cells = blocks * size_t{kBlockTokens};
     if (cells <= before) return 0;
     for (size_t g = 0; g < groups(); ++g) sequence.groups_[g].adopt(std::span(found[g]).first(blocks));
+    if (states_) {
+        states_->pool().retain(state);
+        states_->touch(keys[blocks - 1]);
+        sequence.states_.truncate(0);
+        sequence.states_.add({static_cast<int32_t>(cells), state, false});
+    }
     keys.resize(blocks);
     sequence.keys_ = std::move(keys);
     sequence.tokens_.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(cells));
@@ -105,9 +161,10 @@ bool PagedCache::make_free(size_t group, int32_t blocks) {
 }
 
 bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
-                      std::span<std::vector<kernels::BlockCopy>> copies) {
+                      std::span<std::vector<kernels::BlockCopy>> copies, int32_t guesses, StateStep *states) {
     const int32_t count = static_cast<int32_t>(tokens.size());
     if (count == 0) return true;
+    if (states_ && !states_->can_take(1)) return false;
     for (size_t g = 0; g < groups(); ++g) {
         sequence.groups_[g].drop_unseen();
         const auto enough = [&] { return make_free(g, sequence.groups_[g].blocks_needed(count)); };
@@ -125,6 +182,7 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
         [[maybe_unused]] const bool grown = sequence.groups_[g].append(count);
         assert(grown);
     }
+    if (states_) grow_states(sequence, count, guesses, *states);
     sequence.tokens_.insert(sequence.tokens_.end(), tokens.begin(), tokens.end());
     return true;
 }
@@ -143,14 +201,51 @@ bool holds_what_is_seen(const std::vector<bool> &held, const Sequence &sequence,
 
 }  // namespace
 
+// The state behind the last token; and, as far as there are slots, those behind guesses, at checkpoints, and at
+// the last whole block, where a text that is continued later may be cut.
+void PagedCache::grow_states(SequenceCache &sequence, int32_t count, int32_t guesses, StateStep &step) {
+    const int32_t before = sequence.length(), end = before + count, settled = end - guesses;
+    step.read = sequence.states_.last();
+    const StateId last = states_->take(false);
+    const auto is_checkpoint = [&](int32_t position) {
+        if (position > settled || position % kBlockTokens != 0) return false;
+        return position % kStateInterval == 0 || position == sequence.wanted_checkpoint_ ||
+               (settled - before > 1 && settled - position < kBlockTokens);
+    };
+    for (int32_t position = before + 1; position < end; ++position) {
+        const bool checkpoint = is_checkpoint(position);
+        const bool guess = guesses > 0 && position >= settled && position < settled + kGuessStates;
+        if (!checkpoint && !guess) continue;
+        const StateId slot = states_->take(true);
+        if (slot == kNoState) continue;
+        sequence.states_.add({position, slot, checkpoint});
+        step.writes.push_back({position - before, slot});
+    }
+    sequence.states_.add({end, last, is_checkpoint(end)});
+    step.writes.push_back({count, last});
+}
+
+// Keeps the checkpoints among the first `length` cells, and holds the state that the sequence goes on from.
+void PagedCache::settle_states(SequenceCache &sequence, int32_t length) {
+    for (const SequenceStates::Held &held : sequence.states_.held()) {
+        if (!held.checkpoint || held.position > length || states_->pool().kept(held.slot)) continue;
+        const auto block = static_cast<size_t>(held.position / kBlockTokens) - 1;
+        states_->keep(sequence.keys_[block], block_of(sequence.tokens_, block), held.position, held.slot);
+    }
+    sequence.states_.forget_before(length);
+}
+
 std::optional<SequenceCache> PagedCache::allocate(std::span<const int32_t> tokens, const HeldBlocks &held) {
     assert(held.size() == groups() && tokens.size() % size_t{kBlockTokens} == 0);
     for (size_t g = 0; g < groups(); ++g)
         if (!make_free(g, static_cast<int32_t>(std::count(held[g].begin(), held[g].end(), true))))
             return std::nullopt;
+    if (states_ && !states_->can_take(1)) return std::nullopt;
     SequenceCache sequence = new_sequence();
     for (size_t g = 0; g < groups(); ++g)
         if (!holds_what_is_seen(held[g], sequence.groups_[g], reaches_[g])) return std::nullopt;
+    if (states_ && !tokens.empty())
+        sequence.states_.add({static_cast<int32_t>(tokens.size()), states_->take(false), true});
     for (size_t g = 0; g < groups(); ++g) {
         std::vector<BlockId> table;
         for (const bool is_held : held[g]) table.push_back(is_held ? pools_[g]->take() : kNoBlock);
@@ -163,6 +258,11 @@ std::optional<SequenceCache> PagedCache::allocate(std::span<const int32_t> token
 }
 
 void PagedCache::publish(SequenceCache &sequence, int32_t length) {
+    publish_blocks(sequence, length);
+    if (states_) settle_states(sequence, length);
+}
+
+void PagedCache::publish_blocks(SequenceCache &sequence, int32_t length) {
     const auto tokens = std::span<const int32_t>(sequence.tokens_).first(static_cast<size_t>(length));
     const size_t full = tokens.size() / size_t{kBlockTokens};
     if (sequence.keys_.size() >= full) return;

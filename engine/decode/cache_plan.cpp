@@ -107,12 +107,28 @@ std::vector<GroupLayout> group_layouts(const kernels::Program &program, const Ca
     return layouts;
 }
 
+int32_t state_slots(const kernels::Program &program, const CacheShape &shape) {
+    constexpr int64_t kCheckpoints = 16, kMostSlots = 1 << 20;
+    const auto bytes = static_cast<int64_t>(kernels::state_bytes(program));
+    if (bytes == 0) return 0;
+    int64_t kv = 0;
+    const std::vector<GroupLayout> layouts = group_layouts(program, shape);
+    for (size_t group = 0; group < layouts.size(); ++group)
+        kv += static_cast<int64_t>(kernels::cache_block_bytes(program, static_cast<int32_t>(group),
+                                                              shape.types.k, shape.types.v)) *
+              layouts[group].blocks;
+    const int64_t intervals = shape.cells / cache::kStateInterval + 1;
+    const int64_t checkpoints = std::min(intervals, std::max(kCheckpoints, kv / bytes));
+    return static_cast<int32_t>(std::min(2 * int64_t{shape.sequences} + checkpoints, kMostSlots));
+}
+
 kernels::CacheConfig cache_config(const kernels::Program &program, const CacheShape &shape, int64_t context) {
     kernels::CacheConfig config{.blocks = {},
                                 .k = shape.types.k,
                                 .v = shape.types.v,
                                 .context = static_cast<int32_t>(std::min(context, kMostContext))};
     for (const GroupLayout &layout : group_layouts(program, shape)) config.blocks.push_back(layout.blocks);
+    config.states = state_slots(program, shape);
     return config;
 }
 

@@ -30,6 +30,11 @@ struct CacheShape {
 // window, slack and a step of every sequence, if that is less.
 std::vector<cache::GroupLayout> group_layouts(const kernels::Program &program, const CacheShape &shape);
 
+// Slots for the states of recurrent layers: two for each sequence (what a step reads, what it writes), and
+// checkpoints: one per interval of all cells, but of no more bytes than their K and V, or 16. 0 without such
+// layers.
+int32_t state_slots(const kernels::Program &program, const CacheShape &shape);
+
 // Bytes of cache for `shape`; and for `cells` cells that all layers hold, rounded up to whole blocks.
 size_t cache_bytes(const kernels::Program &program, const CacheShape &shape);
 // The pools, for sequences of up to `context` cells.

@@ -23,6 +23,10 @@ CacheShape shape_of(const ExecutorOptions &options) {
     return {options.cells, options.sequences, options.batch, options.slack, options.types};
 }
 
+cache::StateLayout state_layout(const kernels::Program &program, const CacheShape &shape) {
+    return {state_slots(program, shape), shape.sequences};
+}
+
 }  // namespace
 
 Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Program &program,
@@ -31,12 +35,15 @@ Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Pro
       options_(checked(options)),
       vocab_(static_cast<int32_t>(program.vocab)),
       token_ids_(static_cast<int32_t>(program.token_ids())),
-      cache_(group_layouts(program, shape_of(options_)), options_.slack, {random_seed(), random_seed()}),
+      cache_(group_layouts(program, shape_of(options_)), options_.slack, {random_seed(), random_seed()},
+             state_layout(program, shape_of(options_))),
+      state_bytes_(kernels::state_bytes(program)),
       copies_(cache_.groups()) {
     kernels::CacheConfig config{
         .blocks = {}, .k = options.types.k, .v = options.types.v, .context = options_.context};
     for (size_t group = 0; group < cache_.groups(); ++group)
         config.blocks.push_back(cache_.pool(group).size());
+    if (cache_.states()) config.states = cache_.states()->size();
     for (size_t group = 0; group < cache_.groups(); ++group)
         block_bytes_.push_back(kernels::cache_block_bytes(program, static_cast<int32_t>(group),
                                                           options.types.k, options.types.v));
@@ -48,8 +55,13 @@ void Executor::read_block(size_t group, cache::BlockId block, std::span<std::byt
     backend_->read_block(static_cast<int32_t>(group), block, bytes);
 }
 
+void Executor::read_state(kernels::StateId slot, std::span<std::byte> bytes) {
+    assert(bytes.size() == state_bytes_);
+    backend_->read_state(slot, bytes);
+}
+
 bool Executor::restore(std::span<const TokenId> tokens, const cache::HeldBlocks &held,
-                       std::span<const std::span<const std::byte>> blocks) {
+                       std::span<const std::span<const std::byte>> blocks, std::span<const std::byte> state) {
     auto sequence = cache_.allocate(tokens, held);
     if (!sequence) return false;
     size_t next = 0;
@@ -61,6 +73,7 @@ bool Executor::restore(std::span<const TokenId> tokens, const cache::HeldBlocks 
                 backend_->write_block(static_cast<int32_t>(group), block, blocks[next]);
             ++next;
         }
+    if (sequence->state() != kernels::kNoState) backend_->write_state(sequence->state(), state);
     cache_.publish(*sequence);
     return true;
 }
@@ -69,16 +82,20 @@ FreeBlocks Executor::free_blocks() const {
     FreeBlocks free;
     for (size_t group = 0; group < cache_.groups(); ++group)
         free.push_back(cache_.pool(group).free_blocks() + cache_.pool(group).idle_blocks());
+    if (const cache::BlockPool *states = cache_.states())
+        free.push_back(states->free_blocks() + states->idle_blocks());
     return free;
 }
 
 bool Executor::claim(FreeBlocks &free, const SequenceCache &cache, int64_t length) const {
     const int32_t to = static_cast<int32_t>(std::min<int64_t>(length, options_.context));
-    for (size_t group = 0; group < free.size(); ++group) {
+    for (size_t group = 0; group < cache_.groups(); ++group) {
         free[group] -= cache.blocks_to_hold(group, to, options_.batch);
         if (free[group] < 0) return false;
     }
-    return true;
+    if (!cache_.states()) return true;
+    free.back() -= cache.states_to_hold();
+    return free.back() >= 0;
 }
 
 // At once, so that no failure further on can leave a block that was never filled.
@@ -101,12 +118,17 @@ bool Executor::add(const StepInput &input) {
             throw DecodeError(DecodeError::Kind::BadInput, "token " + std::to_string(id) +
                                                                " is not in the model's vocabulary of " +
                                                                std::to_string(token_ids_));
-    if (!cache_.grow(cache, input.tokens, copies_)) return false;
-    copy_blocks();
+    // The state that a branch of guesses would begin with is not kept.
+    if (input.shared > 0 && cache_.states()) return false;
     const int32_t settled = input.shared > 0 ? before : past + count - std::max(0, input.logit_rows - 1);
+    cache::StateStep states;
+    if (!cache_.grow(cache, input.tokens, copies_, past + count - settled, &states)) return false;
+    copy_blocks();
     grown_.push_back({&cache, before, settled});
     kernels::SequenceSpan span{first, count, past, {}, input.shared, input.shared_from};
     for (size_t group = 0; group < cache_.groups(); ++group) span.tables.push_back(cache.table(group));
+    span.state = states.read;
+    span.state_writes = std::move(states.writes);
     spans_.push_back(std::move(span));
     tokens_.insert(tokens_.end(), own.begin(), own.end());
     for (int32_t i = 0; i < count; ++i) positions_.push_back(past + i);

@@ -24,7 +24,8 @@ using text::TokenId;
 // The cells of one sequence. Belongs to one Executor, which must outlive it.
 using SequenceCache = cache::SequenceCache;
 
-// Blocks of each group's pool that can be had, for a caller that plans ahead.
+// Blocks of each group's pool that can be had, and state slots if there are recurrent layers, for a caller
+// that plans ahead.
 using FreeBlocks = std::vector<int32_t>;
 
 // The tokens that one sequence brings to a step; they go to the cells from cache->length() on.
@@ -78,7 +79,10 @@ class Executor {
     size_t block_bytes(size_t group) const { return block_bytes_[group]; }
     void read_block(size_t group, cache::BlockId block, std::span<std::byte> bytes);
     bool restore(std::span<const TokenId> tokens, const cache::HeldBlocks &held,
-                 std::span<const std::span<const std::byte>> blocks);
+                 std::span<const std::span<const std::byte>> blocks, std::span<const std::byte> state = {});
+    // The same of the state of recurrent layers behind those tokens; 0 bytes without such layers.
+    size_t state_bytes() const { return state_bytes_; }
+    void read_state(kernels::StateId slot, std::span<std::byte> bytes);
 
     // A step is built of inputs, then run. add() takes the blocks that the input needs; false, and nothing
     // changes, when the pool has too few. Throws DecodeError{BadInput} for a token id that is not in the
@@ -136,6 +140,7 @@ class Executor {
     int32_t vocab_;
     int32_t token_ids_;  // rows of the embedding table
     cache::PagedCache cache_;
+    size_t state_bytes_;
     std::vector<size_t> block_bytes_;                      // per group
     std::vector<std::vector<kernels::BlockCopy>> copies_;  // per group
     // The step being built.

@@ -14,7 +14,7 @@ using Bytes = std::span<const std::byte>;
 using State = PromptFileResult::State;
 
 constexpr char kMagic[8] = {'r', 'u', 'n', 'n', 'e', 'l', 'K', 'V'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 
 struct Header {
     char magic[8];
@@ -58,6 +58,7 @@ struct Content {
     std::vector<TokenId> tokens;
     cache::HeldBlocks held;
     std::vector<Bytes> blocks;
+    Bytes state;
 };
 
 // False when the sizes do not agree with the executor's.
@@ -77,9 +78,12 @@ bool read_content(Reader &reader, const Header &header, const Executor &executor
         content.held.emplace_back();
         for (const std::byte flag : flags) content.held.back().push_back(flag == std::byte{1});
     }
+    const auto state_bytes = reader.value<uint64_t>();
+    if (state_bytes != (header.tokens > 0 ? executor.state_bytes() : 0)) return false;
     for (uint32_t group = 0; group < header.groups; ++group)
         for (const bool held : content.held[group])
             if (held) content.blocks.push_back(reader.take(sizes[group]));
+    content.state = reader.take(state_bytes);
     return reader.at_end();
 }
 
@@ -167,7 +171,7 @@ PromptFileResult load_prompt_file(const std::filesystem::path &path, Checksum::V
     Checksum::Value expected;
     std::memcpy(&expected, all.data() + body.size(), sizeof expected);
     if (sum.value() != expected) return rejected("it is damaged");
-    if (!executor.restore(content.tokens, content.held, content.blocks))
+    if (!executor.restore(content.tokens, content.held, content.blocks, content.state))
         return {State::NoRoom, {}, "it is larger than the cache, or lacks a part"};
     return {State::Loaded, std::move(content.tokens), {}};
 }
@@ -178,7 +182,9 @@ gguf::OutputOptions prompt_file_output(bool overwrite) {
 
 void save_prompt_file(const std::filesystem::path &path, Checksum::Value identity, Executor &executor,
                       const SequenceCache &sequence, size_t tokens, bool overwrite) {
-    const size_t blocks = std::min(tokens, static_cast<size_t>(sequence.length())) / size_t{kBlockTokens};
+    const auto most = static_cast<int32_t>(std::min(tokens, static_cast<size_t>(sequence.length())));
+    const SequenceCache::Checkpoint end = sequence.checkpoint(most);
+    const size_t blocks = static_cast<size_t>(end.position) / size_t{kBlockTokens};
     const auto groups = static_cast<uint32_t>(executor.cache().groups());
     Header header{{}, kVersion, groups, identity, blocks * size_t{kBlockTokens}};
     std::copy(std::begin(kMagic), std::end(kMagic), header.magic);
@@ -190,6 +196,7 @@ void save_prompt_file(const std::filesystem::path &path, Checksum::Value identit
         for (const cache::BlockId block : sequence.table(group).first(blocks))
             writer.value(static_cast<uint8_t>(block != cache::kNoBlock));
     }
+    writer.value(uint64_t{end.slot == kernels::kNoState ? 0 : executor.state_bytes()});
     std::vector<std::byte> bytes;
     for (uint32_t group = 0; group < groups; ++group) {
         bytes.resize(executor.block_bytes(group));
@@ -198,6 +205,11 @@ void save_prompt_file(const std::filesystem::path &path, Checksum::Value identit
             executor.read_block(group, block, bytes);
             writer.write(bytes);
         }
+    }
+    if (end.slot != kernels::kNoState) {
+        bytes.resize(executor.state_bytes());
+        executor.read_state(end.slot, bytes);
+        writer.write(bytes);
     }
     writer.commit();
 }

@@ -7,8 +7,8 @@
 //
 // Layout, little-endian: magic "runnelKV", u32 version, u32 groups, identity (16 bytes), u64 tokens (a
 // multiple of kBlockTokens); the tokens, i32 each; per group u64 bytes of a block and a byte per block, 1
-// where it is held (windows leave gaps); the held blocks' bytes, group by group; checksum of all that (16
-// bytes).
+// where it is held (windows leave gaps); u64 bytes of the state of recurrent layers behind the tokens; the held
+// blocks' bytes, group by group; the state; checksum of all that (16 bytes).
 #pragma once
 
 #include <cstdint>

@@ -80,10 +80,8 @@ void Session::truncate(size_t length) {
     due_ = false;
     branches_.clear();
     if (length == tokens_.size()) return;
-    if (length < static_cast<size_t>(cache_.length())) {
-        const int32_t cells = static_cast<int32_t>(length);
-        cache_.truncate(cache_.can_truncate(cells) ? cells : 0);
-    }
+    if (length < static_cast<size_t>(cache_.length()))
+        cache_.truncate(cache_.truncatable(static_cast<int32_t>(length)));
     tokens_.resize(length);
     rows_ = {};
 }

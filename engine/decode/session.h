@@ -64,8 +64,8 @@ class Session {
     void want_candidates(int32_t count) { wanted_candidates_ = count; }
     int32_t wanted_candidates() const { return wanted_candidates_; }
 
-    // Keeps the first `length` tokens, and no branch. Precondition: length <= tokens().size(). What a window
-    // has lost (SequenceCache::can_truncate) is computed again, with the same result.
+    // Keeps the first `length` tokens, and no branch. Precondition: length <= tokens().size(). What the
+    // cache cannot keep of them (SequenceCache::truncatable) is computed again, with the same result.
     void truncate(size_t length);
 
     // Forgets the older half of what is behind the first `keeping` tokens. What is left becomes a text of its

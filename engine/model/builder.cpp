@@ -203,6 +203,11 @@ int32_t Builder::cache_layer(kernels::CacheLayer layer, int32_t window) {
     return static_cast<int32_t>(program_.cache_layers.size() - 1);
 }
 
+int32_t Builder::state_layer(int64_t floats) {
+    program_.state_layers.push_back({floats});
+    return static_cast<int32_t>(program_.state_layers.size() - 1);
+}
+
 RopeScaling Builder::rope_scaling() const {
     RopeScaling scaling;
     const std::string_view kind = metadata_.text("rope.scaling.type").value_or("linear");

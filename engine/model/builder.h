@@ -74,6 +74,9 @@ class Builder {
     // cache_layers.
     int32_t cache_layer(kernels::CacheLayer layer, int32_t window);
 
+    // Room for the state of a recurrent step. Returns an index into state_layers.
+    int32_t state_layer(int64_t floats);
+
     // The frequencies that the file's rope.* keys and tensors describe. Returns an index into ropes.
     int32_t rope(kernels::RopeTable::Pairs pairs);
     // The plain frequencies of a base; dimensions: how many are rotated, 0: rope.dimension_count.

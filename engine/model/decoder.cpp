@@ -14,11 +14,11 @@ std::string prefix(int32_t layer) {
 
 // The sizes of a decoder's matrices, with the keys that they come from.
 struct Sizes {
-    explicit Sizes(const HyperParameters &h)
+    Sizes(const HyperParameters &h, int64_t kv_heads)
         : width{h.embedding_length, "embedding_length"},
           q{int64_t{h.head_count} * h.key_length, "attention.head_count * key_length"},
-          k{int64_t{h.head_count_kv} * h.key_length, "attention.head_count_kv * key_length"},
-          v{int64_t{h.head_count_kv} * h.value_length, "attention.head_count_kv * value_length"},
+          k{kv_heads * h.key_length, "attention.head_count_kv * key_length"},
+          v{kv_heads * h.value_length, "attention.head_count_kv * value_length"},
           attended{int64_t{h.head_count} * h.value_length, "attention.head_count * value_length"},
           hidden{h.feed_forward_length, "feed_forward_length"} {}
     Size width, q, k, v, attended, hidden;
@@ -26,11 +26,16 @@ struct Sizes {
 
 class Decoder {
   public:
-    // width: of feed-forward networks; 0: feed_forward_length
-    Decoder(Builder &builder, const DecoderTraits &traits, int64_t width = 0)
-        : b_(builder), h_(builder.hyper()), t_(traits), size_(h_) {
+    // width: of feed-forward networks; 0: feed_forward_length. kv_heads; 0: attention.head_count_kv
+    Decoder(Builder &builder, const DecoderTraits &traits, int64_t width = 0, int32_t kv_heads = 0)
+        : b_(builder),
+          h_(builder.hyper()),
+          t_(traits),
+          kv_heads_(kv_heads > 0 ? kv_heads : h_.head_count_kv),
+          size_(h_, kv_heads_) {
         if (width > 0) size_.hidden.value = width;
     }
+    void use_rope(int32_t rope) { rope_ = window_rope_ = rope; }
 
     void emit();
     void attention(int32_t layer, const Branch &branch);
@@ -62,6 +67,7 @@ class Decoder {
     Builder &b_;
     const HyperParameters &h_;
     const DecoderTraits &t_;
+    int32_t kv_heads_;
     Sizes size_;
     int32_t rope_ = -1, window_rope_ = -1;
     WeightId ones_ = kNoWeight;
@@ -82,7 +88,7 @@ void Decoder::emit() {
         if (t_.after_layer) t_.after_layer(b_, i, x());
     }
     b_.end_layers();
-    norm("output_norm", x(), normed());
+    norm(t_.output_norm, x(), normed());
     b_.add(
         Logits{.in = normed(),
                .weight = b_.has("output.weight") ? b_.matrix("output.weight", vocab, size_.width) : embedding,
@@ -102,6 +108,7 @@ void Decoder::embed(WeightId table) {
 void Decoder::layer(int32_t i) {
     if (t_.block == DecoderTraits::Block::Parallel) return parallel(i);
     half(i, t_.attn_norm, t_.attn_post_norm, false);
+    if (t_.one_half) return;
     half(i, t_.ffn_norm, t_.ffn_post_norm, true);
 }
 
@@ -145,7 +152,8 @@ void Decoder::branch(int32_t i, bool feeds, const Branch &way) {
 void Decoder::norm(const std::string &name, Slot in, Slot out, Slot add) {
     b_.add(Norm{.in = in,
                 .out = out,
-                .weight = b_.vector(name + ".weight", size_.width),
+                // (A converter forgot the suffix of Falcon-H1's.)
+                .weight = b_.vector(b_.has(name) ? name : name + ".weight", size_.width),
                 .eps = h_.norm_epsilon,
                 .kind = t_.norm,
                 .bias = t_.norm_biases ? b_.vector(name + ".bias", size_.width) : kNoWeight,
@@ -179,9 +187,9 @@ Attention Decoder::describe(int32_t i, Slot out) {
         .k = k(),
         .v = v(),
         .out = out,
-        .cache = b_.cache_layer({h_.head_count_kv, h_.key_length, h_.value_length}, window),
+        .cache = b_.cache_layer({kv_heads_, h_.key_length, h_.value_length}, window),
         .heads = h_.head_count,
-        .kv_heads = h_.head_count_kv,
+        .kv_heads = kv_heads_,
         .head_dim_k = h_.key_length,
         .head_dim_v = h_.value_length,
         .scale = static_cast<float>(of_file != 0 ? of_file : usual),
@@ -227,7 +235,7 @@ void Decoder::norm_heads(int32_t i, Attention &attention) {
         b_.add(Norm{k(), k(), b_.vector(k_name, size_.k), h_.norm_epsilon});
     } else if (t_.head_norm == HeadNorm::OwnLayerNorm) {
         own_layer_norm(q_name, q(), h_.head_count);
-        own_layer_norm(k_name, k(), h_.head_count_kv);
+        own_layer_norm(k_name, k(), kv_heads_);
     } else if (t_.head_norm == HeadNorm::PlainAfterRope && attention.rope >= 0) {
         attention.q_norm = attention.k_norm = ones();
         attention.norm_after_rope = true;
@@ -274,6 +282,13 @@ void Decoder::feed_forward(int32_t i, const Branch &way) {
 
 void emit_decoder(Builder &builder, const DecoderTraits &traits) {
     Decoder(builder, traits).emit();
+}
+
+void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
+                    int32_t rope, int32_t kv_heads) {
+    Decoder decoder(builder, traits, 0, kv_heads);
+    decoder.use_rope(rope);
+    decoder.attention(layer, branch);
 }
 
 void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,

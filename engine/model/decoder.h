@@ -51,6 +51,8 @@ struct DecoderTraits {
     // Names of the norms' tensors, without ".weight". ffn_norm = "": F reads what A reads (Parallel only).
     std::string attn_norm = "attn_norm", attn_post_norm = "post_attention_norm";
     std::string ffn_norm = "ffn_norm", ffn_post_norm = "post_ffw_norm";
+    std::string output_norm = "output_norm";
+    bool one_half = false;  // a layer is what stands in the place of attention, and nothing else
 
     // Layers are of two kinds when `full` is not empty: full[layer] or not.
     std::vector<bool> full = {};
@@ -76,6 +78,11 @@ struct DecoderTraits {
 
 void emit_decoder(Builder &builder, const DecoderTraits &traits);
 
+// The attention half of a layer, as emit_decoder() writes it, rotated by ropes[rope] (-1: not); kv_heads: 0 for
+// attention.head_count_kv.
+void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
+                    int32_t rope, int32_t kv_heads = 0);
+
 // The dense feed-forward half of a layer, of `width` (0: feed_forward_length) hidden units.
 void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
                        int64_t width = 0);
@@ -84,6 +91,9 @@ void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t la
 // itself: `attention.sliding_window_pattern` is a period, or an array that is true on window layers. Period
 // 0: none.
 std::vector<bool> full_layers(const Builder &builder, int64_t period);
+
+// The factors of Granite's embeddings, branches and logits (families/granite.cpp).
+DecoderTraits granite_scales(const Builder &builder);
 
 // `attention.sliding_window`, or `absent`.
 int64_t sliding_window(const Builder &builder, int64_t absent);

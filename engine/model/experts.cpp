@@ -46,7 +46,7 @@ class ExpertLayer {
                        .down_bias = m.down_bias,
                        .act = t_.act,
                        .weights_on_input = t_.weights_on_input});
-        if (b_.has(prefix_ + "ffn_gate_shexp.weight"))
+        if (b_.has(prefix_ + "ffn_up_shexp.weight"))
             shared({branch.in, branch.out, branch.out, branch.scale});
     }
 
@@ -137,6 +137,11 @@ Matrices ExpertLayer::matrices() {
                 .down_bias = down_bias};
     }
     const std::string gate = prefix_ + "ffn_gate_exps", up = prefix_ + "ffn_up_exps";
+    if (!t_.gated)
+        return {.gate = stack(up, hidden, width_),
+                .down = of_down,
+                .gate_bias = biases(up, hidden),
+                .down_bias = down_bias};
     return {.gate = stack(gate, hidden, width_),
             .up = stack(up, hidden, width_),
             .down = of_down,
@@ -151,10 +156,11 @@ WeightId ExpertLayer::biases(const std::string &name, Size rows) {
 
 // A mixture of one expert when a gate goes with it, otherwise a dense network.
 void ExpertLayer::shared(const Branch &branch) {
-    const std::string gate_name = prefix_ + "ffn_gate_shexp.weight";
-    const Size hidden{b_.rows_of(gate_name), "rows of ffn_gate_shexp"};
-    const WeightId gate = b_.matrix(gate_name, hidden, width_),
-                   up = b_.matrix(prefix_ + "ffn_up_shexp.weight", hidden, width_),
+    const std::string gate_name = prefix_ + "ffn_gate_shexp.weight",
+                      up_name = prefix_ + "ffn_up_shexp.weight";
+    const Size hidden{b_.rows_of(up_name), "rows of ffn_up_shexp"};
+    const WeightId gate = t_.gated ? b_.matrix(gate_name, hidden, width_) : kNoWeight,
+                   up = b_.matrix(up_name, hidden, width_),
                    down = b_.matrix(prefix_ + "ffn_down_shexp.weight", width_, hidden);
     if (b_.has(prefix_ + "ffn_gate_inp_shexp.weight")) {
         const Slot logit = b_.slot("shared expert's gate", 1);
@@ -166,10 +172,17 @@ void ExpertLayer::shared(const Branch &branch) {
                        .out = branch.out,
                        .add = branch.add,
                        .routing = {.score = Routing::Score::Sigmoid, .used = 1, .scale = branch.scale},
-                       .gate = gate,
-                       .up = up,
+                       .gate = t_.gated ? gate : up,
+                       .up = t_.gated ? up : kNoWeight,
                        .down = down,
                        .act = t_.act});
+        return;
+    }
+    if (!t_.gated) {
+        const Slot inner = b_.slot("shared up", hidden.value);
+        b_.add(Linear{branch.in, {{up, kNoWeight, inner, kNoSlot}}});
+        b_.add(Gate{inner, kNoSlot, inner, t_.act});
+        b_.add(Linear{inner, {{down, kNoWeight, branch.out, branch.add, branch.scale}}});
         return;
     }
     const Slot gated = b_.slot("shared gate", hidden.value), upped = b_.slot("shared up", hidden.value);

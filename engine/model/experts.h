@@ -20,6 +20,7 @@ struct ExpertTraits {
     // (absent: no).
     std::optional<bool> normalize = std::nullopt;
     kernels::Gate::Act act = kernels::Gate::Act::Silu;
+    bool gated = true;  // false: an expert is Wdown act(Wup x)
     bool weights_on_input = false;
     // What the router reads, times a factor; kNoSlot: what the experts read.
     kernels::Slot router_in = kernels::kNoSlot;

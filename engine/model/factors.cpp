@@ -91,6 +91,10 @@ void apply_factors(const gguf::File &file, Builder &builder) {
                        [](kernels::Copy &) {},
                        [](kernels::Attention &) {},
                        [](kernels::Gate &) {},
+                       [](kernels::ShortConv &) {},
+                       [](kernels::ScanGate &) {},
+                       [](kernels::LinearScan &) {},
+                       [](kernels::SelectiveScan &) {},
                    },
                    step);
 }

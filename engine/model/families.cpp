@@ -47,6 +47,18 @@ std::span<const Family> families() {
         {"starcoder2", emit_starcoder2},
         {"stablelm", emit_stablelm},
         {"phi2", emit_phi2},
+        {"qwen35", emit_qwen35, true, true},
+        {"qwen35moe", emit_qwen35, true, true},
+        {"qwen3next", emit_qwen3next, true, true},
+        {"lfm2", emit_lfm2, true, true},
+        {"lfm2moe", emit_lfm2, true, true},
+        {"mamba", emit_mamba, true, true},
+        {"mamba2", emit_mamba2, true, true},
+        {"jamba", emit_jamba, true, true},
+        {"falcon-h1", emit_falcon_h1, true, true},
+        {"granitehybrid", emit_granitehybrid, true, true},
+        {"nemotron_h", emit_nemotron_h, true, true},
+        {"nemotron_h_moe", emit_nemotron_h, true, true},
     };
     return kFamilies;
 }
@@ -59,11 +71,9 @@ const Family *find_family(std::string_view architecture) {
 }
 
 std::string_view other_kind(std::string_view architecture) {
-    static constexpr std::array<std::string_view, 22> kHybrids = {
-        "qwen35",         "qwen35moe",   "qwen3next",   "mamba",       "mamba2", "jamba",
-        "falcon-h1",      "lfm2",        "lfm2moe",     "nemotron_h",  "plamo2", "granitehybrid",
-        "nemotron_h_moe", "kimi-linear", "bailingmoe3", "deepseek4",   "rwkv6",  "rwkv6qwen2",
-        "rwkv7",          "arwkv7",      "plamo3",      "minimax-text"};
+    static constexpr std::array<std::string_view, 10> kHybrids = {
+        "plamo2",     "kimi-linear", "bailingmoe3", "deepseek4", "rwkv6",
+        "rwkv6qwen2", "rwkv7",       "arwkv7",      "plamo3",    "minimax-01"};
     static constexpr std::array<std::string_view, 9> kEncoders = {
         "bert", "nomic-bert", "nomic-bert-moe",   "jina-bert-v2",   "modern-bert",
         "t5",   "t5encoder",  "wavtokenizer-dec", "gemma-embedding"};

@@ -13,16 +13,26 @@ struct Family {
     void (*emit)(Builder &);        // writes the whole program
     // Layers may have different sizes: attention.head_count_kv and feed_forward_length may be arrays.
     bool layers_differ = false;
+    // Some layers have no attention, or no feed-forward network: those arrays and keys may be 0.
+    bool recurrent = false;
 };
 
 std::span<const Family> families();
 const Family *find_family(std::string_view architecture);  // null for an unknown one
 
-// Architectures of kinds that this build does not compute: hybrids of attention with recurrent layers, state
-// spaces, and what is no decoder. Known by name so that the message can say so; empty if `architecture` is
-// none.
+// Architectures of kinds that this build does not compute: hybrids and state spaces that it does not know, and
+// what is no decoder. Known by name so that the message can say so; empty if `architecture` is none.
 std::string_view other_kind(std::string_view architecture);
 
+void emit_qwen35(Builder &);
+void emit_qwen3next(Builder &);
+void emit_lfm2(Builder &);
+void emit_mamba(Builder &);
+void emit_mamba2(Builder &);
+void emit_jamba(Builder &);
+void emit_falcon_h1(Builder &);
+void emit_granitehybrid(Builder &);
+void emit_nemotron_h(Builder &);
 void emit_qwen2moe(Builder &);
 void emit_qwen3moe(Builder &);
 void emit_olmoe(Builder &);

@@ -20,6 +20,11 @@ void drop_unused(Program &program) {
             cached = std::max(cached, static_cast<size_t>(use.cache) + 1);
         });
     program.cache_layers.resize(cached);
+    std::vector<bool> used(program.state_layers.size());
+    for (const Step &step : program.steps)
+        visit_states(step, [&](int32_t state) { used[static_cast<size_t>(state)] = true; });
+    for (size_t i = 0; i < used.size(); ++i)
+        if (!used[i]) program.state_layers[i].floats = 0;
 }
 
 }  // namespace

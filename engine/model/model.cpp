@@ -29,7 +29,7 @@ std::optional<int64_t> of_all_layers(const Metadata &m, std::string_view key, in
                                      int64_t high) {
     const Family *family = find_family(m.architecture());
     if (!family || !family->layers_differ) return m.integer(key, low, high);
-    const auto each = m.integers(key, layers, low, high);
+    const auto each = m.integers(key, layers, family->recurrent ? 0 : low, high);
     return each ? std::optional(*std::max_element(each->begin(), each->end())) : std::nullopt;
 }
 
@@ -51,13 +51,18 @@ HyperParameters read_hyper_parameters(const gguf::File &file) {
     const auto expert_width = m.integer("expert_feed_forward_length", 0, kMaxWidth);
     const int64_t layers = int64_t{h.block_count} + h.draft_layers;
     const auto width = of_all_layers(m, "feed_forward_length", layers, 0, kMaxWidth);
-    h.feed_forward_length = width.value_or(0) > 0 ? *width
+    const Family *family = find_family(h.architecture);
+    const bool recurrent = family && family->recurrent;  // attention and networks are for some layers only
+    h.feed_forward_length = width.value_or(0) > 0 || recurrent ? width.value_or(0)
                             : expert_width.value_or(0) > 0
                                 ? *expert_width
                                 : m.required_integer("feed_forward_length", 1, kMaxWidth);
-    h.head_count = static_cast<int32_t>(m.required_integer("attention.head_count", 1, kMaxHeads));
-    h.head_count_kv = static_cast<int32_t>(
-        of_all_layers(m, "attention.head_count_kv", layers, 1, kMaxHeads).value_or(h.head_count));
+    h.head_count = static_cast<int32_t>(
+        recurrent
+            ? std::max<int64_t>(1, of_all_layers(m, "attention.head_count", layers, 0, kMaxHeads).value_or(1))
+            : m.required_integer("attention.head_count", 1, kMaxHeads));
+    h.head_count_kv = static_cast<int32_t>(std::max<int64_t>(
+        1, of_all_layers(m, "attention.head_count_kv", layers, 1, kMaxHeads).value_or(h.head_count)));
     if (h.head_count % h.head_count_kv != 0)
         m.fail("attention.head_count_kv", "does not divide attention.head_count");
     const int64_t even_share = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);

@@ -24,6 +24,10 @@ static void narrow(HeadLinear &, int32_t, int32_t) {}
 static void narrow(Copy &, int32_t, int32_t) {}
 static void narrow(Gate &, int32_t, int32_t) {}
 static void narrow(Experts &, int32_t, int32_t) {}
+static void narrow(ShortConv &, int32_t, int32_t) {}
+static void narrow(ScanGate &, int32_t, int32_t) {}
+static void narrow(LinearScan &, int32_t, int32_t) {}
+static void narrow(SelectiveScan &, int32_t, int32_t) {}
 static void narrow(Logits &, int32_t, int32_t) {}
 
 void impose_window(kernels::Program &program, int32_t window, int32_t sinks) {

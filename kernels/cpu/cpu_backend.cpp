@@ -14,6 +14,7 @@
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/plan.h"
 #include "kernels/cpu/pool.h"
+#include "kernels/cpu/scan_runner.h"
 #include "kernels/cpu/system_memory.h"
 #include "kernels/cpu/vector.h"
 #include "kernels/steps.h"
@@ -38,14 +39,15 @@ struct Isa {
     const LinearKernels *linear;
     const VectorKernels *vector;
     const AttentionKernels *attention;
+    const ScanKernels *scan;
 };
 
 // Empty: the best one.
 Isa choose_isa(const std::string &name, const std::string &wish) {
     const std::array<Isa, 3> all = {{
-        {linear_avx512(), vector_avx512(), attention_avx512()},
-        {linear_avx2(), vector_avx2(), attention_avx2()},
-        {&linear_scalar(), &vector_scalar(), &attention_scalar()},
+        {linear_avx512(), vector_avx512(), attention_avx512(), &kScanAvx512},
+        {linear_avx2(), vector_avx2(), attention_avx2(), &kScanAvx2},
+        {&linear_scalar(), &vector_scalar(), &attention_scalar(), &kScanScalar},
     }};
     for (const Isa &isa : all)
         if (isa.linear && isa.vector && isa.attention && (name.empty() || name == isa.linear->name))
@@ -91,6 +93,12 @@ class CpuBackend final : public Backend {
     void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
         std::ranges::copy(bytes, cache_.block(group, block).begin());
     }
+    void read_state(StateId slot, std::span<std::byte> bytes) override {
+        std::ranges::copy(states_.bytes(slot), bytes.begin());
+    }
+    void write_state(StateId slot, std::span<const std::byte> bytes) override {
+        std::ranges::copy(bytes, states_.bytes(slot).begin());
+    }
 
   private:
     int thread_count() const;
@@ -114,6 +122,9 @@ class CpuBackend final : public Backend {
     void run(const HeadsPhase &phase, Worker &worker) noexcept;
     void run(const CopyPhase &phase, Worker &worker) noexcept;
     void run(const ExpertsPhase &phase, Worker &worker) noexcept;
+    void run(const ScanPhase &phase, Worker &worker) noexcept {
+        std::visit([&](const auto &step) { scans_.run(step, *batch_, worker.thread); }, phase.step);
+    }
     void run(const SelectPhase &phase, Worker &worker) noexcept;
     void run(const LogitsPhase &phase, Worker &worker) noexcept;
 
@@ -143,6 +154,7 @@ class CpuBackend final : public Backend {
     Program program_;
     std::vector<std::vector<Phase>> parts_;  // of the program
     CacheMemory cache_;
+    StateMemory states_;
     int32_t max_tokens_ = 0;
     std::vector<LazyBuffer> slots_;
     std::array<LazyBuffer, 3> packed_;     // by ActFormat
@@ -151,6 +163,7 @@ class CpuBackend final : public Backend {
     std::vector<LazyBuffer> packed_head_;  // per thread: one head's piece of all tokens
     AttentionRunner attention_;
     ExpertRunner experts_;
+    ScanRunner scans_;
 
     // The batch at hand.
     const Batch *batch_ = nullptr;
@@ -192,6 +205,7 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
     max_tokens_ = max_tokens;
     start_pool();
     cache_ = CacheMemory(program_, cache);
+    states_ = StateMemory(program_, cache);
     reserve_activations();
     reserve_work_space();
     attention_ = AttentionRunner({.program = &program_,
@@ -210,6 +224,11 @@ void CpuBackend::load(const Program &program, const CacheConfig &cache, int32_t 
                              .packed = packed_,
                              .scratch = scratch_},
                             max_tokens);
+    scans_ = ScanRunner({.program = &program_,
+                         .kernels = isa_.scan,
+                         .pool = pool_.get(),
+                         .states = &states_,
+                         .slots = slots_});
 }
 
 void CpuBackend::reserve_activations() {
@@ -243,6 +262,10 @@ CpuBackend::WorkSpace CpuBackend::work_space() const {
                        [](const Copy &) {},
                        [](const Gate &) {},
                        [](const Experts &) {},
+                       [](const ShortConv &) {},
+                       [](const ScanGate &) {},
+                       [](const LinearScan &) {},
+                       [](const SelectiveScan &) {},
                        [](const Logits &) {},
                    },
                    step);
@@ -403,6 +426,7 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
                        [](const AttendPhase &) {},
                        [](const HeadsPhase &) {},
                        [](const CopyPhase &) {},
+                       [](const ScanPhase &) {},
                        [](const SelectPhase &) {},
                    },
                    phases_[phase]);

@@ -72,4 +72,15 @@ std::span<std::byte> CacheMemory::block(int32_t group, BlockId block) const {
     return {g.memory.data() + static_cast<size_t>(block) * g.block, g.block};
 }
 
+StateMemory::StateMemory(const Program &program, const CacheConfig &config) {
+    for (const StateLayer &layer : program.state_layers) {
+        offsets_.push_back(slot_);
+        slot_ += static_cast<size_t>(layer.floats);
+    }
+    size_t bytes = 0;
+    if (__builtin_mul_overflow(slot_ * sizeof(float), static_cast<size_t>(config.states), &bytes))
+        bytes = SIZE_MAX / 2;
+    memory_ = LazyBuffer(bytes, "the states of recurrent layers; fewer sequences at a time need less");
+}
+
 }  // namespace runnel::kernels::cpu

@@ -63,4 +63,25 @@ class CacheMemory {
     std::vector<Group> groups_;
 };
 
+// State slots of recurrent layers: a slot holds the state of every layer, one behind the other.
+class StateMemory {
+  public:
+    StateMemory() = default;
+    StateMemory(const Program &program, const CacheConfig &config);
+
+    // Null for kNoState.
+    float *at(StateId slot, int32_t layer) const {
+        if (slot == kNoState) return nullptr;
+        return memory_.as<float>() + static_cast<size_t>(slot) * slot_ + offsets_[static_cast<size_t>(layer)];
+    }
+    std::span<std::byte> bytes(StateId slot) const {
+        return {memory_.data() + static_cast<size_t>(slot) * slot_ * sizeof(float), slot_ * sizeof(float)};
+    }
+
+  private:
+    LazyBuffer memory_;
+    size_t slot_ = 0;  // floats
+    std::vector<size_t> offsets_;
+};
+
 }  // namespace runnel::kernels::cpu

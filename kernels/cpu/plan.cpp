@@ -38,6 +38,10 @@ PackedInput packed_input_of(const Step &step, const Program &program) {
                           [](const Copy &) { return PackedInput{}; },
                           [](const Attention &) { return PackedInput{}; },
                           [](const Gate &) { return PackedInput{}; },
+                          [](const ShortConv &) { return PackedInput{}; },
+                          [](const ScanGate &) { return PackedInput{}; },
+                          [](const LinearScan &) { return PackedInput{}; },
+                          [](const SelectiveScan &) { return PackedInput{}; },
                       },
                       step);
 }
@@ -126,6 +130,10 @@ class Planner {
                        [&](const HeadLinear &s) { phases.push_back(HeadsPhase{s}); },
                        [&](const Copy &s) { phases.push_back(CopyPhase{s}); },
                        [&](const Experts &s) { push_experts(s, phases); },
+                       [&](const ShortConv &s) { phases.push_back(ScanPhase{s}); },
+                       [&](const ScanGate &s) { phases.push_back(ScanPhase{s}); },
+                       [&](const LinearScan &s) { phases.push_back(ScanPhase{s}); },
+                       [&](const SelectiveScan &s) { phases.push_back(ScanPhase{s}); },
                        [&](const Logits &s) { phases.push_back(LogitsPhase{s}); },
                    },
                    step);

@@ -53,6 +53,11 @@ struct CopyPhase {
     Copy step;
 };
 
+// One of the recurrent steps.
+struct ScanPhase {
+    std::variant<ShortConv, ScanGate, LinearScan, SelectiveScan> step;
+};
+
 // One of the five phases of a mixture of experts.
 struct ExpertsPhase {
     Experts step;
@@ -69,7 +74,7 @@ struct LogitsPhase {
 };
 
 using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, HeadsPhase,
-                           CopyPhase, ExpertsPhase, SelectPhase, LogitsPhase>;
+                           CopyPhase, ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
 
 // Of every part of the program.
 std::vector<std::vector<Phase>> plan(const Program &program);

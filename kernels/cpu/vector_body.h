@@ -152,6 +152,11 @@ void apply_gate(Gate::Act act, const float *gate, const float *up, int64_t n, fl
                 const auto share = logistic_share<L>(g, L::mul(L::set(-1.702f), g));
                 return L::mul(share, L::add(u, L::set(1.0f)));
             });
+        case Gate::Act::Sigmoid:
+            return map_gate<L>(gate, up, n, out,
+                               [](auto g) { return logistic_share<L>(L::set(1.0f), L::sub(L::zero(), g)); });
+        case Gate::Act::Identity:
+            return map_gate<L>(gate, up, n, out, [](auto g) { return g; });
     }
 }
 

@@ -221,6 +221,9 @@ class Planner {
                 return Activation::SiluClamped;
             case Gate::Act::GeluErf:
                 return Activation::GeluErf;
+            case Gate::Act::Sigmoid:
+            case Gate::Act::Identity:
+                refuse("gates of this kind");
         }
         return Activation::Silu;
     }
@@ -266,6 +269,10 @@ class Planner {
         if (op.in.empty() || op.in[0].format != format) op.in.push_back({format, {}});
         op.in.back().parts.push_back(part);
     }
+    void add(const ShortConv &) { refuse("short convolutions"); }
+    void add(const ScanGate &) { refuse("gates of recurrent layers"); }
+    void add(const LinearScan &) { refuse("linear attention"); }
+    void add(const SelectiveScan &) { refuse("selective scans"); }
     void add(const Logits &step) {
         use_tiles(step.weight);
         use_floats(step.bias);

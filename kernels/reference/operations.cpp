@@ -124,6 +124,10 @@ double activation(Gate::Act act, double x) {
             return x > 0 ? x * x : 0;
         case Act::SiluClamped:
             return std::min(x, 7.0) / (1 + std::exp(-1.702 * std::min(x, 7.0)));
+        case Act::Sigmoid:
+            return 1 / (1 + std::exp(-x));
+        case Act::Identity:
+            return x;
     }
     return 0;
 }
@@ -136,6 +140,79 @@ Row gate(Gate::Act act, std::span<const double> gate, std::span<const double> up
         double factor = up.empty() ? 1 : up[i];
         if (act == Gate::Act::SiluClamped) factor = std::clamp(factor, -7.0, 7.0) + 1;
         out[i] = activation(act, gate[i]) * factor;
+    }
+    return out;
+}
+
+Row short_conv(const ShortConv &step, std::span<const double> x, std::span<const double> weight,
+               std::span<const double> bias, Row &state) {
+    const size_t n = x.size(), taps = weight.size() / n;
+    state.resize((taps - 1) * n);
+    Row window = state;
+    window.insert(window.end(), x.begin(), x.end());
+    Row out(n);
+    for (size_t c = 0; c < n; ++c) {
+        for (size_t j = 0; j < taps; ++j) out[c] += weight[j * n + c] * window[j * n + c];
+        if (!bias.empty()) out[c] += bias[c];
+        if (step.silu) out[c] = activation(Gate::Act::Silu, out[c]);
+    }
+    state.assign(window.begin() + static_cast<std::ptrdiff_t>(n), window.end());
+    return out;
+}
+
+ScanGates scan_gate(const ScanGate &step, std::span<const double> x, std::span<const double> bias,
+                    std::span<const double> rate) {
+    ScanGates out;
+    for (size_t i = 0; i < x.size(); ++i) {
+        const double raw = x[i] + (bias.empty() ? 0.0 : bias[i]);
+        const double a = rate.empty() ? 0.0 : rate[i / (x.size() / rate.size())];
+        out.step.push_back(raw > 30 ? raw : std::log1p(std::exp(raw)));
+        out.decay.push_back(step.form == ScanGate::Form::Softplus
+                                ? std::exp(a * out.step.back())
+                                : std::exp(static_cast<double>(step.bound) / (1 + std::exp(-a * raw))));
+    }
+    return out;
+}
+
+// As the paper writes it: S is scaled, read, corrected and read again.
+Row linear_scan(const LinearScan &step, const ScanInput &in, Row &state) {
+    const auto dk = static_cast<size_t>(step.dk), dv = static_cast<size_t>(step.dv),
+               heads = static_cast<size_t>(step.heads), key_heads = static_cast<size_t>(step.key_heads);
+    state.resize(heads * dk * dv);
+    Row out(heads * dv);
+    for (size_t h = 0; h < heads; ++h) {
+        const size_t key = (step.neighbors ? h * key_heads / heads : h % key_heads) * dk;
+        double *s = state.data() + h * dk * dv;
+        for (size_t i = 0; i < dk; ++i) {
+            double decay = in.rate.empty() ? 1 : std::exp(in.rate[h]);
+            if (!in.decay.empty()) decay = in.decay[in.decay.size() == heads ? h : h * dk + i];
+            for (size_t j = 0; j < dv; ++j) s[i * dv + j] *= decay;
+        }
+        for (size_t j = 0; j < dv; ++j) {
+            const double v = in.v[h * dv + j];
+            double old = 0;
+            for (size_t i = 0; i < dk && step.delta; ++i) old += s[i * dv + j] * in.k[key + i];
+            const double d = (in.strength.empty() ? 1 : in.strength[h]) * (v - old);
+            for (size_t i = 0; i < dk; ++i) s[i * dv + j] += in.k[key + i] * d;
+            for (size_t i = 0; i < dk; ++i) out[h * dv + j] += s[i * dv + j] * in.q[key + i];
+            if (!in.skip.empty()) out[h * dv + j] += in.skip[h] * v;
+        }
+    }
+    return out;
+}
+
+Row selective_scan(std::span<const double> x, std::span<const double> dt, std::span<const double> b,
+                   std::span<const double> c, std::span<const double> rate, std::span<const double> skip,
+                   Row &state) {
+    state.resize(rate.size());
+    Row out(x.size());
+    for (size_t j = 0; j < x.size(); ++j) {
+        out[j] = skip[j] * x[j];
+        for (size_t i = 0; i < b.size(); ++i) {
+            double &h = state[i * x.size() + j];
+            h = h * std::exp(dt[j] * rate[i * x.size() + j]) + dt[j] * b[i] * x[j];
+            out[j] += h * c[i];
+        }
     }
     return out;
 }

@@ -45,6 +45,24 @@ double softcap(double x, double c);
 // act(gate) * up, or act(gate) if up is empty
 Row gate(Gate::Act act, std::span<const double> gate, std::span<const double> up);
 
+// The recurrent steps, for one token. `state` is what they keep of the tokens before, empty in front of the
+// first. x: the token's input; weights as the step says.
+Row short_conv(const ShortConv &step, std::span<const double> x, std::span<const double> weight,
+               std::span<const double> bias, Row &state);
+struct ScanGates {
+    Row step, decay;
+};
+ScanGates scan_gate(const ScanGate &step, std::span<const double> x, std::span<const double> bias,
+                    std::span<const double> rate);
+struct ScanInput {
+    std::span<const double> q, k, v, decay, strength, rate, skip;  // empty where the step has none
+};
+Row linear_scan(const LinearScan &step, const ScanInput &in, Row &state);
+// rate: [n][channels]
+Row selective_scan(std::span<const double> x, std::span<const double> dt, std::span<const double> b,
+                   std::span<const double> c, std::span<const double> rate, std::span<const double> skip,
+                   Row &state);
+
 // W x (+ bias, if not empty); W: [rows][x.size()].
 Row linear(std::span<const double> weight, std::span<const double> x, std::span<const double> bias = {});
 

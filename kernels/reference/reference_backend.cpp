@@ -44,6 +44,7 @@ class ReferenceBackend final : public Backend {
             pages.values.resize(cells * pages.value_width);
             pages_.push_back(std::move(pages));
         }
+        states_.assign(static_cast<size_t>(cache.states), std::vector<Row>(program.state_layers.size()));
     }
 
     bool execute(const Batch &batch, std::span<float> logits) override {
@@ -204,6 +205,58 @@ class ReferenceBackend final : public Backend {
                 gate(s.act, row(s.gate, t), s.up == kNoSlot ? std::span<double>() : row(s.up, t)),
                 row(s.out, t).begin());
     }
+    // --- recurrent steps
+
+    // f(token, state) for the tokens of every sequence in order, from the state that it reads to those that it
+    // writes.
+    template <class F>
+    void advance(int32_t layer, F &&f) {
+        const auto index = static_cast<size_t>(layer);
+        for (const SequenceSpan &sequence : batch_->sequences) {
+            Row state =
+                sequence.state == kNoState ? Row{} : states_[static_cast<size_t>(sequence.state)][index];
+            int32_t done = 0;
+            for (const StateWrite &write : sequence.state_writes) {
+                for (; done < write.tokens; ++done) f(static_cast<size_t>(sequence.first + done), state);
+                states_[static_cast<size_t>(write.slot)][index] = state;
+            }
+        }
+    }
+    std::span<const double> row_or_none(Slot slot, size_t t) {
+        return slot == kNoSlot ? std::span<const double>() : row(slot, t);
+    }
+    void run(const ShortConv &s) {
+        const Row w = vector_of(s.weight), bias = vector_of(s.bias);
+        advance(s.state, [&](size_t t, Row &state) {
+            std::ranges::copy(short_conv(s, row(s.in, t), w, bias, state), row(s.out, t).begin());
+        });
+    }
+    void run(const ScanGate &s) {
+        const Row bias = vector_of(s.bias), rate = vector_of(s.rate);
+        for (size_t t = 0; t < tokens(); ++t) {
+            const ScanGates gates = scan_gate(s, row(s.in, t), bias, rate);
+            if (s.step != kNoSlot) std::ranges::copy(gates.step, row(s.step, t).begin());
+            if (s.decay != kNoSlot) std::ranges::copy(gates.decay, row(s.decay, t).begin());
+        }
+    }
+    void run(const LinearScan &s) {
+        const Row rate = vector_of(s.rate), skip = vector_of(s.skip);
+        advance(s.state, [&](size_t t, Row &state) {
+            const ScanInput in{
+                row(s.q, t), row(s.k, t), row(s.v, t), row_or_none(s.decay, t), row_or_none(s.strength, t),
+                rate,        skip};
+            std::ranges::copy(linear_scan(s, in, state), row(s.out, t).begin());
+        });
+    }
+    void run(const SelectiveScan &s) {
+        const Row rate = vector_of(s.rate), skip = vector_of(s.skip);
+        advance(s.state, [&](size_t t, Row &state) {
+            const Row out =
+                selective_scan(row(s.x, t), row(s.dt, t), row(s.b, t), row(s.c, t), rate, skip, state);
+            std::ranges::copy(out, row(s.out, t).begin());
+        });
+    }
+
     void run(const Logits &s) {
         std::vector<std::span<const double>> rows;
         for (const int32_t token : batch_->logit_rows) rows.push_back(row(s.in, static_cast<size_t>(token)));
@@ -353,7 +406,8 @@ class ReferenceBackend final : public Backend {
     Program program_;
     CacheConfig cache_;
     int32_t max_tokens_ = 0;
-    std::vector<Pages> pages_;  // by layer of the cache
+    std::vector<Pages> pages_;              // by layer of the cache
+    std::vector<std::vector<Row>> states_;  // by slot and recurrent step
     // The batch at hand.
     const Batch *batch_ = nullptr;
     std::span<float> logits_;
@@ -374,6 +428,7 @@ std::vector<float> logits_of(const Program &program, std::span<const int32_t> to
     ReferenceBackend backend;
     CacheConfig cache;
     cache.blocks.assign(static_cast<size_t>(groups), blocks);
+    cache.states = 1;
     backend.load(program, cache, count);
     std::vector<BlockId> table(static_cast<size_t>(blocks));
     std::iota(table.begin(), table.end(), 0);
@@ -381,6 +436,7 @@ std::vector<float> logits_of(const Program &program, std::span<const int32_t> to
     std::iota(positions.begin(), positions.end(), 0);
     SequenceSpan sequence{0, count, 0, {}};
     sequence.tables.assign(static_cast<size_t>(groups), table);
+    sequence.state_writes = {{count, 0}};
     std::vector<float> logits(tokens.size() * static_cast<size_t>(program.vocab));
     backend.execute({tokens, positions, {&sequence, 1}, positions}, logits);
     return logits;

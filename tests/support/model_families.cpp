@@ -92,6 +92,74 @@ void add_experts(std::vector<FamilyFiles> &list) {
     add(gemma4("gemma4-26b", {.keys_are_values = true}), {});
 }
 
+// Recurrent layers, alone or with attention.
+void add_recurrent(std::vector<FamilyFiles> &list) {
+    using Mixer = RecurrentFiles::Mixer;
+    using Shared = ExpertFiles::Shared;
+    const auto add = [&](FamilyFiles family, const RecurrentFiles &files,
+                         std::optional<ExpertFiles> experts = {}) {
+        family.recurrent = files;
+        family.experts = experts;
+        list.push_back(std::move(family));
+    };
+    FamilyFiles qwen{.name = "qwen35",
+                     .arch = "qwen35",
+                     .norms = {"attn_norm", "post_attention_norm"},
+                     .head_norm = HeadNorm::PerHead,
+                     .rope_divisor = 2,
+                     .keys = {{"rope.dimension_sections", std::vector<int32_t>{2, 1, 1, 0}}}};
+    RecurrentFiles delta{.mixer = Mixer::GatedDelta, .gated_attention = true, .interval_key = true};
+    add(qwen, delta);
+    qwen.name = qwen.arch = "qwen35moe";
+    add(qwen, delta, ExpertFiles{.shared = Shared::Gated});
+    qwen.name = qwen.arch = "qwen3next", qwen.keys.clear();
+    delta.separate_gates = false;
+    add(qwen, delta, ExpertFiles{.shared = Shared::Gated});
+    qwen.name = "qwen3next-old", delta.interleaved = true;
+    add(qwen, delta, ExpertFiles{.shared = Shared::Gated});
+    FamilyFiles lfm{.name = "lfm2", .arch = "lfm2", .head_norm = HeadNorm::PerHead, .tied = true};
+    const RecurrentFiles convolved{.mixer = Mixer::ShortConv, .final_norm = "token_embd_norm"};
+    add(lfm, convolved);
+    lfm.name = lfm.arch = "lfm2moe", lfm.keys = {{"expert_gating_func", uint32_t{2}}};
+    add(lfm, convolved, ExpertFiles{.selection_bias = true});
+    FamilyFiles plain{.name = "mamba", .arch = "mamba", .norms = {"attn_norm"}, .rope = false};
+    add(plain, {.mixer = Mixer::Mamba, .period = 0, .feed_forward = false});
+    plain.name = "falcon-mamba", plain.keys = {{"ssm.dt_b_c_rms", true}};
+    add(plain, {.mixer = Mixer::Mamba, .period = 0, .feed_forward = false});
+    plain.name = plain.arch = "mamba2", plain.keys.clear();
+    add(plain, {.mixer = Mixer::Mamba2, .period = 0, .feed_forward = false});
+    add({.name = "jamba", .arch = "jamba", .rope = false},
+        {.mixer = Mixer::Mamba, .normed_inputs = true, .mixed_experts = true},
+        ExpertFiles{.width_key = false});
+    add({.name = "falcon-h1", .arch = "falcon-h1", .norms = {"attn_norm"}},
+        {.mixer = Mixer::Mamba2, .attention_too = true});
+    FamilyFiles granite{.name = "granitehybrid",
+                        .arch = "granitehybrid",
+                        .keys = {{"embedding_scale", 3.0f},
+                                 {"residual_scale", 0.4f},
+                                 {"logit_scale", 1.5f},
+                                 {"attention.scale", 0.25f},
+                                 {"rope.scaling.finetuned", false}}};
+    add(granite, {.mixer = Mixer::Mamba2});
+    granite.name = "granitehybrid-moe";
+    granite.keys.back().second = true;
+    add(granite, {.mixer = Mixer::Mamba2}, ExpertFiles{.shared = Shared::Plain, .width_key = false});
+    FamilyFiles nemotron{.name = "nemotron_h",
+                         .arch = "nemotron_h",
+                         .norms = {"attn_norm"},
+                         .layer_norm = true,
+                         .gated = false,
+                         .rope = false};
+    const RecurrentFiles alternating{.mixer = Mixer::Mamba2, .alternating = true};
+    add(nemotron, alternating);
+    nemotron.name = nemotron.arch = "nemotron_h_moe";
+    nemotron.keys = {{"expert_weights_norm", true},
+                     {"expert_weights_scale", 1.5f},
+                     {"expert_gating_func", uint32_t{2}},
+                     {"expert_shared_count", uint32_t{1}}};
+    add(nemotron, alternating, ExpertFiles{.shared = Shared::Plain, .selection_bias = true});
+}
+
 std::vector<FamilyFiles> make_list() {
     std::vector<FamilyFiles> list = {
         {.name = "llama", .arch = "llama"},
@@ -212,6 +280,7 @@ std::vector<FamilyFiles> make_list() {
     list.push_back(gemma4("gemma4", {.period = 2, .shared_kv = 3, .wide_shared = true, .own_embedding = 24}));
     list.push_back(gemma4("gemma4-31b", {.keys_are_values = true}));
     add_experts(list);
+    add_recurrent(list);
     return list;
 }
 

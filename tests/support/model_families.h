@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "tests/support/model_recurrent.h"
+
 namespace runnel::testing {
 
 // The feed-forward half of layers with experts.
@@ -47,7 +49,8 @@ struct Gemma4Files {
 struct FamilyFiles {
     enum class HeadNorm { None, PerHead, WholeRow, OwnWeights };  // [hd]; [heads * hd]; [hd, heads]
     enum class Biases { None, Qkv, All };
-    using Key = std::pair<std::string, std::variant<float, uint32_t, bool, std::string>>;
+    using Key =
+        std::pair<std::string, std::variant<float, uint32_t, bool, std::string, std::vector<int32_t>>>;
 
     std::string name;                                            // of the variant: "command-r-plus"
     std::string arch;                                            // general.architecture: "command-r"
@@ -64,6 +67,7 @@ struct FamilyFiles {
     std::optional<ExpertFiles> experts = {};  // with ModelShape::experts.count > 0
     std::optional<LatentFiles> latent = {};
     std::optional<Gemma4Files> gemma4 = {};
+    std::optional<RecurrentFiles> recurrent = {};
     // Size of what layers add to the residual stream: large where embeddings are multiplied, so that layers
     // decide the logits and not the token itself.
     float branch_gain = 1;

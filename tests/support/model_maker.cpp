@@ -150,7 +150,7 @@ class Planner {
         if (family_.gemma4) plan_gemma4_begin();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
         layer_ = -1;
-        norm("output_norm");
+        norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
         if (!shape_.tied) matrix("output", Role::Output, shape_.width, shape_.vocab, 2.5f);
         if (family_.output_bias) vector("output.bias", shape_.vocab, 0);
         return std::move(tensors_);
@@ -170,6 +170,7 @@ class Planner {
 
     void plan_layer() {
         for (const std::string &name : family_.norms) norm(name);
+        if (family_.recurrent) return plan_recurrent_layer();
         if (family_.latent)
             plan_latent_attention();
         else if (family_.gemma4)
@@ -183,7 +184,26 @@ class Planner {
         if (family_.gemma4) plan_gemma4_end();
     }
 
+    void plan_recurrent_layer() {
+        const RecurrentFiles &files = *family_.recurrent;
+        if (files.mixes(layer_))
+            for (const MixerTensor &t : mixer_tensors(shape_, files, residual())) {
+                if (t.matrix)
+                    matrix(t.name.substr(0, t.name.rfind('.')), Role::Plain, t.shape[0], t.shape[1], t.gain);
+                else
+                    tensors_.push_back({prefix() + t.name, t.shape, Type::F32, t.mean, t.sigma, {}});
+            }
+        if (files.attends(layer_)) plan_attention();
+        if (files.attention_too) vector("ffn_norm", shape_.width, 1);  // its converter forgets the suffix
+        if (!files.feeds(layer_)) return;
+        if (has_experts())
+            plan_experts();
+        else
+            plan_feed_forward();
+    }
+
     bool has_experts() const {
+        if (family_.recurrent && family_.recurrent->mixed_experts && layer_ % 2 == 0) return false;
         const int64_t step = shape_.arch == "llama4" ? 2 : 1;
         return family_.experts && layer_ >= shape_.experts.leading_dense && (layer_ + 1) % step == 0;
     }
@@ -272,13 +292,13 @@ class Planner {
         if (e.merged) {
             stack("ffn_gate_up_exps", Role::Plain, width, 2 * e.ff, 1);
         } else {
-            stack("ffn_gate_exps", Role::Plain, width, e.ff, 1);
+            if (family_.gated) stack("ffn_gate_exps", Role::Plain, width, e.ff, 1);
             stack("ffn_up_exps", Role::Plain, width, e.ff, 1);
         }
         stack("ffn_down_exps", Role::FfnDown, e.ff, width, 2 * residual());
         if (files.shared == ExpertFiles::Shared::None) return;
         if (files.shared == ExpertFiles::Shared::Gated) router("ffn_gate_inp_shexp", {width});
-        matrix("ffn_gate_shexp", Role::Plain, width, e.ff, 1);
+        if (family_.gated) matrix("ffn_gate_shexp", Role::Plain, width, e.ff, 1);
         matrix("ffn_up_shexp", Role::Plain, width, e.ff, 1);
         matrix("ffn_down_shexp", Role::FfnDown, e.ff, width, 2 * residual());
     }
@@ -299,7 +319,8 @@ class Planner {
             matrix("attn_qkv", Role::Plain, width, q + 2 * kv, 1.2f);
             if (shape_.bias) vector("attn_qkv.bias", q + 2 * kv, 0);
         } else {
-            matrix("attn_q", Role::Plain, width, q, 1.2f);
+            const bool gate = family_.recurrent && family_.recurrent->gated_attention;
+            matrix("attn_q", Role::Plain, width, gate ? 2 * q : q, 1.2f);
             matrix("attn_k", Role::Plain, width, kv, 1.2f);
             matrix("attn_v", Role::AttentionV, width, kv, 1);
             if (shape_.bias) {

@@ -83,6 +83,19 @@ void add_gemma4_metadata(const ModelShape &shape, const Gemma4Files &files, cons
     writer.add(key("rope.freq_base_swa"), static_cast<float>(shape.rope_freq_base));
 }
 
+void add_value(gguf::Writer &writer, const std::string &key,
+               const decltype(FamilyFiles::Key::second) &value) {
+    if (const auto *numbers = std::get_if<std::vector<int32_t>>(&value)) {
+        gguf::Array array(gguf::ValueType::I32);
+        for (const int32_t number : *numbers) array.push(number);
+        return writer.add(key, array);
+    }
+    if (const auto *real = std::get_if<float>(&value)) writer.add(key, *real);
+    if (const auto *number = std::get_if<uint32_t>(&value)) writer.add(key, *number);
+    if (const auto *flag = std::get_if<bool>(&value)) writer.add(key, *flag);
+    if (const auto *text = std::get_if<std::string>(&value)) writer.add(key, *text);
+}
+
 }  // namespace
 
 void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
@@ -99,9 +112,11 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     add_size("context_length", shape.context);
     add_size("embedding_length", shape.width);
     add_size("block_count", shape.layers);
-    if (!family.gemma4) add_size("feed_forward_length", shape.ff);
-    add_size("attention.head_count", shape.heads);
-    if (family.latent) {
+    if (!family.gemma4 && !family.recurrent) add_size("feed_forward_length", shape.ff);
+    if (!family.recurrent) add_size("attention.head_count", shape.heads);
+    if (family.recurrent) {
+        add_recurrent_metadata(shape, *family.recurrent, family.arch, writer);
+    } else if (family.latent) {
         add_latent_metadata(shape, *family.latent, add_size);
     } else if (family.gemma4) {
         add_gemma4_metadata(shape, *family.gemma4, family.arch, writer);
@@ -121,7 +136,7 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     }
     for (const auto &[name, value] : family.keys)
         if (shape.sliding_window == 0 || name != "attention.sliding_window")
-            std::visit([&, of = key(name)](const auto &v) { writer.add(of, v); }, value);
+            add_value(writer, key(name), value);
     if (shape.sliding_window > 0) add_size("attention.sliding_window", shape.sliding_window);
     if (shape.rope_scaling == "longrope") {
         writer.add(key("rope.scaling.type"), shape.rope_scaling);

@@ -35,10 +35,11 @@ inline float toy_logit(uint64_t hash, int32_t id) {
     return static_cast<float>(mix(hash ^ static_cast<uint64_t>(id) << 20) >> 40) * 0x1p-24f * 16 - 8;
 }
 
-inline kernels::Program toy_program(int32_t vocab) {
+inline kernels::Program toy_program(int32_t vocab, bool recurrent = false) {
     kernels::Program program;
     program.vocab = vocab;
     program.cache_layers = {{1, 8, 8, 0}, {1, 8, 8, 1}};  // two groups
+    if (recurrent) program.state_layers = {{2}};          // the hash of the tokens so far
     return program;
 }
 
@@ -68,6 +69,14 @@ class ToyBackend final : public kernels::Backend {
         pools_.clear();
         for (const int32_t blocks : cache.blocks)
             pools_.emplace_back(static_cast<size_t>(blocks) * kernels::kBlockTokens, -1);
+        recurrent_ = !program.state_layers.empty();
+        states_.assign(static_cast<size_t>(cache.states), 0);
+    }
+    void read_state(kernels::StateId slot, std::span<std::byte> bytes) override {
+        std::memcpy(bytes.data(), &states_.at(static_cast<size_t>(slot)), sizeof(uint64_t));
+    }
+    void write_state(kernels::StateId slot, std::span<const std::byte> bytes) override {
+        std::memcpy(&states_.at(static_cast<size_t>(slot)), bytes.data(), sizeof(uint64_t));
     }
 
     void copy_blocks(int32_t group, std::span<const kernels::BlockCopy> copies) override {
@@ -128,6 +137,7 @@ class ToyBackend final : public kernels::Backend {
         std::map<int32_t, std::vector<int32_t>> prefixes;  // of each token of the batch
         for (const kernels::SequenceSpan &s : batch.sequences) write(batch, s);
         for (const kernels::SequenceSpan &s : batch.sequences) read(s, prefixes);
+        if (recurrent_) advance_states(batch, prefixes);
         for (size_t r = 0; r < batch.logit_rows.size(); ++r) {
             const std::span<float> row = row_of(r);
             const std::vector<int32_t> &prefix = prefixes.at(batch.logit_rows[r]);
@@ -183,6 +193,31 @@ class ToyBackend final : public kernels::Backend {
         }
     }
 
+    // Every state that is read is that of the tokens in front of the batch, and no slot is written that another
+    // span reads or writes.
+    void advance_states(const kernels::Batch &batch,
+                        const std::map<int32_t, std::vector<int32_t>> &prefixes) {
+        std::vector<int> touched(states_.size(), 0);
+        for (const kernels::SequenceSpan &s : batch.sequences) {
+            std::vector<int32_t> before = prefixes.at(s.first);
+            before.pop_back();
+            if ((s.state == kernels::kNoState) != before.empty()) throw std::logic_error("a state to read");
+            if (s.state == kernels::kNoState) continue;
+            if (states_.at(static_cast<size_t>(s.state)) != hash_tokens(before))
+                throw std::logic_error("the state is of other tokens");
+            touched[static_cast<size_t>(s.state)] = 1;
+        }
+        for (const kernels::SequenceSpan &s : batch.sequences) {
+            if (s.state_writes.empty() || s.state_writes.back().tokens != s.count)
+                throw std::logic_error("the last state is kept");
+            for (const kernels::StateWrite &write : s.state_writes) {
+                const auto slot = static_cast<size_t>(write.slot);
+                if (touched.at(slot)++ > 0) throw std::logic_error("a state is overwritten");
+                states_[slot] = hash_tokens(prefixes.at(s.first + write.tokens - 1));
+            }
+        }
+    }
+
     int32_t *cells(int32_t group, kernels::BlockId block) {
         return &pools_.at(static_cast<size_t>(group)).at(static_cast<size_t>(block * kernels::kBlockTokens));
     }
@@ -190,6 +225,8 @@ class ToyBackend final : public kernels::Backend {
     int32_t vocab_ = 0, max_tokens_ = 0;
     std::vector<float> logits_;                // of the last batch
     std::vector<std::vector<int32_t>> pools_;  // per group: the token in every cell
+    bool recurrent_ = false;
+    std::vector<uint64_t> states_;  // per slot
 };
 
 }  // namespace runnel::testing

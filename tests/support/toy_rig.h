@@ -20,12 +20,14 @@ struct ToyRig {
     ToyBackend *backend;
     decode::Executor executor;
 
-    explicit ToyRig(const decode::ExecutorOptions &options, int32_t vocab = kToyVocab)
-        : ToyRig(std::make_unique<ToyBackend>(), options, vocab) {}
+    // recurrent: with a layer that keeps a state.
+    explicit ToyRig(const decode::ExecutorOptions &options, int32_t vocab = kToyVocab, bool recurrent = false)
+        : ToyRig(std::make_unique<ToyBackend>(), options, vocab, recurrent) {}
 
   private:
-    ToyRig(std::unique_ptr<ToyBackend> toy, const decode::ExecutorOptions &options, int32_t vocab)
-        : backend(toy.get()), executor(std::move(toy), toy_program(vocab), options) {}
+    ToyRig(std::unique_ptr<ToyBackend> toy, const decode::ExecutorOptions &options, int32_t vocab,
+           bool recurrent)
+        : backend(toy.get()), executor(std::move(toy), toy_program(vocab, recurrent), options) {}
 };
 
 // Token 0 ends a text.

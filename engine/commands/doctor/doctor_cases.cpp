@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <random>
@@ -27,7 +28,22 @@ constexpr double kExact = 1e-5, kMatrix = 8e-3, kAttention = 5e-3;
 // What a device's choice of a kernel and its ways may depend on: the kind of step, shapes, formats, options.
 // Two steps with the same are one case.
 using CaseKey = std::vector<int64_t>;
-enum Kind : int64_t { kEmbed, kNorm, kLinear, kGated, kHeads, kCopy, kAttend, kGate, kExperts, kLogits };
+enum Kind : int64_t {
+    kEmbed,
+    kNorm,
+    kLinear,
+    kGated,
+    kHeads,
+    kCopy,
+    kAttend,
+    kGate,
+    kExperts,
+    kConv,
+    kScanGate,
+    kScan,
+    kSelective,
+    kLogits
+};
 
 int64_t bits(float value) {
     return std::bit_cast<int32_t>(value);
@@ -89,6 +105,7 @@ class Small {
         program_.constants = from.constants;
         program_.ropes = from.ropes;
         program_.slots = from.slots;
+        program_.state_layers = from.state_layers;
     }
     int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
 
@@ -366,8 +383,8 @@ class Cases {
     }
 
     void add(const Gate &step) {
-        static constexpr const char *kNames[] = {"SiLU", "GELU (tanh)", "GELU (erf)", "squared ReLU",
-                                                 "SiLU, clamped"};
+        static constexpr const char *kNames[] = {"SiLU",          "GELU (tanh)", "GELU (erf)", "squared ReLU",
+                                                 "SiLU, clamped", "sigmoid",     "product"};
         if (seen({kGate, static_cast<int64_t>(step.act), width(step.gate), step.up != kNoSlot,
                   step.out == step.gate, step.out == step.up}))
             return;
@@ -451,6 +468,63 @@ class Cases {
             *id = put(w);
         }
         return part.input(step.in).input(step.logits).input(step.add).step(step).look_at(step.out);
+    }
+
+    void add(const ShortConv &step) {
+        const Weight &w = weight(step.weight);
+        if (seen({kConv, w.rows, w.cols, type(step.bias), step.silu})) return;
+        push_exact(
+            "convolution of " + std::to_string(w.rows) + " tokens, " + std::to_string(w.cols) + " channels" +
+                (step.silu ? ", SiLU" : ""),
+            w.name, [this, step] { return small().input(step.in).step(step).look_at(step.out); }, kExact);
+    }
+    void add(const ScanGate &step) {
+        const Slot out = step.decay != kNoSlot ? step.decay : step.step;
+        if (seen({kScanGate, static_cast<int64_t>(step.form), width(step.in), type(step.bias),
+                  type(step.rate), step.step != kNoSlot}))
+            return;
+        push_exact(
+            "gates of a scan, " + std::to_string(width(step.in)), "",
+            [this, step, out] { return small().input(step.in).step(step).look_at(out); }, kExact);
+    }
+    // Keys and queries as they come, of length one; decays and strengths between 0 and 1.
+    void add(const LinearScan &step) {
+        const bool channels = step.decay != kNoSlot && width(step.decay) != step.heads;
+        if (seen({kScan, step.heads, step.key_heads, step.dk, step.dv, step.neighbors, step.delta,
+                  step.decay != kNoSlot, channels, step.strength != kNoSlot, type(step.skip)}))
+            return;
+        const std::string name = std::string(step.delta ? "delta rule" : "scan") + ", " +
+                                 std::to_string(step.heads) + " heads of " + std::to_string(step.dk) + " x " +
+                                 std::to_string(step.dv);
+        const auto program = [this, step] {
+            Small part = small();
+            for (const Slot slot : {step.q, step.k}) {
+                const Norm unit{.in = slot,
+                                .out = slot,
+                                .weight = kNoWeight,
+                                .eps = 1e-6f,
+                                .parts = step.key_heads,
+                                .scale = 1 / std::sqrt(static_cast<float>(step.dk))};
+                part.input(slot).step(unit);
+            }
+            for (const Slot slot : {step.decay, step.strength})
+                if (slot != kNoSlot) part.input(slot).step(Gate{slot, kNoSlot, slot, Gate::Act::Sigmoid});
+            return part.input(step.v).step(step).look_at(step.out);
+        };
+        push_exact(name, "", program, 10 * kExact);
+    }
+    void add(const SelectiveScan &step) {
+        if (seen({kSelective, width(step.x), width(step.b)})) return;
+        const auto program = [this, step] {
+            Small part = small();
+            part.input(step.x).input(step.b).input(step.c).input(step.dt);
+            return part.step(Gate{step.dt, kNoSlot, step.dt, Gate::Act::Sigmoid})
+                .step(step)
+                .look_at(step.out);
+        };
+        push_exact("scan of " + std::to_string(width(step.x)) + " channels, " +
+                       std::to_string(width(step.b)) + " states each",
+                   weight(step.rate).name, program, 10 * kExact);
     }
 
     // All rows are computed, as those of any matrix, and some of them looked at.

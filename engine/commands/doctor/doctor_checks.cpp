@@ -33,7 +33,7 @@ class Sequence {
         : backend_(std::move(backend)), vocab_(program.vocab) {
         const int32_t blocks = (tokens + kernels::kBlockTokens - 1) / kernels::kBlockTokens;
         for (int32_t i = 0; i < blocks; ++i) table_.push_back(blocks - 1 - i);
-        backend_->load(program, {{blocks}, kernels::CacheType::F16, kernels::CacheType::F16}, tokens);
+        backend_->load(program, {.blocks = {blocks}, .states = 2}, tokens);
     }
 
     // Logits of the tokens [past, past + count), whose ids are their places.
@@ -41,7 +41,10 @@ class Sequence {
         std::vector<int32_t> tokens(static_cast<size_t>(count)), rows(tokens.size());
         std::iota(tokens.begin(), tokens.end(), past);
         std::iota(rows.begin(), rows.end(), 0);
-        const kernels::SequenceSpan span{0, count, past, {table_}};
+        kernels::SequenceSpan span{0, count, past, {table_}};
+        if (past > 0) span.state = state_;
+        state_ = 1 - state_;  // what is read is not written
+        span.state_writes = {{count, state_}};
         std::vector<float> logits(static_cast<size_t>(count * vocab_),
                                   std::numeric_limits<float>::quiet_NaN());
         backend_->execute({tokens, tokens, {&span, 1}, rows}, logits);
@@ -63,6 +66,7 @@ class Sequence {
     std::unique_ptr<Backend> backend_;
     int64_t vocab_;
     std::vector<kernels::BlockId> table_;
+    kernels::StateId state_ = 0;
 };
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {

@@ -108,7 +108,8 @@ std::vector<float> operators(const VectorKernels &k, const std::vector<float> &x
     k.rms_norm(x.data(), {y.data(), nullptr, nullptr}, n, 1e-5f, out.data()), keep();
     k.layer_norm(x.data(), {y.data(), x.data(), nullptr}, n, 1e-5f, out.data()), keep();
     using Act = kernels::Gate::Act;
-    for (const Act act : {Act::Silu, Act::GeluTanh, Act::GeluErf, Act::ReluSquared, Act::SiluClamped})
+    for (const Act act : {Act::Silu, Act::GeluTanh, Act::GeluErf, Act::ReluSquared, Act::SiluClamped,
+                          Act::Sigmoid, Act::Identity})
         k.gate(act, x.data(), y.data(), n, out.data()), keep();
     k.softcap(3, x.data(), n, out.data()), keep();
     k.exp(x.data(), n, out.data()), keep();

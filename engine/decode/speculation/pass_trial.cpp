@@ -23,7 +23,7 @@ std::optional<double> PassTrial::seconds_of(int32_t tokens, const StopRequest *s
         return std::nullopt;
     if (!executor_.run(output_, stop ? stop->flag() : nullptr)) return std::nullopt;
     const double took = base::seconds_since(start);
-    if (!cache_.can_truncate(depth_)) depth_ = 0;
+    depth_ = cache_.truncatable(depth_);
     cache_.truncate(depth_);
     return std::max(took, 1e-9);
 }

@@ -125,7 +125,7 @@ TEST_CASE("paged cache: random growth, forks, roll-backs and sharing never lose 
             } else if (what == 3) {
                 const int32_t length =
                     static_cast<int32_t>(random() % static_cast<size_t>(sequences[i].length() + 1));
-                if (sequences[i].can_truncate(length)) sequences[i].truncate(length);
+                if (sequences[i].truncatable(length) == length) sequences[i].truncate(length);
             } else {
                 const Tokens before = sequences[i].tokens();
                 const Tokens more = random_text(random, random() % 60);
@@ -268,9 +268,9 @@ TEST_CASE("paged cache: behind a window, memory stays the same however long the 
         }
     }
     CHECK(sequence.length() == 5000);
-    for (int32_t back = 1; back <= slack; back += 7) CHECK(sequence.can_truncate(5000 - back));
-    CHECK_FALSE(sequence.can_truncate(2000));
-    CHECK(sequence.can_truncate(0));
+    for (int32_t back = 1; back <= slack; back += 7) CHECK(sequence.truncatable(5000 - back) == 5000 - back);
+    CHECK(sequence.truncatable(2000) == 0);
+    CHECK(sequence.truncatable(0) == 0);
     sequence.truncate(5000 - slack);
     device.check(sequence);
     SequenceCache same =

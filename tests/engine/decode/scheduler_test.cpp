@@ -103,7 +103,8 @@ TEST_CASE("scheduler: random schedules over a small pool give every answer as it
         ToyRig calm({.context = context}), crowded({.context = context,
                                                     .batch = 1 + static_cast<int32_t>(rng() % 50),
                                                     .sequences = 8,
-                                                    .cells = context + static_cast<int32_t>(rng() % 100)});
+                                                    .cells = context + static_cast<int32_t>(rng() % 100)},
+                                                   kVocab, seed % 3 == 0);
         const Results expected = alone(calm.executor, jobs);
         const FreeBlocks free = crowded.executor.free_blocks();
         SchedulerCounts counts;
@@ -184,7 +185,8 @@ TEST_CASE("scheduler: a sequence may bring several tokens and get several rows")
         CAPTURE(seed);
         std::mt19937 rng(seed);
         ToyRig rig(
-            {.context = 300, .batch = 8 + static_cast<int32_t>(rng() % 20), .sequences = 4, .cells = 400});
+            {.context = 300, .batch = 8 + static_cast<int32_t>(rng() % 20), .sequences = 4, .cells = 400},
+            kVocab, seed % 2 == 0);
         Scheduler scheduler(rig.executor, {.parallel = 4});
         std::list<Session> sessions;
         std::map<const Session *, size_t> rows;

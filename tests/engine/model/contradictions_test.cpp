@@ -33,7 +33,8 @@ bool is_optional(std::string_view tensor) {
     for (const std::string_view end :
          {"output.weight", "attn_sinks.weight", "layer_output_scale.weight", "exp_probs_b.bias",
           "ffn_down_exps.scale", "ffn_gate_inp_shexp.weight", "ffn_gate_inp.bias", "ffn_gate_exps.bias",
-          "ffn_up_exps.bias", "ffn_down_exps.bias", "attn_q_norm.weight"})
+          "ffn_up_exps.bias", "ffn_down_exps.bias", "attn_q_norm.weight", "ssm_conv1d.bias",
+          "ssm_norm.weight"})
         if (tensor.ends_with(end)) return tensor != "attn_output.weight";
     const bool of_qkv = tensor.find("attn_q.") != tensor.npos || tensor.find("attn_k.") != tensor.npos ||
                         tensor.find("attn_v.") != tensor.npos;
@@ -45,6 +46,7 @@ bool is_optional(std::string_view tensor) {
 std::vector<std::string_view> neighbors(std::string_view tensor) {
     if (tensor == "token_embd.weight") return {tensor, "output.weight"};
     const size_t half = tensor.find('_');
+    if (tensor.find(".ssm_in.") != tensor.npos) return {tensor.substr(0, half), "attn_qkv"};
     return {tensor.starts_with("blk.") ? tensor.substr(0, half) : tensor};
 }
 
@@ -59,7 +61,13 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
     const auto ends = [&](std::string_view end) { return key.ends_with(end); };
     if (family.latent && !family.latent->joint && (ends(".key_length") || ends(".value_length"))) return true;
     if (family.latent && ends(".head_count_kv")) return true;
-    if (family.name == "llama4" && ends(".leading_dense_block_count")) return true;
+    const bool no_attention = family.recurrent && family.recurrent->period == 0;
+    if (no_attention && !family.recurrent->attention_too && !family.recurrent->alternating &&
+        (ends(".head_count") || ends(".feed_forward_length")))
+        return true;
+    if ((family.name == "llama4" || family.arch == "nemotron_h_moe") && ends(".leading_dense_block_count"))
+        return true;
+    if (family.name == "granitehybrid" && ends("rope.dimension_count")) return true;  // nothing is rotated
     for (const std::string_view end :
          {".context_length", ".sliding_window", ".expert_used_count", ".expert_shared_count",
           ".expert_gating_func", ".expert_shared_feed_forward_length", ".vocab_size",
@@ -75,6 +83,7 @@ std::vector<std::string_view> relatives(std::string_view key) {
     if (name == "leading_dense_block_count" || name == "interleave_moe_layer_step") return {name, "ffn_"};
     if (name == "attention.q_lora_rank") return {name, "attn_q"};
     if (name == "expert_count") return {name, "ffn_"};
+    if (name == "full_attention_interval") return {name, "attn_", "ssm_"};
     if (name == "embedding_length_per_layer_input") return {name, "per_layer_", "inp_gate"};
     return {name.substr(name.rfind('.') + 1)};  // products name what is multiplied
 }

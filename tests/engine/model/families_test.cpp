@@ -31,13 +31,14 @@ std::vector<std::vector<float>> compute(const kernels::Program &program, std::sp
         groups = std::max(groups, static_cast<size_t>(layer.group) + 1);
     const auto backend = kernels::cpu::make_cpu_backend(1);
     const auto count = static_cast<int32_t>(tokens.size());
-    backend->load(program, {std::vector<int32_t>(groups, kBlocks)}, count);
+    backend->load(program, {.blocks = std::vector<int32_t>(groups, kBlocks), .states = 1}, count);
     std::vector<kernels::BlockId> table(kBlocks);
     std::iota(table.begin(), table.end(), 0);
     std::vector<int32_t> positions(tokens.size());
     std::iota(positions.begin(), positions.end(), 0);
     kernels::SequenceSpan span{0, count, 0, {}};
     span.tables.assign(groups, table);
+    span.state_writes = {{count, 0}};
     const size_t vocab = static_cast<size_t>(program.vocab);
     std::vector<float> logits(tokens.size() * vocab);
     REQUIRE(backend->execute({tokens, positions, {&span, 1}, positions}, logits));

@@ -160,9 +160,9 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
                   "blk.0.ffn_up_exps.scale: factors are supported if they are one number beside a matrix");
 }
 
-TEST_CASE("model: hybrid families are refused with what is supported instead") {
-    check_refused(EditedModel().set("general.architecture", "mamba"),
-                  "\"mamba\" is a hybrid or state-space model, which is not supported (supported: llama,");
+TEST_CASE("model: hybrid families that are not there are refused with what is supported instead") {
+    check_refused(EditedModel().set("general.architecture", "rwkv7"),
+                  "\"rwkv7\" is a hybrid or state-space model, which is not supported (supported: llama,");
 }
 
 TEST_CASE("model: what a file calls itself cannot disturb the message") {

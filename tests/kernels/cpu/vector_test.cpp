@@ -151,8 +151,9 @@ TEST_CASE("exp is within 1.25 ulp, exact at 0 and saturates") {
 
 TEST_CASE("gates: against double precision, bit-equal between instruction sets") {
     Random random(3);
-    for (const Gate::Act act : {Gate::Act::Silu, Gate::Act::GeluTanh, Gate::Act::GeluErf,
-                                Gate::Act::ReluSquared, Gate::Act::SiluClamped})
+    for (const Gate::Act act :
+         {Gate::Act::Silu, Gate::Act::GeluTanh, Gate::Act::GeluErf, Gate::Act::ReluSquared,
+          Gate::Act::SiluClamped, Gate::Act::Sigmoid, Gate::Act::Identity})
         for (const int64_t n : kLengths)
             for (const bool has_up : {true, false}) {
                 if (act == Gate::Act::SiluClamped && !has_up) continue;

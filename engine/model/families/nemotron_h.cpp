@@ -1,0 +1,37 @@
+// nemotron_h, nemotron_h_moe: Nemotron-H, Nemotron 3 Nano. A layer is one of: attention without positions
+// (attention.head_count_kv is not 0), a squared-ReLU network or experts (feed_forward_length is not 0), or a
+// Mamba-2 mixer. Super and Ultra send the experts' input through a narrower space (latent experts).
+#include "engine/model/experts.h"
+#include "engine/model/families.h"
+#include "engine/model/recurrent.h"
+
+namespace runnel::model {
+
+void emit_nemotron_h(Builder &b) {
+    const HyperParameters &h = b.hyper();
+    const std::vector<int32_t> kv_heads = kv_heads_of_layers(b);
+    const int64_t count = int64_t{h.block_count} + h.draft_layers;
+    const std::vector<int64_t> hidden = b.metadata()
+                                            .integers("feed_forward_length", count, 0, 1 << 20)
+                                            .value_or(std::vector<int64_t>(count, 0));
+    if (b.metadata().integer("moe_latent_size", 0, 1 << 20).value_or(0) > 0)
+        b.metadata().fail("moe_latent_size", "latent experts are not supported yet");
+    const DecoderTraits plain{.act = kernels::Gate::Act::ReluSquared, .gated = false};
+    DecoderTraits traits{.one_half = true};
+    traits.attention = [=](Builder &builder, int32_t layer, const Branch &branch) {
+        const auto i = static_cast<size_t>(layer);
+        const std::string router = "blk." + std::to_string(layer) + ".ffn_gate_inp.weight";
+        if (kv_heads[i] > 0)
+            emit_attention(builder, plain, layer, branch, -1, kv_heads[i]);
+        else if (builder.has(router))
+            emit_experts(builder, {.score = ExpertTraits::Score::Sigmoid, .act = plain.act, .gated = false},
+                         layer, branch);
+        else if (hidden[i] > 0)
+            emit_feed_forward(builder, plain, layer, branch, hidden[i]);
+        else
+            emit_mamba2_mixer(builder, layer, branch);
+    };
+    emit_decoder(b, traits);
+}
+
+}  // namespace runnel::model

@@ -1,0 +1,221 @@
+// The functions of scan.h, written once over a type of lanes and compiled once per instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/scan.h"
+#include "kernels/cpu/vector_body.h"
+
+namespace runnel::kernels::cpu {
+namespace {
+
+// (No functions of the standard library: this code is compiled for several instruction sets.)
+template <typename L>
+inline int lanes_left(int64_t n) {
+    return n < L::kWidth ? static_cast<int>(n) : L::kWidth;
+}
+
+template <typename L>
+void conv(const float *const *rows, int64_t taps, const float *weight, int64_t weight_stride,
+          const float *bias, bool silu, int64_t n, float *out) noexcept {
+    for (int64_t c = 0; c < n; c += L::kWidth) {
+        const int count = lanes_left<L>(n - c);
+        auto sum = L::mul(L::load_n(weight + c, count), L::load_n(rows[0] + c, count));
+        for (int64_t j = 1; j < taps; ++j)
+            sum =
+                L::fma(L::load_n(weight + j * weight_stride + c, count), L::load_n(rows[j] + c, count), sum);
+        if (bias) sum = L::add(sum, L::load_n(bias + c, count));
+        if (silu) sum = logistic_share<L>(sum, L::sub(L::zero(), sum));
+        L::store_n(out + c, sum, count);
+    }
+}
+
+template <typename L>
+inline typename L::Float softplus(typename L::Float x) {
+    const auto minus = L::sub(L::zero(), x), positive = L::max(L::zero(), x);
+    const auto t = exponential<L>(L::min(x, minus));
+    const auto s = L::div(t, L::add(L::set(2.0f), t)), square = L::mul(s, s);
+    auto p = L::set(2.0f / 15);
+    p = L::fma(p, square, L::set(2.0f / 13));
+    p = L::fma(p, square, L::set(2.0f / 11));
+    p = L::fma(p, square, L::set(2.0f / 9));
+    p = L::fma(p, square, L::set(2.0f / 7));
+    p = L::fma(p, square, L::set(2.0f / 5));
+    p = L::fma(p, square, L::set(2.0f / 3));
+    p = L::fma(p, square, L::set(2.0f));
+    return L::fma(p, s, positive);
+}
+
+template <typename L>
+void scan_gate(ScanGate::Form form, const float *in, const float *bias, const float *rate, bool one_rate,
+               float bound, int64_t n, float *step, float *decay) noexcept {
+    for (int64_t c = 0; c < n; c += L::kWidth) {
+        const int count = lanes_left<L>(n - c);
+        auto x = L::load_n(in + c, count);
+        if (bias) x = L::add(x, L::load_n(bias + c, count));
+        const auto a = !rate ? L::zero() : one_rate ? L::set(*rate) : L::load_n(rate + c, count);
+        if (form == ScanGate::Form::Sigmoid) {
+            const auto share = logistic_share<L>(L::set(bound), L::sub(L::zero(), L::mul(a, x)));
+            if (decay) L::store_n(decay + c, exponential<L>(share), count);
+            continue;
+        }
+        const auto s = softplus<L>(x);
+        if (step) L::store_n(step + c, s, count);
+        if (decay) L::store_n(decay + c, exponential<L>(L::mul(a, s)), count);
+    }
+}
+
+// What one token brings to the pass over S, for each key channel.
+struct ScanRow {
+    const float *k;
+    float kw[kMostKeyDims], qw[kMostKeyDims], w[kMostKeyDims];
+    float strength, dot;
+};
+
+template <typename L, typename L8>
+inline void read_row(const LinearScanPiece &p, int64_t t, ScanRow &row) {
+    const float *q = p.q + t * p.qk_stride;
+    row.k = p.k + t * p.qk_stride;
+    const float *decay = p.decay ? p.decay + t * p.decay_stride : &p.fixed_decay;
+    for (int64_t i = 0; i < p.dk; i += L::kWidth) {
+        const int count = lanes_left<L>(p.dk - i);
+        const auto w = p.channel_decay ? L::load_n(decay + i, count) : L::set(*decay);
+        L::store_n(row.w + i, w, count);
+        L::store_n(row.kw + i, L::mul(w, L::load_n(row.k + i, count)), count);
+        L::store_n(row.qw + i, L::mul(w, L::load_n(q + i, count)), count);
+    }
+    const float *k = row.k;
+    row.dot = sum_in_lanes<L8>(q, p.dk, [&](auto v, auto lanes, int count) {
+        const auto other = L8::load_n(k, count);
+        k += count;
+        return L8::fma(v, other, lanes);
+    });
+    row.strength = p.strength ? p.strength[t * p.strength_stride] : 1.0f;
+}
+
+// Two registers of columns [at, at + count), which fit them.
+template <typename L>
+struct ScanPair {
+    using Float = typename L::Float;
+    int counts[2];
+    ScanPair(int64_t count)
+        : counts{lanes_left<L>(count), count > L::kWidth ? lanes_left<L>(count - L::kWidth) : 0} {}
+    Float load(const float *x, int r) const { return L::load_n(x + r * L::kWidth, counts[r]); }
+    void store(float *x, Float value, int r) const { L::store_n(x + r * L::kWidth, value, counts[r]); }
+};
+
+// The whole pair is there: without masks.
+template <typename L>
+struct FullPair {
+    using Float = typename L::Float;
+    Float load(const float *x, int r) const { return L::load(x + r * L::kWidth); }
+    void store(float *x, Float value, int r) const { L::store(x + r * L::kWidth, value); }
+};
+
+// A pass over S for two registers of columns: brings in the update of the token before (k, d; null: none),
+// and sums for the token at hand (null: none).
+template <typename L, bool kDelta, typename Pair>
+inline void scan_pass(const LinearScanPiece &p, const Pair &pair, const ScanRow *before,
+                      const typename L::Float *d, const float *from, float *to, const ScanRow *now,
+                      typename L::Float *u, typename L::Float *sum) {
+    using Float = typename L::Float;
+    Float us[2][2], ps[2][2];
+    for (int odd = 0; odd < 2; ++odd)
+        for (int r = 0; r < 2; ++r) us[odd][r] = ps[odd][r] = L::zero();
+    const auto row = [&](int64_t i, int odd) {
+        Float s[2];
+        for (int r = 0; r < 2; ++r) s[r] = from ? pair.load(from + i * p.cols, r) : L::zero();
+        if (before) {
+            const Float w = L::set(before->w[i]), k = L::set(before->k[i]);
+            for (int r = 0; r < 2; ++r) {
+                s[r] = L::fma(k, d[r], L::mul(w, s[r]));
+                pair.store(to + i * p.cols, s[r], r);
+            }
+        }
+        if (now) {
+            const Float kw = L::set(now->kw[i]), qw = L::set(now->qw[i]);
+            for (int r = 0; r < 2; ++r) {
+                if (kDelta) us[odd][r] = L::fma(kw, s[r], us[odd][r]);
+                ps[odd][r] = L::fma(qw, s[r], ps[odd][r]);
+            }
+        }
+    };
+    int64_t i = 0;
+    for (; i + 2 <= p.dk; i += 2) row(i, 0), row(i + 1, 1);
+    if (i < p.dk) row(i, 0);
+    if (!now) return;
+    for (int r = 0; r < 2; ++r) {
+        if (kDelta) u[r] = L::add(us[0][r], us[1][r]);
+        sum[r] = L::add(ps[0][r], ps[1][r]);
+    }
+}
+
+template <typename L, typename L8, bool kDelta, typename Pair>
+inline void scan_columns(const LinearScanPiece &p, const Pair &pair, int64_t at, int64_t tokens,
+                         const float *from, float *to) {
+    using Float = typename L::Float;
+    ScanRow rows[2];
+    Float u[2], sum[2], d[2];
+    const float *source = from ? from + at : nullptr;
+    for (int64_t t = 0; t < tokens; ++t) {
+        ScanRow &now = rows[t % 2];
+        read_row<L, L8>(p, t, now);
+        scan_pass<L, kDelta>(p, pair, t > 0 ? &rows[(t + 1) % 2] : nullptr, d, source, to + at, &now, u, sum);
+        if (t > 0) source = to + at;
+        const float *v = p.v + t * p.v_stride + at;
+        float *out = p.out + t * p.out_stride + at;
+        const Float strength = L::set(now.strength), dot = L::set(now.dot);
+        for (int r = 0; r < 2; ++r) {
+            const Float value = pair.load(v, r);
+            d[r] = L::mul(strength, kDelta ? L::sub(value, u[r]) : value);
+            Float y = L::fma(dot, d[r], sum[r]);
+            if (p.skip != 0) y = L::fma(L::set(p.skip), value, y);
+            pair.store(out, y, r);
+        }
+    }
+    scan_pass<L, kDelta>(p, pair, &rows[(tokens + 1) % 2], d, source, to + at, nullptr, u, sum);
+}
+
+template <typename L, typename L8>
+void linear_scan(const LinearScanPiece &p, int64_t tokens, const float *from, float *to) noexcept {
+    constexpr int64_t kStep = 2 * L::kWidth;
+    const auto columns = [&]<bool kDelta>() {
+        int64_t at = 0;
+        for (; at + kStep <= p.cols; at += kStep)
+            scan_columns<L, L8, kDelta>(p, FullPair<L>(), at, tokens, from, to);
+        if (at < p.cols) scan_columns<L, L8, kDelta>(p, ScanPair<L>(p.cols - at), at, tokens, from, to);
+    };
+    if (p.delta)
+        columns.template operator()<true>();
+    else
+        columns.template operator()<false>();
+}
+
+template <typename L>
+void selective_scan(const SelectiveScanPiece &p, int64_t tokens, const float *from, float *to) noexcept {
+    for (int64_t t = 0; t < tokens; ++t, from = to)
+        for (int64_t at = 0; at < p.cols; at += L::kWidth) {
+            const int count = lanes_left<L>(p.cols - at);
+            const auto x = L::load_n(p.x + t * p.stride + at, count),
+                       dt = L::load_n(p.dt + t * p.stride + at, count), in = L::mul(dt, x);
+            const float *b = p.b + t * p.bc_stride, *c = p.c + t * p.bc_stride;
+            auto y = L::mul(L::load_n(p.skip + at, count), x);
+            for (int64_t i = 0; i < p.n; ++i) {
+                const auto rate = L::load_n(p.rate + i * p.rate_stride + at, count);
+                const auto before = from ? L::load_n(from + i * p.cols + at, count) : L::zero();
+                const auto h = L::fma(exponential<L>(L::mul(dt, rate)), before, L::mul(in, L::set(b[i])));
+                L::store_n(to + i * p.cols + at, h, count);
+                y = L::fma(h, L::set(c[i]), y);
+            }
+            L::store_n(p.out + t * p.stride + at, y, count);
+        }
+}
+
+template <typename L, typename L8>
+constexpr ScanKernels scan_table() {
+    return {
+        .conv = conv<L>, .gate = scan_gate<L>, .linear = linear_scan<L, L8>, .selective = selective_scan<L>};
+}
+
+}  // namespace
+}  // namespace runnel::kernels::cpu

@@ -1,0 +1,317 @@
+// The kernels of recurrent steps: against double precision, and bit-equal between instruction sets and however
+// the tokens are divided.
+#include "kernels/cpu/scan.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "engine/model/model.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/vector.h"
+#include "tests/support/model_maker.h"
+#include "tests/support/reference.h"
+
+using namespace runnel;
+using namespace runnel::kernels;
+using namespace runnel::kernels::cpu;
+using reference::Row;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+Floats normal(std::mt19937 &rng, size_t n, float deviation, float mean = 0) {
+    std::normal_distribution<float> draw(mean, deviation);
+    Floats out(n);
+    for (float &x : out) x = draw(rng);
+    return out;
+}
+
+std::vector<const ScanKernels *> all_tables() {
+    std::vector<const ScanKernels *> all = {&kScanScalar};
+    if (cpu_has_avx2()) all.push_back(&kScanAvx2);
+    if (cpu_has_avx512()) all.push_back(&kScanAvx512);
+    return all;
+}
+
+bool same(const Floats &a, const Floats &b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void check_close(const Floats &got, const Row &expected, double tolerance) {
+    REQUIRE(got.size() == expected.size());
+    double largest = 0, worst = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+        largest = std::max(largest, std::abs(expected[i]));
+        worst = std::max(worst, std::abs(double{got[i]} - expected[i]));
+    }
+    CHECK(worst <= tolerance * std::max(largest, 1.0));
+}
+
+// Lengths that add up to `tokens`.
+std::vector<int64_t> division(std::mt19937 &rng, int64_t tokens) {
+    std::vector<int64_t> parts;
+    while (tokens > 0) {
+        parts.push_back(std::min<int64_t>(tokens, 1 + static_cast<int64_t>(rng() % 9)));
+        tokens -= parts.back();
+    }
+    return parts;
+}
+
+}  // namespace
+
+TEST_CASE("scan: a matrix of any shape, decay and rule") {
+    for (uint32_t seed = 0; seed < 24; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        const int64_t tokens = 40, dk = 1 + static_cast<int64_t>(rng() % 70),
+                      cols = 1 + static_cast<int64_t>(rng() % kScanColumns);
+        const bool delta = rng() % 2, channel = rng() % 2, fixed = !channel && rng() % 3 == 0,
+                   strong = rng() % 2;
+        const float skip = rng() % 2 ? 0.7f : 0.0f;
+        const auto rows = [&](int64_t width) { return static_cast<size_t>(tokens * width); };
+        Floats q = normal(rng, rows(dk), 1), k = normal(rng, rows(dk), 1 / std::sqrt(static_cast<float>(dk)));
+        const Floats v = normal(rng, rows(cols), 1);
+        Floats decay(rows(channel ? dk : 1)), strength(rows(1));
+        for (float &w : decay) w = 0.9f + 0.1f * static_cast<float>(rng() % 1000) / 1000;
+        for (float &b : strength) b = static_cast<float>(rng() % 1000) / 1000;
+        LinearScanPiece piece{.q = q.data(),
+                              .k = k.data(),
+                              .v = v.data(),
+                              .decay = fixed ? nullptr : decay.data(),
+                              .strength = strong ? strength.data() : nullptr,
+                              .out = nullptr,
+                              .qk_stride = dk,
+                              .v_stride = cols,
+                              .decay_stride = channel ? dk : 1,
+                              .strength_stride = 1,
+                              .out_stride = cols,
+                              .dk = dk,
+                              .cols = cols,
+                              .fixed_decay = 0.93f,
+                              .skip = skip,
+                              .channel_decay = channel,
+                              .delta = delta};
+        Row expected, state;
+        const LinearScan step{.q = 0,
+                              .k = 0,
+                              .v = 0,
+                              .out = 0,
+                              .heads = 1,
+                              .key_heads = 1,
+                              .dk = static_cast<int32_t>(dk),
+                              .dv = static_cast<int32_t>(cols),
+                              .delta = delta};
+        for (int64_t t = 0; t < tokens; ++t) {
+            const auto row = [&](const Floats &all, int64_t width) {
+                return Row(all.begin() + t * width, all.begin() + (t + 1) * width);
+            };
+            const Row rq = row(q, dk), rk = row(k, dk), rv = row(v, cols),
+                      w = fixed ? Row{double{0.93f}} : row(decay, channel ? dk : 1),
+                      b = strong ? row(strength, 1) : Row{}, s = {double{skip}};
+            const Row out = reference::linear_scan(step, {rq, rk, rv, w, b, {}, s}, state);
+            expected.insert(expected.end(), out.begin(), out.end());
+        }
+        Floats first_out, first_state;
+        for (const ScanKernels *table : all_tables())
+            for (int trial = 0; trial < 3; ++trial) {
+                Floats out(rows(cols)), states[2];
+                for (Floats &s : states) s.assign(static_cast<size_t>(dk * cols), -1);
+                const float *from = nullptr;
+                int64_t t = 0;
+                size_t to = 0;
+                for (const int64_t count : trial == 0 ? std::vector{tokens} : division(rng, tokens)) {
+                    LinearScanPiece part = piece;
+                    part.q += t * dk, part.k += t * dk, part.v += t * cols;
+                    if (part.decay) part.decay += t * part.decay_stride;
+                    if (part.strength) part.strength += t;
+                    part.out = out.data() + t * cols;
+                    table->linear(part, count, from, states[to].data());
+                    from = states[to].data();
+                    to = 1 - to, t += count;
+                }
+                const Floats last(from, from + dk * cols);
+                if (first_out.empty()) first_out = out, first_state = last;
+                CHECK(same(out, first_out));
+                CHECK(same(last, first_state));
+            }
+        check_close(first_out, expected, 3e-5);
+        check_close(first_state, state, 3e-5);
+    }
+}
+
+TEST_CASE("scan: Mamba's scan, gates and convolutions") {
+    for (uint32_t seed = 0; seed < 12; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        const int64_t tokens = 30, n = 1 + static_cast<int64_t>(rng() % 20),
+                      cols = 1 + static_cast<int64_t>(rng() % kScanColumns);
+        const auto size = [](int64_t count) { return static_cast<size_t>(count); };
+        const Floats x = normal(rng, size(tokens * cols), 1), raw = normal(rng, size(tokens * cols), 3),
+                     b = normal(rng, size(tokens * n), 1), c = normal(rng, size(tokens * n), 1),
+                     bias = normal(rng, size(cols), 1), skip = normal(rng, size(cols), 1);
+        Floats rate = normal(rng, size(n * cols), 0.2f, -0.8f);
+        Floats first_dt, first_decay, first_out, first_conv;
+        for (const ScanKernels *table : all_tables()) {
+            Floats dt(raw.size()), decay(raw.size()), bounded(raw.size()), out(x.size()), conv(x.size());
+            Floats states[2] = {Floats(size(n * cols), -1), Floats(size(n * cols), -1)};
+            const float *from = nullptr;
+            int64_t t = 0;
+            size_t to = 0;
+            for (const int64_t count : division(rng, tokens)) {
+                for (int64_t i = t; i < t + count; ++i) {
+                    table->gate(ScanGate::Form::Softplus, raw.data() + i * cols, bias.data(), skip.data(),
+                                false, 0, cols, dt.data() + i * cols, decay.data() + i * cols);
+                    table->gate(ScanGate::Form::Sigmoid, raw.data() + i * cols, bias.data(), skip.data(),
+                                true, -3, cols, nullptr, bounded.data() + i * cols);
+                }
+                table->selective({.x = x.data() + t * cols,
+                                  .dt = dt.data() + t * cols,
+                                  .b = b.data() + t * n,
+                                  .c = c.data() + t * n,
+                                  .rate = rate.data(),
+                                  .skip = skip.data(),
+                                  .out = out.data() + t * cols,
+                                  .stride = cols,
+                                  .bc_stride = n,
+                                  .rate_stride = cols,
+                                  .n = n,
+                                  .cols = cols},
+                                 count, from, states[to].data());
+                from = states[to].data();
+                to = 1 - to, t += count;
+            }
+            const Floats zeros(size(cols));
+            const Floats weight(rate.begin(), rate.begin() + std::min<int64_t>(n, 4) * cols);
+            const auto taps = std::min<int64_t>(n, 4);
+            for (t = 0; t < tokens; ++t) {
+                std::vector<const float *> rows;
+                for (int64_t j = t - taps + 1; j <= t; ++j)
+                    rows.push_back(j < 0 ? zeros.data() : x.data() + j * cols);
+                table->conv(rows.data(), taps, weight.data(), cols, bias.data(), true, cols,
+                            conv.data() + t * cols);
+            }
+            decay.insert(decay.end(), bounded.begin(), bounded.end());
+            if (first_out.empty()) first_dt = dt, first_decay = decay, first_out = out, first_conv = conv;
+            CHECK(same(dt, first_dt));
+            CHECK(same(decay, first_decay));
+            CHECK(same(out, first_out));
+            CHECK(same(conv, first_conv));
+        }
+        Row dt, decay, bounded, out, conv, state, window;
+        const Row rates = reference::to_row(rate), skips = reference::to_row(skip),
+                  biases = reference::to_row(bias);
+        const Row weight(rates.begin(), rates.begin() + std::min<int64_t>(n, 4) * cols);
+        const ShortConv step{.in = 0, .out = 0, .weight = 0, .silu = true};
+        for (int64_t t = 0; t < tokens; ++t) {
+            const auto row = [&](const Floats &all, int64_t width) {
+                return Row(all.begin() + t * width, all.begin() + (t + 1) * width);
+            };
+            const auto add = [](Row &to, const Row &more) { to.insert(to.end(), more.begin(), more.end()); };
+            const auto plain = reference::scan_gate({.in = 0}, row(raw, cols), biases, skips);
+            add(dt, plain.step), add(decay, plain.decay);
+            add(bounded, reference::scan_gate({.in = 0, .form = ScanGate::Form::Sigmoid, .bound = -3},
+                                              row(raw, cols), biases, std::span(skips).first(1))
+                             .decay);
+            // From the kernels' own steps: what is compared here is the scan.
+            add(out, reference::selective_scan(row(x, cols), row(first_dt, cols), row(b, n), row(c, n), rates,
+                                               skips, state));
+            if (n >= 2) add(conv, reference::short_conv(step, row(x, cols), weight, biases, window));
+        }
+        check_close(first_dt, dt, 1e-6);
+        decay.insert(decay.end(), bounded.begin(), bounded.end());
+        check_close(first_decay, decay, 2e-6);
+        check_close(first_out, out, 2e-5);
+        if (n >= 2) check_close(first_conv, conv, 1e-5);
+    }
+}
+
+// One sequence among others, in any chunks and state slots, rolled back now and then.
+TEST_CASE("recurrent steps: same bits whatever the chunks, batch, threads, instruction set and roll-backs") {
+    constexpr int32_t kTokens = 70, kSlots = 12, kBlocks = 16;
+    for (const char *arch : {"qwen35", "qwen3next-old", "lfm2", "mamba2", "falcon-mamba", "falcon-h1"}) {
+        CAPTURE(arch);
+        testing::ModelShape shape;
+        shape.arch = arch, shape.layers = 3, shape.width = 32, shape.ff = 40, shape.heads = 4;
+        shape.vocab = 260, shape.threads = 1;
+        if (std::string(arch) == "qwen3next-old") shape.experts.used = 8;
+        const testing::TemporaryModel file(shape);
+        const model::Model model = model::build(file.file);
+        const auto vocab = static_cast<size_t>(model.program.vocab);
+        const size_t groups = model.program.cache_layers.empty() ? 0 : 1;
+        const CacheConfig cache{.blocks = std::vector<int32_t>(groups, kBlocks), .states = kSlots};
+        std::mt19937 rng(9);
+        std::vector<int32_t> tokens[2];
+        for (auto &text : tokens)
+            for (int32_t i = 0; i < kTokens; ++i) text.push_back(static_cast<int32_t>(rng() % 260));
+        std::vector<BlockId> tables[2] = {{0, 1, 2, 3}, {9, 8, 7, 6}};
+        std::vector<Floats> expected[2];
+        for (int trial = 0; trial < 5; ++trial) {
+            CAPTURE(trial);
+            const char *isa = trial == 1 ? "scalar" : trial == 2 && cpu_has_avx2() ? "avx2" : "";
+            const auto backend = make_cpu_backend(1 + trial % 2, isa);
+            backend->load(model.program, cache, 2 * kTokens);
+            struct Place {
+                int32_t length = 0;
+                StateId state = kNoState;
+            };
+            std::vector<Place> kept[2] = {{{}}, {{}}};
+            std::vector<StateId> free(kSlots);
+            std::iota(free.begin(), free.end(), 0);
+            std::ranges::shuffle(free, rng);
+            while (kept[0].back().length < kTokens || kept[1].back().length < kTokens) {
+                std::vector<SequenceSpan> spans;
+                std::vector<int32_t> ids, positions, rows;
+                std::vector<size_t> who;
+                for (size_t s = 0; s < 2; ++s) {
+                    if (trial > 0 && kept[s].size() > 1 && rng() % 4 == 0) {  // roll back
+                        free.push_back(kept[s].back().state);
+                        kept[s].pop_back();
+                    }
+                    const Place from = kept[s].back();
+                    const int32_t left = kTokens - from.length;
+                    const int32_t count =
+                        trial == 0 ? left : std::min<int32_t>(left, static_cast<int32_t>(rng() % 24));
+                    if (count == 0) continue;
+                    SequenceSpan span{static_cast<int32_t>(ids.size()), count, from.length, {}};
+                    span.tables.assign(groups, tables[s]);
+                    span.state = from.state;
+                    // Places that nothing can go back to any more make room.
+                    while (kept[s].size() > 3) {
+                        if (kept[s][1].state != kNoState) free.push_back(kept[s][1].state);
+                        kept[s].erase(kept[s].begin() + 1);
+                    }
+                    for (int32_t n = 1; n <= count; ++n)
+                        if (n == count || (trial > 0 && rng() % 8 == 0 && free.size() > 4)) {
+                            span.state_writes.push_back({n, free.back()});
+                            kept[s].push_back({from.length + n, free.back()});
+                            free.pop_back();
+                        }
+                    for (int32_t i = 0; i < count; ++i) {
+                        rows.push_back(static_cast<int32_t>(ids.size()));
+                        ids.push_back(tokens[s][static_cast<size_t>(from.length + i)]);
+                        positions.push_back(from.length + i);
+                        who.push_back(s);
+                    }
+                    spans.push_back(std::move(span));
+                }
+                if (spans.empty()) continue;
+                Floats logits(rows.size() * vocab);
+                REQUIRE(backend->execute({ids, positions, spans, rows}, logits));
+                for (size_t r = 0; r < rows.size(); ++r) {
+                    const Floats row(logits.begin() + static_cast<std::ptrdiff_t>(r * vocab),
+                                     logits.begin() + static_cast<std::ptrdiff_t>((r + 1) * vocab));
+                    if (trial == 0)
+                        expected[who[r]].push_back(row);
+                    else
+                        REQUIRE(same(row, expected[who[r]][static_cast<size_t>(positions[r])]));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+// What the files of families with recurrent layers look like (model_families.h): which layers are of which
+// kind, the mixers' tensors and keys.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gguf/writer.h"
+
+namespace runnel::testing {
+
+struct ModelShape;
+
+struct RecurrentFiles {
+    enum class Mixer { GatedDelta, ShortConv, Mamba2, Mamba };
+    Mixer mixer;
+    int64_t period = 3;          // the last of so many layers has attention; 0: none has
+    bool attention_too = false;  // in every layer, beside the mixer
+    bool alternating = false;    // a layer is one of: mixer, feed-forward network, attention
+    bool feed_forward = true;    // behind the mixer
+    bool gated_attention = false;
+    bool interval_key = false;   // full_attention_interval; else attention.head_count_kv by layer
+    bool separate_gates = true;  // ssm_alpha and ssm_beta; else ssm_ba
+    bool interleaved = false;    // ssm_in in place of attn_qkv and attn_gate
+    bool normed_inputs = false;  // ssm_{dt,b,c}_norm
+    bool mixed_experts = false;  // experts in every second layer only
+    std::string final_norm = "output_norm";
+
+    bool mixes(int64_t layer) const { return alternating ? layer % 4 == 0 : attention_too || !last(layer); }
+    bool attends(int64_t layer) const { return alternating ? layer % 4 == 2 : attention_too || last(layer); }
+    bool feeds(int64_t layer) const { return alternating ? layer % 2 == 1 : feed_forward; }
+
+  private:
+    bool last(int64_t layer) const { return period > 0 && (layer + 1) % period == 0; }
+};
+
+// A tensor of a mixer. Matrices have `gain` (see Planner::matrix), others a mean and deviation.
+struct MixerTensor {
+    std::string name;            // without the layer's prefix
+    std::vector<int64_t> shape;  // fastest first
+    bool matrix = false;
+    float gain = 1, mean = 0, sigma = 0.1f;
+};
+
+// The sizes that ssm.* keys give: made from the shape's heads and width.
+struct MixerSizes {
+    MixerSizes(const ModelShape &shape, RecurrentFiles::Mixer mixer);
+    int64_t taps, inner, state, groups, rank;
+};
+
+// residual: gain of what is added to the stream.
+std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentFiles &files, float residual);
+
+// The keys that differ from those of other families: feed_forward_length, attention.head_count_kv and ssm.*.
+void add_recurrent_metadata(const ModelShape &shape, const RecurrentFiles &files, const std::string &arch,
+                            gguf::Writer &writer);
+
+}  // namespace runnel::testing
