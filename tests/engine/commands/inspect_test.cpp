@@ -33,7 +33,7 @@ TEST_CASE("inspect --supported needs no model and lists families with what was c
         std::getline(fields, family, '\t');
         std::getline(fields, peer, '\t');
         double mean = 0, largest = 0, same_top = 0;
-        REQUIRE(fields >> mean >> largest >> same_top);
+        REQUIRE(static_cast<bool>(fields >> mean >> largest >> same_top));
         const json expected = {{"family", family},
                                {"peer", peer},
                                {"mean_kl", mean},

@@ -142,7 +142,7 @@ TEST_CASE("placement: several GPUs share the layers by their free memory") {
     const std::vector<uint8_t> some = assign_steps(program, devices, part->placement);
     const auto place = [](uint8_t d) { return d == 3 ? 0 : d + 1; };  // the CPU, then the GPUs
     CHECK(std::ranges::is_sorted(some, {}, place));
-    for (const uint8_t d : {0, 1, 2, 3}) CHECK(steps_on(some, d) > 0);
+    for (const uint8_t d : std::vector<uint8_t>{0, 1, 2, 3}) CHECK(steps_on(some, d) > 0);
     const size_t little = size_t{1} << 20;
     CHECK_THROWS_WITH_AS(
         plan_placement(program, devices, {little, little, little, kPlenty}, {99, {}}, context),

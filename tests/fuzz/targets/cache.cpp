@@ -111,7 +111,7 @@ class Model {
 
     void truncate(Pair &pair, int value) {
         const int32_t length = value % (pair.sequence.length() + 1);
-        if (!pair.sequence.can_truncate(length)) return;
+        if (pair.sequence.truncatable(length) != length) return;
         pair.sequence.truncate(length);
         pair.text.resize(static_cast<size_t>(length));
     }
@@ -147,7 +147,7 @@ class Model {
         if (right && value % 2 != 0) {
             std::swap(pairs_[parent], branch);
             cache_.publish(pairs_[parent].sequence, past + 1);
-        } else if (pairs_[parent].sequence.can_truncate(past)) {
+        } else if (pairs_[parent].sequence.truncatable(past) == past) {
             pairs_[parent].sequence.truncate(past);
             pairs_[parent].text.resize(static_cast<size_t>(past));
         }

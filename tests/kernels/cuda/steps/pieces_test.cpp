@@ -96,9 +96,9 @@ class PiecesProgram {
 };
 
 // A program on the emulated device.
-class Device {
+class OnDevice {
   public:
-    explicit Device(Program program) : program_(std::move(program)), backend_(cuda::make_cuda_backend(0)) {
+    explicit OnDevice(Program program) : program_(std::move(program)), backend_(cuda::make_cuda_backend(0)) {
         backend_->load(program_, {}, kMaxTokens);
     }
     // What is in the slots behind the program's steps, of tokens that come in chunks.
@@ -181,7 +181,7 @@ TEST_CASE("cuda pieces: copies give what they give one after the other, however 
                         c.width,
                         expected[static_cast<size_t>(c.out)][t].begin() + c.to.first + i * c.to.stride);
         simt::settings().seed = seed;
-        Device device(pieces.finished());
+        OnDevice device(pieces.finished());
         CHECK(device.execute(tokens, tokens.size()) == expected);
         CHECK(device.execute(tokens, 5) == expected);
         simt::settings() = {};
@@ -208,7 +208,7 @@ TEST_CASE("cuda pieces: copies share a launch where none needs another's result,
     const std::vector<int32_t> tokens = random_tokens(3, random);
     if (!simt::emulated()) return;
     simt::take_reports();
-    Device(program).execute(tokens, 3);
+    OnDevice(program).execute(tokens, 3);
     CHECK(launches_of("copy") == 2);
     Program overlapping = program;
     std::get<Copy>(overlapping.steps.back()).to.stride = 100;
@@ -288,7 +288,7 @@ TEST_CASE(
         std::vector<Rows> expected = pieces.filled(tokens);
         const auto in = static_cast<size_t>(step.in), out = static_cast<size_t>(step.out);
         simt::settings().seed = seed;
-        Device device(pieces.finished());
+        OnDevice device(pieces.finished());
         const Rows whole = device.execute(tokens, tokens.size())[out];
         double error = 0;
         size_t wrong = 0;
@@ -326,7 +326,7 @@ TEST_CASE("cuda pieces: matrices of heads are read once for 8 tokens and once pe
         pieces.step(
             HeadLinear{in, out, {0, kCols}, {0, kRows}, pieces.matrices(type, kHeads, kRows, kCols, random)});
         simt::take_reports();
-        Device(pieces.finished()).execute(random_tokens(tokens, random), static_cast<size_t>(tokens));
+        OnDevice(pieces.finished()).execute(random_tokens(tokens, random), static_cast<size_t>(tokens));
         return simt::take_reports();
     };
     const auto bytes =
