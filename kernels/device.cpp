@@ -75,14 +75,6 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
-size_t block_bytes(const Program &program, const CacheConfig &cache) {
-    size_t bytes = state_bytes(program) * static_cast<size_t>(cache.states);
-    for (size_t group = 0; group < cache.blocks.size(); ++group)
-        bytes += cache_block_bytes(program, static_cast<int32_t>(group), cache.k, cache.v) *
-                 static_cast<size_t>(cache.blocks[group]);
-    return bytes;
-}
-
 DevicePtr cpu_device(int threads) {
     return std::make_shared<CpuDevice>(threads);
 }
