@@ -19,6 +19,8 @@
 
 using namespace runnel::testing;
 
+#ifndef __SANITIZE_ADDRESS__  // it has to come before every other library
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -188,8 +190,6 @@ bool survives(const Scenario &scenario, const Fault &fault, long n, const Expect
 }
 
 }  // namespace
-
-#ifndef __SANITIZE_ADDRESS__  // it has to come before every other library
 
 TEST_CASE("faults: no call that fails makes a command crash, hang, lie or leave something behind") {
     REQUIRE(program_under_test());

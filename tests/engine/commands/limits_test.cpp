@@ -23,6 +23,8 @@
 
 using namespace runnel::testing;
 
+#ifndef __SANITIZE_ADDRESS__  // it needs terabytes of address space
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -100,8 +102,6 @@ std::vector<Place> places(const fs::path &folder) {
 }
 
 }  // namespace
-
-#ifndef __SANITIZE_ADDRESS__  // it needs terabytes of address space
 
 TEST_CASE(
     "limits: every command in every poor place succeeds or says why not, and leaves nothing half done") {

@@ -35,13 +35,21 @@ void use(const text::Tokenizer &tokenizer) {
     }
 }
 
+// Small limits: a run is to be quick.
+const text::ChatPromptOptions &prompt_options() {
+    static const text::ChatPromptOptions options = [] {
+        text::ChatPromptOptions small;
+        small.render.limits.steps = 20000;
+        small.render.limits.memory = 4 << 20;
+        small.render.limits.output = 1 << 20;
+        return small;
+    }();
+    return options;
+}
+
 void use(const gguf::File &file, const text::Tokenizer &tokenizer) {
-    text::ChatPromptOptions options;
-    options.render.limits.steps = 20000;
-    options.render.limits.memory = 4 << 20;
-    options.render.limits.output = 1 << 20;
     try {
-        const text::ChatPrompt prompt(file, tokenizer, options);
+        const text::ChatPrompt prompt(file, tokenizer, prompt_options());
         const std::vector<text::Message> messages = {
             {"system", "Be brief."}, {"user", "Hi"}, {"assistant", "Hello."}, {"user", "{{ x }}"}};
         (void)tokenizer.encode(prompt.render(messages));
