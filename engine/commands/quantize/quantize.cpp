@@ -1,3 +1,5 @@
+// (GCC 12 takes <regex> with the sanitizers for uninitialized: PR 105562.)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "engine/commands/quantize/quantize.h"
 
 #include <algorithm>
