@@ -56,8 +56,21 @@ Expr brackets(const Expr &inside, const Expr &space) {
     return sequence({literal("["), space, inside, literal("]")});
 }
 
+namespace {
+
+// 2 and 2.0 are equal.
+Expr exact_number(const std::string &spelled) {
+    const Decimal value = Decimal::parse(spelled);
+    if (!value.fraction.empty() || spelled.find('e') != spelled.npos) return literal(spelled);
+    return sequence({literal((value.negative ? "-" : "") + (value.whole.empty() ? "0" : value.whole)),
+                     optional(sequence({literal("."), repeat(literal("0"), 1)}))});
+}
+
+}  // namespace
+
 Expr exact_value(const Json &value, const Expr &space) {
     if (value.is_string()) return exact_string(value.get_ref<const std::string &>());
+    if (value.is_number()) return exact_number(value.dump());
     if (!value.is_structured()) return literal(value.dump());
     std::vector<Expr> parts;
     for (const auto &[key, part] : value.items()) {

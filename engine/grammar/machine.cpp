@@ -1,6 +1,7 @@
 #include "engine/grammar/machine.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace runnel::grammar {
 namespace {
@@ -427,6 +428,28 @@ int Machine::forced_byte(StateId state) {
         only = edge.first;
     }
     return only;
+}
+
+std::optional<std::string> Machine::shortest_end(StateId state, size_t most_states) {
+    struct Step {
+        StateId state;
+        size_t before;
+        uint8_t byte;
+    };
+    std::vector<Step> steps{{state, 0, 0}};
+    std::unordered_set<StateId> known{state};
+    for (size_t i = 0; i < steps.size() && steps.size() < most_states; ++i) {
+        if (accepts(steps[i].state)) {
+            std::string text;
+            for (size_t at = i; at > 0; at = steps[at].before) text += static_cast<char>(steps[at].byte);
+            return std::string(text.rbegin(), text.rend());
+        }
+        for (const uint8_t byte : program_.class_sample) {
+            const StateId next = step(steps[i].state, byte);
+            if (next != kDead && known.insert(next).second) steps.push_back({next, i, byte});
+        }
+    }
+    return std::nullopt;
 }
 
 uint32_t Machine::plain_run(StateId state) const {

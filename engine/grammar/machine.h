@@ -13,7 +13,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -65,6 +67,10 @@ class Machine {
     std::vector<uint32_t> next_token_sets(StateId state) const;
     // The only byte that can follow, where the text cannot end and no token node is; -1 otherwise.
     int forced_byte(StateId state);
+
+    // The shortest text that may end behind a state, found by looking at no more than so many states: empty
+    // where it may end already, nullopt where none was found. Throws GrammarLimit.
+    std::optional<std::string> shortest_end(StateId state, size_t most_states = 50'000);
 
     // How many plain characters (plain_characters()) can follow, one by one and whatever they are: at least
     // this many; kUnbounded for any number.

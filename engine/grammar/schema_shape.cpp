@@ -105,13 +105,12 @@ bool Shape::is_required(const std::string &name) const {
 }
 
 bool Shape::is_open() const {
-    if (closed) return false;
     bool declares = false, says = false;
     for (const ObjectPart &part : objects) {
         declares |= !part.properties.empty() || part.patterns.empty();
         says |= part.additional.has_value();
     }
-    return says || !declares;
+    return says || !(declares || closed);
 }
 
 std::vector<std::string> Shape::name_patterns() const {
@@ -237,7 +236,11 @@ void SchemaReader::note(const std::string &text) {
 Shape SchemaReader::shape(const Conjunction &all) {
     Shape shape;
     if (!all.empty()) shape.path = all[0].path;
-    for (const SchemaRef &schema : all) absorb(shape, schema);
+    for (const SchemaRef &schema : all) {
+        alone_ = all.size() == 1;
+        absorb(shape, schema);
+        alone_ = false;
+    }
     return shape;
 }
 
@@ -385,8 +388,15 @@ void SchemaReader::read_keyword(Shape &shape, const SchemaRef &schema, const std
     } else if (key == "propertyNames") {
         shape.names.push_back({&value, schema.path + "/propertyNames"});
     } else if (key == "unevaluatedProperties") {
-        if (!value.is_boolean()) fail(schema.path, "the keyword unevaluatedProperties is not supported");
-        if (value == false) shape.closed = true;
+        // What other places of the schema evaluate is seen only from where all of them are put together.
+        static const Json kAnything = true;
+        const bool outermost = absorbing_.size() == 1 && alone_;
+        if (!value.is_boolean() || (value == false && !outermost))
+            fail(schema.path, "the keyword unevaluatedProperties is not supported here");
+        if (value == false)
+            shape.closed = true;
+        else
+            shape.objects.push_back({{}, {}, SchemaRef{&kAnything, schema.path}});
     } else if (key == "$ref") {
         absorb(shape, target(text(), schema.path));
     } else if (key == "allOf") {

@@ -68,7 +68,7 @@ bool SchemaReader::valid(const Json &value, const Shape &s) {
             for (const std::string &pattern : patterns) matches.push_back(pattern_dfa(pattern).matches(name));
             if (!valid(part, s.of_name(name, matches))) return false;
             if (!s.names.empty() && !valid(Json(name), s.names)) return false;
-            if (s.closed && std::find(declared.begin(), declared.end(), name) == declared.end() &&
+            if (s.closed && !s.is_open() && std::find(declared.begin(), declared.end(), name) == declared.end() &&
                 std::find(matches.begin(), matches.end(), true) == matches.end())
                 return false;
         }

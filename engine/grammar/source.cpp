@@ -33,8 +33,14 @@ Grammar grammar_of(const Source &source, const Tokenize &tokenize, std::vector<s
 
 }  // namespace
 
-Program compile(const Source &source, const Tokenize &tokenize, std::vector<std::string> *notes) {
-    return compile(grammar_of(source, tokenize, notes));
+Program compile(const Source &source, const Tokenize &tokenize, std::vector<std::string> *notes,
+                bool behind_text) {
+    Grammar grammar = grammar_of(source, tokenize, notes);
+    if (behind_text) {
+        const Expr root = rule(grammar.root);
+        grammar.root = grammar.add("text", sequence({repeat(literal("\n"), 0, 4), root}));
+    }
+    return compile(std::move(grammar));
 }
 
 }  // namespace runnel::grammar

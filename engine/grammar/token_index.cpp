@@ -71,7 +71,7 @@ void TokenIndex::index() {
         const std::string_view bytes = text(id);
         if (bytes.empty()) continue;
         if (!has_bytes && !text::is_valid_utf8(bytes)) {
-            sampleable_[static_cast<size_t>(id) / 64] &= ~(uint64_t{1} << static_cast<size_t>(id) % 64);
+            clear_bit(sampleable_, id);
             continue;
         }
         everything.push_back(id);

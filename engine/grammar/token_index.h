@@ -25,6 +25,9 @@ using Bits = std::vector<uint64_t>;
 inline void set_bit(Bits &bits, TokenId token) {
     bits[static_cast<size_t>(token) / 64] |= uint64_t{1} << static_cast<size_t>(token) % 64;
 }
+inline void clear_bit(Bits &bits, TokenId token) {
+    bits[static_cast<size_t>(token) / 64] &= ~(uint64_t{1} << static_cast<size_t>(token) % 64);
+}
 inline bool has_bit(const Bits &bits, TokenId token) {
     return bits[static_cast<size_t>(token) / 64] >> static_cast<size_t>(token) % 64 & 1;
 }

@@ -129,3 +129,20 @@ for kind in range(6):
                                         0, 120, 6, 69, 6, 69, 6, 69, 6, 69, 12, 8, 20, 9, 3, 77]))
 seed("suffix_index", "repeats", bytes([0, 1, 2, 0, 1, 3, 0, 1, 2, 0, 1, 4] * 3))
 seed("suffix_index", "one", bytes(20))
+
+# Grammars of three kinds, each with NUL and a text behind it.
+seed("grammar", "json", 'root ::= value\nvalue ::= object | array | string | "null"\n'
+     'object ::= "{" (string ":" value ("," string ":" value)*)? "}"\narray ::= "[" (value ("," value)*)? "]"\n'
+     'string ::= "\\"" ([^"\\\\\\x00-\\x1F] | "\\\\" ["\\\\bfnrt])* "\\""\n\0{"a":[null,"b"]}')
+seed("grammar", "counts", 'root ::= ("a" | "aa"){5,10} [0-9]{2,} # comment\n  \nx ::= root "b"?\n\0aaaaaaa123')
+seed("grammar", "tokens", 'root ::= <[7]> !<[8]>* "x" .\n\0x')
+seed("grammar", "left", 'root ::= root "+" n | n\nn ::= [0-9]{1,3}\n\x001+22')
+seed("schema", "object", '{"type":"object","properties":{"a":{"type":"integer","minimum":-3,"maximum":500},'
+     '"b":{"type":"string","pattern":"^[a-z]+$","maxLength":7}},"required":["a"],"additionalProperties":{"type":"null"}}\0{"a":12')
+seed("schema", "refs", '{"$defs":{"n":{"anyOf":[{"type":"null"},{"$ref":"#/$defs/n2"}]},"n2":{"type":"array","items":{"$ref":"#/$defs/n"},'
+     '"maxItems":3}},"oneOf":[{"$ref":"#/$defs/n2"},{"const":"x"}]}\0[[null],"')
+seed("schema", "merge", '{"allOf":[{"type":"string","format":"date"},{"minLength":3}],"enum":["2024-01-01",1]}\0"2024')
+seed("schema", "patterns", '{"type":"object","patternProperties":{"^x":{"multipleOf":0.5},"y$":true},"propertyNames":{"maxLength":4},"minProperties":1}\0{"x')
+seed("regex", "classes", '^(?:[a-f\\d]{2,4}|\\bword\\b.*?)+$\0ab12word')
+seed("regex", "unicode", '\\u{1F600}|[^\\x00-\\x7f]+(?<n>\\s)\\S\0\u00e9 x')
+seed("regex", "counts", '((a*)*b?){2,50}c{3}$\0aabccc')

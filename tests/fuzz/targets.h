@@ -25,6 +25,9 @@ void transcript(Input input);    // /load
 void tokenizer(Input input);     // text and the places where it is cut
 void utf8(Input input);          // streams and the terminal filter
 void cache(Input input);         // operations on sequences of the paged cache, against a list of tokens
+void grammar(Input input);       // GBNF, NUL, text
+void schema(Input input);        // JSON schema, NUL, text
+void regex(Input input);         // regular expression, NUL, text
 void suffix_index(Input input);  // n-gram drafts, against a search by brute force
 
 struct Target {
@@ -44,6 +47,9 @@ inline constexpr Target kTargets[] = {
     {"utf8", utf8, 256},
     {"cache", cache, 512},
     {"suffix_index", suffix_index, 256},
+    {"grammar", grammar, 512},
+    {"schema", schema, 1024},
+    {"regex", regex, 256},
 };
 
 // A property that did not hold. Nothing else may leave a target.
