@@ -68,7 +68,8 @@ bool SchemaReader::valid(const Json &value, const Shape &s) {
             for (const std::string &pattern : patterns) matches.push_back(pattern_dfa(pattern).matches(name));
             if (!valid(part, s.of_name(name, matches))) return false;
             if (!s.names.empty() && !valid(Json(name), s.names)) return false;
-            if (s.closed && !s.is_open() && std::find(declared.begin(), declared.end(), name) == declared.end() &&
+            if (s.closed && !s.is_open() &&
+                std::find(declared.begin(), declared.end(), name) == declared.end() &&
                 std::find(matches.begin(), matches.end(), true) == matches.end())
                 return false;
         }
@@ -86,15 +87,19 @@ Dfa SchemaReader::strings_of(const Shape &s) {
 bool SchemaReader::disjoint(const Shape &a, const Shape &b, int depth) {
     constexpr int kDeepest = 6;
     if (depth > kDeepest) return false;
-    for (const auto &[one, other] : {std::pair(&a, &b), std::pair(&b, &a)})
+    // (Plain variables: clang before 16 captures no structured bindings.)
+    for (const bool swapped : {false, true}) {
+        const Shape *const one = swapped ? &b : &a, *const other = swapped ? &a : &b;
         if (one->values) {
             const bool common = std::any_of(one->values->begin(), one->values->end(), [&](const Json &value) {
                 return valid(value, *one) && valid(value, *other);
             });
             return !common;
         }
+    }
     // A branch of choices: each of them.
-    for (const auto &[one, other, swapped] : {std::tuple(&a, &b, false), std::tuple(&b, &a, true)}) {
+    for (const bool swapped : {false, true}) {
+        const Shape *const one = swapped ? &b : &a, *const other = swapped ? &a : &b;
         if (one->groups.empty()) continue;
         Shape rest = *one;
         const Shape::Group group = rest.groups.back();
