@@ -1,7 +1,7 @@
 // A library for LD_PRELOAD that makes one call of libc fail, to see what the program makes of it. Linux, glibc.
 //
-//   FAULT=CALL:N:ERROR   the Nth call (from 1 on) of CALL fails with ERROR: EIO, ENOSPC, EINTR, ENOMEM; or
-//                        "short": a read or write of half the bytes. "N+": the Nth and all later ones.
+//   FAULT=CALL:N:ERROR   the Nth call of CALL since main began (from 1 on) fails with ERROR: EIO, ENOSPC, EINTR,
+//                        ENOMEM; or "short": a read or write of half the bytes. "N+": the Nth and all later ones.
 //   FAULT_MARK=FILE      made when that happened: a sweep over N ends where it is missing
 // CALL: open read write fsync rename mmap malloc thread. Descriptor 2 never fails: what the program says is looked at.
 #define _GNU_SOURCE
@@ -36,7 +36,21 @@ __attribute__((constructor)) static void start(void) {
     shorter = strcmp(kind, "short") == 0;
     error = !strcmp(kind, "ENOSPC") ? ENOSPC : !strcmp(kind, "EINTR") ? EINTR : !strcmp(kind, "ENOMEM") ? ENOMEM : EIO;
     call = name;
+}
+
+// Counting begins with main: what libraries do before it is theirs (the CUDA runtime, as it registers its kernels, does
+// not survive an allocation that fails).
+static int (*program)(int, char **, char **);
+static int begin(int argc, char **argv, char **environment) {
     active = 1;
+    return program(argc, argv, environment);
+}
+int __libc_start_main(int (*run)(int, char **, char **), int argc, char **argv, void (*init)(void),
+                      void (*fini)(void), void (*rtld_fini)(void), void *stack_end) {
+    int (*real)(int (*)(int, char **, char **), int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
+    *(void **)&real = dlsym(RTLD_NEXT, "__libc_start_main");
+    program = run;
+    return real(begin, argc, argv, init, fini, rtld_fini, stack_end);
 }
 
 // This call is the one.
