@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "engine/commands/load_progress.h"
+#include "engine/decode/error.h"
 #include "engine/decode/random.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
@@ -115,6 +116,11 @@ std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelO
     return made;
 }
 
+decode::MakeSpeculator speculators(decode::Drafting *drafts) {
+    if (!drafts) return {};
+    return [drafts] { return drafts->speculator(); };
+}
+
 void leave_room(decode::EngineOptions &engine, const DraftFlags &flags) {
     engine.first_layers = flags.self_layers;
     const bool same = flags.device == "auto" || flags.device == engine.device.device;
@@ -137,33 +143,34 @@ decode::SamplingOptions sampling_options(const GenerationFlags &flags) {
     return options;
 }
 
-decode::GenerationOptions generation_options(const GenerationFlags &flags) {
-    decode::GenerationOptions options;
-    options.max_tokens = flags.predict;
-    options.stops = flags.stops;
-    options.ignore_end = flags.ignore_eos;
-    return options;
+completion::Limits limits(const GenerationFlags &flags) {
+    completion::Limits limits;
+    limits.max_tokens = flags.predict;
+    limits.stops = flags.stops;
+    limits.ignore_end = flags.ignore_eos;
+    return limits;
 }
 
-std::optional<size_t> Room::keeping() const {
-    switch (overflow) {
-        case Overflow::Error:
-            return std::nullopt;
-        case Overflow::Shift:
-            return std::min(fixed, context / 2);
-        case Overflow::DropMiddle:
-            break;
-    }
-    return std::max(std::min(fixed, context / 2), context * 3 / 8);
+completion::FinishReason finish_reason(const decode::StopRequest &stop) {
+    const bool deadline = stop.reason() == decode::StopRequest::Reason::Deadline;
+    return deadline ? completion::FinishReason::Length : completion::FinishReason::Interrupt;
 }
 
-size_t Room::fit(std::vector<text::TokenId> &prompt) const {
-    const std::optional<size_t> kept = keeping();
-    if (!kept || prompt.size() <= context) return 0;
-    const size_t wanted = std::max<size_t>(context - context / 4, 1), dropped = prompt.size() - wanted;
-    const auto from = prompt.begin() + static_cast<std::ptrdiff_t>(std::min(*kept, wanted - 1));
-    prompt.erase(from, from + static_cast<std::ptrdiff_t>(dropped));
-    return dropped;
+void expect_answer(const completion::Done &done) {
+    if (!done.error.empty()) throw decode::DecodeError(done.kind, done.error);
+}
+
+Report report(const std::string &model, uint64_t seed, const decode::Engine &engine,
+              const completion::Done &done) {
+    return {model,
+            seed,
+            engine.load_seconds(),
+            done.timings,
+            done.usage.prompt_tokens,
+            done.usage.completion_tokens,
+            std::string(name(done.reason)),
+            engine.placement(),
+            done.speculation};
 }
 
 Json timings_json(const Report &report) {
@@ -213,7 +220,7 @@ Json report_json(const Report &report) {
     Json json = {{"program", "runnel"},
                  {"model", report.model},
                  {"seed", report.seed},
-                 {"prompt_tokens", report.timings.prompt_tokens},
+                 {"prompt_tokens", report.prompt_tokens},
                  {"prefill_tokens", report.timings.prefill_tokens},
                  {"completion_tokens", report.tokens},
                  {"finish_reason", report.finish_reason},
@@ -224,7 +231,7 @@ Json report_json(const Report &report) {
 }
 
 std::string report_text(const Report &report) {
-    const decode::Timings &t = report.timings;
+    const completion::Timings &t = report.timings;
     char text[512];
     std::snprintf(
         text, sizeof text,
@@ -235,8 +242,8 @@ std::string report_text(const Report &report) {
         "finish   %s, seed %llu\n"
         "device   %s\n",
         report.load_seconds * 1e3, t.prefill_seconds * 1e3, static_cast<long long>(t.prefill_tokens),
-        static_cast<long long>(t.prompt_tokens - t.prefill_tokens), t.prefill_rate(),
-        t.first_token_seconds * 1e3, t.decode_seconds * 1e3, report.tokens, t.decode_rate(),
+        static_cast<long long>(report.prompt_tokens) - static_cast<long long>(t.prefill_tokens),
+        t.prefill_rate(), t.first_token_seconds * 1e3, t.decode_seconds * 1e3, report.tokens, t.decode_rate(),
         report.finish_reason.c_str(), static_cast<unsigned long long>(report.seed), report.placement.c_str());
     return text + (report.speculation ? speculation_text(*report.speculation) : std::string());
 }
@@ -263,14 +270,6 @@ void write_stats(const StatsFlags &flags, const std::string &text, const Json &n
         file.commit();
     }
     if (flags.fd >= 0) Output(flags.fd, "the descriptor of --stats-fd").write(json);
-}
-
-std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,
-                          int in, const decode::StopRequest *stop) {
-    if (text && file) throw UsageError("give the system prompt with --system or --system-file, not both");
-    std::string prompt = text ? *text : file ? read_all(*file, in, stop) : std::string();
-    if (file && prompt.ends_with('\n')) prompt.pop_back();
-    return prompt;
 }
 
 }  // namespace runnel::commands

@@ -1,4 +1,5 @@
-// What run and chat share: from flags to a sampler, and from a finished answer to numbers.
+// What the commands that generate share: from flags to an engine and to requests, and from a finished answer
+// to numbers.
 #pragma once
 
 #include <initializer_list>
@@ -10,8 +11,8 @@
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
 #include "engine/commands/options.h"
+#include "engine/completion/queue.h"
 #include "engine/decode/engine.h"
-#include "engine/decode/generator.h"
 #include "engine/decode/speculation/drafting.h"
 
 namespace runnel::commands {
@@ -28,37 +29,33 @@ std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags,
 std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelOptions &model,
                                            decode::Engine &engine, int32_t sequences, Io &io,
                                            const decode::StopRequest &stop);
+// A speculator for each answer of a queue; nothing without `drafts`, which must outlive the queue.
+decode::MakeSpeculator speculators(decode::Drafting *drafts);
 // Has the model's engine leave room for them.
 void leave_room(decode::EngineOptions &engine, const DraftFlags &flags);
 
 // With the seed that was asked for or a random one, and the biases parsed. Throws UsageError.
 decode::SamplingOptions sampling_options(const GenerationFlags &flags);
-decode::GenerationOptions generation_options(const GenerationFlags &flags);
+completion::Limits limits(const GenerationFlags &flags);
 
-// What stays of a text that outgrows the context: its first tokens, and its last.
-struct Room {
-    size_t context;
-    Overflow overflow;
-    size_t fixed;  // tokens in front of the first message: the system prompt and what belongs to it
-
-    // For GenerationOptions::shift_keeping.
-    std::optional<size_t> keeping() const;
-    // A prompt that does not fit leaves a quarter of the context for the answer then. Returns how many tokens
-    // went.
-    size_t fit(std::vector<text::TokenId> &prompt) const;
-};
+// The reason that a stop gives to the answers it ends. A deadline is a limit like others.
+completion::FinishReason finish_reason(const decode::StopRequest &stop);
+// Throws what an answer ended with, if that is an error.
+void expect_answer(const completion::Done &done);
 
 // One answer in numbers.
 struct Report {
     std::string model;
     uint64_t seed;
     double load_seconds;
-    decode::Timings timings;
-    size_t tokens;  // generated
+    completion::Timings timings;
+    size_t prompt_tokens, tokens;  // read, and generated
     std::string finish_reason;
     std::string placement;  // where the model's layers ran
     std::optional<decode::SpeculationCounts> speculation = {};
 };
+Report report(const std::string &model, uint64_t seed, const decode::Engine &engine,
+              const completion::Done &done);
 Json speculation_json(const decode::SpeculationCounts &counts);
 std::string speculation_text(const decode::SpeculationCounts &counts);  // a line
 Json timings_json(const Report &report);        // load_ms, ttft_ms, prefill_tps, decode_tps
@@ -74,9 +71,5 @@ void check_stats_file(const StatsFlags &flags, const Io &io);
 // --stats, --stats-file and --stats-fd. Throws gguf::WriteError when the file cannot be written.
 void write_stats(const StatsFlags &flags, const std::string &text, const Json &json, Io &io);
 void write_stats(const StatsFlags &flags, const Report &report, Io &io);
-
-// The system prompt of --system or --system-file; empty when there is none. Throws UsageError for both.
-std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,
-                          int in, const decode::StopRequest *stop = nullptr);
 
 }  // namespace runnel::commands

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "engine/commands/arguments.h"
+#include "engine/completion/request.h"
 #include "engine/decode/engine.h"
-#include "engine/decode/generator.h"
 #include "engine/decode/sampler.h"
 #include "engine/decode/speculation/speculator.h"
 
@@ -43,9 +43,7 @@ struct TemplateFlags {
     bool given() const { return file || name || tools || !variables.empty(); }
 };
 
-// What happens when a prompt, a conversation or an answer outgrows the context: an end with an error or the
-// length as the reason; the oldest goes, behind the system prompt; the middle goes, beginning and end stay.
-enum class Overflow { Error, Shift, DropMiddle };
+using Overflow = completion::OverflowPolicy;
 
 struct StatsFlags {
     bool print = false;

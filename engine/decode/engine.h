@@ -12,8 +12,8 @@
 
 #include "engine/decode/device.h"
 #include "engine/decode/executor.h"
-#include "engine/decode/generator.h"
 #include "engine/decode/placement.h"
+#include "engine/decode/sampler.h"
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
 #include "gguf/base/timer.h"
@@ -54,7 +54,6 @@ class Engine {
     const model::Model &model() const { return model_; }
     const text::Tokenizer &tokenizer() const { return *tokenizer_; }
     Executor &executor() { return *executor_; }
-    Vocabulary vocabulary() const { return vocabulary_of(*tokenizer_); }
 
     // Where its layers run, in a few words: "all layers on the CPU".
     std::string placement() const;

@@ -6,13 +6,13 @@
 
 #include "engine/decode/logit_rows.h"
 #include "engine/decode/sampler.h"
-#include "engine/decode/session.h"
+#include "engine/decode/scheduled_sequence.h"
 
 namespace runnel::decode {
 
-// Before the session computes: what the functions below will need with this sampler, of each of its rows.
-inline void prepare_next(Session &session, const Sampler &sampler) {
-    session.want_candidates(sampler.candidates_needed(session.executor().most_candidates()));
+// Before a pass: asks for as much of each row as the functions below need with this sampler.
+inline void prepare_next(ScheduledSequence &entry, const Sampler &sampler) {
+    entry.want_candidates(sampler.candidates_needed(entry.executor().most_candidates()));
 }
 
 // What Sampler::sample and Sampler::distribution give for the row. Throw what those do, and BackendError.

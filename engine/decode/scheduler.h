@@ -2,9 +2,9 @@
 // a sequence that brings several tokens and gets several rows of logits.
 //
 //   Scheduler scheduler(executor, {.parallel = 32});
-//   scheduler.add(session);                           // any number, at any time, with tokens appended
+//   scheduler.add(sequence);                            // any number, at any time, with tokens appended
 //   while (scheduler.step(&stop))
-//       for (Session *s : scheduler.ready()) {        // all their tokens are computed
+//       for (ScheduledSequence *s : scheduler.ready()) {  // all their tokens are computed
 //           const TokenId id = sample(s->logits());
 //           over ? scheduler.remove(*s) : s->append({&id, 1});
 //       }
@@ -22,14 +22,13 @@
 #include <span>
 #include <vector>
 
-#include "engine/decode/session.h"
+#include "engine/decode/scheduled_sequence.h"
 #include "engine/decode/stop_request.h"
 
 namespace runnel::decode {
 
 struct SchedulerOptions {
-    int32_t parallel = 1;  // most sequences that hold blocks at a time
-    StepOutput output{};   // memory to begin with
+    int32_t parallel = 1;  // most sequences that are computed at a time
 };
 
 struct SchedulerCounts {
@@ -43,11 +42,13 @@ class Scheduler {
   public:
     Scheduler(Executor &executor, SchedulerOptions options);
 
-    // To the end of the queue. The session belongs to the same executor and must stay where it is until
+    // To the end of the queue. The sequence belongs to the same executor and must stay where it is until
     // remove() or the end of the scheduler.
-    void add(Session &session);
+    void add(ScheduledSequence &entry);
+    // Adds a sequence that is not computed and may be evicted when others need its blocks.
+    void add_idle(ScheduledSequence &entry) { idle_.push_back(&entry); }
     // Takes it out, whatever its state; it keeps its tokens and blocks.
-    void remove(Session &session);
+    void remove(ScheduledSequence &entry);
 
     // Runs one step; without anyone due, nothing. Returns false when a stop was requested: nothing has
     // changed then, but that preempted sequences wait. Throws what Executor::add and run throw, and
@@ -56,37 +57,38 @@ class Scheduler {
     bool step(const StopRequest *stop = nullptr);
 
     // Whose tokens were all computed by the last step, in the order they came. Valid until the next call.
-    std::span<Session *const> ready() const { return ready_; }
+    std::span<ScheduledSequence *const> ready() const { return ready_; }
 
     size_t running() const { return running_.size(); }
     size_t waiting() const { return waiting_.size(); }
     const SchedulerCounts &counts() const { return counts_; }
-    StepOutput take_output() { return std::move(output_); }
 
   private:
     struct Part {
-        Session *session;
+        ScheduledSequence *entry;
         size_t tokens;
         int32_t rows;
         int32_t first;               // in the step
-        std::ptrdiff_t branch = -1;  // of the session
+        std::ptrdiff_t branch = -1;  // of the entry
     };
     void admit();
     void plan();
-    void plan(Session &session);
+    void plan(ScheduledSequence &entry);
     void plan_branches(const Part &part);
     void drop_branches();
-    bool in_step(const Session &session) const;
-    bool computed_in_step(const Session &session) const;
-    bool preempt_last(const Session &oldest);
+    bool in_step(const ScheduledSequence &entry) const;
+    bool computed_in_step(const ScheduledSequence &entry) const;
+    bool evict_idle();
+    bool preempt_last(const ScheduledSequence &oldest);
     void finish();
 
     Executor *executor_;
     int32_t parallel_;
-    std::deque<Session *> waiting_;
-    std::vector<Session *> running_;  // in the order they came
-    std::vector<Part> parts_;         // of the step at hand
-    std::vector<Session *> ready_;
+    std::deque<ScheduledSequence *> waiting_;
+    std::vector<ScheduledSequence *> idle_;     // oldest first
+    std::vector<ScheduledSequence *> running_;  // in the order they came
+    std::vector<Part> parts_;                   // of the step at hand
+    std::vector<ScheduledSequence *> ready_;
     StepOutput output_;
     SchedulerCounts counts_;
 };

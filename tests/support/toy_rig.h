@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/decode/answer.h"
+#include "engine/completion/answer.h"
 #include "engine/decode/executor.h"
 #include "tests/support/toy_backend.h"
 
@@ -31,7 +31,7 @@ struct ToyRig {
 };
 
 // Token 0 ends a text.
-inline decode::Vocabulary toy_letters() {
+inline completion::Vocabulary toy_letters() {
     return {[](decode::TokenId id) { return std::string(1, static_cast<char>('!' + id)); },
             [](decode::TokenId id) { return id == 0; }};
 }

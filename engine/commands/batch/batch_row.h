@@ -1,8 +1,7 @@
 // A line of `runnel batch`: from JSON to a request, from an answer to JSON.
 //
 // In, one object a line, in two shapes:
-//   {"prompt": TEXT} or {"messages": [{"role": .., "content": ..}, ..]}, and optionally "id", "max_tokens",
-//   "seed", "stop", and the sampling settings under their keys (decode/sampling_settings.h)
+//   a body as in completion/openai.h, and optionally "id"
 //   {"custom_id": .., "url": .., "body": {the same}}: a line of an OpenAI batch file, for
 //   /v1/chat/completions or /v1/completions
 // Out:
@@ -17,13 +16,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "engine/commands/json.h"
-#include "engine/decode/answer_batch.h"
-#include "engine/decode/sampling_settings.h"
-#include "engine/text/chat_template.h"
+#include "engine/completion/openai.h"
 
 namespace runnel::commands {
 
@@ -36,22 +32,10 @@ struct RowIdentity {
     std::string model;  // that an OpenAI body asks for: comes back in the answer
 };
 
-struct RowRequest {
-    std::optional<std::string> prompt;  // or
-    std::vector<text::Message> messages;
-    bool raw = false;  // the prompt is completed as it stands
-    std::optional<int64_t> max_tokens;
-    std::vector<std::string> stops;
-    std::optional<uint64_t> seed;
-    std::vector<std::pair<const decode::SamplingSetting *, double>> sampling;  // what the row says
-
-    // These settings over the others. The seed stays as it is.
-    void apply(decode::SamplingOptions &options) const;
-};
-
 struct Row {
     RowIdentity identity;
-    RowRequest request;
+    completion::Body body;
+    bool raw = false;                  // the prompt is completed as it stands
     std::string error;                 // not empty: the line cannot be answered, and this is why
     std::vector<std::string> unknown;  // keys that mean nothing here, unless they were mistyped: `error` then
 };
@@ -61,9 +45,8 @@ Row parse_row(std::string_view line, int64_t number);
 // The line as it stands is the prompt.
 Row text_row(std::string_view line, int64_t number);
 
-// Lines of the output, with their line ends. reasoning: told apart from the answer's text.
-std::string answer_line(const RowIdentity &row, const decode::AnswerBatch::Finished &answer,
-                        const std::string &model, const std::string &reasoning = {});
+// Lines of the output, with their line ends.
+std::string answer_line(const RowIdentity &row, const completion::Reply &reply, const std::string &model);
 std::string error_line(const RowIdentity &row, const std::string &error);
 
 // What a line of the output tells to a run that goes on with it.

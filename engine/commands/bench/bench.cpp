@@ -5,15 +5,16 @@
 #include <iterator>
 #include <optional>
 #include <random>
+#include <variant>
 
 #include "engine/commands/bench/bench_speculation.h"
 #include "engine/commands/bench/median.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
-#include "engine/decode/answer_batch.h"
+#include "engine/completion/queue.h"
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
-#include "engine/decode/session.h"
+#include "engine/decode/single_sequence.h"
 #include "engine/measure/bandwidth.h"
 #include "gguf/base/timer.h"
 #include "kernels/cpu/pool.h"
@@ -24,7 +25,7 @@ namespace {
 
 using base::Clock, base::seconds_since;
 using decode::Engine;
-using decode::Session;
+using decode::SingleSequence;
 
 struct Row {
     std::string test;  // "pp512", "tg128 @ d4096", "tg128 x16"
@@ -104,7 +105,7 @@ class Bench {
 
     Row prefill(int32_t depth) {
         Row row{name("pp", options_.prompt, depth), false, depth, {}};
-        Session session(engine_.executor());
+        SingleSequence session(engine_.executor());
         feed(session, depth);
         for (int32_t i = 0; i < options_.repetitions; ++i) {
             session.truncate(static_cast<size_t>(depth));
@@ -120,7 +121,7 @@ class Bench {
 
     Row decode(int32_t depth) {
         Row row{name("tg", options_.generate, depth), true, depth, {}};
-        Session session(engine_.executor());
+        SingleSequence session(engine_.executor());
         feed(session, depth);
         for (int32_t i = 0; i < options_.repetitions; ++i) {
             session.truncate(static_cast<size_t>(depth));
@@ -166,26 +167,24 @@ class Bench {
   private:
     // Tokens per second of `count` answers as `batch` makes them, sampling included, prompts not.
     double rate_of(int32_t count, int32_t depth) {
-        decode::AnswerBatch batch(engine_.executor(), engine_.vocabulary(), count);
+        completion::CompletionQueue queue(engine_, format_, {.parallel = count});
         for (int32_t i = 0; i < count; ++i) {
             decode::SamplingOptions how;
             how.seed = static_cast<uint64_t>(i);
-            batch.submit({static_cast<uint64_t>(i),
-                          random_tokens(std::max(depth, 1)),
-                          engine_.sampler(how),
-                          {.ignore_end = true}});
+            queue.submit({.input = completion::Tokens{random_tokens(std::max(depth, 1))},
+                          .sampling = how,
+                          .limits = {.ignore_end = true}});
         }
         const auto step = [&] {
-            if (!batch.step(&stop_)) throw Interrupted{};
-            for (const decode::AnswerBatch::Finished &answer : batch.take_finished())
-                if (!answer.error.empty())
-                    throw decode::DecodeError(decode::DecodeError::Kind::Failed, answer.error);
+            if (!queue.step(&stop_)) throw Interrupted{};
+            for (const completion::Event &event : queue.events())
+                if (const auto *done = std::get_if<completion::Done>(&event)) expect_answer(*done);
         };
-        while (batch.counts().started < count) step();
+        while (queue.counts().started < count) step();
         const auto start = Clock::now();
-        const int64_t before = batch.counts().sampled_tokens;
+        const int64_t before = queue.counts().sampled_tokens;
         for (int32_t n = 0; n < options_.generate; ++n) step();
-        return static_cast<double>(batch.counts().sampled_tokens - before) / seconds_since(start);
+        return static_cast<double>(queue.counts().sampled_tokens - before) / seconds_since(start);
     }
     static std::string name(const char *kind, int32_t tokens, int32_t depth) {
         return kind + std::to_string(tokens) + (depth > 0 ? " @ d" + std::to_string(depth) : "");
@@ -196,7 +195,7 @@ class Bench {
         for (text::TokenId &id : tokens) id = static_cast<text::TokenId>(random_() % vocab);
         return tokens;
     }
-    void feed(Session &session, int32_t count) {
+    void feed(SingleSequence &session, int32_t count) {
         if (!session.feed(random_tokens(count), &stop_)) throw Interrupted{};
     }
 
@@ -204,6 +203,7 @@ class Bench {
     Engine &engine_;
     Limits &limits_;
     const decode::StopRequest &stop_;
+    const completion::PromptFormat format_{engine_.file(), engine_.tokenizer()};
     const bool divided_;      // between a GPU and the CPU
     std::mt19937 random_{1};  // which tokens does not matter to the speed
 };
@@ -321,7 +321,7 @@ int bench(const BenchOptions &options, Io &io) {
     Bench bench(options, engine, limits, stop);
     std::vector<Row> rows;
     {
-        Session warm(engine.executor());  // brings the weights into memory
+        SingleSequence warm(engine.executor());  // brings the weights into memory
         if (!warm.feed(std::vector<text::TokenId>(1, 0), &stop)) throw Interrupted{};
     }
     for (const int32_t depth : options.depths) {

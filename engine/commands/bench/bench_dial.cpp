@@ -4,10 +4,13 @@
 #include <chrono>
 #include <cmath>
 #include <optional>
+#include <variant>
 
 #include "engine/commands/bench/median.h"
+#include "engine/commands/generation.h"
 #include "engine/commands/io.h"
 #include "engine/decode/error.h"
+#include "engine/decode/single_sequence.h"
 #include "engine/decode/speculation/dial_draft.h"
 #include "engine/decode/speculation/pass_trial.h"
 
@@ -15,7 +18,7 @@ namespace runnel::commands {
 namespace {
 
 using decode::PassCosts;
-using decode::Session;
+using decode::SingleSequence;
 using text::TokenId;
 using Clock = std::chrono::steady_clock;
 
@@ -76,33 +79,51 @@ std::vector<TokenId> ForcedModel::made_up(int32_t count) {
     return tokens;
 }
 
+namespace {
+
+// An engine's sampler never gives ids that stand for no token; these options do the same.
+decode::SamplingOptions options_of(const decode::Engine &engine, const decode::SamplingOptions &how) {
+    return engine.sampler(how).options();
+}
+
+}  // namespace
+
 TimedAnswer::TimedAnswer(decode::Executor &executor, decode::Engine &engine,
                          const decode::SamplingOptions &how, std::span<const TokenId> prompt, int32_t tokens,
-                         decode::Speculator *speculator, decode::StopRequest &stop)
-    : session_(executor),
-      sampler_(engine.sampler(how)),
-      generator_(session_, sampler_, engine.vocabulary(), {.max_tokens = tokens, .ignore_end = true}, &stop,
-                 speculator),
-      speculator_(speculator),
+                         decode::MakeSpeculator speculators, decode::StopRequest &stop)
+    : drafts_(speculators != nullptr),
+      queue_(executor, completion::vocabulary_of(engine.tokenizer()), {.drafts = std::move(speculators)}),
       stop_(stop) {
-    generator_.start(prompt);
+    id_ = queue_.submit({.input = completion::Tokens{{prompt.begin(), prompt.end()}},
+                         .sampling = options_of(engine, how),
+                         .limits = {.max_tokens = tokens, .ignore_end = true}});
     advance(1);
 }
 
-// Tokens that come without a pass belong to the pass that brought them, and take no time.
-PassTimes TimedAnswer::advance(int32_t tokens) {
-    const auto counts = [&] { return speculator_ ? speculator_->counts() : decode::SpeculationCounts(); };
-    PassTimes times;
-    for (int32_t i = 0; i < tokens; ++i) {
-        const decode::SpeculationCounts before = counts();
-        const auto start = Clock::now();
-        if (!generator_.next()) break;
-        const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-        const decode::SpeculationCounts done = counts().since(before);
-        if (!speculator_ || done.passes + done.plain_passes > 0)
+void TimedAnswer::step(PassTimes &times) {
+    const decode::SpeculationCounts before = queue_.speculation();
+    const auto start = Clock::now();
+    if (!queue_.step(&stop_)) throw Interrupted{};
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    bool first = true;  // tokens that come without a pass of their own take no time
+    for (const completion::Event &event : queue_.events()) {
+        if (const auto *done = std::get_if<completion::Done>(&event)) expect_answer(*done);
+        const auto *piece = std::get_if<completion::Piece>(&event);
+        if (!piece || piece->token == text::kNoToken) continue;
+        tokens_.push_back(piece->token);
+        if (!std::exchange(first, false)) continue;
+        const decode::SpeculationCounts done = queue_.speculation().since(before);
+        if (!drafts_ || done.passes + done.plain_passes > 0)
             times.add(1 + static_cast<int32_t>(done.drafted), done.draft_seconds > 0, seconds);
     }
+}
+
+PassTimes TimedAnswer::advance(int32_t tokens) {
+    PassTimes times;
+    const size_t wanted = counted_ + static_cast<size_t>(tokens);
+    while (tokens_.size() < wanted && queue_.unfinished() > 0) step(times);
     if (stop_.requested()) throw Interrupted{};
+    counted_ = std::min(wanted, tokens_.size());
     return times;
 }
 
@@ -134,13 +155,15 @@ class DialBench::Run {
     Run(DialBench &bench, double acceptance, int32_t tokens, std::optional<int32_t> fixed)
         : bench_(bench),
           text_(bench.model_.made_up(kPrompt + tokens)),
-          source_(text_, acceptance, bench.texts_++, bench.engine_.executor().vocab()),
-          speculator_(sources(), how(fixed), bench.costs_) {
+          source_(text_, acceptance, bench.texts_++, bench.engine_.executor().vocab()) {
         bench_.model_.say(text_);
         const auto prompt = std::span(text_).first(kPrompt);
         plain_.emplace(bench_.model_.executor(), bench_.engine_, greedy(), prompt, tokens, nullptr,
                        bench_.stop_);
-        drafted_.emplace(bench_.model_.executor(), bench_.engine_, greedy(), prompt, tokens, &speculator_,
+        const auto speculator = [this, fixed] {
+            return std::make_unique<decode::Speculator>(sources(), how(fixed), bench_.costs_);
+        };
+        drafted_.emplace(bench_.model_.executor(), bench_.engine_, greedy(), prompt, tokens, speculator,
                          bench_.stop_);
     }
 
@@ -148,7 +171,9 @@ class DialBench::Run {
     PassTimes drafted(int32_t tokens) { return drafted_->advance(tokens); }
     // nullopt where there is no room for so many.
     std::optional<double> pass(int32_t tokens) {
-        const auto seconds = decode::PassTrial(drafted_->session()).seconds_of(tokens, &bench_.stop_);
+        const decode::Sequence *sequence = drafted_->sequence();
+        if (!sequence) return std::nullopt;
+        const auto seconds = decode::PassTrial(*sequence).seconds_of(tokens, &bench_.stop_);
         if (bench_.stop_.requested()) throw Interrupted{};
         return seconds;
     }
@@ -183,16 +208,16 @@ class DialBench::Run {
     DialBench &bench_;
     std::vector<TokenId> text_;
     decode::DialDraft source_;
-    decode::Speculator speculator_;
     std::optional<TimedAnswer> plain_, drafted_;
 };
 
 DialBench::DialBench(const BenchOptions &options, decode::Engine &engine, ForcedModel &model,
                      decode::StopRequest &stop)
     : options_(options), engine_(engine), model_(model), stop_(stop) {
-    Session session(model_.executor());
+    SingleSequence session(model_.executor());
     if (!session.feed(model_.made_up(kPrompt), &stop_)) throw Interrupted{};
-    costs_ = std::make_shared<decode::SharedCosts>(decode::measure_pass_costs(session, kCostSteps, &stop_));
+    costs_ = std::make_shared<decode::SharedCosts>(
+        decode::measure_pass_costs(session.sequence(), kCostSteps, &stop_));
     if (stop_.requested()) throw Interrupted{};
 }
 

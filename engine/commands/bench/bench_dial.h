@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "engine/commands/options.h"
+#include "engine/completion/queue.h"
 #include "engine/decode/engine.h"
-#include "engine/decode/generator.h"
 #include "engine/decode/speculation/forced_text.h"
 #include "engine/decode/speculation/pass_costs.h"
 #include "engine/decode/speculation/speculator.h"
@@ -64,23 +64,29 @@ class PassTimes {
 // One answer in the making, pass by pass.
 class TimedAnswer {
   public:
-    // The first token is there then. All are kept, but for the prompt. Throws what Generator does, and
-    // Interrupted.
+    // The first token is there then. All are kept, but for the prompt; without `speculators`, nothing is
+    // drafted. Throws what CompletionQueue::step does, and Interrupted.
     TimedAnswer(decode::Executor &executor, decode::Engine &engine, const decode::SamplingOptions &how,
-                std::span<const text::TokenId> prompt, int32_t tokens, decode::Speculator *speculator,
+                std::span<const text::TokenId> prompt, int32_t tokens, decode::MakeSpeculator speculators,
                 decode::StopRequest &stop);
 
     // What so many tokens more take, or as many as there are left. Throws Interrupted.
     PassTimes advance(int32_t tokens);
-    const std::vector<text::TokenId> &tokens() const { return generator_.tokens(); }
-    const decode::Session &session() const { return session_; }
+    // So far; those included that advance() has not counted yet.
+    const std::vector<text::TokenId> &tokens() const { return tokens_; }
+    decode::SpeculationCounts speculation() const { return queue_.speculation(); }
+    // Null when the answer is over.
+    const decode::Sequence *sequence() const { return queue_.sequence(id_); }
 
   private:
-    decode::Session session_;
-    decode::Sampler sampler_;
-    decode::Generator generator_;
-    decode::Speculator *speculator_;
+    void step(PassTimes &times);
+
+    const bool drafts_;
+    completion::CompletionQueue queue_;
     decode::StopRequest &stop_;
+    completion::RequestId id_ = 0;
+    std::vector<text::TokenId> tokens_;
+    size_t counted_ = 0;
 };
 
 inline constexpr std::array<double, 5> kDialAcceptances{0.0, 0.5, 0.8, 0.95, 1.0};
@@ -102,7 +108,7 @@ class DialBench {
     DialBench(const BenchOptions &options, decode::Engine &engine, ForcedModel &model,
               decode::StopRequest &stop);
 
-    // Throws Interrupted, and what Generator does.
+    // Throws Interrupted, and what CompletionQueue::step does.
     DialRow measure(double acceptance);
     // Of all that was measured so far; in plain steps. Only what is asked for once something was measured.
     decode::PassCosts passes() const { return decode::PassCosts(passes_); }

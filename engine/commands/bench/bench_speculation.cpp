@@ -11,7 +11,6 @@
 #include "engine/commands/bench/bench_dial.h"
 #include "engine/commands/bench/median.h"
 #include "engine/commands/generation.h"
-#include "engine/decode/generator.h"
 #include "engine/decode/speculation/drafting.h"
 #include "engine/decode/speculation/lookup_draft.h"
 
@@ -77,8 +76,7 @@ class SpeculationBench {
         how.temperature = temperature;
         for (int32_t i = 0; i < texts(); ++i) {
             how.seed = static_cast<uint64_t>(i);
-            const auto speculator = drafting.speculator();
-            run(engine_.executor(), how, prompt, options_.generate, *speculator, out);
+            run(engine_.executor(), how, prompt, options_.generate, speculators(&drafting), out);
         }
         return out;
     }
@@ -91,13 +89,14 @@ class SpeculationBench {
             std::vector<TokenId> text = prompt;
             text.insert(text.end(), answer.begin(), answer.end());
             forced_.say(text);
-            std::vector<std::unique_ptr<decode::DraftSource>> sources;
-            sources.push_back(std::make_unique<decode::LookupDraft>());
-            decode::SpeculationOptions how;
-            how.length = {.least = options_.draft.least,
-                          .most = options_.draft.most,
-                          .branches = options_.draft.branches};
-            decode::Speculator speculator(std::move(sources), how, dial_.costs());
+            const auto speculator = [this] {
+                std::vector<std::unique_ptr<decode::DraftSource>> sources;
+                sources.push_back(std::make_unique<decode::LookupDraft>());
+                const decode::SpeculationOptions how{.length = {.least = options_.draft.least,
+                                                                .most = options_.draft.most,
+                                                                .branches = options_.draft.branches}};
+                return std::make_unique<decode::Speculator>(std::move(sources), how, dial_.costs());
+            };
             run(forced_.executor(), kGreedy, prompt, static_cast<int32_t>(answer.size()), speculator, out);
         }
         return out;
@@ -111,12 +110,12 @@ class SpeculationBench {
     int32_t texts() const { return (options_.repetitions + kRepetitions - 1) / kRepetitions; }
 
     void run(decode::Executor &executor, const decode::SamplingOptions &how,
-             const std::vector<TokenId> &prompt, int32_t tokens, decode::Speculator &speculator,
+             const std::vector<TokenId> &prompt, int32_t tokens, decode::MakeSpeculator speculators,
              Comparison &out) {
         TimedAnswer plain(executor, engine_, how, prompt, tokens, nullptr, stop_);
-        TimedAnswer drafted(executor, engine_, how, prompt, tokens, &speculator, stop_);
+        TimedAnswer drafted(executor, engine_, how, prompt, tokens, std::move(speculators), stop_);
         take_turns(plain, drafted, tokens, out);
-        out.counts.add(speculator.counts());
+        out.counts.add(drafted.speculation());
     }
 
     // With one change in so many tokens: another token instead, none, or one more.

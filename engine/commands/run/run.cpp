@@ -1,25 +1,24 @@
-// One prompt in, one answer out.
+// One prompt in, one answer out; or several answers.
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <utility>
+#include <variant>
 
-#include "engine/commands/chat/conversation.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
-#include "engine/commands/run/run_many.h"
+#include "engine/commands/prompt_format.h"
+#include "engine/commands/run/prompt_cache.h"
+#include "engine/commands/run/run_output.h"
+#include "engine/commands/run/verify_drafts.h"
+#include "engine/completion/queue.h"
 #include "engine/decode/error.h"
-#include "engine/decode/prompt_file.h"
-#include "engine/decode/session.h"
-#include "engine/text/utf8.h"
-#include "gguf/printable.h"
-#include "gguf/writer.h"
+#include "gguf/output_file.h"
 
 namespace runnel::commands {
 namespace {
 
 using decode::Engine;
-using decode::Generator;
-using decode::Sampler;
 using decode::StopRequest;
 
 constexpr double kPatience = 3;  // seconds
@@ -49,201 +48,101 @@ std::string gather_prompt(const RunOptions &options, Io &io, const StopRequest &
     return text;
 }
 
-// The conversation is what the prompt is a turn of: none for a text that is completed as it stands.
-Conversation::Prompt encode_prompt(const RunOptions &options, const std::string &text, const Engine &engine,
-                                   const Conversation *conversation, const StopRequest &stop, Io &io) {
+// One turn of a conversation, or a text that is completed as it stands.
+completion::Request request_of(const RunOptions &options, const std::string &text,
+                               const completion::PromptFormat &format, const StopRequest &stop, Io &io) {
+    completion::Request request{.input = completion::RawText{text},
+                                .sampling = sampling_options(options.generation),
+                                .limits = limits(options.generation),
+                                .overflow = options.overflow,
+                                .samples = options.samples,
+                                .beams = options.beams,
+                                .logprobs = options.samples > 1};
+    // With -n 0 the prompt alone is computed.
+    request.keep = (options.prompt_cache.has_value() || request.limits.max_tokens == 0) && options.beams == 1;
     const std::string system = system_prompt(options.system, options.system_file, io.in, &stop);
     if (options.raw && !system.empty()) throw UsageError("--raw has no place for a system prompt");
-    Conversation::Prompt prompt;
-    if (!conversation) {
-        if (!system.empty())
-            throw UsageError("the file has no chat template, so there is no place for a system prompt");
-        prompt.tokens = engine.tokenizer().encode(text);
-        prompt.fixed = engine.tokenizer().adds_bos() ? 1 : 0;
-    } else {
-        if (!conversation->note().empty()) io.note(conversation->note());
-        std::vector<text::Message> messages;
-        if (!system.empty()) messages.push_back({"system", system});
-        messages.push_back({"user", text});
-        prompt = conversation->prompt(messages);
-        if (options.overflow != Overflow::Error) prompt.fixed = conversation->fixed_tokens(messages);
+    if (!options.raw && format.has_template()) {
+        if (!format.note().empty()) io.note(format.note());
+        std::vector<text::Message> turns;
+        if (!system.empty()) turns.push_back({"system", system});
+        turns.push_back({"user", text});
+        request.input = completion::Messages{std::move(turns)};
+    } else if (!system.empty()) {
+        throw UsageError("the file has no chat template, so there is no place for a system prompt");
     }
-    if (prompt.tokens.empty()) throw InputError("the prompt is empty: it has no tokens");
-    return prompt;
+    return request;
 }
 
-// nullopt where the prompt is no turn of a conversation.
-std::optional<Conversation> conversation_of(const RunOptions &options, const Engine &engine) {
-    const bool asked = options.chat.given();
-    if (options.raw && asked) throw UsageError("--raw completes text without a chat template");
-    std::optional<Conversation> conversation;
-    if (options.raw) return conversation;
-    conversation.emplace(engine.file(), engine.tokenizer(), options.chat);
-    if (!conversation->has_template()) {
-        if (asked) throw UsageError("the file has no chat template; --chat-template FILE gives one");
-        conversation.reset();
-    }
-    return conversation;
+// Sequences at a time, which share the prompt.
+int32_t sequences_of(const RunOptions &options) {
+    return std::max({options.samples, options.beams, options.verify_drafts ? 2 : 1});
 }
 
-// --prompt-cache: what an earlier run computed of this prompt, and what this one leaves for the next.
-class PromptCache {
-  public:
-    // Throws UsageError for a file that is something else.
-    PromptCache(const std::optional<std::string> &path, const ModelOptions &options, Engine &engine, Io &io)
-        : path_(path), engine_(engine), io_(io) {
-        if (!path_) return;
-        identity_ = decode::prompt_identity(engine.file(), engine.model().program,
-                                            engine.executor().device().kind, options.cache.types);
-        decode::PromptFileResult result = decode::load_prompt_file(*path_, identity_, engine.executor());
-        using State = decode::PromptFileResult::State;
-        const std::string name = gguf::printable(*path_, 4096);
-        if (result.state == State::Foreign && !io.overwrite)
-            throw UsageError(name + ": " + result.why + ", and will not be overwritten");
-        if (result.state == State::Rejected) io.note(name + ": " + result.why + ": not used, written anew");
-        if (result.state == State::NoRoom) io.note(name + ": " + result.why + ": not used");
-        known_ = std::move(result.tokens);
-    }
-
-    // Does nothing when the file holds just that. A file that cannot be written is no reason not to answer.
-    void keep(const decode::Session &session, const std::vector<text::TokenId> &prompt) {
-        const size_t whole = prompt.size() / size_t{kernels::kBlockTokens} * size_t{kernels::kBlockTokens};
-        const bool same = known_.size() == whole && std::equal(known_.begin(), known_.end(), prompt.begin());
-        if (!path_ || same || session.tokens().size() < prompt.size()) return;
-        try {
-            decode::save_prompt_file(*path_, identity_, engine_.executor(), session.cache(), whole,
-                                     io_.overwrite);
-        } catch (const gguf::WriteError &error) {
-            io_.note(error.what());
-        }
-    }
-
-  private:
-    const std::optional<std::string> &path_;
-    Engine &engine_;
-    Io &io_;
-    decode::Checksum::Value identity_{};
-    std::vector<text::TokenId> known_;
-};
-
-// Text to a terminal is made harmless; a pipe gets what the model said.
-void show(const std::string &text, Io &io) {
-    io.out.write(io.out.is_terminal() ? text::printable_for_terminal(text) : text);
-}
-
-// What is shown, and for --json kept.
-class Shown {
-  public:
-    Shown(const Conversation *conversation, const Conversation::Prompt &prompt, const RunOptions &options,
-          Io &io)
-        : options_(options), io_(io), text_(conversation, prompt, options.show_thinking) {}
-
-    void push(const std::string &piece) { add(text_.push(piece)); }
-    void end() { add(text_.end()); }
-    void add(const std::string &text) {
-        answer_ += options_.json ? text : "";
-        if (!options_.json) show(text, io_);
-    }
-    const std::string &answer() const { return answer_; }
-    const std::string &reasoning() const { return text_.reasoning(); }
-
-  private:
-    const RunOptions &options_;
-    Io &io_;
-    AnswerText text_;
-    std::string answer_;  // for JSON only
-};
-
-// --spec-verify: the same model, where it is, decodes plainly in a sequence of its own, in step.
-class PlainTwin {
-  public:
-    PlainTwin(Engine &engine, const Sampler &sampler, const decode::Vocabulary &vocabulary,
-              const decode::GenerationOptions &limits, StopRequest &stop)
-        : engine_(engine),
-          session_(engine.executor()),
-          sampler_(sampler),
-          generator_(session_, sampler_, vocabulary, limits, &stop),
-          stop_(stop) {}
-
-    void start(const std::vector<text::TokenId> &prompt) { generator_.start(prompt); }
-
-    // After each step of the other; `piece` is the text that it gave.
-    void follow(const Generator &other, const std::optional<std::string> &piece) {
-        if (!difference_.empty() || stop_.requested()) return;
-        const std::optional<std::string> mine = generator_.next();
-        if (stop_.requested()) return;
-        const bool same = mine == piece && generator_.tokens() == other.tokens() &&
-                          (piece || generator_.finish_reason() == other.finish_reason());
-        if (!same) difference_ = describe(other);
-    }
-    // Empty: there is none.
-    const std::string &difference() const { return difference_; }
-    size_t compared() const { return generator_.tokens().size(); }
-
-  private:
-    std::string describe(const Generator &other) const {
-        const auto &a = other.tokens(), &b = generator_.tokens();
-        const auto place =
-            static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
-        const auto token = [&](const std::vector<text::TokenId> &tokens) {
-            if (place >= tokens.size()) return std::string("the end");
-            return std::to_string(tokens[place]) + " " +
-                   gguf::quoted(engine_.tokenizer().decode(tokens[place]));
-        };
-        return "token " + std::to_string(place) + " of the answer is " + token(a) + " with drafts and " +
-               token(b) + " without";
-    }
-
-    const Engine &engine_;
-    decode::Session session_;
-    Sampler sampler_;
-    Generator generator_;
-    StopRequest &stop_;
-    std::string difference_;
-};
-
-Json result_json(const Generator &generator, const Shown &shown, const Report &report) {
-    Json result = {{"text", shown.answer()},
-                   {"tokens", generator.tokens()},
-                   {"prompt_tokens", report.timings.prompt_tokens},
-                   {"completion_tokens", report.tokens},
-                   {"finish_reason", report.finish_reason},
-                   {"timings", timings_json(report)}};
-    if (!shown.reasoning().empty()) result["reasoning"] = shown.reasoning();
-    if (report.speculation) result["speculation"] = speculation_json(*report.speculation);
-    return result;
-}
-
-// So many sequences as the answers need share the prompt.
 decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const StopRequest &stop) {
     if (options.samples > 1 && options.beams > 1)
         throw UsageError("--samples draws answers, --beams searches for one: choose one of them");
     decode::EngineOptions engine = engine_options(options.model, io, stop);
-    engine.sequences = std::max({options.samples, options.beams, options.verify_drafts ? 2 : 1});
+    engine.sequences = sequences_of(options);
     leave_room(engine, options.draft);
     return engine;
 }
 
-// For --spec-verify.
-void expect_room_for_two(const decode::Executor &executor) {
-    if (executor.cells() / 2 < executor.context())
-        throw decode::DecodeError(
-            decode::DecodeError::Kind::OutOfMemory,
-            "--spec-verify decodes the text twice, side by side, and the memory holds " +
-                std::to_string(executor.cells()) + " tokens, not two contexts of " +
-                std::to_string(executor.context()) + ": choose -c " + std::to_string(executor.cells() / 2) +
-                " or less");
-}
+// Sends a request through a queue, and its events to where they belong.
+class Run {
+  public:
+    Run(const RunOptions &options, Engine &engine, completion::CompletionQueue &queue, PromptCache &cache,
+        RunOutput &output, Io &io)
+        : options_(options), engine_(engine), queue_(queue), cache_(cache), output_(output), io_(io) {}
 
-void check_draft_flags(const RunOptions &options) {
-    const bool drafts = drafting_options(options.draft, options.model).has_value();
-    if (drafts && options.beams > 1) throw UsageError("--beams searches without drafts");
-    if (!options.verify_drafts) return;
-    if (!drafts) throw UsageError("--spec-verify needs drafts: --draft-model, --lookup or --self-draft");
-    if (options.samples > 1) throw UsageError("--spec-verify compares one answer, not --samples");
-    if (options.draft.rule == decode::DraftRule::Rejection)
-        throw UsageError("--spec-verify: under --draft-rule rejection the text may differ");
-}
+    void answer(completion::Request request, const StopRequest &stop) {
+        id_ = queue_.submit(request);
+        request.drafts = request.keep = false;
+        if (options_.verify_drafts) queue_.submit(request);
+        while (queue_.unfinished() > 0) {
+            const bool going = queue_.step(&stop);
+            take_events();
+            if (going) continue;
+            queue_.end_all(finish_reason(stop));
+            take_events();
+        }
+    }
+    // The request without drafts.
+    const completion::Done &plain() const { return plain_; }
+
+  private:
+    void take_events() {
+        for (const completion::Event &event : queue_.events())
+            std::visit([&](const auto &e) { e.id == id_ ? take(e) : take_plain(e); }, event);
+    }
+    void take(const completion::Prefill &prefill) {
+        if (prefill.left_out > 0 && !std::exchange(noted_, true))
+            io_.note("the prompt outgrows the context of " + std::to_string(engine_.executor().context()) +
+                     " tokens: " + std::to_string(prefill.left_out) + " tokens of it are left out");
+        if (prefill.done == prefill.all) cache_.keep(queue_.sequence(id_), static_cast<size_t>(prefill.all));
+    }
+    void take(const completion::Piece &piece) { output_.add(piece); }
+    void take(const completion::Done &done) {
+        cache_.keep(queue_.kept(done.kept), done.usage.prompt_tokens);
+        output_.add(done);
+    }
+    void take_plain(const completion::Done &done) {
+        expect_answer(done);
+        plain_ = done;
+    }
+    template <class Other>
+    void take_plain(const Other &) {}
+
+    const RunOptions &options_;
+    Engine &engine_;
+    completion::CompletionQueue &queue_;
+    PromptCache &cache_;
+    RunOutput &output_;
+    Io &io_;
+    completion::RequestId id_ = 0;
+    completion::Done plain_;
+    bool noted_ = false;
+};
 
 }  // namespace
 
@@ -254,8 +153,7 @@ int run(const RunOptions &options, Io &io) {
     if (options.generation.deadline)
         deadline.emplace(stop, std::chrono::duration<double>(*options.generation.deadline));
 
-    const decode::SamplingOptions sampling = sampling_options(options.generation);
-    decode::GenerationOptions generation = generation_options(options.generation);
+    sampling_options(options.generation);  // checks them before a model is loaded
     check_draft_flags(options);
     const decode::EngineOptions engine_flags = engine_options_of(options, io, stop);
     note_inputs(
@@ -267,60 +165,25 @@ int run(const RunOptions &options, Io &io) {
     if (options.verify_drafts) expect_room_for_two(engine.executor());
     const auto drafts = drafting(options.draft, options.model, engine, options.samples, io, stop);
     const std::string text = gather_prompt(options, io, stop);
-    const std::optional<Conversation> conversation = conversation_of(options, engine);
-    const Conversation *turns = conversation ? &*conversation : nullptr;
-    Conversation::Prompt prompt = encode_prompt(options, text, engine, turns, stop, io);
-    if (turns) generation.stops.insert(generation.stops.end(), turns->stops().begin(), turns->stops().end());
-    const size_t context = static_cast<size_t>(engine.executor().context());
-    const Room room{context, options.overflow, prompt.fixed};
-    if (const size_t dropped = room.fit(prompt.tokens))
-        io.note("the prompt outgrows the context of " + std::to_string(context) +
-                " tokens: " + std::to_string(dropped) + " tokens of it are left out");
-    generation.shift_keeping = room.keeping();
-
-    if (options.samples > 1 || options.beams > 1)
-        return run_many(options, {engine, prompt.tokens, text, sampling, generation, stop, drafts.get()}, io);
+    const completion::PromptFormat format = prompt_format(engine, options.chat);
+    expect_template(format, options.chat, options.raw);
+    const completion::Request request = request_of(options, text, format, stop, io);
     PromptCache cache(options.prompt_cache, options.model, engine, io);
-    decode::Session session(engine.executor());
-    decode::Sampler sampler = engine.sampler(sampling);
-    const decode::Vocabulary vocabulary = turns ? turns->vocabulary() : engine.vocabulary();
-    const auto speculator = drafts ? drafts->speculator() : nullptr;
-    Generator generator(session, sampler, vocabulary, generation, &stop, speculator.get());
-    std::optional<PlainTwin> twin;
-    if (options.verify_drafts) twin.emplace(engine, sampler, vocabulary, generation, stop);
-    Shown shown(turns, prompt, options, io);
-    if (options.echo) shown.add(text);
-    generator.start(prompt.tokens);
-    if (twin) twin->start(prompt.tokens);
-    cache.keep(session, prompt.tokens);
-    for (bool going = true; going;) {
-        const auto piece = generator.next();
-        if (piece) shown.push(*piece);
-        if (twin) twin->follow(generator, piece);
-        going = piece.has_value();
+    completion::CompletionQueue queue(
+        engine, format, {.parallel = sequences_of(options), .drafts = speculators(drafts.get())});
+    RunOutput output(options, format, text, io);
+    Run run(options, engine, queue, cache, output, io);
+    run.answer(request, stop);
+    output.finish(engine, request.sampling.seed);
+    if (options.verify_drafts) {
+        const DraftComparison found =
+            compare_answers(output.first(), run.plain(), stop.requested(), engine.tokenizer());
+        if (!found.difference.empty())
+            throw decode::DecodeError(decode::DecodeError::Kind::Failed,
+                                      "--spec-verify: " + found.difference);
+        io.note("--spec-verify: " + std::to_string(found.compared) + " tokens, no difference");
     }
-    shown.end();
-    const Report report{
-        options.model.path,        sampling.seed,
-        engine.load_seconds(),     generator.timings(),
-        generator.tokens().size(), std::string(name(generator.finish_reason())),
-        engine.placement(),        speculator ? std::optional(speculator->counts()) : std::nullopt};
-    if (options.json)
-        io.out.write(dump(result_json(generator, shown, report)));
-    else if (io.out.is_terminal())
-        io.out.write("\n");
-    if (generator.forgotten() > 0)
-        io.note("the context of " + std::to_string(context) + " tokens was full: " +
-                std::to_string(generator.forgotten()) + " tokens were forgotten on the way");
-    if (generator.context_full())
-        io.note("the context of " + std::to_string(engine.executor().context()) +
-                " tokens is full: the text ends here (a larger one with -c)");
-    write_stats(options.stats, report, io);
-    if (twin && !twin->difference().empty())
-        throw decode::DecodeError(decode::DecodeError::Kind::Failed, "--spec-verify: " + twin->difference());
-    if (twin) io.note("--spec-verify: " + std::to_string(twin->compared()) + " tokens, no difference");
-    return generator.finish_reason() == decode::FinishReason::Interrupt ? exit_code::kInterrupted
-                                                                        : exit_code::kDone;
+    return output.interrupted() ? exit_code::kInterrupted : exit_code::kDone;
 }
 
 }  // namespace runnel::commands

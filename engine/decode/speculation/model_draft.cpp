@@ -50,15 +50,15 @@ double largest(const Distribution &distribution) {
 
 // Tokens are due then. False when there is no room for a draft.
 bool ModelDraft::read(std::span<const TokenId> text) {
-    const auto context = static_cast<size_t>(session_.executor().context());
+    const auto context = static_cast<size_t>(entry_.executor().context());
     const size_t wanted = static_cast<size_t>(most_);
     if (context < 2 * wanted + 2) return false;
     if (skipped_ >= text.size() || text.size() + wanted <= context) skipped_ = 0;
     if (text.size() - skipped_ + wanted > context) skipped_ = text.size() - context / 2;
     readable_.assign(text.begin() + static_cast<std::ptrdiff_t>(skipped_), text.end());
     for (TokenId &id : readable_)
-        if (id < 0 || id >= session_.executor().vocab()) id = 0;
-    const size_t known = session_.reuse(readable_);
+        if (id < 0 || id >= entry_.executor().vocab()) id = 0;
+    const size_t known = entry_.sequence().reuse(readable_);
     append(std::span(readable_).subspan(known));
     return true;
 }
@@ -67,10 +67,10 @@ bool ModelDraft::read(std::span<const TokenId> text) {
 void ModelDraft::append(std::span<const TokenId> tokens) {
     constexpr int32_t kGreedy = 8;  // that there is a second one, even if some are forbidden
     const bool greedy = !(sampler_->options().temperature > 0);
-    const int32_t most = session_.executor().most_candidates(), needed = sampler_->candidates_needed(most);
-    const bool enough = needed > 0 && (!greedy || (most > 1 && session_.executor().vocab() > 1));
-    session_.want_candidates(!enough ? 0 : greedy ? std::min(most, std::max(needed, kGreedy)) : needed);
-    session_.append(tokens);
+    const int32_t most = entry_.executor().most_candidates(), needed = sampler_->candidates_needed(most);
+    const bool enough = needed > 0 && (!greedy || (most > 1 && entry_.executor().vocab() > 1));
+    entry_.want_candidates(!enough ? 0 : greedy ? std::min(most, std::max(needed, kGreedy)) : needed);
+    entry_.append(tokens);
 }
 
 // As long as the sampler wants it.
@@ -85,7 +85,7 @@ std::span<const float> ModelDraft::whole(const LogitRow &row) {
 
 // False when the draft ends in front of this token.
 bool ModelDraft::add_token() {
-    const LogitRow row = session_.rows()[0];
+    const LogitRow row = entry_.rows()[0];
     const Distribution *some =
         row.largest().empty() ? nullptr : sampler_->distribution(row.largest(), history_);
     const std::span<const float> logits = some ? std::span<const float>() : whole(row);
@@ -118,12 +118,12 @@ void ModelDraft::advance() {
     const bool going = add_token() && draft_.tokens.size() < static_cast<size_t>(most_);
     // A branch in place of a token that was not drafted has nothing to be beside.
     std::erase_if(draft_.branches, [&](const Branch &b) { return b.shared >= draft_.tokens.size(); });
-    if (!going || draft_.tokens.back() >= session_.executor().vocab()) return;
+    if (!going || draft_.tokens.back() >= entry_.executor().vocab()) return;
     append({&draft_.tokens.back(), 1});
 }
 
 void ModelDraft::stop(bool forget) {
-    session_.truncate(forget ? 0 : static_cast<size_t>(session_.cache().length()));
+    entry_.truncate(forget ? 0 : static_cast<size_t>(entry_.sequence().cache().length()));
 }
 
 void ModelDraft::fail(std::exception_ptr error) {
@@ -169,13 +169,13 @@ void advance(ModelDraft &draft) {
 
 // All of one executor.
 void drive(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
-    Scheduler scheduler(drafts[0]->session().executor(), {.parallel = static_cast<int32_t>(drafts.size())});
-    std::unordered_map<const Session *, ModelDraft *> of;
+    Scheduler scheduler(drafts[0]->entry().executor(), {.parallel = static_cast<int32_t>(drafts.size())});
+    std::unordered_map<const ScheduledSequence *, ModelDraft *> of;
     for (ModelDraft *draft : drafts) {
-        of[&draft->session()] = draft;
-        scheduler.add(draft->session());
+        of[&draft->entry()] = draft;
+        scheduler.add(draft->entry());
     }
-    const auto due = [](ModelDraft *draft) { return draft->session().due(); };
+    const auto due = [](ModelDraft *draft) { return draft->entry().due(); };
     const auto end_all = [&](auto &&end) {
         for (ModelDraft *draft : drafts)
             if (due(draft)) end(*draft);
@@ -184,7 +184,7 @@ void drive(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
     try {
         while (std::ranges::any_of(drafts, due)) {
             if (!scheduler.step(stop)) return end_all([](ModelDraft &draft) { draft.stop(false); });
-            for (Session *session : scheduler.ready()) advance(*of.at(session));
+            for (ScheduledSequence *entry : scheduler.ready()) advance(*of.at(entry));
         }
     } catch (const DecodeError &error) {
         if (error.kind != DecodeError::Kind::OutOfMemory) return end_all(fail);
@@ -199,10 +199,9 @@ void drive(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
 void draft_together(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
     std::vector<ModelDraft *> open(drafts.begin(), drafts.end());
     while (!open.empty()) {
-        const Executor *first = &open.front()->session().executor();
-        const auto others = std::stable_partition(open.begin(), open.end(), [&](ModelDraft *draft) {
-            return &draft->session().executor() == first;
-        });
+        const Executor *first = &open.front()->entry().executor();
+        const auto others = std::stable_partition(
+            open.begin(), open.end(), [&](ModelDraft *draft) { return &draft->entry().executor() == first; });
         drive({open.begin(), others}, stop);
         open.erase(open.begin(), others);
     }

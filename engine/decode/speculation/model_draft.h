@@ -6,8 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/decode/session.h"
+#include "engine/decode/scheduled_sequence.h"
 #include "engine/decode/speculation/draft_source.h"
+#include "engine/decode/stop_request.h"
 
 namespace runnel::decode {
 
@@ -19,7 +20,7 @@ namespace runnel::decode {
 // For every token there is a branch of one, its second choice: what it would say if the first were
 // impossible.
 //
-// Its session is brought into line with the text by the longest common prefix; what the cache knows is not
+// Its sequence is brought into line with the text by the longest common prefix; what the cache knows is not
 // computed again. Of a text longer than the draft model's context it sees the last half of what fits. Where
 // its cache is full, because others hold it, there is no draft.
 class ModelDraft final : public DraftSource {
@@ -28,7 +29,7 @@ class ModelDraft final : public DraftSource {
     // distributions, for the rejection rule, it ends where even the most probable token is: whether a token
     // is drafted must not depend on which one was drawn.
     ModelDraft(Executor &executor, std::string_view name, bool with_distributions = false)
-        : session_(executor), name_(name), with_distributions_(with_distributions) {}
+        : entry_(executor), name_(name), with_distributions_(with_distributions) {}
 
     Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
                 Sampler &sampler) override;
@@ -38,9 +39,9 @@ class ModelDraft final : public DraftSource {
     Draft finish() override;
     std::string_view name() const override { return name_; }
 
-    // For who drives it: between begin() and finish(), its tokens are computed as long as they are due, and
+    // For draft_together(): between begin() and finish(), its tokens are computed as long as they are due, and
     // after each time advance() takes the next one, which is due then unless the draft is complete.
-    Session &session() { return session_; }
+    ScheduledSequence &entry() { return entry_; }
     void advance();
     // Ends the draft where it is. `forget`: gives the cache's blocks back.
     void stop(bool forget);
@@ -60,12 +61,12 @@ class ModelDraft final : public DraftSource {
     Sampler *sampler_ = nullptr;
     std::exception_ptr failure_;
 
-    Session session_;
+    ScheduledSequence entry_;
     std::string_view name_;
     bool with_distributions_;
-    size_t skipped_ = 0;             // tokens of the text in front of what the session holds
+    size_t skipped_ = 0;             // tokens of the text in front of what the sequence holds
     std::vector<TokenId> history_;   // the text and the draft
-    std::vector<TokenId> readable_;  // what the session is to hold
+    std::vector<TokenId> readable_;  // what the sequence is to hold
     std::vector<float> read_;        // a row that candidates do not decide
     std::vector<float> padded_;      // logits, where the model has fewer than the sampler wants
 };

@@ -121,8 +121,9 @@ void PassCosts::observe(const Pass &pass) {
     }
 }
 
-PassCosts measure_pass_costs(const Session &session, double steps, const StopRequest *stop) {
-    PassTrial trial(session);
+PassCosts measure_pass_costs(const Sequence &sequence, double steps, const StopRequest *stop,
+                             int32_t candidates) {
+    PassTrial trial(sequence, candidates);
     if (!trial.seconds_of(1, stop)) return PassCosts();  // takes memory, copies the block it writes into
     std::vector<Pass> passes;
     double spent = 0;

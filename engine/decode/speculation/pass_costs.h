@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-#include "engine/decode/session.h"
+#include "engine/decode/sequence.h"
 #include "engine/decode/speculation/running_median.h"
 #include "engine/decode/stop_request.h"
 
@@ -54,10 +54,11 @@ class PassCosts {
     uint64_t passes_ = 0;
 };
 
-// Times passes behind the tokens that `session` has in the cache, on a fork of it. It takes as long as some
+// Times passes behind the tokens that `sequence` has in the cache, on a fork of it. It takes as long as some
 // `steps` passes of one token, but at least two of these and, where there is room, one of 4 tokens; the most
-// telling sizes come first. The session is as before. The weights should be in memory already (a prompt has
+// telling sizes come first. The sequence stays as it is. The weights should be in memory already (a prompt has
 // been computed). What cannot be measured (no room left, a stop requested) is left out. Throws BackendError.
-PassCosts measure_pass_costs(const Session &session, double steps = 10, const StopRequest *stop = nullptr);
+PassCosts measure_pass_costs(const Sequence &sequence, double steps = 10, const StopRequest *stop = nullptr,
+                             int32_t candidates = 0);
 
 }  // namespace runnel::decode

@@ -1,21 +1,22 @@
-// Passes that nobody needs, to see how long they take.
+// Timing probes: dummy passes that measure the cost of a pass per number of tokens.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "engine/decode/session.h"
+#include "engine/decode/sequence.h"
 #include "engine/decode/stop_request.h"
 
 namespace runnel::decode {
 
-// Behind the tokens that a session has in the cache, on a fork of it: the session is as before.
+// Behind the tokens that a sequence has in the cache, on a fork of it: the sequence stays as it is.
 class PassTrial {
   public:
-    explicit PassTrial(const Session &session);
+    // `candidates` of each row are enough; 0: whole rows.
+    explicit PassTrial(const Sequence &sequence, int32_t candidates = 0);
 
-    // Of a pass of `tokens`, with logits behind each, whole rows or candidates as the session wants them.
+    // Of a pass of `tokens`, with logits behind each.
     // nullopt where there is no room, or a stop was requested. Throws BackendError.
     std::optional<double> seconds_of(int32_t tokens, const StopRequest *stop);
 
@@ -24,7 +25,7 @@ class PassTrial {
     SequenceCache cache_;
     int32_t depth_;
     TokenId token_;
-    int32_t wanted_candidates_;
+    int32_t candidates_;
     StepOutput output_;
 };
 

@@ -38,14 +38,16 @@ Distribution residual(const Distribution &p, const Distribution &q) {
 
 }  // namespace
 
-void SharedCosts::measure(const Session &session, int64_t wanted, const StopRequest *stop) {
+void SharedCosts::measure(const Sequence &sequence, int32_t candidates, int64_t wanted,
+                          const StopRequest *stop) {
     constexpr int64_t kEnough = 800;  // passes, of which measuring the first sizes takes some 8
     constexpr double kShare = 0.01, kMost = 20;
     const bool unlimited = wanted == std::numeric_limits<int64_t>::max();
     const int64_t passes = passes_ + (unlimited ? 0 : wanted);
     if (measured_ || passes_ < 2 || passes < kEnough) return;
     measured_ = true;
-    costs_ = measure_pass_costs(session, std::min(kMost, kShare * static_cast<double>(passes)), stop);
+    costs_ =
+        measure_pass_costs(sequence, std::min(kMost, kShare * static_cast<double>(passes)), stop, candidates);
 }
 
 void SharedCosts::observe(const Pass &pass) {
@@ -240,13 +242,13 @@ void Speculator::shape(Draft &draft, const DraftShape &shape, int32_t most) {
     draft.branches = std::move(kept);
 }
 
-void Speculator::append_to(Session &session) const {
-    session.append_drafts(draft_.tokens);
-    for (const Branch &branch : draft_.branches) session.append_branch(branch.shared, branch.tokens);
+void Speculator::append_to(ScheduledSequence &entry) const {
+    entry.append_drafts(draft_.tokens);
+    for (const Branch &branch : draft_.branches) entry.append_branch(branch.shared, branch.tokens);
 }
 
-Speculator::Verdict Speculator::judge_one(size_t index, const LogitRow &row, std::span<const TokenId> history,
-                                          Sampler &sampler) const {
+Speculator::Verdict Speculator::verify_one(size_t index, const LogitRow &row,
+                                           std::span<const TokenId> history, Sampler &sampler) const {
     if (options_.rule == DraftRule::Same || index >= draft_.tokens.size())
         return {sample_next(row, history, sampler), true};
     const TokenId guess = draft_.tokens[index];
@@ -290,7 +292,7 @@ class Path {
     const LogitRows *branch_rows_ = nullptr;
 };
 
-// The text as far as it is known. The session has it as long as its drafts are right; a copy, of what may be
+// The text as far as it is known. The sequence has it as long as its drafts are right; a copy, of what may be
 // a long text, is made behind the first that is not.
 class Known {
   public:
@@ -318,20 +320,20 @@ class Known {
 
 }  // namespace
 
-Judgement Speculator::judge(const Session &session, const LogitRows &rows, Sampler &sampler) {
+VerifyResult Speculator::verify(const ScheduledSequence &entry, const LogitRows &rows, Sampler &sampler) {
     const size_t drafts = draft_.tokens.size();
     std::vector<std::pair<Path, std::optional<size_t>>> paths{{Path(draft_, rows), std::nullopt}};
     for (size_t b = 0; b < draft_.branches.size(); ++b)
-        if (const LogitRows &own = session.branch_rows(b); !own.empty())
+        if (const LogitRows &own = entry.branches()[b].rows; !own.empty())
             paths.push_back({Path(draft_, rows, draft_.branches[b], own), b});
-    Known known(session.tokens(), drafts);
-    Judgement judgement;
+    Known known(entry.tokens(), drafts);
+    VerifyResult result;
     bool going = true;
     for (size_t n = 0;; ++n) try {
             const LogitRow row = paths.front().first.row(n);
-            const Verdict verdict = judge_one(n, row, known.text(), sampler);
-            judgement.tokens.push_back(verdict.token);
-            judgement.rows.push_back(row);
+            const Verdict verdict = verify_one(n, row, known.text(), sampler);
+            result.tokens.push_back(verdict.token);
+            result.rows.push_back(row);
             const auto ends = [&](const auto &path) {
                 return n >= path.first.length() || path.first.token(n) != verdict.token;
             };
@@ -343,26 +345,26 @@ Judgement Speculator::judge(const Session &session, const LogitRows &rows, Sampl
             if (n == 0) throw;
             break;  // the next pass meets it again, behind the tokens that came before
         }
-    judgement.branch = paths.front().second;
-    record(judgement, judgement.tokens.size() - (going ? 0 : 1));
-    return judgement;
+    result.branch = paths.front().second;
+    record(result, result.tokens.size() - (going ? 0 : 1));
+    return result;
 }
 
 // Where the draft was wrong: what its source would have said instead.
-std::optional<DraftLength::Round::Second> Speculator::second_choice(const Judgement &judgement,
+std::optional<DraftLength::Round::Second> Speculator::second_choice(const VerifyResult &result,
                                                                     size_t accepted) const {
-    if (accepted >= draft_.tokens.size() || accepted >= judgement.tokens.size()) return std::nullopt;
+    if (accepted >= draft_.tokens.size() || accepted >= result.tokens.size()) return std::nullopt;
     for (const Branch &branch : offered_)
         if (branch.shared == accepted)
             return DraftLength::Round::Second{branch.probabilities[0],
-                                              branch.tokens[0] == judgement.tokens[accepted]};
+                                              branch.tokens[0] == result.tokens[accepted]};
     return std::nullopt;
 }
 
 // A pass with drafts took what plain steps would for the tokens that it brought, or more, or less.
-void Speculator::record(const Judgement &judgement, size_t accepted) {
+void Speculator::record(const VerifyResult &result, size_t accepted) {
     const bool plain = draft_.tokens.empty();
-    const size_t of_draft = judgement.branch ? draft_.branches[*judgement.branch].shared : accepted;
+    const size_t of_draft = result.branch ? draft_.branches[*result.branch].shared : accepted;
     ++(plain ? counts_.plain_passes : counts_.passes);
     (plain ? counts_.plain_seconds : counts_.verify_seconds) += pass_seconds_;
     counts_.draft_seconds += draft_seconds_;
@@ -371,7 +373,7 @@ void Speculator::record(const Judgement &judgement, size_t accepted) {
         counts_.drafted += static_cast<int64_t>(branch.tokens.size());
     counts_.accepted += static_cast<int64_t>(accepted);
     counts_.branches += static_cast<int64_t>(draft_.branches.size());
-    counts_.branches_accepted += judgement.branch ? 1 : 0;
+    counts_.branches_accepted += result.branch ? 1 : 0;
     if (costs_) {
         const PassCosts &costs = costs_->costs();
         const double step = costs_->plain_step(1 + beside_);
@@ -381,7 +383,7 @@ void Speculator::record(const Judgement &judgement, size_t accepted) {
             if (source.round.verified > 0) {
                 source.round.accepted = static_cast<int32_t>(of_draft);
                 source.round.from_branches = static_cast<int32_t>(accepted - of_draft);
-                source.round.second = second_choice(judgement, of_draft);
+                source.round.second = second_choice(result, of_draft);
             }
             source.length.record(costs, source.round);
         }
@@ -397,33 +399,34 @@ void append_with_drafts(std::span<const Continuation> continuations, int32_t seq
                         const StopRequest *stop) {
     std::vector<Speculator::Part> parts;
     for (const Continuation &c : continuations) {
-        Session &session = *c.session;
-        const bool behind = session.pending() > 0;
+        ScheduledSequence &entry = *c.entry;
+        const bool behind = entry.sequence().pending() > 0;
         if (c.speculator && c.speculator->costs() && !behind)
-            c.speculator->costs()->measure(session, c.answer->remaining(), stop);
-        session.append({&c.answer->tokens().back(), 1});
+            c.speculator->costs()->measure(entry.sequence(), entry.wanted_candidates(), c.remaining, stop);
+        entry.append({&c.last, 1});
         if (!c.speculator) continue;
         c.speculator->forget();
         if (behind) continue;
-        const int64_t share = session.executor().batch_size() / std::max(1, sequences);
+        const int64_t share = entry.executor().batch_size() / std::max(1, sequences);
         const int64_t most =
-            std::min({share - 1, static_cast<int64_t>(session.room()), c.answer->remaining() - 1});
-        parts.push_back({c.speculator, session.tokens(),
+            std::min({share - 1, static_cast<int64_t>(entry.sequence().free_cells()), c.remaining - 1});
+        parts.push_back({c.speculator, entry.tokens(),
                          static_cast<int32_t>(std::clamp<int64_t>(most, 0, kMostDrafts)), sequences - 1,
                          c.sampler});
     }
     Speculator::propose_together(parts, stop);
     for (const Continuation &c : continuations)
-        if (c.speculator) c.speculator->append_to(*c.session);
+        if (c.speculator) c.speculator->append_to(*c.entry);
 }
 
-Judgement take_tokens(Session &session, const LogitRows &rows, Speculator *speculator, Sampler &sampler) {
-    if (!speculator) return {{sample_next(rows[0], session.tokens(), sampler)}, {rows[0]}, {}};
-    const size_t known = session.tokens().size() - speculator->drafts().size();
-    Judgement judgement = speculator->judge(session, rows, sampler);
-    if (judgement.branch) session.choose_branch(*judgement.branch);
-    session.truncate(known + judgement.tokens.size() - 1);
-    return judgement;
+VerifyResult take_tokens(ScheduledSequence &entry, const LogitRows &rows, Speculator *speculator,
+                         Sampler &sampler) {
+    if (!speculator) return {{sample_next(rows[0], entry.tokens(), sampler)}, {rows[0]}, {}};
+    const size_t known = entry.tokens().size() - speculator->drafts().size();
+    VerifyResult result = speculator->verify(entry, rows, sampler);
+    if (result.branch) entry.choose_branch(*result.branch);
+    entry.truncate(known + result.tokens.size() - 1);
+    return result;
 }
 
 }  // namespace runnel::decode

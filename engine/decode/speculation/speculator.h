@@ -2,11 +2,11 @@
 // of them, and what the model itself would have said is kept.
 //
 //   speculator.propose(text, most, 0, sampler);      // text ends with the token sampled last
-//   speculator.append_to(session);                   // behind that token, which is due
+//   speculator.append_to(entry);                     // behind that token, which is due
 //   ... a pass ...
-//   Judgement j = speculator.judge(session, session.rows(), sampler);
-//   if (j.branch) session.choose_branch(*j.branch);
-//   session.truncate(text + j.tokens.size() - 1);    // the last of them was not computed yet
+//   VerifyResult v = speculator.verify(entry, entry.rows(), sampler);
+//   if (v.branch) entry.choose_branch(*v.branch);
+//   entry.truncate(text + v.tokens.size() - 1);      // the last of them was not computed yet
 //
 // A source that is in doubt offers branches: other guesses in place of a part of its draft. Those that are
 // worth it are computed in the same pass, each on a fork of the sequence's cache, so that every token sees
@@ -28,9 +28,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/decode/answer.h"
 #include "engine/decode/sampler.h"
-#include "engine/decode/session.h"
+#include "engine/decode/scheduled_sequence.h"
 #include "engine/decode/speculation/draft_length.h"
 #include "engine/decode/speculation/draft_source.h"
 #include "engine/decode/speculation/pass_costs.h"
@@ -39,10 +38,6 @@
 namespace runnel::decode {
 
 enum class DraftRule { Same, Rejection };
-
-// Drafts of one pass: with the token in front of them, no more than what the scheduler takes for the
-// continuation of an answer.
-inline constexpr int32_t kMostDrafts = 31;
 
 struct SpeculationOptions {
     DraftLengthOptions length = {};  // `most` is at most kMostDrafts
@@ -57,9 +52,10 @@ class SharedCosts {
     explicit SharedCosts(const PassCosts &measured) : costs_(measured), measured_(true) {}
 
     // Once enough tokens have come, or are sure to come (`wanted`), for it to take about a hundredth of their
-    // time, the costs are measured behind what `session` has in the cache. Until then they are what passes
-    // turn out to take.
-    void measure(const Session &session, int64_t wanted, const StopRequest *stop = nullptr);
+    // time, the costs are measured behind what `sequence` has in the cache, with so many candidates of
+    // each row (0: whole rows). Until then they are what passes turn out to take.
+    void measure(const Sequence &sequence, int32_t candidates, int64_t wanted,
+                 const StopRequest *stop = nullptr);
     void observe(const Pass &pass);
     const PassCosts &costs() const { return costs_; }
     // Of a plain step of one sequence among `sequences`, its share: the median of the last ones where there
@@ -95,10 +91,10 @@ struct SpeculationCounts {
 };
 
 // What a pass brought.
-struct Judgement {
+struct VerifyResult {
     std::vector<TokenId> tokens;   // that follow, at least one: guesses that are kept, and one more
     std::vector<LogitRow> rows;    // that they come from
-    std::optional<size_t> branch;  // of the session, that holds the guesses; none: its drafts do
+    std::optional<size_t> branch;  // of the sequence, that holds the guesses; none: its drafts do
 };
 
 class Speculator {
@@ -120,18 +116,18 @@ class Speculator {
     };
     static void propose_together(std::span<const Part> parts, const StopRequest *stop = nullptr);
     std::span<const TokenId> drafts() const { return draft_.tokens; }
-    // Branches behind or beside drafts(), in the order in which the session gets them.
+    // Branches behind or beside drafts(), in the order in which the sequence gets them.
     std::span<const Branch> branches() const { return draft_.branches; }
     // All of that, behind the token that is due.
-    void append_to(Session &session) const;
+    void append_to(ScheduledSequence &entry) const;
 
-    // How long the pass took that computed the drafts, divided among its sequences. Comes before judge(),
+    // How long the pass took that computed the drafts, divided among its sequences. Comes before verify(),
     // which forgets them.
     void passed(double seconds);
-    // What came of the pass for the session, which still has all guesses. `rows`: the session's own.
+    // What came of the pass for the sequence, which still has all guesses. `rows`: its own.
     // Where a row of a guess cannot be sampled from, the tokens end in front of it. Throws what
     // sample_next() does for the first row.
-    Judgement judge(const Session &session, const LogitRows &rows, Sampler &sampler);
+    VerifyResult verify(const ScheduledSequence &entry, const LogitRows &rows, Sampler &sampler);
     // The pass did not come about.
     void forget();
 
@@ -153,10 +149,10 @@ class Speculator {
     bool settle(Source &source, Draft draft, int32_t most);
     void give_up(Source &source, const std::string &why);
     void shape(Draft &draft, const DraftShape &shape, int32_t most);
-    Verdict judge_one(size_t index, const LogitRow &row, std::span<const TokenId> history,
-                      Sampler &sampler) const;
-    void record(const Judgement &judgement, size_t accepted);
-    std::optional<DraftLength::Round::Second> second_choice(const Judgement &judgement,
+    Verdict verify_one(size_t index, const LogitRow &row, std::span<const TokenId> history,
+                       Sampler &sampler) const;
+    void record(const VerifyResult &result, size_t accepted);
+    std::optional<DraftLength::Round::Second> second_choice(const VerifyResult &result,
                                                             size_t accepted) const;
 
     SpeculationOptions options_;
@@ -172,20 +168,21 @@ class Speculator {
 // One for each sequence.
 using MakeSpeculator = std::function<std::unique_ptr<Speculator>()>;
 
-// The continuation of sequences in three steps, with drafts or (null) without.
+// A sequence that goes on behind `last`, with drafts or (null) without.
 struct Continuation {
-    Session *session;
-    const Answer *answer;
+    ScheduledSequence *entry;
+    TokenId last;       // sampled, not an end, and not in the sequence yet
+    int64_t remaining;  // tokens that are still wanted behind it
     Speculator *speculator;
     Sampler *sampler;
 };
-// Of each, the token sampled last, which is not an end, is appended, and (where all before it is in the
-// cache) guesses behind it: as many as fit the context, one of `sequences` equal shares of a pass, and what
-// is still wanted of the answer.
+// Appends the last token of each, and drafts behind it where everything in front is in the cache: as many as
+// fit the context, one of `sequences` equal shares of a pass, and what is still wanted.
 void append_with_drafts(std::span<const Continuation> continuations, int32_t sequences = 1,
                         const StopRequest *stop = nullptr);
-// The tokens that follow, at least one, with the rows that they come from. The session keeps all of them but
+// The tokens that follow, at least one, with the rows that they come from. The sequence keeps all of them but
 // the last.
-Judgement take_tokens(Session &session, const LogitRows &rows, Speculator *speculator, Sampler &sampler);
+VerifyResult take_tokens(ScheduledSequence &entry, const LogitRows &rows, Speculator *speculator,
+                         Sampler &sampler);
 
 }  // namespace runnel::decode

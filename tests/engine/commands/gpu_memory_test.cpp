@@ -11,10 +11,11 @@
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
 #include "engine/decode/error.h"
-#include "engine/decode/session.h"
+#include "engine/decode/speculation/drafting.h"
 #include "engine/model/first_layers.h"
 #include "kernels/cuda/runtime/memory_need.h"
 #include "tests/simt/simt.h"
+#include "tests/support/answers.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/temporary.h"
 
@@ -89,16 +90,15 @@ Need need_of(const kernels::Program &program) {
 // Drafts are made, and where their notes say.
 std::vector<std::string> draft(decode::Engine &engine, const decode::DraftingOptions &how) {
     decode::Drafting drafting(how, engine, kSequences);
-    const auto speculator = drafting.speculator();
-    decode::Session session(engine.executor());
-    decode::Sampler sampler = engine.sampler({.temperature = 0, .logit_bias = {}});
-    decode::Generator generator(session, sampler, engine.vocabulary(), {.max_tokens = 4, .ignore_end = true},
-                                nullptr, speculator.get());
-    generator.start(std::vector<text::TokenId>{5, 6, 7, 8});
-    while (generator.next()) {
-    }
-    CHECK(generator.tokens().size() == 4);
-    CHECK(speculator->counts().failure == "");
+    const completion::PromptFormat format(engine.file(), engine.tokenizer());
+    completion::CompletionQueue queue(engine, format,
+                                      {.drafts = [&drafting] { return drafting.speculator(); }});
+    queue.submit({.input = completion::Tokens{{5, 6, 7, 8}},
+                  .sampling = {.temperature = 0, .logit_bias = {}},
+                  .limits = {.max_tokens = 4, .ignore_end = true}});
+    const completion::Done done = testing::answer_all(queue).begin()->second.done;
+    CHECK(done.tokens.size() == 4);
+    CHECK(done.speculation->failure == "");
     return drafting.notes();
 }
 

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "engine/decode/session.h"
+#include "engine/decode/single_sequence.h"
 #include "engine/model/window.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/support/tiny_program.h"
@@ -34,7 +34,7 @@ Executor executor_for(const kernels::Program &program, const ExecutorOptions &op
     return Executor(std::move(backend), program, options);
 }
 
-std::vector<float> logits_after(Session &session, std::span<const TokenId> tokens) {
+std::vector<float> logits_after(SingleSequence &session, std::span<const TokenId> tokens) {
     REQUIRE(session.feed(tokens));
     return {session.logits().begin(), session.logits().end()};
 }
@@ -52,7 +52,7 @@ TEST_CASE("cache kinds: behind a window, memory is bounded and no bit changes") 
     Executor large = executor_for(tiny.program(), {.context = 1000, .batch = 128, .slack = 2000});
     CHECK(small.cache().pool(0).size() <= 8);
     CHECK(large.cache().pool(0).size() >= 32);
-    Session a(small), b(large);
+    SingleSequence a(small), b(large);
     for (size_t at = 0; at < text.size();) {
         const size_t count = std::min<size_t>(text.size() - at, at < 300 ? 77 : 1 + at % 5);
         REQUIRE(same(logits_after(a, std::span(text).subspan(at, count)),
@@ -65,7 +65,7 @@ TEST_CASE("cache kinds: behind a window, memory is bounded and no bit changes") 
         a.truncate(length);
         b.truncate(length);
         CHECK(a.tokens() == b.tokens());
-        CHECK((a.pending() == 0) == (length >= 870));
+        CHECK((a.sequence().pending() == 0) == (length >= 870));
         const std::vector<TokenId> more = random_tokens(9, static_cast<uint32_t>(length));
         CHECK(same(logits_after(a, more), logits_after(b, more)));
     }
@@ -79,7 +79,7 @@ TEST_CASE("cache kinds: a window with sinks is the model on the sinks and the wi
         kernels::Program program = tiny.program();
         model::impose_window(program, window, sinks);
         Executor executor = executor_for(program, {.context = 600, .batch = 50, .slack = 20});
-        Session session(executor);
+        SingleSequence session(executor);
         const std::vector<TokenId> text = random_tokens(500, 2);
         for (const size_t length : {10, 40, 44, 45, 61, 300, 500}) {
             const auto logits = logits_after(
@@ -108,7 +108,7 @@ TEST_CASE("cache kinds: in every type, chunks, threads, instruction sets and for
     std::vector<double> error;
     const ExecutorOptions plain{.context = 200, .batch = 64};
     Executor exact_executor = executor_for(tiny.program(), plain);
-    Session exact_session(exact_executor);
+    SingleSequence exact_session(exact_executor);
     const std::vector<float> exact = logits_after(exact_session, text);
     for (const CacheType type :
          {CacheType::F16, CacheType::BF16, CacheType::Q8_0, CacheType::FP8, CacheType::Q4_0}) {
@@ -117,7 +117,7 @@ TEST_CASE("cache kinds: in every type, chunks, threads, instruction sets and for
         options.sequences = 3;
         options.types = {type, type};
         Executor executor = executor_for(tiny.program(), options, "scalar", 1);
-        Session session(executor);
+        SingleSequence session(executor);
         const std::vector<float> expected = logits_after(session, text), after = logits_after(session, more);
         double sum = 0;
         for (size_t i = 0; i < exact.size(); ++i) sum += std::pow(double(exact[i]) - double(expected[i]), 2);
@@ -126,7 +126,7 @@ TEST_CASE("cache kinds: in every type, chunks, threads, instruction sets and for
             for (const int32_t chunk : {1, 7, 64}) {
                 options.batch = chunk;
                 Executor other = executor_for(tiny.program(), options, isa, 2);
-                Session again(other);
+                SingleSequence again(other);
                 CHECK(same(logits_after(again, text), expected));
                 SequenceCache fork = other.fork(other.new_sequence());
                 CHECK(fork.length() == 0);

@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "engine/decode/engine.h"
-#include "engine/decode/session.h"
 #include "engine/measure/perplexity.h"
 #include "gguf/quantize.h"
 #include "gguf/writer.h"
+#include "tests/support/answers.h"
 #include "tests/support/data.h"
 #include "tests/support/demo_model.h"
 #include "tests/support/process.h"
@@ -17,6 +17,7 @@
 
 using namespace runnel::decode;
 using namespace runnel::testing;
+namespace completion = runnel::completion;
 namespace gguf = runnel::gguf;
 using nlohmann::json;
 
@@ -91,15 +92,13 @@ void requantize(gguf::Type type, const std::filesystem::path &out) {
 // The most probable continuation of a text.
 std::string greedy(const std::string &prompt, int64_t most, int threads) {
     Engine engine = engine_of(demo_model(), threads);
-    Session session(engine.executor());
+    const completion::PromptFormat format(engine.file(), engine.tokenizer());
+    completion::CompletionQueue queue(engine, format, {});
     SamplingOptions sampling;
     sampling.temperature = 0;
-    Sampler sampler = engine.sampler(sampling);
-    Generator generator(session, sampler, engine.vocabulary(), {.max_tokens = most});
-    generator.start(engine.tokenizer().encode(prompt));
-    std::string text;
-    while (const auto piece = generator.next()) text += *piece;
-    return text;
+    queue.submit(
+        {.input = completion::RawText{prompt}, .sampling = sampling, .limits = {.max_tokens = most}});
+    return answer_all(queue).begin()->second.text;
 }
 
 // One list of what is expected.

@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "engine/decode/engine.h"
-#include "engine/decode/generator.h"
-#include "engine/decode/session.h"
+#include "engine/decode/single_sequence.h"
 #include "kernels/device.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_maker.h"
@@ -161,7 +160,7 @@ TEST_CASE("device: a model gives the same greedy text on the GPU as on the CPU")
             options.device.device = gpu ? "cuda" : "cpu";
             decode::Engine engine(options);
             CHECK(engine.executor().device().kind == (gpu ? "cuda" : "cpu"));
-            decode::Session session(engine.executor());
+            decode::SingleSequence session(engine.executor());
             const std::vector<text::TokenId> prompt = {1, 80, 120, 200, 77};
             REQUIRE(session.feed(prompt));
             for (int i = 0; i < 12; ++i) {

@@ -10,16 +10,17 @@
 #include <random>
 #include <vector>
 
-#include "engine/decode/answer_batch.h"
 #include "engine/decode/error.h"
-#include "engine/decode/generator.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/simt/simt.h"
+#include "tests/support/answers.h"
 #include "tests/support/tiny_program.h"
 #include "tests/support/whole_rows.h"
 
 using namespace runnel;
+using namespace runnel::completion;
 using namespace runnel::decode;
+using namespace runnel::testing;
 
 namespace {
 
@@ -151,14 +152,11 @@ Executor gpu_executor(const kernels::Program &program, bool whole_rows) {
 }
 
 std::vector<TokenId> generate(Executor &executor, const SamplingOptions &options, int64_t count) {
-    Session session(executor);
-    Sampler sampler(options, executor.vocab());
-    Generator generator(session, sampler, letters(), {.max_tokens = count});
-    const std::vector<TokenId> prompt = {3, 14, 15, 92, 65, 35};
-    generator.start(prompt);
-    while (generator.next()) {
-    }
-    return generator.tokens();
+    return answer_one(executor, letters(),
+                      {.input = Tokens{{3, 14, 15, 92, 65, 35}},
+                       .sampling = options,
+                       .limits = {.max_tokens = count}})
+        .done.tokens;
 }
 
 const tests::TinyProgram &tiny() {
@@ -232,22 +230,20 @@ TEST_CASE(
 TEST_CASE("next token: sequences of a batch, with samples of one prompt and scores beside each other") {
     const auto answers = [](bool whole_rows) {
         Executor executor = gpu_executor(tiny().program(), whole_rows);
-        AnswerBatch batch(executor, letters(), 3);
+        CompletionQueue queue(executor, letters(), {.parallel = 3});
         for (uint64_t key = 0; key < 4; ++key) {
             SamplingOptions options{.logit_bias = {}, .seed = key};
             if (key == 1) options.temperature = 0;
             const auto id = static_cast<TokenId>(key);
-            batch.submit({.key = key,
-                          .prompt = {5, 6, id},
-                          .sampler = Sampler(options, executor.vocab()),
-                          .options = {.max_tokens = 5},
+            queue.submit({.input = Tokens{{5, 6, id}},
+                          .sampling = options,
+                          .limits = {.max_tokens = 5},
                           .samples = key == 2 ? 2 : 1,
-                          .scored = key == 3});
+                          .logprobs = key == 3});
         }
-        while (batch.unfinished() > 0) batch.step();
         std::vector<std::tuple<uint64_t, int32_t, std::vector<TokenId>, double>> found;
-        for (const auto &f : batch.take_finished())
-            found.emplace_back(f.key, f.sample, f.tokens, f.log_probability);
+        for (const auto &[key, answered] : answer_all(queue))
+            found.emplace_back(key.first, key.second, answered.done.tokens, answered.done.log_probability);
         std::sort(found.begin(), found.end());
         return found;
     };

@@ -10,7 +10,7 @@
 
 #include "engine/decode/engine.h"
 #include "engine/decode/error.h"
-#include "engine/decode/session.h"
+#include "engine/decode/single_sequence.h"
 #include "engine/model/layers.h"
 #include "tests/simt/simt.h"
 #include "tests/support/model_maker.h"
@@ -51,15 +51,18 @@ struct Result {
 };
 Result compute(Engine &engine, int count = 4) {
     Result result;
-    Session session(engine.executor());
+    SingleSequence session(engine.executor());
     std::vector<text::TokenId> prompt;
     for (text::TokenId i = 0; i < 37; ++i) prompt.push_back(1 + i * i * 7 % 290);
     REQUIRE(session.feed(prompt));
     session.truncate(29);
     REQUIRE(session.feed(std::span(prompt).subspan(29)));
     // A fork that goes another way leaves no trace in the sequence it comes from.
-    Session fork = session.fork();
-    REQUIRE(fork.feed(std::vector<text::TokenId>{5, 6, 7}));
+    ScheduledSequence fork(session.sequence().fork());
+    Scheduler scheduler(engine.executor(), {.parallel = 1});
+    scheduler.add(fork);
+    fork.append(std::vector<text::TokenId>{5, 6, 7});
+    while (fork.due()) REQUIRE(scheduler.step());
     result.logits.assign(session.logits().begin(), session.logits().end());
     for (int i = 0; i < count; ++i) {
         const auto logits = session.logits();

@@ -9,7 +9,7 @@
 
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/prompt_file.h"
-#include "engine/decode/session.h"
+#include "engine/decode/single_sequence.h"
 #include "engine/model/model.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/support/model_maker.h"
@@ -60,11 +60,13 @@ TEST_CASE("recurrent: any history of feeding, forking and cutting gives the logi
                     .cells = 5000 + static_cast<int32_t>(rng() % 4000)},
                    kVocab, true);
         struct Text {
-            Session session;
+            Text(Sequence sequence, std::vector<TokenId> tokens)
+                : session(std::move(sequence)), expected(std::move(tokens)) {}
+            SingleSequence session;
             std::vector<TokenId> expected;
         };
         std::list<Text> texts;
-        texts.push_back({Session(rig.executor), {}});
+        texts.emplace_back(Sequence(rig.executor), std::vector<TokenId>());
         const std::vector<TokenId> common = random_tokens(rng, 700);
         for (int step = 0; step < 30; ++step) {
             Text &text = *std::next(texts.begin(), static_cast<std::ptrdiff_t>(rng() % texts.size()));
@@ -76,7 +78,7 @@ TEST_CASE("recurrent: any history of feeding, forking and cutting gives the logi
                     break;
                 }
                 case 1:
-                    if (texts.size() < 3) texts.push_back({text.session.fork(), text.expected});
+                    if (texts.size() < 3) texts.emplace_back(text.session.sequence().fork(), text.expected);
                     continue;
                 case 2: {  // go on from a text that others have
                     std::vector<TokenId> wanted(common.begin(), common.begin() + 1 + rng() % 699);
@@ -89,7 +91,7 @@ TEST_CASE("recurrent: any history of feeding, forking and cutting gives the logi
                     continue;
                 }
                 case 3:
-                    text.session.evict();
+                    text.session.entry().evict();
                     break;
                 default:
                     break;
@@ -109,10 +111,10 @@ TEST_CASE("recurrent: any history of feeding, forking and cutting gives the logi
 TEST_CASE("recurrent: what is cut or shared is computed again from the last checkpoint only") {
     std::mt19937 rng(1);
     ToyRig rig({.context = 9000, .batch = 512, .sequences = 10, .cells = 30000}, kVocab, true);
-    Session session(rig.executor);
+    SingleSequence session(rig.executor);
     std::vector<TokenId> text = random_tokens(rng, 8000);
     REQUIRE(session.feed(text));
-    const auto again = [&](Session &of, size_t keep) {
+    const auto again = [&](SingleSequence &of, size_t keep) {
         const size_t before = tokens_computed(rig);
         of.truncate(keep);
         REQUIRE(of.feed(std::vector<TokenId>{7}));
@@ -122,7 +124,7 @@ TEST_CASE("recurrent: what is cut or shared is computed again from the last chec
     };
     SUBCASE("an edit anywhere") {
         for (const size_t keep : {7999u, 7990u, 7000u, 5001u, 700u, 20u}) {
-            Session edited = session.fork();
+            SingleSequence edited(session.sequence().fork());
             CHECK(again(edited, keep) < kInterval);
         }
     }
@@ -132,21 +134,21 @@ TEST_CASE("recurrent: what is cut or shared is computed again from the last chec
     }
     SUBCASE("forks read nothing again") {
         for (int i = 0; i < 8; ++i) {
-            Session fork = session.fork();
+            SingleSequence fork(session.sequence().fork());
             CHECK(again(fork, 8000) == 0);
         }
     }
     SUBCASE("another sequence with the same beginning") {
-        Session other(rig.executor);
+        SingleSequence other(rig.executor);
         std::vector<TokenId> beginning(text.begin(), text.begin() + 5000);
         const size_t known = other.reuse(beginning);
         CHECK(known + kInterval >= 5000);
         CHECK(known < 5000);
     }
     SUBCASE("a sequence that was evicted") {
-        session.evict();
+        session.entry().evict();
         const size_t before = tokens_computed(rig);
-        session.append(std::vector<TokenId>{3});
+        session.entry().append(std::vector<TokenId>{3});
         REQUIRE(session.compute());
         check_logits(session.logits(), with(text, 3));
         CHECK(tokens_computed(rig) - before < 40);
@@ -156,15 +158,15 @@ TEST_CASE("recurrent: what is cut or shared is computed again from the last chec
 TEST_CASE("recurrent: rejected guesses are taken back without computing again") {
     std::mt19937 rng(2);
     ToyRig rig({.context = 2000, .batch = 64, .cells = 8000}, kVocab, true);
-    Session session(rig.executor);
+    SingleSequence session(rig.executor);
     std::vector<TokenId> text = random_tokens(rng, 50);
     REQUIRE(session.feed(text));
     for (int round = 0; round < 100; ++round) {
         CAPTURE(round);
         const std::vector<TokenId> due = random_tokens(rng, 1), guesses = random_tokens(rng, rng() % 12);
         const size_t before = tokens_computed(rig);
-        session.append(due);
-        session.append_drafts(guesses);
+        session.entry().append(due);
+        session.entry().append_drafts(guesses);
         REQUIRE(session.compute());
         text.push_back(due[0]);
         const size_t replayed = tokens_computed(rig) - before - 1 - guesses.size();
@@ -172,7 +174,7 @@ TEST_CASE("recurrent: rejected guesses are taken back without computing again") 
         const size_t accepted = rng() % (guesses.size() + 1);
         for (size_t i = 0; i < accepted; ++i) text.push_back(guesses[i]);
         session.truncate(text.size());
-        CHECK(static_cast<size_t>(session.cache().length()) + 4 >= text.size());
+        CHECK(static_cast<size_t>(session.sequence().cache().length()) + 4 >= text.size());
     }
     REQUIRE(session.feed(std::vector<TokenId>{1}));
     check_logits(session.logits(), with(text, 1));
@@ -188,7 +190,7 @@ TEST_CASE("recurrent: texts that part inside an interval share the checkpoint wh
         const std::vector<TokenId> own = random_tokens(rng, 150);
         text.insert(text.end(), own.begin(), own.end());
         const size_t before = tokens_computed(rig);
-        Session session(rig.executor);
+        SingleSequence session(rig.executor);
         const size_t known = session.reuse(text);
         REQUIRE(session.feed(std::span(text).subspan(known)));
         check_logits(session.logits(), text);
@@ -207,14 +209,14 @@ TEST_CASE("recurrent: a prompt file holds the state, and the text goes on from i
     const ExecutorOptions options{.context = 600, .batch = 128};
     {
         ToyRig rig(options, kVocab, true);
-        Session session(rig.executor);
+        SingleSequence session(rig.executor);
         REQUIRE(session.feed(text));
-        save_prompt_file(path, {}, rig.executor, session.cache(), text.size());
+        save_prompt_file(path, {}, rig.executor, session.sequence().cache(), text.size());
     }
     ToyRig rig(options, kVocab, true), other(options, kVocab, false);
     CHECK(load_prompt_file(path, {}, rig.executor).state == PromptFileResult::State::Loaded);
     CHECK(load_prompt_file(path, {}, other.executor).state == PromptFileResult::State::Rejected);
-    Session session(rig.executor);
+    SingleSequence session(rig.executor);
     CHECK(session.reuse(text) == 288);
     REQUIRE(session.feed(std::span(text).subspan(288)));
     check_logits(session.logits(), text);
@@ -245,7 +247,7 @@ TEST_CASE("recurrent: on the CPU, bits are the same alone, in any batch, chunk, 
         for (TokenId &id : text) id = static_cast<TokenId>(rng() % 260);
         Executor calm(kernels::cpu::make_cpu_backend(1), model.program, {.context = 600, .batch = 500});
         std::vector<std::vector<float>> expected;  // behind the first so many tokens, from 400 on
-        Session alone(calm);
+        SingleSequence alone(calm);
         REQUIRE(alone.feed(std::span(text).first(400)));
         for (size_t n = 400; n < text.size(); ++n) {
             expected.emplace_back(alone.logits().begin(), alone.logits().end());
@@ -253,7 +255,7 @@ TEST_CASE("recurrent: on the CPU, bits are the same alone, in any batch, chunk, 
         }
         Executor crowded(kernels::cpu::make_cpu_backend(2, "scalar"), model.program,
                          {.context = 600, .batch = 37, .sequences = 3, .cells = 1200});
-        Session other(crowded), session(crowded);
+        SingleSequence other(crowded), session(crowded);
         for (int trial = 0; trial < 3; ++trial) {
             CAPTURE(trial);
             const size_t n = 400 + rng() % 20;
@@ -265,7 +267,7 @@ TEST_CASE("recurrent: on the CPU, bits are the same alone, in any batch, chunk, 
             }
             const std::vector<float> &wanted = expected[n - 400];
             REQUIRE(std::memcmp(session.logits().data(), wanted.data(), wanted.size() * sizeof(float)) == 0);
-            if (trial == 1) session.evict();
+            if (trial == 1) session.entry().evict();
         }
     }
 }

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "engine/decode/session.h"
+#include "engine/decode/single_sequence.h"
 #include "engine/model/model.h"
 #include "gguf/writer.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -18,7 +18,7 @@ namespace {
 
 std::vector<float> logits_of(const kernels::Program &program) {
     decode::Executor executor(kernels::cpu::make_cpu_backend(1), program, {.context = 64});
-    decode::Session session(executor);
+    decode::SingleSequence session(executor);
     std::vector<text::TokenId> tokens;
     for (text::TokenId i = 0; i < 40; ++i) tokens.push_back(i * i % 300);
     REQUIRE(session.feed(tokens));

@@ -9,9 +9,9 @@ void row(Input input) {
     const commands::Row row = commands::parse_row(line, 7);
     require(row.identity.line == 7, "the line's number is kept");
     if (row.error.empty()) {
-        require(row.request.prompt || !row.request.messages.empty(), "a request has a prompt or messages");
-        decode::SamplingOptions sampling;
-        row.request.apply(sampling);
+        require(row.body.prompt || !row.body.messages.empty(), "a body has a prompt or messages");
+        completion::Request request;
+        row.body.apply(request);
     }
     const std::string written = commands::error_line(row.identity, "an error");
     require(written.find('\n') == written.size() - 1, "an answer is one line");

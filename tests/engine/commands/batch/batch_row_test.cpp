@@ -7,12 +7,12 @@
 #include "tests/support/random.h"
 
 using namespace runnel::commands;
-using runnel::decode::AnswerBatch;
-using runnel::decode::FinishReason;
+using runnel::completion::FinishReason;
+using runnel::completion::Reply;
 
 namespace {
 
-const AnswerBatch::Finished kAnswer{0, "Hi \xff", {5, 6, 7}, 4, FinishReason::Stop};
+const Reply kAnswer{"Hi \xff", "", FinishReason::Stop, {.prompt_tokens = 4, .completion_tokens = 3}};
 
 }  // namespace
 
@@ -23,18 +23,23 @@ TEST_CASE("batch row: prompt and settings") {
     CHECK(row.error == "");
     CHECK(row.identity.line == 12);
     CHECK(row.identity.id == "a");
-    CHECK(row.request.prompt == "Hi");
-    CHECK(row.request.max_tokens == 7);
-    CHECK(row.request.seed == 18446744073709551615u);
-    CHECK(row.request.stops == std::vector<std::string>{"x", "y"});
-    runnel::decode::SamplingOptions options;
-    options.min_p = 0.25f;
-    row.request.apply(options);
+    CHECK(row.body.prompt == "Hi");
+    CHECK(row.body.max_tokens == 7);
+    CHECK(row.body.seed == 18446744073709551615u);
+    CHECK(row.body.stops == std::vector<std::string>{"x", "y"});
+    runnel::completion::Request request;
+    request.sampling.min_p = 0.25f;
+    request.limits.stops = {"z"};
+    row.body.apply(request);
+    CHECK(request.limits.max_tokens == 7);
+    CHECK(request.limits.stops == std::vector<std::string>{"z", "x", "y"});
+    const runnel::decode::SamplingOptions &options = request.sampling;
+    CHECK(options.seed == 18446744073709551615u);
     CHECK(options.temperature == 0);
     CHECK(options.top_p == 0.5f);
     CHECK(options.top_k == 3);
     CHECK(options.min_p == 0.25f);
-    CHECK(parse_row(R"({"prompt": "", "stop": null, "seed": -1})", 1).request.seed == ~uint64_t{0});
+    CHECK(parse_row(R"({"prompt": "", "stop": null, "seed": -1})", 1).body.seed == ~uint64_t{0});
 }
 
 TEST_CASE("batch row: messages, as text or in parts") {
@@ -43,12 +48,12 @@ TEST_CASE("batch row: messages, as text or in parts") {
         "stop": "x"})",
                               1);
     CHECK(row.error == "");
-    REQUIRE(row.request.messages.size() == 2);
-    CHECK(row.request.messages[0].content == "be kind");
-    CHECK(row.request.messages[1].role == "user");
-    CHECK(row.request.messages[1].content == "ab");
-    CHECK(row.request.stops == std::vector<std::string>{"x"});
-    CHECK_FALSE(row.request.prompt);
+    REQUIRE(row.body.messages.size() == 2);
+    CHECK(row.body.messages[0].content == "be kind");
+    CHECK(row.body.messages[1].role == "user");
+    CHECK(row.body.messages[1].content == "ab");
+    CHECK(row.body.stops == std::vector<std::string>{"x"});
+    CHECK_FALSE(row.body.prompt);
 }
 
 TEST_CASE("batch row: what cannot be answered says why, and keeps its id") {
@@ -115,7 +120,7 @@ TEST_CASE("batch row: any bytes give a request or an error") {
         for (uint64_t n = 1 + random.below(4); n-- > 0;)
             line[random.below(line.size())] = static_cast<char>(random.below(256));
         const Row row = parse_row(line, 1);
-        CHECK((row.error != "" || row.request.prompt));
+        CHECK((row.error != "" || row.body.prompt));
         CHECK(parse_written(error_line(row.identity, row.error)));
     }
 }
@@ -151,7 +156,7 @@ TEST_CASE("batch row: answers, plain and in OpenAI's shape") {
     CHECK(body["usage"]["total_tokens"] == 7);
 
     const Row completion = parse_row(R"({"custom_id": "d", "body": {"prompt": "a"}})", 9);
-    CHECK(completion.request.raw);
+    CHECK(completion.raw);
     const Json text = Json::parse(answer_line(completion.identity, kAnswer, "model.gguf"));
     CHECK(text["response"]["body"]["object"] == "text_completion");
     CHECK(text["response"]["body"]["choices"][0]["text"] == "Hi \xef\xbf\xbd");

@@ -10,7 +10,7 @@
 #include "engine/decode/executor.h"
 #include "engine/decode/next_token.h"
 #include "engine/decode/sampler.h"
-#include "engine/decode/session.h"
+#include "engine/decode/single_sequence.h"
 #include "tests/support/toy_backend.h"
 
 using namespace runnel::decode;
@@ -24,7 +24,7 @@ TEST_CASE("forced text: the model says it, however its tokens are computed, and 
     std::vector<TokenId> said = {3, 1, 4};
     for (int i = 0; i < 60; ++i) text->tokens.push_back(i < 3 ? said[static_cast<size_t>(i)] : i % 7);
 
-    Session session(executor);
+    SingleSequence session(executor);
     REQUIRE(session.feed(said));
     while (said.size() < text->tokens.size()) {
         said.push_back(sampler.sample(session.logits(), session.tokens()));
@@ -39,7 +39,7 @@ TEST_CASE("forced text: the model says it, however its tokens are computed, and 
     session.truncate(10);
     const std::vector<TokenId> drafts = {text->tokens[10], 49, text->tokens[12]};
     std::vector<float> logits;
-    auto cache = executor.fork(session.cache());
+    auto cache = executor.fork(session.sequence().cache());
     const StepInput input{&cache, drafts, 3};
     REQUIRE(executor.step({&input, 1}, logits));
     for (size_t row = 0; row < 3; ++row)
@@ -64,25 +64,25 @@ TEST_CASE("forced text: a device that selects says the same, by candidates and b
     };
     Executor whole = executor(0), selecting = executor(5);
     Sampler sampler({.temperature = 2, .top_k = 5, .top_p = 1, .min_p = 0, .logit_bias = {}}, kVocab);
-    Session a(whole), b(selecting);
+    SingleSequence a(whole), b(selecting);
     const std::vector<TokenId> tokens = {9, 8, 7, 3, 3, 1, 2, 2, 4, 6, 1, 5, 0, 7};
-    for (Session *session : {&a, &b}) {
-        prepare_next(*session, sampler);
-        session->append(tokens, static_cast<int32_t>(tokens.size()));
+    for (SingleSequence *session : {&a, &b}) {
+        prepare_next(session->entry(), sampler);
+        session->entry().append(tokens, static_cast<int32_t>(tokens.size()));
         REQUIRE(session->compute());
     }
-    REQUIRE(b.rows().whole().empty());
+    REQUIRE(b.entry().rows().whole().empty());
     for (size_t row = 0; row < tokens.size(); ++row) {
         CAPTURE(row);
-        const std::span<const float> expected = a.rows()[row].whole();
+        const std::span<const float> expected = a.entry().rows()[row].whole();
         std::vector<float> memory;
-        CHECK(std::ranges::equal(b.rows()[row].whole_or_read(memory), expected));
+        CHECK(std::ranges::equal(b.entry().rows()[row].whole_or_read(memory), expected));
         const float top = *std::ranges::max_element(expected);
         double sum = 0;
         for (const float l : expected) sum += std::exp(double{l} - double{top});
-        CHECK(double{b.rows()[row].sum()} == doctest::Approx(sum));
+        CHECK(double{b.entry().rows()[row].sum()} == doctest::Approx(sum));
         const Distribution d = sampler.distribution(expected, {});
-        const Distribution *found = sampler.distribution(b.rows()[row].largest(), {});
+        const Distribution *found = sampler.distribution(b.entry().rows()[row].largest(), {});
         REQUIRE(found);
         REQUIRE(found->candidates.size() == d.candidates.size());
         for (size_t i = 0; i < d.candidates.size(); ++i) {

@@ -9,9 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/decode/answer_batch.h"
 #include "engine/decode/error.h"
-#include "engine/decode/generator.h"
 #include "engine/decode/next_token.h"
 #include "engine/decode/speculation/dial_draft.h"
 #include "engine/decode/speculation/model_draft.h"
@@ -19,11 +17,13 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/engine/decode/speculation/toy_draft.h"
 #include "tests/simt/simt.h"
+#include "tests/support/answers.h"
 #include "tests/support/tiny_program.h"
 #include "tests/support/toy_rig.h"
 #include "tests/support/whole_rows.h"
 
 using namespace runnel;
+using namespace runnel::completion;
 using namespace runnel::decode;
 using namespace runnel::testing;
 
@@ -61,7 +61,8 @@ struct Outcome {
     int64_t drafted, accepted, passes, plain_passes, branches, branches_accepted;
     bool operator==(const Outcome &) const = default;
 
-    int64_t judged() const { return drafted + passes + plain_passes; }  // rows, branches included
+    // Rows, branches included; and that of the prompt.
+    int64_t judged() const { return 1 + drafted + passes + plain_passes; }
 };
 
 Outcome outcome(std::vector<TokenId> tokens, const SpeculationCounts &c) {
@@ -78,15 +79,14 @@ std::unique_ptr<Speculator> speculator_of(std::unique_ptr<DraftSource> source, D
         std::move(costs));
 }
 
-Outcome answer(Executor &executor, const SamplingOptions &sampling, int64_t count, Speculator *speculator,
-               const Vocabulary &vocabulary = toy_letters()) {
-    Session session(executor);
-    Sampler sampler(sampling, executor.vocab());
-    Generator generator(session, sampler, vocabulary, {.max_tokens = count, .ignore_end = true}, nullptr,
-                        speculator);
-    generator.start(std::vector<TokenId>{3, 1, 4, 1, 5});
-    while (generator.next()) continue;
-    return outcome(generator.tokens(), speculator ? speculator->counts() : SpeculationCounts{});
+Outcome answer(Executor &executor, const SamplingOptions &sampling, int64_t count,
+               std::unique_ptr<Speculator> speculator, const Vocabulary &vocabulary = toy_letters()) {
+    const Answered answered = answer_one(executor, vocabulary,
+                                         {.input = Tokens{{3, 1, 4, 1, 5}},
+                                          .sampling = sampling,
+                                          .limits = {.max_tokens = count, .ignore_end = true}},
+                                         std::move(speculator));
+    return outcome(answered.done.tokens, answered.done.speculation.value_or(SpeculationCounts{}));
 }
 
 void check_same_draft(const Draft &got, const Draft &expected) {
@@ -136,10 +136,9 @@ TEST_CASE("judged rows: under both rules candidates give the text, drafts and br
                 CAPTURE(seed);
                 ToyRig whole(shape), selecting(shape), plain(shape);
                 plain.backend->selects = selecting.backend->selects = 16;
-                const auto a = speculator_of(toy_source(rule, seed), rule, 6);
-                const auto b = speculator_of(toy_source(rule, seed), rule, 6);
-                const Outcome expected = answer(whole.executor, sampling.options, 120, a.get());
-                const Outcome got = answer(selecting.executor, sampling.options, 120, b.get());
+                const auto speculator = [&] { return speculator_of(toy_source(rule, seed), rule, 6); };
+                const Outcome expected = answer(whole.executor, sampling.options, 120, speculator());
+                const Outcome got = answer(selecting.executor, sampling.options, 120, speculator());
                 CHECK(got == expected);
                 CHECK(got.accepted > 20);
                 if (rule == DraftRule::Same)
@@ -163,9 +162,9 @@ TEST_CASE("judged rows: what passes cost is measured on passes like those, witho
     ToyRig rig({.context = 4000, .batch = 64});
     rig.backend->selects = 16;
     const auto costs = std::make_shared<SharedCosts>();
-    const auto speculator = speculator_of(toy_source(DraftRule::Same, 1), DraftRule::Same, 6, costs);
-    answer(rig.executor, {.temperature = 0, .logit_bias = {}}, 2000, speculator.get());
-    const auto judged = static_cast<size_t>(outcome({}, speculator->counts()).judged());
+    const Outcome got = answer(rig.executor, {.temperature = 0, .logit_bias = {}}, 2000,
+                               speculator_of(toy_source(DraftRule::Same, 1), DraftRule::Same, 6, costs));
+    const auto judged = static_cast<size_t>(got.judged());
     CHECK(rig.backend->whole_rows == 0);
     CHECK(rig.backend->candidates > judged);  // the measurement's
 }
@@ -177,15 +176,17 @@ TEST_CASE("judged rows: numbers that are not finite are the answer's error when 
         rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
             if (prefix.size() == 20) logits[3] = std::numeric_limits<float>::quiet_NaN();
         };
-        const auto speculator = speculator_of(
+        auto speculator = speculator_of(
             std::make_unique<ToyDraft>(ToyDraftOptions{.vocab = kToyVocab, .error = 0, .silence = 0}, 1),
             rule, 7);
-        Session session(rig.executor);
-        Sampler sampler({.top_k = 10, .logit_bias = {}}, kToyVocab);
-        Generator generator(session, sampler, toy_letters(), {.ignore_end = true}, nullptr, speculator.get());
-        generator.start(std::vector<TokenId>{1, 2});
-        CHECK_THROWS_WITH_AS(while (generator.next()) continue, doctest::Contains("not finite"), DecodeError);
-        CHECK(generator.tokens().size() == 18);
+        const Done done = answer_one(rig.executor, toy_letters(),
+                                     {.input = Tokens{{1, 2}},
+                                      .sampling = {.top_k = 10, .logit_bias = {}},
+                                      .limits = {.ignore_end = true}},
+                                     std::move(speculator))
+                              .done;
+        CHECK(done.error.find("not finite") != std::string::npos);
+        CHECK(done.tokens.size() == 18);
     }
 }
 
@@ -202,22 +203,19 @@ struct Batched {
 // Answers of all ways of sampling but the last, beside each other; `scored`: their probabilities, too.
 Batched answer_together(Executor &executor, const std::vector<Sampling> &how, bool scored, int64_t count,
                         const MakeSpeculator &make) {
-    AnswerBatch batch(executor, toy_letters(), static_cast<int32_t>(how.size()), make);
+    CompletionQueue queue(executor, toy_letters(),
+                          {.parallel = static_cast<int32_t>(how.size()), .drafts = make});
     for (uint64_t key = 0; key + 1 < how.size(); ++key)
-        batch.submit({.key = key,
-                      .prompt = std::vector<TokenId>(3 + key, 2),
-                      .sampler = Sampler(how[key].options, executor.vocab()),
-                      .options = {.max_tokens = count + static_cast<int64_t>(key), .ignore_end = true},
-                      .scored = scored});
+        queue.submit({.input = Tokens{std::vector<TokenId>(3 + key, 2)},
+                      .sampling = how[key].options,
+                      .limits = {.max_tokens = count + static_cast<int64_t>(key), .ignore_end = true},
+                      .logprobs = scored});
     Batched result{};
-    while (batch.unfinished() > 0) {
-        REQUIRE(batch.step());
-        for (const auto &f : batch.take_finished()) {
-            CHECK(f.error == "");
-            result.answers[f.key] = {f.tokens, f.log_probability};
-        }
+    for (const auto &[key, answered] : answer_all(queue)) {
+        CHECK(answered.done.error == "");
+        result.answers[key.first] = {answered.done.tokens, answered.done.log_probability};
     }
-    const SpeculationCounts &c = batch.speculation();
+    const SpeculationCounts c = queue.speculation();
     result.drafted = c.drafted, result.accepted = c.accepted, result.branches_accepted = c.branches_accepted;
     return result;
 }
@@ -328,9 +326,9 @@ TEST_CASE("judged rows: on the emulated GPU 8 bytes of each candidate come back,
         for (const DraftRule rule : kRules) {
             CAPTURE(static_cast<int>(rule));
             const auto guess = [&](Executor &executor) {
-                const auto dial =
-                    speculator_of(std::make_unique<DialDraft>(truth, 0.6, 2, kVocab, 0.7), rule, 3);
-                return answer(executor, sampling.options, 8, dial.get(), letters());
+                return answer(executor, sampling.options, 8,
+                              speculator_of(std::make_unique<DialDraft>(truth, 0.6, 2, kVocab, 0.7), rule, 3),
+                              letters());
             };
             take_sent();
             const Outcome got = guess(selecting);

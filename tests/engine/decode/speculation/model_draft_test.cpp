@@ -6,15 +6,19 @@
 #include <cstring>
 #include <memory>
 
-#include "engine/decode/generator.h"
+#include "engine/decode/scheduler.h"
+#include "engine/decode/single_sequence.h"
 #include "engine/decode/speculation/lookup_draft.h"
 #include "engine/decode/speculation/speculator.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "tests/support/answers.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
+using namespace runnel::completion;
 using namespace runnel::decode;
+using namespace runnel::testing;
 using kernels::CacheType;
 using tests::TinyProgram;
 
@@ -51,6 +55,7 @@ std::unique_ptr<kernels::Backend> cuda() {
 struct Continued {
     std::vector<TokenId> tokens;
     std::vector<float> logits;  // behind the last one
+    SpeculationCounts counts = {};
     bool operator==(const Continued &other) const {
         return tokens == other.tokens && logits.size() == other.logits.size() &&
                std::memcmp(logits.data(), other.logits.data(), logits.size() * sizeof(float)) == 0;
@@ -58,15 +63,22 @@ struct Continued {
 };
 
 Continued continue_text(Executor &executor, size_t prompt, int64_t count, float temperature,
-                        Speculator *speculator) {
-    Session session(executor);
-    Sampler sampler(sampling_of(temperature), kVocab);
-    Generator generator(session, sampler, letters(), {.max_tokens = count}, nullptr, speculator);
-    generator.start(prompt_of(prompt));
-    while (generator.next()) continue;
-    Continued result{generator.tokens(), {}};
-    REQUIRE(session.feed({&result.tokens.back(), 1}));
-    result.logits.assign(session.logits().begin(), session.logits().end());
+                        std::unique_ptr<Speculator> speculator = nullptr) {
+    MakeSpeculator make;
+    if (speculator) make = [&speculator] { return std::move(speculator); };
+    CompletionQueue queue(executor, letters(), {.drafts = make});
+    queue.submit({.input = Tokens{prompt_of(prompt)},
+                  .sampling = sampling_of(temperature),
+                  .limits = {.max_tokens = count},
+                  .keep = true});
+    const Done done = answer_all(queue).begin()->second.done;
+    Continued result{done.tokens, {}, done.speculation.value_or(SpeculationCounts{})};
+    ScheduledSequence on(queue.kept(done.kept)->fork());
+    Scheduler scheduler(executor, {});
+    scheduler.add(on);
+    on.append({&result.tokens.back(), 1});
+    REQUIRE(scheduler.step());
+    result.logits.assign(on.logits().begin(), on.logits().end());
     return result;
 }
 
@@ -93,20 +105,22 @@ TEST_CASE("model draft: with any cache and window, no token and no bit of the lo
                 CAPTURE(temperature);
                 Executor plain(cpu(), target.program(), shape), guessing(cpu(), target.program(), shape),
                     twin(cpu(), target.program(), shape), other(cpu(), small.program(), {.context = 200});
-                const Continued expected = continue_text(plain, 30, 80, temperature, nullptr);
+                const Continued expected = continue_text(plain, 30, 80, temperature);
                 // A draft that is always right, one that hardly ever is, and the text itself before that.
-                const auto right = with_model(twin, 9), wrong = with_model(other, 9),
-                           both = with_model(other, 5, true);
-                CHECK(continue_text(guessing, 30, 80, temperature, right.get()) == expected);
-                CHECK(continue_text(guessing, 30, 80, temperature, wrong.get()) == expected);
-                CHECK(continue_text(guessing, 30, 80, temperature, both.get()) == expected);
+                const Continued right = continue_text(guessing, 30, 80, temperature, with_model(twin, 9)),
+                                wrong = continue_text(guessing, 30, 80, temperature, with_model(other, 9)),
+                                both =
+                                    continue_text(guessing, 30, 80, temperature, with_model(other, 5, true));
+                CHECK(right == expected);
+                CHECK(wrong == expected);
+                CHECK(both == expected);
                 // The same noise: first choices are right, second ones are not.
-                CHECK(right->counts().accepted == right->counts().drafted - right->counts().branches);
-                CHECK(right->counts().branches_accepted == 0);
-                CHECK(right->counts().failure == "");
-                accepted += wrong->counts().accepted;
-                taken += wrong->counts().branches_accepted + both->counts().branches_accepted;
-                refused += wrong->counts().drafted - wrong->counts().accepted;
+                CHECK(right.counts.accepted == right.counts.drafted - right.counts.branches);
+                CHECK(right.counts.branches_accepted == 0);
+                CHECK(right.counts.failure == "");
+                accepted += wrong.counts.accepted;
+                taken += wrong.counts.branches_accepted + both.counts.branches_accepted;
+                refused += wrong.counts.drafted - wrong.counts.accepted;
             }
         }
     CHECK(accepted > 10);
@@ -118,11 +132,10 @@ TEST_CASE("model draft: a context smaller than the text is used for its end") {
     const TinyProgram target({}, 3);
     Executor plain(cpu(), target.program(), {.context = 300}),
         guessing(cpu(), target.program(), {.context = 300}), small(cpu(), target.program(), {.context = 40});
-    const auto speculator = with_model(small, 4);
-    CHECK(continue_text(guessing, 100, 120, 0.3f, speculator.get()) ==
-          continue_text(plain, 100, 120, 0.3f, nullptr));
-    CHECK(speculator->counts().drafted > 100);
-    CHECK(speculator->counts().failure == "");
+    const Continued got = continue_text(guessing, 100, 120, 0.3f, with_model(small, 4));
+    CHECK(got == continue_text(plain, 100, 120, 0.3f));
+    CHECK(got.counts.drafted > 100);
+    CHECK(got.counts.failure == "");
 }
 
 TEST_CASE("model draft: a draft that is less sure than asked for ends") {
@@ -163,7 +176,7 @@ TEST_CASE("model draft: where others hold its cache, there is no draft, and late
     ModelDraft source(executor, "model");
     Sampler sampler(sampling_of(0), kVocab);
     {
-        Session other(executor);
+        SingleSequence other(executor);
         REQUIRE(other.feed(prompt_of(60)));
         CHECK(source.draft(std::vector<TokenId>(30, 9), 4, 0, sampler).tokens.empty());
     }
@@ -188,12 +201,12 @@ TEST_CASE("model draft: on the emulated GPU, beside it, and from it, texts are t
     Executor gpu(cuda(), target.program(), shape), host(cpu(), target.program(), shape);
     const auto check = [](Executor &executor, Executor &draft, float temperature) {
         CAPTURE(temperature);
-        const Continued expected = continue_text(executor, 5, 8, temperature, nullptr);
-        const auto speculator = with_model(draft, 3);
-        CHECK(continue_text(executor, 5, 8, temperature, speculator.get()) == expected);
-        CHECK(speculator->counts().accepted > 1);
-        CHECK(speculator->counts().branches > 3);
-        CHECK(speculator->counts().failure == "");
+        const Continued expected = continue_text(executor, 5, 8, temperature);
+        const Continued got = continue_text(executor, 5, 8, temperature, with_model(draft, 3));
+        CHECK(got == expected);
+        CHECK(got.counts.accepted > 1);
+        CHECK(got.counts.branches > 3);
+        CHECK(got.counts.failure == "");
     };
     Executor other(cuda(), target.program(), shape);
     check(gpu, other, 0.3f);
@@ -236,15 +249,17 @@ void check_branches(std::unique_ptr<kernels::Backend> (*device)(), const TinyPro
     CAPTURE(shared);
     const ExecutorOptions shape{.context = 128, .batch = 32, .slack = 4, .types = {type, type}};
     Executor plain(device(), target.program(), shape), guessing(device(), target.program(), shape);
-    const Continued expected = continue_text(plain, prompt, count, 0, nullptr);
+    const Continued expected = continue_text(plain, prompt, count, 0);
     std::vector<TokenId> truth = prompt_of(prompt);
     truth.insert(truth.end(), expected.tokens.begin(), expected.tokens.end());
     std::vector<std::unique_ptr<DraftSource>> sources;
     sources.push_back(std::make_unique<Scripted>(truth, shared));
-    Speculator speculator(std::move(sources), {.length = {.most = 8}});
-    CHECK(continue_text(guessing, prompt, count, 0, &speculator) == expected);
-    CHECK(speculator.counts().branches_accepted == speculator.counts().branches);
-    CHECK(speculator.counts().branches > 0);
+    const SpeculationOptions how{.length = {.most = 8}};
+    const Continued got =
+        continue_text(guessing, prompt, count, 0, std::make_unique<Speculator>(std::move(sources), how));
+    CHECK(got == expected);
+    CHECK(got.counts.branches_accepted == got.counts.branches);
+    CHECK(got.counts.branches > 0);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/decode/single_sequence.h"
 #include "tests/support/random.h"
 #include "tests/support/toy_rig.h"
 
@@ -92,7 +93,7 @@ TEST_CASE("pass costs: the passes of the sequence correct them") {
 
 TEST_CASE("pass costs: measured where the sequence stands, which stays as it is") {
     ToyRig rig({.context = 400, .batch = 64});
-    Session session(rig.executor);
+    SingleSequence session(rig.executor);
     REQUIRE(session.feed(std::vector<TokenId>(100, 7)));
     const std::vector<float> logits(session.logits().begin(), session.logits().end());
     // A pass took at least from `begin` to `end`, and at most from the end of the one before to the beginning
@@ -111,7 +112,7 @@ TEST_CASE("pass costs: measured where the sequence stands, which stays as it is"
         passes.push_back({batch.sequences[0].count, batch.sequences[0].past, begin, Clock::now()});
     };
     constexpr double kSteps = 60;
-    const PassCosts costs = measure_pass_costs(session, kSteps);
+    const PassCosts costs = measure_pass_costs(session.sequence(), kSteps);
     const Clock::time_point over = Clock::now();
     for (const Span &pass : passes) {
         CHECK(pass.past == 100);
@@ -147,16 +148,16 @@ TEST_CASE("pass costs: measured where the sequence stands, which stays as it is"
 }
 
 TEST_CASE("pass costs: what there is no room or no time for is not measured") {
-    const auto sizes = [](ToyRig &rig, const Session &session, const StopRequest *stop) {
+    const auto sizes = [](ToyRig &rig, const SingleSequence &session, const StopRequest *stop) {
         rig.backend->records.clear();
-        const PassCosts costs = measure_pass_costs(session, 40, stop);
+        const PassCosts costs = measure_pass_costs(session.sequence(), 40, stop);
         CHECK(costs.seconds(8) >= costs.seconds(1));
         size_t most = 0;
         for (const ToyBackend::Record &record : rig.backend->records) most = std::max(most, record.tokens);
         return most;
     };
     ToyRig rig({.context = 64, .batch = 16});
-    Session session(rig.executor);
+    SingleSequence session(rig.executor);
     const size_t all = sizes(rig, session, nullptr);
     CHECK((all >= 4 && all <= 16));  // the batch; on a busy machine, the time
     REQUIRE(session.feed(std::vector<TokenId>(58, 1)));

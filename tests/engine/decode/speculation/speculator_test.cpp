@@ -6,12 +6,13 @@
 #include <map>
 #include <optional>
 
-#include "engine/decode/answer_batch.h"
 #include "engine/decode/error.h"
-#include "engine/decode/generator.h"
+#include "engine/decode/single_sequence.h"
 #include "tests/engine/decode/speculation/toy_draft.h"
+#include "tests/support/answers.h"
 #include "tests/support/toy_rig.h"
 
+using namespace runnel::completion;
 using namespace runnel::decode;
 using namespace runnel::testing;
 namespace kernels = runnel::kernels;
@@ -29,13 +30,14 @@ SamplingOptions random_sampling(std::mt19937 &rng) {
     return how;
 }
 
-GenerationOptions random_limits(std::mt19937 &rng, int32_t context) {
-    GenerationOptions options;
-    options.max_tokens = rng() % 4 == 0 ? -1 : static_cast<int64_t>(rng() % static_cast<size_t>(2 * context));
-    options.ignore_end = options.max_tokens >= 0 && rng() % 4 != 0;
-    if (rng() % 4 == 0) options.stops = {std::string(1, static_cast<char>('!' + rng() % kVocab))};
-    if (options.max_tokens >= 0 && rng() % 3 == 0) options.shift_keeping = rng() % 8;
-    return options;
+Request random_request(std::mt19937 &rng, int32_t context) {
+    Request request{.input = {}, .sampling = random_sampling(rng)};
+    Limits &limits = request.limits;
+    limits.max_tokens = rng() % 4 == 0 ? -1 : static_cast<int64_t>(rng() % static_cast<size_t>(2 * context));
+    limits.ignore_end = limits.max_tokens >= 0 && rng() % 4 != 0;
+    if (rng() % 4 == 0) limits.stops = {std::string(1, static_cast<char>('!' + rng() % kVocab))};
+    if (limits.max_tokens >= 0 && rng() % 3 == 0) request.overflow = OverflowPolicy::Shift;
+    return request;
 }
 
 std::unique_ptr<Speculator> toy_speculator(const ToyDraftOptions &options, uint32_t seed,
@@ -49,45 +51,42 @@ std::unique_ptr<Speculator> toy_speculator(const ToyDraftOptions &options, uint3
 struct Result {
     std::string text;
     std::vector<std::string> parts;
-    std::vector<TokenId> tokens, kept;  // kept: in the session
+    std::vector<TokenId> tokens, kept;  // kept: in the sequence
     FinishReason reason;
     bool context_full;
     int64_t forgotten;
     std::string error;
     bool operator==(const Result &) const = default;
 };
+struct Talk {
+    std::vector<Result> results;
+    SpeculationCounts counts;
+};
 
 // Two turns of a conversation, so that the state that the first leaves counts.
-std::vector<Result> converse(Executor &executor, const SamplingOptions &sampling,
-                             const GenerationOptions &limits, const std::vector<TokenId> &prompt,
-                             Speculator *speculator) {
-    std::vector<Result> results;
-    Session session(executor);
-    Sampler sampler(sampling, kVocab);
-    std::vector<TokenId> text = prompt;
+Talk converse(Executor &executor, Request request, const Tokens &prompt,
+              std::unique_ptr<Speculator> speculator = nullptr) {
+    Talk talk;
+    MakeSpeculator make;
+    if (speculator) make = [&speculator] { return std::move(speculator); };
+    CompletionQueue queue(executor, toy_letters(), {.drafts = make});
+    Tokens text = prompt;
+    request.keep = true;
     for (int turn = 0; turn < 2; ++turn) {
-        Generator generator(session, sampler, toy_letters(), limits, nullptr, speculator);
-        Result r{};
-        try {
-            generator.start(text);
-            while (auto piece = generator.next()) {
-                r.parts.push_back(*piece);
-                r.text += *piece;
-            }
-        } catch (const DecodeError &error) {
-            r.error = error.what();
-        }
-        r.tokens = generator.tokens();
-        r.kept = session.tokens();
-        r.reason = generator.finish_reason();
-        r.context_full = generator.context_full();
-        r.forgotten = generator.forgotten();
-        results.push_back(r);
-        text.insert(text.end(), r.tokens.begin(), r.tokens.end());
-        text.push_back(1);
-        if (text.size() >= static_cast<size_t>(executor.context())) break;
+        request.input = text;
+        queue.submit(request);
+        const Answered answer = answer_all(queue).begin()->second;
+        const Sequence *kept = queue.kept(answer.done.kept);
+        talk.results.push_back({answer.text, answer.parts, answer.done.tokens,
+                                kept ? kept->tokens() : std::vector<TokenId>(), answer.done.reason,
+                                answer.done.context_full, answer.done.usage.forgotten, answer.done.error});
+        request.continue_from = answer.done.kept;
+        text.ids.insert(text.ids.end(), answer.done.tokens.begin(), answer.done.tokens.end());
+        text.ids.push_back(1);
+        if (text.ids.size() >= static_cast<size_t>(executor.context())) break;
     }
-    return results;
+    talk.counts = queue.speculation();
+    return talk;
 }
 
 }  // namespace
@@ -99,9 +98,8 @@ TEST_CASE("speculator: a single answer is the same, whatever is drafted, and lea
         std::mt19937 rng(seed);
         const int32_t context = 20 + static_cast<int32_t>(rng() % 150);
         const ExecutorOptions shape{.context = context, .batch = 1 + static_cast<int32_t>(rng() % 40)};
-        const SamplingOptions sampling = random_sampling(rng);
-        const GenerationOptions limits = random_limits(rng, context);
-        const std::vector<TokenId> prompt = random_tokens(rng, 1 + rng() % static_cast<size_t>(context));
+        const Request request = random_request(rng, context);
+        const Tokens prompt{random_tokens(rng, 1 + rng() % static_cast<size_t>(context)), rng() % 8};
         ToyRig plain(shape), guessing(shape);
         const ToyDraftOptions source{.vocab = kVocab,
                                      .error = double(rng() % 3) * 0.2,
@@ -110,9 +108,9 @@ TEST_CASE("speculator: a single answer is the same, whatever is drafted, and lea
         const SpeculationOptions how{.length = {.most = static_cast<int32_t>(rng() % 34),
                                                 .branches = 1 + static_cast<int32_t>(rng() % 6)}};
         const auto costs = rng() % 2 ? std::make_shared<SharedCosts>() : nullptr;
-        const auto speculator = toy_speculator(source, seed, how, costs);
-        const auto expected = converse(plain.executor, sampling, limits, prompt, nullptr);
-        const auto got = converse(guessing.executor, sampling, limits, prompt, speculator.get());
+        const auto expected = converse(plain.executor, request, prompt).results;
+        const auto [got, counts] =
+            converse(guessing.executor, request, prompt, toy_speculator(source, seed, how, costs));
         REQUIRE(got.size() == expected.size());
         for (size_t i = 0; i < got.size(); ++i) {
             CAPTURE(i);
@@ -121,10 +119,10 @@ TEST_CASE("speculator: a single answer is the same, whatever is drafted, and lea
             CHECK(got[i] == expected[i]);
         }
         CHECK(guessing.backend->records.size() <= plain.backend->records.size() + (costs ? 60 : 0));
-        drafted += speculator->counts().drafted;
-        accepted += speculator->counts().accepted;
-        branches += speculator->counts().branches;
-        taken += speculator->counts().branches_accepted;
+        drafted += counts.drafted;
+        accepted += counts.accepted;
+        branches += counts.branches;
+        taken += counts.branches_accepted;
     }
     CHECK(accepted > 1000);              // drafts were kept,
     CHECK(accepted < drafted * 9 / 10);  // and others not
@@ -134,70 +132,87 @@ TEST_CASE("speculator: a single answer is the same, whatever is drafted, and lea
 
 TEST_CASE("speculator: drafts save passes") {
     ToyRig plain({.context = 300, .batch = 64}), guessing({.context = 300, .batch = 64});
-    SamplingOptions sampling;
-    sampling.seed = 5;
-    const GenerationOptions limits{.max_tokens = 120, .ignore_end = true};
-    const auto sure = toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1, {.length = {.most = 7}});
-    converse(plain.executor, sampling, limits, {3, 1}, nullptr);
-    converse(guessing.executor, sampling, limits, {3, 1}, sure.get());
+    Request request{.input = {}, .limits = {.max_tokens = 120, .ignore_end = true}};
+    request.sampling.seed = 5;
+    converse(plain.executor, request, {{3, 1}});
+    const SpeculationCounts counts =
+        converse(guessing.executor, request, {{3, 1}},
+                 toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1, {.length = {.most = 7}}))
+            .counts;
     CHECK(plain.backend->records.size() == 2 * 120);
     CHECK(guessing.backend->records.size() == 2 * 16);  // the prompt, 14 of 8 tokens, one of 7
-    CHECK(sure->counts().drafted == sure->counts().accepted);
-    CHECK(sure->counts().drafted == 2 * (14 * 7 + 6));
+    CHECK(counts.drafted == counts.accepted);
+    CHECK(counts.drafted == 2 * (14 * 7 + 6));
 }
 
 TEST_CASE("speculator: roll-back at every position of a block, with every length") {
-    SamplingOptions greedy;
-    greedy.temperature = 0;
+    Request request{.input = {}, .limits = {.max_tokens = 40, .ignore_end = true}};
+    request.sampling.temperature = 0;
     for (const int32_t most : {1, 2, 7, 31})
         for (size_t start = 1; start <= 33; ++start) {
             CAPTURE(most);
             CAPTURE(start);
-            const std::vector<TokenId> prompt(start, 2);
+            const Tokens prompt{std::vector<TokenId>(start, 2)};
             ToyRig plain({.context = 120, .batch = 64}), guessing({.context = 120, .batch = 64});
-            const GenerationOptions limits{.max_tokens = 40, .ignore_end = true};
-            const auto speculator =
+            auto speculator =
                 toy_speculator({.vocab = kVocab, .error = 0.3, .silence = 0, .doubt = start % 2 ? 0.5 : 0.0},
                                static_cast<uint32_t>(start), {.length = {.most = most}});
-            CHECK(converse(plain.executor, greedy, limits, prompt, nullptr) ==
-                  converse(guessing.executor, greedy, limits, prompt, speculator.get()));
+            CHECK(converse(plain.executor, request, prompt).results ==
+                  converse(guessing.executor, request, prompt, std::move(speculator)).results);
         }
 }
 
-TEST_CASE("speculator: an interrupt in the middle of accepted tokens ends the answer there") {
+TEST_CASE("speculator: an interrupt behind a pass with drafts leaves what the pass gave") {
     ToyRig rig({.context = 100, .batch = 64});
-    SamplingOptions greedy;
-    greedy.temperature = 0;
-    Session session(rig.executor);
-    Sampler sampler(greedy, kVocab);
     StopRequest stop;
-    const auto sure = toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1, {.length = {.most = 7}});
-    Generator generator(session, sampler, toy_letters(), {.ignore_end = true}, &stop, sure.get());
-    generator.start(std::vector<TokenId>{1, 2, 3});
-    for (int i = 0; i < 4; ++i) REQUIRE(generator.next());
-    CHECK(session.tokens().size() == 3 + 8);
+    CompletionQueue queue(rig.executor, toy_letters(), {.drafts = [] {
+                              return toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1,
+                                                    {.length = {.most = 7}});
+                          }});
+    Request request{.input = Tokens{{1, 2, 3}}, .limits = {.ignore_end = true}, .keep = true};
+    request.sampling.temperature = 0;
+    const RequestId id = queue.submit(request);
+    REQUIRE(queue.step(&stop));
+    REQUIRE(queue.step(&stop));
+    CHECK(queue.sequence(id)->tokens().size() == 3 + 8);
     stop.request(StopRequest::Reason::Interrupt);
-    while (generator.next()) continue;
-    CHECK(generator.finish_reason() == FinishReason::Interrupt);
-    CHECK(generator.tokens().size() == 4);
-    CHECK(session.tokens().size() == 3 + 3);  // as without drafts: the last was not computed
+    const Answered answer = answer_all(queue, &stop).begin()->second;
+    CHECK(answer.done.reason == FinishReason::Interrupt);
+    CHECK(answer.done.tokens.size() == 9);
+    CHECK(queue.kept(answer.done.kept)->tokens().size() == 3 + 8);  // as without drafts: but for the last
 }
 
 TEST_CASE("speculator: an interrupt during a pass with drafts leaves none of them") {
     ToyRig rig({.context = 100, .batch = 64});
-    Session session(rig.executor);
-    Sampler sampler({}, kVocab);
     StopRequest stop;
     rig.backend->on_execute = [&](const kernels::Batch &batch) {
         if (batch.positions[0] > 3) stop.request(StopRequest::Reason::Interrupt);
     };
-    const auto sure = toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1, {.length = {.most = 7}});
-    Generator generator(session, sampler, toy_letters(), {.ignore_end = true}, &stop, sure.get());
-    generator.start(std::vector<TokenId>{1, 2, 3});
-    while (generator.next()) continue;
-    CHECK(generator.tokens().size() == 9);  // of the prompt's pass and of one with drafts
-    CHECK(session.tokens().size() == 3 + 8);
-    CHECK_FALSE(session.due());
+    CompletionQueue queue(rig.executor, toy_letters(), {.drafts = [] {
+                              return toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1,
+                                                    {.length = {.most = 7}});
+                          }});
+    queue.submit({.input = Tokens{{1, 2, 3}}, .limits = {.ignore_end = true}, .keep = true});
+    const Answered answer = answer_all(queue, &stop).begin()->second;
+    CHECK(answer.done.tokens.size() == 9);  // of the prompt's pass and of one with drafts
+    CHECK(queue.kept(answer.done.kept)->tokens().size() == 3 + 8);
+    CHECK(queue.kept(answer.done.kept)->pending() == 0);
+}
+
+TEST_CASE("speculator: an end within accepted tokens leaves nothing of those behind it") {
+    ToyRig plain({.context = 100, .batch = 64}), guessing({.context = 100, .batch = 64});
+    const Tokens prompt{{1, 2, 3}};
+    Request request{.input = {}, .limits = {.max_tokens = 20, .ignore_end = true}};
+    const std::vector<TokenId> all = converse(plain.executor, request, prompt).results[0].tokens;
+    for (size_t at = 2; at < 12; ++at) {
+        CAPTURE(at);
+        request.limits.end_tokens = {all[at]};
+        CHECK(
+            converse(plain.executor, request, prompt).results ==
+            converse(guessing.executor, request, prompt,
+                     toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1, {.length = {.most = 7}}))
+                .results);
+    }
 }
 
 namespace {
@@ -214,15 +229,16 @@ class FailingDraft final : public DraftSource {
 
 TEST_CASE("speculator: where a source fails, the next one is heard, and the answer is the same") {
     ToyRig plain({.context = 100, .batch = 64}), guessing({.context = 100, .batch = 64});
-    const GenerationOptions limits{.max_tokens = 50, .ignore_end = true};
+    const Request request{.input = {}, .limits = {.max_tokens = 50, .ignore_end = true}};
     std::vector<std::unique_ptr<DraftSource>> sources;
     sources.push_back(std::make_unique<FailingDraft>());
     sources.push_back(std::make_unique<ToyDraft>(ToyDraftOptions{.vocab = kVocab}, 1));
-    Speculator speculator(std::move(sources), {.length = {.most = 5}});
-    CHECK(converse(plain.executor, {}, limits, {1}, nullptr) ==
-          converse(guessing.executor, {}, limits, {1}, &speculator));
-    CHECK(speculator.counts().failure == "the draft is broken");
-    CHECK(speculator.counts().accepted > 5);
+    const SpeculationOptions how{.length = {.most = 5}};
+    const Talk talk =
+        converse(guessing.executor, request, {{1}}, std::make_unique<Speculator>(std::move(sources), how));
+    CHECK(converse(plain.executor, request, {{1}}).results == talk.results);
+    CHECK(talk.counts.failure == "the draft is broken");
+    CHECK(talk.counts.accepted > 5);
 }
 
 TEST_CASE("speculator: logits that are not finite are the answer's error when it comes to them") {
@@ -231,10 +247,10 @@ TEST_CASE("speculator: logits that are not finite are the answer's error when it
         rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
             if (prefix.size() == 20) logits[3] = std::numeric_limits<float>::quiet_NaN();
         };
-        const auto sure =
-            toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1, {.length = {.most = 7}});
-        const auto results =
-            converse(rig.executor, {}, {.ignore_end = true}, {1, 2}, guess ? sure.get() : nullptr);
+        auto sure = toy_speculator({.vocab = kVocab, .error = 0, .silence = 0}, 1, {.length = {.most = 7}});
+        const auto results = converse(rig.executor, {.input = {}, .limits = {.ignore_end = true}}, {{1, 2}},
+                                      guess ? std::move(sure) : nullptr)
+                                 .results;
         CHECK(results[0].tokens.size() == 18);
         CHECK(results[0].error.find("not finite") != std::string::npos);
     }
@@ -244,89 +260,92 @@ TEST_CASE("speculator: logits that are not finite are the answer's error when it
 
 namespace {
 
-using Results = std::map<std::pair<uint64_t, int32_t>, AnswerBatch::Finished>;
-
-std::vector<AnswerBatch::Job> random_jobs(std::mt19937 &rng, int32_t context) {
-    std::vector<AnswerBatch::Job> jobs;
+std::vector<Request> random_requests(std::mt19937 &rng, int32_t context) {
+    std::vector<Request> requests;
     const std::vector<TokenId> shared = random_tokens(rng, 70);
-    for (uint64_t key = 0; key < 9; ++key) {
-        GenerationOptions limits = random_limits(rng, context);
-        limits.shift_keeping.reset();
-        limits.max_tokens = static_cast<int64_t>(rng() % static_cast<size_t>(context));
+    for (int i = 0; i < 9; ++i) {
+        Request request = random_request(rng, context);
+        request.overflow = OverflowPolicy::Error;
+        request.limits.max_tokens = static_cast<int64_t>(rng() % static_cast<size_t>(context));
         std::vector<TokenId> prompt =
             random_tokens(rng, 1 + rng() % static_cast<size_t>(std::max(1, context / 3)));
         // Some begin alike, so that they share blocks.
         if (rng() % 2) prompt.insert(prompt.begin(), shared.begin(), shared.begin() + context / 3);
-        jobs.push_back({.key = key,
-                        .prompt = prompt,
-                        .sampler = Sampler(random_sampling(rng), kVocab),
-                        .options = limits,
-                        .samples = rng() % 4 == 0 ? 3 : 1,
-                        .scored = rng() % 2 == 0});
+        request.input = Tokens{prompt};
+        request.samples = rng() % 4 == 0 ? 3 : 1;
+        request.logprobs = rng() % 2 == 0;
+        requests.push_back(request);
     }
-    return jobs;
+    return requests;
 }
 
-Results answers(AnswerBatch &batch, const std::vector<AnswerBatch::Job> &jobs, std::mt19937 *rng) {
-    Results results;
-    size_t next = 0;
-    while (next < jobs.size() || batch.unfinished() > 0) {
-        while (next < jobs.size() && (batch.unfinished() == 0 || (rng && (*rng)() % 3 == 0)))
-            batch.submit(jobs[next++]);
-        if (rng && next > 0 && (*rng)() % 40 == 0) {
-            const AnswerBatch::Job &job = jobs[(*rng)() % next];
-            if (job.samples == 1 && batch.cancel(job.key)) batch.submit(job);
+// By the request's number and the sample.
+AllAnswers answers(CompletionQueue &queue, const std::vector<Request> &requests, std::mt19937 *rng) {
+    std::vector<RequestId> ids;
+    AllAnswers all, numbered;
+    while (ids.size() < requests.size() || queue.unfinished() > 0) {
+        while (ids.size() < requests.size() && (queue.unfinished() == 0 || (rng && (*rng)() % 3 == 0)))
+            ids.push_back(queue.submit(requests[ids.size()]));
+        if (rng && !ids.empty() && (*rng)() % 40 == 0) {
+            const size_t which = (*rng)() % ids.size();
+            if (requests[which].samples == 1 && queue.cancel(ids[which])) {
+                all.erase({ids[which], 0});
+                ids[which] = queue.submit(requests[which]);
+            }
         }
-        REQUIRE(batch.step());
-        for (AnswerBatch::Finished &f : batch.take_finished()) {
-            const std::pair<uint64_t, int32_t> key{f.key, f.sample};
-            CHECK_FALSE(results.contains(key));
-            results.emplace(key, std::move(f));
-        }
+        REQUIRE(queue.step());
+        gather(queue, all);
     }
-    return results;
+    for (const auto &[key, answer] : all) {
+        const auto number = std::find(ids.begin(), ids.end(), key.first) - ids.begin();
+        numbered[{static_cast<RequestId>(number), key.second}] = answer;
+    }
+    return numbered;
 }
 
-void check_same(const Results &got, const Results &expected) {
+void check_same(const AllAnswers &got, const AllAnswers &expected) {
     REQUIRE(got.size() == expected.size());
     for (const auto &[key, finished] : expected) {
         CAPTURE(key.first);
         CAPTURE(key.second);
-        const AnswerBatch::Finished &mine = got.at(key);
-        CHECK(mine.tokens == finished.tokens);
+        const Answered &mine = got.at(key);
         CHECK(mine.text == finished.text);
-        CHECK(mine.reason == finished.reason);
-        CHECK(mine.context_full == finished.context_full);
-        CHECK(mine.error == finished.error);
-        CHECK(mine.log_probability == finished.log_probability);
+        CHECK(mine.tokens == finished.tokens);
+        CHECK(mine.done.tokens == finished.done.tokens);
+        CHECK(mine.done.reason == finished.done.reason);
+        CHECK(mine.done.context_full == finished.done.context_full);
+        CHECK(mine.done.error == finished.done.error);
+        CHECK(mine.done.log_probability == finished.done.log_probability);
     }
 }
 
 }  // namespace
 
-TEST_CASE("speculator: in a batch, each sequence drafts for itself and no answer changes") {
+TEST_CASE("speculator: in a queue, each sequence drafts for itself and no answer changes") {
     int64_t accepted = 0, taken = 0, preemptions = 0;
     for (uint32_t seed = 0; seed < 60; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
         const int32_t context = 40 + static_cast<int32_t>(rng() % 150);
-        const std::vector<AnswerBatch::Job> jobs = random_jobs(rng, context);
+        const std::vector<Request> requests = random_requests(rng, context);
         ToyRig calm({.context = context, .sequences = 3}),
             crowded({.context = context,
                      .batch = 3 + static_cast<int32_t>(rng() % 60),
                      .sequences = 8,
                      .cells = context + static_cast<int32_t>(rng() % 100)});
         const FreeBlocks free = crowded.executor.free_blocks();
-        AnswerBatch alone(calm.executor, toy_letters(), 1);
-        const Results expected = answers(alone, jobs, nullptr);
+        CompletionQueue alone(calm.executor, toy_letters(), {.parallel = 1});
+        const AllAnswers expected = answers(alone, requests, nullptr);
         uint32_t made = seed;
         const auto costs = rng() % 2 ? std::make_shared<SharedCosts>() : nullptr;
         {
-            AnswerBatch together(crowded.executor, toy_letters(), 1 + static_cast<int32_t>(rng() % 8), [&]() {
+            const auto make = [&]() {
                 return toy_speculator({.vocab = kVocab, .error = 0.2, .silence = 0.1, .doubt = 0.4}, ++made,
                                       {.length = {.most = 1 + static_cast<int32_t>(rng() % 12)}}, costs);
-            });
-            check_same(answers(together, jobs, &rng), expected);
+            };
+            CompletionQueue together(crowded.executor, toy_letters(),
+                                     {.parallel = 1 + static_cast<int32_t>(rng() % 8), .drafts = make});
+            check_same(answers(together, requests, &rng), expected);
             accepted += together.speculation().accepted;
             taken += together.speculation().branches_accepted;
             preemptions += together.schedule().preemptions;
@@ -384,7 +403,8 @@ Pairs draw_pairs(const SamplingOptions &sampling, DraftRule rule, const ToyDraft
             pairs.odds[{first.id, second.id}] = first.probability * second.probability;
     ToyRig rig({.context = 32, .batch = 32});
     for (int draw = 0; draw < pairs.draws; ++draw) {
-        Session session(rig.executor);
+        SingleSequence session(rig.executor);
+        ScheduledSequence &entry = session.entry();
         Sampler sampler(sampling, kVocab);
         sampler.set_stream(static_cast<uint32_t>(draw));
         ToyDraftOptions how = source;
@@ -392,17 +412,17 @@ Pairs draw_pairs(const SamplingOptions &sampling, DraftRule rule, const ToyDraft
         const auto speculator =
             toy_speculator(how, static_cast<uint32_t>(draw), {.length = {.most = 3}, .rule = rule});
         // The first token is drafted, too.
-        session.append(prompt);
+        entry.append(prompt);
         speculator->propose(prompt, 3, 0, sampler);
-        speculator->append_to(session);
+        speculator->append_to(entry);
         REQUIRE(session.compute());
-        std::vector<TokenId> tokens = take_tokens(session, session.rows(), speculator.get(), sampler).tokens;
+        std::vector<TokenId> tokens = take_tokens(entry, entry.rows(), speculator.get(), sampler).tokens;
         while (tokens.size() < 2) {
-            session.append({&tokens.back(), 1});
+            entry.append({&tokens.back(), 1});
             speculator->propose(session.tokens(), 2, 0, sampler);
-            speculator->append_to(session);
+            speculator->append_to(entry);
             REQUIRE(session.compute());
-            for (const TokenId id : take_tokens(session, session.rows(), speculator.get(), sampler).tokens)
+            for (const TokenId id : take_tokens(entry, entry.rows(), speculator.get(), sampler).tokens)
                 tokens.push_back(id);
         }
         pairs.seen[{tokens[0], tokens[1]}] += 1;

@@ -6,15 +6,16 @@
 #include <memory>
 #include <string>
 
-#include "engine/decode/answer_batch.h"
 #include "engine/decode/error.h"
-#include "engine/decode/generator.h"
+#include "engine/decode/single_sequence.h"
 #include "engine/decode/speculation/dial_draft.h"
 #include "engine/decode/speculation/lookup_draft.h"
 #include "engine/decode/speculation/model_draft.h"
 #include "tests/engine/decode/speculation/toy_draft.h"
+#include "tests/support/answers.h"
 #include "tests/support/toy_rig.h"
 
+using namespace runnel::completion;
 using namespace runnel::decode;
 using namespace runnel::testing;
 namespace kernels = runnel::kernels;
@@ -34,15 +35,14 @@ SamplingOptions greedy() {
     return how;
 }
 
-std::vector<TokenId> answer(Executor &executor, const std::vector<TokenId> &prompt, int64_t count,
-                            Speculator *speculator) {
-    Session session(executor);
-    Sampler sampler(greedy(), kToyVocab);
-    Generator generator(session, sampler, toy_letters(), {.max_tokens = count, .ignore_end = true}, nullptr,
-                        speculator);
-    generator.start(prompt);
-    while (generator.next()) continue;
-    return generator.tokens();
+Done answer(Executor &executor, const std::vector<TokenId> &prompt, int64_t count,
+            std::unique_ptr<Speculator> speculator) {
+    return answer_one(executor, toy_letters(),
+                      {.input = Tokens{prompt},
+                       .sampling = greedy(),
+                       .limits = {.max_tokens = count, .ignore_end = true}},
+                      std::move(speculator))
+        .done;
 }
 
 }  // namespace
@@ -51,15 +51,16 @@ TEST_CASE("tree: second choices that are right where the first is not save passe
     const std::vector<TokenId> prompt = {3, 1, 4};
     ToyRig plain({.context = 400});
     std::vector<TokenId> truth = prompt;
-    const std::vector<TokenId> expected = answer(plain.executor, prompt, 300, nullptr);
+    const std::vector<TokenId> expected = answer(plain.executor, prompt, 300, nullptr).tokens;
     truth.insert(truth.end(), expected.begin(), expected.end());
     std::map<double, double> accepted, passes;
     for (const double second : {0.0, 0.5, 1.0}) {
         CAPTURE(second);
         ToyRig rig({.context = 400});
-        const auto tree = with(std::make_unique<DialDraft>(truth, 0.5, 1, kToyVocab, second), 4, 5);
-        CHECK(answer(rig.executor, prompt, 300, tree.get()) == expected);
-        accepted[second] = tree->counts().mean_accepted();
+        const Done done = answer(rig.executor, prompt, 300,
+                                 with(std::make_unique<DialDraft>(truth, 0.5, 1, kToyVocab, second), 4, 5));
+        CHECK(done.tokens == expected);
+        accepted[second] = done.speculation->mean_accepted();
         passes[second] = static_cast<double>(rig.backend->records.size());
     }
     // Of chains of 4 with 50%: 15/16 a pass; with a second choice that is always right one more for all but
@@ -74,26 +75,26 @@ TEST_CASE("tree: what branches share is computed once, and their blocks go back"
     ToyRig rig({.context = 200, .batch = 64});
     const FreeBlocks free = rig.executor.free_blocks();
     {
-        Session session(rig.executor);
+        SingleSequence session(rig.executor);
         REQUIRE(session.feed(std::vector<TokenId>(50, 2)));
         const FreeBlocks before = rig.executor.free_blocks();
-        session.append(std::vector<TokenId>{3});
-        session.append_drafts(std::vector<TokenId>{4, 5, 6});
-        session.append_branch(0, std::vector<TokenId>{7});
-        session.append_branch(2, std::vector<TokenId>{8, 9});
-        CHECK(session.branch_tokens() == 3);
+        session.entry().append(std::vector<TokenId>{3});
+        session.entry().append_drafts(std::vector<TokenId>{4, 5, 6});
+        session.entry().append_branch(0, std::vector<TokenId>{7});
+        session.entry().append_branch(2, std::vector<TokenId>{8, 9});
+        CHECK(session.entry().branch_tokens() == 3);
         REQUIRE(session.compute());
         CHECK(rig.backend->records.back().tokens == 4 + 3);
         CHECK(rig.backend->records.back().sequences == 3);
         CHECK(rig.backend->records.back().rows == 4 + 3);
         std::vector<TokenId> text(50, 2);
         text.insert(text.end(), {3, 4, 5, 8, 9});
-        const auto logits = session.branch_rows(1).whole();
+        const auto logits = session.entry().branches()[1].rows.whole();
         REQUIRE(logits.size() == 2 * size_t{kToyVocab});
         CHECK(logits[size_t{kToyVocab} + 1] == toy_logit(hash_tokens(text), 1));
-        session.choose_branch(1);
+        session.entry().choose_branch(1);
         CHECK(session.tokens() == text);
-        CHECK(session.branches() == 0);
+        CHECK(session.entry().branches().empty());
         CHECK(rig.executor.free_blocks() == before);
         REQUIRE(session.feed(std::vector<TokenId>{1}));
         text.push_back(1);
@@ -106,14 +107,14 @@ TEST_CASE("tree: a branch for which there is no block or no place is left out") 
     ToyRig small({.context = 64, .batch = 64}), narrow({.context = 64, .batch = 4});
     for (ToyRig *rig : {&small, &narrow}) {
         const bool full = rig == &small;
-        Session session(rig->executor);
+        SingleSequence session(rig->executor);
         REQUIRE(session.feed(std::vector<TokenId>(full ? 40 : 30, 2)));
-        session.append(std::vector<TokenId>{3});
-        session.append_drafts(std::vector<TokenId>{4, 5, 6});
-        session.append_branch(0, std::vector<TokenId>{7});
+        session.entry().append(std::vector<TokenId>{3});
+        session.entry().append_drafts(std::vector<TokenId>{4, 5, 6});
+        session.entry().append_branch(0, std::vector<TokenId>{7});
         REQUIRE(session.compute());
         CHECK(session.logits().size() == 4 * size_t{kToyVocab});
-        CHECK(session.branch_rows(0).empty());
+        CHECK(session.entry().branches()[0].rows.empty());
     }
 }
 
@@ -140,10 +141,9 @@ TEST_CASE("tree: lookup takes two earlier continuations, and the text goes on wi
             if (place == 3) next = mix(prefix.size()) % 2 ? 4 : 9;
             logits[next] = 100;
         };
-    const auto speculator = with(std::make_unique<LookupDraft>(), 6, 3);
-    CHECK(answer(rig.executor, {1, 2, 3}, 250, speculator.get()) ==
-          answer(plain.executor, {1, 2, 3}, 250, nullptr));
-    CHECK(speculator->counts().branches_accepted > 5);
+    const Done done = answer(rig.executor, {1, 2, 3}, 250, with(std::make_unique<LookupDraft>(), 6, 3));
+    CHECK(done.tokens == answer(plain.executor, {1, 2, 3}, 250, nullptr).tokens);
+    CHECK(done.speculation->branches_accepted > 5);
 }
 
 TEST_CASE("tree: under the rejection rule, and with one continuation, drafts are chains") {
@@ -152,12 +152,12 @@ TEST_CASE("tree: under the rejection rule, and with one continuation, drafts are
         std::vector<std::unique_ptr<DraftSource>> sources;
         sources.push_back(std::make_unique<ToyDraft>(
             ToyDraftOptions{.vocab = kToyVocab, .doubt = 1, .with_distributions = rejection}, 1));
-        Speculator speculator(std::move(sources),
-                              {.length = {.most = 4, .branches = rejection ? 8 : 1},
-                               .rule = rejection ? DraftRule::Rejection : DraftRule::Same});
-        answer(rig.executor, {1}, 100, &speculator);
-        CHECK(speculator.counts().passes > 10);
-        CHECK(speculator.counts().branches == 0);
+        const SpeculationOptions how{.length = {.most = 4, .branches = rejection ? 8 : 1},
+                                     .rule = rejection ? DraftRule::Rejection : DraftRule::Same};
+        const Done done =
+            answer(rig.executor, {1}, 100, std::make_unique<Speculator>(std::move(sources), how));
+        CHECK(done.speculation->passes > 10);
+        CHECK(done.speculation->branches == 0);
     }
 }
 
@@ -165,25 +165,23 @@ TEST_CASE("tree: under the rejection rule, and with one continuation, drafts are
 
 TEST_CASE("model draft: in a batch, sequences draft in common passes, and say what they would alone") {
     const auto run = [](int32_t parallel, ToyRig &target, ToyRig &draft) {
-        AnswerBatch batch(target.executor, toy_letters(), parallel, [&draft] {
-            return with(std::make_unique<ModelDraft>(draft.executor, "model"), 3, 2);
-        });
+        CompletionQueue queue(target.executor, toy_letters(),
+                              {.parallel = parallel, .drafts = [&draft] {
+                                   return with(std::make_unique<ModelDraft>(draft.executor, "model"), 3, 2);
+                               }});
         for (uint64_t key = 0; key < 4; ++key) {
             SamplingOptions how;
             how.seed = key;
             how.temperature = key % 2 ? 0.0f : 1.0f;
-            batch.submit({.key = key,
-                          .prompt = std::vector<TokenId>(5 + key, 2),
-                          .sampler = Sampler(how, kToyVocab),
-                          .options = {.max_tokens = 41, .ignore_end = true}});
+            queue.submit({.input = Tokens{std::vector<TokenId>(5 + key, 2)},
+                          .sampling = how,
+                          .limits = {.max_tokens = 41, .ignore_end = true}});
         }
         std::map<uint64_t, std::string> texts;
-        while (batch.unfinished() > 0) {
-            REQUIRE(batch.step());
-            for (const AnswerBatch::Finished &f : batch.take_finished()) texts[f.key] = f.text;
-        }
+        for (const auto &[key, answered] : answer_all(queue)) texts[key.first] = answered.text;
         // First choices are right, second ones are not.
-        CHECK(batch.speculation().drafted == batch.speculation().accepted + batch.speculation().branches);
+        const SpeculationCounts counts = queue.speculation();
+        CHECK(counts.drafted == counts.accepted + counts.branches);
         return texts;
     };
     const ExecutorOptions shape{.context = 100, .batch = 64, .sequences = 4};
@@ -201,25 +199,28 @@ TEST_CASE("model draft: an interrupt while it reads the prompt ends the answer a
     draft.backend->on_execute = [&](const kernels::Batch &batch) {
         if (batch.positions[0] >= 16) stop.request(StopRequest::Reason::Interrupt);
     };
-    const auto speculator = with(std::make_unique<ModelDraft>(draft.executor, "model"), 4, 1);
-    Session session(target.executor);
-    Sampler sampler(greedy(), kToyVocab);
-    Generator generator(session, sampler, toy_letters(), {.ignore_end = true}, &stop, speculator.get());
-    generator.start(std::vector<TokenId>(300, 2));
-    while (generator.next()) continue;
-    CHECK(generator.finish_reason() == FinishReason::Interrupt);
-    CHECK(generator.tokens().size() == 1);
+    CompletionQueue queue(target.executor, toy_letters(), {.drafts = [&draft] {
+                              return with(std::make_unique<ModelDraft>(draft.executor, "model"), 4, 1);
+                          }});
+    Request request{.input = Tokens{std::vector<TokenId>(300, 2)},
+                    .sampling = greedy(),
+                    .limits = {.ignore_end = true},
+                    .keep = true};
+    queue.submit(request);
+    const Done done = answer_all(queue, &stop).begin()->second.done;
+    CHECK(done.reason == FinishReason::Interrupt);
+    CHECK(done.tokens.size() == 1);
     CHECK(draft.backend->records.size() == 3);  // of 38
-    CHECK(speculator->counts().failure == "");
+    CHECK(done.speculation->failure == "");
     // It reads on where it was left.
     stop.reset();
     draft.backend->on_execute = nullptr;
-    Generator again(session, sampler, toy_letters(), {.max_tokens = 20, .ignore_end = true}, &stop,
-                    speculator.get());
-    again.start(std::vector<TokenId>(300, 2));
-    while (again.next()) continue;
-    CHECK(again.tokens().size() == 20);
-    CHECK(speculator->counts().accepted > 10);
+    request.limits.max_tokens = 20;
+    request.continue_from = done.kept;
+    queue.submit(request);
+    const Done again = answer_all(queue).begin()->second.done;
+    CHECK(again.tokens.size() == 20);
+    CHECK(again.speculation->accepted > 10);
 }
 
 TEST_CASE("model draft: what fails of many drafts made together ends alone") {
@@ -275,7 +276,7 @@ TEST_CASE("model draft: a draft that failed says so once, and the next one is as
     Sampler sampler(greedy(), kToyVocab);
     const std::vector<TokenId> text = {7, 2, 3, 4};
     CHECK_THROWS_AS(source.draft(text, 5, 0, sampler), DecodeError);
-    CHECK_FALSE(source.session().due());
+    CHECK_FALSE(source.entry().due());
     damaged = false;
     const Draft draft = source.draft(text, 5, 0, sampler);
     ToyRig sound({.context = 100, .batch = 64});

@@ -4,16 +4,15 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "engine/decode/stop.h"
+#include "engine/completion/stop_matcher.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 
-namespace runnel::decode {
+namespace runnel::completion {
 
 using text::TokenId;
 
@@ -24,14 +23,11 @@ struct Vocabulary {
 };
 Vocabulary vocabulary_of(const text::Tokenizer &tokenizer);  // keeps a reference
 
-struct GenerationOptions {
+struct Limits {
     int64_t max_tokens = -1;            // < 0: until the model ends or the context is full
     std::vector<std::string> stops{};   // strings that end the text; they are not part of it
     std::vector<TokenId> end_tokens{};  // that end it beside the vocabulary's own
     bool ignore_end = false;            // end-of-generation tokens are ordinary tokens
-    // When the context is full, the answer ends (nullopt), or goes on after the first so many tokens of the
-    // text and the newer half of the others.
-    std::optional<size_t> shift_keeping{};
 };
 
 enum class FinishReason {
@@ -43,7 +39,7 @@ std::string_view name(FinishReason reason);  // "stop", "length", "interrupt"
 
 class Answer {
   public:
-    Answer(Vocabulary vocabulary, GenerationOptions options);
+    Answer(Vocabulary vocabulary, Limits options);
 
     // As many tokens as were asked for are there.
     bool complete() const { return remaining() == 0; }
@@ -64,7 +60,7 @@ class Answer {
     bool is_end(TokenId id) const;
 
     Vocabulary vocabulary_;
-    GenerationOptions options_;
+    Limits options_;
     StopMatcher matcher_;
     text::Utf8Stream characters_;
     std::vector<TokenId> tokens_;
@@ -72,4 +68,4 @@ class Answer {
     bool over_ = false;
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::completion

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace runnel::decode {
+namespace runnel::completion {
 
 // The text ends in front of the stop string whose last byte comes first in the stream; of several that end
 // there, in front of the longest. What is given out does not depend on how the text is cut into pieces. Bytes
@@ -37,4 +37,4 @@ class StopMatcher {
     bool stopped_ = false;
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::completion

@@ -1,4 +1,4 @@
-#include "engine/decode/session.h"
+#include "engine/decode/single_sequence.h"
 
 #include <doctest/doctest.h>
 
@@ -25,13 +25,13 @@ void check_logits(std::span<const float> logits, const std::vector<TokenId> &pre
 
 }  // namespace
 
-TEST_CASE("session: any history of feeding, truncating and reusing gives the logits of its tokens") {
+TEST_CASE("sequence: any history of feeding, truncating and reusing gives the logits of its tokens") {
     for (uint32_t seed = 0; seed < 60; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
         ToyRig rig({.context = 200, .batch = 1 + static_cast<int32_t>(rng() % 70), .sequences = 2}, kVocab,
                    seed % 3 == 0);
-        Session session(rig.executor), other(rig.executor);
+        SingleSequence session(rig.executor), other(rig.executor);
         std::vector<TokenId> expected;
         for (int step = 0; step < 20; ++step) {
             const auto more = random_tokens(rng, rng() % 60);
@@ -41,7 +41,7 @@ TEST_CASE("session: any history of feeding, truncating and reusing gives the log
                 expected.resize(keep);
             }
             if (expected.size() + more.size() > 200) continue;
-            if (rng() % 3 == 0 && other.room() > 5)
+            if (rng() % 3 == 0 && other.sequence().free_cells() > 5)
                 CHECK(other.feed(random_tokens(rng, 5)));  // shares the pools
             CHECK(session.feed(more));
             expected.insert(expected.end(), more.begin(), more.end());
@@ -51,9 +51,9 @@ TEST_CASE("session: any history of feeding, truncating and reusing gives the log
     }
 }
 
-TEST_CASE("session: a prompt is fed in chunks, and only its end asks for logits") {
+TEST_CASE("sequence: a prompt is fed in chunks, and only its end asks for logits") {
     ToyRig rig({.context = 100, .batch = 16});
-    Session session(rig.executor);
+    SingleSequence session(rig.executor);
     std::mt19937 rng(1);
     CHECK(session.feed(random_tokens(rng, 40)));
     REQUIRE(rig.backend->records.size() == 3);
@@ -63,9 +63,9 @@ TEST_CASE("session: a prompt is fed in chunks, and only its end asks for logits"
     CHECK(rig.backend->records[2].rows == 1);
 }
 
-TEST_CASE("session: reuse keeps the common prefix but the last token") {
+TEST_CASE("sequence: reuse keeps the common prefix but the last token") {
     ToyRig rig({.context = 100});
-    Session session(rig.executor);
+    SingleSequence session(rig.executor);
     CHECK(session.feed(std::vector<TokenId>{1, 2, 3, 4, 5}));
     CHECK(session.reuse(std::vector<TokenId>{1, 2, 3, 9, 9, 9}) == 3);
     CHECK(session.tokens() == std::vector<TokenId>{1, 2, 3});
@@ -74,21 +74,21 @@ TEST_CASE("session: reuse keeps the common prefix but the last token") {
     CHECK(session.tokens().empty());
 }
 
-TEST_CASE("session: what does not fit the context is refused with the numbers, and nothing changes") {
+TEST_CASE("sequence: what does not fit the context is refused with the numbers, and nothing changes") {
     ToyRig rig({.context = 64, .batch = 16});
-    Session session(rig.executor);
+    SingleSequence session(rig.executor);
     CHECK(session.feed(std::vector<TokenId>(60, 1)));
-    CHECK(session.room() == 4);
+    CHECK(session.sequence().free_cells() == 4);
     CHECK_THROWS_WITH_AS(session.feed(std::vector<TokenId>(5, 1)),
                          doctest::Contains("65 tokens, but the context holds 64"), DecodeError);
     CHECK(session.tokens().size() == 60);
     CHECK(session.feed(std::vector<TokenId>(4, 1)));
-    CHECK(session.room() == 0);
+    CHECK(session.sequence().free_cells() == 0);
 }
 
-TEST_CASE("session: a stop in the middle of a prompt keeps the chunks before it") {
+TEST_CASE("sequence: a stop in the middle of a prompt keeps the chunks before it") {
     ToyRig rig({.context = 100, .batch = 10});
-    Session session(rig.executor);
+    SingleSequence session(rig.executor);
     StopRequest stop;
     rig.backend->on_execute = [&](const kernels::Batch &batch) {
         if (batch.positions[0] == 20) stop.request(StopRequest::Reason::Interrupt);

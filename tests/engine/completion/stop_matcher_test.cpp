@@ -1,11 +1,11 @@
-#include "engine/decode/stop.h"
+#include "engine/completion/stop_matcher.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <random>
 
-using runnel::decode::StopMatcher;
+using runnel::completion::StopMatcher;
 
 namespace {
 

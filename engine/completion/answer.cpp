@@ -1,11 +1,11 @@
-#include "engine/decode/answer.h"
+#include "engine/completion/answer.h"
 
 #include <algorithm>
 #include <cassert>
 #include <limits>
 #include <utility>
 
-namespace runnel::decode {
+namespace runnel::completion {
 
 Vocabulary vocabulary_of(const text::Tokenizer &tokenizer) {
     return {[&tokenizer](TokenId id) { return id < tokenizer.size() ? tokenizer.decode(id) : std::string(); },
@@ -24,7 +24,7 @@ std::string_view name(FinishReason reason) {
     return {};
 }
 
-Answer::Answer(Vocabulary vocabulary, GenerationOptions options)
+Answer::Answer(Vocabulary vocabulary, Limits options)
     : vocabulary_(std::move(vocabulary)), options_(std::move(options)), matcher_(options_.stops) {}
 
 int64_t Answer::remaining() const {
@@ -56,4 +56,4 @@ std::string Answer::end(FinishReason reason) {
     return rest;
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::completion

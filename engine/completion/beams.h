@@ -16,15 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include "engine/decode/answer.h"
+#include "engine/completion/answer.h"
 #include "engine/decode/scheduler.h"
-#include "engine/decode/session.h"
 
-namespace runnel::decode {
+namespace runnel::completion {
 
 struct BeamOptions {
     int32_t beams = 4;
-    GenerationOptions limits{};
+    Limits limits{};
     std::vector<std::pair<TokenId, float>> logit_bias{};  // -infinity forbids a token; ids of the vocabulary
 };
 
@@ -38,22 +37,28 @@ struct Hypothesis {
 
 class BeamSearch {
   public:
-    // Throws DecodeError{BadInput} for a prompt that does not fit. Precondition: !prompt.empty().
-    BeamSearch(Executor &executor, Vocabulary vocabulary, BeamOptions options,
-               std::span<const TokenId> prompt);
+    // The scheduler, which must outlive it, computes at least options.beams sequences at a time. Throws
+    // DecodeError{BadInput} for a prompt that does not fit. Precondition: !prompt.empty().
+    BeamSearch(decode::Executor &executor, decode::Scheduler &scheduler, Vocabulary vocabulary,
+               BeamOptions options, std::span<const TokenId> prompt);
+    ~BeamSearch();
+    BeamSearch(const BeamSearch &) = delete;
+    BeamSearch &operator=(const BeamSearch &) = delete;
 
-    // One step; false when the search is over or a stop was requested. Throws what Scheduler::step throws,
-    // and DecodeError{Failed} for logits that are not finite.
-    bool step(const StopRequest *stop = nullptr);
+    // After each step of the scheduler: goes on by a token when all beams are computed. False when the search
+    // is over. Throws DecodeError{Failed} for logits that are not finite.
+    bool advance();
 
     // Best first. After a stop, with `reason`, also what was being followed.
     std::vector<Hypothesis> results(FinishReason reason = FinishReason::Interrupt) const;
     bool over() const { return over_; }
-    int64_t tokens() const { return scheduler_.counts().tokens; }  // computed
+    // Tokens of the prompt and of all beams that passes have computed.
+    int64_t computed() const;
+    bool started() const { return started_; }  // the prompt is computed
 
   private:
     struct Beam {
-        Session session;
+        decode::ScheduledSequence session;
         Answer answer;
         std::string text{};
         double log_probability = 0;
@@ -70,11 +75,12 @@ class BeamSearch {
 
     Vocabulary vocabulary_;
     BeamOptions options_;
-    Scheduler scheduler_;
+    decode::Scheduler *scheduler_;
     std::list<Beam> live_;  // best first
     std::vector<Hypothesis> finished_;
     std::vector<float> logits_;  // with the biases
-    bool over_ = false;
+    int64_t computed_ = 0;       // by beams that are gone
+    bool over_ = false, started_ = false;
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::completion

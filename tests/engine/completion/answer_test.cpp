@@ -1,11 +1,12 @@
-#include "engine/decode/generator.h"
-
+// One answer: where it ends, and what it gives out on the way.
 #include <doctest/doctest.h>
 
-#include "engine/decode/error.h"
+#include "engine/completion/queue.h"
+#include "tests/support/answers.h"
 #include "tests/support/toy_backend.h"
 #include "tests/support/toy_rig.h"
 
+using namespace runnel::completion;
 using namespace runnel::decode;
 using namespace runnel::testing;
 namespace kernels = runnel::kernels;
@@ -45,141 +46,125 @@ struct Rig {
     }
 };
 
-struct Result {
-    std::string text;
-    std::vector<std::string> parts;
-    FinishReason reason;
-    size_t tokens;
-    bool context_full;
-};
-
-Result generate(Rig &rig, const GenerationOptions &options, StopRequest *stop = nullptr) {
-    Session session(*rig.executor);
-    Sampler sampler(rig.greedy(), static_cast<int32_t>(rig.pieces.size()));
-    Generator generator(session, sampler, rig.vocabulary(), options, stop);
-    generator.start(rig.prompt);
-    Result result{};
-    while (auto text = generator.next()) {
-        result.parts.push_back(*text);
-        result.text += *text;
-    }
-    result.reason = generator.finish_reason();
-    result.tokens = generator.tokens().size();
-    result.context_full = generator.context_full();
-    return result;
+Answered generate(Rig &rig, const Limits &limits, const StopRequest *stop = nullptr) {
+    return answer_one(*rig.executor, rig.vocabulary(),
+                      {.input = Tokens{rig.prompt}, .sampling = rig.greedy(), .limits = limits}, nullptr,
+                      stop);
 }
 
 }  // namespace
 
-TEST_CASE("generator: ends where the model ends") {
+TEST_CASE("answer: ends where the model ends") {
     Rig rig({"Hello", ",", " world"});
-    const Result r = generate(rig, {});
+    const Answered r = generate(rig, {});
     CHECK(r.text == "Hello, world");
-    CHECK(r.reason == FinishReason::Stop);
-    CHECK(r.tokens == 3);
+    CHECK(r.done.reason == FinishReason::Stop);
+    CHECK(r.done.tokens.size() == 3);
     // The prompt, and a step per token: the one that follows the last is the end.
     CHECK(rig.backend->records.size() == 4);
 }
 
-TEST_CASE("generator: a token limit costs no step after the last token") {
+TEST_CASE("answer: a token limit costs no step after the last token") {
     Rig rig({"a", "b", "c", "d"});
-    const Result r = generate(rig, {.max_tokens = 2});
+    const Answered r = generate(rig, {.max_tokens = 2});
     CHECK(r.text == "ab");
-    CHECK(r.reason == FinishReason::Length);
+    CHECK(r.done.reason == FinishReason::Length);
     CHECK(rig.backend->records.size() == 2);
     CHECK(generate(rig, {.max_tokens = 0}).text == "");
 }
 
-TEST_CASE("generator: stop strings over tokens") {
+TEST_CASE("answer: stop strings over tokens") {
     Rig rig({"one ", "tw", "o th", "ree"});
-    const Result r = generate(rig, {.stops = {"two"}});
+    const Answered r = generate(rig, {.stops = {"two"}});
     CHECK(r.text == "one ");
-    CHECK(r.reason == FinishReason::Stop);
-    CHECK(r.tokens == 3);
+    CHECK(r.done.reason == FinishReason::Stop);
+    CHECK(r.done.tokens.size() == 3);
     CHECK(generate(rig, {.stops = {"threx"}}).text == "one two three");
 }
 
-TEST_CASE("generator: whole characters only, and what can be none is replaced") {
+TEST_CASE("answer: whole characters only, and what can be none is replaced") {
     Rig rig({"\xe2\x82", "\xac!", "\xff", "\xc3"});
-    const Result r = generate(rig, {});
+    const Answered r = generate(rig, {});
     CHECK(r.parts[0] == "");
     CHECK(r.parts[1] == "\xe2\x82\xac!");
     CHECK(r.text == "\xe2\x82\xac!\xef\xbf\xbd\xef\xbf\xbd");
 }
 
-TEST_CASE("generator: the end of the context is told") {
+TEST_CASE("answer: the end of the context is told") {
     Rig rig({"a", "b", "c", "d", "e", "f"}, 5);
-    const Result r = generate(rig, {});
+    const Answered r = generate(rig, {});
     CHECK(r.text == "abc");  // two fit after the prompt; the third needs no place
-    CHECK(r.reason == FinishReason::Length);
-    CHECK(r.context_full);
+    CHECK(r.done.reason == FinishReason::Length);
+    CHECK(r.done.context_full);
     rig.prompt.assign(6, 1);
-    CHECK_THROWS_AS(generate(rig, {}), DecodeError);
+    const Done refused = generate(rig, {}).done;
+    CHECK(refused.error.find("6 tokens") != std::string::npos);
+    CHECK(refused.kind == DecodeError::Kind::BadInput);
 }
 
-TEST_CASE("generator: interrupts give what there is") {
+TEST_CASE("answer: interrupts give what there is") {
     Rig rig({"a", "b", "c", "d"});
     StopRequest stop;
     rig.backend->on_execute = [&](const kernels::Batch &batch) {
         if (batch.positions[0] == 4) stop.request(StopRequest::Reason::Interrupt);
     };
-    Result r = generate(rig, {}, &stop);
+    Answered r = generate(rig, {}, &stop);
     CHECK(r.text == "ab");
-    CHECK(r.reason == FinishReason::Interrupt);
+    CHECK(r.done.reason == FinishReason::Interrupt);
 
     stop.reset();
     stop.request(StopRequest::Reason::Deadline);
     r = generate(rig, {}, &stop);
     CHECK(r.text == "");
-    CHECK(r.reason == FinishReason::Length);
+    CHECK(r.done.reason == FinishReason::Length);
 }
 
-TEST_CASE("generator: ends can be ignored and added") {
+TEST_CASE("answer: ends can be ignored and added") {
     Rig rig({"a", "b"});
-    Result r = generate(rig, {.max_tokens = 4, .ignore_end = true});
+    Answered r = generate(rig, {.max_tokens = 4, .ignore_end = true});
     CHECK(r.text == "ab<end><end>");
     r = generate(rig, {.end_tokens = {3}});
     CHECK(r.text == "a");
-    CHECK(r.reason == FinishReason::Stop);
+    CHECK(r.done.reason == FinishReason::Stop);
 }
 
-TEST_CASE("generator: a conversation continues from what is in the cache") {
+TEST_CASE("answer: a conversation continues from what is in the cache") {
     Rig rig({"a", "b"});
-    Session session(*rig.executor);
-    Sampler sampler(rig.greedy(), static_cast<int32_t>(rig.pieces.size()));
-    Generator first(session, sampler, rig.vocabulary(), {});
-    first.start(rig.prompt);
-    while (first.next()) continue;
-    CHECK(first.timings().prefill_tokens == 3);
+    CompletionQueue queue(*rig.executor, rig.vocabulary(), {});
+    Request request{.input = Tokens{rig.prompt}, .sampling = rig.greedy(), .keep = true};
+    queue.submit(request);
+    const Done first = answer_all(queue).begin()->second.done;
+    CHECK(first.timings.prefill_tokens == 3);
+    REQUIRE(first.kept != kNoSequence);
     std::vector<TokenId> longer = rig.prompt;
-    longer.insert(longer.end(), first.tokens().begin(), first.tokens().end());
+    longer.insert(longer.end(), first.tokens.begin(), first.tokens.end());
     longer.push_back(1);
-    Generator second(session, sampler, rig.vocabulary(), {});
-    second.start(longer);
-    CHECK(second.timings().prompt_tokens == 6);
-    CHECK(second.timings().prefill_tokens == 1);
+    request.input = Tokens{longer};
+    request.continue_from = first.kept;
+    queue.submit(request);
+    const Done second = answer_all(queue).begin()->second.done;
+    CHECK(second.usage.prompt_tokens == 6);
+    CHECK(second.timings.prefill_tokens == 1);
 }
 
-TEST_CASE("generator: after a shift the noise does not come round again") {
+TEST_CASE("answer: after a shift the noise does not come round again") {
     // At such a temperature noise alone decides: where it came again, so would the tokens, half a context
     // later.
     constexpr int32_t kContext = 64;
     ToyRig rig({.context = kContext});
-    Session session(rig.executor);
     SamplingOptions noise;
     noise.temperature = 1e8f;
     noise.top_k = 0;
     noise.top_p = 1;
     noise.min_p = 0;
-    Sampler sampler(noise, kToyVocab);
-    Generator generator(session, sampler, toy_letters(),
-                        {.max_tokens = 1500, .ignore_end = true, .shift_keeping = 0});
-    generator.start(std::vector<TokenId>{1, 2, 3});
-    while (generator.next()) {
-    }
-    const std::span<const TokenId> tokens = generator.tokens();
+    const Answered answer = answer_one(rig.executor, toy_letters(),
+                                       {.input = Tokens{{1, 2, 3}},
+                                        .sampling = noise,
+                                        .limits = {.max_tokens = 1500, .ignore_end = true},
+                                        .overflow = OverflowPolicy::Shift});
+    const std::span<const TokenId> tokens = answer.done.tokens;
     REQUIRE(tokens.size() == 1500);
-    REQUIRE(generator.forgotten() > 1000);
+    REQUIRE(answer.done.usage.forgotten > 1000);
     for (size_t lag = 8; lag < 2 * kContext; ++lag) {
         CAPTURE(lag);
         size_t equal = 0;

@@ -1,4 +1,4 @@
-#include "engine/decode/beam_search.h"
+#include "engine/completion/beams.h"
 
 #include <algorithm>
 #include <cassert>
@@ -7,7 +7,11 @@
 
 #include "engine/decode/error.h"
 
-namespace runnel::decode {
+namespace runnel::completion {
+
+using decode::DecodeError;
+using decode::ScheduledSequence;
+
 namespace {
 
 bool better(const Hypothesis &a, const Hypothesis &b) {
@@ -21,16 +25,23 @@ Hypothesis hypothesis(const std::string &text, const Answer &answer, double log_
 
 }  // namespace
 
-BeamSearch::BeamSearch(Executor &executor, Vocabulary vocabulary, BeamOptions options,
-                       std::span<const TokenId> prompt)
-    : vocabulary_(std::move(vocabulary)),
-      options_(std::move(options)),
-      scheduler_(executor, {.parallel = options_.beams}) {
+BeamSearch::BeamSearch(decode::Executor &executor, decode::Scheduler &scheduler, Vocabulary vocabulary,
+                       BeamOptions options, std::span<const TokenId> prompt)
+    : vocabulary_(std::move(vocabulary)), options_(std::move(options)), scheduler_(&scheduler) {
     assert(options_.beams >= 1 && !prompt.empty());
-    live_.push_back({Session(executor), Answer(vocabulary_, options_.limits)});
+    live_.push_back({ScheduledSequence(executor), Answer(vocabulary_, options_.limits)});
     live_.back().session.append(prompt);
-    scheduler_.add(live_.back().session);
-    over_ = live_.back().answer.complete();  // no token is wanted
+    scheduler_->add(live_.back().session);
+}
+
+BeamSearch::~BeamSearch() {
+    for (Beam &beam : live_) scheduler_->remove(beam.session);
+}
+
+int64_t BeamSearch::computed() const {
+    int64_t computed = computed_;
+    for (const Beam &beam : live_) computed += beam.session.computed();
+    return computed;
 }
 
 // The 2 * beams best tokens after a beam: no more of them can be among the best of all.
@@ -87,33 +98,37 @@ bool BeamSearch::follow(const std::vector<Continuation> &all) {
         const Beam &parent = *parents[c.beam];
         Answer answer = parent.answer;
         std::string text = parent.text + answer.take(c.id);
-        if (!answer.over() && (answer.complete() || parent.session.room() == 0))
+        if (!answer.over() && (answer.complete() || parent.session.sequence().free_cells() == 0))
             text += answer.end(FinishReason::Length);
         if (answer.over())
             finished_.push_back(hypothesis(text, answer, c.log_probability, length));
         else
-            next.push_back({parent.session.fork(), std::move(answer), std::move(text), c.log_probability});
+            next.push_back({ScheduledSequence(parent.session.sequence().fork()), std::move(answer),
+                            std::move(text), c.log_probability});
     }
     std::stable_sort(finished_.begin(), finished_.end(), better);
     if (finished_.size() > most) finished_.resize(most);
-    for (Beam &beam : live_) scheduler_.remove(beam.session);
+    for (Beam &beam : live_) {
+        computed_ += beam.session.computed();
+        scheduler_->remove(beam.session);
+    }
     live_ = std::move(next);
     if (live_.empty()) return false;
     const double best = live_.front().log_probability / static_cast<double>(length);
     return finished_.size() < most || best > finished_.back().score;
 }
 
-bool BeamSearch::step(const StopRequest *stop) {
+bool BeamSearch::advance() {
     if (over_) return false;
-    if (!scheduler_.step(stop)) return false;
     for (Beam &beam : live_)
         if (beam.session.has_logits()) look_ahead(beam);
     if (std::any_of(live_.begin(), live_.end(), [](const Beam &b) { return b.session.due(); })) return true;
-    over_ = !follow(continuations());
+    started_ = true;
+    over_ = live_.front().answer.complete() || !follow(continuations());  // complete: no token is wanted
     if (over_) return false;
     for (Beam &beam : live_) {
         beam.session.append({&beam.answer.tokens().back(), 1});
-        scheduler_.add(beam.session);
+        scheduler_->add(beam.session);
     }
     return true;
 }
@@ -132,4 +147,4 @@ std::vector<Hypothesis> BeamSearch::results(FinishReason reason) const {
     return all;
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::completion

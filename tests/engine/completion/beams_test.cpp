@@ -1,4 +1,4 @@
-#include "engine/decode/beam_search.h"
+#include "engine/completion/beams.h"
 
 #include <doctest/doctest.h>
 
@@ -6,9 +6,11 @@
 #include <cmath>
 #include <random>
 
-#include "engine/decode/answer_batch.h"
+#include "engine/completion/queue.h"
+#include "tests/support/answers.h"
 #include "tests/support/toy_backend.h"
 
+using namespace runnel::completion;
 using namespace runnel::decode;
 using namespace runnel::testing;
 
@@ -91,8 +93,11 @@ std::vector<TokenId> random_prompt(std::mt19937 &rng, int32_t vocab, size_t most
 
 std::vector<Hypothesis> search(Executor &executor, const std::vector<TokenId> &prompt, int32_t beams,
                                int64_t most) {
-    BeamSearch search(executor, letters(), {.beams = beams, .limits = {.max_tokens = most}}, prompt);
-    while (search.step()) continue;
+    Scheduler scheduler(executor, {.parallel = beams});
+    BeamSearch search(executor, scheduler, letters(), {.beams = beams, .limits = {.max_tokens = most}},
+                      prompt);
+    do REQUIRE(scheduler.step());
+    while (search.advance());
     CHECK(search.over());
     return search.results();
 }
@@ -156,26 +161,71 @@ TEST_CASE("beam search: with enough beams, the best of all continuations") {
 
 TEST_CASE("beam search: a stop gives what there is; one beam is the greedy answer") {
     Rig rig(20, {.context = 200, .batch = 64, .sequences = 3});
-    BeamSearch search(rig.executor, letters(), {.beams = 3, .limits = {.ignore_end = true}}, {{5, 6}});
-    StopRequest stop;
-    for (int i = 0; i < 6; ++i) CHECK(search.step(&stop));
-    stop.request(StopRequest::Reason::Interrupt);
-    CHECK_FALSE(search.step(&stop));
-    CHECK_FALSE(search.over());
-    const auto results = search.results();
-    REQUIRE(results.size() == 3);
-    CHECK(results[0].reason == FinishReason::Interrupt);
-    CHECK(results[0].tokens.size() == 6);
-
-    BeamSearch one(rig.executor, letters(), {.beams = 1, .limits = {.max_tokens = 12, .ignore_end = true}},
-                   {{5, 6}});
-    while (one.step()) continue;
+    {
+        CompletionQueue queue(rig.executor, letters(), {.parallel = 3});
+        queue.submit({.input = Tokens{{5, 6}}, .limits = {.ignore_end = true}, .beams = 3});
+        StopRequest stop;
+        for (int i = 0; i < 6; ++i) CHECK(queue.step(&stop));
+        stop.request(StopRequest::Reason::Interrupt);
+        CHECK_FALSE(queue.step(&stop));
+        queue.end_all(FinishReason::Interrupt);
+        AllAnswers results;
+        gather(queue, results);
+        REQUIRE(results.size() == 3);
+        CHECK(results.begin()->second.done.reason == FinishReason::Interrupt);
+        CHECK(results.begin()->second.done.tokens.size() == 6);
+        CHECK(results.begin()->second.text.size() == 6);
+        CHECK(queue.unfinished() == 0);
+    }
+    Scheduler scheduler(rig.executor, {.parallel = 1});
+    BeamSearch one(rig.executor, scheduler, letters(),
+                   {.beams = 1, .limits = {.max_tokens = 12, .ignore_end = true}}, {{5, 6}});
+    do REQUIRE(scheduler.step());
+    while (one.advance());
     SamplingOptions greedy;
     greedy.temperature = 0;
-    AnswerBatch batch(rig.executor, letters(), 1);
-    batch.submit({1, {5, 6}, Sampler(greedy, 20), {.max_tokens = 12, .ignore_end = true}});
-    while (batch.unfinished() > 0) REQUIRE(batch.step());
-    CHECK(one.results()[0].tokens == batch.take_finished()[0].tokens);
+    const Answered answer = answer_one(
+        rig.executor, letters(),
+        {.input = Tokens{{5, 6}}, .sampling = greedy, .limits = {.max_tokens = 12, .ignore_end = true}});
+    CHECK(one.results()[0].tokens == answer.done.tokens);
+}
+
+TEST_CASE("beam search: in a queue, beside other answers, as alone") {
+    for (uint32_t seed = 0; seed < 20; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        constexpr int32_t kVocab = 12;
+        Rig rig(kVocab, {.context = 100,
+                         .batch = 8 + static_cast<int32_t>(rng() % 40),
+                         .sequences = 4,
+                         .cells = 150 + static_cast<int64_t>(rng() % 100)});
+        CompletionQueue queue(rig.executor, letters(), {.parallel = 4});
+        std::vector<std::vector<TokenId>> prompts;
+        for (int i = 0; i < 3; ++i) {
+            prompts.push_back(random_prompt(rng, kVocab, 50));
+            queue.submit(
+                {.input = Tokens{prompts.back()}, .limits = {.max_tokens = 20}, .beams = i == 1 ? 1 : 3});
+        }
+        const AllAnswers all = answer_all(queue);
+        for (const RequestId id : {1, 3}) {
+            Rig calm(kVocab, {.context = 100, .sequences = 3});
+            const auto expected = search(calm.executor, prompts[id - 1], 3, 20);
+            for (size_t i = 0; i < expected.size(); ++i) {
+                const Answered &got = all.at({id, static_cast<int32_t>(i)});
+                CHECK(got.done.tokens == expected[i].tokens);
+                CHECK(got.done.score == doctest::Approx(expected[i].score).epsilon(1e-9));
+                CHECK(got.text == expected[i].text);
+            }
+        }
+    }
+}
+
+TEST_CASE("beam search: more beams than sequences at a time are refused") {
+    Rig rig(12, {.context = 100, .sequences = 4});
+    CompletionQueue queue(rig.executor, letters(), {.parallel = 4});
+    queue.submit({.input = Tokens{{1, 2}}, .beams = 5});
+    CHECK(queue.unfinished() == 1);
+    CHECK(answer_all(queue).begin()->second.done.error.find("5 beams") != std::string::npos);
 }
 
 TEST_CASE("samples: as many answers as alone with their streams, and the prompt computed once") {
@@ -184,32 +234,33 @@ TEST_CASE("samples: as many answers as alone with their streams, and the prompt 
         std::mt19937 rng(seed);
         const int32_t vocab = 30, samples = 2 + static_cast<int32_t>(rng() % 6);
         const auto prompt = random_prompt(rng, vocab, 120);
-        SamplingOptions how;
-        how.seed = seed;
-        how.temperature = 2;
-        const GenerationOptions limits{.max_tokens = 1 + static_cast<int64_t>(rng() % 30)};
+        Request request{.input = Tokens{prompt},
+                        .limits = {.max_tokens = 1 + static_cast<int64_t>(rng() % 30)},
+                        .samples = samples,
+                        .logprobs = true};
+        request.sampling.seed = seed;
+        request.sampling.temperature = 2;
         Rig rig(vocab, {.context = 160,
                         .batch = 16 + static_cast<int32_t>(rng() % 60),
                         .sequences = samples,
                         .cells = rng() % 3 ? 0 : 200});
-        AnswerBatch batch(rig.executor, letters(), samples);
-        batch.submit({3, prompt, Sampler(how, vocab), limits, samples, true});
-        while (batch.unfinished() > 0) REQUIRE(batch.step());
-        auto got = batch.take_finished();
+        CompletionQueue queue(rig.executor, letters(), {.parallel = samples});
+        queue.submit(request);
+        const AllAnswers got = answer_all(queue);
         REQUIRE(got.size() == static_cast<size_t>(samples));
-        std::sort(got.begin(), got.end(), [](const auto &a, const auto &b) { return a.sample < b.sample; });
-        if (batch.schedule().preemptions == 0)
-            CHECK(batch.schedule().tokens ==
-                  static_cast<int64_t>(prompt.size()) + batch.counts().sampled_tokens - samples);
-        for (int32_t i = 0; i < samples; ++i) {
-            const auto &sample = got[static_cast<size_t>(i)];
+        if (queue.schedule().preemptions == 0)
+            CHECK(queue.schedule().tokens ==
+                  static_cast<int64_t>(prompt.size()) + queue.counts().sampled_tokens - samples);
+        for (const auto &[key, answer] : got) {
+            const Done &sample = answer.done;
             Rig calm(vocab, {.context = 160});
-            AnswerBatch alone(calm.executor, letters(), 1);
-            Sampler sampler(how, vocab);
-            sampler.set_stream(static_cast<uint32_t>(i));
-            alone.submit({3, prompt, sampler, limits});
-            while (alone.unfinished() > 0) REQUIRE(alone.step());
-            CHECK(sample.tokens == alone.take_finished()[0].tokens);
+            Request alone = request;
+            alone.samples = 1;
+            alone.logprobs = false;
+            alone.stream = static_cast<uint32_t>(key.second);
+            const Answered single = answer_one(calm.executor, letters(), alone);
+            CHECK(sample.tokens == single.done.tokens);
+            CHECK(answer.text == single.text);
             double sum = 0;
             std::vector<TokenId> prefix = prompt;
             std::vector<TokenId> tokens = sample.tokens;

@@ -1,9 +1,9 @@
-#include "engine/decode/stop.h"
+#include "engine/completion/stop_matcher.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace runnel::decode {
+namespace runnel::completion {
 
 StopMatcher::StopMatcher(const std::vector<std::string> &stops) {
     for (const std::string &stop : stops) {
@@ -49,4 +49,4 @@ std::string StopMatcher::flush() {
     return stopped_ ? std::string() : std::exchange(pending_, {});
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::completion

@@ -1,0 +1,26 @@
+// What `runnel batch` tells when it ends.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/commands/io.h"
+#include "engine/commands/json.h"
+#include "engine/commands/options.h"
+#include "engine/completion/queue.h"
+#include "engine/decode/engine.h"
+
+namespace runnel::commands {
+
+struct BatchTotals {
+    uint64_t seed;
+    int64_t rows, written, kept, errors;  // seen; written now, and before; with errors
+    int64_t forgotten;                    // tokens
+    double seconds;
+    bool drafts;
+};
+
+// --stats and notes.
+void report_batch(const BatchOptions &options, const BatchTotals &totals, decode::Engine &engine,
+                  const completion::CompletionQueue &queue, Io &io);
+
+}  // namespace runnel::commands

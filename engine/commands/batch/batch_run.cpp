@@ -1,0 +1,189 @@
+#include "engine/commands/batch/batch_run.h"
+
+#include <utility>
+#include <variant>
+
+#include "engine/commands/batch/batch_report.h"
+#include "engine/commands/generation.h"
+#include "engine/decode/error.h"
+
+namespace runnel::commands {
+
+using completion::Request;
+using decode::Engine;
+using decode::StopRequest;
+
+namespace {
+
+// Finished lines that wait for one in front of them, per sequence in flight: beyond that no more is read.
+constexpr size_t kHeldPerSequence = 64;
+
+}  // namespace
+
+BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &input, BatchOutput &output,
+                   StopRequest &stop, Io &io)
+    : options_(options),
+      engine_(engine),
+      io_(io),
+      stop_(stop),
+      input_(input),
+      output_(output),
+      progress_(io),
+      format_(prompt_format(engine, options.chat)),
+      system_(system_prompt(options.system, options.system_file, io.in, &stop)),
+      sampling_(sampling_options(options.generation)),
+      limits_(limits(options.generation)),
+      drafts_(drafting(options.draft, options.model, engine, options.parallel, io, stop)),
+      queue_(engine, format_, {.parallel = options.parallel, .drafts = speculators(drafts_.get())}),
+      errors_(output.before().failed()) {
+    expect_template(format_, options.chat, options.raw);
+}
+
+int BatchRun::loop() {
+    try {
+        answer_all();
+    } catch (const kernels::BackendError &) {  // a GPU that was lost: what is written stays
+        output_.close();
+        note_stop();
+        throw;
+    } catch (const ClosedPipe &) {
+        throw OutputError("standard output was closed after " + std::to_string(output_.written()) +
+                          " rows: the other answers are not delivered");
+    }
+    output_.close();
+    const bool finished = ended_ && queue_.unfinished() == 0;
+    report_batch(options_,
+                 {sampling_.seed, input_.rows(), output_.written(), input_.kept(), errors_, forgotten_,
+                  seconds(), drafts_ != nullptr},
+                 engine_, queue_, io_);
+    expect_every_row(finished);
+    if (!finished) {
+        note_stop();
+        return exit_code::kInterrupted;
+    }
+    if (model_failed_) return exit_code::kFailed;
+    return errors_ > 0 ? exit_code::kInput : exit_code::kDone;
+}
+
+void BatchRun::answer_all() {
+    while (!stop_.requested()) {
+        show_progress();
+        read_rows();
+        if (queue_.unfinished() == 0 && ended_) break;
+        if (queue_.unfinished() == 0) continue;
+        const bool going = queue_.step(&stop_);
+        for (const completion::Event &event : queue_.events()) {
+            if (const auto *piece = std::get_if<completion::Piece>(&event)) {
+                Waiting &waiting = waiting_.at(piece->id);
+                waiting.answer += waiting.text.add(*piece);
+            } else if (const auto *done = std::get_if<completion::Done>(&event)) {
+                finish(*done);
+            }
+        }
+        if (!going) break;
+    }
+}
+
+// Every row that was taken has its line in the output or, after a stop, is known to be unanswered.
+void BatchRun::expect_every_row(bool finished) const {
+    const uint64_t open = finished ? 0 : waiting_.size() + output_.held();
+    if (output_.missing() != open)
+        throw OutputError(std::to_string(output_.missing() - open) + " of " + std::to_string(input_.rows()) +
+                          " rows were taken and not written: this is a bug of runnel, the output is not "
+                          "complete");
+}
+
+// As many as keep the queue supplied; waits for input only when there is nothing else to do.
+void BatchRun::read_rows() {
+    const size_t parallel = static_cast<size_t>(options_.parallel);
+    while (!ended_ && !stop_.requested() && queue_.unfinished() < 2 * parallel &&
+           output_.held() < kHeldPerSequence * parallel) {
+        constexpr int kPatience = 100;  // milliseconds, then the stop request is looked at again
+        BatchInput::Next next = input_.next(queue_.unfinished() == 0 ? kPatience : 0, output_.before());
+        using State = BatchInput::Next::State;
+        ended_ = next.state == State::End;
+        if (next.state == State::Row) take(next.row, next.bytes);
+        if (next.state == State::NotYet && queue_.unfinished() > 0) return;
+    }
+}
+
+void BatchRun::take(const Row &row, uint64_t bytes) {
+    const uint64_t place = output_.reserve();
+    std::string error = row.error;
+    if (error.empty()) try {
+            const Request request = request_of(row);
+            const completion::RequestId id = queue_.submit(request);
+            waiting_.emplace(
+                id, Waiting{row.identity, place, bytes, AnswerText(format_, options_.show_thinking)});
+            return;
+        } catch (const std::runtime_error &problem) {
+            error = problem.what();
+        }
+    fail(row.identity, place, bytes, error);
+}
+
+// A turn of a conversation, or a text to be completed as it stands.
+Request BatchRun::request_of(const Row &row) {
+    const completion::Body &body = row.body;
+    if (body.prompt && body.prompt->empty()) throw InputError("the prompt is empty");
+    // Rows that name no seed share one, and are to differ nevertheless.
+    Request request{.input = completion::RawText{body.prompt.value_or("")},
+                    .sampling = sampling_,
+                    .stream = body.seed ? 0 : static_cast<uint32_t>(row.identity.line),
+                    .limits = limits_,
+                    .overflow = options_.overflow};
+    body.apply(request);
+    if (body.prompt && (row.raw || options_.raw || !format_.has_template())) {
+        if (!row.raw && !system_.empty())
+            throw UsageError("there is no place for a system prompt without a chat template");
+        return request;
+    }
+    std::vector<text::Message> messages = body.messages;
+    if (body.prompt) messages.push_back({"user", *body.prompt});
+    if (!system_.empty() && messages.front().role != "system")
+        messages.insert(messages.begin(), {"system", system_});
+    if (!std::exchange(noted_, true) && !format_.note().empty()) io_.note(format_.note());
+    request.input = completion::Messages{std::move(messages)};
+    return request;
+}
+
+void BatchRun::finish(const completion::Done &done) {
+    const auto found = waiting_.find(done.id);
+    Waiting waiting = std::move(found->second);
+    waiting_.erase(found);
+    if (!done.error.empty()) {
+        model_failed_ |= done.kind != decode::DecodeError::Kind::BadInput;
+        return fail(waiting.row, waiting.place, waiting.bytes, done.error);
+    }
+    forgotten_ += done.usage.left_out + done.usage.forgotten;
+    const completion::Reply reply{waiting.answer + waiting.text.end(), waiting.text.reasoning(), done.reason,
+                                  done.usage};
+    output_.put(waiting.place, answer_line(waiting.row, reply, options_.model.path));
+    answered_bytes_ += waiting.bytes;
+}
+
+void BatchRun::fail(const RowIdentity &row, uint64_t place, uint64_t bytes, const std::string &error) {
+    ++errors_;
+    output_.put(place, error_line(row, error));
+    answered_bytes_ += bytes;
+}
+
+void BatchRun::note_stop() {
+    io_.note("stopped after " + std::to_string(output_.written() + input_.kept()) + " rows" +
+             (options_.output ? ": go on with --resume" : ""));
+}
+
+double BatchRun::seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+}
+
+void BatchRun::show_progress() {
+    if (!progress_.due()) return;
+    const auto share = [&](uint64_t bytes) {
+        return input_.size() > 0 ? double(bytes) / double(input_.size()) : -1;
+    };
+    progress_.update({output_.written() + input_.kept(), errors_, queue_.counts().sampled_tokens,
+                      share(answered_bytes_ + input_.passed()), share(input_.kept_bytes()), seconds()});
+}
+
+}  // namespace runnel::commands

@@ -1,0 +1,73 @@
+// `runnel batch` at work: rows go into a completion queue, answers come out and are written.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "engine/commands/batch/batch_input.h"
+#include "engine/commands/batch/batch_output.h"
+#include "engine/commands/batch/batch_progress.h"
+#include "engine/commands/io.h"
+#include "engine/commands/options.h"
+#include "engine/commands/prompt_format.h"
+#include "engine/completion/queue.h"
+#include "engine/decode/engine.h"
+#include "engine/decode/speculation/drafting.h"
+
+namespace runnel::commands {
+
+class BatchRun {
+  public:
+    // All are kept.
+    BatchRun(const BatchOptions &options, decode::Engine &engine, BatchInput &input, BatchOutput &output,
+             decode::StopRequest &stop, Io &io);
+
+    // Answers all rows and returns the exit code.
+    int loop();
+
+  private:
+    struct Waiting {
+        RowIdentity row;
+        uint64_t place;  // in the output
+        uint64_t bytes;  // of its line
+        AnswerText text;
+        std::string answer = {};
+    };
+
+    void answer_all();
+    void expect_every_row(bool finished) const;
+    void read_rows();
+    void take(const Row &row, uint64_t bytes);
+    completion::Request request_of(const Row &row);
+    void finish(const completion::Done &done);
+    void fail(const RowIdentity &row, uint64_t place, uint64_t bytes, const std::string &error);
+    void note_stop();
+    double seconds() const;
+    void show_progress();
+
+    const BatchOptions &options_;
+    decode::Engine &engine_;
+    Io &io_;
+    decode::StopRequest &stop_;
+    BatchInput &input_;
+    BatchOutput &output_;
+    BatchProgress progress_;
+    completion::PromptFormat format_;
+    std::string system_;
+    decode::SamplingOptions sampling_;
+    completion::Limits limits_;
+    std::unique_ptr<decode::Drafting> drafts_;  // or none
+    completion::CompletionQueue queue_;
+    std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+    std::map<completion::RequestId, Waiting> waiting_;
+    bool noted_ = false;  // that the conversation's shape is a guess
+    bool ended_ = false;  // the input
+    uint64_t answered_bytes_ = 0;
+    int64_t errors_, forgotten_ = 0;
+    bool model_failed_ = false;  // for some row
+};
+
+}  // namespace runnel::commands

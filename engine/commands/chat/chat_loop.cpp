@@ -1,0 +1,136 @@
+#include "engine/commands/chat/chat_loop.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "engine/commands/cli/nearest.h"
+#include "engine/commands/prompt_format.h"
+#include "engine/commands/terminal.h"
+#include "engine/decode/error.h"
+#include "gguf/output_file.h"
+#include "gguf/printable.h"
+
+namespace runnel::commands {
+
+Chat::Chat(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
+           Io &io)
+    : options_(options),
+      engine_(engine),
+      io_(io),
+      terminal_(isatty(io.in) && io.out.is_terminal()),
+      color_(terminal_ && wants_color()),
+      model_(options, engine, std::move(drafts), io),
+      transcript_{system_prompt(options.system, options.system_file, io.in), {}} {}
+
+int Chat::loop() {
+    // Between answer and line, Ctrl-C has nothing to stop; that is no reason to leave.
+    if (terminal_) signal(SIGINT, [](int) {});
+    greet();
+    lines_ = terminal_ ? make_terminal_lines(history_path()) : make_plain_lines(io_.in);
+    std::string message;
+    while (!over_) {
+        const auto event = read_message(*lines_, ">>> ", message);
+        if (event == LineSource::Event::End) break;
+        if (event == LineSource::Event::Interrupt || message.find_first_not_of(" \t\n") == std::string::npos)
+            continue;
+        if (message.starts_with('/') && message.find('\n') == std::string::npos)
+            obey(message);
+        else
+            answer_to(message);
+    }
+    if (terminal_ && !over_) io_.out.write("\n");
+    return code_;
+}
+
+bool Chat::wants_color() const {
+    if (options_.color != "auto") return options_.color == "on";
+    const char *no = std::getenv("NO_COLOR"), *term = std::getenv("TERM");
+    return !(no && *no) && term && std::strcmp(term, "dumb") != 0;
+}
+
+void Chat::greet() {
+    for (const std::string &note : engine_.notes()) io_.note(note);
+    if (!model_.format().note().empty()) io_.note(model_.format().note());
+    if (terminal_)
+        io_.progress(gguf::printable(options_.model.path, 4096) + ", context " +
+                     std::to_string(engine_.executor().context()) + " tokens. /help for help.\n");
+}
+
+void Chat::obey(const std::string &line) {
+    const size_t blank = line.find_first_of(" \t\n");
+    std::string name = line.substr(0, blank);
+    const size_t begin = line.find_first_not_of(" \t\n", blank);
+    const std::string rest = begin == std::string::npos ? "" : line.substr(begin);
+    if (name == "/bye" || name == "/quit") name = "/exit";
+    if (name == "/reset") name = "/clear";
+    if (name == "/?") name = "/help";
+    std::vector<std::string> names;
+    for (const Command &command : commands()) {
+        if (name == command.name) return attempt([&] { (this->*command.call)(rest); });
+        names.emplace_back(command.name);
+    }
+    const auto near = nearest(name, names);
+    io_.err.try_write("there is no command " + gguf::printable(name) +
+                      (near ? "; did you mean " + *near + "?\n" : "; /help lists them\n"));
+    remember_failure(exit_code::kUsage);
+}
+
+// At a terminal, what a person asked for and cannot have is a line, and the chat goes on.
+template <class Work>
+void Chat::attempt(Work work) {
+    const auto say = [&](const std::exception &error, int code) {
+        io_.err.try_write("runnel: " + gguf::printable(error.what(), 4096) + "\n");
+        remember_failure(code);
+    };
+    try {
+        work();
+    } catch (const InputError &error) {
+        say(error, exit_code::kInput);
+    } catch (const UsageError &error) {
+        say(error, exit_code::kUsage);
+    } catch (const gguf::OutputRefused &error) {
+        say(error, exit_code::kUsage);
+    } catch (const OutputError &error) {
+        say(error, exit_code::kFailed);
+    } catch (const decode::DecodeError &error) {
+        if (error.kind != decode::DecodeError::Kind::BadInput) throw;
+        say(error, exit_code::kInput);
+    }
+}
+
+void Chat::remember_failure(int code) {
+    if (!terminal_ && code_ == exit_code::kDone) code_ = code;
+}
+
+void Chat::answer_to(const std::string &message) {
+    transcript_.messages.push_back({"user", message});
+    answer();
+}
+
+// The last message is the user's; what cannot be answered is forgotten.
+void Chat::answer() {
+    try {
+        text::Message answer =
+            model_.answer(transcript_, color_, terminal_ || options_.show_thinking, terminal_);
+        if (answer.content.empty() && answer.reasoning.empty())
+            transcript_.messages.pop_back();
+        else
+            transcript_.messages.push_back(std::move(answer));
+    } catch (const decode::DecodeError &error) {  // the template refuses it, or it does not fit
+        if (error.kind != decode::DecodeError::Kind::BadInput) throw;
+        transcript_.messages.pop_back();
+        if (!terminal_) throw;
+        io_.err.try_write("runnel: " + gguf::printable(error.what(), 4096) + "\n");
+        return;
+    }
+    if (!model_.interrupted() || terminal_) return;
+    over_ = true;  // nobody is there to go on
+    code_ = exit_code::kInterrupted;
+}
+
+}  // namespace runnel::commands

@@ -1,0 +1,63 @@
+// The model's side of a chat: answers to a conversation, whose sequence stays between the turns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/commands/chat/transcript.h"
+#include "engine/commands/generation.h"
+#include "engine/commands/io.h"
+#include "engine/commands/options.h"
+#include "engine/completion/queue.h"
+#include "engine/decode/engine.h"
+#include "engine/decode/speculation/drafting.h"
+
+namespace runnel::commands {
+
+class ChatModel {
+  public:
+    // All are kept.
+    ChatModel(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
+              Io &io);
+
+    // Answers the conversation, whose last message is the user's. Old turns that the context has no room for
+    // are taken out of it. Pieces go to stdout as they come; `color`, `shows_reasoning`: chat_view.h. Throws
+    // DecodeError: BadInput for a conversation that cannot be answered.
+    text::Message answer(Transcript &transcript, bool color, bool shows_reasoning, bool is_terminal);
+    // The next answer draws other tokens for the same conversation.
+    void vary() { ++stream_; }
+
+    GenerationFlags &settings() { return settings_; }
+    // Takes changed settings over. Throws UsageError.
+    void apply_settings();
+    // Tokens of the conversation as the next prompt has it.
+    size_t tokens_of(const Transcript &transcript) const;
+    const completion::PromptFormat &format() const { return format_; }
+    int32_t context() const { return engine_.executor().context(); }
+
+    // Of the last answer.
+    const std::optional<Report> &report() const { return report_; }
+    bool interrupted() const { return interrupted_; }
+
+  private:
+    void make_room(Transcript &transcript) const;
+    completion::Request request_of(const Transcript &transcript) const;
+    void finish(const completion::Done &done);
+
+    const ChatOptions &options_;
+    decode::Engine &engine_;
+    Io &io_;
+    GenerationFlags settings_;
+    decode::SamplingOptions sampling_;
+    completion::PromptFormat format_;
+    std::unique_ptr<decode::Drafting> drafts_;  // or none
+    completion::CompletionQueue queue_;
+    completion::SequenceHandle kept_ = completion::kNoSequence;  // of the last answer
+    std::optional<Report> report_;
+    uint32_t stream_ = 0;
+    bool interrupted_ = false;
+};
+
+}  // namespace runnel::commands

@@ -1,0 +1,96 @@
+#include "engine/commands/prompt_format.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "engine/commands/io.h"
+#include "engine/commands/json.h"
+#include "gguf/printable.h"
+
+namespace runnel::commands {
+namespace {
+
+// true, 12, null, "text", [1] are what JSON says they are; everything else is text.
+void add_variable(Json &variables, const std::string &text) {
+    const size_t equals = text.find('=');
+    if (equals == 0 || equals == std::string::npos)
+        throw UsageError("--template-var " + gguf::quoted(text) +
+                         ": write NAME=VALUE, as in enable_thinking=false");
+    Json value = text.substr(equals + 1);
+    if (value == "True" || value == "False") {
+        value = value == "True";
+    } else {
+        try {
+            value = parse_json(value.get_ref<const std::string &>());
+        } catch (const JsonError &error) {
+            if (error.kind != JsonError::Kind::Syntax)
+                throw UsageError("--template-var " + gguf::quoted(text.substr(0, equals)) + ": " +
+                                 error.what());
+        }
+    }
+    variables[text.substr(0, equals)] = std::move(value);
+}
+
+// A list of definitions, or {"tools": [...]} as requests of other programs have it.
+Json read_tools(const std::string &path) {
+    const std::string name = gguf::printable(path, 4096);
+    try {
+        Json tools = parse_json(read_all(path, -1));
+        if (tools.is_object() && tools.contains("tools")) tools = Json(std::move(tools["tools"]));
+        if (tools.is_array()) return tools;
+    } catch (const JsonError &error) {
+        throw InputError(name + " is not JSON: " + error.what());
+    }
+    throw InputError(name + " holds no tools: a JSON list of definitions is wanted");
+}
+
+text::ChatPromptOptions prompt_options(const TemplateFlags &flags) {
+    if (flags.file && flags.name)
+        throw UsageError("choose the template with --chat-template or --template-name, not both");
+    text::ChatPromptOptions options;
+    if (flags.file) options.source = read_all(*flags.file, -1);
+    options.name = flags.name;
+    if (flags.tools) options.tools = read_tools(*flags.tools);
+    options.variables = Json::object();
+    for (const std::string &variable : flags.variables) add_variable(options.variables, variable);
+    return options;
+}
+
+}  // namespace
+
+completion::PromptFormat prompt_format(const decode::Engine &engine, const TemplateFlags &flags) {
+    try {
+        return completion::PromptFormat(engine.file(), engine.tokenizer(), prompt_options(flags));
+    } catch (const text::jinja::TemplateError &error) {
+        throw InputError((flags.file ? *flags.file : "the chat template") + ": " + error.what());
+    } catch (const std::out_of_range &error) {
+        throw UsageError(error.what());
+    }
+}
+
+void expect_template(const completion::PromptFormat &format, const TemplateFlags &flags, bool raw) {
+    if (!flags.given()) return;
+    if (raw) throw UsageError("--raw completes text without a chat template");
+    if (!format.has_template())
+        throw UsageError("the file has no chat template; --chat-template FILE gives one");
+}
+
+std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,
+                          int in, const decode::StopRequest *stop) {
+    if (text && file) throw UsageError("give the system prompt with --system or --system-file, not both");
+    std::string prompt = text ? *text : file ? read_all(*file, in, stop) : std::string();
+    if (file && prompt.ends_with('\n')) prompt.pop_back();
+    return prompt;
+}
+
+std::string AnswerText::add(const completion::Piece &piece) {
+    const bool is_reasoning = piece.channel == completion::Channel::Reasoning;
+    if (piece.text.empty()) return {};
+    if (is_reasoning) reasoning_ += piece.text;
+    std::string text;
+    if (is_reasoning != std::exchange(inside_, is_reasoning) && show_thinking_)
+        text = inside_ ? format_->opening_mark() : format_->closing_mark();
+    return !is_reasoning || show_thinking_ ? text + piece.text : text;
+}
+
+}  // namespace runnel::commands

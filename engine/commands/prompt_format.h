@@ -1,0 +1,42 @@
+// How prompts are formatted, as flags and the model's file say.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "engine/commands/options.h"
+#include "engine/completion/event.h"
+#include "engine/completion/prompt.h"
+#include "engine/decode/engine.h"
+
+namespace runnel::commands {
+
+// Throws UsageError for an option that makes no sense, InputError for a template or tool definitions that
+// cannot be used.
+completion::PromptFormat prompt_format(const decode::Engine &engine, const TemplateFlags &flags);
+// Throws UsageError for flags of a template that is not there, or not used (--raw).
+void expect_template(const completion::PromptFormat &format, const TemplateFlags &flags, bool raw);
+
+// The system prompt of --system or --system-file; empty when there is none. Throws UsageError for both.
+std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,
+                          int in, const decode::StopRequest *stop = nullptr);
+
+// An answer's pieces as text: reasoning left out, or put between its marks.
+class AnswerText {
+  public:
+    AnswerText(const completion::PromptFormat &format, bool show_thinking)
+        : format_(&format), show_thinking_(show_thinking) {}
+
+    // What is to be shown of a piece, and at the end.
+    std::string add(const completion::Piece &piece);
+    std::string end() const { return inside_ && show_thinking_ ? "\n" : ""; }
+    const std::string &reasoning() const { return reasoning_; }
+
+  private:
+    const completion::PromptFormat *format_;
+    bool show_thinking_;
+    std::string reasoning_;
+    bool inside_ = false;
+};
+
+}  // namespace runnel::commands

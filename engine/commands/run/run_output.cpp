@@ -1,0 +1,128 @@
+#include "engine/commands/run/run_output.h"
+
+#include <algorithm>
+
+#include "engine/text/utf8.h"
+
+namespace runnel::commands {
+namespace {
+
+// Of a beam, or the mean of a sample's tokens, the one that ended it included.
+double score(const completion::Done &done) {
+    if (done.score != 0) return done.score;
+    const size_t length = done.tokens.size() + (done.reason == completion::FinishReason::Stop ? 1 : 0);
+    return length > 0 ? done.log_probability / static_cast<double>(length) : 0;
+}
+
+}  // namespace
+
+RunOutput::RunOutput(const RunOptions &options, const completion::PromptFormat &format,
+                     const std::string &prompt, Io &io)
+    : options_(options),
+      format_(format),
+      prompt_(prompt),
+      io_(io),
+      many_(options.samples > 1 || options.beams > 1),
+      streams_(!many_ && !options.json) {
+    answer(0);
+}
+
+RunOutput::Answer &RunOutput::answer(int32_t sample) {
+    while (answers_.size() <= static_cast<size_t>(sample)) {
+        answers_.push_back({AnswerText(format_, options_.show_thinking)});
+        if (options_.echo) show(answers_.back(), prompt_);
+    }
+    return answers_[static_cast<size_t>(sample)];
+}
+
+// Text to a terminal is made harmless; a pipe gets what the model said.
+void RunOutput::show(Answer &answer, const std::string &text) {
+    if (streams_)
+        io_.out.write(io_.out.is_terminal() ? text::printable_for_terminal(text) : text);
+    else
+        answer.shown += text;
+}
+
+void RunOutput::add(const completion::Piece &piece) {
+    Answer &to = answer(piece.sample);
+    show(to, to.text.add(piece));
+}
+
+void RunOutput::add(const completion::Done &done) {
+    expect_answer(done);
+    Answer &to = answer(done.sample);
+    show(to, to.text.end());
+    to.done = done;
+}
+
+bool RunOutput::interrupted() const {
+    return std::ranges::any_of(answers_, [](const Answer &answer) {
+        return answer.done.reason == completion::FinishReason::Interrupt;
+    });
+}
+
+// Of all answers: they share the prompt, and what came after it took as long as the longest.
+Report RunOutput::summary(const decode::Engine &engine, uint64_t seed) const {
+    Report all = report(options_.model.path, seed, engine, first());
+    for (const Answer &answer : std::span(answers_).subspan(1)) {
+        const completion::Timings &timings = answer.done.timings;
+        all.tokens += answer.done.tokens.size();
+        if (options_.beams > 1) continue;
+        all.timings.decode_tokens += timings.decode_tokens;
+        all.timings.decode_seconds = std::max(all.timings.decode_seconds, timings.decode_seconds);
+        if (all.speculation && answer.done.speculation) all.speculation->add(*answer.done.speculation);
+    }
+    return all;
+}
+
+Json RunOutput::json(const Report &report) const {
+    const Answer &one = answers_.front();
+    Json json = {{"text", one.shown},
+                 {"tokens", one.done.tokens},
+                 {"prompt_tokens", report.prompt_tokens},
+                 {"completion_tokens", one.done.tokens.size()},
+                 {"finish_reason", name(one.done.reason)},
+                 {"timings", timings_json(report)}};
+    if (!one.text.reasoning().empty()) json["reasoning"] = one.text.reasoning();
+    if (many_) {
+        Json list = Json::array();
+        size_t best = 0;
+        const size_t echoed = options_.echo ? prompt_.size() : 0;
+        for (size_t i = 0; i < answers_.size(); ++i) {
+            const completion::Done &done = answers_[i].done;
+            if (score(done) > score(answers_[best].done)) best = i;
+            list.push_back({{"text", answers_[i].shown.substr(echoed)},
+                            {"tokens", done.tokens},
+                            {"completion_tokens", done.tokens.size()},
+                            {"finish_reason", name(done.reason)},
+                            {"logprob", done.log_probability},
+                            {"score", score(done)}});
+        }
+        json["best"] = best;
+        json[options_.beams > 1 ? "beams" : "samples"] = std::move(list);
+    }
+    if (report.speculation) json["speculation"] = speculation_json(*report.speculation);
+    return json;
+}
+
+void RunOutput::write_text() {
+    std::string text;
+    const size_t count = options_.beams > 1 ? 1 : answers_.size();
+    for (size_t i = 0; i < count && many_; ++i) text += (i > 0 ? "\n---\n" : "") + answers_[i].shown;
+    io_.out.write(io_.out.is_terminal() ? text::printable_for_terminal(text) + "\n" : text);
+}
+
+void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
+    const Report report = summary(engine, seed);
+    if (options_.json)
+        io_.out.write(dump(json(report)));
+    else
+        write_text();
+    const std::string context = "the context of " + std::to_string(engine.executor().context()) + " tokens";
+    if (const int64_t forgotten = first().usage.forgotten; forgotten > 0)
+        io_.note(context + " was full: " + std::to_string(forgotten) + " tokens were forgotten on the way");
+    if (first().context_full) io_.note(context + " is full: the text ends here (a larger one with -c)");
+    write_stats(options_.stats, report, io_);
+}
+
+}  // namespace runnel::commands

@@ -1,0 +1,54 @@
+// What `run` writes: one answer as it comes, or several when all are there, as text or as JSON.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/commands/generation.h"
+#include "engine/commands/io.h"
+#include "engine/commands/json.h"
+#include "engine/commands/options.h"
+#include "engine/commands/prompt_format.h"
+#include "engine/completion/event.h"
+
+namespace runnel::commands {
+
+// As text: samples one after another, between them a line "---"; of beams, the best. As JSON: the first sample
+// or the best beam, and "samples" or "beams", a list with the "logprob" of each: the sum over its tokens, the
+// one that ended it included, in the model's own distribution. "score" is its mean; "best" the index of the
+// best one.
+class RunOutput {
+  public:
+    // All are kept. `prompt`: the text, for --echo.
+    RunOutput(const RunOptions &options, const completion::PromptFormat &format, const std::string &prompt,
+              Io &io);
+
+    void add(const completion::Piece &piece);
+    void add(const completion::Done &done);
+    // All answers are done: writes what is left, then the statistics.
+    void finish(decode::Engine &engine, uint64_t seed);
+
+    bool interrupted() const;  // any of them
+    const completion::Done &first() const { return answers_.front().done; }
+
+  private:
+    struct Answer {
+        AnswerText text;
+        std::string shown = {};  // where it is not streamed
+        completion::Done done = {};
+    };
+    Answer &answer(int32_t sample);
+    void show(Answer &answer, const std::string &text);
+    Report summary(const decode::Engine &engine, uint64_t seed) const;
+    Json json(const Report &report) const;
+    void write_text();
+
+    const RunOptions &options_;
+    const completion::PromptFormat &format_;
+    const std::string &prompt_;
+    Io &io_;
+    const bool many_, streams_;
+    std::vector<Answer> answers_;
+};
+
+}  // namespace runnel::commands

@@ -1,0 +1,27 @@
+// --spec-verify: the same request without drafts, side by side, must give the same tokens.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/commands/options.h"
+#include "engine/completion/event.h"
+#include "engine/decode/engine.h"
+
+namespace runnel::commands {
+
+// Throws UsageError for options of drafts that make no sense together.
+void check_draft_flags(const RunOptions &options);
+// Throws DecodeError{OutOfMemory} where the cache does not hold the text twice.
+void expect_room_for_two(const decode::Executor &executor);
+
+struct DraftComparison {
+    std::string difference;  // empty: there is none
+    size_t compared;         // tokens
+};
+// A request that was stopped is compared as far as both came.
+DraftComparison compare_answers(const completion::Done &drafted, const completion::Done &plain, bool stopped,
+                                const text::Tokenizer &tokenizer);
+
+}  // namespace runnel::commands

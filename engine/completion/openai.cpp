@@ -1,0 +1,196 @@
+#include "engine/completion/openai.h"
+
+#include <limits>
+
+namespace runnel::completion {
+namespace {
+
+[[noreturn]] void fail(const char *key, const char *wanted) {
+    throw BodyError(std::string("\"") + key + "\" must be " + wanted);
+}
+
+}  // namespace
+
+const Json *find_value(const Json &object, const char *key) {
+    const auto found = object.find(key);
+    return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::optional<std::string> text_value(const Json &object, const char *key) {
+    const Json *value = find_value(object, key);
+    if (!value) return std::nullopt;
+    if (!value->is_string()) fail(key, "a string");
+    return value->get<std::string>();
+}
+
+namespace {
+
+bool has_type(const Json &object, std::string_view type) {
+    const Json *value = find_value(object, "type");
+    return value && value->is_string() && value->get_ref<const std::string &>() == type;
+}
+
+void read_sampling(const Json &object, Body &body) {
+    for (const auto &[key, value] : object.items()) {
+        const decode::SamplingSetting *setting = decode::find_setting_of_key(key);
+        if (!setting || value.is_null()) continue;
+        if (!value.is_number() || !setting->range.contains(value.get<double>()))
+            fail(key.c_str(), setting->range.words().c_str());
+        body.sampling.emplace_back(setting, value.get<double>());
+    }
+}
+
+std::optional<int64_t> integer_of(const Json &object, const char *key, int64_t low, int64_t high) {
+    const Json *value = find_value(object, key);
+    if (!value) return std::nullopt;
+    const bool large = value->is_number_unsigned() &&
+                       value->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    if (!value->is_number_integer() || large || value->get<int64_t>() < low || value->get<int64_t>() > high)
+        fail(key, ("a whole number from " + std::to_string(low) + " to " + std::to_string(high)).c_str());
+    return value->get<int64_t>();
+}
+
+// Any 64 bits, with or without sign.
+std::optional<uint64_t> seed_of(const Json &object) {
+    const Json *value = find_value(object, "seed");
+    if (!value) return std::nullopt;
+    if (value->is_number_unsigned()) return value->get<uint64_t>();
+    if (!value->is_number_integer()) fail("seed", "a whole number of 64 bits");
+    return static_cast<uint64_t>(value->get<int64_t>());
+}
+
+std::vector<std::string> stops_of(const Json &object) {
+    const Json *value = find_value(object, "stop");
+    if (!value) return {};
+    if (value->is_string()) return {value->get<std::string>()};
+    if (!value->is_array()) fail("stop", "a string or a list of strings");
+    std::vector<std::string> stops;
+    for (const Json &stop : *value) {
+        if (!stop.is_string()) fail("stop", "a string or a list of strings");
+        stops.push_back(stop.get<std::string>());
+    }
+    return stops;
+}
+
+// A string, or OpenAI's list of parts, of which only text can be used.
+std::string content_of(const Json &message) {
+    const Json *value = find_value(message, "content");
+    if (!value) return {};
+    if (value->is_string()) return value->get<std::string>();
+    if (!value->is_array()) fail("content", "a string or a list of parts");
+    std::string text;
+    for (const Json &part : *value) {
+        const Json *piece = part.is_object() && has_type(part, "text") ? find_value(part, "text") : nullptr;
+        if (!piece || !piece->is_string())
+            throw BodyError("\"content\" has a part that is not text: only text can be answered");
+        text += piece->get<std::string>();
+    }
+    return text;
+}
+
+std::vector<text::Message> messages_of(const Json &object) {
+    const Json *value = find_value(object, "messages");
+    if (!value) return {};
+    if (!value->is_array() || value->empty()) fail("messages", "a list of messages, not an empty one");
+    std::vector<text::Message> messages;
+    for (const Json &message : *value) {
+        if (!message.is_object()) fail("messages", "a list of objects with \"role\" and \"content\"");
+        const auto role = text_value(message, "role");
+        if (!role) throw BodyError("a message has no \"role\"");
+        messages.push_back({*role, content_of(message)});
+    }
+    return messages;
+}
+
+// What would change the answer and is not there must not be passed over in silence.
+void refuse_unsupported(const Json &object) {
+    const Json *n = find_value(object, "n");
+    if (n && *n != 1) throw BodyError("\"n\" other than 1 is not supported");
+    for (const char *key : {"tools", "functions", "response_format"}) {
+        const Json *value = find_value(object, key);
+        const bool harmless = value && (value->empty() || (value->is_object() && has_type(*value, "text")));
+        if (value && !harmless) throw BodyError("\"" + std::string(key) + "\" is not supported");
+    }
+    for (const char *key : {"stream", "logprobs"}) {
+        const Json *value = find_value(object, key);
+        if (value && *value != false) throw BodyError("\"" + std::string(key) + "\" is not supported");
+    }
+}
+
+}  // namespace
+
+Body parse_body(const Json &object) {
+    refuse_unsupported(object);
+    Body body;
+    body.prompt = text_value(object, "prompt");
+    body.messages = messages_of(object);
+    if (body.prompt && !body.messages.empty())
+        throw BodyError("there are both \"prompt\" and \"messages\": one of them is wanted");
+    if (!body.prompt && body.messages.empty())
+        throw BodyError("there is neither \"prompt\" nor \"messages\"");
+    constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+    body.max_tokens = integer_of(object, "max_tokens", -1, kMost);
+    if (!body.max_tokens) body.max_tokens = integer_of(object, "max_completion_tokens", -1, kMost);
+    body.stops = stops_of(object);
+    body.seed = seed_of(object);
+    read_sampling(object, body);
+    return body;
+}
+
+std::span<const std::string> body_keys() {
+    static const std::vector<std::string> kKeys = {"prompt",
+                                                   "messages",
+                                                   "max_tokens",
+                                                   "max_completion_tokens",
+                                                   "stop",
+                                                   "seed",
+                                                   "model",
+                                                   "n",
+                                                   "tools",
+                                                   "functions",
+                                                   "tool_choice",
+                                                   "function_call",
+                                                   "parallel_tool_calls",
+                                                   "response_format",
+                                                   "stream",
+                                                   "stream_options",
+                                                   "logprobs",
+                                                   "top_logprobs",
+                                                   "user",
+                                                   "metadata",
+                                                   "store",
+                                                   "service_tier",
+                                                   "safety_identifier",
+                                                   "prompt_cache_key"};
+    return kKeys;
+}
+
+void Body::apply(Request &request) const {
+    for (const auto &[setting, value] : sampling) setting->set(request.sampling, value);
+    request.sampling.seed = seed.value_or(request.sampling.seed);
+    request.limits.max_tokens = max_tokens.value_or(request.limits.max_tokens);
+    request.limits.stops.insert(request.limits.stops.end(), stops.begin(), stops.end());
+}
+
+Json response_body(Endpoint endpoint, const std::string &number, const std::string &model,
+                   const Reply &reply) {
+    const bool chat = endpoint == Endpoint::Chat;
+    Json choice = {{"index", 0}};
+    if (chat) choice["message"] = {{"role", "assistant"}, {"content", reply.text}};
+    if (chat && !reply.reasoning.empty()) choice["message"]["reasoning_content"] = reply.reasoning;
+    if (!chat) choice["text"] = reply.text;
+    choice["logprobs"] = nullptr;
+    choice["finish_reason"] = name(reply.reason);
+    const size_t prompt = reply.usage.prompt_tokens, completion = reply.usage.completion_tokens;
+    return {{"id", (chat ? "chatcmpl-" : "cmpl-") + number},
+            {"object", chat ? "chat.completion" : "text_completion"},
+            {"created", 0},
+            {"model", model},
+            {"choices", Json::array({choice})},
+            {"usage",
+             {{"prompt_tokens", prompt},
+              {"completion_tokens", completion},
+              {"total_tokens", prompt + completion}}}};
+}
+
+}  // namespace runnel::completion

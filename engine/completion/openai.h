@@ -1,0 +1,65 @@
+// The bodies of OpenAI's API: from a request's JSON to a Request, from an answer to a response's JSON.
+//
+// A body has "prompt": TEXT or "messages": [{"role": .., "content": ..}, ..], and optionally "max_tokens" (or
+// "max_completion_tokens"), "seed", "stop", and the sampling settings under their keys
+// (decode/sampling_settings.h). What would change the answer and is not supported is an error.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/completion/event.h"
+#include "engine/completion/request.h"
+#include "engine/decode/sampling_settings.h"
+#include "engine/text/json.h"
+
+namespace runnel::completion {
+
+using Json = text::Json;
+
+// A value that cannot be used; what() names it.
+class BodyError : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// The value of a key, null where it is null or absent. `object` is an object.
+const Json *find_value(const Json &object, const char *key);
+// A string, or nothing where it is null or absent. Throws BodyError.
+std::optional<std::string> text_value(const Json &object, const char *key);
+
+struct Body {
+    std::optional<std::string> prompt;  // or
+    std::vector<text::Message> messages;
+    std::optional<int64_t> max_tokens;
+    std::vector<std::string> stops;
+    std::optional<uint64_t> seed;
+    std::vector<std::pair<const decode::SamplingSetting *, double>> sampling;
+
+    // These settings over the others; stop strings are added. The input stays as it is.
+    void apply(Request &request) const;
+};
+
+// Keys that have a meaning beside the sampling settings', and those of OpenAI's bodies that change no answer.
+std::span<const std::string> body_keys();
+// Throws BodyError. Precondition: `object` is an object.
+Body parse_body(const Json &object);
+
+// A whole answer.
+struct Reply {
+    std::string text, reasoning;
+    FinishReason reason = FinishReason::Stop;
+    Usage usage = {};
+};
+enum class Endpoint { Chat, Completion };
+// Of the request `number`, which names the response: "chatcmpl-7". "created" is 0, because the same run is to
+// give the same bytes.
+Json response_body(Endpoint endpoint, const std::string &number, const std::string &model,
+                   const Reply &reply);
+
+}  // namespace runnel::completion

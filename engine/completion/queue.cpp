@@ -1,0 +1,509 @@
+#include "engine/completion/queue.h"
+
+#include <algorithm>
+#include <cassert>
+#include <iterator>
+#include <utility>
+
+#include "engine/decode/next_token.h"
+
+namespace runnel::completion {
+
+using decode::DecodeError;
+using decode::ScheduledSequence;
+
+namespace {
+
+double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::steady_clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace
+
+CompletionQueue::CompletionQueue(decode::Engine &engine, const PromptFormat &format, QueueOptions options)
+    : CompletionQueue(engine.executor(), vocabulary_of(engine.tokenizer()), std::move(options)) {
+    engine_ = &engine;
+    format_ = &format;
+    turn_vocabulary_ = format.vocabulary();
+}
+
+CompletionQueue::CompletionQueue(decode::Executor &executor, Vocabulary vocabulary, QueueOptions options)
+    : executor_(&executor),
+      vocabulary_(std::move(vocabulary)),
+      make_speculator_(std::move(options.drafts)),
+      parallel_(options.parallel),
+      scheduler_(executor, {.parallel = options.parallel}) {}
+
+CompletionQueue::Entries::iterator CompletionQueue::insert(Entry answer) {
+    answers_.push_back(std::move(answer));
+    const Entries::iterator at = std::prev(answers_.end());
+    by_sequence_[&at->sequence] = at;
+    scheduler_.add(at->sequence);
+    return at;
+}
+
+RequestId CompletionQueue::submit(const Request &request) {
+    assert(request.samples >= 1 && request.beams >= 1);
+    const RequestId id = ++last_id_;
+    const auto refuse = [&](const std::exception &error, DecodeError::Kind kind) {
+        for (int32_t i = 0; i < request.samples; ++i)
+            ended_.push_back({.id = id, .sample = i, .error = error.what(), .kind = kind});
+    };
+    try {
+        request.beams > 1 ? start_beams(id, request) : start(id, request);
+    } catch (const DecodeError &error) {
+        refuse(error, error.kind);
+    } catch (const kernels::BackendError &) {
+        throw;
+    } catch (const std::runtime_error &error) {
+        refuse(error, DecodeError::Kind::BadInput);
+    }
+    return id;
+}
+
+Prompt CompletionQueue::prompt_of(const Request &request) const {
+    const auto context = static_cast<size_t>(executor_->context());
+    if (format_) return format_->make(request, context);
+    const auto *tokens = std::get_if<Tokens>(&request.input);
+    if (!tokens) throw DecodeError(DecodeError::Kind::BadInput, "there is no tokenizer: give tokens");
+    Prompt prompt{.tokens = tokens->ids};
+    if (prompt.tokens.empty())
+        throw DecodeError(DecodeError::Kind::BadInput, "the prompt is empty: it has no tokens");
+    prompt.shift_keeping = kept_tokens(request.overflow, tokens->fixed, context);
+    prompt.left_out = static_cast<int64_t>(fit(prompt.tokens, prompt.shift_keeping, context));
+    return prompt;
+}
+
+decode::Sampler CompletionQueue::sampler_of(const Request &request) const {
+    decode::Sampler sampler =
+        engine_ ? engine_->sampler(request.sampling) : decode::Sampler(request.sampling, executor_->vocab());
+    sampler.set_stream(request.stream);
+    return sampler;
+}
+
+Limits CompletionQueue::limits_of(const Request &request, const Prompt &prompt) const {
+    Limits limits = request.limits;
+    if (prompt.is_turn)
+        limits.stops.insert(limits.stops.end(), format_->stops().begin(), format_->stops().end());
+    return limits;
+}
+
+void CompletionQueue::start(RequestId id, const Request &request) {
+    const Clock::time_point now = Clock::now();
+    const Prompt prompt = prompt_of(request);
+    Entry answer(id, ScheduledSequence(*executor_), sampler_of(request),
+                 Answer(prompt.is_turn ? turn_vocabulary_ : vocabulary_, limits_of(request, prompt)));
+    answer.shift_keeping = prompt.shift_keeping;
+    answer.samples = request.samples;
+    answer.logprobs = request.logprobs;
+    answer.drafts = request.drafts && make_speculator_;
+    answer.keep = request.keep;
+    answer.submitted = now;
+    if (prompt.is_turn) answer.splitter = format_->splitter(prompt);
+    answer.done.id = id;
+    answer.done.usage.prompt_tokens = prompt.tokens.size();
+    answer.done.usage.left_out = prompt.left_out;
+    if (answer.text.complete() && !request.keep) {  // no token is wanted, and no sequence
+        answer.text.end(FinishReason::Length);
+        answer.done.reason = answer.text.reason();
+        for (int32_t i = 0; i < request.samples; ++i) {
+            answer.done.sample = i;
+            ended_.push_back(answer.done);
+        }
+        return;
+    }
+    size_t known = 0;
+    if (request.continue_from != kNoSequence) {
+        const auto found = kept_.find(request.continue_from);
+        if (found == kept_.end()) throw DecodeError(DecodeError::Kind::Failed, "the sequence was not kept");
+        Kept &kept = found->second;
+        decode::Sequence sequence = kept.sequence.sequence().fork();
+        known = sequence.reuse(prompt.tokens);
+        answer.sequence = ScheduledSequence(std::move(sequence));
+        if (answer.drafts) answer.speculator = std::move(kept.speculator);
+        answer.dropped = kept.dropped;
+        answer.sampler.drop(kept.dropped);
+        if (answer.speculator) {
+            answer.speculator->forget();
+            answer.counted = answer.speculator->counts();
+        }
+    }
+    answer.sequence.append(std::span(prompt.tokens).subspan(known));
+    if (!answer.logprobs) decode::prepare_next(answer.sequence, answer.sampler);
+    insert(std::move(answer));
+}
+
+void CompletionQueue::start_beams(RequestId id, const Request &request) {
+    if (request.samples > 1 || request.beams > parallel_)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "a search of " + std::to_string(request.beams) +
+                              " beams needs as many sequences at a time, and no samples");
+    const Clock::time_point now = Clock::now();
+    const Prompt prompt = prompt_of(request);
+    BeamOptions options{.beams = request.beams,
+                        .limits = limits_of(request, prompt),
+                        .logit_bias = sampler_of(request).options().logit_bias};
+    beams_.push_back({.id = id,
+                      .search = std::make_unique<BeamSearch>(*executor_, scheduler_,
+                                                             prompt.is_turn ? turn_vocabulary_ : vocabulary_,
+                                                             std::move(options), prompt.tokens),
+                      .splitter = {},
+                      .submitted = now});
+    Beams &beams = beams_.back();
+    if (prompt.is_turn) beams.splitter = format_->splitter(prompt);
+    beams.done.id = id;
+    beams.done.usage = {.prompt_tokens = prompt.tokens.size(), .left_out = prompt.left_out};
+}
+
+bool CompletionQueue::cancel(RequestId id) {
+    const size_t before = unfinished();
+    std::erase_if(ended_, [&](const Done &done) { return done.id == id; });
+    std::erase_if(beams_, [&](const Beams &beams) { return beams.id == id; });
+    for (auto answer = answers_.begin(); answer != answers_.end();) {
+        const auto next = std::next(answer);
+        if (answer->id == id) {
+            scheduler_.remove(answer->sequence);
+            by_sequence_.erase(&answer->sequence);
+            std::erase(going_on_, &*answer);
+            answers_.erase(answer);
+        }
+        answer = next;
+    }
+    return unfinished() < before;
+}
+
+size_t CompletionQueue::unfinished() const {
+    return answers_.size() + ended_.size() + beams_.size();
+}
+
+const decode::Sequence *CompletionQueue::sequence(RequestId id) const {
+    for (const Entry &answer : answers_)
+        if (answer.id == id) return &answer.sequence.sequence();
+    return nullptr;
+}
+
+const decode::Sequence *CompletionQueue::kept(SequenceHandle handle) const {
+    const auto found = kept_.find(handle);
+    return found == kept_.end() ? nullptr : &found->second.sequence.sequence();
+}
+
+void CompletionQueue::release(SequenceHandle handle) {
+    const auto kept = kept_.find(handle);
+    if (kept == kept_.end()) return;
+    scheduler_.remove(kept->second.sequence);
+    kept_.erase(kept);
+}
+
+void CompletionQueue::forget_drafts(SequenceHandle handle) {
+    if (const auto kept = kept_.find(handle); kept != kept_.end()) kept->second.speculator.reset();
+}
+
+decode::SpeculationCounts CompletionQueue::speculation() const {
+    decode::SpeculationCounts all = speculation_;
+    for (const Entry &answer : answers_)
+        if (answer.speculator) all.add(answer.speculator->counts().since(answer.counted));
+    return all;
+}
+
+double CompletionQueue::busy() const {
+    return busy_ + (step_began_ ? seconds_between(*step_began_, Clock::now()) : 0);
+}
+
+bool CompletionQueue::step(const decode::StopRequest *stop) {
+    events_.clear();
+    report_ended();
+    if (stop && stop->requested()) return false;
+    if (answers_.empty() && beams_.empty()) return true;
+    step_began_ = Clock::now();
+    append_next(stop);
+    const Clock::time_point began = Clock::now();
+    const int64_t computed = scheduler_.counts().tokens;
+    const bool going = scheduler_.step(stop);
+    if (going) {
+        const decode::Pass pass{static_cast<int32_t>(scheduler_.counts().tokens - computed),
+                                seconds_between(began, Clock::now())};
+        report_prefill();
+        bool observed = false;  // by one of the sequences, for all
+        const std::vector<ScheduledSequence *> ready(scheduler_.ready().begin(), scheduler_.ready().end());
+        for (ScheduledSequence *sequence : ready) {
+            const auto found = by_sequence_.find(sequence);
+            if (found == by_sequence_.end()) continue;  // a beam's
+            const Entries::iterator answer = found->second;
+            if (answer->speculator && answer->started) {
+                decode::SharedCosts *costs = answer->speculator->costs();
+                if (costs && !std::exchange(observed, true)) costs->observe(pass);
+                answer->speculator->passed(pass.seconds / static_cast<double>(ready.size()));
+            }
+            if (answer->samples > 1) split(answer);
+            advance(answer, *sequence);
+        }
+        advance_beams();
+    }
+    busy_ = busy();
+    step_began_.reset();
+    return going;
+}
+
+// The token sampled last goes to the model only when another one is wanted: the last costs no pass.
+void CompletionQueue::append_next(const decode::StopRequest *stop) {
+    std::vector<decode::Continuation> continuations;
+    for (Entry *answer : std::exchange(going_on_, {})) {
+        if (answer->drafts && !answer->speculator) answer->speculator = make_speculator_();
+        if (!answer->logprobs) decode::prepare_next(answer->sequence, answer->sampler);
+        continuations.push_back({&answer->sequence, answer->text.tokens().back(), answer->text.remaining(),
+                                 answer->speculator.get(), &answer->sampler});
+    }
+    const auto sequences = static_cast<int32_t>(std::max<size_t>(1, scheduler_.running()));
+    decode::append_with_drafts(continuations, sequences, stop);
+}
+
+void CompletionQueue::report_prefill() {
+    for (Entry &answer : answers_) {
+        if (answer.started || answer.sequence.computed() == answer.done.timings.prefill_tokens) continue;
+        Timings &timings = answer.done.timings;
+        if (!std::exchange(answer.computing, true)) {
+            answer.began = *step_began_;
+            timings.queued_seconds = seconds_between(answer.submitted, answer.began);
+        }
+        timings.prefill_tokens = answer.sequence.computed();
+        timings.prefill_seconds = seconds_between(answer.began, Clock::now());
+        const int64_t done = answer.sequence.sequence().cache().length();
+        events_.push_back(Prefill{answer.id, done, static_cast<int64_t>(answer.done.usage.prompt_tokens),
+                                  std::max<int64_t>(0, done - timings.prefill_tokens),
+                                  answer.done.usage.left_out});
+    }
+}
+
+// The prompt of several answers is computed: from here on each has a sequence of its own.
+void CompletionQueue::split(Entries::iterator answer) {
+    const int32_t samples = std::exchange(answer->samples, 1);
+    for (int32_t i = 1; i < samples; ++i) {
+        Entry more(answer->id, ScheduledSequence(answer->sequence.sequence().fork()), answer->sampler,
+                   answer->text);
+        more.splitter = answer->splitter;
+        more.shift_keeping = answer->shift_keeping;
+        more.logprobs = answer->logprobs;
+        more.drafts = answer->drafts;
+        more.keep = answer->keep;
+        more.done = answer->done;
+        more.dropped = answer->dropped;
+        more.computing = true;
+        more.submitted = answer->submitted;
+        more.began = answer->began;
+        more.done.sample = i;
+        more.sampler.set_stream(answer->sampler.stream() + static_cast<uint32_t>(i));
+        advance(insert(std::move(more)), answer->sequence);
+    }
+}
+
+// Takes what comes next, by the rows of a sequence with the same tokens; the answer goes on or ends.
+void CompletionQueue::advance(Entries::iterator answer, const ScheduledSequence &computed) {
+    if (!answer->text.complete()) take(*answer, computed);
+    if (answer->done.error.empty() && go_on(*answer))
+        going_on_.push_back(&*answer);
+    else
+        finish(answer);
+}
+
+void CompletionQueue::take(Entry &answer, const ScheduledSequence &computed) {
+    try {
+        const auto [tokens, rows, branch] =
+            decode::take_tokens(answer.sequence, computed.rows(), answer.speculator.get(), answer.sampler);
+        answer.unused = tokens.size();
+        for (size_t i = 0; i < tokens.size() && !answer.text.over() && !answer.text.complete(); ++i) {
+            if (answer.logprobs)
+                answer.done.log_probability += decode::log_probability(rows[i].whole(), tokens[i]);
+            count_token(answer);
+            --answer.unused;
+            const size_t before = answer.text.tokens().size();
+            const std::string text = answer.text.take(tokens[i]);
+            const bool is_token = answer.text.tokens().size() > before;  // not an end
+            emit(answer, is_token ? tokens[i] : text::kNoToken, text);
+        }
+    } catch (const DecodeError &error) {
+        fail(answer, error);
+    }
+}
+
+void CompletionQueue::count_token(Entry &answer) {
+    ++counts_.sampled_tokens;
+    const Clock::time_point now = Clock::now();
+    Timings &timings = answer.done.timings;
+    if (!std::exchange(answer.started, true)) {
+        ++counts_.started;
+        timings.first_token_seconds = seconds_between(answer.submitted, now);
+        answer.busy_at_start = busy();
+    } else {
+        ++timings.decode_tokens;
+        timings.token_seconds.push_back(static_cast<float>(seconds_between(answer.last_token, now)));
+        timings.decode_seconds = busy() - answer.busy_at_start;
+    }
+    answer.last_token = now;
+}
+
+void CompletionQueue::fail(Entry &answer, const DecodeError &error) {
+    answer.done.error = error.what();
+    answer.done.kind = error.kind;
+}
+
+// Another token is wanted, and there is room to ask for it.
+bool CompletionQueue::go_on(Entry &answer) {
+    if (answer.text.over()) return false;
+    decode::Sequence &sequence = answer.sequence.sequence();
+    if (!answer.text.complete() && sequence.free_cells() == 0) {
+        const size_t dropped = answer.shift_keeping ? sequence.shift_context(*answer.shift_keeping) : 0;
+        answer.done.usage.forgotten += static_cast<int64_t>(dropped);
+        answer.sampler.drop(static_cast<int64_t>(dropped));
+        answer.done.context_full = dropped == 0;
+    }
+    if (!answer.text.complete() && !answer.done.context_full) return true;
+    end(answer, FinishReason::Length);
+    return false;
+}
+
+// A token is reported once, with or without text.
+void CompletionQueue::report_text(const Done &of, std::optional<text::ReasoningSplitter> &splitter,
+                                  TokenId token, const std::string &text, bool over) {
+    const auto report = [&](Channel channel, const std::string &part) {
+        if (token == text::kNoToken && part.empty()) return;
+        events_.push_back(Piece{of.id, of.sample, channel, part, std::exchange(token, text::kNoToken)});
+    };
+    if (!splitter) return report(Channel::Answer, text);
+    const auto report_all = [&](const std::vector<text::ReasoningSplitter::Piece> &pieces) {
+        for (const auto &[is_reasoning, part] : pieces)
+            report(is_reasoning ? Channel::Reasoning : Channel::Answer, part);
+    };
+    report_all(splitter->push(text));
+    if (over) report_all(splitter->flush());
+    report(Channel::Answer, "");
+}
+
+void CompletionQueue::emit(Entry &answer, TokenId token, const std::string &text) {
+    report_text(answer.done, answer.splitter, token, text, answer.text.over());
+}
+
+void CompletionQueue::end(Entry &answer, FinishReason reason) {
+    const std::string rest = answer.text.end(reason);
+    emit(answer, text::kNoToken, rest);
+}
+
+void CompletionQueue::report_ended() {
+    for (Done &done : std::exchange(ended_, {})) {
+        count(done);
+        events_.push_back(std::move(done));
+    }
+}
+
+void CompletionQueue::count(const Done &done) {
+    if (!done.error.empty()) {
+        ++counts_.failed;
+        return;
+    }
+    ++counts_.finished;
+    counts_.prompt_tokens += static_cast<int64_t>(done.usage.prompt_tokens);
+    counts_.generated_tokens += static_cast<int64_t>(done.tokens.size());
+}
+
+void CompletionQueue::end_all(FinishReason reason) {
+    events_.clear();
+    report_ended();
+    for (Beams &beams : beams_) finish(beams, reason);
+    beams_.clear();
+    while (!answers_.empty()) {
+        if (!answers_.front().text.over()) end(answers_.front(), reason);
+        finish(answers_.begin());
+    }
+}
+
+void CompletionQueue::advance_beams() {
+    for (auto beams = beams_.begin(); beams != beams_.end();) {
+        const auto next = std::next(beams);
+        Timings &timings = beams->done.timings;
+        const bool started = beams->search->started();
+        if (!started && beams->search->computed() > 0 && timings.prefill_tokens == 0)
+            timings.queued_seconds = seconds_between(beams->submitted, *step_began_);
+        bool going = true;
+        try {
+            going = beams->search->advance();
+        } catch (const DecodeError &error) {
+            beams->done.error = error.what();
+            beams->done.kind = error.kind;
+            going = false;
+        }
+        const double seconds = seconds_between(beams->submitted, Clock::now());
+        if (!started) {
+            timings.prefill_tokens = beams->search->computed();
+            timings.first_token_seconds = seconds;
+            timings.prefill_seconds = seconds - timings.queued_seconds;
+            const auto all = static_cast<int64_t>(beams->done.usage.prompt_tokens);
+            const bool ready = beams->search->started();
+            events_.push_back(Prefill{beams->id, ready ? all : std::min(all, timings.prefill_tokens), all,
+                                      ready ? all - std::min(all, timings.prefill_tokens) : 0,
+                                      beams->done.usage.left_out});
+        }
+        timings.decode_tokens = beams->search->computed() - timings.prefill_tokens;
+        timings.decode_seconds = seconds - timings.first_token_seconds;
+        if (!going) {
+            finish(*beams, FinishReason::Length);
+            beams_.erase(beams);
+        }
+        beams = next;
+    }
+}
+
+void CompletionQueue::finish(Beams &beams, FinishReason reason) {
+    if (!beams.done.error.empty()) {
+        count(beams.done);
+        events_.push_back(beams.done);
+        return;
+    }
+    const std::vector<Hypothesis> found = beams.search->results(reason);
+    for (size_t i = 0; i < found.size(); ++i) {
+        Done done = beams.done;
+        done.sample = static_cast<int32_t>(i);
+        done.reason = found[i].reason;
+        done.tokens = found[i].tokens;
+        done.usage.completion_tokens = found[i].tokens.size();
+        done.log_probability = found[i].log_probability;
+        done.score = found[i].score;
+        std::optional<text::ReasoningSplitter> splitter = beams.splitter;
+        report_text(done, splitter, text::kNoToken, found[i].text, true);
+        count(done);
+        events_.push_back(std::move(done));
+    }
+}
+
+SequenceHandle CompletionQueue::keep(Entry &answer) {
+    if (answer.sequence.due())
+        answer.sequence.settle();
+    else
+        answer.sequence.truncate(answer.sequence.tokens().size() - answer.unused);
+    const auto [kept, added] =
+        kept_.emplace(++last_handle_, Kept{std::move(answer.sequence), std::move(answer.speculator),
+                                           answer.dropped + answer.done.usage.forgotten});
+    scheduler_.add_idle(kept->second.sequence);
+    return kept->first;
+}
+
+void CompletionQueue::finish(Entries::iterator answer) {
+    Done &done = answer->done;
+    scheduler_.remove(answer->sequence);
+    by_sequence_.erase(&answer->sequence);
+    std::erase(going_on_, &*answer);
+    if (answer->speculator) {
+        done.speculation = answer->speculator->counts().since(answer->counted);
+        speculation_.add(*done.speculation);
+    }
+    done.reason = answer->text.reason();
+    done.tokens = answer->text.tokens();
+    done.usage.completion_tokens = done.tokens.size();
+    if (answer->keep) done.kept = keep(*answer);
+    for (int32_t i = 0; i < answer->samples; ++i) {
+        count(done);
+        events_.push_back(done);
+        ++done.sample;
+    }
+    answers_.erase(answer);
+}
+
+}  // namespace runnel::completion

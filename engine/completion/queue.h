@@ -1,0 +1,176 @@
+// The one door to completions: requests in at any time, events out.
+//
+//   CompletionQueue queue(engine, format, {.parallel = 32});
+//   queue.submit({.input = RawText{"Once upon a time"}});
+//   while (queue.unfinished() > 0 && queue.step(&stop))
+//       for (const Event &event : queue.events()) ...       // Prefill, Piece, Done
+//
+// Every answer has its own sampler, limits and stop strings, and is the same as if it were alone: whatever
+// runs beside it, and with or without drafts (under DraftRule::Same).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/completion/beams.h"
+#include "engine/completion/event.h"
+#include "engine/completion/prompt.h"
+#include "engine/completion/request.h"
+#include "engine/decode/engine.h"
+#include "engine/decode/scheduler.h"
+#include "engine/decode/speculation/speculator.h"
+#include "engine/decode/stop_request.h"
+
+namespace runnel::completion {
+
+struct QueueOptions {
+    int32_t parallel = 1;                // most answers that are computed at a time; others wait
+    decode::MakeSpeculator drafts = {};  // one for every answer; none: nothing is drafted
+};
+
+class CompletionQueue {
+  public:
+    // Engine and format must outlive it.
+    CompletionQueue(decode::Engine &engine, const PromptFormat &format, QueueOptions options);
+    // For requests of Tokens alone.
+    CompletionQueue(decode::Executor &executor, Vocabulary vocabulary, QueueOptions options);
+    CompletionQueue(const CompletionQueue &) = delete;
+    CompletionQueue &operator=(const CompletionQueue &) = delete;
+
+    // Never ends a request: what cannot be answered is a Done of the next step().
+    RequestId submit(const Request &request);
+    // Forgets a request: no event comes any more. False when it is not there.
+    bool cancel(RequestId id);
+
+    // Computes one pass and takes the next tokens of every answer that is ready. False when a stop was
+    // requested: no answer has changed then. Throws BackendError, and DecodeError{OutOfMemory} when the pool is
+    // too small for a single answer.
+    bool step(const decode::StopRequest *stop = nullptr);
+    // Ends all answers with what there is. The events are those of the answers' ends.
+    void end_all(FinishReason reason);
+    // Of the last step() or end_all(), in order. Valid until the next one.
+    std::span<const Event> events() const { return events_; }
+    // Answers (a request may have several) whose Done was not reported yet.
+    size_t unfinished() const;
+
+    // The sequence of a request that has tokens in the cache, or null.
+    const decode::Sequence *sequence(RequestId id) const;
+    // What Done::kept is the handle of, or null.
+    const decode::Sequence *kept(SequenceHandle handle) const;
+    // Gives a kept sequence's blocks back; the handle is then invalid.
+    void release(SequenceHandle handle);
+    // The kept sequence goes on with drafts made anew: for other sampling options.
+    void forget_drafts(SequenceHandle handle);
+
+    struct Counts {
+        int64_t started = 0;  // answers that have their first token
+        int64_t finished = 0, failed = 0;
+        int64_t prompt_tokens = 0, generated_tokens = 0;  // of finished answers
+        int64_t sampled_tokens = 0;                       // of all
+    };
+    const Counts &counts() const { return counts_; }
+    const decode::SchedulerCounts &schedule() const { return scheduler_.counts(); }
+    // Of all answers. The seconds of a pass are divided among its sequences.
+    decode::SpeculationCounts speculation() const;
+
+  private:
+    using Clock = std::chrono::steady_clock;
+
+    // One answer in the making. Until its prompt is computed, it stands for all samples of its request.
+    struct Entry {
+        Entry(RequestId request, decode::ScheduledSequence scheduled, decode::Sampler chain, Answer answer)
+            : id(request),
+              sequence(std::move(scheduled)),
+              sampler(std::move(chain)),
+              text(std::move(answer)) {}
+
+        RequestId id;
+        decode::ScheduledSequence sequence;
+        decode::Sampler sampler;
+        Answer text;
+        std::optional<text::ReasoningSplitter> splitter;
+        std::optional<size_t> shift_keeping;
+        int32_t samples = 1;
+        bool logprobs = false, drafts = false, keep = false;
+        std::unique_ptr<decode::Speculator> speculator;  // from the first token on
+        decode::SpeculationCounts counted;               // by the speculator, for other answers
+        Done done;
+        size_t unused = 0;    // tokens behind the last one taken that the sequence has nevertheless
+        int64_t dropped = 0;  // tokens that a kept sequence dropped before
+        bool computing = false, started = false;  // has a part in a pass; has its first token
+        Clock::time_point submitted, began, last_token;
+        double busy_at_start = 0;  // the queue's time at the first token
+    };
+    using Entries = std::list<Entry>;
+    struct Kept {
+        decode::ScheduledSequence sequence;
+        std::unique_ptr<decode::Speculator> speculator;  // goes on with the next answer
+        int64_t dropped;
+    };
+
+    struct Beams {
+        RequestId id;
+        std::unique_ptr<BeamSearch> search;
+        std::optional<text::ReasoningSplitter> splitter;
+        Done done = {};
+        Clock::time_point submitted = {};
+    };
+
+    void start(RequestId id, const Request &request);
+    void start_beams(RequestId id, const Request &request);
+    Limits limits_of(const Request &request, const Prompt &prompt) const;
+    Prompt prompt_of(const Request &request) const;
+    decode::Sampler sampler_of(const Request &request) const;
+    Entries::iterator insert(Entry answer);
+    void append_next(const decode::StopRequest *stop);
+    void report_prefill();
+    void split(Entries::iterator answer);
+    void advance(Entries::iterator answer, const decode::ScheduledSequence &computed);
+    void take(Entry &answer, const decode::ScheduledSequence &computed);
+    void count_token(Entry &answer);
+    bool go_on(Entry &answer);
+    void fail(Entry &answer, const decode::DecodeError &error);
+    void emit(Entry &answer, TokenId token, const std::string &text);
+    void report_text(const Done &of, std::optional<text::ReasoningSplitter> &splitter, TokenId token,
+                     const std::string &text, bool over);
+    void advance_beams();
+    void finish(Beams &beams, FinishReason reason);
+    void end(Entry &answer, FinishReason reason);
+    void report_ended();
+    void count(const Done &done);
+    void finish(Entries::iterator answer);
+    SequenceHandle keep(Entry &answer);
+    double busy() const;
+
+    decode::Executor *executor_;
+    Vocabulary vocabulary_;
+    const decode::Engine *engine_ = nullptr;
+    const PromptFormat *format_ = nullptr;
+    Vocabulary turn_vocabulary_;  // shows the marks of reasoning
+    decode::MakeSpeculator make_speculator_;
+    int32_t parallel_;
+    decode::Scheduler scheduler_;
+    Entries answers_;
+    std::unordered_map<const decode::ScheduledSequence *, Entries::iterator> by_sequence_;
+    std::list<Beams> beams_;
+    std::vector<Entry *> going_on_;  // whose last token is not in the sequence yet
+    std::vector<Done> ended_;        // at submit()
+    std::map<SequenceHandle, Kept> kept_;
+    SequenceHandle last_handle_ = kNoSequence;
+    RequestId last_id_ = 0;
+    std::vector<Event> events_;
+    Counts counts_;
+    decode::SpeculationCounts speculation_;  // of finished answers
+    double busy_ = 0;                        // seconds in step() so far
+    std::optional<Clock::time_point> step_began_;
+};
+
+}  // namespace runnel::completion

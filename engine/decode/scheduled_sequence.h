@@ -1,0 +1,88 @@
+// A sequence as a Scheduler sees it: what the next pass computes for it, and the rows that the last one gave.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/decode/logit_rows.h"
+#include "engine/decode/sequence.h"
+
+namespace runnel::decode {
+
+// Most drafts behind one token in a pass. With that token they are a continuation, which never waits behind a
+// prompt.
+inline constexpr int32_t kMostDrafts = 31;
+
+// Drafts in place of a part of a sequence's drafts, computed in the same pass on a fork of the cache.
+struct DraftBranch {
+    size_t from;  // they stand behind the first `from` tokens of the sequence
+    std::vector<TokenId> tokens;
+    SequenceCache cache = {};  // while it is computed, and after that
+    LogitRows rows = {};       // behind each of its tokens; empty: no pass had room for it
+};
+
+class ScheduledSequence {
+  public:
+    explicit ScheduledSequence(Executor &executor) : sequence_(executor) {}
+    explicit ScheduledSequence(Sequence sequence) : sequence_(std::move(sequence)) {}
+
+    const Sequence &sequence() const { return sequence_; }
+    Sequence &sequence() { return sequence_; }
+    const std::vector<TokenId> &tokens() const { return sequence_.tokens(); }
+    Executor &executor() const { return sequence_.executor(); }
+
+    // Appends tokens to compute; then rows() are those behind the last `rows` of them. Throws what
+    // Sequence::append does. Preconditions: !due(), 1 <= rows <= tokens.size(), rows <= batch_size().
+    void append(std::span<const TokenId> tokens, int32_t rows = 1);
+    // Drafts behind the tokens that are due; each adds a row. Preconditions: due(), they fit free_cells(), and
+    // the rows fit batch_size().
+    void append_drafts(std::span<const TokenId> drafts);
+    // Another continuation of the first `shared` drafts. Left out of a pass that has no room for it.
+    // Preconditions: more than `shared` drafts were appended; `tokens` is not empty and fits the context.
+    void append_branch(size_t shared, std::span<const TokenId> tokens);
+    // The largest `count` logits of each row are enough; 0: whole rows. Holds for the next pass only.
+    void want_candidates(int32_t count) { candidates_ = count; }
+
+    // Some tokens are not computed, or their rows are still wanted.
+    bool due() const { return due_; }
+    // Behind the tokens that append() and append_drafts() named. Empty until computed; valid until the next
+    // step of the scheduler.
+    const LogitRows &rows() const { return rows_; }
+    // [rows][vocab]; empty where only the largest are there.
+    std::span<const float> logits() const { return rows_.whole(); }
+    bool has_logits() const { return !logits().empty(); }
+    std::span<const DraftBranch> branches() const { return branches_; }
+    // Tokens of all branches.
+    size_t branch_tokens() const;
+    // Tokens that passes have computed for it, those included that were computed again.
+    int64_t computed() const { return computed_; }
+
+    // The sequence goes on with the branch and all its tokens. Precondition: the branch was computed.
+    void choose_branch(size_t branch);
+    // Keeps the first `length` tokens and no branch; nothing is due.
+    void truncate(size_t length);
+    // Keeps what is computed; nothing is due.
+    void settle() { truncate(static_cast<size_t>(sequence_.cache().length())); }
+
+    // For the scheduler.
+    int32_t wanted_rows() const { return wanted_rows_; }
+    int32_t wanted_candidates() const { return candidates_; }
+    std::vector<DraftBranch> &branches() { return branches_; }
+    void count_computed(size_t tokens) { computed_ += static_cast<int64_t>(tokens); }
+    void set_rows(const LogitRows &rows);  // all is computed
+    void drop_rows() { rows_ = {}; }
+    void drop_branch_caches();
+    void evict();
+
+  private:
+    Sequence sequence_;
+    bool due_ = false;
+    int32_t wanted_rows_ = 1, candidates_ = 0;
+    std::vector<DraftBranch> branches_;
+    LogitRows rows_;
+    int64_t computed_ = 0;
+};
+
+}  // namespace runnel::decode

@@ -1,0 +1,488 @@
+// One loop: a request has the same answer alone, beside others, as one of several samples, with drafts, and
+// after its blocks had to be given up. The reference is a plain loop of its own.
+#include "engine/completion/queue.h"
+
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <map>
+#include <random>
+
+#include "engine/decode/next_token.h"
+#include "engine/decode/single_sequence.h"
+#include "engine/decode/speculation/lookup_draft.h"
+#include "engine/model/model.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/engine/decode/speculation/toy_draft.h"
+#include "tests/support/answers.h"
+#include "tests/support/model_maker.h"
+#include "tests/support/tiny_program.h"
+#include "tests/support/toy_rig.h"
+
+using namespace runnel::completion;
+using namespace runnel::decode;
+using namespace runnel::testing;
+namespace kernels = runnel::kernels;
+
+namespace {
+
+constexpr int32_t kVocab = kToyVocab;
+
+// What a request without an end but its limit gives, token by token.
+struct Reference {
+    std::vector<TokenId> tokens;
+    int64_t forgotten = 0;
+    double log_probability = 0;
+};
+Reference reference(Executor &executor, const Request &request) {
+    const auto &prompt = std::get<Tokens>(request.input);
+    SingleSequence sequence(executor);
+    Sampler sampler(request.sampling, executor.vocab());
+    sampler.set_stream(request.stream);
+    Reference result;
+    REQUIRE(sequence.feed(prompt.ids));
+    while (static_cast<int64_t>(result.tokens.size()) < request.limits.max_tokens) {
+        const TokenId id = sampler.sample(sequence.logits(), sequence.tokens());
+        result.log_probability += log_probability(sequence.logits(), id);
+        result.tokens.push_back(id);
+        if (static_cast<int64_t>(result.tokens.size()) == request.limits.max_tokens) break;
+        if (sequence.sequence().free_cells() == 0) {
+            const auto kept = kept_tokens(request.overflow, prompt.fixed, sequence.tokens().size());
+            const size_t dropped = kept ? sequence.sequence().shift_context(*kept) : 0;
+            if (dropped == 0) break;
+            result.forgotten += static_cast<int64_t>(dropped);
+            sampler.drop(static_cast<int64_t>(dropped));
+        }
+        REQUIRE(sequence.feed({&id, 1}));
+    }
+    return result;
+}
+
+Request random_request(std::mt19937 &rng, int32_t context, int32_t vocab) {
+    Request request;
+    request.sampling.temperature = rng() % 2 ? 0.0f : 1.5f;
+    request.sampling.repeat_penalty = rng() % 3 ? 1.0f : 1.2f;
+    request.sampling.seed = rng();
+    request.stream = static_cast<uint32_t>(rng() % 3);
+    request.limits.max_tokens = static_cast<int64_t>(rng() % static_cast<size_t>(context));
+    request.limits.ignore_end = rng() % 4 != 0;
+    if (rng() % 8 == 0) request.limits.stops = {std::string(1, static_cast<char>('!' + rng() % kVocab))};
+    size_t fixed = 0;
+    if (rng() % 3 == 0) {
+        request.overflow = rng() % 2 ? OverflowPolicy::Shift : OverflowPolicy::DropMiddle;
+        fixed = rng() % static_cast<size_t>(context / 2);
+        request.limits.max_tokens *= 3;
+    }
+    const size_t most = static_cast<size_t>(rng() % 4 == 0 ? context : context / 4);
+    request.input = Tokens{random_tokens(rng, 1 + rng() % most, static_cast<uint32_t>(vocab)), fixed};
+    return request;
+}
+
+void check_equal(const Answered &a, const Answered &b) {
+    CHECK(a.text == b.text);
+    CHECK(a.tokens == b.tokens);
+    CHECK(a.done.tokens == b.done.tokens);
+    CHECK(a.done.reason == b.done.reason);
+    CHECK(a.done.context_full == b.done.context_full);
+    CHECK(a.done.error == b.done.error);
+    CHECK(a.done.usage.forgotten == b.done.usage.forgotten);
+}
+
+std::vector<Answered> alone(Executor &executor, const std::vector<Request> &requests) {
+    std::vector<Answered> answers;
+    for (const Request &request : requests) answers.push_back(answer_one(executor, toy_letters(), request));
+    return answers;
+}
+
+// Requests arrive at random times; now and then one is canceled and comes again.
+std::vector<Answered> together(Executor &executor, const std::vector<Request> &requests, int32_t parallel,
+                               std::mt19937 &rng, SchedulerCounts *counts = nullptr) {
+    CompletionQueue queue(executor, toy_letters(), {.parallel = parallel});
+    std::vector<RequestId> ids;
+    AllAnswers all;
+    while (ids.size() < requests.size() || queue.unfinished() > 0) {
+        while (ids.size() < requests.size() && (queue.unfinished() == 0 || rng() % 3 == 0))
+            ids.push_back(queue.submit(requests[ids.size()]));
+        if (!ids.empty() && rng() % 40 == 0) {
+            const size_t which = rng() % ids.size();
+            if (queue.cancel(ids[which])) {
+                all.erase({ids[which], 0});
+                ids[which] = queue.submit(requests[which]);
+            }
+        }
+        REQUIRE(queue.step());
+        gather(queue, all);
+    }
+    if (counts) *counts = queue.schedule();
+    std::vector<Answered> answers;
+    for (const RequestId id : ids) answers.push_back(all.at({id, 0}));
+    CHECK(all.size() == requests.size());
+    return answers;
+}
+
+std::unique_ptr<Speculator> toy_speculator(uint32_t seed) {
+    std::vector<std::unique_ptr<DraftSource>> sources;
+    sources.push_back(std::make_unique<ToyDraft>(
+        ToyDraftOptions{.vocab = kVocab, .error = 0.2, .silence = 0.1, .doubt = 0.4}, seed));
+    return std::make_unique<Speculator>(std::move(sources), SpeculationOptions{.length = {.most = 6}});
+}
+
+}  // namespace
+
+TEST_CASE("queue: a request has one answer, alone, among 32, as a sample, with drafts, after preemption") {
+    int64_t preemptions = 0, accepted = 0, forgotten = 0;
+    for (uint32_t seed = 0; seed < 12; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        const int32_t context = 100 + static_cast<int32_t>(rng() % 60);
+        constexpr size_t kRequests = 32;
+        std::vector<Request> requests;
+        std::vector<Reference> expected;
+        ToyRig calm({.context = context});
+        for (size_t i = 0; i < kRequests; ++i) {
+            Request request = random_request(rng, context, kVocab);
+            request.limits.stops.clear();
+            request.limits.ignore_end = true;
+            request.limits.max_tokens = 1 + request.limits.max_tokens % (2 * context);
+            requests.push_back(request);
+            expected.push_back(reference(calm.executor, request));
+            forgotten += expected.back().forgotten;
+        }
+        const ExecutorOptions crowded{.context = context,
+                                      .batch = 1 + static_cast<int32_t>(rng() % 60),
+                                      .sequences = 32,
+                                      .cells = context + 60};
+        uint32_t made = seed;
+        for (const bool drafts : {false, true})
+            for (const bool many : {false, true}) {
+                CAPTURE(drafts);
+                CAPTURE(many);
+                ToyRig rig(crowded, kVocab, seed % 3 == 0);
+                MakeSpeculator make;
+                if (drafts) make = [&made] { return toy_speculator(++made); };
+                CompletionQueue queue(rig.executor, toy_letters(),
+                                      {.parallel = many ? 32 : 1, .drafts = make});
+                for (const Request &request : requests) queue.submit(request);
+                const AllAnswers got = answer_all(queue);
+                REQUIRE(got.size() == kRequests);
+                for (size_t i = 0; i < kRequests; ++i) {
+                    CAPTURE(i);
+                    const Answered &answer = got.at({i + 1, 0});
+                    CHECK(answer.done.error == "");
+                    CHECK(answer.done.tokens == expected[i].tokens);
+                    CHECK(answer.tokens == expected[i].tokens);
+                    CHECK(answer.text.size() == expected[i].tokens.size());
+                    CHECK(answer.done.usage.forgotten == expected[i].forgotten);
+                }
+                preemptions += queue.schedule().preemptions;
+                accepted += queue.speculation().accepted;
+            }
+        // Samples of one prompt, each as the request of its stream.
+        Request several = requests[0];
+        several.samples = 5;
+        several.logprobs = true;
+        ToyRig rig(crowded, kVocab, seed % 3 == 0);
+        CompletionQueue queue(rig.executor, toy_letters(),
+                              {.parallel = 5, .drafts = [&made] { return toy_speculator(++made); }});
+        queue.submit(several);
+        const AllAnswers got = answer_all(queue);
+        REQUIRE(got.size() == 5);
+        for (const auto &[key, answer] : got) {
+            Request one = requests[0];
+            one.stream += static_cast<uint32_t>(key.second);
+            const Reference reference_of_one = reference(calm.executor, one);
+            CHECK(answer.done.tokens == reference_of_one.tokens);
+            CHECK(answer.done.log_probability == doctest::Approx(reference_of_one.log_probability));
+        }
+    }
+    CHECK(preemptions > 100);
+    CHECK(accepted > 1000);
+    CHECK(forgotten > 1000);
+}
+
+TEST_CASE("queue: random schedules over a small pool give every answer as it is alone") {
+    int64_t preemptions = 0, forgotten = 0;
+    for (uint32_t seed = 0; seed < 60; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        const int32_t context = 40 + static_cast<int32_t>(rng() % 200);
+        std::vector<Request> requests;
+        for (int i = 0; i < 12; ++i) requests.push_back(random_request(rng, context, kVocab));
+        ToyRig calm({.context = context}), crowded({.context = context,
+                                                    .batch = 1 + static_cast<int32_t>(rng() % 50),
+                                                    .sequences = 8,
+                                                    .cells = context + static_cast<int32_t>(rng() % 100)},
+                                                   kVocab, seed % 3 == 0);
+        const std::vector<Answered> expected = alone(calm.executor, requests);
+        const FreeBlocks free = crowded.executor.free_blocks();
+        SchedulerCounts counts;
+        const std::vector<Answered> got =
+            together(crowded.executor, requests, 1 + static_cast<int32_t>(rng() % 8), rng, &counts);
+        REQUIRE(got.size() == requests.size());
+        for (size_t i = 0; i < got.size(); ++i) {
+            check_equal(got[i], expected[i]);
+            forgotten += expected[i].done.usage.forgotten;
+        }
+        preemptions += counts.preemptions;
+        CHECK(crowded.executor.free_blocks() == free);  // nothing is held
+    }
+    CHECK(preemptions > 20);  // the pools were small enough
+    CHECK(forgotten > 1000);  // and so were the contexts
+}
+
+TEST_CASE("queue: on the CPU, tokens are the same alone, in any batch, chunk and preemption") {
+    using namespace runnel::tests;
+    int64_t preemptions = 0;
+    for (uint32_t seed = 0; seed < 4; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        const TinyProgram tiny({.layers = 2,
+                                .width = 64,
+                                .feed_forward = 96,
+                                .vocab = kVocab,
+                                .type = seed % 2 ? runnel::gguf::Type::Q8_0 : runnel::gguf::Type::F32},
+                               seed);
+        const int32_t context = 100;
+        std::vector<Request> requests;
+        for (int i = 0; i < 10; ++i) requests.push_back(random_request(rng, context, kVocab));
+        Executor calm(kernels::cpu::make_cpu_backend(1), tiny.program(), {.context = context});
+        Executor crowded(kernels::cpu::make_cpu_backend(1), tiny.program(),
+                         {.context = context,
+                          .batch = 3 + static_cast<int32_t>(rng() % 60),
+                          .sequences = 8,
+                          .cells = 160});
+        const std::vector<Answered> expected = alone(calm, requests);
+        SchedulerCounts counts;
+        const std::vector<Answered> got =
+            together(crowded, requests, 2 + static_cast<int32_t>(rng() % 6), rng, &counts);
+        for (size_t i = 0; i < got.size(); ++i) check_equal(got[i], expected[i]);
+        preemptions += counts.preemptions;
+    }
+    CHECK(preemptions > 0);
+}
+
+TEST_CASE("queue: recurrent models on the CPU give the same tokens alone, beside others and with drafts") {
+    int64_t preemptions = 0, accepted = 0;
+    for (const char *arch : {"qwen35", "lfm2"}) {
+        CAPTURE(arch);
+        std::mt19937 rng(6);
+        ModelShape shape;
+        shape.arch = arch, shape.layers = 4, shape.width = 32, shape.ff = 40, shape.heads = 4;
+        shape.vocab = 260, shape.context = 2048, shape.threads = 1, shape.seed = 5;
+        const TemporaryModel file(shape);
+        const runnel::model::Model model = runnel::model::build(file.file);
+        const int32_t context = 100;
+        std::vector<Request> requests;
+        for (int i = 0; i < 8; ++i) {
+            requests.push_back(random_request(rng, context, 260));
+            requests.back().limits.stops.clear();
+        }
+        Executor calm(kernels::cpu::make_cpu_backend(1), model.program, {.context = context});
+        Executor crowded(kernels::cpu::make_cpu_backend(1), model.program,
+                         {.context = context, .batch = 37, .sequences = 8, .cells = 160});
+        const std::vector<Answered> expected = alone(calm, requests);
+        for (const bool drafts : {false, true}) {
+            CAPTURE(drafts);
+            MakeSpeculator make;
+            if (drafts)
+                make = [] {
+                    std::vector<std::unique_ptr<DraftSource>> sources;
+                    sources.push_back(std::make_unique<LookupDraft>());
+                    return std::make_unique<Speculator>(std::move(sources), SpeculationOptions{});
+                };
+            CompletionQueue queue(crowded, toy_letters(), {.parallel = 4, .drafts = make});
+            for (const Request &request : requests) queue.submit(request);
+            const AllAnswers got = answer_all(queue);
+            for (size_t i = 0; i < requests.size(); ++i) check_equal(got.at({i + 1, 0}), expected[i]);
+            preemptions += queue.schedule().preemptions;
+            accepted += queue.speculation().accepted;
+        }
+    }
+    CHECK(preemptions > 0);
+    CHECK(accepted > 0);
+}
+
+TEST_CASE("queue: a prompt that does not fit is an error of its own, reported by the next step") {
+    ToyRig rig({.context = 32, .batch = 8});
+    CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 2});
+    std::mt19937 rng(1);
+    Request request;
+    request.sampling.temperature = 0;
+    request.input = Tokens{random_tokens(rng, 33)};
+    queue.submit(request);
+    CHECK(queue.unfinished() == 1);
+    CHECK(queue.events().empty());
+    REQUIRE(queue.step());
+    REQUIRE(queue.events().size() == 1);
+    CHECK(std::get<Done>(queue.events()[0]).error.find("33 tokens") != std::string::npos);
+    CHECK(queue.unfinished() == 0);
+    request.samples = 3;
+    queue.submit(request);
+    request = {.input = Tokens{random_tokens(rng, 3)}, .limits = {.max_tokens = 2, .ignore_end = true}};
+    queue.submit(request);
+    queue.submit({.input = RawText{"words"}});  // no tokenizer
+    queue.submit({.input = Tokens{}});
+    const AllAnswers all = answer_all(queue);
+    REQUIRE(all.size() == 6);
+    for (const auto &[key, answer] : all) {
+        CHECK(answer.done.error.empty() == (key.first == 3));
+        CHECK(answer.done.tokens.size() == (key.first == 3 ? 2 : 0));
+        CHECK(answer.done.kind == DecodeError::Kind::BadInput);
+    }
+    CHECK(queue.counts().failed == 6);
+}
+
+TEST_CASE("queue: where no token is wanted, nothing is computed, unless the sequence is to be kept") {
+    ToyRig rig({.context = 32, .batch = 8});
+    CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 2});
+    Request request{.input = Tokens{{1, 2, 3}}, .limits = {.max_tokens = 0}, .samples = 2};
+    queue.submit(request);
+    CHECK(queue.unfinished() == 2);
+    const AllAnswers none = answer_all(queue);
+    REQUIRE(none.size() == 2);
+    for (const auto &[key, answer] : none) {
+        CHECK(answer.done.error == "");
+        CHECK(answer.done.reason == FinishReason::Length);
+        CHECK(answer.done.usage.prompt_tokens == 3);
+        CHECK(answer.done.tokens.empty());
+    }
+    CHECK(rig.backend->records.empty());
+    CHECK(queue.counts().finished == 2);
+    request.samples = 1;
+    request.keep = true;
+    queue.submit(request);
+    const AllAnswers kept = answer_all(queue);
+    REQUIRE(queue.kept(kept.begin()->second.done.kept));
+    CHECK(queue.kept(kept.begin()->second.done.kept)->tokens() == std::vector<TokenId>{1, 2, 3});
+    CHECK(rig.backend->records.size() == 1);
+}
+
+TEST_CASE("queue: logits that are not finite end the answer that has them") {
+    ToyRig rig({.context = 64, .batch = 16, .sequences = 2});
+    rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
+        if (prefix[0] == 7) logits[3] = std::numeric_limits<float>::quiet_NaN();
+    };
+    CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 2});
+    const Limits three{.max_tokens = 3, .ignore_end = true};
+    queue.submit({.input = Tokens{{7, 1}}, .limits = three});
+    queue.submit({.input = Tokens{{8, 1}}, .limits = three});
+    const AllAnswers all = answer_all(queue);
+    CHECK(all.at({1, 0}).done.error.find("not finite") != std::string::npos);
+    CHECK(all.at({1, 0}).done.kind == DecodeError::Kind::Failed);
+    CHECK(all.at({2, 0}).done.error == "");
+    CHECK(all.at({2, 0}).done.tokens.size() == 3);
+}
+
+TEST_CASE("queue: kept sequences continue, fork, and give way to others, with the text of a fresh prompt") {
+    for (uint32_t seed = 0; seed < 40; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        const int32_t context = 80 + static_cast<int32_t>(rng() % 80);
+        ToyRig rig({.context = context, .batch = 4 + static_cast<int32_t>(rng() % 40)}, kVocab,
+                   seed % 3 == 0),
+            calm({.context = context});
+        const FreeBlocks free = rig.executor.free_blocks();
+        uint32_t made = seed;
+        MakeSpeculator make;
+        if (rng() % 2) make = [&made] { return toy_speculator(++made); };
+        {
+            CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 1, .drafts = make});
+            struct Turn {
+                SequenceHandle handle;
+                std::vector<TokenId> text;
+            };
+            std::vector<Turn> tree = {{kNoSequence, random_tokens(rng, 1 + rng() % 40)}};
+            for (int turn = 0; turn < 12; ++turn) {
+                const Turn from = tree[rng() % tree.size()];
+                Request request{.input = Tokens{from.text}, .keep = true};
+                request.sampling.seed = rng();
+                request.limits = {.max_tokens = 1 + static_cast<int64_t>(rng() % 15), .ignore_end = true};
+                request.continue_from = from.handle;
+                queue.submit(request);
+                const Answered got = answer_all(queue).begin()->second;
+                REQUIRE(got.done.error == "");
+                Request fresh = request;
+                fresh.continue_from = kNoSequence;
+                fresh.keep = false;
+                check_equal(got, answer_one(calm.executor, toy_letters(), fresh));
+                REQUIRE(queue.kept(got.done.kept));
+                Turn next{got.done.kept, from.text};
+                next.text.insert(next.text.end(), got.done.tokens.begin(), got.done.tokens.end());
+                next.text.push_back(static_cast<TokenId>(turn));
+                if (next.text.size() + 20 < static_cast<size_t>(context)) tree.push_back(next);
+                if (rng() % 5 == 0 && tree.size() > 2) {
+                    queue.release(tree.back().handle);
+                    CHECK_FALSE(queue.kept(tree.back().handle));
+                    tree.pop_back();
+                }
+            }
+        }
+        CHECK(rig.executor.free_blocks() == free);
+    }
+}
+
+TEST_CASE("queue: progress and times of an answer, whatever runs beside it") {
+    ToyRig rig({.context = 200, .batch = 16, .sequences = 4});
+    CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 1});
+    Request request{.input = Tokens{std::vector<TokenId>(40, 3)},
+                    .limits = {.max_tokens = 6, .ignore_end = true}};
+    queue.submit(request);
+    request.input = Tokens{std::vector<TokenId>(33, 3)};  // its first block is known by then
+    queue.submit(request);
+    std::map<RequestId, std::vector<Prefill>> prefills;
+    std::map<RequestId, Done> done;
+    while (queue.unfinished() > 0) {
+        REQUIRE(queue.step());
+        for (const Event &event : queue.events()) {
+            if (const auto *prefill = std::get_if<Prefill>(&event)) {
+                CHECK_FALSE(done.contains(prefill->id));
+                prefills[prefill->id].push_back(*prefill);
+            } else if (const auto *end = std::get_if<Done>(&event)) {
+                done[end->id] = *end;
+            }
+        }
+    }
+    REQUIRE(prefills[1].size() == 3);
+    CHECK(prefills[1][0].done == 16);
+    CHECK(prefills[1][2].done == 40);
+    CHECK(prefills[1][2].all == 40);
+    CHECK(prefills[1][2].from_cache == 0);
+    CHECK(prefills[2].back().done == 33);
+    CHECK(prefills[2].back().from_cache == 32);
+    for (const RequestId id : {1, 2}) {
+        const Timings &timings = done.at(id).timings;
+        CHECK(timings.prefill_tokens == (id == 1 ? 40 : 1));
+        CHECK(timings.decode_tokens == 5);
+        CHECK(timings.token_seconds.size() == 5);
+        CHECK(timings.queued_seconds <= timings.first_token_seconds);
+        CHECK(timings.queued_seconds + timings.prefill_seconds <= timings.first_token_seconds);
+        CHECK(timings.decode_rate() > 0);
+        CHECK(done.at(id).usage.completion_tokens == 6);
+    }
+    // The second waited for all of the first.
+    CHECK(done.at(2).timings.queued_seconds >
+          done.at(1).timings.first_token_seconds - done.at(1).timings.queued_seconds);
+}
+
+TEST_CASE("queue: a stop changes nothing, and what is ended then has one end each") {
+    ToyRig rig({.context = 64, .batch = 16, .sequences = 3});
+    CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 2});
+    Request request{.input = Tokens{{1, 2, 3}}, .limits = {.ignore_end = true}};
+    for (int i = 0; i < 3; ++i) queue.submit(request);
+    REQUIRE(queue.step());
+    REQUIRE(queue.step());
+    StopRequest stop;
+    stop.request(StopRequest::Reason::Interrupt);
+    CHECK_FALSE(queue.step(&stop));
+    CHECK(queue.events().empty());
+    CHECK(queue.unfinished() == 3);
+    queue.end_all(FinishReason::Interrupt);
+    AllAnswers all;
+    gather(queue, all);
+    CHECK(queue.unfinished() == 0);
+    REQUIRE(all.size() == 3);
+    for (const auto &[key, answer] : all) {
+        CHECK(answer.done.reason == FinishReason::Interrupt);
+        CHECK(answer.done.tokens.size() == (key.first == 3 ? 0 : 2));
+    }
+}
