@@ -32,7 +32,17 @@ void add_constraint_options(OptionTable &table, ConstraintFlags &f) {
     table.text("--regex", f.regex, "only text that matches this regular expression as a whole")
         .takes("REGEX");
     table.list("--choice", f.choices, "only one of these texts; repeatable");
-    table.choice("--format", f.json, {{"text", false}, {"json", true}}, "json: only JSON, of any shape");
+    // ollama takes a schema here, too.
+    table
+        .add("--format", "WORD", "json: only JSON, of any shape; or a schema",
+             [&f](const std::string &text) {
+                 if (text != "json" && text != "text" && !looks_like_schema(text))
+                     throw ValueError("json, text or a JSON schema");
+                 f.json = text == "json";
+                 if (f.json || text == "text") return;
+                 f.schema = text;
+             })
+        .by_default("text");
     table
         .choice(
             "--whitespace", f.whitespace,

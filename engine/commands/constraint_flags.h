@@ -17,6 +17,7 @@ struct ConstraintFlags {
     bool json = false;  // --format json
     grammar::Whitespace whitespace = grammar::Whitespace::Bounded;
     bool any_order = false;
+    bool close = false;  // an answer that -n cuts gets the shortest valid ending
 };
 
 // --grammar, --json-schema, --regex, --choice, --format and how schemas are read.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/commands/arguments.h"
+#include "engine/commands/constraint_flags.h"
 #include "engine/completion/request.h"
 #include "engine/decode/engine.h"
 #include "engine/decode/sampler.h"
@@ -34,6 +35,7 @@ struct GenerationFlags {
     std::vector<std::string> stops;
     bool ignore_eos = false;
     std::optional<double> deadline;  // seconds
+    ConstraintFlags constraint;
 };
 
 struct TemplateFlags {

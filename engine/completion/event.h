@@ -73,6 +73,7 @@ struct Done {
     Usage usage = {};
     Timings timings = {};
     std::optional<decode::SpeculationCounts> speculation = {};  // none without drafts
+    std::optional<bool> complete = {};  // whether the text is all that its constraint wants; none without one
     SequenceHandle kept = kNoSequence;
 };
 

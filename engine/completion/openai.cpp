@@ -102,11 +102,78 @@ std::vector<text::Message> messages_of(const Json &object) {
     return messages;
 }
 
+using Kind = grammar::Source::Kind;
+
+// A schema as JSON, or as text.
+grammar::Source schema_source(const char *key, const Json &value) {
+    if (!value.is_object() && !value.is_boolean() && !value.is_string()) fail(key, "a JSON schema");
+    return {.kind = Kind::Schema, .text = value.is_string() ? value.get<std::string>() : value.dump()};
+}
+grammar::Source text_source(Kind kind, const char *key, const Json &value) {
+    if (!value.is_string()) fail(key, "a string");
+    return {.kind = kind, .text = value.get<std::string>()};
+}
+grammar::Source choice_source(const char *key, const Json &value) {
+    if (!value.is_array() || value.empty()) fail(key, "a list of strings");
+    grammar::Source source{.kind = Kind::Choices};
+    for (const Json &choice : value) {
+        if (!choice.is_string()) fail(key, "a list of strings");
+        source.choices.push_back(choice.get<std::string>());
+    }
+    return source;
+}
+
+std::optional<grammar::Source> response_format_of(const Json &value) {
+    if (!value.is_object()) fail("response_format", "an object");
+    if (value.empty() || has_type(value, "text")) return std::nullopt;
+    if (has_type(value, "json_object")) {
+        if (const Json *schema = find_value(value, "schema")) return schema_source("schema", *schema);
+        return grammar::Source{.kind = Kind::AnyObject};
+    }
+    const Json *named = has_type(value, "json_schema") ? find_value(value, "json_schema") : nullptr;
+    const Json *schema = named && named->is_object() ? find_value(*named, "schema") : nullptr;
+    if (!schema)
+        throw BodyError(
+            "\"response_format\" must have the type text, json_object, or json_schema with a "
+            "\"json_schema\" that has a \"schema\"");
+    return schema_source("schema", *schema);
+}
+
+// "json": .., "regex": ..; `prefix` stands in front of the keys.
+void read_structured(const Json &object, const std::string &prefix, std::vector<grammar::Source> &found) {
+    const auto read = [&](const char *name, auto make) {
+        const std::string key = prefix + name;
+        if (const Json *value = find_value(object, key.c_str())) found.push_back(make(key.c_str(), *value));
+    };
+    read("json", schema_source);
+    read("choice", choice_source);
+    read("regex", [](const char *key, const Json &value) { return text_source(Kind::Regex, key, value); });
+    read("grammar", [](const char *key, const Json &value) { return text_source(Kind::Gbnf, key, value); });
+    if (const Json *value = find_value(object, (prefix + "json_object").c_str()); value && *value == true)
+        found.push_back({.kind = Kind::AnyObject});
+    if (find_value(object, (prefix + "structural_tag").c_str()))
+        throw BodyError("\"" + prefix + "structural_tag\" is not supported");
+}
+
+std::optional<grammar::Source> constraint_of(const Json &object) {
+    std::vector<grammar::Source> found;
+    if (const Json *value = find_value(object, "response_format"))
+        if (auto source = response_format_of(*value)) found.push_back(std::move(*source));
+    if (const Json *value = find_value(object, "structured_outputs")) {
+        if (!value->is_object()) fail("structured_outputs", "an object");
+        read_structured(*value, "", found);
+    }
+    read_structured(object, "guided_", found);
+    if (found.size() > 1) throw BodyError("the row has more than one constraint");
+    if (found.empty()) return std::nullopt;
+    return found[0];
+}
+
 // What would change the answer and is not there must not be passed over in silence.
 void refuse_unsupported(const Json &object) {
     const Json *n = find_value(object, "n");
     if (n && *n != 1) throw BodyError("\"n\" other than 1 is not supported");
-    for (const char *key : {"tools", "functions", "response_format"}) {
+    for (const char *key : {"tools", "functions"}) {
         const Json *value = find_value(object, key);
         const bool harmless = value && (value->empty() || (value->is_object() && has_type(*value, "text")));
         if (value && !harmless) throw BodyError("\"" + std::string(key) + "\" is not supported");
@@ -134,6 +201,7 @@ Body parse_body(const Json &object) {
     body.stops = stops_of(object);
     body.seed = seed_of(object);
     read_sampling(object, body);
+    body.constraint = constraint_of(object);
     return body;
 }
 
@@ -152,6 +220,12 @@ std::span<const std::string> body_keys() {
                                                    "function_call",
                                                    "parallel_tool_calls",
                                                    "response_format",
+                                                   "structured_outputs",
+                                                   "guided_json",
+                                                   "guided_regex",
+                                                   "guided_choice",
+                                                   "guided_grammar",
+                                                   "guided_json_object",
                                                    "stream",
                                                    "stream_options",
                                                    "logprobs",
@@ -170,6 +244,11 @@ void Body::apply(Request &request) const {
     request.sampling.seed = seed.value_or(request.sampling.seed);
     request.limits.max_tokens = max_tokens.value_or(request.limits.max_tokens);
     request.limits.stops.insert(request.limits.stops.end(), stops.begin(), stops.end());
+    if (!constraint) return;
+    const grammar::SchemaOptions how =
+        request.constraint ? request.constraint->options : grammar::SchemaOptions();
+    request.constraint = constraint;
+    request.constraint->options = how;
 }
 
 Json response_body(Endpoint endpoint, const std::string &number, const std::string &model,
@@ -181,6 +260,7 @@ Json response_body(Endpoint endpoint, const std::string &number, const std::stri
     if (!chat) choice["text"] = reply.text;
     choice["logprobs"] = nullptr;
     choice["finish_reason"] = name(reply.reason);
+    if (reply.complete && !*reply.complete) choice["complete"] = false;
     const size_t prompt = reply.usage.prompt_tokens, completion = reply.usage.completion_tokens;
     return {{"id", (chat ? "chatcmpl-" : "cmpl-") + number},
             {"object", chat ? "chat.completion" : "text_completion"},

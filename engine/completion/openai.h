@@ -40,6 +40,8 @@ struct Body {
     std::vector<std::string> stops;
     std::optional<uint64_t> seed;
     std::vector<std::pair<const decode::SamplingSetting *, double>> sampling;
+    // "response_format" (json_object, json_schema), vLLM's "structured_outputs" and "guided_..".
+    std::optional<grammar::Source> constraint;
 
     // These settings over the others; stop strings are added. The input stays as it is.
     void apply(Request &request) const;
@@ -55,6 +57,7 @@ struct Reply {
     std::string text, reasoning;
     FinishReason reason = FinishReason::Stop;
     Usage usage = {};
+    std::optional<bool> complete = {};  // of a constraint
 };
 enum class Endpoint { Chat, Completion };
 // Of the request `number`, which names the response: "chatcmpl-7". "created" is 0, because the same run is to

@@ -59,6 +59,7 @@ class PromptFormat {
     text::ReasoningSplitter splitter(const Prompt &prompt) const {
         return {chat_.reasoning(), prompt.begins_inside};
     }
+    const text::ReasoningStyle &reasoning() const { return chat_.reasoning(); }
     Vocabulary vocabulary() const;
     // How reasoning is shown among text: between these.
     std::string opening_mark() const;

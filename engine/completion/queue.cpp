@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/decode/next_token.h"
+#include "engine/decode/speculation/grammar_draft.h"
 
 namespace runnel::completion {
 
@@ -83,9 +84,40 @@ decode::Sampler CompletionQueue::sampler_of(const Request &request) const {
 
 Limits CompletionQueue::limits_of(const Request &request, const Prompt &prompt) const {
     Limits limits = request.limits;
+    limits.ignore_end = limits.ignore_end && !request.constraint;
     if (prompt.is_turn)
         limits.stops.insert(limits.stops.end(), format_->stops().begin(), format_->stops().end());
     return limits;
+}
+
+// Before the answer's prompt is in the sampler's history.
+void CompletionQueue::constrain(Entry &answer, const Request &request, const Prompt &prompt) {
+    if (!request.constraint) return;
+    if (!engine_) throw DecodeError(DecodeError::Kind::BadInput, "there is no tokenizer for a constraint");
+    if (!constraints_)
+        constraints_ =
+            std::make_unique<Constraints>(engine_->tokenizer(), executor_->vocab(), turn_vocabulary_.text);
+    const text::ReasoningStyle reasoning = prompt.is_turn ? format_->reasoning() : text::ReasoningStyle();
+    answer.sampler.constrain(constraints_->make(*request.constraint, reasoning, prompt.begins_inside));
+    answer.sampler.begin_answer(prompt.tokens.size());
+    answer.close = request.close;
+    answer.drafts = request.drafts;
+}
+
+// Text that the grammar forces is the first guess.
+std::unique_ptr<decode::Speculator> CompletionQueue::speculator_of(const Entry &answer) {
+    const bool constrained = answer.sampler.constraint() != nullptr;
+    if (!constrained) return make_speculator_();
+    std::unique_ptr<decode::Speculator> speculator;
+    if (make_speculator_) {
+        speculator = make_speculator_();
+    } else {
+        if (!grammar_costs_) grammar_costs_ = std::make_shared<decode::SharedCosts>();
+        speculator = std::make_unique<decode::Speculator>(std::vector<std::unique_ptr<decode::DraftSource>>(),
+                                                          decode::SpeculationOptions(), grammar_costs_);
+    }
+    speculator->add_first(std::make_unique<decode::GrammarDraft>(constraints_->words()));
+    return speculator;
 }
 
 void CompletionQueue::start(RequestId id, const Request &request) {
@@ -103,7 +135,8 @@ void CompletionQueue::start(RequestId id, const Request &request) {
     answer.done.id = id;
     answer.done.usage.prompt_tokens = prompt.tokens.size();
     answer.done.usage.left_out = prompt.left_out;
-    if (answer.text.complete() && !request.keep) {  // no token is wanted, and no sequence
+    // No token is wanted, and no sequence. (A constraint may have to close what has not begun.)
+    if (answer.text.complete() && !request.keep && !request.constraint) {
         answer.text.end(FinishReason::Length);
         answer.done.reason = answer.text.reason();
         for (int32_t i = 0; i < request.samples; ++i) {
@@ -128,6 +161,7 @@ void CompletionQueue::start(RequestId id, const Request &request) {
             answer.counted = answer.speculator->counts();
         }
     }
+    constrain(answer, request, prompt);
     answer.sequence.append(std::span(prompt.tokens).subspan(known));
     if (!answer.logprobs) decode::prepare_next(answer.sequence, answer.sampler);
     insert(std::move(answer));
@@ -138,6 +172,8 @@ void CompletionQueue::start_beams(RequestId id, const Request &request) {
         throw DecodeError(DecodeError::Kind::BadInput,
                           "a search of " + std::to_string(request.beams) +
                               " beams needs as many sequences at a time, and no samples");
+    if (request.constraint)
+        throw DecodeError(DecodeError::Kind::BadInput, "a search of beams has no place for a constraint");
     const Clock::time_point now = Clock::now();
     const Prompt prompt = prompt_of(request);
     BeamOptions options{.beams = request.beams,
@@ -248,7 +284,7 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
 void CompletionQueue::append_next(const decode::StopRequest *stop) {
     std::vector<decode::Continuation> continuations;
     for (Entry *answer : std::exchange(going_on_, {})) {
-        if (answer->drafts && !answer->speculator) answer->speculator = make_speculator_();
+        if (answer->drafts && !answer->speculator) answer->speculator = speculator_of(*answer);
         if (!answer->logprobs) decode::prepare_next(answer->sequence, answer->sampler);
         continuations.push_back({&answer->sequence, answer->text.tokens().back(), answer->text.remaining(),
                                  answer->speculator.get(), &answer->sampler});
@@ -285,6 +321,7 @@ void CompletionQueue::split(Entries::iterator answer) {
         more.logprobs = answer->logprobs;
         more.drafts = answer->drafts;
         more.keep = answer->keep;
+        more.close = answer->close;
         more.done = answer->done;
         more.dropped = answer->dropped;
         more.computing = true;
@@ -383,7 +420,13 @@ void CompletionQueue::emit(Entry &answer, TokenId token, const std::string &text
 }
 
 void CompletionQueue::end(Entry &answer, FinishReason reason) {
-    const std::string rest = answer.text.end(reason);
+    std::string rest = answer.text.end(reason);
+    if (const decode::Constraint *constraint = answer.sampler.constraint();
+        constraint && answer.close && reason == FinishReason::Length) {
+        const std::string ending = constraint->ending(answer.text.tokens());
+        answer.closed = !ending.empty();
+        rest += ending;
+    }
     emit(answer, text::kNoToken, rest);
 }
 
@@ -497,6 +540,8 @@ void CompletionQueue::finish(Entries::iterator answer) {
     done.reason = answer->text.reason();
     done.tokens = answer->text.tokens();
     done.usage.completion_tokens = done.tokens.size();
+    if (const decode::Constraint *constraint = answer->sampler.constraint(); constraint && done.error.empty())
+        done.complete = answer->closed || constraint->complete(done.tokens);
     if (answer->keep) done.kept = keep(*answer);
     for (int32_t i = 0; i < answer->samples; ++i) {
         count(done);

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "engine/completion/beams.h"
+#include "engine/completion/constraints.h"
 #include "engine/completion/event.h"
 #include "engine/completion/prompt.h"
 #include "engine/completion/request.h"
@@ -99,7 +100,7 @@ class CompletionQueue {
         std::optional<text::ReasoningSplitter> splitter;
         std::optional<size_t> shift_keeping;
         int32_t samples = 1;
-        bool logprobs = false, drafts = false, keep = false;
+        bool logprobs = false, drafts = false, keep = false, close = false, closed = false;
         std::unique_ptr<decode::Speculator> speculator;  // from the first token on
         decode::SpeculationCounts counted;               // by the speculator, for other answers
         Done done;
@@ -129,6 +130,8 @@ class CompletionQueue {
     Limits limits_of(const Request &request, const Prompt &prompt) const;
     Prompt prompt_of(const Request &request) const;
     decode::Sampler sampler_of(const Request &request) const;
+    void constrain(Entry &answer, const Request &request, const Prompt &prompt);
+    std::unique_ptr<decode::Speculator> speculator_of(const Entry &answer);
     Entries::iterator insert(Entry answer);
     void append_next(const decode::StopRequest *stop);
     void report_prefill();
@@ -156,6 +159,8 @@ class CompletionQueue {
     const PromptFormat *format_ = nullptr;
     Vocabulary turn_vocabulary_;  // shows the marks of reasoning
     decode::MakeSpeculator make_speculator_;
+    std::unique_ptr<Constraints> constraints_;            // made with the first one
+    std::shared_ptr<decode::SharedCosts> grammar_costs_;  // of drafts of forced text alone
     int32_t parallel_;
     decode::Scheduler scheduler_;
     Entries answers_;

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "engine/completion/answer.h"
 #include "engine/decode/sampler.h"
+#include "engine/grammar/source.h"
 #include "engine/text/chat_template.h"
 
 namespace runnel::completion {
@@ -40,6 +42,9 @@ struct Request {
     decode::SamplingOptions sampling = {};
     uint32_t stream = 0;  // of the sampler's noise: answers of one seed that are to differ
     Limits limits = {};
+    // What the answer, behind its reasoning, may be. Ends of generation count then, whatever the limits say.
+    std::optional<grammar::Source> constraint = {};
+    bool close = false;  // where the limit ends it in the middle, the shortest valid ending is added
     OverflowPolicy overflow = OverflowPolicy::Error;
     // Independent answers to one prompt, which is computed once; answer i draws from stream + i.
     int32_t samples = 1;

@@ -81,12 +81,17 @@ Sampler::Sampler(SamplingOptions options, int32_t vocab) : options_(std::move(op
     }
 }
 
-void Sampler::load(std::span<const float> logits) {
+void Sampler::load(std::span<const float> logits, std::span<const TokenId> history) {
     assert(logits.size() >= static_cast<size_t>(vocab_));
     logits_.assign(logits.begin(), logits.begin() + vocab_);
     bool finite = true;
     for (const float l : logits_) finite &= std::abs(l) <= FLT_MAX;
     if (!finite) not_finite();
+    if (constraint_) {
+        const grammar::Bits &mask = constraint_->mask(history);
+        for (TokenId id = 0; id < vocab_; ++id)
+            if (!grammar::has_bit(mask, id)) logits_[static_cast<size_t>(id)] = kForbidden;
+    }
     for (const auto &[id, bias] : options_.logit_bias) {
         float &l = logits_[static_cast<size_t>(id)];
         l = std::min(l + bias, FLT_MAX);
@@ -219,12 +224,14 @@ void Sampler::keep_argmax() {
 
 void Sampler::filter(std::span<const float> logits, std::span<const TokenId> history) {
     whole_ = true;
-    load(logits);
+    load(logits, history);
     penalize(history);
     const bool greedy = !(options_.temperature > 0);
     greedy ? keep_argmax() : keep_top_k();
     if (result_.candidates.empty())
-        throw DecodeError(DecodeError::Kind::Failed, "every token is forbidden by the logit biases");
+        throw DecodeError(DecodeError::Kind::Failed,
+                          constraint_ ? "every token that the grammar allows is forbidden by the logit biases"
+                                      : "every token is forbidden by the logit biases");
     if (!greedy) keep_after_top_k();
 }
 
@@ -312,13 +319,13 @@ int32_t Sampler::candidates_needed(int32_t most) const {
 // Into result_: the candidates that the filters after top-k begin with. False when others might be among
 // them. Sure of its place is who comes, lowered as it is, before the last of the largest as the model made
 // it: nobody who is not among the largest does.
-bool Sampler::choose(std::span<const kernels::Candidate> largest) {
+bool Sampler::choose(std::span<const kernels::Candidate> largest, std::span<const TokenId> history) {
     std::vector<Candidate> &set = result_.candidates;
     set.clear();
     const bool all = largest.size() >= static_cast<size_t>(vocab_);
     const Candidate last{largest.back().token, largest.back().logit, 0};
     for (const kernels::Candidate &c : largest) {
-        if (c.token >= vocab_) continue;
+        if (c.token >= vocab_ || (constraint_ && !constraint_->allows(history, c.token))) continue;
         float l = c.logit;
         if (const auto found = biases_.find(c.token); found != biases_.end())
             for (const float bias : found->second) l = std::min(l + bias, FLT_MAX);
@@ -346,7 +353,7 @@ bool Sampler::filter(std::span<const kernels::Candidate> largest, std::span<cons
     if (!(std::abs(largest.front().logit) <= FLT_MAX)) not_finite();
     if (candidates_needed(std::numeric_limits<int32_t>::max()) == 0) return false;
     count(history);
-    if (!choose(largest)) return false;
+    if (!choose(largest, history)) return false;
     if (options_.temperature > 0) keep_after_top_k();
     return true;
 }

@@ -1,6 +1,7 @@
 // From logits to the next token: the sampling chain of llama.cpp, exact and without sorting the vocabulary.
 //
 // Order and formulas, l_i being the logit of token i and p_i = softmax(l)_i over the candidates left:
+//   0. constraint  only the tokens that a grammar allows (constraint.h)
 //   1. bias        l_i += bias_i
 //   2. penalties   for the tokens of the last `repeat_last_n` of the history, n_i their number there:
 //                  l_i = l_i > 0 ? l_i / repeat : l_i * repeat;   l_i -= n_i * frequency + presence
@@ -29,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/decode/constraint.h"
 #include "engine/text/token.h"
 #include "kernels/backend.h"
 
@@ -76,7 +78,18 @@ class Sampler {
     void set_stream(uint32_t stream) { stream_ = stream; }
     uint32_t stream() const { return stream_; }
     // The history is so many tokens shorter from now on: its noise does not come round again.
-    void drop(int64_t tokens) { dropped_ += tokens; }
+    void drop(int64_t tokens) {
+        dropped_ += tokens;
+        if (constraint_) constraint_->drop(tokens);
+    }
+    // From here on, only what the constraint allows comes out.
+    void constrain(Constraint constraint) { constraint_ = std::move(constraint); }
+    Constraint *constraint() { return constraint_ ? &*constraint_ : nullptr; }
+    const Constraint *constraint() const { return constraint_ ? &*constraint_ : nullptr; }
+    // An answer begins behind so many tokens.
+    void begin_answer(size_t prompt_tokens) {
+        if (constraint_) constraint_->begin(prompt_tokens);
+    }
     // Of the noise for the token behind so many.
     uint32_t position(size_t history) const {
         return static_cast<uint32_t>(history + static_cast<uint64_t>(dropped_));
@@ -113,13 +126,13 @@ class Sampler {
     void filter(std::span<const float> logits, std::span<const TokenId> history);
     bool filter(std::span<const kernels::Candidate> largest, std::span<const TokenId> history);
     void keep_after_top_k();
-    void load(std::span<const float> logits);
+    void load(std::span<const float> logits, std::span<const TokenId> history);
     bool penalizes() const;
     void count(std::span<const TokenId> history);
     float penalized(float logit, int32_t count) const;
     void penalize(std::span<const TokenId> history);
     bool only_lowers() const;
-    bool choose(std::span<const kernels::Candidate> largest);
+    bool choose(std::span<const kernels::Candidate> largest, std::span<const TokenId> history);
     void keep_top_k();
     void keep_typical();
     void keep_top_p();
@@ -130,6 +143,7 @@ class Sampler {
 
     SamplingOptions options_;
     int32_t vocab_;
+    std::optional<Constraint> constraint_;
     uint32_t stream_ = 0;
     int64_t dropped_ = 0;                     // tokens of the history
     bool sorted_ = false;                     // the candidates

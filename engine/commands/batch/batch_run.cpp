@@ -33,6 +33,7 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
       system_(system_prompt(options.system, options.system_file, io.in, &stop)),
       sampling_(sampling_options(options.generation)),
       limits_(limits(options.generation)),
+      constraint_(constraint_of(options.generation.constraint, io)),
       drafts_(drafting(options.draft, options.model, engine, options.parallel, io, stop)),
       queue_(engine, format_, {.parallel = options.parallel, .drafts = speculators(drafts_.get())}),
       errors_(output.before().failed()) {
@@ -131,6 +132,8 @@ Request BatchRun::request_of(const Row &row) {
                     .sampling = sampling_,
                     .stream = body.seed ? 0 : static_cast<uint32_t>(row.identity.line),
                     .limits = limits_,
+                    .constraint = constraint_,
+                    .close = options_.generation.constraint.close,
                     .overflow = options_.overflow};
     body.apply(request);
     if (body.prompt && (row.raw || options_.raw || !format_.has_template())) {
@@ -157,7 +160,7 @@ void BatchRun::finish(const completion::Done &done) {
     }
     forgotten_ += done.usage.left_out + done.usage.forgotten;
     const completion::Reply reply{waiting.answer + waiting.text.end(), waiting.text.reasoning(), done.reason,
-                                  done.usage};
+                                  done.usage, done.complete};
     output_.put(waiting.place, answer_line(waiting.row, reply, options_.model.path));
     answered_bytes_ += waiting.bytes;
 }

@@ -59,6 +59,7 @@ class BatchRun {
     std::string system_;
     decode::SamplingOptions sampling_;
     completion::Limits limits_;
+    std::optional<grammar::Source> constraint_;
     std::unique_ptr<decode::Drafting> drafts_;  // or none
     completion::CompletionQueue queue_;
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();

@@ -21,6 +21,7 @@ std::span<const Chat::Command> Chat::commands() {
         {"/edit", "[TEXT]", "change your last message and ask again", &Chat::edit},
         {"/system", "[TEXT]", "show or set the system prompt; \"\" for none", &Chat::system},
         {"/set", "[NAME N]", "change a setting: /set temp 0.5", &Chat::change_setting},
+        {"/format", "[WHAT]", "json, a schema's file, or text: what answers may be", &Chat::format},
         {"/show", "", "settings, and how full the context is", &Chat::show_state},
         {"/read", "FILE", "a message from a file", &Chat::read},
         {"/save", "FILE", "save the conversation as JSON", &Chat::save},
@@ -80,6 +81,27 @@ void Chat::change_setting(const std::string &text) {
     if (value == std::string::npos) throw InputError("/set NAME N: the number is missing");
     set(model_.settings(), text.substr(0, blank), text.substr(value));
     model_.apply_settings();
+}
+void Chat::format(const std::string &what) {
+    ConstraintFlags &flags = model_.settings().constraint;
+    const ConstraintFlags before = flags;
+    if (what.empty()) {
+        const bool constrained = flags.grammar || flags.schema || flags.regex || !flags.choices.empty();
+        io_.err.try_write(constrained ? "constrained\n" : flags.json ? "json\n" : "text\n");
+        return;
+    }
+    flags = ConstraintFlags();
+    flags.whitespace = before.whitespace;
+    flags.any_order = before.any_order;
+    flags.close = before.close;
+    flags.json = what == "json";
+    if (what != "json" && what != "text") flags.schema = what;
+    try {
+        model_.apply_settings();
+    } catch (...) {
+        flags = before;
+        throw;
+    }
 }
 void Chat::show_state(const std::string &) {
     io_.err.try_write(list_settings(model_.settings()) + "messages " +

@@ -50,6 +50,7 @@ class Chat {
     void edit(const std::string &text);
     void system(const std::string &text);
     void change_setting(const std::string &text);
+    void format(const std::string &what);
     void show_state(const std::string &);
     void read(const std::string &path);
     void save(const std::string &path);

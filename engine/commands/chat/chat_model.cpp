@@ -19,12 +19,14 @@ ChatModel::ChatModel(const ChatOptions &options, decode::Engine &engine,
       io_(io),
       settings_(options.generation),
       sampling_(sampling_options(settings_)),
+      constraint_(constraint_of(settings_.constraint, io)),
       format_(prompt_format(engine, options.chat)),
       drafts_(std::move(drafts)),
       queue_(engine, format_, {.parallel = 1, .drafts = speculators(drafts_.get())}) {}
 
 void ChatModel::apply_settings() {
     sampling_ = sampling_options(settings_);
+    constraint_ = constraint_of(settings_.constraint, io_);
     queue_.forget_drafts(kept_);  // they were made for the old settings
 }
 
@@ -50,6 +52,8 @@ completion::Request ChatModel::request_of(const Transcript &transcript) const {
             .sampling = sampling_,
             .stream = stream_,
             .limits = limits(settings_),
+            .constraint = constraint_,
+            .close = settings_.constraint.close,
             .overflow = options_.overflow,
             .continue_from = kept_,
             .keep = true};

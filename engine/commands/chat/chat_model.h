@@ -51,6 +51,7 @@ class ChatModel {
     Io &io_;
     GenerationFlags settings_;
     decode::SamplingOptions sampling_;
+    std::optional<grammar::Source> constraint_;
     completion::PromptFormat format_;
     std::unique_ptr<decode::Drafting> drafts_;  // or none
     completion::CompletionQueue queue_;

@@ -15,7 +15,6 @@ constexpr std::string_view kThreads = "one set of threads serves everything: -t 
 constexpr std::string_view kNoRope = "the model's own RoPE settings are used";
 constexpr std::string_view kDownload = "download the GGUF file and give its path as MODEL";
 constexpr std::string_view kSampler = "use --temp, --top-k, --top-p, --min-p, --typical and the penalties";
-constexpr std::string_view kGrammar = "describe the form in the prompt, and check the answer";
 constexpr std::string_view kImages = "models run with text only";
 constexpr std::string_view kLora = "merge the adapter into the model first (llama-export-lora)";
 constexpr std::string_view kEmbed = "there are no embeddings or rankings";
@@ -166,7 +165,6 @@ constexpr Foreign kForeign[] = {
     {"--dynatemp-exp", "*", Missing, kSampler, "1 1.0 1.00"},
     {"--mirostat", "*", Missing, kSampler, "0"},
     {"--mirostat-lr --mirostat-ent", "*", Missing, kSampler},
-    {"--grammar --grammar-file -j --json-schema -jf --json-schema-file", "*", Missing, kGrammar},
     {"--pooling --attention --embd-normalize --embd-output-format --embd-separator --cls-separator", "*",
      Missing, kEmbed},
     {"--embedding --embeddings --rerank --reranking", "", Missing, kEmbed},
@@ -221,7 +219,6 @@ constexpr Foreign kForeign[] = {
      "there is no server: runnel batch answers many prompts"},
 
     // --- ollama run
-    {"--format", "*", Missing, kGrammar},
     {"--keepalive", "*", Nothing, "a model is mapped, not kept by a service"},
     {"--nowordwrap", "", Nothing, "answers are not wrapped"},
     {"--insecure", "", Missing, kDownload},

@@ -194,6 +194,11 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
     table.list("-l,--logit-bias", o.logit_bias, "add to a token's logit; repeatable")
         .takes("ID+B|ID-B")
         .rare();
+    add_constraint_options(table, o.constraint);
+    table
+        .flag("--close", o.constraint.close,
+              "where -n cuts an answer that a grammar constrains, add the shortest valid ending")
+        .rare();
     table
         .number("--deadline", o.deadline, NumberRange{0, NumberRange::kNone, false, false},
                 "stop after so many seconds with the text so far")

@@ -83,6 +83,7 @@ Json RunOutput::json(const Report &report) const {
                  {"completion_tokens", one.done.tokens.size()},
                  {"finish_reason", name(one.done.reason)},
                  {"timings", timings_json(report)}};
+    if (one.done.complete) json["complete"] = *one.done.complete;
     if (!one.text.reasoning().empty()) json["reasoning"] = one.text.reasoning();
     if (many_) {
         Json list = Json::array();
@@ -97,6 +98,7 @@ Json RunOutput::json(const Report &report) const {
                             {"finish_reason", name(done.reason)},
                             {"logprob", done.log_probability},
                             {"score", score(done)}});
+            if (done.complete) list.back()["complete"] = *done.complete;
         }
         json["best"] = best;
         json[options_.beams > 1 ? "beams" : "samples"] = std::move(list);

@@ -101,6 +101,10 @@ Speculator::Speculator(std::vector<std::unique_ptr<DraftSource>> sources, const 
     for (auto &source : sources) sources_.push_back({std::move(source), DraftLength(options_.length)});
 }
 
+void Speculator::add_first(std::unique_ptr<DraftSource> source) {
+    sources_.insert(sources_.begin(), Source{std::move(source), DraftLength(options_.length)});
+}
+
 void Speculator::forget() {
     draft_ = {};
     offered_.clear();
@@ -117,6 +121,24 @@ void Speculator::propose(std::span<const TokenId> text, int32_t most, int32_t be
 void Speculator::give_up(Source &source, const std::string &why) {
     counts_.failure = why;
     source.drafts.reset();
+}
+
+// Guesses end in front of the first token that the constraint refuses.
+static void cut(Draft &draft, Constraint &constraint, std::span<const TokenId> text) {
+    const size_t length = constraint.allowed(text, draft.tokens);
+    std::vector<TokenId> history;
+    for (Branch &branch : draft.branches) {
+        if (branch.shared > length) continue;
+        history.assign(text.begin(), text.end());
+        history.insert(history.end(), draft.tokens.begin(),
+                       draft.tokens.begin() + static_cast<std::ptrdiff_t>(branch.shared));
+        branch.tokens.resize(constraint.allowed(history, branch.tokens));
+        branch.probabilities.resize(branch.tokens.size());
+    }
+    draft.tokens.resize(length);
+    draft.probabilities.resize(length);
+    if (!draft.distributions.empty()) draft.distributions.resize(length);
+    std::erase_if(draft.branches, [&](const Branch &b) { return b.shared >= length || b.tokens.empty(); });
 }
 
 // One sequence that asks its sources, one after the other.
@@ -149,7 +171,12 @@ class Speculator::Asking {
     // True when there is something to verify.
     bool finish() {
         Draft draft;
-        if (source_->drafts) guard([&] { draft = source_->drafts->finish(); });
+        if (source_->drafts)
+            guard([&] {
+                draft = source_->drafts->finish();
+                if (Constraint *constraint = part_.sampler->constraint(); constraint && !draft.tokens.empty())
+                    cut(draft, *constraint, part_.text);
+            });
         Speculator &s = *part_.speculator;
         s.draft_seconds_ += seconds_;
         assert(draft.tokens.size() <= static_cast<size_t>(asked_));

@@ -103,6 +103,9 @@ class Speculator {
     Speculator(std::vector<std::unique_ptr<DraftSource>> sources, const SpeculationOptions &options,
                std::shared_ptr<SharedCosts> costs = nullptr);
 
+    // A source that is asked before the others.
+    void add_first(std::unique_ptr<DraftSource> source);
+
     // Guesses what follows `text`, at most `most` tokens; other sequences bring `beside` tokens to the pass.
     // A source that fails is not asked again. A stop that is requested ends the guessing.
     void propose(std::span<const TokenId> text, int32_t most, int32_t beside, Sampler &sampler,

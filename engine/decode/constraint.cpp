@@ -1,0 +1,143 @@
+#include "engine/decode/constraint.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "engine/decode/error.h"
+
+namespace runnel::decode {
+namespace {
+
+// What the grammar throws, as what decoding throws.
+template <class F>
+decltype(auto) guarded(F f) {
+    try {
+        return f();
+    } catch (const grammar::GrammarLimit &error) {
+        throw DecodeError(DecodeError::Kind::Failed, error.what());
+    }
+}
+
+}  // namespace
+
+Constraint::Constraint(std::shared_ptr<grammar::Masks> masks, std::optional<FreeText> free)
+    : masks_(std::move(masks)) {
+    if (free) free_ = std::make_shared<const FreeText>(std::move(*free));
+    begin(0);
+}
+
+void Constraint::begin(size_t prompt_tokens) {
+    begin_ = static_cast<int64_t>(prompt_tokens);
+    tokens_.clear();
+    const bool inside = free_ && free_->open == text::kNoToken;
+    states_.assign(1, {masks_->start(), inside ? 0 : free_ ? kBefore : kBehind});
+}
+
+// States of tokens that are still the same are known. Only the newest tokens are compared: drafts that were
+// not kept are no older.
+Constraint::State Constraint::state_of(std::span<const TokenId> history) {
+    constexpr size_t kNewest = 256;
+    const auto length =
+        static_cast<size_t>(std::max<int64_t>(0, static_cast<int64_t>(history.size()) - begin_));
+    const auto at = [&](size_t i) { return history[static_cast<size_t>(begin_ + static_cast<int64_t>(i))]; };
+    size_t known = std::min(length, tokens_.size());
+    for (size_t i = known > kNewest ? known - kNewest : 0; i < known; ++i)
+        if (begin_ + static_cast<int64_t>(i) >= 0 && tokens_[i] != at(i)) known = i;
+    tokens_.resize(known);
+    states_.resize(known + 1);
+    for (size_t i = known; i < length; ++i) {
+        states_.push_back(guarded([&] { return advance(states_.back(), at(i)); }));
+        tokens_.push_back(at(i));
+    }
+    return states_.back();
+}
+
+Constraint::State Constraint::advance(State state, TokenId token) {
+    if (state.matched == kBefore && token == free_->open) return {state.grammar, 0};
+    if (state.matched < 0) return {masks_->advance(state.grammar, token), kBehind};
+    if (masks_->index().is_end(token)) return {grammar::kDead, kBehind};
+    const std::string bytes = free_->text(token);
+    const std::string &close = free_->close;
+    for (size_t i = 0; i < bytes.size(); ++i) {
+        // The longest beginning of the mark that the text now ends with (the mark is short).
+        std::string tail = close.substr(0, static_cast<size_t>(state.matched)) + bytes[i];
+        while (!tail.empty() && !close.starts_with(tail)) tail.erase(0, 1);
+        state.matched = static_cast<int32_t>(tail.size());
+        if (tail.size() < close.size()) continue;
+        const std::string_view rest = std::string_view(bytes).substr(i + 1);
+        return {masks_->machine().advance(masks_->start(), rest), kBehind};
+    }
+    return state;
+}
+
+// Anything but the end, and but tokens that go on behind the mark with what the grammar refuses.
+const grammar::Bits &Constraint::free_mask(State state) {
+    const grammar::TokenIndex &index = masks_->index();
+    if (anything_.empty()) {
+        anything_.resize((static_cast<size_t>(index.rows()) + 63) / 64);
+        for (TokenId id = 0; id < index.rows(); ++id) {
+            if (!index.is_sampleable(id) || index.is_end(id)) continue;
+            grammar::set_bit(anything_, id);
+            if (free_->text(id).find(free_->close.back()) != std::string::npos) over_mark_.push_back(id);
+        }
+    }
+    mask_ = anything_;
+    for (const TokenId id : over_mark_) {
+        const State next = advance(state, id);
+        if (next.matched < 0 && next.grammar == grammar::kDead) grammar::clear_bit(mask_, id);
+    }
+    return mask_;
+}
+
+const grammar::Bits &Constraint::mask(std::span<const TokenId> history) {
+    const State state = state_of(history);
+    return guarded([&]() -> const grammar::Bits & {
+        if (state.matched >= 0) return free_mask(state);
+        const grammar::Bits &mask = masks_->mask(state.grammar);
+        if (state.matched != kBefore) return mask;
+        mask_ = mask;
+        grammar::set_bit(mask_, free_->open);
+        return mask_;
+    });
+}
+
+bool Constraint::allows(std::span<const TokenId> history, TokenId token) {
+    const State state = state_of(history);
+    return guarded([&] {
+        const State next = advance(state, token);
+        return next.matched >= 0 || next.grammar != grammar::kDead;
+    });
+}
+
+size_t Constraint::allowed(std::span<const TokenId> history, std::span<const TokenId> guesses) {
+    State state = state_of(history);
+    for (size_t i = 0; i < guesses.size(); ++i) {
+        state = guarded([&] { return advance(state, guesses[i]); });
+        if (state.matched < 0 && state.grammar == grammar::kDead) return i;
+        if (masks_->index().is_end(guesses[i])) return i + 1;
+    }
+    return guesses.size();
+}
+
+std::string Constraint::forced(std::span<const TokenId> history, size_t most) {
+    const State state = state_of(history);
+    if (state.matched >= 0) return {};
+    return guarded([&] { return masks_->forced(state.grammar, most); });
+}
+
+bool Constraint::complete(std::span<const TokenId> answer) const {
+    Constraint own = *this;
+    own.begin(0);
+    const State state = own.state_of(answer);
+    return state.matched < 0 && state.grammar != grammar::kDead && masks_->accepts(state.grammar);
+}
+
+std::string Constraint::ending(std::span<const TokenId> answer) const {
+    Constraint own = *this;
+    own.begin(0);
+    const State state = own.state_of(answer);
+    if (state.matched >= 0 || state.grammar == grammar::kDead || masks_->accepts(state.grammar)) return {};
+    return guarded([&] { return masks_->machine().shortest_end(state.grammar).value_or(""); });
+}
+
+}  // namespace runnel::decode
