@@ -18,18 +18,14 @@ bool better(const Hypothesis &a, const Hypothesis &b) {
     return a.score > b.score;
 }
 
-Hypothesis hypothesis(const std::string &text, const Answer &answer, double log_probability, size_t length) {
-    const double score = length > 0 ? log_probability / static_cast<double>(length) : 0;
-    return {text, answer.tokens(), answer.reason(), log_probability, score};
-}
-
 }  // namespace
 
 BeamSearch::BeamSearch(decode::Executor &executor, decode::Scheduler &scheduler, Vocabulary vocabulary,
                        BeamOptions options, std::span<const TokenId> prompt)
     : vocabulary_(std::move(vocabulary)), options_(std::move(options)), scheduler_(&scheduler) {
     assert(options_.beams >= 1 && !prompt.empty());
-    live_.push_back({ScheduledSequence(executor), Answer(vocabulary_, options_.limits)});
+    if (options_.constraint) options_.constraint->begin(prompt.size());
+    live_.push_back({ScheduledSequence(executor), Answer(vocabulary_, options_.limits), options_.constraint});
     live_.back().session.append(prompt);
     scheduler_->add(live_.back().session);
 }
@@ -42,6 +38,20 @@ int64_t BeamSearch::computed() const {
     int64_t computed = computed_;
     for (const Beam &beam : live_) computed += beam.session.computed();
     return computed;
+}
+
+// `parent`: whose constraint knows the tokens but the last.
+Hypothesis BeamSearch::hypothesis(std::string text, const Answer &answer, const Beam &parent,
+                                  double log_probability, size_t length) const {
+    const double score = length > 0 ? log_probability / static_cast<double>(length) : 0;
+    Hypothesis found{std::move(text), answer.tokens(), answer.reason(), log_probability, score};
+    if (!parent.constraint) return found;
+    std::string ending;
+    if (options_.close && found.reason == FinishReason::Length)
+        ending = parent.constraint->ending(found.tokens);
+    found.text += ending;
+    found.complete = !ending.empty() || parent.constraint->complete(found.tokens);
+    return found;
 }
 
 // The 2 * beams best tokens after a beam: no more of them can be among the best of all.
@@ -57,8 +67,10 @@ void BeamSearch::look_ahead(Beam &beam) {
                           "the model computed numbers that are not finite (NaN or infinity), or every token "
                           "is forbidden");
     const double log_sum = top + std::log(sum);
-    std::vector<TokenId> ids(logits_.size());
-    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<TokenId>(i);
+    const grammar::Bits *allowed = beam.constraint ? &beam.constraint->mask(beam.session.tokens()) : nullptr;
+    std::vector<TokenId> ids;
+    for (TokenId id = 0; id < static_cast<TokenId>(logits_.size()); ++id)
+        if (!allowed || grammar::has_bit(*allowed, id)) ids.push_back(id);
     const auto by_logit = [&](TokenId a, TokenId b) {
         const float la = logits_[static_cast<size_t>(a)], lb = logits_[static_cast<size_t>(b)];
         return la != lb ? la > lb : a < b;
@@ -101,10 +113,10 @@ bool BeamSearch::follow(const std::vector<Continuation> &all) {
         if (!answer.over() && (answer.complete() || parent.session.sequence().free_cells() == 0))
             text += answer.end(FinishReason::Length);
         if (answer.over())
-            finished_.push_back(hypothesis(text, answer, c.log_probability, length));
+            finished_.push_back(hypothesis(std::move(text), answer, parent, c.log_probability, length));
         else
             next.push_back({ScheduledSequence(parent.session.sequence().fork()), std::move(answer),
-                            std::move(text), c.log_probability});
+                            parent.constraint, std::move(text), c.log_probability});
     }
     std::stable_sort(finished_.begin(), finished_.end(), better);
     if (finished_.size() > most) finished_.resize(most);
@@ -139,8 +151,9 @@ std::vector<Hypothesis> BeamSearch::results(FinishReason reason) const {
     for (const Beam &beam : live_) {
         if (!cut) break;
         Answer answer = beam.answer;
-        const std::string text = beam.text + answer.end(over_ ? FinishReason::Length : reason);
-        all.push_back(hypothesis(text, answer, beam.log_probability, answer.tokens().size()));
+        std::string text = beam.text + answer.end(over_ ? FinishReason::Length : reason);
+        all.push_back(
+            hypothesis(std::move(text), answer, beam, beam.log_probability, answer.tokens().size()));
     }
     std::stable_sort(all.begin(), all.end(), better);
     if (all.size() > static_cast<size_t>(options_.beams)) all.resize(static_cast<size_t>(options_.beams));

@@ -6,17 +6,20 @@
 // string, limit) are finished, the first `beams` others are followed. Finished ones compete by the mean
 // s / length (length: all tokens, the one that ended it included; Wu et al. 2016 with alpha = 1), `beams` of
 // them are kept. The search ends when these are all there and the best sequence followed has no better mean.
+// A constraint leaves continuations out; the probabilities of the others stay the model's.
 // Sequences share the blocks of their common text.
 #pragma once
 
 #include <cstdint>
 #include <list>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/completion/answer.h"
+#include "engine/decode/constraint.h"
 #include "engine/decode/scheduler.h"
 
 namespace runnel::completion {
@@ -25,6 +28,8 @@ struct BeamOptions {
     int32_t beams = 4;
     Limits limits{};
     std::vector<std::pair<TokenId, float>> logit_bias{};  // -infinity forbids a token; ids of the vocabulary
+    std::optional<decode::Constraint> constraint{};
+    bool close = false;  // where a limit ends a text, the shortest ending that the constraint wants is added
 };
 
 struct Hypothesis {
@@ -32,7 +37,8 @@ struct Hypothesis {
     std::vector<TokenId> tokens;  // without the one that ended it
     FinishReason reason = FinishReason::Stop;
     double log_probability = 0;
-    double score = 0;  // per token
+    double score = 0;                   // per token
+    std::optional<bool> complete = {};  // whether the text is all that the constraint wants
 };
 
 class BeamSearch {
@@ -46,7 +52,7 @@ class BeamSearch {
     BeamSearch &operator=(const BeamSearch &) = delete;
 
     // After each step of the scheduler: goes on by a token when all beams are computed. False when the search
-    // is over. Throws DecodeError{Failed} for logits that are not finite.
+    // is over. Throws DecodeError{Failed} for logits that are not finite, and what a constraint throws.
     bool advance();
 
     // Best first. After a stop, with `reason`, also what was being followed.
@@ -60,6 +66,7 @@ class BeamSearch {
     struct Beam {
         decode::ScheduledSequence session;
         Answer answer;
+        std::optional<decode::Constraint> constraint;
         std::string text{};
         double log_probability = 0;
         std::vector<std::pair<double, TokenId>> next{};  // best continuations, once its logits were there
@@ -69,6 +76,8 @@ class BeamSearch {
         size_t beam;             // index in live_
         TokenId id;
     };
+    Hypothesis hypothesis(std::string text, const Answer &answer, const Beam &parent, double log_probability,
+                          size_t length) const;
     std::vector<Continuation> continuations() const;
     void look_ahead(Beam &beam);
     bool follow(const std::vector<Continuation> &all);

@@ -90,18 +90,15 @@ Limits CompletionQueue::limits_of(const Request &request, const Prompt &prompt) 
     return limits;
 }
 
-// Before the answer's prompt is in the sampler's history.
-void CompletionQueue::constrain(Entry &answer, const Request &request, const Prompt &prompt) {
-    if (!request.constraint) return;
+std::optional<decode::Constraint> CompletionQueue::constraint_of(const Request &request,
+                                                                 const Prompt &prompt) {
+    if (!request.constraint) return std::nullopt;
     if (!engine_) throw DecodeError(DecodeError::Kind::BadInput, "there is no tokenizer for a constraint");
     if (!constraints_)
         constraints_ =
             std::make_unique<Constraints>(engine_->tokenizer(), executor_->vocab(), turn_vocabulary_.text);
     const text::ReasoningStyle reasoning = prompt.is_turn ? format_->reasoning() : text::ReasoningStyle();
-    answer.sampler.constrain(constraints_->make(*request.constraint, reasoning, prompt.begins_inside));
-    answer.sampler.begin_answer(prompt.tokens.size());
-    answer.close = request.close;
-    answer.drafts = request.drafts;
+    return constraints_->make(*request.constraint, reasoning, prompt.begins_inside);
 }
 
 // Text that the grammar forces is the first guess.
@@ -161,7 +158,12 @@ void CompletionQueue::start(RequestId id, const Request &request) {
             answer.counted = answer.speculator->counts();
         }
     }
-    constrain(answer, request, prompt);
+    if (auto constraint = constraint_of(request, prompt)) {
+        answer.sampler.constrain(std::move(*constraint));
+        answer.sampler.begin_answer(prompt.tokens.size());
+        answer.close = request.close;
+        answer.drafts = request.drafts;
+    }
     answer.sequence.append(std::span(prompt.tokens).subspan(known));
     if (!answer.logprobs) decode::prepare_next(answer.sequence, answer.sampler);
     insert(std::move(answer));
@@ -172,13 +174,13 @@ void CompletionQueue::start_beams(RequestId id, const Request &request) {
         throw DecodeError(DecodeError::Kind::BadInput,
                           "a search of " + std::to_string(request.beams) +
                               " beams needs as many sequences at a time, and no samples");
-    if (request.constraint)
-        throw DecodeError(DecodeError::Kind::BadInput, "a search of beams has no place for a constraint");
     const Clock::time_point now = Clock::now();
     const Prompt prompt = prompt_of(request);
     BeamOptions options{.beams = request.beams,
                         .limits = limits_of(request, prompt),
-                        .logit_bias = sampler_of(request).options().logit_bias};
+                        .logit_bias = sampler_of(request).options().logit_bias,
+                        .constraint = constraint_of(request, prompt),
+                        .close = request.close};
     beams_.push_back({.id = id,
                       .search = std::make_unique<BeamSearch>(*executor_, scheduler_,
                                                              prompt.is_turn ? turn_vocabulary_ : vocabulary_,
@@ -509,6 +511,7 @@ void CompletionQueue::finish(Beams &beams, FinishReason reason) {
         done.usage.completion_tokens = found[i].tokens.size();
         done.log_probability = found[i].log_probability;
         done.score = found[i].score;
+        done.complete = found[i].complete;
         std::optional<text::ReasoningSplitter> splitter = beams.splitter;
         report_text(done, splitter, text::kNoToken, found[i].text, true);
         count(done);

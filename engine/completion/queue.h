@@ -130,7 +130,7 @@ class CompletionQueue {
     Limits limits_of(const Request &request, const Prompt &prompt) const;
     Prompt prompt_of(const Request &request) const;
     decode::Sampler sampler_of(const Request &request) const;
-    void constrain(Entry &answer, const Request &request, const Prompt &prompt);
+    std::optional<decode::Constraint> constraint_of(const Request &request, const Prompt &prompt);
     std::unique_ptr<decode::Speculator> speculator_of(const Entry &answer);
     Entries::iterator insert(Entry answer);
     void append_next(const decode::StopRequest *stop);

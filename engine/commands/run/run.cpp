@@ -62,7 +62,6 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
     request.keep = (options.prompt_cache.has_value() || request.limits.max_tokens == 0) && options.beams == 1;
     request.constraint = constraint_of(options.generation.constraint, io);
     request.close = options.generation.constraint.close;
-    if (request.constraint && options.beams > 1) throw UsageError("--beams searches without a grammar");
     const std::string system = system_prompt(options.system, options.system_file, io.in, &stop);
     if (options.raw && !system.empty()) throw UsageError("--raw has no place for a system prompt");
     if (!options.raw && format.has_template()) {

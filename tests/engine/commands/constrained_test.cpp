@@ -107,6 +107,22 @@ TEST_CASE("run: a constrained answer is valid, whatever the draws, drafts and sa
     std::istringstream texts(samples.out);
     for (std::string line; std::getline(texts, line);)
         CHECK((line == "cat" || line == "dog" || line == "" || line == "---"));
+    const Result beams = run_demo(
+        {"--choice", "a cat", "--choice", "a dog", "--choice", "no", "--beams", "3", "--json", "-n", "20"});
+    CAPTURE(beams.out);
+    REQUIRE(beams.code == 0);
+    for (const json &beam : json::parse(beams.out)["beams"]) {
+        CHECK(beam["complete"] == true);
+        const std::string text = beam["text"];
+        CHECK((text == "a cat" || text == "a dog" || text == "no"));
+    }
+    const Result closed =
+        run_demo({"--json-schema", kSchema, "--beams", "3", "--json", "-n", "30", "--close"});
+    REQUIRE(closed.code == 0);
+    for (const json &beam : json::parse(closed.out)["beams"]) {
+        CHECK(beam["complete"] == true);
+        check_animal(json::parse(beam["text"].get<std::string>()));
+    }
     CHECK(run_demo({"--regex", "[0-9]{3}(-[0-9]{2})+x", "--temp", "1.5", "-n", "80", "--ignore-eos"}).code ==
           0);
 }
@@ -124,7 +140,6 @@ TEST_CASE("run: a limit in the middle is said, and closed on request") {
     const json none = json::parse(run_demo({"--json-schema", kSchema, "-n", "0", "--json", "--close"}).out);
     CHECK(none["complete"] == true);
     check_animal(json::parse(none["text"].get<std::string>()));
-    check_message(run_demo({"--json-schema", kSchema, "--beams", "2"}));
     const Result bad = run_demo({"--grammar", "root ::= nothing"});
     CHECK(bad.code == 5);
     check_message(bad);

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "engine/completion/queue.h"
+#include "engine/grammar/source.h"
 #include "tests/support/answers.h"
 #include "tests/support/toy_backend.h"
 
@@ -125,6 +126,51 @@ TEST_CASE("beam search: as the reference, whatever the chunks and the size of th
             CHECK(got[i].log_probability == doctest::Approx(expected[i].log_probability).epsilon(1e-9));
             CHECK(got[i].score == doctest::Approx(expected[i].score).epsilon(1e-9));
             CHECK(got[i].text.size() == got[i].tokens.size());
+        }
+    }
+}
+
+TEST_CASE("beam search: a constraint leaves texts out and the others' probabilities as they are") {
+    namespace grammar = runnel::grammar;
+    constexpr int32_t kVocab = 8;
+    std::vector<std::string> texts;
+    for (TokenId id = 0; id < kVocab; ++id) texts.push_back(id == kEnd ? "" : letters().text(id));
+    const auto index = std::make_shared<grammar::TokenIndex>(texts, std::vector<TokenId>{kEnd});
+    const std::vector<std::string> choices{"b", "bc", "bcd", "ghgh", "cccccc"};
+    for (uint32_t seed = 0; seed < 20; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        Rig rig(kVocab, {.context = 64, .batch = 64, .sequences = 5});
+        const auto prompt = random_prompt(rng, kVocab, 20);
+        std::vector<std::pair<double, std::string>> expected;
+        for (const std::string &choice : choices) {
+            std::vector<TokenId> prefix = prompt;
+            double sum = 0;
+            for (const char letter : choice + "a") {  // the end comes last
+                const auto id = static_cast<TokenId>(letter - 'a');
+                sum += log_probabilities(prefix, kVocab)[static_cast<size_t>(id)];
+                prefix.push_back(id);
+            }
+            expected.emplace_back(sum / static_cast<double>(choice.size() + 1), choice);
+        }
+        std::sort(expected.rbegin(), expected.rend());
+        grammar::Machine machine(
+            grammar::compile({.kind = grammar::Source::Kind::Choices, .choices = choices}));
+        Scheduler scheduler(rig.executor, {.parallel = 5});
+        BeamSearch search(
+            rig.executor, scheduler, letters(),
+            {.beams = 5,
+             .limits = {.max_tokens = 20},
+             .constraint = Constraint(std::make_shared<grammar::Masks>(std::move(machine), index))},
+            prompt);
+        do REQUIRE(scheduler.step());
+        while (search.advance());
+        const std::vector<Hypothesis> got = search.results();
+        REQUIRE(got.size() == expected.size());
+        for (size_t i = 0; i < got.size(); ++i) {
+            CHECK(got[i].text == expected[i].second);
+            CHECK(got[i].score == doctest::Approx(expected[i].first).epsilon(1e-9));
+            CHECK(got[i].complete == true);
         }
     }
 }
