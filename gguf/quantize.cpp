@@ -76,6 +76,20 @@ void standard_row(Type type, std::span<const float> row, std::span<const float> 
             return standard_blocks<BlockIQ4_NL, 32>(row, importance, out);
         case Type::IQ4_XS:
             return standard_blocks<BlockIQ4_XS, kSuperBlock>(row, importance, out);
+        case Type::IQ1_S:
+            return standard_blocks<BlockIQ1_S, kSuperBlock>(row, importance, out);
+        case Type::IQ1_M:
+            return standard_blocks<BlockIQ1_M, kSuperBlock>(row, importance, out);
+        case Type::IQ2_XXS:
+            return standard_blocks<BlockIQ2_XXS, kSuperBlock>(row, importance, out);
+        case Type::IQ2_XS:
+            return standard_blocks<BlockIQ2_XS, kSuperBlock>(row, importance, out);
+        case Type::IQ2_S:
+            return standard_blocks<BlockIQ2_S, kSuperBlock>(row, importance, out);
+        case Type::IQ3_XXS:
+            return standard_blocks<BlockIQ3_XXS, kSuperBlock>(row, importance, out);
+        case Type::IQ3_S:
+            return standard_blocks<BlockIQ3_S, kSuperBlock>(row, importance, out);
         default:
             return quantize_row(type, row.data(), out, static_cast<int64_t>(row.size()));
     }
@@ -84,7 +98,6 @@ void standard_row(Type type, std::span<const float> row, std::span<const float> 
 }  // namespace
 
 bool can_quantize(Type type) noexcept {
-    const TypeTraits &t = traits(type);
     switch (type) {
         case Type::IQ1_S:
         case Type::IQ1_M:
@@ -95,9 +108,17 @@ bool can_quantize(Type type) noexcept {
         case Type::IQ3_S:
             return false;
         default:
-            break;
+            return can_quantize_standard(type);
     }
+}
+
+bool can_quantize_standard(Type type) noexcept {
+    const TypeTraits &t = traits(type);
     return t.supported && (t.quantized || type == Type::F32 || type == Type::F16 || type == Type::BF16);
+}
+
+bool standard_needs_importance(Type type) noexcept {
+    return type == Type::IQ1_S || type == Type::IQ2_XXS || type == Type::IQ2_XS;
 }
 
 void quantize_row(Type type, const float *in, std::byte *blocks, int64_t n, Effort effort) {
@@ -167,7 +188,8 @@ void quantize_row(Type type, const float *in, std::byte *blocks, int64_t n, Effo
 
 void quantize_standard(Type type, std::span<const float> rows, int64_t columns,
                        std::span<const float> importance, std::byte *blocks) {
-    assert(can_quantize(type) && columns > 0 && columns % traits(type).block_size == 0);
+    assert(can_quantize_standard(type) && !(importance.empty() && standard_needs_importance(type)));
+    assert(columns > 0 && columns % traits(type).block_size == 0);
     const auto width = static_cast<size_t>(columns);
     assert(rows.size() % width == 0 && (importance.empty() || importance.size() == width));
     for (size_t at = 0; at < rows.size(); at += width, blocks += row_bytes(type, columns))

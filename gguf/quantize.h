@@ -27,6 +27,11 @@ enum class Effort {
 // the formats with codebooks.
 bool can_quantize(Type type) noexcept;
 
+// Whether quantize_standard can: also the formats with codebooks, IQ1_S to IQ3_S. For some of these it needs the
+// importance of the columns.
+bool can_quantize_standard(Type type) noexcept;
+bool standard_needs_importance(Type type) noexcept;
+
 // `n` finite values (n a multiple of the type's block size) -> row_bytes(type, n) bytes at `blocks`.
 //
 // F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, NVFP4, TQ1_0, TQ2_0: the very bytes of ggml's
@@ -40,7 +45,9 @@ void quantize_row(Type type, const float *in, std::byte *blocks, int64_t n, Effo
 // sum to float32): tests/gguf/standard_quantize_test.cpp holds hashes of its output.
 //
 // `rows`: [count][columns] finite values. `importance`: of each column, from an importance matrix, or empty.
-// Writes count * row_bytes(type, columns) bytes. Precondition: can_quantize(type).
+// Writes count * row_bytes(type, columns) bytes. Preconditions: can_quantize_standard(type), and importance where
+// standard_needs_importance(type). The only blocks that differ are those of IQ3_S with groups of 32 zeros
+// (standard_encode_codebook.cpp says why).
 void quantize_standard(Type type, std::span<const float> rows, int64_t columns,
                        std::span<const float> importance, std::byte *blocks);
 

@@ -116,27 +116,28 @@ float search_positive(std::span<const float> x, int top, std::span<const float> 
         return 0;
     }
     const auto n = static_cast<float>(top);
-    const auto error = [&](float inverse, bool bounded) {
+    const auto error = [&](float inverse, bool first) {
         const float scale = 1 / inverse;
         float sum = 0;
         for (size_t i = 0; i < x.size(); ++i) {
             int level = nearest_int(inverse * x[i]);
-            if (bounded) level = std::min(top, level);
+            level = first ? static_cast<uint8_t>(level) : std::min(top, level);
             const float difference = x[i] - scale * static_cast<float>(level);
             sum += weights[i] * difference * difference;
         }
         return sum;
     };
-    float best_inverse = n / largest, best = error(best_inverse, false);
+    float best_inverse = n / largest, best = error(best_inverse, true);
     for (int k = -4; k <= 4; ++k) {
         if (k == 0) continue;
         const float inverse = (0.1f * static_cast<float>(k) + n) / largest;
-        if (const float now = error(inverse, true); now < best) best = now, best_inverse = inverse;
+        if (const float now = error(inverse, false); now < best) best = now, best_inverse = inverse;
     }
     Products sums;
     for (size_t i = 0; i < x.size(); ++i) {
-        levels[i] = static_cast<uint8_t>(std::clamp(nearest_int(best_inverse * x[i]), 0, top));
-        sums.add(weights[i], x[i], levels[i]);
+        const int level = std::min(top, nearest_int(best_inverse * x[i]));
+        levels[i] = static_cast<uint8_t>(level);
+        sums.add(weights[i], x[i], level);
     }
     for (int round = 0; round < kDescents; ++round) {
         bool changed = false;
@@ -144,7 +145,7 @@ float search_positive(std::span<const float> x, int top, std::span<const float> 
             const float w = weights[i], level = levels[i];
             float xl = sums.xl - w * x[i] * level, ll = sums.ll - w * level * level;
             if (!(xl > 0 && ll > 0)) continue;
-            const int moved = std::clamp(nearest_int(x[i] * ll / xl), 0, top);
+            const int moved = std::min(top, nearest_int(x[i] * ll / xl));
             if (moved == levels[i]) continue;
             const auto m = static_cast<float>(moved);
             xl += w * x[i] * m;

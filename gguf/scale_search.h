@@ -33,7 +33,8 @@ float search_symmetric(std::span<const float> x, int top, std::span<const float>
 // The same by coordinate descent from the first step, weighted by x^2 (Q3_K without importance).
 float descend_symmetric(std::span<const float> x, int top, int8_t *levels);
 
-// x ~ scale * level with levels in 0..top, for x >= 0 (the scales and minimums of a super-block).
+// x ~ scale * level with levels in 0..top, for x >= 0 (the scales and minimums of a super-block). A level of a
+// negative x is negative in the sums and its low byte in `levels`, which later rounds read: IQ2_XXS depends on it.
 float search_positive(std::span<const float> x, int top, std::span<const float> weights, uint8_t *levels);
 
 // Candidates of search_affine: levels reach top + first, top + first + step, ... over the range of the values.

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "gguf/block.h"
+#include "gguf/codebook.h"
 
 namespace runnel::gguf {
 
@@ -25,5 +26,16 @@ void standard_encode(std::span<const float> x, std::span<const float> importance
 void standard_encode(std::span<const float> x, std::span<const float> importance, BlockQ6_K &block);
 void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ4_NL &block);
 void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ4_XS &block);
+
+// standard_encode_codebook.cpp. IQ2_XXS and IQ2_XS have no search without importance.
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ2_XXS &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ2_XS &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ2_S &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ3_XXS &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ3_S &block);
+
+// standard_encode_ternary.cpp. IQ1_S has no search without importance.
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ1_S &block);
+void standard_encode(std::span<const float> x, std::span<const float> importance, BlockIQ1_M &block);
 
 }  // namespace runnel::gguf

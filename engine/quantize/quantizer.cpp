@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <thread>
 
 #include "gguf/printable.h"
@@ -65,7 +67,7 @@ std::span<const float> importance_of(const gguf::Tensor &tensor, const QuantizeR
 
 void check(const gguf::Tensor &tensor, Type type, const Mix &mix, const QuantizeRequest &request) {
     if (type == tensor.type) return;
-    if (!gguf::can_quantize(type))
+    if (!gguf::can_quantize_standard(type))
         throw QuantizeError(called(tensor) + " would become " + name_of(type) +
                             ", which runnel does not write");
     if (!gguf::traits(tensor.type).supported)
@@ -76,9 +78,11 @@ void check(const gguf::Tensor &tensor, Type type, const Mix &mix, const Quantize
                             " already: quantizing it again to " + name_of(type) +
                             " adds errors; start from F16, BF16 or F32, or add --allow-requantize");
     const bool is_table = tensor.name == "output.weight" || tensor.name == "token_embd.weight";
-    if (needs_importance(type, mix) && !is_table && importance_of(tensor, request).empty())
+    const bool needed = gguf::standard_needs_importance(type) || (needs_importance(type, mix) && !is_table);
+    if (needed && importance_of(tensor, request).empty())
         throw QuantizeError(called(tensor) + " would become " + name_of(type) +
-                            ", and the importance matrix has no entry for it");
+                            (request.importance ? ", and the importance matrix has no entry for it"
+                                                : ", which needs an importance matrix: --imatrix FILE"));
 }
 
 // Metadata in the source's order; what speaks of the source's parts and type is replaced.
@@ -127,6 +131,33 @@ void in_parallel(int threads, int64_t count, int64_t piece, Work work) {
     if (error) std::rethrow_exception(error);
 }
 
+// Returns the largest magnitude of a row of finite values; throws QuantizeError for others.
+float check_finite(const gguf::Tensor &tensor, int64_t row, std::span<const float> values) {
+    float largest = 0;
+    bool finite = true;
+    for (const float value : values) {
+        const float magnitude = std::fabs(value);
+        finite = finite && magnitude <= std::numeric_limits<float>::max();
+        largest = std::max(largest, magnitude);
+    }
+    if (!finite)
+        throw QuantizeError(called(tensor) + ": row " + std::to_string(row) +
+                            " has values that are not finite numbers");
+    return largest;
+}
+
+// Blocks have scales in half precision: values this large may be beyond them.
+constexpr float kLargeValue = 16384;
+
+void check_blocks(const gguf::Tensor &tensor, int64_t row, Type type, const std::byte *blocks,
+                  std::span<float> scratch) {
+    gguf::dequantize_row(type, blocks, scratch.data(), static_cast<int64_t>(scratch.size()));
+    for (const float value : scratch)
+        if (!std::isfinite(value))
+            throw QuantizeError(called(tensor) + ": row " + std::to_string(row) +
+                                " has values too large for " + name_of(type) + ": BF16 or F32 can hold them");
+}
+
 class Conversion {
   public:
     Conversion(const QuantizeRequest &request, gguf::Writer &writer) : request_(request), writer_(writer) {}
@@ -151,12 +182,16 @@ class Conversion {
                                 gguf::dequantize_row(tensor.type,
                                                      tensor.data + static_cast<size_t>(row) * row_before,
                                                      values.data(), columns);
+                                const float largest = check_finite(tensor, row, values);
                                 const auto matrix = static_cast<size_t>(row / rows_per_matrix * columns);
                                 encode(planned.type, values,
                                        importance.empty() ? importance
                                                           : importance.subspan(matrix % importance.size(),
                                                                                static_cast<size_t>(columns)),
                                        out_.data() + static_cast<size_t>(r) * row_after);
+                                if (largest >= kLargeValue)
+                                    check_blocks(tensor, row, planned.type,
+                                                 out_.data() + static_cast<size_t>(r) * row_after, values);
                             }
                         });
             writer_.write(out_);
@@ -179,7 +214,7 @@ class Conversion {
     void encode(Type type, std::span<const float> row, std::span<const float> importance,
                 std::byte *out) const {
         const auto columns = static_cast<int64_t>(row.size());
-        if (request_.method == Method::Search)
+        if (request_.method == Method::Search && gguf::can_quantize(type))
             gguf::quantize_row(type, row.data(), out, columns);
         else
             gguf::quantize_standard(type, row, columns, importance, out);

@@ -19,7 +19,7 @@ namespace runnel::quantize {
 
 enum class Method {
     Standard,  // llama.cpp's searches, in its bytes
-    Search,    // our own, with a smaller squared error; ignores importance
+    Search,    // our own, with a smaller squared error; ignores importance. IQ1 to IQ3 have none: as Standard
 };
 
 struct QuantizeRequest {
@@ -52,7 +52,8 @@ struct QuantizePlan {
 QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &request);
 
 // Writes `plan` to `path`; memory is bounded by some 64 MiB, whatever the model's size. Returns false when
-// progress() asked to stop: then nothing is left behind. Throws gguf::WriteError.
+// progress() asked to stop: then nothing is left behind. Throws gguf::WriteError, and QuantizeError for values
+// that are not finite or do not fit the type.
 bool quantize(const gguf::File &source, const QuantizePlan &plan, const QuantizeRequest &request,
               const std::filesystem::path &path);
 

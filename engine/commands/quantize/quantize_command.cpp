@@ -16,13 +16,13 @@ Command quantize_command() {
             "Q8_0, IQ4_XS, F16, ...), with the bytes that llama.cpp's own quantizer writes. OUT appears when "
             "it is complete.",
         .examples = {"quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M",
-                     "quantize model-f16.gguf small.gguf IQ4_XS --imatrix model.imatrix",
+                     "quantize model-f16.gguf small.gguf IQ2_M --imatrix model.imatrix",
                      "quantize model-f16.gguf x Q4_K_M --tensor-type ffn_down=Q6_K --dry-run"},
         .operands = 2};
     auto o = std::make_shared<QuantizeOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Output);
-    table.text("--imatrix", o->importance, "importance of the columns, from llama-imatrix").takes("FILE");
+    table.text("--imatrix", o->importance, "importance of the columns; IQ1 and IQ2 types, IQ3_XXS and Q2_K_S need it").takes("FILE");
     table
         .list("--tensor-type", o->tensor_types,
               "a type for tensors by name, PATTERN=TYPE; the first match counts")

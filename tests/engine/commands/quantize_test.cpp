@@ -1,6 +1,7 @@
 // `runnel quantize` from outside: what it writes, what it refuses, and that it leaves nothing behind.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 #include "gguf/quantize.h"
 #include "gguf/writer.h"
 #include "tests/engine/commands/program_support.h"
+#include "tests/support/edited_model.h"
 #include "tests/support/random.h"
 #include "tests/support/temporary.h"
 
@@ -135,6 +137,60 @@ TEST_CASE("quantize: importance changes the bytes and is recorded") {
                                     (directory / "bad.imatrix").string()});
     CHECK(bad.code == 5);
     CHECK(bad.err.find("importance matrix") != bad.err.npos);
+}
+
+TEST_CASE("quantize: types with codebooks are written with importance, and run") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const fs::path in = random_f16_model(directory), out = directory / "out.gguf";
+    write_importance(directory / "a.imatrix", gguf::File::open(in), 10);
+    const std::string imatrix = (directory / "a.imatrix").string();
+    for (const char *type : {"IQ1_S", "IQ2_XXS", "IQ2_M", "IQ3_XXS", "IQ3_M"}) {
+        CAPTURE(type);
+        const Result r =
+            runnel_with({"quantize", in.string(), out.string(), type, "--imatrix", imatrix, "--overwrite"});
+        CAPTURE(r.err);
+        REQUIRE(r.code == 0);
+        CHECK(runnel_with({"run", out.string(), "ab", "-n", "3", "--temp", "0"}).code == 0);
+    }
+    // The matrix never has an entry for the table of embeddings.
+    const Result table = runnel_with({"quantize", in.string(), out.string(), "IQ2_XS", "--imatrix", imatrix,
+                                      "--token-embedding-type", "IQ2_XS", "--overwrite"});
+    CHECK(table.code == 5);
+    CHECK(table.err.find("token_embd.weight would become iq2_xs, and the importance matrix has no entry") !=
+          table.err.npos);
+    // IQ3_S and IQ3_M can do without.
+    CHECK(runnel_with({"quantize", in.string(), out.string(), "IQ3_M", "--overwrite"}).code == 0);
+}
+
+TEST_CASE("quantize: values that are not finite, or too large for a type, are refused by name and row") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const auto result = [&](float value, const char *type) {
+        ModelShape shape;
+        shape.type = "F32", shape.width = 256, shape.ff = 512;
+        const std::string in = EditedModel(shape)
+                                   .tensor("blk.0.ffn_up.weight", gguf::Type::F32, {256, 512}, value)
+                                   .write()
+                                   .string();
+        fs::copy_file(in, directory / "in", fs::copy_options::overwrite_existing);
+        Result r = runnel_with(
+            {"quantize", (directory / "in").string(), (directory / "out").string(), type, "--overwrite"});
+        if (r.code != 0) CHECK(names_in(directory) == std::vector<std::string>{"in"});
+        return r;
+    };
+    for (const float value : {std::nanf(""), INFINITY, -INFINITY}) {
+        const Result r = result(value, "Q4_K_S");
+        CHECK(r.code == 5);
+        CHECK(r.err.find("blk.0.ffn_up.weight: row 0 has values that are not finite numbers") != r.err.npos);
+    }
+    for (const char *type : {"Q8_0", "Q5_K_S", "F16", "IQ3_S"}) {
+        CAPTURE(type);
+        const Result r = result(1e30f, type);
+        CHECK(r.code == 5);
+        CHECK(r.err.find("blk.0.ffn_up.weight: row 0 has values too large for ") != r.err.npos);
+    }
+    CHECK(result(1e30f, "BF16").code == 0);
 }
 
 TEST_CASE("quantize: --dry-run lists types and sizes and writes nothing") {
