@@ -146,14 +146,16 @@ float check_finite(const gguf::Tensor &tensor, int64_t row, std::span<const floa
     return largest;
 }
 
-// Blocks have scales in half precision: values this large may be beyond them.
-constexpr float kLargeValue = 16384;
+// Blocks have scales in half precision: values this large may be beyond them. Sums of squares of values beyond
+// any scale are not finite, and nothing can be searched.
+constexpr float kLargeValue = 16384, kBeyondScales = 0x1p60f;
 
-void check_blocks(const gguf::Tensor &tensor, int64_t row, Type type, const std::byte *blocks,
+void check_blocks(const gguf::Tensor &tensor, int64_t row, Type type, const std::byte *blocks, float largest,
                   std::span<float> scratch) {
+    const bool beyond = gguf::traits(type).quantized && largest >= kBeyondScales;
     gguf::dequantize_row(type, blocks, scratch.data(), static_cast<int64_t>(scratch.size()));
     for (const float value : scratch)
-        if (!std::isfinite(value))
+        if (beyond || !std::isfinite(value))
             throw QuantizeError(called(tensor) + ": row " + std::to_string(row) +
                                 " has values too large for " + name_of(type) + ": BF16 or F32 can hold them");
 }
@@ -165,7 +167,7 @@ class Conversion {
     bool convert(const PlannedTensor &planned) {
         const gguf::Tensor &tensor = *planned.source;
         if (planned.type == tensor.type) return copy(tensor);
-        const int64_t columns = tensor.shape[0], rows_per_matrix = tensor.shape[1];
+        const int64_t columns = tensor.shape[0];
         const int64_t rows = tensor.elements() / columns;
         const std::span<const float> importance = importance_of(tensor, request_);
         const size_t row_before = gguf::row_bytes(tensor.type, columns),
@@ -177,22 +179,9 @@ class Conversion {
             in_parallel(request_.threads, count, std::max<int64_t>(1, kPieceElements / columns),
                         [&](int64_t begin, int64_t end) {
                             std::vector<float> values(static_cast<size_t>(columns));
-                            for (int64_t r = begin; r < end; ++r) {
-                                const int64_t row = first + r;
-                                gguf::dequantize_row(tensor.type,
-                                                     tensor.data + static_cast<size_t>(row) * row_before,
-                                                     values.data(), columns);
-                                const float largest = check_finite(tensor, row, values);
-                                const auto matrix = static_cast<size_t>(row / rows_per_matrix * columns);
-                                encode(planned.type, values,
-                                       importance.empty() ? importance
-                                                          : importance.subspan(matrix % importance.size(),
-                                                                               static_cast<size_t>(columns)),
-                                       out_.data() + static_cast<size_t>(r) * row_after);
-                                if (largest >= kLargeValue)
-                                    check_blocks(tensor, row, planned.type,
-                                                 out_.data() + static_cast<size_t>(r) * row_after, values);
-                            }
+                            for (int64_t r = begin; r < end; ++r)
+                                convert_row(planned, first + r, importance, values,
+                                            out_.data() + static_cast<size_t>(r) * row_after);
                         });
             writer_.write(out_);
             if (!advance(static_cast<uint64_t>(count) * row_before)) return false;
@@ -218,6 +207,22 @@ class Conversion {
             gguf::quantize_row(type, row.data(), out, columns);
         else
             gguf::quantize_standard(type, row, columns, importance, out);
+    }
+
+    void convert_row(const PlannedTensor &planned, int64_t row, std::span<const float> importance,
+                     std::span<float> values, std::byte *out) const {
+        const gguf::Tensor &tensor = *planned.source;
+        const auto columns = tensor.shape[0];
+        gguf::dequantize_row(tensor.type,
+                             tensor.data + static_cast<size_t>(row) * gguf::row_bytes(tensor.type, columns),
+                             values.data(), columns);
+        const float largest = check_finite(tensor, row, values);
+        const auto matrix = static_cast<size_t>(row / tensor.shape[1] * columns);
+        encode(
+            planned.type, values,
+            importance.empty() ? importance : importance.subspan(matrix % importance.size(), values.size()),
+            out);
+        if (largest >= kLargeValue) check_blocks(tensor, row, planned.type, out, largest, values);
     }
 
     bool advance(uint64_t bytes) {

@@ -60,5 +60,6 @@ Command grammar_command();
 Command devices_command();
 Command doctor_command();
 Command quantize_command();
+Command imatrix_command();
 
 }  // namespace runnel::commands

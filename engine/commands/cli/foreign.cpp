@@ -25,7 +25,7 @@ constexpr std::string_view kLog = "use --stats, --stats-file FILE, or -q for err
 constexpr std::string_view kInteractive = "runnel chat MODEL is a conversation";
 constexpr std::string_view kPlacement = "use -ngl N, --cpu-moe or --n-cpu-moe N";
 constexpr std::string_view kOneGpu = "one GPU and the CPU share a model: --device cuda:N";
-constexpr std::string_view kImatrix = "there is no imatrix command";
+constexpr std::string_view kImatrix = "that belongs to runnel imatrix";
 constexpr std::string_view kScores = "perplexity computes perplexity and KL divergence only";
 constexpr std::string_view kSliding = "window layers keep what they can still see, and roll back exactly";
 constexpr std::string_view kSharing = "prompts that begin alike share the cache; --cache-size bounds it";
@@ -271,6 +271,7 @@ constexpr Program kPrograms[] = {
     {"cli llama-cli main simple", "use runnel chat MODEL or runnel run MODEL PROMPT"},
     {"generate complete text prompt ask", "use runnel run MODEL PROMPT"},
     {"llama-bench benchmark batched-bench", "use runnel bench MODEL"},
+    {"llama-imatrix importance", "use runnel imatrix MODEL -f TEXT -o FILE"},
     {"ppl llama-perplexity kld", "use runnel perplexity MODEL -f FILE"},
     {"llama-tokenize detokenize encode decode", "use runnel tokenize MODEL TEXT, or --decode IDS"},
     {"embed embedding embeddings rerank", kEmbed},

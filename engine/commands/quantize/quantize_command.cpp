@@ -22,7 +22,10 @@ Command quantize_command() {
     auto o = std::make_shared<QuantizeOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Output);
-    table.text("--imatrix", o->importance, "importance of the columns; IQ1 and IQ2 types, IQ3_XXS and Q2_K_S need it").takes("FILE");
+    table
+        .text("--imatrix", o->importance,
+              "importance of the columns; IQ1 and IQ2 types, IQ3_XXS and Q2_K_S need it")
+        .takes("FILE");
     table
         .list("--tensor-type", o->tensor_types,
               "a type for tensors by name, PATTERN=TYPE; the first match counts")

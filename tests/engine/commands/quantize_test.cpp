@@ -169,11 +169,9 @@ TEST_CASE("quantize: values that are not finite, or too large for a type, are re
     const auto result = [&](float value, const char *type) {
         ModelShape shape;
         shape.type = "F32", shape.width = 256, shape.ff = 512;
-        const std::string in = EditedModel(shape)
-                                   .tensor("blk.0.ffn_up.weight", gguf::Type::F32, {256, 512}, value)
-                                   .write()
-                                   .string();
-        fs::copy_file(in, directory / "in", fs::copy_options::overwrite_existing);
+        EditedModel model(shape);
+        model.tensor("blk.0.ffn_up.weight", gguf::Type::F32, {256, 512}, value);
+        fs::copy_file(model.write(), directory / "in", fs::copy_options::overwrite_existing);
         Result r = runnel_with(
             {"quantize", (directory / "in").string(), (directory / "out").string(), type, "--overwrite"});
         if (r.code != 0) CHECK(names_in(directory) == std::vector<std::string>{"in"});
@@ -240,4 +238,50 @@ TEST_CASE("quantize: what must not be done is refused with one line") {
     CHECK(read_bytes(in) == before);
     CHECK_FALSE(fs::exists(directory / "y"));
     CHECK(runnel_with({"quantize", q8, (directory / "y").string(), "Q4_0", "--allow-requantize"}).code == 0);
+}
+
+TEST_CASE("imatrix: from a text to a file that quantize takes, and its statistics") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = random_f16_model(directory).string(), out = (directory / "a.imatrix").string(),
+                      text = (directory / "text").string();
+    std::ofstream(text) << std::string(400, 'a') << " some text, more text";
+    const auto make = [&](std::vector<std::string> more) {
+        std::vector<std::string> arguments{"imatrix", in, "-f", text, "-o", out, "-c", "64", "-t", "1"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        return runnel_with(arguments);
+    };
+    const Result made = make({"--chunks", "2"});
+    CAPTURE(made.err);
+    REQUIRE(made.code == 0);
+    CHECK(made.out == "");
+    CHECK(make({}).code == 2);  // not without --overwrite, as another run could have made it
+    const Result shown = runnel_with({"imatrix", "--show", out, "--json"});
+    REQUIRE(shown.code == 0);
+    const json statistics = json::parse(shown.out);
+    CHECK(statistics["chunks"] == 2);
+    CHECK(statistics["tensors"].size() == 14);  // seven matrices in each of two layers
+    for (const json &tensor : statistics["tensors"]) CHECK(tensor["fewest_rows"] == 128);
+    CHECK(runnel_with({"imatrix", "--show", out}).out.find("blk.1.ffn_down.weight") != std::string::npos);
+    // Twice the same file has twice the sums and the same means.
+    const std::string both = (directory / "both.imatrix").string();
+    REQUIRE(runnel_with({"imatrix", "--merge", out, "--merge", out, "-o", both}).code == 0);
+    REQUIRE(json::parse(runnel_with({"imatrix", "--show", both, "--json"}).out)["chunks"] == 4);
+    for (const char *name : {"one", "two"})
+        REQUIRE(runnel_with({"quantize", in, (directory / name).string(), "IQ2_XXS", "--imatrix",
+                             name == std::string("one") ? out : both})
+                    .code == 0);
+    const gguf::File one = gguf::File::open(directory / "one"), two = gguf::File::open(directory / "two");
+    for (const gguf::Tensor &t : one.tensors())
+        CHECK(std::equal(t.data, t.data + t.bytes, two.find_tensor(t.name)->data));
+    // What cannot be done is said in one line.
+    CHECK(runnel_with({"imatrix", in, "-f", text, "-o", in, "--overwrite"}).code != 0);
+    const Result none = runnel_with({"imatrix", in, "-o", both});
+    CHECK(none.code == 2);
+    check_message(none);
+    const Result small = make({"-c", "4096", "--overwrite"});
+    CHECK(small.code == 5);
+    check_message(small);
+    std::ofstream(directory / "bad") << "no GGUF";
+    CHECK(runnel_with({"imatrix", "--show", (directory / "bad").string()}).code != 0);
 }

@@ -1,0 +1,207 @@
+#include "engine/commands/quantize/imatrix.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "engine/commands/batch/batch_progress.h"
+#include "engine/commands/generation.h"
+#include "engine/model/model.h"
+#include "engine/quantize/importance_sums.h"
+#include "engine/quantize/mix.h"
+#include "engine/text/tokenizer.h"
+#include "gguf/base/timer.h"
+#include "gguf/output_file.h"
+#include "gguf/printable.h"
+#include "kernels/activation_run.h"
+
+namespace runnel::commands {
+namespace {
+
+using quantize::ImportanceStatistics;
+using quantize::ImportanceSums;
+using namespace std::chrono_literals;
+
+// Experts that met fewer rows than this have no importance to speak of.
+constexpr int64_t kFewRows = 16;
+
+// "imatrix [####------]  40%  4 of 10 chunks  21 s left", at most five times a second.
+class Progress {
+  public:
+    Progress(Io &io, int64_t chunks) : io_(io), chunks_(chunks), shown_(io.err.is_terminal() && !io.quiet) {}
+    ~Progress() {
+        if (drawn_) io_.progress("\r\x1b[K");
+    }
+    Progress(const Progress &) = delete;
+    Progress &operator=(const Progress &) = delete;
+
+    void update(int64_t done) {
+        const auto now = base::Clock::now();
+        if (!shown_ || now - last_ < 200ms) return;
+        last_ = now;
+        drawn_ = true;
+        const double share = static_cast<double>(done) / static_cast<double>(chunks_);
+        const double seconds = base::seconds_since(start_);
+        std::string text = std::to_string(done) + " of " + std::to_string(chunks_) + " chunks";
+        if (done > 0) text += "  " + std::to_string(std::lround(seconds / share - seconds)) + " s left";
+        io_.progress("\rimatrix " + progress_bar(share) + text + "\x1b[K");
+    }
+
+  private:
+    Io &io_;
+    int64_t chunks_;
+    bool shown_, drawn_ = false;
+    base::Clock::time_point start_ = base::Clock::now(), last_{};
+};
+
+void check(const ImatrixOptions &o) {
+    if (!o.shown.empty()) {
+        if (!o.text.empty() || !o.output.empty() || !o.merged.empty())
+            throw UsageError("--show prints a file's statistics and goes with --json alone");
+        return;
+    }
+    if (o.output.empty()) throw UsageError("give the file to write with -o FILE (or --show FILE)");
+    if (o.model.empty() && o.merged.empty())
+        throw UsageError("give MODEL and its text with -f FILE, or files with --merge");
+    if (!o.model.empty() && o.text.empty()) throw UsageError("give the text with -f FILE");
+    if (o.chunks == 0) throw UsageError("--chunks: at least 1, or -1 for all");
+}
+
+// The chunks, one behind the other, each with the token that the model begins texts with in front.
+std::vector<text::TokenId> chunks_of(const ImatrixOptions &options, const text::Tokenizer &tokenizer,
+                                     const decode::StopRequest &stop, Io &io) {
+    std::string text = read_all(options.text, io.in, &stop);
+    if (text.ends_with('\n')) text.pop_back();  // as llama.cpp reads prompts from files
+    std::vector<text::TokenId> tokens = tokenizer.encode(text);
+    const auto size = static_cast<size_t>(options.chunk_size);
+    size_t chunks = tokens.size() / size;
+    if (chunks == 0)
+        throw InputError(gguf::printable(options.text, 1024) + " has " + std::to_string(tokens.size()) +
+                         " tokens; a chunk needs " + std::to_string(size) + " (a smaller one with -c)");
+    if (options.chunks > 0) chunks = std::min(chunks, static_cast<size_t>(options.chunks));
+    tokens.resize(chunks * size);
+    if (tokenizer.adds_bos() && tokenizer.bos())
+        for (size_t at = 0; at < tokens.size(); at += size) tokens[at] = *tokenizer.bos();
+    return tokens;
+}
+
+// Adds the importance of the text to `sums`.
+void measure(const ImatrixOptions &options, const decode::StopRequest &stop, Io &io, ImportanceSums &sums) {
+    const gguf::File file = gguf::File::open(options.model);
+    const model::Model model = model::build(file, options.chunk_size);
+    const text::Tokenizer tokenizer = text::Tokenizer::load(file);
+    const std::vector<text::TokenId> tokens = chunks_of(options, tokenizer, stop, io);
+    const auto size = static_cast<size_t>(options.chunk_size);
+    const auto chunks = static_cast<int64_t>(tokens.size() / size);
+    ImportanceSums own;
+    own.chunk_size = options.chunk_size;
+    own.datasets = {options.text == "-" ? "stdin" : options.text};
+    // Matrices that a family computes are in no file.
+    const auto sink = [&](std::string_view tensor, int64_t matrix, int64_t matrices,
+                          std::span<const float> input) {
+        if (file.find_tensor(tensor)) own.add(tensor, matrix, matrices, input);
+    };
+    const kernels::DevicePtr cpu = kernels::cpu_device(options.threads);
+    kernels::ActivationRun run(model.program, *cpu, options.chunk_size, options.with_output, sink);
+    Progress progress(io, chunks);
+    for (; own.chunks < chunks; ++own.chunks) {
+        progress.update(own.chunks);
+        const auto chunk = std::span(tokens).subspan(static_cast<size_t>(own.chunks) * size, size);
+        if (!run.run(chunk, stop.flag())) throw Interrupted{};
+    }
+    sums.merge(own);
+}
+
+// One line about experts that the text hardly reaches.
+void warn_of_experts(const ImportanceSums &sums, Io &io) {
+    size_t unmet = 0, few = 0;
+    for (const auto &[name, entry] : sums.entries)
+        for (const int64_t count : entry.counts) {
+            unmet += count == 0;
+            few += count > 0 && count < kFewRows;
+        }
+    if (unmet + few > 0)
+        io.note("of the experts' matrices, " + std::to_string(unmet) + " met no token and " +
+                std::to_string(few) + " fewer than " + std::to_string(kFewRows) +
+                ": a longer or more varied text would reach them");
+}
+
+std::string table(const ImportanceSums &sums) {
+    char line[256];
+    std::snprintf(line, sizeof line, "%12s %11s %11s %11s %11s %7s %8s %7s %10s  ", "sum", "min", "max",
+                  "mean", "deviation", "active", "entropy", "z > 1", "experts");
+    std::string text = std::string(line) + "tensor\n";
+    for (const auto &[name, entry] : sums.entries) {
+        const ImportanceStatistics s = quantize::statistics_of(entry);
+        const std::string experts =
+            s.matrices > 1 ? std::to_string(s.met) + "/" + std::to_string(s.matrices) : "";
+        std::snprintf(line, sizeof line, "%12.4g %11.4g %11.4g %11.4g %11.4g %6.2f%% %8.4f %6.2f%% %10s  ",
+                      s.sum, s.smallest, s.largest, s.mean, s.deviation, 100 * s.active, s.entropy,
+                      100 * s.outliers, experts.c_str());
+        text += line + gguf::printable(name, 200) + "\n";
+    }
+    return text;
+}
+
+std::string table_json(const ImportanceSums &sums) {
+    nlohmann::ordered_json result = {{"chunks", sums.chunks},
+                                     {"chunk_size", sums.chunk_size},
+                                     {"tensors", nlohmann::ordered_json::array()}};
+    for (const auto &[name, entry] : sums.entries) {
+        const ImportanceStatistics s = quantize::statistics_of(entry);
+        result["tensors"].push_back({{"name", gguf::printable(name, 4096)},
+                                     {"columns", entry.columns},
+                                     {"sum", s.sum},
+                                     {"min", s.smallest},
+                                     {"max", s.largest},
+                                     {"mean", s.mean},
+                                     {"deviation", s.deviation},
+                                     {"active", s.active},
+                                     {"entropy", s.entropy},
+                                     {"outliers", s.outliers},
+                                     {"matrices", s.matrices},
+                                     {"met", s.met},
+                                     {"fewest_rows", s.fewest}});
+    }
+    return result.dump() + "\n";
+}
+
+int show(const ImatrixOptions &options, Io &io) {
+    const ImportanceSums sums = ImportanceSums::load(options.shown);
+    io.out.write(options.json ? table_json(sums) : table(sums));
+    return exit_code::kDone;
+}
+
+int make(const ImatrixOptions &options, Io &io) {
+    decode::StopRequest stop;
+    const InterruptScope interrupts(stop);
+    std::vector<std::string> inputs = options.merged;
+    if (!options.text.empty() && options.text != "-") inputs.push_back(options.text);
+    for (const std::string &input : inputs) gguf::note_read(std::filesystem::path(input));
+    if (!options.model.empty()) gguf::note_model(options.model);
+    gguf::check_output(options.output, {.overwrite = io.overwrite});
+    ImportanceSums sums;
+    for (const std::string &path : options.merged) sums.merge(ImportanceSums::load(path));
+    if (!options.model.empty()) measure(options, stop, io, sums);
+    sums.save(options.output, io.overwrite);
+    warn_of_experts(sums, io);
+    io.note(gguf::printable(options.output, 1024) + ": " + std::to_string(sums.entries.size()) +
+            " tensors, " + std::to_string(sums.chunks) + " chunks");
+    return exit_code::kDone;
+}
+
+}  // namespace
+
+int imatrix(const ImatrixOptions &options, Io &io) {
+    check(options);
+    try {
+        return options.shown.empty() ? make(options, io) : show(options, io);
+    } catch (const quantize::QuantizeError &error) {
+        throw InputError(error.what());
+    }
+}
+
+}  // namespace runnel::commands
