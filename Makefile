@@ -4,6 +4,7 @@
 # make dist       a tarball and a Debian package in build/
 # make test       build and run the tests
 # make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make ptx-test   the kernels' tests again on an interpreter of their PTX (tests/ptx/README.md); needs nvcc
 # make fuzz       libFuzzer on all that comes from outside (tests/fuzz/README.md); SECONDS=60: each target
 # make lint       formatting and the rules of the house
 # make clean
@@ -80,7 +81,7 @@ tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 objects := $(sources:%.cpp=$(BUILD)/obj/%.o)
 test_objects := $(tests:%.cpp=$(BUILD)/obj/%.o)
 
-.PHONY: all cuda-objects demo install uninstall dist test asan fuzz fuzz-setup fuzzers lint format clean setup
+.PHONY: all ptx ptx-test ptx-sample cuda-objects demo install uninstall dist test asan fuzz fuzz-setup fuzzers lint format clean setup
 all: $(BUILD)/runnel
 
 # Dependencies: asked of dpkg only when a header is not where the compiler finds it.
@@ -135,6 +136,37 @@ gpu_test_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(shell find tests/kernels
 $(BUILD)/gpu-tests: $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(gpu_test_objects) $(cuda_objects) $(BUILD)/librunnel.a $(LDLIBS) $(CUDA_LIBS)
 
+# The kernels' PTX, and the kernels' tests with every launch repeated by an interpreter of it (tests/ptx/).
+PTX_ARCHS ?= 80 90
+define ptx_rule
+$(BUILD)/ptx/compute_$(1)/%.ptx: %.cu Makefile | $(BUILD)/nvcc-version
+	@mkdir -p $$(@D)
+	$$(call say,$$< (PTX for sm_$(1)))$(NVCC) $(filter-out $(INSPECT),$(NVCCFLAGS)) -ptx -arch=compute_$(1) -MMD -MP -o $$@ $$<
+endef
+ifneq ($(NVCC),)
+$(foreach a,$(PTX_ARCHS),$(eval $(call ptx_rule,$(a))))
+endif
+ptx_files = $(foreach a,$(PTX_ARCHS),$(patsubst %.cu,$(BUILD)/ptx/compute_$(a)/%.ptx,$(1)))
+ptx: $(call ptx_files,$(cuda_kernels))
+
+# Every kernel and test with compute_80 and compute_90 text: minutes of nvcc and of tests. The sample: a few kernels
+# of each kind that nvcc compiles in seconds, with the tests that launch them.
+empty :=
+list = $(subst $(empty) $(empty),:,$(strip $(1)))
+ptx_sample := $(patsubst %,$(BUILD)/ptx/compute_90/%.ptx,tests/ptx/sample/decode tests/ptx/sample/prefill \
+  $(addprefix kernels/cuda/,linear/linear_prefill_floats linear/quantize select/select steps/elementwise steps/embed \
+  steps/normalize experts/experts))
+ptx_sample_tests := ptx*,cuda linear: several*,cuda prefill: several*,cuda quantize*,cuda select*,cuda elementwise*,cuda experts*
+ifneq ($(NVCC),)
+ptx-test: $(BUILD)/tests ptx
+	$(Q)for a in $(PTX_ARCHS); do RUNNEL_PTX=$(BUILD)/ptx/compute_$$a $(BUILD)/tests -tc='ptx*,cuda*' || exit 1; done
+ptx-sample: $(BUILD)/tests $(ptx_sample)
+	$(Q)RUNNEL_PTX=$(call list,$(ptx_sample)) $(BUILD)/tests -tc='$(ptx_sample_tests)'
+else
+ptx-test ptx-sample:
+	@echo "$@: there is no nvcc, so no PTX: nothing was run"
+endif
+
 # Speed of the matrix kernels alone (kernels/cpu/README.md).
 $(BUILD)/bench-linear: $(BUILD)/obj/tests/tools/bench_linear.o $(BUILD)/librunnel.a
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
@@ -158,6 +190,8 @@ $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/su
 # with the sanitizers.
 $(test_objects): OPT = -O1
 $(filter %_test.o,$(test_objects)): override OPT := -O0
+# The interpreter runs millions of instructions.
+$(filter-out %_test.o,$(filter $(BUILD)/obj/tests/ptx/%,$(test_objects))): override OPT := -O2
 # Undefined behavior is looked for in the product; the cases would take a third longer to compile.
 comma := ,
 $(filter %_test.o,$(test_objects)): override SANITIZE := $(subst address$(comma)undefined,address,$(SANITIZE))
@@ -238,4 +272,5 @@ clean:
 	rm -rf build build-asan $(FUZZ_BUILD)
 
 -include $(BUILD)/obj/tests/gpu/device/main.d $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
-  $(cuda_objects:.o=.d) $(simt_objects:.o=.d) $(fuzz_objects:.o=.d)
+  $(cuda_objects:.o=.d) $(simt_objects:.o=.d) $(fuzz_objects:.o=.d) \
+  $(patsubst %.ptx,%.d,$(call ptx_files,$(cuda_kernels)) $(ptx_sample))

@@ -15,6 +15,21 @@
 
 namespace runnel::tests {
 
+std::string body_name(const std::string &mangled) {
+    int status = 0;
+    const std::unique_ptr<char, void (*)(void *)> text(
+        abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status), std::free);
+    if (status != 0) return mangled;
+    std::string name = text.get();
+    const size_t begin = name.find("entry<"), end = name.find(">(");
+    if (begin != std::string::npos && end != std::string::npos)
+        name = name.substr(begin + 6, end - begin - 6);
+    for (const std::string part : {"runnel::kernels::cuda::", "(anonymous namespace)::"})
+        for (size_t at; (at = name.find(part)) != std::string::npos;) name.erase(at, part.size());
+    while (!name.empty() && name.back() == ' ') name.pop_back();
+    return name;
+}
+
 namespace {
 
 constexpr uint64_t kOpcode = 0xfff;
@@ -89,22 +104,6 @@ std::map<std::string, int> registers(const Elf &elf) {
         i += 4 + (elf.at<uint8_t>(here) == kSized ? elf.at<uint16_t>(here + 2) : 0u);
     }
     return all;
-}
-
-// "…entry<…::Body>(…)" -> "Body", without the names of namespaces.
-std::string body_name(const std::string &mangled) {
-    int status = 0;
-    const std::unique_ptr<char, void (*)(void *)> text(
-        abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status), std::free);
-    if (status != 0) return mangled;
-    std::string name = text.get();
-    const size_t begin = name.find("entry<"), end = name.find(">(");
-    if (begin != std::string::npos && end != std::string::npos)
-        name = name.substr(begin + 6, end - begin - 6);
-    for (const std::string part : {"runnel::kernels::cuda::", "(anonymous namespace)::"})
-        for (size_t at; (at = name.find(part)) != std::string::npos;) name.erase(at, part.size());
-    while (!name.empty() && name.back() == ' ') name.pop_back();
-    return name;
 }
 
 struct Code {

@@ -34,6 +34,9 @@ std::vector<TableRow> read_build(const std::filesystem::path &build);
 // The compiler that made them, in one line; empty if the build has none.
 std::string compiler_of(const std::filesystem::path &build);
 
+// Of an entry's name as nvcc or g++ mangles it, "...entry<...::Body>(...)": "Body", without namespaces.
+std::string body_name(const std::string &mangled);
+
 // A line of tests/gpu/kernel-table.txt.
 std::string to_line(const TableRow &row);
 TableRow from_line(const std::string &line);  // throws std::runtime_error

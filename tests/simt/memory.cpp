@@ -105,6 +105,12 @@ void Memory::free(void *p) {
     allocations_.erase(it);
 }
 
+std::vector<Allocation *> Memory::all() const {
+    std::vector<Allocation *> found;
+    for (const auto &[address, allocation] : allocations_) found.push_back(allocation.get());
+    return found;
+}
+
 Allocation *Memory::find(const void *p) {
     if (last_ && last_->claims(p)) return last_;
     const auto after = allocations_.upper_bound(reinterpret_cast<uintptr_t>(p));

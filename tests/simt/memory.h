@@ -109,6 +109,7 @@ class Memory {
     void *allocate(size_t bytes, const std::string &name, bool host, int device);
     void free(void *p);
     Allocation *find(const void *p);  // that claims p; null: no device memory
+    std::vector<Allocation *> all() const;
     size_t allocated() const { return allocated_; }
     size_t take_peak() { return std::exchange(peak_, allocated_); }  // since the last call
     // A copy or fill by the host's orders: throws a Violation unless [p, p + bytes) is inside one allocation.

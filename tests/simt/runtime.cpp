@@ -22,6 +22,7 @@
 #include "kernels/cuda/runtime/devices.h"
 #include "tests/simt/block.h"
 #include "tests/simt/memory.h"
+#include "tests/simt/observer.h"
 
 namespace runnel::simt {
 
@@ -33,6 +34,13 @@ std::vector<LaunchReport> &reports() {
 }
 
 }  // namespace
+
+static LaunchObserver *launch_observer = nullptr;  // under device_lock()
+
+void observe_launches(LaunchObserver *observer) {
+    const std::lock_guard hold(device_lock());
+    launch_observer = observer;
+}
 
 static HostTraffic &host_traffic() {
     static HostTraffic all;
@@ -218,7 +226,10 @@ struct Queue {
         const auto now = begun ? std::move(begun) : std::make_unique<simt::Launch>(call);
         const auto *behind = work.empty() ? nullptr : work.front().launch.get();
         if (behind && behind->shape.dependent) begun = std::make_unique<simt::Launch>(*behind, now.get());
+        simt::LaunchObserver *const observer = simt::launch_observer;
+        if (observer) observer->before(call);
         now->run(begun.get());
+        if (observer) observer->after(call);
         simt::reports().push_back({call.kernel.name, call.shape.blocks, now->traffic()});
     }
 };

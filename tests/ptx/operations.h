@@ -1,0 +1,211 @@
+// Instructions ready to run: an operation, its registers, and the warp whose lanes it runs for.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tests/ptx/memory.h"
+#include "tests/ptx/parse.h"
+
+namespace runnel::ptx {
+
+inline constexpr int kLanes = 32;
+inline constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// Where the windows of shared memory (32-bit addresses) and of the parameters lie.
+inline constexpr uint32_t kSharedBase = 0x400;
+inline constexpr uint64_t kParameterBase = uint64_t{0x70} << 56;
+
+struct Warp;
+struct Step;
+using Run = void (*)(Warp &, const Step &);
+
+// A row of 32 values, one per lane: of a register (>= 0), or ~the number of a constant. Predicates and what
+// has up to 32 bits lie in rows of uint32_t (16-bit values with zeros above), the rest in rows of uint64_t.
+using Row = int32_t;
+
+struct Step {
+    enum class Kind {
+        Plain,       // each lane for itself
+        Collective,  // runs once all lanes of the warp have come
+        Branch,      // to `target`
+        Return,
+        Barrier,  // of the block; all lanes
+        Wait,     // griddepcontrol.wait
+    };
+    Kind kind = Kind::Plain;
+    Run run = nullptr;
+    std::array<Row, 4> d{};
+    std::array<Row, 10> s{};
+    uint8_t outputs = 0, inputs = 0;
+    uint16_t outputs_wide = 0, inputs_wide = 0;  // bit i: row i is of uint64_t
+    uint16_t outputs_short = 0;                  // bit i: output i is a register of 16 bits
+    int64_t offset = 0, second_offset = 0;       // of addresses; the count of cp.async.wait_group
+    uint32_t target = 0;
+    Row guard = -1;  // of uint32_t; -1: none
+    bool negated = false;
+    int line = 0;
+};
+
+// What an operation makes of its operands: fills rows, offset and kind of a Step, or throws Error.
+class Binder;
+struct Operation {
+    Run run = nullptr;
+    std::function<void(Binder &, Step &)> bind;
+};
+
+class Operations {
+  public:
+    static const Operations &all();
+    // Null: not supported.
+    const Operation *find(const std::string &spelling) const;
+    void add(const std::string &spelling, Operation operation);
+
+  private:
+    std::unordered_map<std::string, Operation> known_;
+};
+
+// Operands of the instruction at hand, as rows. Widths are checked: a register of another size than the type's
+// is an Error, but where the ISA lets loads, stores and cvt have a wider one (`or_wider`).
+class Binder {
+  public:
+    virtual ~Binder() = default;
+    virtual size_t count() const = 0;                // operands
+    virtual size_t parts(size_t operand) const = 0;  // of a list; 0: it is none
+    virtual void output(size_t operand, int bits, bool or_wider = false) = 0;
+    virtual void input(size_t operand, int bits, bool or_wider = false) = 0;
+    // Every part of a list; a single operand counts as a list of one.
+    virtual void outputs(size_t operand, size_t parts, int bits, bool or_wider = false) = 0;
+    virtual void inputs(size_t operand, size_t parts, int bits, bool or_wider = false) = 0;
+    enum class Space { Global, Shared, Parameter };
+    virtual void shuffle_outputs(size_t operand) = 0;       // d|p
+    virtual void address(size_t operand, Space space) = 0;  // one input; its offset, or second_offset
+    virtual int64_t immediate(size_t operand) = 0;
+};
+
+// The part of a block that instructions touch.
+struct BlockMemory {
+    GlobalMemory &global;
+    std::span<const std::byte> parameters;
+    std::vector<std::byte> shared;
+    bool late_copies;  // cp.async arrives at its wait, else at once
+
+    std::byte *shared_at(uint32_t address, size_t bytes);
+    const std::byte *parameter_at(uint64_t address, size_t bytes) const;
+};
+
+struct AsyncCopy {
+    uint32_t to;
+    const std::byte *from;  // null: zeros
+};
+
+struct Lane {
+    std::vector<AsyncCopy> open;                    // since the last commit
+    std::vector<std::vector<AsyncCopy>> committed;  // groups, oldest first
+};
+
+struct Warp {
+    explicit Warp(BlockMemory &of_block) : memory(of_block) {}
+
+    template <class T>  // uint32_t or uint64_t
+    T *row(Row r) {
+        if constexpr (sizeof(T) == 8)
+            return r >= 0 ? &wide[static_cast<size_t>(r) * kLanes]
+                          : const_cast<T *>(&(*wide_constants)[static_cast<size_t>(~r) * kLanes]);
+        else
+            return r >= 0 ? &narrow[static_cast<size_t>(r) * kLanes]
+                          : const_cast<T *>(&(*narrow_constants)[static_cast<size_t>(~r) * kLanes]);
+    }
+    // Of either kind, as Step::inputs_wide and outputs_wide have it.
+    uint64_t input(const Step &s, size_t i, int of_lane) {
+        return s.inputs_wide >> i & 1u ? row<uint64_t>(s.s[i])[of_lane] : row<uint32_t>(s.s[i])[of_lane];
+    }
+    // For every lane that runs; f(lane). `lane` is known to messages meanwhile.
+    template <class F>
+    void for_lanes(F f) {
+        for (lane = 0; lane < kLanes; ++lane)
+            if (active >> lane & 1u) f(lane);
+        lane = -1;
+    }
+
+    BlockMemory &memory;
+    std::vector<uint32_t> narrow;
+    std::vector<uint64_t> wide;
+    const std::vector<uint32_t> *narrow_constants = nullptr;
+    const std::vector<uint64_t> *wide_constants = nullptr;
+    std::array<Lane, kLanes> lanes;
+    uint32_t active = 0;  // the lanes that the running step is for
+    int lane = -1;        // the one of them at hand
+    bool before_wait = false;
+};
+
+// --- operations that work on each lane's values alone --------------------------------------------------------
+
+template <class T>
+using Storage = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+
+template <class T>
+T unpacked(Storage<T> bits) {
+    if constexpr (std::is_same_v<T, bool>)
+        return (bits & 1u) != 0;
+    else if constexpr (std::is_floating_point_v<T>)
+        return std::bit_cast<T>(bits);
+    else
+        return static_cast<T>(bits);
+}
+template <class T>
+Storage<T> packed(T value) {
+    if constexpr (std::is_floating_point_v<T>)
+        return std::bit_cast<Storage<T>>(value);
+    else if constexpr (std::is_same_v<T, bool>)
+        return value;
+    else
+        return static_cast<std::make_unsigned_t<T>>(value);
+}
+template <class T>
+constexpr int bits_of = std::is_same_v<T, bool> ? 1 : 8 * static_cast<int>(sizeof(T));
+
+template <class F, class R, class... A, size_t... I>
+void run_map(Warp &w, const Step &s, std::index_sequence<I...>) {
+    Storage<R> *const d = w.row<Storage<R>>(s.d[0]);
+    const std::tuple<const Storage<A> *...> from{w.row<Storage<A>>(s.s[I])...};
+    if (w.active == kAllLanes) {
+        for (int i = 0; i < kLanes; ++i) d[i] = packed<R>(F{}(unpacked<A>(std::get<I>(from)[i])...));
+    } else {
+        for (int i = 0; i < kLanes; ++i)
+            if (w.active >> i & 1u) d[i] = packed<R>(F{}(unpacked<A>(std::get<I>(from)[i])...));
+    }
+}
+
+template <class F, class R, class... A>
+void add_map(Operations &all, const std::string &spelling, R (*)(A...)) {
+    all.add(spelling,
+            {[](Warp &w, const Step &s) { run_map<F, R, A...>(w, s, std::index_sequence_for<A...>()); },
+             [](Binder &b, Step &) {
+                 b.output(0, bits_of<R>);
+                 size_t i = 1;
+                 (b.input(i++, bits_of<A>), ...);
+             }});
+}
+// d = f(a, b, ...), of a lambda that captures nothing; the types are those of its signature.
+template <class F>
+void add_map(Operations &all, const std::string &spelling, F f) {
+    add_map<F>(all, spelling, +f);
+}
+
+void add_integers(Operations &all);
+void add_floats(Operations &all);
+void add_conversions(Operations &all);
+void add_memory(Operations &all);
+void add_collectives(Operations &all);
+
+}  // namespace runnel::ptx

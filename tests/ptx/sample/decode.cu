@@ -1,0 +1,11 @@
+// Two of the kernels of linear.cu, which nvcc compiles in seconds: for `make ptx-sample`.
+#include "kernels/cuda/linear/linear_body.h"
+
+namespace runnel::kernels::cuda {
+
+Kernel<LinearParams> sample_of_linear(bool bytes) {
+    return bytes ? kernel_of<Linear<TileFormat::Q8_0, 1, false>>()
+                 : kernel_of<Linear<TileFormat::Q4_K, 1, false>>();
+}
+
+}  // namespace runnel::kernels::cuda
