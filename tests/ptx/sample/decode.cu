@@ -3,9 +3,9 @@
 
 namespace runnel::kernels::cuda {
 
-Kernel<LinearParams> sample_of_linear(bool bytes) {
-    return bytes ? kernel_of<Linear<TileFormat::Q8_0, 1, false>>()
-                 : kernel_of<Linear<TileFormat::Q4_K, 1, false>>();
+Kernel<LinearParams> sample_of_linear(bool grouped) {
+    return grouped ? kernel_of<Linear<TileFormat::Q4_K, 2, true>>()
+                   : kernel_of<Linear<TileFormat::Q6_K, 1, false>>();
 }
 
 }  // namespace runnel::kernels::cuda

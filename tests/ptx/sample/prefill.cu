@@ -4,7 +4,7 @@
 namespace runnel::kernels::cuda {
 
 Kernel<PrefillParams> sample_of_prefill() {
-    return kernel_of<LinearPrefill<TileFormat::Q4_K>>();
+    return kernel_of<LinearPrefill<TileFormat::Q5_0>>();
 }
 
 }  // namespace runnel::kernels::cuda
