@@ -153,7 +153,7 @@ completion::Limits limits(const GenerationFlags &flags) {
 
 completion::FinishReason finish_reason(const decode::StopRequest &stop) {
     const bool deadline = stop.reason() == decode::StopRequest::Reason::Deadline;
-    return deadline ? completion::FinishReason::Length : completion::FinishReason::Interrupt;
+    return deadline ? completion::FinishReason::Deadline : completion::FinishReason::Interrupt;
 }
 
 void expect_answer(const completion::Done &done) {

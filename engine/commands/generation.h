@@ -38,7 +38,7 @@ void leave_room(decode::EngineOptions &engine, const DraftFlags &flags);
 decode::SamplingOptions sampling_options(const GenerationFlags &flags);
 completion::Limits limits(const GenerationFlags &flags);
 
-// The reason that a stop gives to the answers it ends. A deadline is a limit like others.
+// The reason that a stop gives to the answers it ends.
 completion::FinishReason finish_reason(const decode::StopRequest &stop);
 // Throws what an answer ended with, if that is an error.
 void expect_answer(const completion::Done &done);

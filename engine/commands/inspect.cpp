@@ -17,7 +17,11 @@
 namespace runnel::commands {
 namespace {
 
-constexpr uint64_t kShortArray = 16;  // shown whole
+constexpr uint64_t kShortArray = 16;           // shown whole,
+constexpr uint64_t kFirstElements = 8;         // of longer ones
+constexpr size_t kLongText = size_t{1} << 20;  // longer text is shown by its beginning,
+constexpr size_t kFirstText = 1024;
+constexpr int kMostValues = 4096;  // of arrays within arrays
 
 struct Summary {
     std::string architecture;
@@ -58,7 +62,7 @@ void plan_gpu(const model::Model &model, int64_t context, Summary &s) {
 Summary summarize(const gguf::File &file, int64_t context) {
     Summary s;
     if (const gguf::Value *value = file.find("general.architecture"))
-        s.architecture = value->as_string().value_or("");
+        s.architecture = value->as_string().value_or("").substr(0, kFirstText);
     if (const gguf::Value *value = file.find(s.architecture + ".context_length"))
         s.context_length = value->as_int();
     for (const gguf::Tensor &tensor : file.tensors()) {
@@ -78,9 +82,12 @@ Summary summarize(const gguf::File &file, int64_t context) {
     return s;
 }
 
-Json scalar(const gguf::Value &value) {
+Json scalar(const gguf::Value &value, bool whole) {
     if (const auto b = value.type() == gguf::ValueType::Bool ? value.as_bool() : std::nullopt) return *b;
-    if (const auto s = value.as_string()) return std::string(*s);
+    if (const auto s = value.as_string()) {
+        if (whole || s->size() <= kLongText) return std::string(*s);
+        return {{"length", s->size()}, {"first", std::string(s->substr(0, kFirstText))}};
+    }
     if (value.type() == gguf::ValueType::F32 || value.type() == gguf::ValueType::F64)
         return value.as_float().value_or(0);
     if (const auto i = value.as_int()) return *i;
@@ -88,17 +95,27 @@ Json scalar(const gguf::Value &value) {
     return nullptr;  // an integer beyond int64
 }
 
-// Long arrays (vocabularies) by their length and first elements, unless all are asked for.
-Json to_json(const gguf::Value &value, bool arrays) {
-    if (value.type() != gguf::ValueType::Array) return scalar(value);
-    const bool whole = arrays || value.size() <= kShortArray;
+// Long arrays (vocabularies) and texts by their length and beginning, unless all are asked for. No more of a
+// file is read than is shown: it may claim gigabytes. `left`: values that may still be shown.
+Json to_json(const gguf::Value &value, bool arrays, int &left) {
+    if (value.type() != gguf::ValueType::Array) return scalar(value, arrays);
+    bool whole = arrays || value.size() <= kShortArray;
     Json list = Json::array();
-    for (const gguf::Value &element : value.elements()) {
-        if (!whole && list.size() == 8) break;
-        list.push_back(to_json(element, arrays));
+    gguf::Cursor cursor(value.payload());
+    for (uint64_t i = 0; i < (whole ? value.size() : kFirstElements); ++i) {
+        if (!arrays && --left < 0) {
+            whole = false;
+            break;
+        }
+        list.push_back(to_json(gguf::Value::read(cursor, value.element_type()), arrays, left));
     }
     if (whole) return list;
     return Json{{"length", value.size()}, {"first", std::move(list)}};
+}
+
+Json to_json(const gguf::Value &value, bool arrays) {
+    int left = kMostValues;
+    return to_json(value, arrays, left);
 }
 
 Json tensor_list(const gguf::File &file) {
@@ -203,9 +220,12 @@ std::string shape_text(const gguf::Tensor &t) {
 
 std::string value_text(const gguf::Value &value, bool arrays) {
     const Json json = to_json(value, arrays);
-    if (value.type() == gguf::ValueType::Array && json.is_object()) {
+    if (json.is_object() && json["first"].is_string())
+        return gguf::printable(json["first"].get_ref<const std::string &>(), 200) + " (" +
+               std::to_string(value.size()) + " bytes in all)";
+    if (json.is_object()) {
         const std::string first = json["first"].dump(-1, ' ', false, Json::error_handler_t::replace);
-        return gguf::printable(first.substr(0, first.size() - 1), 120) + ", ...] (" +
+        return gguf::printable(std::string_view(first).substr(0, first.size() - 1), 120) + ", ...] (" +
                std::to_string(value.size()) + " in all)";
     }
     return gguf::printable(json.dump(-1, ' ', false, Json::error_handler_t::replace), arrays ? 1 << 20 : 200);

@@ -90,7 +90,8 @@ struct BatchOptions {
     std::optional<std::string> system, system_file;
     TemplateFlags chat;
     bool lines = false;  // every line is a prompt, not JSON
-    bool raw = false, unordered = false, resume = false, show_thinking = false;
+    bool raw = false, unordered = false, show_thinking = false;
+    bool resume = false, force = false;  // go on with the output; also where settings or rows differ
     Overflow overflow = Overflow::Error;
     int32_t parallel = 32;
     Shard shard{1, 1};  // lines part, part + parts, ...

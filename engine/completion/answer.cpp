@@ -18,6 +18,8 @@ std::string_view name(FinishReason reason) {
             return "stop";
         case FinishReason::Length:
             return "length";
+        case FinishReason::Deadline:
+            return "deadline";
         case FinishReason::Interrupt:
             return "interrupt";
     }

@@ -32,10 +32,11 @@ struct Limits {
 
 enum class FinishReason {
     Stop,       // the model ended, or a stop string came
-    Length,     // max_tokens, the deadline, or the end of the context
+    Length,     // max_tokens, or the end of the context
+    Deadline,   // the time of --deadline is over
     Interrupt,  // a stop was requested by the user
 };
-std::string_view name(FinishReason reason);  // "stop", "length", "interrupt"
+std::string_view name(FinishReason reason);  // "stop", "length", "deadline", "interrupt"
 
 class Answer {
   public:

@@ -130,6 +130,13 @@ void add_tensors(const gguf::File &file, Checksum &sum) {
 
 }  // namespace
 
+Checksum::Value file_identity(const gguf::File &file) {
+    Checksum sum;
+    sum.add_value(file.file_bytes());
+    add_tensors(file, sum);
+    return sum.value();
+}
+
 Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &program,
                                 const std::string &device_kind, CacheTypes types) {
     Checksum sum;

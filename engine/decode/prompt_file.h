@@ -22,6 +22,10 @@
 
 namespace runnel::decode {
 
+// Of a model: its size, metadata and tensor table, and the first and last 4 KiB of each tensor. Two files that
+// differ elsewhere only are taken for one: that is a file changed by hand.
+Checksum::Value file_identity(const gguf::File &file);
+
 // What K and V depend on beside the tokens: the file's metadata and tensor table, the first and last 4 KiB of
 // each tensor, the device's kind, the types of the cache, a window. Two files that differ elsewhere only are
 // taken for one: that is a file changed by hand.

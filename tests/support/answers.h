@@ -49,7 +49,7 @@ inline AllAnswers answer_all(completion::CompletionQueue &queue, const decode::S
         gather(queue, answers);
         if (going) continue;
         const bool deadline = stop->reason() == decode::StopRequest::Reason::Deadline;
-        queue.end_all(deadline ? completion::FinishReason::Length : completion::FinishReason::Interrupt);
+        queue.end_all(deadline ? completion::FinishReason::Deadline : completion::FinishReason::Interrupt);
         gather(queue, answers);
     }
     return answers;

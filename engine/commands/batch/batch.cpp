@@ -15,6 +15,7 @@ int batch(const BatchOptions &options, Io &io) {
     std::optional<decode::DeadlineTimer> deadline;
     if (options.generation.deadline)
         deadline.emplace(stop, std::chrono::duration<double>(*options.generation.deadline));
+    if (options.force && !options.resume) throw UsageError("--force is for --resume");
     BatchInput input(options, io);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);
@@ -24,7 +25,10 @@ int batch(const BatchOptions &options, Io &io) {
     check_stats_file(options.stats, io);
     decode::Engine engine(engine_flags);
     for (const std::string &note : engine.notes()) io.note(note);
-    BatchOutput output(options.output, {options.resume, io.overwrite, !options.unordered});
+    BatchOutput output(options.output, {.resume = options.resume,
+                                        .force = options.force,
+                                        .overwrite = io.overwrite,
+                                        .ordered = !options.unordered});
     return BatchRun(options, engine, input, output, stop, io).loop();
 }
 

@@ -49,7 +49,7 @@ BatchInput::BatchInput(const BatchOptions &options, Io &io)
         size_ = static_cast<uint64_t>(status.st_size);
 }
 
-BatchInput::Next BatchInput::next(int milliseconds, const WrittenRows &before) {
+BatchInput::Next BatchInput::next(int milliseconds, const BatchOutput &output) {
     const auto state = reader_.next(line_, milliseconds);
     if (state == LineReader::State::End) return {Next::State::End};
     if (state != LineReader::State::Line) return {Next::State::NotYet};
@@ -65,13 +65,13 @@ BatchInput::Next BatchInput::next(int milliseconds, const WrittenRows &before) {
     Row row = options_.lines ? text_row(line_, number) : parse_row(line_, number);
     if (reader_.cut()) row.error = "the line is longer than " + std::to_string(kLongestLine >> 20) + " MiB";
     for (const std::string &key : row.unknown) note_unknown(key, number);
-    if (is_written(row.identity, before)) {
+    if (output.answered(row.identity, line_)) {
         ++kept_;
         passed_ += bytes;
         kept_bytes_ += bytes;
         return {Next::State::PassedOver};
     }
-    return {Next::State::Row, std::move(row), bytes};
+    return {Next::State::Row, std::move(row), line_, bytes};
 }
 
 // Once per key, and for the first ones only: rows may carry any data of their own.
@@ -79,20 +79,6 @@ void BatchInput::note_unknown(const std::string &key, int64_t line) {
     constexpr size_t kMost = 16;
     if (unknown_keys_.size() < kMost && unknown_keys_.insert(key).second)
         io_.note("line " + std::to_string(line) + ": the key " + gguf::quoted(key) + " has no meaning here");
-}
-
-bool BatchInput::is_written(const RowIdentity &row, const WrittenRows &before) {
-    const WrittenRow *written = before.find(row.line);
-    if (!written) {
-        if (!options_.unordered && row.line < before.last())
-            throw UsageError("the output has later lines than " + std::to_string(row.line) +
-                             ", but not that one: resume it with the --shard and --unordered of before");
-        return false;
-    }
-    if (written->id != row.id)
-        throw InputError("line " + std::to_string(row.line) + " of " + name_ +
-                         " has another id than the output says: was it written for another input?");
-    return true;
 }
 
 }  // namespace runnel::commands

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "engine/commands/batch/batch_output.h"
 #include "engine/commands/batch/batch_row.h"
@@ -23,12 +24,13 @@ class BatchInput {
     struct Next {
         // PassedOver: a line that is not this run's, or was answered before; NotYet: no line came in time.
         enum class State { Row, PassedOver, NotYet, End } state;
-        Row row = {};        // may have an error
-        uint64_t bytes = 0;  // of its line
+        Row row = {};                  // may have an error
+        std::string_view content = {};  // its line, until the next one is read
+        uint64_t bytes = 0;            // of its line
     };
-    // The next line, for which it waits so many milliseconds. Throws UsageError and InputError where `before`
-    // is the output of another run, InputError where reading fails.
-    Next next(int milliseconds, const WrittenRows &before);
+    // The next line, for which it waits so many milliseconds. Throws UsageError and InputError where `output`
+    // is the one of another run, InputError where reading fails.
+    Next next(int milliseconds, const BatchOutput &output);
 
     int64_t rows() const { return rows_; }  // seen, with those that were written before
     int64_t kept() const { return kept_; }  // written before
@@ -40,7 +42,6 @@ class BatchInput {
 
   private:
     void note_unknown(const std::string &key, int64_t line);
-    bool is_written(const RowIdentity &row, const WrittenRows &before);
 
     const BatchOptions &options_;
     Io &io_;

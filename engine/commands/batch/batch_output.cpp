@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <limits>
 #include <system_error>
 #include <tuple>
@@ -20,14 +21,15 @@ namespace runnel::commands {
 namespace {
 
 constexpr auto kSyncEvery = std::chrono::seconds(5);
+constexpr std::string_view kManifest = ".resume";
 
 std::string reason() {
     return std::generic_category().message(errno);
 }
 
-off_t size_of(int fd) {
+uint64_t size_of(int fd) {
     struct stat status {};
-    return fstat(fd, &status) == 0 ? status.st_size : 0;
+    return fstat(fd, &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
 }
 
 bool is_regular(int fd) {
@@ -50,92 +52,227 @@ Descriptor open_output(const std::optional<std::string> &path) {
     return file;
 }
 
+std::string identity_of(int fd) {
+    const auto id = gguf::file_id(fd);
+    if (!id) return {};
+    return std::to_string(id->device) + ":" + std::to_string(id->inode) + ":" + std::to_string(id->born);
+}
+
+// The names in a folder reach the disk by a sync of their own.
+void sync_folder_of(const std::string &path) {
+    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    const Descriptor file(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+                          true);
+    if (file.get() >= 0) std::ignore = fsync(file.get());
+}
+
+// Lines with what else a file holds, read one after the other.
+class Lines {
+  public:
+    Lines(int fd, const std::string &name) : reader_(fd, name, std::numeric_limits<size_t>::max() / 2) {}
+    bool next() {
+        LineReader::State state;
+        begin_ = reader_.offset();
+        do state = reader_.next(text_, -1);
+        while (state == LineReader::State::NotYet);  // a signal
+        return state == LineReader::State::Line;
+    }
+    const std::string &text() const { return text_; }
+    bool whole() const { return reader_.ended(); }
+    int64_t number() const { return reader_.number(); }
+    uint64_t begin() const { return begin_; }
+    uint64_t end() const { return reader_.offset(); }
+
+  private:
+    LineReader reader_;
+    std::string text_;
+    uint64_t begin_ = 0;
+};
+
+bool has_zeros(const Lines &lines) {
+    return lines.text().find('\0') != std::string::npos;
+}
+
+// What a run can have left behind the lines that are vouched for: lines whose record in the manifest did not
+// reach the disk, part of a line, zeros for pages that did not.
+bool may_be_left_over(const Lines &lines) {
+    if (has_zeros(lines)) return true;
+    return lines.whole() ? parse_written(lines.text()).has_value() : lines.text().starts_with('{');
+}
+
+[[noreturn]] void refuse_line(const std::string &name, int64_t number) {
+    throw InputError(name + " line " + std::to_string(number) +
+                     " was not written by runnel batch: choose another file to resume");
+}
+
+[[noreturn]] void refuse_changed(const std::string &name, int64_t number) {
+    throw InputError(name + " line " + std::to_string(number) + " has changed since it was written (" + name +
+                     std::string(kManifest) + " says so). --resume --force goes on with it, --overwrite replaces all");
+}
+
 }  // namespace
 
-const WrittenRow *WrittenRows::find(int64_t line) const {
+const WrittenRows::Entry *WrittenRows::find(int64_t line) const {
     const auto found = std::lower_bound(rows_.begin(), rows_.end(), line,
-                                        [](const WrittenRow &row, int64_t l) { return row.line < l; });
-    return found != rows_.end() && found->line == line ? &*found : nullptr;
+                                        [](const Entry &entry, int64_t l) { return entry.row.line < l; });
+    return found != rows_.end() && found->row.line == line ? &*found : nullptr;
 }
 
 int64_t WrittenRows::failed() const {
-    return std::count_if(rows_.begin(), rows_.end(), [](const WrittenRow &row) { return row.failed; });
+    return std::count_if(rows_.begin(), rows_.end(), [](const Entry &entry) { return entry.row.failed; });
 }
 
-WrittenRows WrittenRows::recover(int fd, const std::string &name) {
+void WrittenRows::add(WrittenRow row, std::string hash, uint64_t end) {
+    in_order_ = in_order_ && (rows_.empty() || row.line > rows_.back().row.line);
+    rows_.push_back({std::move(row), std::move(hash)});
+    bytes_ = end;
+}
+
+WrittenRows WrittenRows::recover(int fd, const std::string &name, const BatchManifest &manifest, bool force) {
     WrittenRows written;
-    LineReader reader(fd, name, std::numeric_limits<size_t>::max() / 2);
-    std::string line;
-    uint64_t good = 0;  // bytes of complete lines
-    bool damaged = false;
-    for (;;) {
-        const LineReader::State state = reader.next(line, -1);
-        if (state == LineReader::State::NotYet) continue;  // a signal
-        damaged = state == LineReader::State::Line && !reader.ended();
-        if (state == LineReader::State::End || damaged) break;
-        auto row = parse_written(line);
-        if (!row)
-            throw InputError(name + " line " + std::to_string(reader.number()) +
-                             " was not written by runnel batch: choose another file to resume");
-        written.in_order_ = written.in_order_ && row->line > written.last();
-        written.rows_.push_back(std::move(*row));
-        good = reader.offset();
+    Lines lines(fd, name);
+    bool vouched = manifest.exists(), cut = false;
+    for (size_t i = 0; lines.next(); ++i) {
+        auto row = lines.whole() ? parse_written(lines.text()) : std::nullopt;
+        if (vouched) {
+            const ManifestRow *record = i < manifest.rows().size() ? &manifest.rows()[i] : nullptr;
+            vouched = row && record && record->at == lines.begin() &&
+                      record->at + record->bytes == lines.end() && record->line == row->line &&
+                      record->answer == content_hash(lines.text() + "\n");
+            if (vouched) {
+                written.add(std::move(*row), record->row, lines.end());
+                ++written.vouched_;
+                continue;
+            }
+            if (record && lines.whole() && !has_zeros(lines) && !force) refuse_changed(name, lines.number());
+        }
+        if (force && row && !cut) {
+            written.adopted_.push_back({row->line,
+                                        lines.begin(),
+                                        lines.end() - lines.begin(),
+                                        {},
+                                        content_hash(lines.text() + "\n")});
+            written.add(std::move(*row), {}, lines.end());
+            continue;
+        }
+        // Behind what is vouched for, in the file that the manifest was begun for.
+        const bool same = written.count() > 0 || manifest.output() == identity_of(fd);
+        cut = true;
+        if (manifest.exists() && same && may_be_left_over(lines)) continue;
+        if (!row && (lines.whole() || written.count() == 0 || !lines.text().starts_with('{')))
+            refuse_line(name, lines.number());
+        if (!force)
+            throw InputError(
+                name + " line " + std::to_string(lines.number()) + " is not in " + name +
+                std::string(kManifest) +
+                ", which says what the answers were made of: another runnel or another run wrote "
+                "it. --resume --force goes on with its rows, --overwrite replaces it");
     }
-    if (damaged && ftruncate(fd, static_cast<off_t>(good)) != 0)
-        throw OutputError("cannot repair " + name + ": " + reason());
     std::stable_sort(written.rows_.begin(), written.rows_.end(),
-                     [](const WrittenRow &a, const WrittenRow &b) { return a.line < b.line; });
+                     [](const Entry &a, const Entry &b) { return a.row.line < b.row.line; });
     return written;
 }
 
 BatchOutput::BatchOutput(const std::optional<std::string> &path, const Options &options)
-    : path_(path),
+    : options_(options),
+      path_(path),
       name_(path ? gguf::printable(*path, 4096) : "standard output"),
       file_(open_output(path)),
       out_(file_.get(), name_),
-      ordered_(options.ordered),
       regular_(is_regular(file_.get())) {
-    if (options.resume && !(path && regular_))
+    if (path && regular_) manifest_.emplace(*path + std::string(kManifest));
+    if (options.resume && !manifest_)
         throw UsageError("--resume needs a file to go on with: name it with -o");
+    if (!manifest_ || size_of(file_.get()) == 0) return;
     if (options.resume)
-        before_ = WrittenRows::recover(file_.get(), name_);
-    else if (path && regular_)
-        start_anew(options.overwrite);
-    size_ = size_of(file_.get());
-    if (ordered_ && !before_.in_order())
+        before_ = WrittenRows::recover(file_.get(), name_, *manifest_, options.force);
+    else if (!options.overwrite)
+        throw UsageError(name_ +
+                         " is not empty: --resume goes on with the answers in it, --overwrite replaces it");
+    if (options.ordered && !before_.in_order())
         throw UsageError(name_ + " was written with --unordered: resume it with --unordered");
 }
 
-void BatchOutput::start_anew(bool overwrite) {
-    if (size_of(file_.get()) > 0 && !overwrite)
-        throw UsageError(name_ +
-                         " is not empty: --resume goes on with the answers in it, --overwrite replaces it");
-    if (ftruncate(file_.get(), 0) != 0) throw OutputError("cannot empty " + name_ + ": " + reason());
+std::optional<std::string> BatchOutput::earlier(const std::string &setting) const {
+    if (before_.count() == 0 || !manifest_->settings()) return std::nullopt;
+    for (const auto &[name, value] : *manifest_->settings())
+        if (name == setting) return value;
+    return std::nullopt;
+}
+
+void BatchOutput::begin(const BatchSettings &settings) {
+    if (!manifest_) return;
+    if (before_.count() > 0 && manifest_->settings() && !options_.force)
+        if (const std::string what = differences(*manifest_->settings(), settings); !what.empty())
+            throw UsageError(name_ + " was written with other settings: " + what +
+                             ". --resume --force goes on, and the answers are of both kinds");
+    size_ = before_.bytes();
+    if (size_of(file_.get()) != size_ && ftruncate(file_.get(), static_cast<off_t>(size_)) != 0)
+        throw OutputError("cannot repair " + name_ + ": " + reason());
+    sync();
+    const std::string identity = identity_of(file_.get());
+    manifest_->go_on(identity, settings, before_.vouched());
+    for (const ManifestRow &row : before_.adopted()) manifest_->append(row);
+    sync_folder_of(*path_);
+}
+
+bool BatchOutput::answered(const RowIdentity &row, std::string_view content) const {
+    const std::string line = "line " + std::to_string(row.line) + " of the input";
+    const WrittenRows::Entry *entry = before_.find(row.line);
+    if (!entry) {
+        if (options_.ordered && row.line < before_.last())
+            throw UsageError("the output has later lines than " + std::to_string(row.line) +
+                             ", but not that one: resume it with the --shard and --unordered of before");
+        return false;
+    }
+    if (entry->row.id != row.id && !options_.force)
+        throw InputError(line + " has another id than the output says: was it written for another input?");
+    if (!entry->hash.empty() && entry->hash != content_hash(content) && !options_.force)
+        throw InputError(line + " has changed since " + name_ +
+                         " got its answer: choose another output, or keep that answer with --resume --force");
+    return true;
+}
+
+uint64_t BatchOutput::reserve(const RowIdentity &row, std::string_view content) {
+    if (manifest_) open_[places_] = {.line = row.line, .row = content_hash(content), .answer = {}};
+    return places_++;
 }
 
 void BatchOutput::put(uint64_t place, std::string line) {
-    if (!ordered_) return write(line);
+    if (!options_.ordered) return write(place, line);
     held_.emplace(place, std::move(line));
     for (auto first = held_.begin(); first != held_.end() && first->first == next_; first = held_.begin()) {
-        write(first->second);
+        write(next_, first->second);
         held_.erase(first);
         ++next_;
     }
 }
 
-void BatchOutput::write(const std::string &line) {
+// In front of the line: whatever ends this process, no line is there that the manifest does not know.
+void BatchOutput::record(uint64_t place, const std::string &line) {
+    if (!manifest_) return;
+    auto record = open_.extract(place);
+    record.mapped().at = size_;
+    record.mapped().bytes = line.size();
+    record.mapped().answer = content_hash(line);
+    manifest_->append(record.mapped());
+}
+
+void BatchOutput::write(uint64_t place, const std::string &line) {
+    record(place, line);
     try {
         out_.write(line);
     } catch (const OutputError &) {  // a full disk: no part of a line stays
-        if (regular_ && path_) std::ignore = ftruncate(file_.get(), size_);
+        if (manifest_) std::ignore = ftruncate(file_.get(), static_cast<off_t>(size_));
         throw;
     }
-    size_ += static_cast<off_t>(line.size());
+    size_ += line.size();
     ++written_;
     if (std::chrono::steady_clock::now() - synced_ > kSyncEvery) sync();
 }
 
 void BatchOutput::sync() {
+    if (manifest_) manifest_->sync();
     if (regular_ && fdatasync(file_.get()) != 0)
         throw OutputError("cannot write to " + name_ + ": " + reason());
     synced_ = std::chrono::steady_clock::now();

@@ -1,9 +1,12 @@
 #include "engine/commands/batch/batch_run.h"
 
+#include <charconv>
+#include <optional>
 #include <utility>
 #include <variant>
 
 #include "engine/commands/batch/batch_report.h"
+#include "engine/commands/batch/batch_settings.h"
 #include "engine/commands/generation.h"
 #include "engine/decode/error.h"
 
@@ -18,6 +21,17 @@ namespace {
 // Finished lines that wait for one in front of them, per sequence in flight: beyond that no more is read.
 constexpr size_t kHeldPerSequence = 64;
 
+// Without --seed, a run that goes on with another draws as that did.
+decode::SamplingOptions sampling_of(const BatchOptions &options, const BatchOutput &output) {
+    GenerationFlags flags = options.generation;
+    if (const auto seed = flags.seed ? std::nullopt : output.earlier(kSeedSetting)) {
+        uint64_t value = 0;
+        if (std::from_chars(seed->data(), seed->data() + seed->size(), value).ec == std::errc())
+            flags.seed = value;
+    }
+    return sampling_options(flags);
+}
+
 }  // namespace
 
 BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &input, BatchOutput &output,
@@ -31,13 +45,14 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
       progress_(io),
       format_(prompt_format(engine, options.chat)),
       system_(system_prompt(options.system, options.system_file, io.in, &stop)),
-      sampling_(sampling_options(options.generation)),
+      sampling_(sampling_of(options, output)),
       limits_(limits(options.generation)),
       constraint_(constraint_of(options.generation.constraint, io)),
       drafts_(drafting(options.draft, options.model, engine, options.parallel, io, stop)),
       queue_(engine, format_, {.parallel = options.parallel, .drafts = speculators(drafts_.get())}),
       errors_(output.before().failed()) {
     expect_template(format_, options.chat, options.raw);
+    output_.begin(batch_settings(options, engine, sampling_, system_, constraint_));
 }
 
 int BatchRun::loop() {
@@ -48,7 +63,7 @@ int BatchRun::loop() {
         note_stop();
         throw;
     } catch (const ClosedPipe &) {
-        throw OutputError("standard output was closed after " + std::to_string(output_.written()) +
+        throw OutputError(output_.name() + " was closed after " + std::to_string(output_.written()) +
                           " rows: the other answers are not delivered");
     }
     output_.close();
@@ -100,27 +115,28 @@ void BatchRun::read_rows() {
     while (!ended_ && !stop_.requested() && queue_.unfinished() < 2 * parallel &&
            output_.held() < kHeldPerSequence * parallel) {
         constexpr int kPatience = 100;  // milliseconds, then the stop request is looked at again
-        BatchInput::Next next = input_.next(queue_.unfinished() == 0 ? kPatience : 0, output_.before());
+        BatchInput::Next next = input_.next(queue_.unfinished() == 0 ? kPatience : 0, output_);
         using State = BatchInput::Next::State;
         ended_ = next.state == State::End;
-        if (next.state == State::Row) take(next.row, next.bytes);
+        if (next.state == State::Row) take(next);
         if (next.state == State::NotYet && queue_.unfinished() > 0) return;
     }
 }
 
-void BatchRun::take(const Row &row, uint64_t bytes) {
-    const uint64_t place = output_.reserve();
+void BatchRun::take(const BatchInput::Next &next) {
+    const Row &row = next.row;
+    const uint64_t place = output_.reserve(row.identity, next.content);
     std::string error = row.error;
     if (error.empty()) try {
             const Request request = request_of(row);
             const completion::RequestId id = queue_.submit(request);
             waiting_.emplace(
-                id, Waiting{row.identity, place, bytes, AnswerText(format_, options_.show_thinking)});
+                id, Waiting{row.identity, place, next.bytes, AnswerText(format_, options_.show_thinking)});
             return;
         } catch (const std::runtime_error &problem) {
             error = problem.what();
         }
-    fail(row.identity, place, bytes, error);
+    fail(row.identity, place, next.bytes, error);
 }
 
 // A turn of a conversation, or a text to be completed as it stands.

@@ -40,7 +40,7 @@ class BatchRun {
     void answer_all();
     void expect_every_row(bool finished) const;
     void read_rows();
-    void take(const Row &row, uint64_t bytes);
+    void take(const BatchInput::Next &next);
     completion::Request request_of(const Row &row);
     void finish(const completion::Done &done);
     void fail(const RowIdentity &row, uint64_t place, uint64_t bytes, const std::string &error);

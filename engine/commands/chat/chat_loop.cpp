@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/commands/chat/history_file.h"
 #include "engine/commands/cli/nearest.h"
 #include "engine/commands/prompt_format.h"
 #include "engine/commands/terminal.h"

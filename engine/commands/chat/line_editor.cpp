@@ -1,10 +1,8 @@
 #include "engine/commands/chat/line_editor.h"
 
-#include <fcntl.h>
 #include <histedit.h>
 #include <langinfo.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,6 +13,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "engine/commands/chat/history_file.h"
 #include "engine/commands/chat/line_reader.h"
 #include "engine/commands/io.h"
 #include "engine/commands/terminal.h"
@@ -67,7 +66,7 @@ class TerminalLines final : public LineSource {
         HistEvent event;
         history(history_.get(), &event, H_SETSIZE, kHistoryLines);
         history(history_.get(), &event, H_SETUNIQUE, 1);
-        if (!history_file_.empty()) history(history_.get(), &event, H_LOAD, history_file_.c_str());
+        history_file_.load(history_.get(), kHistoryLines);
     }
 
     Event read(const std::string &prompt, std::string &line) override {
@@ -90,8 +89,15 @@ class TerminalLines final : public LineSource {
         if (text == nullptr || length <= 0) return Event::End;
         line.assign(text, static_cast<size_t>(length));
         while (line.ends_with('\n') || line.ends_with('\r')) line.pop_back();
-        if (!line.empty()) remember(line);
         return Event::Line;
+    }
+
+    // Saved at once: a program that is killed forgets nothing.
+    void remember(const std::string &line) override {
+        HistEvent event;
+        if (line.empty()) return;
+        history(history_.get(), &event, H_ENTER, line.c_str());
+        history_file_.append(line);
     }
 
   private:
@@ -104,9 +110,16 @@ class TerminalLines final : public LineSource {
     // of its lines would be a message.)
     static unsigned char insert_paste(EditLine *e) {
         constexpr std::wstring_view kEnd = L"\x1b[201~";
+        constexpr wchar_t kCtrlC =
+            3;  // no terminal pastes it: the end mark is missing, and the line is given up
         std::wstring text;
-        for (wchar_t c = 0; !text.ends_with(kEnd); text.push_back(c))
+        for (wchar_t c = 0; !text.ends_with(kEnd); text.push_back(c)) {
             if (el_wgetc(e, &c) != 1) return CC_EOF;
+            if (c == kCtrlC) {
+                self(e).interrupted_ = true;
+                return CC_EOF;
+            }
+        }
         text.resize(text.size() - kEnd.size());
         std::wstring plain;
         for (size_t i = 0; i < text.size(); ++i) {
@@ -139,14 +152,7 @@ class TerminalLines final : public LineSource {
         std::setlocale(LC_CTYPE, "");
         if (std::strcmp(nl_langinfo(CODESET), "UTF-8") != 0) std::setlocale(LC_CTYPE, "C.UTF-8");
     }
-    // Saved at once: a program that is killed forgets nothing.
-    void remember(const std::string &line) {
-        HistEvent event;
-        history(history_.get(), &event, H_ENTER, line.c_str());
-        if (!history_file_.empty()) history(history_.get(), &event, H_SAVE, history_file_.c_str());
-    }
-
-    std::filesystem::path history_file_;
+    HistoryFile history_file_;
     std::unique_ptr<History, void (*)(History *)> history_;
     std::unique_ptr<EditLine, void (*)(EditLine *)> editor_;
     std::string prompt_;
@@ -182,35 +188,17 @@ std::unique_ptr<LineSource> make_plain_lines(int fd, std::string before) {
     return std::make_unique<PlainLines>(fd, std::move(before));
 }
 
-std::filesystem::path history_path() {
-    namespace fs = std::filesystem;
-    fs::path directory;
-    if (const char *state = std::getenv("XDG_STATE_HOME"); state && *state == '/')
-        directory = state;
-    else if (const char *home = std::getenv("HOME"); home && *home == '/')
-        directory = fs::path(home) / ".local" / "state";
-    else
-        return {};
-    directory /= "runnel";
-    std::error_code error;
-    if (fs::create_directories(directory, error)) fs::permissions(directory, fs::perms::owner_all, error);
-    const fs::path file = directory / "history";
-    const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0) return {};
-    fchmod(fd, 0600);
-    close(fd);
-    return file;
-}
-
 LineSource::Event read_message(LineSource &lines, const std::string &prompt, std::string &message) {
     std::string line;
     LineSource::Event event = lines.read(prompt, line);
     message = line;
+    if (event == LineSource::Event::Line) lines.remember(line);
     if (event != LineSource::Event::Line || !line.starts_with(kBlock)) return event;
     message = line.substr(kBlock.size());
     while (message.find(kBlock) == std::string::npos) {
         event = lines.read("... ", line);
         if (event == LineSource::Event::Interrupt) return event;
+        if (event == LineSource::Event::Line) lines.remember(line);
         if (event == LineSource::Event::End) return LineSource::Event::Line;  // a block without its end
         message += "\n" + line;
     }

@@ -14,20 +14,18 @@ class LineSource {
     virtual ~LineSource() = default;
     // The next line, without its line end.
     virtual Event read(const std::string &prompt, std::string &line) = 0;
+    // Adds a line to what the arrow keys show, now and in later chats.
+    virtual void remember(const std::string &) {}
     // The next line is here already: reading it does not wait.
     virtual bool has_line() const { return false; }
 };
 
 // libedit on standard input and output: emacs keys (or what ~/.editrc says), UTF-8, a history that stays.
-// `history`: a file that only its owner may read; empty for none. Problems with it are no reason to stop.
+// `history`: the file of a HistoryFile; empty for none.
 std::unique_ptr<LineSource> make_terminal_lines(const std::filesystem::path &history);
 
 // A descriptor without prompt or echo; `before`: text in front of what it gives. -1: that text alone.
 std::unique_ptr<LineSource> make_plain_lines(int fd, std::string before = {});
-
-// $XDG_STATE_HOME/runnel/history, by default ~/.local/state/runnel/history; made if need be. Empty when there
-// is no such place.
-std::filesystem::path history_path();
 
 // A message of the user: a line, or with """ at its beginning all text up to the next """.
 LineSource::Event read_message(LineSource &lines, const std::string &prompt, std::string &message);

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/commands/doctor/doctor_cases.h"
@@ -154,7 +156,7 @@ class Doctor {
             file_ = gguf::File::open(options_.path);
         } catch (const gguf::FileError &error) {
             if (error.missing) throw;
-            return add({Area::File, options_.path, Verdict::Wrong, error.what()});
+            return add(no_gguf_file(error.what()));
         }
         bool damaged = false;
         for (Finding &finding : check_file(*file_, threads_, [&](uint64_t done, uint64_t all) {
@@ -169,6 +171,16 @@ class Doctor {
         } catch (const model::ModelError &error) {
             add(not_a_model(error.what()));
         }
+    }
+
+    // A file that never was a model is not damaged: loading it again would give the same.
+    Finding no_gguf_file(const std::string &why) const {
+        Finding finding{Area::File, options_.path, Verdict::Wrong, why};
+        char magic[4] = {};
+        if (std::ifstream(options_.path, std::ios::binary).read(magic, sizeof magic) &&
+            std::string_view(magic, sizeof magic) != "GGUF")
+            finding.remedy = "Take a GGUF file of the model.";
+        return finding;
     }
 
     // The devices are checked with weights of their own then.

@@ -30,7 +30,11 @@ void PromptCache::keep(const decode::Sequence *sequence, size_t prompt_tokens) {
     const size_t whole = prompt_tokens / size_t{kernels::kBlockTokens} * size_t{kernels::kBlockTokens};
     const bool same = known_.size() == whole && whole <= tokens.size() &&
                       std::equal(known_.begin(), known_.end(), tokens.begin());
-    if (same || tokens.size() < prompt_tokens) return;
+    if (whole == 0)
+        io_.note("the prompt has " + std::to_string(prompt_tokens) + " tokens, too few for " +
+                 gguf::printable(*path_, 4096) + ": prompts are kept in blocks of " +
+                 std::to_string(kernels::kBlockTokens));
+    if (same || whole == 0 || tokens.size() < prompt_tokens) return;
     try {
         decode::save_prompt_file(*path_, identity_, engine_.executor(), sequence->cache(), whole,
                                  io_.overwrite);

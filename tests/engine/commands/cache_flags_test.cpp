@@ -130,6 +130,13 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
         CHECK(run_with({"-p", prompt, "--prompt-cache", letter, "--overwrite"}).code == 0);
         CHECK(read_file(letter).starts_with("runnelKV"));
     }
+    SUBCASE("a prompt that is shorter than a block is not kept, and that is said") {
+        std::filesystem::remove(file);
+        const Result result = run_with({"-p", "short", "--prompt-cache", file, "--raw"});
+        CHECK(result.code == 0);
+        CHECK(result.err.find("prompts are kept in blocks of 32") != std::string::npos);
+        CHECK(!std::filesystem::exists(file));
+    }
     SUBCASE("a file that cannot be written costs nothing but a note") {
         const Result result = run_with({"-p", prompt, "--prompt-cache", "/nowhere/at/all"});
         CHECK(result.code == 0);

@@ -1,12 +1,16 @@
 // What is told of models and the machine, from outside: `runnel inspect`, `bench`, `devices`. Needs $RUNNEL.
 #include <doctest/doctest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 
 #include "tests/engine/commands/program_support.h"
+#include "tests/support/gguf_bytes.h"
+#include "tests/support/temporary.h"
 
 using namespace runnel::testing;
 using nlohmann::json;
@@ -74,4 +78,45 @@ TEST_CASE("inspect, bench and devices speak JSON") {
     CHECK(json::parse(runnel_with({"devices", "--json"}).out)["devices"][0]["kind"] == "cpu");
     CHECK(runnel_with({"--version"}).out.starts_with("runnel "));
     CHECK(runnel_with({"run", "--help"}).out.find("--temp") != std::string::npos);
+}
+
+// A file may claim any size: with holes it takes no room on the disk.
+TEST_CASE("inspect reads no more of long arrays and texts than it shows") {
+    if (absent()) return;
+    using runnel::gguf::ValueType;
+    constexpr uint64_t kArray = 100'000'000, kText = 200'000'000;
+    const TemporaryDirectory directory;
+    const std::string path = (directory / "sparse.gguf").string();
+    GgufBytes begin, middle;
+    begin.header(0, 4).key("general.architecture", ValueType::String).put_string("llama");
+    begin.key("long.array", ValueType::Array).array(ValueType::U8, kArray);
+    middle.key("long.text", ValueType::String).put<uint64_t>(kText);
+    GgufBytes end;  // texts, the first of them long
+    end.key("long.texts", ValueType::Array).array(ValueType::String, 20).put<uint64_t>(kText);
+    write_file(path, begin.span());
+    std::filesystem::resize_file(path, begin.span().size() + kArray);
+    const auto add = [&](const GgufBytes &bytes, uint64_t hole) {
+        std::ofstream out(path, std::ios::binary | std::ios::app);
+        out.write(reinterpret_cast<const char *>(bytes.span().data()),
+                  static_cast<std::streamsize>(bytes.span().size()));
+        out.close();
+        std::filesystem::resize_file(path, std::filesystem::file_size(path) + hole);
+    };
+    add(middle, kText);
+    add(end, kText + 19 * 8);
+    const json all = json::parse(runnel_with({"inspect", path, "--json"}).out)["metadata"];
+    CHECK(all["long.array"]["length"] == kArray);
+    CHECK(all["long.array"]["first"].size() == 8);
+    CHECK(all["long.text"]["length"] == kText);
+    CHECK(all["long.text"]["first"].get<std::string>().size() == 1024);
+    CHECK(all["long.texts"]["first"].size() == 8);
+    CHECK(all["long.texts"]["first"][0]["length"] == kText);
+    const std::string text = runnel_with({"inspect", path}).out;
+    CHECK(text.find("(100000000 in all)") != std::string::npos);
+    CHECK(text.find("(200000000 bytes in all)") != std::string::npos);
+#ifndef __SANITIZE_ADDRESS__  // which reserves more
+    const std::string limited = "ulimit -v 900000; " + shell_word(*program_under_test()) + " inspect " +
+                                shell_word(path) + " --json >/dev/null";
+    CHECK(std::system(limited.c_str()) == 0);
+#endif
 }

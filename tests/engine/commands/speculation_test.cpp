@@ -150,3 +150,12 @@ TEST_CASE("speculation: chat gives the same answers over several turns") {
         CHECK(runnel_with(with(chat, kind), turns).out == expected.out);
     }
 }
+
+TEST_CASE("speculation: --spec-verify needs no -c where a window bounds the memory") {
+    if (absent()) return;
+    const Result r = runnel_with({"run", demo_model().string(), "Once upon a time", "-n", "12", "--temp", "0",
+                                  "--window", "64", "--lookup", "--spec-verify"});
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    CHECK(r.err.find("no difference") != std::string::npos);
+}

@@ -116,7 +116,7 @@ TEST_CASE("answer: interrupts give what there is") {
     stop.request(StopRequest::Reason::Deadline);
     r = generate(rig, {}, &stop);
     CHECK(r.text == "");
-    CHECK(r.done.reason == FinishReason::Length);
+    CHECK(r.done.reason == FinishReason::Deadline);
 }
 
 TEST_CASE("answer: ends can be ignored and added") {

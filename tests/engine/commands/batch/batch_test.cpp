@@ -80,12 +80,6 @@ std::string random_input(size_t lines, uint64_t seed) {
     return text;
 }
 
-std::string first_lines(const std::string &text, size_t count) {
-    size_t end = 0;
-    while (count-- > 0 && end < text.size()) end = text.find('\n', end) + 1;
-    return text.substr(0, end);
-}
-
 }  // namespace
 
 TEST_CASE("batch: every row as run gives it") {
@@ -243,72 +237,6 @@ TEST_CASE("batch: an answer comes before the input ends") {
     CHECK(rows_of(r.out).size() == 2);
 }
 
-TEST_CASE(
-    "batch: kill -9 at random moments, then --resume: complete, in order, nothing twice, the same bytes") {
-    if (absent()) return;
-    constexpr size_t kLines = 500, kKills = 20;
-    const TemporaryDirectory directory;
-    const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string(),
-                      whole = (directory / "whole.jsonl").string();
-    const std::string input = random_input(kLines, 77);
-    write_text(in, input);
-    const auto with = [&](std::vector<std::string> more) {
-        const std::vector<std::string> base = {"-s", "11", "--parallel", "16"};
-        more.insert(more.begin(), base.begin(), base.end());
-        return batch_process(more);
-    };
-    const int code = execute(with({"-i", in, "-o", whole})).code;
-    CHECK(code == 5);  // some rows are bad
-    const std::string expected = text_of(whole);
-    REQUIRE(rows_of(expected).size() == kLines);
-
-    for (uint64_t round = 0; round < kKills; ++round) {
-        CAPTURE(round);
-        Random random(round);
-        std::error_code none;
-        const auto size = [&] { return std::filesystem::file_size(out, none); };
-        const size_t before = std::filesystem::exists(out) ? size() : 0;
-        const size_t target =
-            std::min(before + random.below(expected.size() / kKills * 3 / 2), expected.size());
-        const auto delay = std::chrono::microseconds(random.below(3000));
-        std::thread killer;
-        std::atomic<bool> over{false};
-        // It gets the lines that lead there and some more, and waits for others: however late the kill comes,
-        // it cannot have ended, nor have come far.
-        const auto there = expected.begin() + static_cast<std::ptrdiff_t>(target);
-        const auto lines = static_cast<size_t>(std::count(expected.begin(), there, '\n'));
-        Process p = with({"-o", out, "--resume"});
-        p.input = first_lines(input, lines + 1 + random.below(32));
-        p.input_ends = false;
-        p.started = [&](int pid) {
-            killer = std::thread([&, pid] {
-                std::error_code missing;
-                while (!over) {
-                    const auto now = std::filesystem::file_size(out, missing);
-                    if (!missing && now >= target) {
-                        std::this_thread::sleep_for(delay);
-                        kill(pid, SIGKILL);
-                        return;
-                    }
-                    std::this_thread::sleep_for(std::chrono::microseconds(200));
-                }
-            });
-        };
-        const Result r = execute(p);
-        over = true;
-        killer.join();
-        CHECK(r.code == 128 + SIGKILL);
-        const std::string now = text_of(out);
-        CHECK(now.size() >= before);  // nothing written is lost
-        CHECK(expected.starts_with(now));
-    }
-    const Result last = execute(with({"-i", in, "-o", out, "--resume"}));
-    CHECK(last.code == 5);
-    CHECK(text_of(out) == expected);
-    CHECK(execute(with({"-i", in, "-o", out, "--resume"})).code == 5);  // nothing is left to do
-    CHECK(text_of(out) == expected);
-}
-
 TEST_CASE("batch: --resume repairs a line that was cut anywhere") {
     if (absent()) return;
     const TemporaryDirectory directory;
@@ -328,7 +256,7 @@ TEST_CASE("batch: --resume repairs a line that was cut anywhere") {
         CHECK(text_of(out) == expected);
     }
     // Unordered: what is missing is added, wherever it is.
-    again.push_back("--unordered");
+    again.insert(again.end(), {"--unordered", "--force"});
     auto lines = rows_of(expected);
     std::string some;
     for (size_t i = 0; i < lines.size(); i += 2) some = lines[i].dump() + "\n" + some;
@@ -344,8 +272,9 @@ TEST_CASE("batch: --resume does not touch what is not its own") {
     const TemporaryDirectory directory;
     const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
     write_text(in, "{\"id\": \"a\", \"prompt\": \"x\"}\n{\"id\": \"b\", \"prompt\": \"y\"}\n");
-    const std::vector<std::string> arguments = {"-i", in, "-o", out, "-n", "2", "--resume"};
+    const std::vector<std::string> arguments = {"-i", in, "-o", out, "-n", "2", "--resume", "--force"};
     const auto refused = [&](const std::string &before, int code, const char *part) {
+        std::filesystem::remove(out + ".resume");
         write_text(out, before);
         const Result r = batch(arguments);
         CAPTURE(r.err);
@@ -354,15 +283,76 @@ TEST_CASE("batch: --resume does not touch what is not its own") {
         CHECK(text_of(out) == before);
     };
     refused("a letter\nto somebody\n", 5, "line 1 was not written by runnel batch");
-    refused("{\"id\": \"z\", \"line\": 1, \"text\": \"\"}\n", 5, "another id");
     refused("{\"id\": \"b\", \"line\": 2, \"text\": \"\"}\n", 2, "--shard");
     refused("{\"id\": \"b\", \"line\": 2, \"text\": \"\"}\n{\"id\": \"a\", \"line\": 1, \"text\": \"\"}\n", 2,
             "--unordered");
+    refused("{\"id\": \"a\", \"line\": 1, \"text\": \"\"}\nno line end", 5, "line 2 was not written");
+    // A line that was edited since: nothing behind it is cut off.
+    std::filesystem::remove(out);
+    REQUIRE(batch({"-i", in, "-o", out, "-n", "2", "--overwrite"}).code == 0);
+    std::string edited = text_of(out);
+    edited.replace(edited.find("\"a\""), 3, "\"z\"");
+    write_text(out, edited);
+    const Result changed = batch({"-i", in, "-o", out, "-n", "2", "--resume"});
+    CHECK(changed.code == 5);
+    CHECK(changed.err.find("line 1 has changed since it was written") != std::string::npos);
+    CHECK(text_of(out) == edited);
+    CHECK(batch({"-i", in, "-o", out, "-n", "2", "--resume", "--force"}).code == 0);
+    CHECK(text_of(out) == edited);
     CHECK(batch({"-i", in, "--resume"}).code == 2);
+    CHECK(batch({"-i", in, "-o", out, "--force"}).code == 2);
     CHECK(batch({"-i", in, "-o", in}).code == 2);
     CHECK(batch({"-i", in, "--shard", "3/2"}).code == 2);
     CHECK(batch({"-i", (directory / "none").string()}).code == 2);
     CHECK(batch({"-i", directory.path().string()}).code == 2);
+}
+
+TEST_CASE("batch: --resume refuses another model, other options and edited rows, and says which") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
+    const std::string first = "{\"prompt\": \"x\"}\n", second = "{\"prompt\": \"y\"}\n";
+    write_text(in, first);
+    REQUIRE(batch({"-i", in, "-o", out, "-n", "9", "--temp", "1"}).code == 0);
+    const std::string before = text_of(out);
+    write_text(in, first + second);
+    const auto refused = [&](std::vector<std::string> more, int code, const char *part) {
+        more.insert(more.begin(), {"-i", in, "-o", out, "--resume"});
+        const Result r = batch(more);
+        CAPTURE(r.err);
+        CHECK(r.code == code);
+        CHECK(r.err.find(part) != std::string::npos);
+        CHECK(text_of(out) == before);
+    };
+    refused({"-n", "9", "--temp", "0.5"}, 2, "--temp was 1 and is 0.5");
+    refused({"-n", "8", "--temp", "1"}, 2, "--predict was 9 and is 8");
+    refused({"-n", "9", "--temp", "1", "-s", "5"}, 2, "--seed was ");
+    refused({"-n", "9", "--temp", "1", "--stop", "e"}, 2, "--stop was not given and is e");
+    ModelShape shape;
+    shape.seed = 99;
+    const TemporaryModel other(shape);
+    Process another = batch_process({"-i", in, "-o", out, "--resume", "-n", "9", "--temp", "1"});
+    another.arguments[1] = other.path.string();
+    const Result r = execute(another);
+    CHECK(r.code == 2);
+    CHECK(r.err.find("the model was ") != std::string::npos);
+    CHECK(text_of(out) == before);
+    write_text(in, second + first);
+    refused({"-n", "9", "--temp", "1"}, 5, "line 1 of the input has changed");
+    write_text(in, first + second);
+    // The seed that nobody named goes on as well: as if the run had never stopped.
+    REQUIRE(batch({"-i", in, "-o", out, "-n", "9", "--temp", "1", "--resume"}).code == 0);
+    const std::string all = text_of(out), whole = (directory / "whole.jsonl").string();
+    CHECK(all.starts_with(before));
+    const json header = json::parse(text_of(out + ".resume").substr(0, text_of(out + ".resume").find('\n')));
+    REQUIRE(batch({"-i", in, "-o", whole, "-n", "9", "--temp", "1", "-s",
+                   header["settings"]["--seed"].get<std::string>()})
+                .code == 0);
+    CHECK(text_of(whole) == all);
+    write_text(in, second + first + first);
+    CHECK(batch({"-i", in, "-o", out, "-n", "3", "--resume", "--force"}).code == 0);
+    CHECK(text_of(out).starts_with(all));
+    CHECK(rows_of(text_of(out)).size() == 3);
 }
 
 TEST_CASE("batch: Ctrl-C, a full disk, a closed pipe") {

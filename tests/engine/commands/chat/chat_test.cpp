@@ -1,10 +1,13 @@
 // `runnel chat` from outside: its commands, and what it does at a terminal. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tests/engine/commands/program_support.h"
 #include "tests/support/model_maker.h"
@@ -140,6 +143,103 @@ TEST_CASE("chat: a pasted text and an edited one are one message each; a signal 
     REQUIRE(json["messages"].size() == 4);
     CHECK(json["messages"][0]["content"] == "pasted\n\nin lines");
     CHECK(json["messages"][2]["content"] == "from the editor\nin two lines");
+}
+
+namespace {
+
+// Chats at a terminal, line by line, each typed at the prompt that follows the one before.
+Result chat_in_terminal(const std::string &state, const std::vector<std::string> &lines,
+                        std::vector<std::string> environment = {}) {
+    Process p = chat_process({});
+    p.environment = {"XDG_STATE_HOME=" + state, "TERM=dumb", "LC_ALL=C"};
+    p.environment.insert(p.environment.end(), environment.begin(), environment.end());
+    p.terminal = true;
+    size_t step = 0, after = 0;
+    p.type = [&](const std::string &out, bool reads_keys) -> std::string {
+        const size_t prompt = reads_keys ? out.find(">>> ", after) : out.npos;
+        if (prompt == out.npos || step == lines.size()) return "";
+        after = out.size();
+        return lines[step++];
+    };
+    return execute(p);
+}
+
+}  // namespace
+
+TEST_CASE("chat: two chats at once keep each other's history") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string state = directory.path().string();
+    const std::filesystem::path history = directory / "runnel/history";
+    chat_in_terminal(state, {"the first\n", "\x04"});
+    std::vector<std::thread> chats;
+    for (const char *name : {"alpha", "beta", "gamma"})
+        chats.emplace_back([&, name] {
+            std::vector<std::string> lines;
+            for (int i = 0; i < 5; ++i) lines.push_back(name + std::to_string(i) + "\n");
+            lines.push_back("\x04");
+            chat_in_terminal(state, lines);
+        });
+    for (std::thread &chat : chats) chat.join();
+    const std::string text = read_file(history);
+    CAPTURE(text);
+    CHECK(std::count(text.begin(), text.end(), '\n') == 1 + 1 + 15);
+    for (const char *name : {"alpha", "beta", "gamma"})
+        for (int i = 0; i < 5; ++i) CHECK(text.find(name + std::to_string(i) + "\n") != std::string::npos);
+    // Later chats know them: the last line but three, by the arrow key.
+    const Result again = chat_in_terminal(state, {"\x1b[A\x1b[A\n", "\x04"});
+    CHECK(again.code == 0);
+    CHECK(std::count(text.begin(), text.end(), '\n') + 1 == [&] {
+        const std::string now = read_file(history);
+        return std::count(now.begin(), now.end(), '\n');
+    }());
+    chat_in_terminal(state, {"not to be kept\n", "\x04"}, {"RUNNEL_NO_HISTORY=1"});
+    CHECK(read_file(history).find("not to be kept") == std::string::npos);
+}
+
+TEST_CASE("chat: a history that is a pipe or a link holds up nothing, a long one is cut") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::filesystem::path folder = directory / "runnel", history = folder / "history";
+    std::filesystem::create_directory(folder);
+    REQUIRE(mkfifo(history.c_str(), 0600) == 0);
+    CHECK(chat_in_terminal(directory.path().string(), {"hello\n", "\x04"}).code == 0);
+    std::filesystem::remove(history);
+    std::ofstream(folder / "precious") << "keep me";
+    std::filesystem::create_symlink("precious", history);
+    CHECK(chat_in_terminal(directory.path().string(), {"hello\n", "\x04"}).code == 0);
+    CHECK(read_file(folder / "precious") == "keep me");
+    std::filesystem::remove(history);
+    {
+        std::ofstream out(history);
+        out << "_HiStOrY_V2_\n";
+        for (int i = 0; i < 5000; ++i) out << "line\\040" << i << "\n";
+    }
+    CHECK(chat_in_terminal(directory.path().string(), {"hello\n", "\x04"}).code == 0);
+    const std::string text = read_file(history);
+    CHECK(std::count(text.begin(), text.end(), '\n') == 1 + 2000 + 1);
+    CHECK(text.find("line\\0404999\nhello\n") != std::string::npos);
+}
+
+TEST_CASE("chat: Ctrl-C ends a paste whose end never came") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const Result r =
+        chat_in_terminal(directory.path().string(), {"\x1b[200~half a paste\x03", "hello\n", "\x04"});
+    CAPTURE(r.out);
+    CHECK(r.code == 0);
+    CHECK(r.out.find("^C") != std::string::npos);
+}
+
+TEST_CASE("chat: a command that fails in a pipe shows in the exit code") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string text = (directory / "text").string();
+    std::ofstream(text) << "no conversation";
+    answers("/load /nowhere\nhello\n", 2);
+    answers("/load " + text + "\nhello\n", 5);
+    answers("/save /nowhere/x\nhello\n", 1);
+    answers("/set temp x\nhello\n", 5);
 }
 
 TEST_CASE("chat: through pipes, nothing but answers") {

@@ -564,4 +564,12 @@ TEST_CASE("doctor: as a program, on a machine that may have no GPU") {
     CHECK(damaged.code == exit_code::kModelFile);
     CHECK(damaged.out.find("file WRONG") != std::string::npos);
     CHECK(damaged.out.find("The file is damaged") != std::string::npos);
+    // What never was a model is not damaged.
+    testing::write_file(tiny.directory / "letter.gguf",
+                        std::as_bytes(std::span("dear reader, this is a text")));
+    const testing::Result letter =
+        run({"doctor", (tiny.directory / "letter.gguf").string(), "--quick", "--device", "cpu"});
+    CHECK(letter.code == exit_code::kModelFile);
+    CHECK(letter.out.find("damaged") == std::string::npos);
+    CHECK(letter.out.find("Take a GGUF file") != std::string::npos);
 }

@@ -175,7 +175,7 @@ TEST_CASE("run: stop strings, deadline, end of the context") {
                                                 "--deadline", "0",   "--json"};
         const Result late = runnel_with(words, piped ? std::optional("ab") : std::nullopt);
         REQUIRE(late.code == 0);
-        CHECK(json::parse(late.out)["finish_reason"] == "length");
+        CHECK(json::parse(late.out)["finish_reason"] == "deadline");
         CHECK(json::parse(late.out)["completion_tokens"] == 0);
     }
 }
@@ -204,7 +204,7 @@ TEST_CASE("an interrupt ends with 130, and what was generated is written") {
         const Result r = execute(late);
         REQUIRE(r.err == "");
         REQUIRE(r.code == 0);
-        CHECK(json::parse(r.out)["finish_reason"] == "length");
+        CHECK(json::parse(r.out)["finish_reason"] == "deadline");
         if (json::parse(r.out)["completion_tokens"].get<int>() > 0) break;
     }
 }

@@ -1,0 +1,127 @@
+#include "engine/commands/batch/batch_settings.h"
+
+#include <charconv>
+#include <concepts>
+#include <optional>
+
+#include "engine/commands/io.h"
+#include "engine/commands/json.h"
+#include "engine/decode/prompt_file.h"
+#include "gguf/printable.h"
+
+namespace runnel::commands {
+namespace {
+
+template <class T>
+requires std::is_arithmetic_v<T> std::string text_of(T number) {
+    char text[64];
+    return {text, std::to_chars(text, text + sizeof text, number).ptr};
+}
+
+std::string text_of(bool flag) {
+    return flag ? "on" : "off";
+}
+
+const char *name_of(kernels::CacheType type) {
+    switch (type) {
+        case kernels::CacheType::F16:
+            return "f16";
+        case kernels::CacheType::BF16:
+            return "bf16";
+        case kernels::CacheType::Q8_0:
+            return "q8_0";
+        case kernels::CacheType::Q4_0:
+            return "q4_0";
+        case kernels::CacheType::FP8:
+            break;
+    }
+    return "fp8";
+}
+
+const char *name_of(Overflow overflow) {
+    switch (overflow) {
+        case Overflow::Error:
+            return "error";
+        case Overflow::Shift:
+            return "shift";
+        case Overflow::DropMiddle:
+            break;
+    }
+    return "drop-middle";
+}
+
+std::string hash_or_nothing(const std::string &text) {
+    return text.empty() ? text : content_hash(text);
+}
+
+std::string hash_of_file(const std::optional<std::string> &path) {
+    return path ? content_hash(read_all(*path, -1)) : std::string();
+}
+
+std::string hash_of(const std::optional<grammar::Source> &constraint) {
+    if (!constraint) return {};
+    Json parts = {static_cast<int>(constraint->kind), constraint->text,
+                  static_cast<int>(constraint->options.whitespace), constraint->options.any_order};
+    for (const std::string &choice : constraint->choices) parts.push_back(choice);
+    return content_hash(dump(parts));
+}
+
+std::string joined(const std::vector<std::string> &texts) {
+    std::string all;
+    for (const std::string &text : texts) all += (all.empty() ? "" : " ") + gguf::printable(text, 1000);
+    return all;
+}
+
+void add_sampling(const decode::SamplingOptions &s, BatchSettings &list) {
+    list.emplace_back(kSeedSetting, text_of(s.seed));
+    list.emplace_back("--temp", text_of(s.temperature));
+    list.emplace_back("--top-k", text_of(s.top_k));
+    list.emplace_back("--top-p", text_of(s.top_p));
+    list.emplace_back("--min-p", text_of(s.min_p));
+    list.emplace_back("--typical", text_of(s.typical));
+    list.emplace_back("--repeat-penalty", text_of(s.repeat_penalty));
+    list.emplace_back("--repeat-last-n", text_of(s.repeat_last_n));
+    list.emplace_back("--presence-penalty", text_of(s.presence_penalty));
+    list.emplace_back("--frequency-penalty", text_of(s.frequency_penalty));
+}
+
+}  // namespace
+
+BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine,
+                             const decode::SamplingOptions &sampling, const std::string &system,
+                             const std::optional<grammar::Source> &constraint) {
+    const GenerationFlags &g = options.generation;
+    BatchSettings list;
+    const decode::Checksum::Value model = decode::file_identity(engine.file());
+    list.emplace_back("the model", content_hash({reinterpret_cast<const char *>(&model), sizeof model}));
+    list.emplace_back("the device", engine.executor().device().kind + ", " + engine.placement());
+    list.emplace_back("the context", text_of(engine.executor().context()));
+    list.emplace_back("--cache-type-k", name_of(options.model.cache.types.k));
+    list.emplace_back("--cache-type-v", name_of(options.model.cache.types.v));
+    list.emplace_back("--window", text_of(options.model.cache.window));
+    list.emplace_back("--sinks", text_of(options.model.cache.sinks));
+    add_sampling(sampling, list);
+    list.emplace_back("--logit-bias", joined(g.logit_bias));
+    list.emplace_back("--predict", text_of(g.predict));
+    list.emplace_back("--stop", joined(g.stops));
+    list.emplace_back("--ignore-eos", text_of(g.ignore_eos));
+    list.emplace_back("the grammar", hash_of(constraint));
+    list.emplace_back("--close", text_of(g.constraint.close));
+    list.emplace_back("the system prompt", hash_or_nothing(system));
+    list.emplace_back("--chat-template", hash_of_file(options.chat.file));
+    list.emplace_back("--template-name", gguf::printable(options.chat.name.value_or("")));
+    list.emplace_back("--template-var", joined(options.chat.variables));
+    list.emplace_back("--tools", hash_of_file(options.chat.tools));
+    list.emplace_back("--show-thinking", text_of(options.show_thinking));
+    list.emplace_back("--lines", text_of(options.lines));
+    list.emplace_back("--raw", text_of(options.raw));
+    list.emplace_back("--on-overflow", name_of(options.overflow));
+    list.emplace_back("--shard", text_of(options.shard.part) + "/" + text_of(options.shard.parts));
+    if (options.draft.rule == decode::DraftRule::Rejection)
+        list.emplace_back("--draft-rule", "rejection, " + gguf::printable(options.draft.model, 1000) + ", " +
+                                              text_of(options.draft.lookup) + ", " +
+                                              text_of(options.draft.self_layers));
+    return list;
+}
+
+}  // namespace runnel::commands
