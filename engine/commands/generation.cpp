@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "engine/commands/load_progress.h"
+#include "engine/commands/sandbox/sandbox.h"
 #include "engine/decode/error.h"
 #include "engine/decode/random.h"
 #include "gguf/output_file.h"
@@ -262,8 +263,11 @@ void write_stats(const StatsFlags &flags, const Report &report, Io &io) {
 }
 
 void write_stats(const StatsFlags &flags, const std::string &text, const Json &numbers, Io &io) {
-    if (flags.print) io.progress(text);
-    const std::string json = dump(numbers);
+    const SandboxState &sandbox = sandbox_state();
+    if (flags.print) io.progress(text + "sandbox  " + sandbox.text + "\n");
+    Json all = numbers;
+    all["sandbox"] = {{"files", sandbox.files}, {"calls", sandbox.calls}};
+    const std::string json = dump(all);
     if (!flags.file.empty()) {
         gguf::OutputFile file(flags.file, stats_output(io));
         file.write(std::as_bytes(std::span(json)));

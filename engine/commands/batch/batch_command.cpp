@@ -3,6 +3,7 @@
 
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
+#include "engine/commands/sandbox/sandbox_option.h"
 
 namespace runnel::commands {
 
@@ -43,8 +44,15 @@ Command batch_command() {
         .rare();
     add_stats_options(table, o->stats);
     command.writes_files = true;
-    command.call = [o](const Words &words, Io &io) {
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, confine](const Words &words, Io &io) {
         o->model.path = words.model;
+        confine(
+            {{o->model.path, o->draft.model, o->system_file.value_or(""), o->chat.file.value_or(""),
+              o->chat.tools.value_or(""), o->input.value_or(""),
+              o->generation.constraint.grammar.value_or(""), o->generation.constraint.schema.value_or("")},
+             {o->stats.file, o->output.value_or("")}},
+            o->model.device);
         return batch(*o, io);
     };
     return command;

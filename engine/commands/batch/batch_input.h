@@ -24,9 +24,9 @@ class BatchInput {
     struct Next {
         // PassedOver: a line that is not this run's, or was answered before; NotYet: no line came in time.
         enum class State { Row, PassedOver, NotYet, End } state;
-        Row row = {};                  // may have an error
+        Row row = {};                   // may have an error
         std::string_view content = {};  // its line, until the next one is read
-        uint64_t bytes = 0;            // of its line
+        uint64_t bytes = 0;             // of its line
     };
     // The next line, for which it waits so many milliseconds. Throws UsageError and InputError where `output`
     // is the one of another run, InputError where reading fails.

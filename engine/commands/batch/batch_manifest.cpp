@@ -140,8 +140,10 @@ void BatchManifest::read(const std::string &text) {
 }
 
 void BatchManifest::go_on(const std::string &output, const BatchSettings &settings, size_t rows) {
-    if (rows == 0) good_ = 0;
-    else if (rows < rows_.size()) good_ = begins_[rows];
+    if (rows == 0)
+        good_ = 0;
+    else if (rows < rows_.size())
+        good_ = begins_[rows];
     if (good_ <= header_) settings_.reset();
     rows_.resize(rows);
     begins_.resize(rows);

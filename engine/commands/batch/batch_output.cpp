@@ -107,7 +107,8 @@ bool may_be_left_over(const Lines &lines) {
 
 [[noreturn]] void refuse_changed(const std::string &name, int64_t number) {
     throw InputError(name + " line " + std::to_string(number) + " has changed since it was written (" + name +
-                     std::string(kManifest) + " says so). --resume --force goes on with it, --overwrite replaces all");
+                     std::string(kManifest) +
+                     " says so). --resume --force goes on with it, --overwrite replaces all");
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ class WrittenRows {
     int64_t count() const { return static_cast<int64_t>(rows_.size()); }
     int64_t failed() const;
     bool in_order() const { return in_order_; }
-    uint64_t bytes() const { return bytes_; }  // of the lines that count; what is behind them goes
+    uint64_t bytes() const { return bytes_; }    // of the lines that count; what is behind them goes
     size_t vouched() const { return vouched_; }  // by the first records of the manifest
     // Records for lines that no manifest vouched for; without the hash of their row.
     const std::vector<ManifestRow> &adopted() const { return adopted_; }

@@ -3,6 +3,7 @@
 
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
+#include "engine/commands/sandbox/sandbox.h"
 
 namespace runnel::commands {
 
@@ -35,6 +36,7 @@ Command chat_command() {
     command.writes_files = true;
     command.call = [o](const Words &words, Io &io) {
         o->model.path = words.model;
+        stay_outside("in a chat, files and programs are named at any time");
         return chat(*o, io);
     };
     return command;

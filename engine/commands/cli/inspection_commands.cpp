@@ -3,6 +3,7 @@
 
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
+#include "engine/commands/sandbox/sandbox_option.h"
 
 namespace runnel::commands {
 
@@ -33,8 +34,10 @@ Command perplexity_command() {
     table.text("--save-logits", o->save_logits, "save the log-probabilities to a file").takes("FILE");
     table.flag("--json", o->json, "the result as JSON");
     command.writes_files = true;
-    command.call = [o](const Words &words, Io &io) {
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, confine](const Words &words, Io &io) {
         o->model.path = words.model;
+        confine({{o->model.path, o->file, o->base}, {o->save_logits}}, o->model.device);
         return perplexity(*o, io);
     };
     return command;
@@ -87,9 +90,11 @@ Command tokenize_command() {
     table.in_group(Group::Output);
     table.flag("--ids", o->ids, "the ids as one list");
     table.flag("--jsonl", o->jsonl, "a JSON string per line in, a list of ids per line out");
-    command.call = [o](const Words &words, Io &io) {
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, confine](const Words &words, Io &io) {
         o->path = words.model;
         o->text = words.text;
+        confine({{o->path, o->file.value_or("")}, {}}, "cpu");
         return tokenize(*o, io);
     };
     return command;

@@ -4,6 +4,7 @@
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/run/escapes.h"
+#include "engine/commands/sandbox/sandbox_option.h"
 
 namespace runnel::commands {
 
@@ -49,12 +50,19 @@ Command run_command() {
     table.flag("--echo,--display-prompt", o->echo, "the prompt first");
     add_stats_options(table, o->stats);
     command.writes_files = true;
-    command.call = [o, escapes](const Words &words, Io &io) {
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, escapes, confine](const Words &words, Io &io) {
         RunOptions &options = *o;
         options.model.path = words.model;
         if (words.text && options.prompt) throw UsageError("two prompts: one as an argument, one with -p");
         if (words.text) options.prompt = words.text;
         if (*escapes && options.prompt) options.prompt = without_escapes(*options.prompt);
+        confine({{options.model.path, options.draft.model, options.system_file.value_or(""),
+                  options.chat.file.value_or(""), options.chat.tools.value_or(""), options.file.value_or(""),
+                  options.generation.constraint.grammar.value_or(""),
+                  options.generation.constraint.schema.value_or("")},
+                 {options.stats.file, options.prompt_cache.value_or("")}},
+                options.model.device);
         return run(options, io);
     };
     return command;

@@ -1,0 +1,17 @@
+// --no-sandbox, for the commands that confine themselves.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "engine/commands/cli/option.h"
+#include "engine/commands/sandbox/sandbox.h"
+
+namespace runnel::commands {
+
+// Confines the process, unless --no-sandbox was given or `device` (as --device says it) may be a GPU.
+using Confine = std::function<void(const SandboxPaths &paths, const std::string &device)>;
+
+Confine add_sandbox_option(OptionTable &table);
+
+}  // namespace runnel::commands

@@ -1,0 +1,146 @@
+// What code that took the process over could do behind enter_sandbox: played by a child process of the tests.
+#include "engine/commands/sandbox/sandbox.h"
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "engine/commands/sandbox/landlock.h"
+#include "tests/engine/commands/program_support.h"
+#include "tests/support/demo_model.h"
+#include "tests/support/skip.h"
+#include "tests/support/temporary.h"
+
+using namespace runnel::commands;
+using namespace runnel::testing;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// The errno of what `attack` does in a confined child; 0: it succeeded.
+int refused_with(const SandboxPaths &paths, const std::function<bool()> &attack) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        enter_sandbox(paths);
+        errno = 0;
+        _exit(attack() ? 0 : errno != 0 ? errno : 255);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    REQUIRE(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+std::function<bool()> opening(const fs::path &path, int flags = O_RDONLY) {
+    return [path, flags] { return open(path.c_str(), flags | O_CLOEXEC, 0600) >= 0; };
+}
+
+bool confines_files() {
+    if (landlock::version() > 0) return true;
+    skip("this kernel has no Landlock");
+    return false;
+}
+
+}  // namespace
+
+TEST_CASE("sandbox: no file is opened but the inputs, none is made but the outputs") {
+    if (!confines_files()) return;
+    const TemporaryDirectory directory, elsewhere;
+    const fs::path input = directory / "input", secret = elsewhere / "secret";
+    std::ofstream(input) << "x";
+    std::ofstream(secret) << "x";
+    const SandboxPaths paths{{input}, {(directory / "out") / "result"}};
+    fs::create_directory(directory / "out");
+
+    CHECK(refused_with(paths, opening(input)) == 0);
+    CHECK(refused_with(paths, opening("/proc/meminfo")) == 0);
+    CHECK(refused_with(paths, opening(secret)) == EACCES);
+    CHECK(refused_with(paths, opening(directory / "sister", O_WRONLY | O_CREAT)) == EACCES);
+    CHECK(refused_with(paths, opening(input, O_WRONLY)) == EACCES);
+    CHECK(refused_with(paths, opening("/etc/passwd")) == EACCES);
+    CHECK(refused_with(paths, [&] { return unlink(secret.c_str()) == 0; }) == EACCES);
+    CHECK(refused_with(paths, [&] { return truncate(secret.c_str(), 0) == 0; }) == EACCES);
+    CHECK(refused_with(paths, [&] { return rename(secret.c_str(), (elsewhere / "moved").c_str()) == 0; }) ==
+          EACCES);
+    CHECK(fs::file_size(secret) == 1);
+    // As an output is written.
+    CHECK(refused_with(paths, [&] {
+              const fs::path partial = directory / "out" / "result.partial",
+                             result = directory / "out" / "result";
+              return opening(partial, O_WRONLY | O_CREAT)() && rename(partial.c_str(), result.c_str()) == 0 &&
+                     opening(result, O_RDWR | O_TRUNC)();
+          }) == 0);
+    CHECK(fs::exists(directory / "out" / "result"));
+    // A thread of the process is confined as it is.
+    CHECK(refused_with(paths, [&] {
+              bool opened = false;
+              int error = 0;
+              std::thread([&] { opened = opening(secret)(), error = errno; }).join();
+              errno = error;
+              return opened;
+          }) == EACCES);
+}
+
+TEST_CASE("sandbox: no program is started, no process, no socket") {
+    CHECK(refused_with({}, [] { return execl("/bin/true", "true", static_cast<char *>(nullptr)) == 0; }) ==
+          EPERM);
+    CHECK(refused_with({}, [] { return fork() >= 0; }) == EPERM);
+    CHECK(refused_with({}, [] { return syscall(SYS_vfork) >= 0; }) == EPERM);
+    for (const int family : {AF_INET, AF_INET6, AF_UNIX, AF_NETLINK})
+        CHECK(refused_with({}, [&] { return socket(family, SOCK_DGRAM, 0) >= 0; }) == EPERM);
+    CHECK(refused_with({}, [] { return syscall(425, 1, nullptr) >= 0; }) == EPERM);  // io_uring_setup
+    CHECK(refused_with({}, [] { return syscall(SYS_ptrace, 16, getppid(), 0, 0) == 0; }) == EPERM);
+    CHECK(refused_with({}, [] {
+              bool ran = false;
+              std::thread([&] { ran = true; }).join();
+              return ran;
+          }) == 0);
+    if (landlock::version() >= 6) CHECK(refused_with({}, [] { return kill(getppid(), 0) == 0; }) == EPERM);
+}
+
+TEST_CASE("sandbox: the parts of a model in parts, and outputs behind links") {
+    if (!confines_files()) return;
+    const TemporaryDirectory directory;
+    for (const char *name : {"m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "n-00002-of-00002.gguf"})
+        std::ofstream(directory / name) << "x";
+    fs::create_directory(directory / "far");
+    std::ofstream(directory / "far" / "real") << "x";
+    fs::create_symlink(directory / "far" / "real", directory / "link");
+    const SandboxPaths paths{{directory / "m-00001-of-00002.gguf"}, {directory / "link"}};
+    CHECK(refused_with(paths, opening(directory / "m-00002-of-00002.gguf")) == 0);
+    CHECK(refused_with(paths, opening(directory / "n-00002-of-00002.gguf")) == EACCES);
+    CHECK(refused_with(paths, opening(directory / "link", O_WRONLY)) == 0);
+    CHECK(refused_with(paths, opening(directory / "far" / "new", O_WRONLY | O_CREAT)) == 0);
+}
+
+TEST_CASE("sandbox: what holds is said by --stats, and --no-sandbox leaves it away") {
+    REQUIRE(program_under_test());
+    const std::string model = demo_model();
+    const auto run = [&](std::vector<std::string> more) {
+        std::vector<std::string> arguments = {"run",    model, "Once",     "-n",  "2",
+                                              "--temp", "0",   "--device", "cpu", "--stats"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        return runnel_with(arguments, "");
+    };
+    const Result on = run({}), off = run({"--no-sandbox"});
+    CHECK(on.code == 0);
+    CHECK(on.err.find(landlock::version() > 0 ? "sandbox  on: files, programs and network\n" : "sandbox  ") !=
+          std::string::npos);
+    CHECK(off.code == 0);
+    CHECK(off.err.find("sandbox  off: --no-sandbox\n") != std::string::npos);
+    CHECK(on.out == off.out);
+}
