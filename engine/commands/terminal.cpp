@@ -1,16 +1,10 @@
 #include "engine/commands/terminal.h"
 
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
-#include <cstdlib>
-#include <filesystem>
 #include <string_view>
-
-#include "engine/commands/io.h"
 
 namespace runnel::commands {
 namespace {
@@ -60,59 +54,6 @@ void leave_endings() {
     for (size_t i = 0; i < kEndings.size(); ++i) sigaction(kEndings[i], &found().actions[i], nullptr);
 }
 
-// A file of its own that is gone at the end.
-class ScratchFile {
-  public:
-    ScratchFile() : path_((std::filesystem::temp_directory_path() / "runnel-XXXXXX.txt").string()) {
-        fd_ = mkstemps(path_.data(), 4);
-    }
-    ~ScratchFile() {
-        if (fd_ < 0) return;
-        close(fd_);
-        unlink(path_.c_str());
-    }
-    ScratchFile(const ScratchFile &) = delete;
-    ScratchFile &operator=(const ScratchFile &) = delete;
-    bool write(std::string_view text) const {
-        while (fd_ >= 0 && !text.empty()) {
-            const ssize_t n = ::write(fd_, text.data(), text.size());
-            if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) return false;
-            text.remove_prefix(static_cast<size_t>(n));
-        }
-        return fd_ >= 0;
-    }
-    const std::string &path() const { return path_; }
-
-  private:
-    std::string path_;
-    int fd_ = -1;
-};
-
-const char *editor() {
-    for (const char *name : {"VISUAL", "EDITOR"})
-        if (const char *value = std::getenv(name); value && *value) return value;
-    return "vi";
-}
-
-// $EDITOR may be a command with options, so a shell reads it; the file is an argument, never part of it.
-bool run_editor(const std::string &path) {
-    const std::string command = std::string(editor()) + " \"$1\"";
-    const pid_t child = fork();
-    if (child < 0) return false;
-    if (child == 0) {
-        signal(SIGINT, SIG_DFL);
-        signal(SIGPIPE, SIG_DFL);
-        signal(SIGXFSZ, SIG_DFL);
-        execl("/bin/sh", "sh", "-c", command.c_str(), "sh", path.c_str(), static_cast<char *>(nullptr));
-        _exit(127);
-    }
-    int status = 0;
-    while (waitpid(child, &status, 0) < 0)
-        if (errno != EINTR) return false;
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
 }  // namespace
 
 RawTerminal::RawTerminal(int in, int out) {
@@ -137,18 +78,6 @@ ColorScope::ColorScope(int out) {
 
 ColorScope::~ColorScope() {
     leave_endings();
-}
-
-std::optional<std::string> edit_in_editor(const std::string &text) {
-    const ScratchFile file;
-    if (!file.write(text) || !run_editor(file.path())) return std::nullopt;
-    try {
-        std::string edited = read_all(file.path(), -1);
-        while (edited.ends_with('\n')) edited.pop_back();
-        return edited;
-    } catch (const std::runtime_error &) {
-        return std::nullopt;  // the editor removed it
-    }
 }
 
 }  // namespace runnel::commands

@@ -30,8 +30,4 @@ class ColorScope {
     ColorScope &operator=(const ColorScope &) = delete;
 };
 
-// The text as it is after $VISUAL, $EDITOR or vi had it, without line ends at its end; nullopt when there is
-// no such program, it failed, or the file could not be written or read (then stderr has its own words).
-std::optional<std::string> edit_in_editor(const std::string &text);
-
 }  // namespace runnel::commands

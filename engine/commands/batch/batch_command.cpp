@@ -52,7 +52,7 @@ Command batch_command() {
               o->chat.tools.value_or(""), o->input.value_or(""),
               o->generation.constraint.grammar.value_or(""), o->generation.constraint.schema.value_or("")},
              {o->stats.file, o->output.value_or("")}},
-            o->model.device);
+            gpu_wish(o->model, o->draft));
         return batch(*o, io);
     };
     return command;

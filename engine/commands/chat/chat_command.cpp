@@ -1,9 +1,12 @@
 // The options of `chat`.
+#include <unistd.h>
+
 #include <memory>
 
+#include "engine/commands/chat/editor.h"
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
-#include "engine/commands/sandbox/sandbox.h"
+#include "engine/commands/sandbox/sandbox_option.h"
 
 namespace runnel::commands {
 
@@ -34,9 +37,11 @@ Command chat_command() {
         .or_alone("on");
     add_stats_options(table, o->stats);
     command.writes_files = true;
-    command.call = [o](const Words &words, Io &io) {
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, confine](const Words &words, Io &io) {
         o->model.path = words.model;
-        stay_outside("in a chat, files and programs are named at any time");
+        if (isatty(io.in)) start_editor_helper();
+        confine({.files = SandboxPaths::Files::All}, gpu_wish(o->model, o->draft));
         return chat(*o, io);
     };
     return command;

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "engine/commands/chat/chat_loop.h"
+#include "engine/commands/chat/editor.h"
 #include "engine/commands/chat/settings.h"
-#include "engine/commands/terminal.h"
 #include "engine/text/utf8.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"

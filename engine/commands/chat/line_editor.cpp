@@ -13,6 +13,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "engine/commands/chat/editor.h"
 #include "engine/commands/chat/history_file.h"
 #include "engine/commands/chat/line_reader.h"
 #include "engine/commands/io.h"

@@ -62,7 +62,7 @@ Command run_command() {
                   options.generation.constraint.grammar.value_or(""),
                   options.generation.constraint.schema.value_or("")},
                  {options.stats.file, options.prompt_cache.value_or("")}},
-                options.model.device);
+                gpu_wish(options.model, options.draft));
         return run(options, io);
     };
     return command;

@@ -12,7 +12,7 @@
 #include "engine/commands/io.h"
 #include "engine/commands/sandbox/landlock.h"
 #include "engine/commands/sandbox/seccomp.h"
-#include "kernels/cuda/runtime/devices.h"
+#include "kernels/device.h"
 
 namespace runnel::commands {
 namespace {
@@ -106,9 +106,14 @@ SandboxState enter_sandbox(const SandboxPaths &paths) {
         return now;
     }
     try {
-        now.files = confine_files(paths);
+        now.files = paths.files == SandboxPaths::Files::Named && confine_files(paths);
         now.calls = forbid_calls();
     } catch (const std::bad_alloc &) {
+    }
+    if (paths.files == SandboxPaths::Files::All) {
+        now.text = now.calls ? "on: programs and network (a chat names files at any time)"
+                             : "off: this kernel has no seccomp";
+        return now;
     }
     now.text = now.files && now.calls ? "on: files, programs and network"
                : now.calls ? "on: programs and network (this kernel has no Landlock: files are not confined)"
@@ -126,7 +131,7 @@ void stay_outside(const std::string &why) {
 }
 
 bool may_use_gpu(const std::string &device) {
-    return device != "cpu" && !kernels::cuda::find_devices().found.empty();
+    return device != "cpu" && !kernels::devices().gpus.empty();
 }
 
 }  // namespace runnel::commands

@@ -8,14 +8,19 @@ Confine add_sandbox_option(OptionTable &table) {
     auto off = std::make_shared<bool>(false);
     table
         .flag("--no-sandbox", *off,
-              "do not confine the process to the files named here, without programs and network (where a GPU "
-              "may be used, it never is)")
+              "do not confine the process to the files named here, without programs and network (a chat: to "
+              "its "
+              "programs; where a GPU may be used: never confined)")
         .rare();
     return [off](const SandboxPaths &paths, const std::string &device) {
         if (*off) return stay_outside("--no-sandbox");
         if (may_use_gpu(device)) return stay_outside("a GPU may be used");
         enter_sandbox(paths);
     };
+}
+
+std::string gpu_wish(const ModelOptions &model, const DraftFlags &draft) {
+    return model.device == "cpu" && !draft.model.empty() ? draft.device : model.device;
 }
 
 }  // namespace runnel::commands

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/commands/cli/option.h"
+#include "engine/commands/options.h"
 #include "engine/commands/sandbox/sandbox.h"
 
 namespace runnel::commands {
@@ -13,5 +14,7 @@ namespace runnel::commands {
 using Confine = std::function<void(const SandboxPaths &paths, const std::string &device)>;
 
 Confine add_sandbox_option(OptionTable &table);
+// The --device of the two that may be a GPU.
+std::string gpu_wish(const ModelOptions &model, const DraftFlags &draft);
 
 }  // namespace runnel::commands

@@ -144,3 +144,52 @@ TEST_CASE("sandbox: what holds is said by --stats, and --no-sandbox leaves it aw
     CHECK(off.err.find("sandbox  off: --no-sandbox\n") != std::string::npos);
     CHECK(on.out == off.out);
 }
+
+TEST_CASE("sandbox: a chat reaches files, and neither programs nor sockets") {
+    const SandboxPaths all{.files = SandboxPaths::Files::All};
+    CHECK(refused_with(all, opening("/etc/passwd")) == 0);
+    CHECK(refused_with(all, [] { return fork() >= 0; }) == EPERM);
+    CHECK(refused_with(all, [] { return socket(AF_INET, SOCK_STREAM, 0) >= 0; }) == EPERM);
+    CHECK(sandbox_state().text == "off");  // of the tests
+}
+
+#ifndef __SANITIZE_ADDRESS__  // the library has to come before every other one
+
+TEST_CASE("sandbox: code that takes a command over as it maps the model reaches nothing else") {
+    REQUIRE(program_under_test());
+    const fs::path library = fs::absolute(fs::path(*program_under_test()).parent_path() / "fault.so");
+    REQUIRE(fs::exists(library));
+    const TemporaryDirectory directory, elsewhere;
+    const std::string model = demo_model(), planted = elsewhere / "planted", out = directory / "out";
+    const std::vector<std::vector<std::string>> commands = {
+        {"run", model, "Once", "-n", "2", "--device", "cpu", "--stats-file", directory / "stats"},
+        {"batch", model, "--lines", "-n", "2", "--device", "cpu", "-o", out},
+        {"perplexity", model, "-f", held_out_text(), "-c", "32", "--chunks", "1", "--device", "cpu",
+         "--save-logits", directory / "logits"},
+        {"tokenize", model, "text"},
+        {"chat", model, "-n", "2", "--device", "cpu"}};
+    for (const bool confined : {true, false})
+        for (std::vector<std::string> command : commands) {
+            CAPTURE(command[0]);
+            const bool chat = command[0] == "chat";
+            if (!confined) command.emplace_back("--no-sandbox");
+            for (const char *name : {"out", "out.resume", "stats", "logits"}) fs::remove(directory / name);
+            fs::remove(planted);
+            Process p = process(command);
+            p.input = "Once\n";
+            p.environment = {"LD_PRELOAD=" + library.string(), "FAULT=exploit:1:EIO",
+                             "EXPLOIT_FILE=" + planted};
+            const Result r = execute(p);
+            CAPTURE(r.err);
+            CHECK(r.code == 0);
+            const bool files = confined && !chat && landlock::version() > 0;
+            const auto number = [&](int error) { return std::to_string(confined ? error : 0); };
+            const std::string file = std::to_string(files ? EACCES : 0);
+            CHECK(r.err.find("exploit: file " + file + " made " + file + " program " + number(EPERM) +
+                             " internet " + number(EPERM) + " local " + number(EPERM) + "\n") !=
+                  std::string::npos);
+            CHECK(fs::exists(planted) == !files);
+        }
+}
+
+#endif
