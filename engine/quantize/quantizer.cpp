@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -85,13 +86,73 @@ void check(const gguf::Tensor &tensor, Type type, const Mix &mix, const Quantize
                                                 : ", which needs an importance matrix: --imatrix FILE"));
 }
 
+// The name of a tensor when layers are pruned; empty: its layer is one of them.
+std::string pruned_name(std::string_view name, const std::set<int64_t> &pruned) {
+    constexpr std::string_view kPrefix = "blk.";
+    int64_t layer = -1;
+    if (pruned.empty() || !name.starts_with(kPrefix)) return std::string(name);
+    const char *const begin = name.data() + kPrefix.size(), *const end = name.data() + name.size();
+    const auto [rest, error] = std::from_chars(begin, end, layer);
+    if (error != std::errc() || rest == end || *rest != '.') return std::string(name);
+    if (pruned.contains(layer)) return {};
+    const auto before = std::distance(pruned.begin(), pruned.lower_bound(layer));
+    return std::string(kPrefix) + std::to_string(layer - before) + std::string(rest, end);
+}
+
+void check_pruned(const ModelShape &model, const std::set<int64_t> &pruned) {
+    if (pruned.empty()) return;
+    if (*pruned.begin() < 0 || *pruned.rbegin() >= model.layers)
+        throw QuantizeError(
+            "layer " + std::to_string(*pruned.begin() < 0 ? *pruned.begin() : *pruned.rbegin()) +
+            " cannot be pruned: the model has layers 0 to " + std::to_string(model.layers - 1));
+    if (static_cast<int64_t>(pruned.size()) >= model.layers)
+        throw QuantizeError("all layers would be pruned");
+}
+
+// Writes a value of the model's family without the pruned layers: their number, and arrays with an element each.
+bool write_pruned(std::string_view key, const gguf::Value &value, const ModelShape &model,
+                  const std::set<int64_t> &pruned, gguf::Writer &writer) {
+    if (pruned.empty() || !key.starts_with(model.architecture + ".")) return false;
+    if (key == model.architecture + ".block_count") {
+        writer.add(key, static_cast<uint32_t>(model.layers - static_cast<int64_t>(pruned.size())));
+        return true;
+    }
+    if (value.type() != gguf::ValueType::Array || static_cast<int64_t>(value.size()) != model.layers)
+        return false;
+    gguf::Array left(value.element_type());
+    const std::vector<int64_t> ints = value.as_ints();
+    const std::vector<float> floats = value.as_floats();
+    for (size_t i = 0; i < static_cast<size_t>(model.layers); ++i) {
+        if (pruned.contains(static_cast<int64_t>(i))) continue;
+        switch (value.element_type()) {
+            case gguf::ValueType::Bool:
+                left.push(ints[i] != 0);
+                break;
+            case gguf::ValueType::U32:
+                left.push(static_cast<uint32_t>(ints[i]));
+                break;
+            case gguf::ValueType::I32:
+                left.push(static_cast<int32_t>(ints[i]));
+                break;
+            case gguf::ValueType::F32:
+                left.push(floats[i]);
+                break;
+            default:
+                return false;
+        }
+    }
+    writer.add(key, left);
+    return true;
+}
+
 // Metadata in the source's order; what speaks of the source's parts and type is replaced.
 void copy_metadata(const gguf::File &source, const QuantizeRequest &request, gguf::Writer &writer) {
+    const ModelShape model = shape_of(source);
     for (const auto &[key, value] : source.metadata()) {
         if (key.starts_with("split.") || key == "general.quantization_version" ||
             key == "general.file_type" || key == "general.alignment")
             continue;
-        writer.add(key, value);
+        if (!write_pruned(key, value, model, request.pruned, writer)) writer.add(key, value);
     }
     writer.add("general.quantization_version", uint32_t{2});
     writer.add("general.file_type", request.mix->file_type);
@@ -239,14 +300,26 @@ class Conversion {
 }  // namespace
 
 QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &request) {
-    std::vector<TensorShape> shapes;
+    ModelShape model = shape_of(source);
+    check_pruned(model, request.pruned);
+    model.layers -= static_cast<int64_t>(request.pruned.size());
+    std::vector<const gguf::Tensor *> tensors;
+    std::vector<std::string> names;
     for (const gguf::Tensor &t : source.tensors())
-        shapes.push_back({t.name, t.type, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
+        if (std::string name = pruned_name(t.name, request.pruned); !name.empty()) {
+            tensors.push_back(&t);
+            names.push_back(std::move(name));
+        }
+    std::vector<TensorShape> shapes;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        const gguf::Tensor &t = *tensors[i];
+        shapes.push_back({names[i], t.type, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}});
+    }
     MixOptions options = request.types;
     options.has_importance = request.importance != nullptr;
     QuantizePlan plan;
-    for (Choice &choice : choose_types(*request.mix, shape_of(source), shapes, options)) {
-        const gguf::Tensor &tensor = source.tensors()[choice.tensor];
+    for (Choice &choice : choose_types(*request.mix, model, shapes, options)) {
+        const gguf::Tensor &tensor = *tensors[choice.tensor];
         check(tensor, choice.type, *request.mix, request);
         const int64_t rows = tensor.elements() / tensor.shape[0];
         const uint64_t bytes = choice.type == tensor.type ? tensor.bytes
@@ -255,7 +328,7 @@ QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &
         plan.bytes_before += tensor.bytes;
         plan.bytes_after += bytes;
         plan.elements += tensor.elements();
-        plan.tensors.push_back({&tensor, choice.type, bytes, std::move(choice.note)});
+        plan.tensors.push_back({&tensor, names[choice.tensor], choice.type, bytes, std::move(choice.note)});
     }
     return plan;
 }
@@ -265,7 +338,7 @@ bool quantize(const gguf::File &source, const QuantizePlan &plan, const Quantize
     gguf::Writer writer;
     copy_metadata(source, request, writer);
     for (const PlannedTensor &planned : plan.tensors)
-        writer.add_tensor(planned.source->name, planned.type,
+        writer.add_tensor(planned.name, planned.type,
                           {planned.source->shape, static_cast<size_t>(planned.source->rank)});
     writer.start(path, {.overwrite = true});  // whether it may was asked before; never what is read
     Conversion conversion(request, writer);

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct QuantizeRequest {
     MixOptions types = {};
     Method method = Method::Standard;
     bool allow_requantize = false;           // from a quantized source: errors add up
+    std::set<int64_t> pruned = {};           // layers that are left out; those behind them move up
     const Importance *importance = nullptr;  // or none
     std::string importance_file = {};        // its name, recorded in the metadata
     int threads = 1;
@@ -36,6 +38,7 @@ struct QuantizeRequest {
 
 struct PlannedTensor {
     const gguf::Tensor *source;
+    std::string name;  // in the file that is written: where layers are pruned, of another layer
     gguf::Type type;
     uint64_t bytes;
     std::string note;
@@ -48,7 +51,7 @@ struct QuantizePlan {
 };
 
 // What would be written. Throws QuantizeError for types that runnel does not write, for a quantized source
-// without allow_requantize, and for importance that does not fit the tensors.
+// without allow_requantize, for importance that does not fit the tensors, and for pruned layers that there are not.
 QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &request);
 
 // Writes `plan` to `path`; memory is bounded by some 64 MiB, whatever the model's size. Returns false when

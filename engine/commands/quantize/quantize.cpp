@@ -95,7 +95,7 @@ void print_plan(const quantize::QuantizePlan &plan, bool json, Io &io) {
                                          {"bytes_after", plan.bytes_after},
                                          {"bits_per_weight", bits_per_weight(plan)}};
         for (const quantize::PlannedTensor &tensor : plan.tensors)
-            result["tensors"].push_back({{"name", gguf::printable(tensor.source->name, 4096)},
+            result["tensors"].push_back({{"name", gguf::printable(tensor.name, 4096)},
                                          {"from", gguf::traits(tensor.source->type).name},
                                          {"to", gguf::traits(tensor.type).name},
                                          {"bytes", tensor.bytes}});
@@ -108,7 +108,7 @@ void print_plan(const quantize::QuantizePlan &plan, bool json, Io &io) {
         std::snprintf(line, sizeof line, "%-8s %-8s %12s  ",
                       std::string(gguf::traits(tensor.source->type).name).c_str(),
                       std::string(gguf::traits(tensor.type).name).c_str(), size_text(tensor.bytes).c_str());
-        text += line + gguf::printable(tensor.source->name, 4096) +
+        text += line + gguf::printable(tensor.name, 4096) +
                 (tensor.note.empty() ? "" : "  (" + tensor.note + ")") + "\n";
     }
     io.out.write(text + "all: " + summary(plan) + "\n");
@@ -178,6 +178,7 @@ int convert(const QuantizeOptions &options, Io &io) {
     request.types = mix_options(options);
     request.method = options.method;
     request.allow_requantize = options.allow_requantize;
+    request.pruned = {options.pruned.begin(), options.pruned.end()};
     request.threads = options.threads > 0
                           ? options.threads
                           : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));

@@ -15,6 +15,7 @@ struct QuantizeOptions {
     std::string importance;                 // file; empty: none
     std::vector<std::string> tensor_types;  // "REGEX=TYPE"
     std::string output_type, embedding_type;
+    std::vector<int64_t> pruned;  // layers
     bool pure = false, leave_output = false, allow_requantize = false;
     bool dry_run = false, json = false, overwrite = false;
     quantize::Method method = quantize::Method::Standard;

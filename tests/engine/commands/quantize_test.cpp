@@ -240,6 +240,38 @@ TEST_CASE("quantize: what must not be done is refused with one line") {
     CHECK(runnel_with({"quantize", q8, (directory / "y").string(), "Q4_0", "--allow-requantize"}).code == 0);
 }
 
+TEST_CASE("quantize: --prune-layers leaves layers out and renumbers the others") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    ModelShape shape;
+    shape.layers = 4;
+    static constexpr int32_t kPerLayer[] = {10, 11, 12, 13};
+    EditedModel model(shape);
+    const std::string in = model.set("llama.per_layer", std::span<const int32_t>(kPerLayer)).write().string();
+    const std::string out = (directory / "out").string();
+    const Result r = runnel_with({"quantize", in, out, "F32", "--prune-layers", "0,2"});
+    CAPTURE(r.err);
+    REQUIRE(r.code == 0);
+    const gguf::File before = gguf::File::open(in), after = gguf::File::open(out);
+    CHECK(after.find("llama.block_count")->as_int() == 2);
+    CHECK(after.find("llama.per_layer")->as_ints() == std::vector<int64_t>{11, 13});
+    CHECK(after.tensors().size() == before.tensors().size() / 2 + 2);
+    for (const auto &[from, to] : {std::pair{"blk.1.", "blk.0."}, std::pair{"blk.3.", "blk.1."}})
+        for (const char *name : {"attn_q.weight", "ffn_down.weight", "attn_norm.weight"}) {
+            const gguf::Tensor *a = before.find_tensor(from + std::string(name)),
+                               *b = after.find_tensor(to + std::string(name));
+            REQUIRE(b);
+            CHECK(std::equal(a->data, a->data + a->bytes, b->data));
+        }
+    CHECK(runnel_with({"run", out, "ab", "-n", "3", "--temp", "0"}).code == 0);
+    const auto refused = [&](const char *layers) {
+        return runnel_with({"quantize", in, (directory / "x").string(), "F32", "--prune-layers", layers});
+    };
+    CHECK(refused("4").err.find("layers 0 to 3") != std::string::npos);
+    CHECK(refused("0,1,2,3").code == 5);
+    CHECK_FALSE(fs::exists(directory / "x"));
+}
+
 TEST_CASE("imatrix: from a text to a file that quantize takes, and its statistics") {
     if (absent()) return;
     const TemporaryDirectory directory;
