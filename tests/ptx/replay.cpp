@@ -125,6 +125,11 @@ struct Replay::Text {
     const Module *module;
     std::string entry;
     std::optional<Program> program;
+
+    const Program &compiled() {
+        if (!program) program = compile(*module, module->entry(entry));
+        return *program;
+    }
 };
 
 Replay::Replay(const std::vector<std::filesystem::path> &paths) : names_(entry_names()) {
@@ -147,6 +152,15 @@ void Replay::read(const std::filesystem::path &file) {
 }
 
 Replay::~Replay() = default;
+
+std::string Replay::file_of(const std::string &kernel) const {
+    const auto text = texts_.find(kernel);
+    return text == texts_.end() ? "" : text->second->module->file();
+}
+
+void Replay::compile_all() {
+    for (const auto &[name, text] : texts_) text->compiled();
+}
 
 Replay::Text *Replay::find(const simt::LaunchCall &call) {
     const auto name = names_.find(call.kernel.entry);
@@ -183,9 +197,7 @@ void Replay::before(const simt::LaunchCall &call) {
     running_ = find(call);
     if (!running_) return;
     try {
-        if (!running_->program)
-            running_->program = compile(*running_->module, running_->module->entry(running_->entry));
-        const Program &program = *running_->program;
+        const Program &program = running_->compiled();
         copy_memory();
         for (const Range &table : program.tables) memory_.add(table);
         const uint64_t seed = testing::splitmix(simt::settings().seed ^ testing::splitmix(++launches_));
@@ -194,7 +206,8 @@ void Replay::before(const simt::LaunchCall &call) {
         grid.threads = call.kernel.threads;
         grid.shared = call.shape.shared.on(false);
         grid.parameters = call.params;
-        grid.dependent = call.shape.dependent && program.has_wait;
+        // (Text for less than sm_90 has no wait; a driver that compiles it launches nothing as dependent.)
+        grid.dependent = call.shape.dependent && running_->module->target() >= 90;
         counts_.steps += run(program, grid, memory_,
                              {seed, seed >> 8 & 1u ? 1 : 3, (seed >> 9 & 1u) != 0, (seed >> 10 & 1u) != 0});
     } catch (const Error &e) {

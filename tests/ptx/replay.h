@@ -26,6 +26,11 @@ class Replay : public simt::LaunchObserver {
     void before(const simt::LaunchCall &call) override;
     void after(const simt::LaunchCall &call) override;
 
+    // The file with the kernel's text, by body_name(); empty: there is none.
+    std::string file_of(const std::string &kernel) const;
+    // Reads all entries. Throws Error for what is not supported.
+    void compile_all();
+
     struct Counts {
         std::map<std::string, uint64_t> repeated, without_text;  // launches by kernel
         uint64_t turing = 0, steps = 0, entries = 0;

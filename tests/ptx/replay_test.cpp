@@ -1,0 +1,115 @@
+// The text that nvcc made (RUNNEL_PTX; `make ptx-sample`), and faults put into it: each must be found in a launch.
+#include "tests/ptx/replay.h"
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <string>
+
+#include "kernels/cuda/steps/elementwise.h"
+#include "tests/kernels/cuda/linear/linear_support.h"
+#include "tests/simt/buffer.h"
+#include "tests/simt/run_kernel.h"
+#include "tests/support/temporary.h"
+
+using namespace runnel;
+using namespace runnel::kernels::cuda;
+using namespace runnel::tests::device;
+
+namespace {
+
+const bool kNoText = std::getenv("RUNNEL_PTX") == nullptr;
+const char *const kSoftcap = "Softcap", *const kLinear = "Linear<(TileFormat)14, 1, false>";
+
+// The file with the kernel's text, in which every match of the pattern is replaced.
+std::string changed(const std::string &kernel, const std::string &pattern, const std::string &by) {
+    const std::string file = ptx::replay()->file_of(kernel);
+    REQUIRE_MESSAGE(!file.empty(), kernel);
+    std::ifstream in(file);
+    const std::regex wanted(pattern);
+    std::string text;
+    bool found = false;
+    for (std::string line; std::getline(in, line); text += '\n') {
+        found = found || std::regex_search(line, wanted);
+        text += std::regex_replace(line, wanted, by);
+    }
+    REQUIRE_MESSAGE(found, pattern);
+    return text;
+}
+
+void run_softcap() {
+    Stream stream;
+    std::vector<float> x(200);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) / 16 - 5;
+    const simt::Buffer<float> buffer(stream, x, "x");
+    simt::run_kernel(stream, softcap_kernel(), {2, 0}, {buffer.data(), 200, 3.0f});
+    stream.wait();
+}
+
+void run_linear() {
+    Stream stream;
+    std::mt19937 random(3);
+    const Matrix matrix(stream, gguf::Type::Q6_K, 21, 512, random);
+    const Input input(stream, random_activations(2 * 512, random), 512, 2);
+    const DeviceMemory out = upload(stream, std::vector<float>(42), "out");
+    LinearParams p = params_for(input, 2);
+    p.matrices = 1;
+    p.matrix[0] = {matrix.tiles.data(), nullptr, nullptr, out.as<float>(), 0, 21, 21};
+    simt::run_kernel(stream, linear_kernel(TileFormat::Q6_K, 2), {2, linear_shared(TileFormat::Q6_K, 2)}, p);
+    stream.wait();
+}
+
+// What the launches throw with such text; empty: nothing.
+std::string found(const std::string &text, void (*launches)()) {
+    const testing::TemporaryDirectory folder;
+    const std::filesystem::path file = folder / "changed.ptx";
+    std::ofstream(file) << text;
+    ptx::Replay replay({file});
+    simt::observe_launches(&replay);
+    std::string error;
+    try {
+        launches();
+    } catch (const simt::Violation &e) {
+        error = e.what();
+    }
+    simt::observe_launches(ptx::replay());
+    return error;
+}
+
+}  // namespace
+
+TEST_CASE("ptx: every entry of the text at hand is supported" * doctest::skip(kNoText)) {
+    CHECK_NOTHROW(ptx::replay()->compile_all());
+}
+
+TEST_CASE("ptx: faults put into a kernel's text are found in its launch" * doctest::skip(kNoText)) {
+    const auto softcap = [](const std::string &pattern, const std::string &by) {
+        return found(changed(kSoftcap, pattern, by), run_softcap);
+    };
+    const auto linear = [](const std::string &pattern, const std::string &by) {
+        return found(changed(kLinear, pattern, by), run_linear);
+    };
+    const auto differs = [](const std::string &error) {
+        return error.find("the emulator") != std::string::npos;
+    };
+    const auto says = [](const std::string &error, const char *words) {
+        return error.find(words) != std::string::npos;
+    };
+    CHECK(softcap("no such thing|$", "") == "");
+    CHECK(linear("no such thing|$", "") == "");
+    // x is read and written.
+    CHECK(says(softcap("ld\\.global\\.f32", "ld.global.nc.f32"), ".nc"));
+    CHECK(says(softcap("griddepcontrol\\.wait;", ""), "griddepcontrol.wait"));
+    CHECK(says(linear("griddepcontrol\\.wait;", ""), "griddepcontrol.wait"));
+    // Operands in the wrong order.
+    CHECK(differs(linear("sub\\.rn\\.f16x2 (\\S+), (\\S+), (\\S+);", "sub.rn.f16x2 $1, $3, $2;")));
+    // Fragments: A's rows and columns that are 8 further, its rows, B's halves.
+    const std::string mma =
+        "(mma\\.sync\\S+ \\{[^}]*\\}, )\\{(\\S+), (\\S+), (\\S+), (\\S+)\\}, \\{(\\S+), (\\S+)\\}";
+    CHECK(differs(linear(mma, "$1{$2, $4, $3, $5}, {$6, $7}")));
+    CHECK(differs(linear(mma, "$1{$3, $2, $5, $4}, {$6, $7}")));
+    CHECK(differs(linear(mma, "$1{$2, $3, $4, $5}, {$7, $6}")));
+}
