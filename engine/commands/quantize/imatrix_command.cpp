@@ -15,7 +15,7 @@ Command imatrix_command() {
             "Runs a text through the model on the CPU and writes how much each column of its matrices "
             "matters, in llama-imatrix's form, for quantize --imatrix.",
         .examples = {"imatrix model-f16.gguf -f calibration.txt -o model.imatrix",
-                     "imatrix model-f16.gguf -f more.txt -o both.imatrix --merge model.imatrix",
+                     "imatrix model-f16.gguf -f more.txt -o all.imatrix --merge model.imatrix",
                      "imatrix --merge a.imatrix --merge b.imatrix -o both.imatrix",
                      "imatrix --show model.imatrix"}};
     auto o = std::make_shared<ImatrixOptions>();
