@@ -1,4 +1,4 @@
-// The program: calls a command, turns what goes wrong into one line and an exit code.
+// The program: runs a command and turns errors into one line and an exit code.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ using namespace runnel::commands;
 
 constexpr std::string_view kOutOfMemory = "runnel: out of memory\n";
 
-// One line on stderr, whatever it holds; a shorter one where there is no memory for it.
+// Prints one line on stderr, whatever `what` contains; a shorter one if memory is short.
 int fail(int code, std::string_view what, Io &io) {
     try {
         io.err.try_write("runnel: " + gguf::printable(what, 4096) + "\n");
@@ -81,11 +81,11 @@ int guarded(const Arguments &arguments, Io &io) {
     }
 }
 
-// Weights are used where they lie in the file. When someone cuts the file short, or the disk fails, reading
-// them is this signal. Another cause of it is a bug, and ends as bugs do.
+// Weights are used in the mapped file. If the file is truncated meanwhile, or the disk fails, reading them
+// raises SIGBUS. Any other SIGBUS is a bug and crashes as usual.
 void on_bus_error(int, siginfo_t *info, void *) {
     if (info->si_code != BUS_ADRERR && info->si_code != BUS_OBJERR) {
-        signal(SIGBUS, SIG_DFL);  // the instruction runs again
+        signal(SIGBUS, SIG_DFL);  // the instruction is executed again
         return;
     }
     constexpr std::string_view kMessage =
@@ -94,8 +94,8 @@ void on_bus_error(int, siginfo_t *info, void *) {
     _exit(exit_code::kFailed);
 }
 
-// Memory that ran out where nothing catches it: before main(), in a destructor, or so completely that the
-// exception itself could not be made.
+// Out of memory where no handler can catch it: before main(), in a destructor, or while the
+// exception itself is allocated.
 std::atomic<bool> memory_ran_out{false};
 void on_no_memory() {
     memory_ran_out = true;
@@ -119,20 +119,20 @@ __attribute__((constructor(101))) void set_handlers_early() {
     std::set_terminate(on_terminate);
 }
 
-// A file that is opened must not become standard output because the caller had closed that. What takes its
-// place gives an error when it is used.
+// If the caller closed a standard descriptor, a file opened later must not take its place. The replacement
+// gives an error when it is used.
 void hold_standard_descriptors() {
     for (const int fd : {0, 1, 2})
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
 }
 
-// As early as can be: from the first moment on, Ctrl-C is exit code 130.
+// As early as possible, so that Ctrl-C means exit code 130 from the start.
 __attribute__((constructor(101))) void set_signals() {
-    // Where no InterruptScope says otherwise; ignored it stays, as shells want it of jobs in the background.
+    // The handler outside of any InterruptScope. An ignored SIGINT stays ignored (background jobs).
     const auto before = signal(SIGINT, [](int) { _exit(exit_code::kInterrupted); });
     if (before == SIG_IGN) signal(SIGINT, SIG_IGN);
-    signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write(), see ClosedPipe,
-    signal(SIGXFSZ, SIG_IGN);  // and so is a file that grows beyond the limit of the shell
+    signal(SIGPIPE, SIG_IGN);  // a closed pipe becomes an error of write(), see ClosedPipe
+    signal(SIGXFSZ, SIG_IGN);  // and so does a file that exceeds the shell's size limit
     struct sigaction action {};
     action.sa_sigaction = on_bus_error;
     action.sa_flags = SA_SIGINFO;
@@ -145,7 +145,7 @@ int main(int argc, char **argv) {
     hold_standard_descriptors();
     Io io;
     const int code = guarded(Arguments(argv + std::min(argc, 1), argv + argc), io);
-    // Everything is written, nothing is buffered: unmapping gigabytes and joining threads would only take
+    // All output is written; unmapping gigabytes and joining threads would only take
     // time.
     _exit(code);
 }

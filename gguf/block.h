@@ -1,12 +1,12 @@
 // The block formats of GGUF tensors: their ids, sizes and byte layouts.
 //
-// A quantized row is a sequence of blocks; a block holds `block_size` consecutive weights in `block_bytes`
-// bytes: small integers plus the scales that turn them into values. The layouts are ggml's (ggml-common.h);
-// every struct below is packed exactly as the bytes lie in a file, little-endian, and may stand at any
-// address (a row of 18-byte blocks is 2-byte aligned at best, MXFP4 only 1-byte): read fields with memcpy or
-// through these packed structs, never through a cast to a wider type.
+// A quantized row is a sequence of blocks; a block stores `block_size` consecutive weights in `block_bytes` bytes:
+// small integers plus the scales that turn them into values. The layouts are ggml's (ggml-common.h). Every struct
+// below is packed exactly as in a file, little-endian, and may be at any address (a row of 18-byte blocks is
+// 2-byte aligned at best, MXFP4 only 1-byte): read fields with memcpy or through these packed structs, never
+// through a cast to a wider type.
 //
-// This header (with half.h, codebook.h) is what kernels/ may include of gguf/: it knows bytes, not files.
+// kernels/ may include this header (with half.h, codebook.h) and no other of gguf/: it describes bytes, not files.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 namespace runnel::gguf {
 
 // clang-format off
-// Values are the ids used in files. Ids that are absent (4, 5, 31-33, 36-38) were withdrawn by ggml.
+// Values are the ids used in files. ggml withdrew the missing ones (4, 5, 31-33, 36-38).
 enum class Type : uint32_t {
     F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q8_1 = 9,
     Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, Q8_K = 15,
@@ -33,10 +33,10 @@ struct TypeTraits {
     uint32_t block_size;     // weights per block
     uint32_t block_bytes;    // bytes per block
     bool supported;          // values can be read (dequantized) by this build
-    bool quantized;          // holds block-quantized weights (not a plain number type)
+    bool quantized;  // stores block-quantized weights (not a plain number type)
 };
 
-// Null for an id that no known format has.
+// Null for an unknown id.
 const TypeTraits *find_type(uint32_t id) noexcept;
 // Precondition: `type` came from find_type or is one of the enumerators.
 const TypeTraits &traits(Type type) noexcept;

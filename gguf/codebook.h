@@ -1,6 +1,6 @@
-// The block formats made of codebook entries - IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S - and
-// their codebooks: each entry is four or eight weights without their signs. Layouts and tables are ggml's;
-// block.h says how blocks are read.
+// The block formats made of codebook entries (IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S) and their
+// codebooks: each entry is four or eight weights without their signs. Layouts and tables are ggml's; block.h
+// says how to read blocks.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace runnel::gguf {
 
-// A weight per byte, the first in the lowest.
+// One weight per byte, the first in the lowest.
 extern const std::array<uint64_t, 256> kGridIQ2_XXS;
 extern const std::array<uint64_t, 512> kGridIQ2_XS;
 extern const std::array<uint64_t, 1024> kGridIQ2_S;
@@ -20,7 +20,7 @@ extern const std::array<uint32_t, 256> kGridIQ3_XXS;
 extern const std::array<uint32_t, 512> kGridIQ3_S;
 extern const std::array<uint64_t, 2048> kGridIQ1;  // -1, 0 or 1, as 0, 1 or 2
 
-// The signs of eight weights where a block holds seven of them (bit set: negative): their number is even.
+// The signs of eight weights from the seven that a block stores (bit set: negative): the parity is even.
 constexpr uint8_t eight_signs(uint32_t seven) {
     return static_cast<uint8_t>(seven | (std::popcount(seven) & 1) << 7);
 }

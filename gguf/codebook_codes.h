@@ -1,6 +1,6 @@
-// Written by scripts/codebooks. The entries of the codebooks (codebook.h), each as a number: its weights as
-// indices into the book's levels, two bits each for eight weights, or three bits each for four, from the
-// lowest bits on.
+// Written by scripts/codebooks. The entries of the codebooks (codebook.h), each as a number: its
+// weights as indices into the book's levels, two bits each for eight weights, or three bits each for
+// four, from the lowest bits on.
 #pragma once
 
 #include <cstdint>

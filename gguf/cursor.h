@@ -1,4 +1,4 @@
-// Reading little-endian fields one after the other from bytes that nobody has checked.
+// Reads little-endian fields one after the other from unchecked bytes.
 #pragma once
 
 #include <bit>
@@ -15,7 +15,7 @@ namespace runnel::gguf {
 
 static_assert(std::endian::native == std::endian::little, "GGUF fields are copied as they lie in the file");
 
-// The bytes break the format. Internal to gguf/: File::open adds the file's name and throws FileError.
+// The bytes violate the format. Internal to gguf/: File::open adds the file's name and throws FileError.
 class Malformed : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
@@ -28,7 +28,7 @@ class Cursor {
     uint64_t at() const { return at_; }
     uint64_t remaining() const { return bytes_.size() - at_; }
 
-    // Each throws Malformed when fewer bytes than needed are left.
+    // Each throws Malformed if fewer bytes than needed are left.
     template <class T>
     T read() {
         static_assert(std::is_arithmetic_v<T>);
@@ -48,7 +48,7 @@ class Cursor {
         return bytes_.subspan(at_ - count, count);
     }
 
-    // Refuses a count of things that cannot fit in what is left, before anybody allocates for them.
+    // Throws Malformed if `count` items cannot fit in the remaining bytes. Called before allocating for them.
     void expect(uint64_t count, uint64_t smallest, std::string_view things) const {
         if (count > remaining() / smallest)
             throw Malformed(std::to_string(count) + " " + std::string(things) + " at byte " +

@@ -73,12 +73,12 @@ void decode(const BlockNVFP4 &b, float *out) {
 
 // --- super-blocks of 256 -----------------------------------------------------------------------------------
 
-// The 2-bit field of weight i where a group of 32 bytes holds 128 weights, 32 apart.
+// The 2-bit field of weight i in a group of 32 bytes with 128 weights, 32 apart.
 int two_bits(const uint8_t *qs, int i) {
     return qs[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
 }
 
-// The nibble of weight i where a group of 32 bytes holds 64 weights, 32 apart.
+// The nibble of weight i in a group of 32 bytes with 64 weights, 32 apart.
 int four_bits(const uint8_t *qs, int i) {
     return qs[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15;
 }
@@ -122,7 +122,7 @@ void decode(const BlockQ5_K &b, float *out) {
     }
 }
 
-// Of each 128 weights, the low nibbles lie in 64 bytes, 64 apart; the upper bits in 32 bytes, 32 apart.
+// Of each 128 weights, the low nibbles are in 64 bytes, 64 apart; the upper bits in 32 bytes, 32 apart.
 void decode(const BlockQ6_K &b, float *out) {
     const float d = f16_to_f32(b.d);
     for (int i = 0; i < kSuperBlock; ++i) {

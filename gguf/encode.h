@@ -1,5 +1,5 @@
-// One block of each quantized format from its float values. Internal to gguf/; see quantize.h for the
-// promises.
+// Encodes one block of each quantized format from its float values. Internal to gguf/;
+// quantize.h states the guarantees.
 #pragma once
 
 #include "gguf/block.h"
@@ -8,7 +8,7 @@
 
 namespace runnel::gguf {
 
-// encode_simple.cpp: the largest value decides the scale.
+// encode_simple.cpp: the scale follows from the largest value.
 void encode(const float *in, BlockQ4_0 &block, Effort);
 void encode(const float *in, BlockQ4_1 &block, Effort);
 void encode(const float *in, BlockQ5_0 &block, Effort);

@@ -1,10 +1,10 @@
 // Formats whose groups have a scale and a minimum: x ~ d * s * q - dmin * m, with q = 0..kTop per weight,
 // small integers s and m per group, and two float16 numbers per block.
 //
-// The search: per group, candidate scales stretch the range of the values over the levels a little more or
-// less tightly; with the levels q that follow, scale and offset are the least-squares fit of a line. Scales
-// and minimums are then rounded to d * s and dmin * m, their neighbors tried with the levels they imply, and
-// d and dmin fitted again to all groups together.
+// The search: per group, candidate scales map the range of the values to the levels more or less tightly;
+// with the levels q that result, scale and offset are the least-squares fit of a line. Scales and minimums
+// are then rounded to d * s and dmin * m, neighboring (s, m) are tried with the levels they imply, and d and
+// dmin are fitted again to all groups together.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -42,7 +42,7 @@ struct Sums {
         if (qq > 0 && xq > 0) return {xq / qq, 0};
         return {0, std::max(0.0f, -x / n)};
     }
-    // By how much the line's squared error is below sum(x x).
+    // The decrease of the squared error that the line achieves, relative to sum(x x).
     float gain(Line line) const {
         const float s = line.scale, m = line.minimum;
         return 2 * s * xq - 2 * m * x - s * s * qq + 2 * s * m * q - m * m * n;
@@ -79,7 +79,7 @@ Line search_line(const float *x, int n, float top, Effort effort) {
         return true;
     };
     const bool fast = effort == Effort::Fast;
-    // Levels beyond the top mean clipping: the largest values lose a little so that all others gain.
+    // Levels above the top mean clipping: the largest values lose a little so that all others gain.
     const float step = fast ? 0.35f : 0.2f;
     for (int k = fast ? -1 : -4; k <= (fast ? 1 : 16); ++k)
         attempt({range / (top + static_cast<float>(k) * step), -low});
@@ -143,7 +143,7 @@ class Block {
 
     struct Improved {
         float gain;  // over all groups, with the present d and dmin
-        Line next;   // the d and dmin that would fit best now
+        Line next;   // the d and dmin that fit best now
     };
     // Moves every (s, m) to the best of itself and its eight neighbors.
     Improved improve_groups() {

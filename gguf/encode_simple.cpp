@@ -8,7 +8,7 @@
 namespace runnel::gguf {
 namespace {
 
-// The value of largest magnitude, with its sign; of equal ones the first.
+// The value of largest magnitude, with its sign; the first among equals.
 float extreme(const float *in, int n) {
     float best = 0;
     for (int i = 0; i < n; ++i)
@@ -24,13 +24,13 @@ float inverse(float d) {
     return d != 0 ? 1 / d : 0;
 }
 
-// The integer part of x in 0..top. Where a scale is so small that its inverse overflows, or a range is so
-// large that it does, x is infinite or NaN: any level will do then, but no undefined conversion.
+// The integer part of x in 0..top. If a scale is so small that its inverse overflows, or a range so large that
+// it overflows itself, x is infinite or NaN: any level is right then, but the conversion must be defined.
 int level_of(float x, int top) {
     return x > 0 ? static_cast<int>(std::min(x, static_cast<float>(top))) : 0;
 }
 
-// x rounded, in -most..most, likewise.
+// x rounded, in -most..most, with the same care.
 int rounded(float x, int most) {
     return level_of(std::round(x) + static_cast<float>(most), 2 * most) - most;
 }
@@ -49,7 +49,7 @@ void pack_five_bits(uint8_t (&qs)[16], uint8_t (&qh)[4], Level level) {
     for (int i = 0; i < 32; ++i) qh[i / 8] = static_cast<uint8_t>(qh[i / 8] | (level(i) >> 4 & 1) << (i % 8));
 }
 
-// The E2M1 code whose multiple of d is nearest; of equally near ones the first.
+// The E2M1 code whose multiple of d is nearest; the first among equally near ones.
 int nearest_e2m1(float x, float d) {
     const auto error = [&](int q) { return std::fabs(static_cast<float>(kMXFP4Values[q]) * d - x); };
     int best = 0;

@@ -1,11 +1,11 @@
 // Formats whose groups have a scale and no minimum: x ~ d * l * v with v from a codebook (consecutive
 // integers, or the table of IQ4), l a small integer per group and d a float16 per block.
 //
-// The search: per group, candidate scales place the extreme value at various points near the ends of the
-// codebook; with the levels v that follow, the best scale is the least-squares fit sum(x v) / sum(v v), which
-// lowers the squared error by gain = sum(x v)^2 / sum(v v). The best group scales are then rounded to d * l,
-// the neighbors of every l are tried with the levels they imply, and d is fitted again to all groups
-// together.
+// The search: per group, candidate scales map the extreme value to various points near the ends of the
+// codebook; with the levels v that result, the best scale is the least-squares fit sum(x v) / sum(v v),
+// which lowers the squared error by gain = sum(x v)^2 / sum(v v). The best group scales are then
+// rounded to d * l, the neighbors of every l are tried with the levels they imply, and d is fitted
+// again to all groups together.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -27,8 +27,8 @@ struct Integers {
     Lanes nearest(Lanes y) const { return clamp_lanes(round_lanes(y), lo, hi); }
 };
 
-// The values of IQ4_NL. All points halfway between two of them are multiples of a half, so that the integer
-// part of 2 y decides which one is nearest.
+// The values of IQ4_NL. All midpoints between two of them are multiples of a half, so the integer part of 2 y
+// decides which one is nearest.
 struct IQ4Table {
     static constexpr float lo = -127, hi = 113, end_step = 23;
     static constexpr int kReach = 256;
@@ -42,7 +42,7 @@ struct IQ4Table {
         return index;
     }();
     static int nearest_index(float y) {
-        // NaN, from a scale too small to have an inverse, counts as low: clamp would let it through.
+        // NaN, from a scale too small to have an inverse, counts as low: clamp would not change it.
         const float place = 2 * y + kReach;
         return kIndex[place > 0 ? static_cast<size_t>(std::min(place, 2.0f * kReach - 1)) : 0];
     }
@@ -52,7 +52,7 @@ struct IQ4Table {
     }
 };
 
-// What the levels nearest to x / scale say: xv = sum(x v), vv = sum(v v).
+// Sums for the levels nearest to x / scale: xv = sum(x v), vv = sum(v v).
 struct Sums {
     float xv = 0, vv = 0;
     float scale() const { return vv > 0 ? xv / vv : 0; }
@@ -78,11 +78,11 @@ float extreme(const float *x, int n) {
     return best;
 }
 
-// The scale that fits a group best.
+// The best scale of a group.
 template <class Codebook>
 float search_scale(const float *x, int n, Codebook book, Effort effort) {
     const float most = extreme(x, n);
-    if (std::fabs(most) < 1e-30f) return 0;  // nothing a float16 scale could express
+    if (std::fabs(most) < 1e-30f) return 0;  // too small for a float16 scale
     Sums best;
     const auto attempt = [&](float inverse_scale) {
         const Sums s = sums(x, n, inverse_scale, book);
@@ -142,7 +142,7 @@ class Block {
     int clamp_l(int l) const { return std::clamp(l, lo_, hi_); }
 
     struct Improved {
-        float gain, d;  // over all groups with the present d; the d that would fit best now
+        float gain, d;  // over all groups with the present d; the d that fits best now
     };
     // Moves every l to the better of itself and its neighbors.
     Improved improve_l() {

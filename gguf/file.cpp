@@ -22,13 +22,13 @@ Part read_named(std::span<const std::byte> bytes, const fs::path &path) {
         return read_part(bytes);
     } catch (const Malformed &error) {
         const std::string_view what = error.what();
-        // What identify() says reads on from the file's name: "model.bin is a safetensors file; ...".
+        // identify()'s text continues the file's name: "model.bin is a safetensors file; ...".
         const bool sentence = what.starts_with("is ");
         throw FileError(shown(path) + (sentence ? " " : ": ") + std::string(what));
     }
 }
 
-// The place of a file in a split set, from its metadata; count is 1 for a file that is not split.
+// A file's position in a split set, from its metadata; count is 1 for a file that is not split.
 struct Split {
     int64_t number = 0, count = 1, tensors = -1;
 };
@@ -50,7 +50,7 @@ Split read_split(const Part &part, const fs::path &path) {
     return split;
 }
 
-// "-00002-of-00007.gguf": how a part's file name ends (numbered from 1).
+// The end of a part's file name, numbered from 1: "-00002-of-00007.gguf".
 std::string part_ending(int64_t number, int64_t count) {
     char text[64];
     std::snprintf(text, sizeof text, "-%05lld-of-%05lld.gguf", static_cast<long long>(number) + 1,

@@ -1,8 +1,8 @@
 // Reading GGUF files: memory-mapped, zero copy, every byte validated before it is used.
 //
 // A file is: header (magic, version, counts), metadata (typed key/value pairs), tensor table (name, shape,
-// type, offset), padding, tensor data. Opening parses everything but the tensor data, which is never read:
-// pages of weights are touched only by whoever computes with them.
+// type, offset), padding, tensor data. Opening parses everything but the tensor data, whose pages are
+// first touched by the kernels.
 //
 // Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
 #pragma once
@@ -25,9 +25,9 @@ namespace runnel::gguf {
 
 struct Part;  // gguf/part.h
 
-// A file that cannot be opened, or whose content breaks the format. what() is one printable line that names
-// the file and what is wrong (key, tensor, byte offset). Maps to exit code 3; `missing` (no such file, a
-// directory, no permission) maps to 2, since the file's content is not at fault.
+// A file that cannot be opened, or whose content violates the format. what() is one printable line that names
+// the file and what is wrong (key, tensor, byte offset). Exit code 3; 2 if `missing` (no such file, a
+// directory, no permission), because the file's content is not at fault.
 class FileError : public std::runtime_error {
   public:
     explicit FileError(const std::string &what, bool is_missing = false)
@@ -37,7 +37,7 @@ class FileError : public std::runtime_error {
 
 struct Tensor {
     std::string_view name;
-    Type type;              // of a known format; traits(type).supported tells whether its values can be read
+    Type type;              // of a known format; traits(type).supported: whether its values can be read
     uint32_t rank;          // 0..4
     int64_t shape[4];       // fastest first, each > 0; dimensions from `rank` on are 1
     uint64_t offset;        // of the data in its part of the file, absolute
@@ -48,8 +48,8 @@ struct Tensor {
     int64_t elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }
 };
 
-// Movable, not copyable. Everything handed out stays valid, at the same address, as long as the File that
-// owns it or the File it is moved to.
+// Movable, not copyable. Everything that it returns stays valid, at the same address, as long as the File
+// that owns it or the File it is moved to.
 class File {
   public:
     using KeyValue = std::pair<std::string_view, Value>;
@@ -58,8 +58,8 @@ class File {
     // part: metadata are those of part 1, tensors those of all parts. Throws FileError.
     static File open(const std::filesystem::path &path);
 
-    // Reads a file that already lies in memory, called `name` in messages; for tests and fuzzing. `bytes`
-    // must outlive the File. Throws FileError, also for a part of a split set.
+    // Parses a file in memory; messages call it `name`. For tests and fuzzing. `bytes` must outlive the File.
+    // Throws FileError, also for a part of a split set.
     static File from_bytes(std::span<const std::byte> bytes, const std::string &name);
 
     uint32_t version() const { return version_; }

@@ -1,4 +1,4 @@
-// Dequantizing blocks made of codebook entries. Internal to gguf/.
+// Dequantizes blocks made of codebook entries. Internal to gguf/.
 #pragma once
 
 #include "gguf/block.h"

@@ -1,6 +1,6 @@
-// The two 16-bit float formats, converted in software exactly as IEEE 754 and the x86 instructions (F16C,
-// AVX512-BF16 without its flushing of subnormals) do: round to nearest even, NaN made quiet with its payload
-// cut, infinities and subnormals kept. Free of any dependence on the processor's flush-to-zero mode.
+// The two 16-bit float formats, converted in software exactly as IEEE 754 and the x86 instructions do (F16C;
+// AVX512-BF16 except that it flushes subnormals): round to nearest even, NaN made quiet with its payload
+// truncated, infinities and subnormals kept. Does not depend on the processor's flush-to-zero mode.
 #pragma once
 
 #include <bit>
@@ -25,10 +25,10 @@ constexpr uint16_t f32_to_f16(float value) noexcept {
     uint32_t half = 0x7c00;       // from 2^16 on: infinity
     if (magnitude > 0x7f800000u)  // NaN
         half = 0x7e00u | (magnitude >> 13 & 0x3ffu);
-    else if (magnitude < 0x38800000u)  // below 2^-14: an ulp of 0.5f is half's smallest step
+    else if (magnitude < 0x38800000u)  // below 2^-14: the ulp of 0.5f is binary16's smallest step
         half =
             std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
-    else if (magnitude < 0x47800000u)  // a carry out of the mantissa moves up the exponent
+    else if (magnitude < 0x47800000u)  // a carry out of the mantissa increments the exponent
         half = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
     return static_cast<uint16_t>(sign | half);
 }

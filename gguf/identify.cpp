@@ -47,7 +47,7 @@ constexpr Magic kMagics[] = {
     {"<html"sv, "is a web page, not a GGUF file; the download went wrong"},
 };
 
-// safetensors: the size of a JSON header as 64-bit number, then the header.
+// safetensors: the size of a JSON header as a 64-bit number, then the header.
 bool is_safetensors(std::string_view head, uint64_t file_bytes) {
     uint64_t header = 0;
     if (head.size() < 9) return false;

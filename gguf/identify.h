@@ -1,4 +1,4 @@
-// What a file is that is not GGUF, so that the error can say it.
+// Recognizes common files that are not GGUF, for the error message.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace runnel::gguf {
 
-// For bytes that do not start with the GGUF magic: what they look like and, where there is one, the way to a
-// GGUF file. One clause without the file's name, e.g. "is a safetensors file; convert it to GGUF with ...".
+// For bytes without the GGUF magic: what they look like and, if there is one, how to get a GGUF file. One
+// clause without the file's name, e.g. "is a safetensors file; convert it to GGUF with ...".
 std::string identify(std::span<const std::byte> bytes);
 
 }  // namespace runnel::gguf

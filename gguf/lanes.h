@@ -1,5 +1,5 @@
-// Four floats at a time, for the inner loops of the quantizers: compiles to whatever the build's baseline
-// offers, and sums in one fixed order whatever the optimizer does. Internal to gguf/.
+// Four floats at a time, for the inner loops of the quantizers: compiles to the build's baseline
+// instructions, and sums in one fixed order at every optimization level. Internal to gguf/.
 #pragma once
 
 #include <cstring>
@@ -19,7 +19,7 @@ inline Lanes round_lanes(Lanes x) {
     return (x + 12582912.0f) - 12582912.0f;
 }
 
-// Values outside [lo, hi], and NaN, become an end of it.
+// Replaces values outside [lo, hi], and NaN, by one of its ends.
 inline Lanes clamp_lanes(Lanes x, float lo, float hi) {
     const Lanes low = {lo, lo, lo, lo}, high = {hi, hi, hi, hi};
     x = x > low ? x : low;

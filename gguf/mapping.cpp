@@ -33,7 +33,7 @@ struct Descriptor {
 }  // namespace
 
 Mapping::Mapping(const std::filesystem::path &path) {
-    // O_NONBLOCK: opening a FIFO must not wait for somebody to write to it.
+    // O_NONBLOCK: opening a FIFO must not wait for a writer.
     const Descriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (file.fd < 0) fail(path, "cannot open: " + reason(), true);
     struct stat status = {};

@@ -11,7 +11,7 @@ namespace runnel::gguf {
 class Mapping {
   public:
     Mapping() = default;
-    // Throws FileError: with missing == true when there is no such regular file that may be read.
+    // Throws FileError; `missing` is true if there is no readable regular file.
     explicit Mapping(const std::filesystem::path &path);
     ~Mapping();
     Mapping(Mapping &&other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
@@ -20,7 +20,7 @@ class Mapping {
         return *this;
     }
 
-    // Page-aligned; stays where it is when the Mapping is moved. Empty for an empty file.
+    // Page-aligned; the address stays the same when the Mapping is moved. Empty for an empty file.
     std::span<const std::byte> bytes() const { return bytes_; }
 
   private:

@@ -1,4 +1,4 @@
-// Finding one of many names, and names that occur twice.
+// Finds a name among many, and names that occur twice.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace runnel::gguf {
 
-// Names sorted by (hash, name): n log n to build whatever the names are, so that a file made to collide
-// cannot make opening it slow. The names must outlive the index.
+// Names sorted by (hash, name): built in n log n for any names, so a malicious file cannot make opening it
+// slow. The names must outlive the index.
 class NameIndex {
   public:
     void reserve(size_t count) { entries_.reserve(count); }
@@ -20,7 +20,7 @@ class NameIndex {
     void add(std::string_view name) {
         entries_.push_back({std::hash<std::string_view>()(name), name, entries_.size()});
     }
-    // To be called once after the last add. Returns a name that was added twice, if there is one.
+    // Must be called once after the last add(). Returns a name that was added twice, if there is one.
     std::optional<std::string_view> build() {
         std::sort(entries_.begin(), entries_.end());
         const auto twice = std::adjacent_find(entries_.begin(), entries_.end());

@@ -1,4 +1,4 @@
-// A file that is larger than the address space that is left (ulimit -v).
+// The error for a file larger than the remaining address space (ulimit -v).
 #pragma once
 
 #include <new>

@@ -1,6 +1,6 @@
-// UE4M3, the 8-bit float that NVFP4 blocks keep their scales in: 4 bits of exponent (bias 7), 3 of mantissa
-// and no sign; the eighth bit is ignored. As ggml reads and writes it: 0x7f, which stands for NaN elsewhere,
-// is 0.
+// UE4M3, the 8-bit float of NVFP4's scales: 4 bits of exponent (bias 7), 3 of mantissa
+// and no sign; the eighth bit is ignored. As in ggml, 0x7f, which is NaN elsewhere, is
+// 0.
 #pragma once
 
 #include <bit>
@@ -10,8 +10,8 @@
 
 namespace runnel::gguf {
 
-// 4 groups of 16 weights: value = ue4m3(d) / 2 * kMXFP4Values[q]. A group's 8 bytes hold its weight i in the
-// low and its weight i + 8 in the high nibble of byte i.
+// 4 groups of 16 weights: value = ue4m3(d) / 2 * kMXFP4Values[q]. Byte i of a group's 8 bytes stores weight i
+// in its low nibble and weight i + 8 in its high nibble.
 #pragma pack(push, 1)
 struct BlockNVFP4 {
     uint8_t d[4];
@@ -20,8 +20,8 @@ struct BlockNVFP4 {
 #pragma pack(pop)
 static_assert(sizeof(BlockNVFP4) == 36);
 
-// UE4M3: 4 bits of exponent (bias 7), 3 of mantissa and no sign; the eighth bit is ignored. As ggml reads and
-// writes it: 0x7f, which stands for NaN elsewhere, is 0.
+// The value of a UE4M3 number, 2^(e - 7) * (1 + m / 8) for e > 0, 2^-6 * m / 8 for e = 0.
+// The eighth bit is ignored. Two special cases, as in ggml: 0x7f is 0, and 0xff is 480.
 //
 // Exact: the bits are those of a binary16 with a smaller bias.
 constexpr float ue4m3_to_f32(uint8_t bits) noexcept {
@@ -29,8 +29,8 @@ constexpr float ue4m3_to_f32(uint8_t bits) noexcept {
     return f16_to_f32(static_cast<uint16_t>((bits & 0x7f) << 7)) * 256;
 }
 
-// To the nearest, halves up, as ggml does; NaN and what is not positive become 0, 256 and more the largest
-// number, 448.
+// Rounds to nearest, halves up, as ggml does. NaN and values that are not positive become 0; 256 and more
+// become the largest number, 448.
 constexpr uint8_t f32_to_ue4m3(float value) noexcept {
     constexpr uint8_t largest = 0x7e;
     if (!(value > 0)) return 0;

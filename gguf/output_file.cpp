@@ -45,7 +45,7 @@ class Descriptor {
     int fd_;
 };
 
-// What is at a path now.
+// The current state of a path.
 struct Target {
     fs::path path;  // links resolved
     bool exists = false;
@@ -56,8 +56,8 @@ struct Target {
 
 Target look(const fs::path &name, int links = 0) {
     constexpr int kMostLinks = 40;
-    // (O_PATH: also what may be written and not read. The kernel refuses links that others planted in a folder
-    // for all, where it protects against them.)
+    // (O_PATH also works for files that may be written but not read. The kernel refuses links that others
+    // planted in a world-writable folder, if it protects against them.)
     const Descriptor file(open(name.c_str(), O_PATH | O_CLOEXEC));
     std::error_code error;
     if (file.get() < 0) {
@@ -102,7 +102,7 @@ void check(const Target &target, const fs::path &name, const OutputOptions &opti
 std::string random_digits() {
     uint64_t bits = 0;
     if (getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits))
-        bits = static_cast<uint64_t>(getpid()) * 0x9e3779b97f4a7c15u;  // O_EXCL still holds
+        bits = static_cast<uint64_t>(getpid()) * 0x9e3779b97f4a7c15u;  // O_EXCL still prevents a collision
     char text[kRandomDigits + 1];
     std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(bits));
     return text;
@@ -120,7 +120,7 @@ bool is_partial(std::string_view entry, std::string_view stem) {
     return entry.substr(stem.size(), kRandomDigits).find_first_not_of("0123456789abcdef") == entry.npos;
 }
 
-// Files that outputs of this name left when their process was killed: the lock of the living holds.
+// Removes temporary files of outputs of this name whose process was killed: a running process holds a lock.
 void remove_stale(int folder, const std::string &stem) {
     const int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const std::unique_ptr<DIR, int (*)(DIR *)> list(copy < 0 ? nullptr : fdopendir(copy), closedir);
@@ -191,7 +191,7 @@ void OutputFile::open_temporary() {
         flock(fd, LOCK_EX | LOCK_NB);
         struct stat status {};
         if (fstat(fd, &status) == 0 && status.st_nlink > 0) return;
-        temporary_.clear();  // removed as stale before it was locked
+        temporary_.clear();  // another process removed it as stale before it was locked
         close(std::exchange(fd_, -1));
     }
     errno = EEXIST;
@@ -220,12 +220,12 @@ void OutputFile::send(std::span<const std::byte> bytes) {
     }
 }
 
-// The temporary file gets its name. Whether it may is looked at again: hours may have passed.
+// Renames the temporary file to its final name. Checks again that this is allowed: hours may have passed.
 void OutputFile::put_in_place() {
     const Target target = look(path_);
     check(target, name_, options_);
     if (target.is_special()) fail_for(name_, EEXIST);
-    if (target.exists) {  // who may read it stays as it was
+    if (target.exists) {  // keep the permissions
         if ((target.status.st_uid != geteuid() || target.status.st_gid != getegid()) &&
             fchown(fd_, target.status.st_uid, target.status.st_gid) != 0 && errno != EPERM)
             fail();
@@ -235,7 +235,7 @@ void OutputFile::put_in_place() {
     const std::string name = path_.filename().native();
     const unsigned int how = target.exists ? 0 : RENAME_NOREPLACE;
     int result = renameat2(folder_, temporary_.c_str(), folder_, name.c_str(), how);
-    if (result != 0 && how != 0 && errno == EINVAL)  // not on this file system
+    if (result != 0 && how != 0 && errno == EINVAL)  // not supported by this file system
         result = renameat(folder_, temporary_.c_str(), folder_, name.c_str());
     if (result != 0) fail();
     temporary_.clear();
@@ -247,7 +247,7 @@ void OutputFile::commit() {
     flush();
     if (!temporary_.empty()) put_in_place();
     const int fd = std::exchange(fd_, -1);
-    if (close(fd) != 0) fail();  // some file systems report a full disk only now
+    if (close(fd) != 0) fail();  // some file systems report a full disk only here
 }
 
 }  // namespace runnel::gguf

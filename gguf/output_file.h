@@ -1,16 +1,16 @@
-// A file being written: it appears under its name when it is complete, and never over something that must not
-// be lost.
+// An output file that appears under its name only when it is complete, and never overwrites valuable
+// data.
 //
 //   OutputFile file(path, {.is_private = true});   // throws OutputRefused before a byte is written
 //   file.write(bytes);
 //   file.commit();                                 // flushed to the disk, then renamed
 //
 // What may be replaced: an empty file, one that this process made, one that begins with `own`, and with
-// `overwrite` any file but those that the process reads (read_files.h). Symbolic links are followed and stay,
-// the mode of a replaced file is kept. A device or a pipe is written to directly.
+// `overwrite` any file except those that the process reads (read_files.h). Symbolic links are followed
+// and kept, as is the mode of a replaced file. Devices and pipes are written to directly.
 //
-// The bytes go to ".NAME.RANDOM.partial" in the same folder, opened with O_EXCL | O_NOFOLLOW and locked; it is
-// removed when commit() is not reached, and by the next output of that name when the process was killed.
+// The bytes go to ".NAME.RANDOM.partial" in the same folder, opened with O_EXCL | O_NOFOLLOW and locked.
+// It is removed if commit() is not reached, or by the next output of that name if the process was killed.
 #pragma once
 
 #include <cstddef>
@@ -32,12 +32,12 @@ class WriteError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Writing would destroy something. Exit code 2: another name, or --overwrite, is what helps.
+// Writing would destroy data. Exit code 2: the user must choose another name or pass --overwrite.
 class OutputRefused : public WriteError {
   public:
     enum class Why {
-        Exists,  // `overwrite` would allow it
-        IsRead,  // nothing would: this process reads the file
+        Exists,  // allowed with `overwrite`
+        IsRead,  // never allowed: this process reads the file
     };
     OutputRefused(Why because, const std::string &what) : WriteError(what), why(because) {}
     Why why;
@@ -45,14 +45,14 @@ class OutputRefused : public WriteError {
 
 struct OutputOptions {
     bool overwrite = false;
-    bool is_private = false;  // a new file is for its owner alone: mode 0600
-    std::string_view own{};   // how files begin that an earlier run made; empty: there is no such mark
+    bool is_private = false;  // a new file is readable by its owner only: mode 0600
+    std::string_view own{};   // the first bytes of files that may be replaced; empty: none
 };
 
-// Throws OutputRefused when an OutputFile would, now. For commands to ask before they compute for hours.
+// Throws OutputRefused if an OutputFile would, now. Lets commands check before they compute for hours.
 void check_output(const std::filesystem::path &path, const OutputOptions &options = {});
-// Throw it for a file that this process reads, and for nothing else; the first, of a file that is open
-// already, called `name`.
+// Throw OutputRefused for a file that this process reads, and only for that; the first takes an open file,
+// called `name` in messages.
 void refuse_if_read(int fd, const std::filesystem::path &name);
 void refuse_if_read(const std::filesystem::path &path);
 
@@ -65,7 +65,7 @@ class OutputFile {
     OutputFile &operator=(const OutputFile &) = delete;
 
     void write(std::span<const std::byte> bytes);  // buffered
-    void commit();                                 // writes what is buffered, syncs, closes, renames
+    void commit();                                 // flushes, syncs, closes and renames
 
   private:
     void open_temporary();
@@ -74,9 +74,9 @@ class OutputFile {
     void send(std::span<const std::byte> bytes);
     [[noreturn]] void fail() const;
 
-    std::filesystem::path name_, path_;  // as given; where it goes, links resolved
+    std::filesystem::path name_, path_;  // as given; the destination with links resolved
     OutputOptions options_;
-    std::string temporary_;  // in folder_; empty for devices and pipes
+    std::string temporary_;  // name in folder_; empty for devices and pipes
     int folder_ = -1, fd_ = -1;
     std::vector<std::byte> buffer_;
 };

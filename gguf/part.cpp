@@ -12,9 +12,9 @@ namespace runnel::gguf {
 namespace {
 
 constexpr std::string_view kMagic = "GGUF";
-// Far beyond any real file; a damaged count must not make us collect nonsense from gigabytes of weights.
+// Far beyond any real file. A damaged count must not make the parser collect nonsense from gigabytes of weights.
 constexpr uint64_t kMaxKeyValues = 1 << 16, kMaxTensors = 1 << 20;
-constexpr uint64_t kFirstReserve = 4096;  // entries to make room for on a count's word alone
+constexpr uint64_t kFirstReserve = 4096;  // most entries reserved before any is read
 constexpr uint64_t kMaxName = 65535;      // of a key or a tensor, as the specification limits keys
 constexpr uint64_t kSmallestKeyValue = 8 + 1 + 4 + 1;    // key, type, value
 constexpr uint64_t kSmallestTensor = 8 + 1 + 4 + 4 + 8;  // name, rank 0, type, offset
@@ -29,7 +29,7 @@ Counts read_header(Cursor &cursor, std::span<const std::byte> bytes, uint32_t &v
     if (!all.starts_with(kMagic)) throw Malformed(identify(bytes));
     cursor.take(kMagic.size());
     version = cursor.read<uint32_t>();
-    // A swapped version number gives away the byte order: no version will ever be a multiple of 65536.
+    // A swapped version number reveals the byte order: no version will ever be a multiple of 65536.
     if (version != 0 && (version & 0xffff) == 0)
         throw Malformed("is a big-endian GGUF file; only little-endian files are supported");
     if (version != 2 && version != 3)
@@ -42,7 +42,7 @@ Counts read_header(Cursor &cursor, std::span<const std::byte> bytes, uint32_t &v
     return counts;
 }
 
-// Runs `read` and puts `context` in front of what it complains about.
+// Runs `read` and prefixes its error messages with `context`.
 template <class Read>
 auto within(const auto &context, Read read) {
     try {
@@ -94,7 +94,7 @@ Type read_type(Cursor &cursor) {
                               : "unknown type " + std::to_string(id));
 }
 
-// Sizes in bytes, refusing products that do not fit in 63 bits.
+// Size in bytes; throws Malformed if it does not fit in 63 bits.
 uint64_t data_bytes(const Tensor &tensor) {
     const TypeTraits &type = traits(tensor.type);
     if (tensor.shape[0] % type.block_size != 0)
@@ -145,7 +145,7 @@ uint64_t read_alignment(const Part &part) {
     return value;
 }
 
-// Turns relative offsets into absolute ones and checks that the data lie in the file.
+// Makes relative offsets absolute and checks that the data are within the file.
 void place_tensors(uint64_t table_end, std::span<const std::byte> bytes, Part &part) {
     const uint64_t start = (table_end + part.alignment - 1) / part.alignment * part.alignment;
     for (Tensor &tensor : part.tensors) {

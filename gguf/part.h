@@ -1,4 +1,4 @@
-// The content of one GGUF file, checked: what File is put together from. Internal to gguf/.
+// The checked content of one GGUF file, from which File is assembled. Internal to gguf/.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,12 @@ struct Part {
     std::vector<Tensor> tensors;
 
     const Value *find(std::string_view key) const;
-    // The value of an integer key, `absent` when it is not there. Throws Malformed when it is anything else.
+    // The value of an integer key, or `absent` if it is missing. Throws Malformed if it is anything else.
     int64_t integer(std::string_view key, int64_t absent) const;
 };
 
-// Parses and checks a whole file. What takes all parts of a set to know is left to File: duplicate names of
-// tensors, Tensor::part. Throws Malformed.
+// Parses and checks a whole file. File checks what needs all parts of a set: duplicate tensor names and
+// Tensor::part. Throws Malformed.
 Part read_part(std::span<const std::byte> bytes);
 
 }  // namespace runnel::gguf

@@ -5,8 +5,8 @@
 namespace runnel::gguf {
 namespace {
 
-// Length of the well-formed UTF-8 sequence at the start of `s` (RFC 3629) and its code point; 0 if there is
-// none.
+// Length of the well-formed UTF-8 sequence at the start of `s` (RFC 3629) and its code
+// point; 0 if there is none.
 size_t utf8_sequence(std::string_view s, uint32_t &code) {
     const auto byte = [&](size_t i) { return static_cast<uint8_t>(s[i]); };
     const uint8_t first = byte(0);

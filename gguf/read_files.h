@@ -1,7 +1,7 @@
-// Which files this process reads, and which it made: what no output may destroy, and what it may replace.
+// The files that this process reads, which no output may destroy, and those it made, which it may replace.
 //
-// Kept for the whole process, because the promise is one of the process: whatever code opened a file, no
-// output of the same run goes over it. Safe to call from any thread.
+// The lists are global to the process: no output may overwrite a file that any code of the same run opened.
+// Safe to call from any thread.
 #pragma once
 
 #include <compare>
@@ -11,21 +11,21 @@
 
 namespace runnel::gguf {
 
-// The same for all names and links of a file. `born` (nanoseconds; 0 where the file system does not say) tells
-// a file from a later one that got the same inode.
+// Identifies a file independent of its name and links. `born` (nanoseconds; 0 if the file system does not
+// record it) tells a file from a later one with the same inode.
 struct FileId {
     uint64_t device = 0, inode = 0;
     int64_t born = 0;
     auto operator<=>(const FileId &) const = default;
 };
 
-// nullopt for what is neither a regular file nor a block device.
+// nullopt if it is neither a regular file nor a block device.
 std::optional<FileId> file_id(int fd);
 
-// The file is read by this process. A path that cannot be opened is passed over.
+// Records that this process reads the file. A path that cannot be opened is ignored.
 void note_read(int fd);
 void note_read(const std::filesystem::path &path);
-// The same for a model, all parts of a split one, by their names (NAME-00001-of-00003.gguf).
+// The same for a model by name; for a split one (NAME-00001-of-00003.gguf) all parts.
 void note_model(const std::filesystem::path &path);
 bool is_read(const FileId &id);
 

@@ -6,11 +6,11 @@
 namespace runnel::gguf {
 namespace {
 
-// Groups whose largest value is below this count as zeros.
+// Groups whose largest magnitude is below this are treated as zeros.
 constexpr float kNothing = 1e-15f;
 constexpr int kDescents = 5;
 
-// The value of largest magnitude, with its sign; of equal ones the first.
+// The value of largest magnitude, with its sign; the first among equals.
 float extreme(std::span<const float> x) {
     float best = 0, magnitude = 0;
     for (const float value : x)
@@ -194,7 +194,7 @@ ScaleAndMinimum search_affine(std::span<const float> x, int top, std::span<const
     float best = error(levels, scale, low);
     uint8_t tried[kLargestGroup];
     for (int k = 0; k <= candidates.last; ++k) {
-        // A better minimum that was found serves the candidates after it as well.
+        // A better minimum found by one candidate is used by the candidates after it as well.
         const float step = (candidates.first + candidates.step * static_cast<float>(k) + n) / (high - low);
         float l_sum = 0, ll_sum = 0, xl_sum = 0;
         for (size_t i = 0; i < count; ++i) {

@@ -1,9 +1,9 @@
-// How llama.cpp's quantizers choose scales: searches over a group of values that minimize a weighted squared
-// error. Internal to gguf/.
+// The scale searches of llama.cpp's quantizers: they minimize a weighted squared error over a group of values.
+// Internal to gguf/.
 //
-// These define bytes: every product and sum is rounded to float32 and sums run in index order, candidates are
-// tried in a fixed order and only a strictly better one replaces the best. They are written from a description
-// of the algorithms; tests/gguf/standard_quantize_test.cpp holds hashes of what llama.cpp writes.
+// The output bytes depend on every rounding: every product and sum is rounded to float32, sums run in index
+// order, candidates are tried in a fixed order, and only a strictly better one replaces the best. Written from
+// a description of the algorithms; tests/gguf/standard_quantize_test.cpp has hashes of llama.cpp's output.
 #pragma once
 
 #include <bit>
@@ -15,7 +15,7 @@ namespace runnel::gguf {
 // Largest group: the 32 weights of a block, or the 16 scales of a super-block.
 inline constexpr int kLargestGroup = 32;
 
-// To the nearest integer, ties to even, for |x| < 2^22; well defined (if meaningless) for all other x.
+// Rounds to the nearest integer, ties to even, for |x| < 2^22; defined but meaningless for all other x.
 inline int nearest_int(float x) {
     const float shifted = x + 12582912.0f;  // 1.5 * 2^23: no bits are left for a fraction
     return (std::bit_cast<int32_t>(shifted) & 0x007fffff) - 0x00400000;
@@ -26,8 +26,8 @@ struct ScaleAndMinimum {
     float scale, minimum;
 };
 
-// x ~ scale * level with levels in -top..top-1: tries 19 steps around the one that maps the extreme value to
-// -top. `weights` may be empty: x^2 then. Returns the scale; levels are written with `top` added.
+// x ~ scale * level with levels in -top..top-1: tries 19 steps around the scale that maps the extreme value
+// to -top. `weights` may be empty: x^2 then. Returns the scale; writes levels plus `top`.
 float search_symmetric(std::span<const float> x, int top, std::span<const float> weights, int8_t *levels);
 
 // The same by coordinate descent from the first step, weighted by x^2 (Q3_K without importance).

@@ -17,7 +17,7 @@ T load(const std::byte *at) {
     return value;
 }
 
-// Exponents of nothing but ones: NaN or infinite.
+// All exponent bits set: NaN or infinite.
 bool broken_f16(uint16_t h) {
     return (h & 0x7c00u) == 0x7c00u;
 }
@@ -31,12 +31,12 @@ bool broken_f64(uint64_t f) {
     return (f & 0x7ff0000000000000u) == 0x7ff0000000000000u;
 }
 
-// UE4M3 has no sign and writes NaN as 0x7f: who writes scales writes neither.
+// UE4M3 has no sign, and NaN is 0x7f: quantizers write neither.
 bool broken_nvfp4(const std::byte *block) {
     return std::any_of(block, block + sizeof BlockNVFP4::d, [](std::byte d) { return d >= std::byte{0x7f}; });
 }
 
-// broken(block) of every block of `size` bytes.
+// Counts the blocks of `size` bytes for which broken(block) is true.
 template <class Broken>
 void count(std::span<const std::byte> data, size_t size, DataScan &found, Broken broken) {
     for (size_t at = 0; at + size <= data.size(); at += size) {
@@ -46,7 +46,7 @@ void count(std::span<const std::byte> data, size_t size, DataScan &found, Broken
     }
 }
 
-// Where a format keeps binary16 scales, in bytes from the beginning of a block; -1: has none there.
+// Byte offsets of a format's binary16 scales within a block; -1: none.
 struct Scales {
     int first, second;
 };
@@ -89,7 +89,7 @@ void count_broken(Type type, std::span<const std::byte> data, DataScan &found) {
     const size_t size = traits(type).block_bytes;
     switch (type) {
         case Type::F32:
-        case Type::Q8_K:  // its scale is a float, and stands first
+        case Type::Q8_K:  // its scale is a float, at the beginning
             return count(data, size, found, [](const std::byte *b) { return broken_f32(load<uint32_t>(b)); });
         case Type::F64:
             return count(data, size, found, [](const std::byte *b) { return broken_f64(load<uint64_t>(b)); });
@@ -98,7 +98,7 @@ void count_broken(Type type, std::span<const std::byte> data, DataScan &found) {
         case Type::BF16:
             return count(data, size, found,
                          [](const std::byte *b) { return broken_bf16(load<uint16_t>(b)); });
-        case Type::MXFP4:  // 255 stands for NaN, and from 253 on 12 * 2^(e - 128) is infinite in a float
+        case Type::MXFP4:  // 255 is NaN, and from 253 on 12 * 2^(e - 128) overflows a float
             return count(data, size, found, [](const std::byte *b) { return *b >= std::byte{253}; });
         case Type::NVFP4:
             return count(data, size, found, broken_nvfp4);
@@ -111,7 +111,7 @@ void count_broken(Type type, std::span<const std::byte> data, DataScan &found) {
     }
     const Scales scales = scales_of(type);
     if (scales.first < 0) return;
-    // One scale twice is as good as two.
+    // A format with one scale checks it twice.
     const int first = scales.first, second = scales.second < 0 ? first : scales.second;
     count(data, size, found, [=](const std::byte *b) {
         return broken_f16(load<uint16_t>(b + first)) || broken_f16(load<uint16_t>(b + second));

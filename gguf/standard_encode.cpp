@@ -46,7 +46,7 @@ void pack_fifth_bits(uint8_t *qh, const Level *levels) {
 
 constexpr AffineCandidates kWithImportance{-0.9f, 0.05f, 36};
 
-// The scale and levels of a block of 32; with a minimum, both.
+// The scale and levels of a block of 32; affine_block() adds a minimum.
 float symmetric_block(Values x, Values importance, float mean_square, int top, int8_t *levels) {
     float weights[32];
     weigh(x, importance, mean_square, weights);
@@ -58,7 +58,7 @@ ScaleAndMinimum affine_block(Values x, Values importance, float mean_square, int
     return search_affine(x, top, weights, kWithImportance, levels);
 }
 
-// The scales and minimums of a super-block's groups, as small integers under two half floats.
+// The scales and minimums of a super-block's groups, as small integers with two float16 factors.
 template <int kGroups, int kTop, int kLimit>
 struct AffineSuperBlock {
     static constexpr int kGroup = kSuperBlock / kGroups;
@@ -93,7 +93,7 @@ struct AffineSuperBlock {
         dmin = f32_to_f16(search_positive(m, kLimit, group_weights, minimums.data()));
     }
 
-    // The levels under the rounded scales; those of a group whose scale is zero stay as the search left them.
+    // The levels for the rounded scales; groups whose scale is zero keep the levels of the search.
     void find_levels(Values x) {
         for (int g = 0; g < kGroups; ++g) {
             const float scale = f16_to_f32(d) * static_cast<float>(scales[g]);
@@ -142,7 +142,7 @@ void write_scales(const Super &super, uint8_t (&packed)[12]) {
     pack_scales_mins(both, packed);
 }
 
-// The index of the value of the IQ4 table that is nearest to x; of equally near ones the larger.
+// Index of the IQ4 table's value nearest to x; the larger of two equally near ones.
 int nearest_iq4(float x) {
     const int8_t *const above = std::upper_bound(kIQ4Values, kIQ4Values + 16, x,
                                                  [](float a, int8_t b) { return a < static_cast<float>(b); });
@@ -152,8 +152,8 @@ int nearest_iq4(float x) {
     return x - below < static_cast<float>(*above) - x ? index - 1 : index;
 }
 
-// The scale of a group on the IQ4 table: 15 steps around the one that maps the extreme value to the table's
-// first.
+// The scale of a group on the IQ4 table: the best of 15 steps around the scale that maps the extreme
+// value to the table's first.
 float search_iq4(Values x, Values weights) {
     constexpr int kSteps = 7;
     float largest = 0, magnitude = 0;

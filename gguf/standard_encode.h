@@ -1,5 +1,5 @@
-// One block of each searched format as llama.cpp's quantizers write it, byte for byte (x86-64). Internal to
-// gguf/; quantize.h has the promise. The formats without a search are encode.h's.
+// Encodes one block of each searched format exactly as llama.cpp's quantizers do, byte for byte (x86-64).
+// Internal to gguf/; quantize.h states the guarantee. encode.h has the formats without a search.
 #pragma once
 
 #include <span>
@@ -9,8 +9,8 @@
 
 namespace runnel::gguf {
 
-// `x`: the values of a block. `importance`: of each column of the block, from an importance matrix, or empty.
-// `row_mean_square`: mean of x^2 over the whole row, used with importance only.
+// `x`: the values of a block. `importance`: the weight of each column of the block, or empty.
+// `row_mean_square`: mean of x^2 over the whole row, used only with importance.
 void standard_encode(std::span<const float> x, std::span<const float> importance, float row_mean_square,
                      BlockQ4_0 &block);
 void standard_encode(std::span<const float> x, std::span<const float> importance, float row_mean_square,

@@ -14,7 +14,7 @@ T load(const std::byte *data) {
     return value;
 }
 
-// Calls use(number) with the number stored at `data`; false if `type` is not a number type.
+// Calls use(number) with the number at `data`; returns false if `type` is not a number type.
 template <class Use>
 bool with_number(ValueType type, const std::byte *data, Use use) {
     switch (type) {
@@ -43,7 +43,7 @@ bool with_number(ValueType type, const std::byte *data, Use use) {
     }
 }
 
-// Whether an integer has an exact double: at most 53 bits between its ends.
+// Whether a double holds the integer exactly: its highest and lowest set bits span at most 53 bits.
 template <class T>
 bool exact_in_double(T number) {
     const auto d = static_cast<double>(number);

@@ -1,4 +1,4 @@
-// Metadata values of a GGUF file: typed views into its bytes, without copies.
+// Metadata values of a GGUF file: typed views of its bytes, without copies.
 #pragma once
 
 #include <cstddef>
@@ -32,34 +32,34 @@ enum class ValueType : uint32_t {
 // "u8", "string", "array", ...
 std::string_view name(ValueType type) noexcept;
 
-// Bytes of a value of a type of fixed size; 0 for strings and arrays.
+// Bytes of a value of a fixed-size type; 0 for strings and arrays.
 uint32_t fixed_size(ValueType type) noexcept;
 
 // Arrays may hold arrays, this deep at most.
 inline constexpr int kMaxArrayDepth = 8;
 
-// Cheap to copy; valid as long as the bytes it points into (its File).
+// Cheap to copy; valid as long as the bytes that it points to (its File).
 class Value {
   public:
     ValueType type() const { return type_; }
     ValueType element_type() const { return element_type_; }  // of an array; meaningless otherwise
     uint64_t size() const { return size_; }  // elements of an array, bytes of a string, else 1
 
-    // Conversions that keep the value: any integer type that fits, f32 and f64, integers that a double holds
-    // exactly. nullopt if the type does not convert. Bool converts to nothing but bool.
+    // Conversions that preserve the value: integer types that fit, f32 and f64, integers that a double holds
+    // exactly. nullopt if the type does not convert. Bool converts only to bool.
     std::optional<int64_t> as_int() const;
     std::optional<double> as_float() const;
     std::optional<bool> as_bool() const;
     std::optional<std::string_view> as_string() const;  // bytes as stored: not necessarily valid UTF-8
 
-    // The elements of an array of that kind, converted as above; empty when it is anything else or when one
-    // of the elements does not convert. as_ints takes bools as 0 and 1. They allocate up to 8 bytes per byte
-    // of the file: compare size() with what is expected first where the array could be anything.
+    // The elements of an array, converted as above; empty if it is not an array or an element does not
+    // convert. as_ints converts bools to 0 and 1. They allocate up to 8 bytes per byte of the file: check
+    // size() first if the array can have any length.
     std::vector<int64_t> as_ints() const;
     std::vector<float> as_floats() const;
     std::vector<std::string_view> as_strings() const;
 
-    // Calls each(index, Value) for the elements of an array, in order; does nothing for other types.
+    // Calls each(index, Value) for the elements of an array in order; does nothing for other types.
     template <class Each>
     void for_each(Each each) const {
         if (type_ != ValueType::Array) return;
@@ -78,8 +78,8 @@ class Value {
     // The bytes in the file: the number, the characters of a string, the encoded elements of an array.
     std::span<const std::byte> payload() const { return {data_, bytes_}; }
 
-    // Checks and steps over the value of type `type` at the cursor. Throws Malformed. Time is linear in the
-    // bytes of the value, nothing is allocated.
+    // Checks and skips the value of type `type` at the cursor. Throws Malformed. Takes time linear in the
+    // bytes of the value and allocates nothing.
     static Value read(Cursor &cursor, ValueType type, int depth = 0);
 
   private:
@@ -91,7 +91,7 @@ class Value {
     uint64_t size_ = 0, bytes_ = 0;
 };
 
-// The value type at the cursor. Throws Malformed for an id that does not exist.
+// Reads a value type at the cursor. Throws Malformed for an unknown id.
 ValueType read_value_type(Cursor &cursor);
 
 }  // namespace runnel::gguf

@@ -61,10 +61,10 @@ struct Writer::Impl {
     std::vector<std::byte> metadata, table;  // encoded
     std::unordered_set<std::string> keys, names;
     std::vector<uint64_t> sizes;       // of the tensors' data
-    uint64_t data_bytes = 0;           // offset of the next tensor to be added
+    uint64_t data_bytes = 0;           // the data offset of the next tensor
     std::unique_ptr<OutputFile> file;  // from start() to finish()
-    size_t tensor = 0;                 // the one whose data comes next
-    uint64_t remaining = 0;            // bytes of it that are to come
+    size_t tensor = 0;                 // index of the tensor that write() fills
+    uint64_t remaining = 0;            // bytes still missing of it
 
     uint64_t padding(uint64_t size) const { return (alignment - size % alignment) % alignment; }
     void expect_open(bool open) const {

@@ -1,14 +1,14 @@
-// Writing GGUF files (version 3): metadata and tensor table first, then tensor data streamed in order.
+// Writes GGUF files (version 3): metadata and tensor table first, then tensor data streamed in order.
 //
 //   Writer writer;
 //   writer.add("general.architecture", "llama");
 //   writer.add_tensor("token_embd.weight", Type::Q8_0, {width, vocab});
-//   writer.start(path);                 // header and table are on their way; nothing can be added any more
+//   writer.start(path);                 // writes header and table; nothing can be added after this
 //   writer.write(bytes);                // the data of the tensors, in pieces of any size
 //   writer.finish();                    // now `path` exists, complete
 //
-// The file is an OutputFile (gguf/output_file.h): complete or not there, and never over another one that is
-// read or was not meant.
+// The file is an OutputFile (gguf/output_file.h): it is complete or absent, and never replaces a file that is
+// read or must not be overwritten.
 #pragma once
 
 #include <concepts>
@@ -43,7 +43,7 @@ constexpr ValueType value_type() {
     return std::is_signed_v<T> ? kSigned[kLog] : kUnsigned[kLog];
 }
 
-// An array value, built element by element in the form it has in a file.
+// An array value, built element by element in its file format.
 class Array {
   public:
     explicit Array(ValueType element_type) : element_type_(element_type) {}
@@ -52,7 +52,7 @@ class Array {
         for (const T number : numbers) push(number);
     }
 
-    // Each throws std::logic_error if that is not the array's element type.
+    // Each throws std::logic_error if this is not the array's element type.
     template <Number T>
     void push(T number) {
         push(value_type<T>(), std::as_bytes(std::span(&number, 1)));
@@ -73,13 +73,13 @@ class Array {
 
 class Writer {
   public:
-    // alignment: of tensor data, a power of two from 8 on; written as general.alignment unless it is 32.
+    // alignment: of tensor data, a power of two, at least 8; written as general.alignment unless it is 32.
     explicit Writer(uint32_t alignment = 32);
     ~Writer();
     Writer(Writer &&) noexcept;
     Writer &operator=(Writer &&) noexcept;
 
-    // Metadata, in the order they are to have. Throw std::logic_error for a key that is there already.
+    // Adds metadata; the file has them in the order of the calls. Throw std::logic_error for a duplicate key.
     template <Number T>
     void add(std::string_view key, T number) {
         add(key, value_type<T>(), std::as_bytes(std::span(&number, 1)));
@@ -92,18 +92,18 @@ class Writer {
         add(key, Array(numbers));
     }
     void add(std::string_view key, std::span<const std::string_view> strings);
-    void add(std::string_view key, const Value &value);  // any value of another file, nested arrays included
+    void add(std::string_view key, const Value &value);  // any value of another file, including nested arrays
     bool has(std::string_view key) const;
 
-    // A tensor; shape fastest first, 0..4 dimensions. Throws std::logic_error for a name that is there
-    // already, for dimensions below 1 and for rows that are not whole blocks.
+    // Adds a tensor; shape fastest first, 0..4 dimensions. Throws std::logic_error for a duplicate name, for
+    // dimensions below 1, and for rows that are not whole blocks.
     void add_tensor(std::string_view name, Type type, std::span<const int64_t> shape);
     void add_tensor(std::string_view name, Type type, std::initializer_list<int64_t> shape) {
         add_tensor(name, type, std::span(shape.begin(), shape.size()));
     }
 
-    // Throw WriteError. std::logic_error when called out of order, when a piece reaches beyond the end of the
-    // tensor it belongs to, or when finish() comes before all data.
+    // Throw WriteError; std::logic_error if called out of order, if a piece extends beyond the end of its
+    // tensor, or if finish() is called before all data are written.
     void start(const std::filesystem::path &path, const OutputOptions &options = {});
     void write(std::span<const std::byte> piece);
     void finish();

@@ -1,4 +1,4 @@
-// The size of a cache, apart from the devices that hold it.
+// The size of a cache, independent of the device that holds it.
 #include "kernels/device.h"
 
 namespace runnel::kernels {

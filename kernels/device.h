@@ -1,5 +1,5 @@
-// Where programs can run: the CPU and every GPU of this machine is a Device. What a program needs there and
-// which of its steps have no kernels is known before anything is taken; a Backend then runs it.
+// The devices that can run programs: the CPU and every GPU of this machine. A Device reports what a program
+// needs and which of its steps have no kernels before it allocates anything; its Backend then runs the program.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace runnel::kernels {
 
-// What a program takes of a device's memory, in bytes: all of it in Backend::load(), none later (on a GPU but
-// for the tables of sequences beyond a million cells).
+// What a program takes of a device's memory, in bytes. Backend::load() allocates all of it, except that a GPU
+// allocates block tables for sequences beyond a million cells later.
 struct MemoryNeed {
     size_t weights = 0;
     size_t cache = 0;     // cache_need()
-    size_t work = 0;      // activations, logits, and what a driver needs
-    bool mapped = false;  // the weights are read where the file is mapped: worth their memory, but not taken
+    size_t work = 0;      // activations, logits and the driver's own need
+    bool mapped = false;  // weights are read from the mapped file and take no memory of their own
     size_t all() const { return weights + cache + work; }
 };
 
@@ -29,44 +29,44 @@ class Device {
     Device &operator=(const Device &) = delete;
     virtual ~Device() = default;
 
-    virtual std::string name() const = 0;  // as --device names it: "cpu", "cuda:0"
-    // Opens no device: of a GPU memory_free is 0. One that does not even tell its properties has the reason
-    // for a name and no memory.
+    virtual std::string name() const = 0;  // as --device spells it: "cpu", "cuda:0"
+    // Does not open the device: memory_free of a GPU is 0. A GPU whose properties cannot be read has the
+    // reason as its name, and no memory.
     virtual DeviceInfo info() const = 0;
-    // Bytes, now. Opens a GPU for this process (some tenths of a second, some hundred MB of its memory).
-    // Throws BackendError if it cannot be used: it is broken, or another process has it for itself.
+    // Free bytes right now. Opens a GPU for this process (some tenths of a second, some hundred MB of its memory).
+    // Throws BackendError if the GPU cannot be used: it is broken, or another process has exclusive use of it.
     virtual size_t free_memory() const = 0;
 
-    // Throws BackendError{NoKernel} for a program with steps that there is no kernel for.
+    // Throws BackendError{NoKernel} for a program with steps that the device has no kernel for.
     virtual MemoryNeed need(const Program &program, const CacheConfig &cache, int32_t max_tokens) const = 0;
-    // Of that, what grows with the cache: its pages, block tables, partial results of attention. 0 for one
-    // without groups.
+    // The part of need() that grows with the cache: pages, block tables, partial results of attention. 0
+    // for a cache without groups.
     virtual size_t cache_need(const Program &program, const CacheConfig &cache, int32_t max_tokens) const = 0;
-    // Why it cannot run a step of the program, for each, or nothing.
+    // One message for each step of the program that the device cannot run; empty if it can run all.
     virtual std::vector<std::string> missing(const Program &program) const = 0;
     // Throws BackendError.
     virtual std::unique_ptr<Backend> backend() const = 0;
 
-    // What the user should know of it, in one line: its kernels have to be compiled first, which takes a while;
-    // or empty.
+    // One line for the user, e.g. that the kernels must be compiled first, which takes a while; or
+    // empty.
     virtual std::string note() const { return ""; }
 
-    // What a GPU does at most, measured on it, in memory of its own: bytes per second that large copies read
-    // and write; operations per second of its matrix units with 16-bit inputs. 0: not measured here. Throw
-    // BackendError.
+    // Measured peak rates of a GPU. Both allocate memory of their own: bytes per second of large copies, read
+    // plus written; operations per second of the matrix units with 16-bit inputs. 0: not measured on this
+    // device. They throw BackendError.
     virtual double copy_bandwidth() const { return 0; }
     virtual double tensor_rate() const { return 0; }
-    // Writes patterns to so much of its memory, copies them, reads them back: how many 8-byte words came back
-    // changed. Throws BackendError.
+    // Memory test: writes patterns to this many bytes, copies them and reads them back. Returns the number of
+    // 8-byte words that changed. Throws BackendError.
     virtual uint64_t changed_words(size_t, uint64_t) const { return 0; }
 };
 using DevicePtr = std::shared_ptr<const Device>;
 
-// Why there is no GPU: NoDriver and NoDevice are how machines without one look, the driver is at fault where
-// it is TooOld for this program or Failed.
+// Why there is no GPU. NoDriver and NoDevice are normal on machines without one; DriverTooOld and
+// DriverFailed are problems of the driver.
 enum class Absence { NotCompiledIn, NoDriver, DriverTooOld, DriverFailed, NoDevice };
 
-// Something that is not as usual: "RUNNEL_CUDA_OFF", "left out: graphs".
+// An unusual setting that the user should know of: "RUNNEL_CUDA_OFF", "left out: graphs".
 struct DeviceNote {
     std::string subject, text;
 };
@@ -74,22 +74,22 @@ struct DeviceNote {
 struct Devices {
     DevicePtr cpu;
     std::vector<DevicePtr> gpus;  // in the order of their numbers
-    std::string gpu_kind;         // "cuda": their names are that and a number
+    std::string gpu_kind;         // "cuda": a GPU's name is this and its number
     bool gpus_compiled_in = false;
-    std::string why_no_gpu = {};          // if there is none: one line, "no NVIDIA driver was found"
-    Absence absence = Absence::NoDevice;  // if there is none
-    std::vector<DeviceNote> notes = {};   // of all GPUs
+    std::string why_no_gpu = {};          // set if there is no GPU: one line, "no NVIDIA driver was found"
+    Absence absence = Absence::NoDevice;  // set if there is no GPU
+    std::vector<DeviceNote> notes = {};   // for all GPUs
 };
 
 // Bytes of all blocks and state slots of a program's cache.
 size_t block_bytes(const Program &program, const CacheConfig &cache);
 
-// threads: of the CPU; <= 0: the physical cores. Opens no device; the first call costs some tenths of a second
-// where there is a GPU.
+// threads: of the CPU; <= 0: one per physical core. Opens no device; the first call takes some tenths of a
+// second on a machine with a GPU.
 Devices devices(int threads = 0);
 DevicePtr cpu_device(int threads = 0);
 
-// "cpu", or a kind of GPU that this program knows, alone or with a number: "cuda", "cuda:1". Of any machine.
+// Whether the name is well-formed, on any machine: "cpu", or a kind of GPU, with or without a number: "cuda:1".
 bool is_device_name(const std::string &name);
 
 }  // namespace runnel::kernels

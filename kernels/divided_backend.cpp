@@ -10,7 +10,7 @@
 namespace runnel::kernels {
 namespace {
 
-// "0-3 7": the layers whose K and V a share keeps.
+// "0-3 7": the layers whose K and V a partition keeps.
 std::string cached_layers(const Program &share) {
     const auto &layers = share.cache_layers;
     std::string text;
@@ -121,7 +121,7 @@ class DividedBackend final : public Backend {
         return cache_block_bytes(division_.programs[device], group, cache_.k, cache_.v);
     }
 
-    // The turns of a batch; run_part(device, part of the batch) is false when it was cancelled.
+    // Runs the stages of a batch in order; run_part(device, part) returns false when the batch was cancelled.
     template <typename F>
     bool run(const Batch &batch, F &&run_part) {
         Batch part = batch;
@@ -135,7 +135,7 @@ class DividedBackend final : public Backend {
         return true;
     }
 
-    // Of one device's slot into another's.
+    // Copies rows of a slot from one device to another.
     void copy_rows(Slot slot, size_t writer, size_t reader, size_t tokens) {
         const auto width = division_.programs[reader].slots[static_cast<size_t>(slot)].width;
         const SlotRows to = devices_[reader]->exchange(slot), from = devices_[writer]->exchange(slot);

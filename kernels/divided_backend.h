@@ -1,5 +1,5 @@
-// Several devices as one: each runs its share of the program (division.h) and keeps K and V of its own layers,
-// and what another needs is copied through the host's memory between their turns.
+// Several devices as one Backend. Each runs its partition of the program (division.h) and keeps K and V of
+// its own layers; slots that another device needs are copied through host memory between the stages.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace runnel::kernels {
 
-// For every step of a program the index of its device.
+// Returns the device index of every step of a program.
 using AssignSteps = std::function<std::vector<uint8_t>(const Program &)>;
 
-// A block's bytes are the first device's, then the second's, and so on. Rows of logits are selected where the device
-// that computes them can. What kind of device it is says which layers are where.
+// A block's bytes are those of the first device, then the second, and so on. Top-k logits are selected by the
+// device that computes the logits, if it can. info().kind lists the layers of each device.
 std::unique_ptr<Backend> make_divided_backend(std::vector<std::unique_ptr<Backend>> devices,
                                               AssignSteps assign);
 

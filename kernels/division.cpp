@@ -13,7 +13,7 @@ void insert(std::vector<Slot> &slots, Slot slot) {
     if (std::find(slots.begin(), slots.end(), slot) == slots.end()) slots.push_back(slot);
 }
 
-// Attention of a layer runs where its first attention does.
+// Moves every Attention to the device of the first Attention with the same cache layer.
 std::vector<uint8_t> with_shared_cache(const Program &program, std::span<const uint8_t> device) {
     std::vector<uint8_t> where(device.begin(), device.end());
     std::vector<int> owner(program.cache_layers.size(), -1);
@@ -26,7 +26,7 @@ std::vector<uint8_t> with_shared_cache(const Program &program, std::span<const u
     return where;
 }
 
-// Hands the steps out in order and notes what must cross.
+// Distributes the steps in order and records which slots cross devices.
 class Divider {
   public:
     Divider(const Program &program, size_t devices) : states_(program.slots.size()) {
@@ -60,8 +60,8 @@ class Divider {
 
   private:
     struct State {
-        std::vector<bool> valid;       // by device: its slot holds the program's
-        std::optional<size_t> writer;  // turn that wrote it last
+        std::vector<bool> valid;       // per device: whether its copy of the slot is current
+        std::optional<size_t> writer;  // the last stage that wrote it
     };
 
     void begin_part(size_t device) {
@@ -107,7 +107,7 @@ class Divider {
             if (!ropes[i]) share.ropes[i].inv_freq.clear();
     }
 
-    std::vector<State> states_;  // by slot
+    std::vector<State> states_;  // per slot
     Division division_;
 };
 

@@ -1,9 +1,9 @@
-// A program cut into the shares of several devices, which take turns.
+// Splits a program into partitions for several devices, which run in turn.
 //
-// Any step may run on either device; consecutive steps of one device form a part of its share. A slot that is
-// read on one device after it was written on another crosses between the two parts, once per part and however
-// often it is read. K and V of a layer are kept where its attention runs; attention that reads what
-// another one has appended runs where that does.
+// Any step may run on either device; consecutive steps of one device form a part of its partition. A slot
+// that is written on one device and read on another is copied between the two parts, once per part however
+// often it is read. K and V of a layer stay on the device that runs its attention; attention that reads the
+// cells of another layer runs on that layer's device.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@ namespace runnel::kernels {
 struct Division {
     struct Turn {
         size_t device;             // index into programs
-        int32_t part;              // of its program
-        std::vector<size_t> from;  // for each of the part's `in`, the device that has written it
+        int32_t part;              // of the device's program
+        std::vector<size_t> from;  // for each of the part's `in`: the device that wrote it
     };
-    std::vector<Program> programs;  // by device; without steps: it has no share
+    std::vector<Program> programs;  // one per device; without steps if the device is not used
     std::vector<Turn> turns;
 };
 
-// device[i]: where program.steps[i] runs, below `devices`.
+// device[i] is the device of program.steps[i], below `devices`.
 Division divide(const Program &program, std::span<const uint8_t> device, size_t devices);
 
 }  // namespace runnel::kernels

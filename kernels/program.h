@@ -1,11 +1,11 @@
 // What a model computes: a flat list of steps that every device can execute.
 //
-// A model family does not implement a forward pass, it emits one. A Program works on *slots*: named
-// activations of shape [tokens][width] in float32, where `tokens` is the number of tokens of the batch at
-// hand (any number: a prefill chunk, one token of decoding, drafts to verify). Steps read and write whole
-// slots, in order. Nothing in a Program depends on the batch: positions, sequence lengths and block tables
-// arrive with the Batch (backend.h), so a device may plan, fuse or capture the list once and run it for every
-// batch.
+// A model family does not implement a forward pass, it emits one as a Program. A Program works on
+// *slots*: named activations of shape [tokens][width] in float32, where `tokens` is the size of the
+// current batch (a prefill chunk, one decoded token, or drafts to verify). Steps read and write whole
+// slots, in order. A Program does not depend on the batch: positions, sequence lengths and block tables
+// come with the Batch (backend.h). A device can therefore plan, fuse or capture the list once and run it
+// for every batch.
 //
 // Shapes: a Weight is [rows][cols], row-major, one row per output element, quantized along cols.
 // Conventions are ggml's: y = W x, GQA maps query head h to K/V head h / (heads / kv_heads).
@@ -30,11 +30,11 @@ inline constexpr Slot kNoSlot = -1;
 // A matrix (or a vector: rows == 1); see gguf/block.h for the layouts. Its bytes live in the mapped file, or
 // in Program::constants where a family computes them.
 struct Weight {
-    std::string name;  // of the tensor, for messages and profiles
+    std::string name;  // of the tensor; used in messages and profiles
     gguf::Type type;
     int64_t rows, cols;
     const std::byte *data;
-    int64_t count = 1;  // matrices of this shape, one behind the other: one per expert
+    int64_t count = 1;  // number of matrices of this shape, stored one after the other: one per expert
     size_t matrix_bytes() const { return gguf::row_bytes(type, cols) * static_cast<size_t>(rows); }
     size_t bytes() const { return matrix_bytes() * static_cast<size_t>(count); }
 };
@@ -43,35 +43,35 @@ inline constexpr WeightId kNoWeight = -1;
 
 // --- steps -----------------------------------------------------------------------------------------------
 // Every step has
-//   int32_t layer                   the layer of the model that it is a part of, by number; -1: none. The steps
-//                                   of a layer follow one another.
-//   describe(visitor)               tells a StepVisitor what it reads, writes and keeps
-//   kMixesTokens                    whether a token's output depends on other tokens of its sequence
-// from which everything else follows that must know all steps (kernels/steps.h).
+//   int32_t layer       the number of the model layer it belongs to, or -1; the steps of a layer are adjacent
+//   describe(visitor)   reports to a StepVisitor what the step reads, writes and keeps
+//   kMixesTokens        whether a token's output depends on other tokens of its sequence
+// Everything else that depends on the kind of step is derived from these (kernels/steps.h).
 
-// How much of a weight a step reads for one token: all, or the part of some experts.
+// How much of a weight a step reads for one token: all of it, or the matrices of some
+// experts.
 struct Use {
-    int32_t experts = 0;      // so many of those that `of` has a matrix of each of; 0: all of the weight
-    WeightId of = kNoWeight;  // with experts
-    bool logit_rows = false;  // only for tokens whose logits are wanted
+    int32_t experts = 0;      // number of experts read; 0: the whole weight
+    WeightId of = kNoWeight;  // with experts: a weight with one matrix per expert
+    bool logit_rows = false;  // only for tokens whose logits are requested
 };
 
-// A layer of the cache that a step looks into.
+// A layer of the KV cache that a step reads.
 struct CacheUse {
     int32_t cache;       // index into Program::cache_layers
-    bool appends;        // or reads only what another step has appended
-    int32_t window;      // cells that a token sees back; 0: all
-    int32_t sink_cells;  // and so many first ones
+    bool appends;        // false: another step appends the cells
+    int32_t window;      // number of cells a token attends to; 0: all
+    int32_t sink_cells;  // number of attention-sink cells, the first of the sequence
 };
 
-// What a step tells of itself. Visitors derive from this and hide the functions that they listen to. Slots,
+// Receives what a step describes. A visitor derives from this and hides the functions it needs. Slots,
 // weights and ropes may be kNoSlot, kNoWeight and -1.
 struct StepVisitor {
-    void reads(Slot) {}  // a step that writes parts of rows reads the slot as well
+    void reads(Slot) {}  // also called for a slot that the step writes only in part
     void writes(Slot) {}
-    void row(WeightId) {}          // one row of a table, which the token's id or its position chooses
-    void matrix(WeightId, Use) {}  // is multiplied with the activations of each token
-    void vector(WeightId, Use) {}  // F32
+    void row(WeightId) {}          // one row of a table, chosen by the token's id or position
+    void matrix(WeightId, Use) {}  // a matrix multiplied with the activations of each token
+    void vector(WeightId, Use) {}  // an F32 vector
     void rope(int32_t) {}          // index into Program::ropes
     void cache(const CacheUse &) {}
     void state(int32_t) {}  // index into Program::state_layers
@@ -89,19 +89,19 @@ struct Embed {
     void describe(auto &tell) const { tell.writes(out), tell.row(table), tell.row(positions); }
 };
 
-// out[t] = scale * (norm(in[t]) (+ add[t])): of the whole row, or of each of `parts` equal pieces of it by
-// itself:
+// out[t] = scale * (norm(in[t]) (+ add[t])), where norm() takes the whole row, or each of `parts` equal
+// slices of the row separately:
 //   Rms:   weight * x / sqrt(mean(x^2) + eps) (+ bias)                      (Zhang & Sennrich 2019)
 //   Layer: weight * (x - m) / sqrt(mean((x - m)^2) + eps) (+ bias), m = mean(x)    (Ba et al. 2016)
 // out may be the same slot as in or add, or as both.
 struct Norm {
     enum class Kind { Rms, Layer };
     Slot in, out;
-    WeightId weight;  // F32, [1][width] or [1][width / parts], which all pieces share; kNoWeight: ones
+    WeightId weight;  // F32, [1][width] or [1][width / parts] shared by all slices; kNoWeight: ones
     float eps;
     Kind kind = Kind::Rms;
     WeightId bias = kNoWeight;  // F32, of the same size as weight
-    Slot add = kNoSlot;         // of a norm behind a block: the residual stream
+    Slot add = kNoSlot;         // the residual stream, for a norm after a block
     int32_t parts = 1;
     float scale = 1;
     int32_t layer = -1;
@@ -113,8 +113,8 @@ struct Norm {
     }
 };
 
-// For every part: out[t] = scale * (W in[t] + bias) + add[t]. Parts share their input, which a device may
-// quantize once; `add` may be the same slot as `out` (a residual stream updated in place).
+// For every part: out[t] = scale * (W in[t] + bias) + add[t]. All parts read the same input, so a device can
+// quantize it once. `add` may be the same slot as `out` (a residual stream updated in place).
 struct Linear {
     struct Part {
         WeightId weight;
@@ -135,17 +135,17 @@ struct Linear {
     }
 };
 
-// Equal pieces of a row: piece i begins at first + i * stride. A stride of 0 repeats one piece.
+// Equal slices of a row: slice i begins at first + i * stride. A stride of 0 repeats one slice.
 struct Pieces {
     int64_t first = 0, stride = 0;
 };
 
-// For every head i: piece i of out[t] = W_i (piece i of in[t]). (The matrices that multi-head latent
-// attention moves from keys and values to queries and outputs, DeepSeek-V2 2024.)
+// For every head i: slice i of out[t] = W_i (slice i of in[t]). Multi-head latent attention moves these
+// matrices from keys and values to queries and outputs (DeepSeek-V2, 2024).
 struct HeadLinear {
     Slot in, out;
     Pieces from, to;
-    WeightId weight;  // count = heads, [width of an output piece][width of an input piece]
+    WeightId weight;  // count = heads, [width of an output slice][width of an input slice]
     int32_t layer = -1;
 
     static constexpr bool kMixesTokens = false;
@@ -155,7 +155,7 @@ struct HeadLinear {
     }
 };
 
-// For every i < count: piece i of out[t] = piece i of in[t], `width` floats each. in and out differ.
+// For every i < count: slice i of out[t] = slice i of in[t], `width` floats each. in and out differ.
 struct Copy {
     Slot in, out;
     Pieces from, to;
@@ -182,18 +182,18 @@ struct RopeTable {
 //   q: [t][heads * head_dim_k], k: [t][kv_heads * head_dim_k], v: [t][kv_heads * head_dim_v],
 //   out: [t][heads * head_dim_v].
 // Per head, in this order:
-//   1. RMS norm of q and k over the head if there are weights for it (Norm::Kind::Rms with norm_eps);
+//   1. RMS norm of q and k over the head, if q_norm and k_norm are given (Norm::Kind::Rms with norm_eps);
 //   2. RoPE of q and k. With norm_after_rope, 2 goes before 1;
-//   3. q *= 1 + temperature.beta * ln(1 + floor((p + temperature.offset) / temperature.length)), p being the
-//      position of q's token, if beta is not 0;
-//   4. k and v are appended to the cache (so it keeps k after RoPE);
+//   3. if temperature.beta is not 0: q *= 1 + temperature.beta * ln(1 + floor((p + temperature.offset) /
+//      temperature.length)), where p is the position of q's token;
+//   4. k and v are appended to the cache (so the cache holds k after RoPE);
 //   5. scores s_i = scale * q . k_i, with a soft-cap c: s_i = c * tanh(s_i / c) (Gemma 2);
-//   6. weights p_i = exp(s_i) / (sum_j exp(s_j) + exp(sinks[head])), the last term only if there are sinks,
-//      over the keys of the sequence that the token sees: itself and the earlier ones of its window;
+//   6. weights p_i = exp(s_i) / (sum_j exp(s_j) + exp(sinks[head])), the last term only with sinks, over the
+//      keys of the sequence that the token attends to: itself and the earlier ones of its window;
 //   7. out = sum_i p_i v_i.
 // Without a slot for v, the values are the first head_dim_v dimensions of the cached keys (multi-head latent
-// attention). Without one for k, nothing is appended: the layer reads what an earlier Attention with the same
-// `cache` has put there for these tokens (shared K/V).
+// attention). Without a slot for k, nothing is appended: the layer reads the cells that an earlier Attention
+// with the same `cache` appended for these tokens (shared K/V).
 struct Attention {
     // Sliding: a token at p sees p_i with p - p_i < window. Chunked: p_i >= p - p % window.
     enum class Window { Sliding, Chunked };
@@ -206,9 +206,9 @@ struct Attention {
     int32_t heads, kv_heads, head_dim_k, head_dim_v;
     float scale;
     int32_t window = 0;  // 0: all earlier keys
-    // Sliding windows only: the first so many cells (at most 512) are seen from everywhere, as if they stood
-    // right in front of the window (Xiao et al. 2023, StreamingLLM): for them, q is rotated for position
-    // min(p, window + sink_cells - 1), so that no distance is longer than one the window alone can hold.
+    // Attention sinks, for sliding windows only (Xiao et al. 2023, StreamingLLM): the first sink_cells cells (at
+    // most 512) are visible to every token, as if they stood directly before the window. For them q is rotated
+    // for position min(p, window + sink_cells - 1), so no distance exceeds one that occurs within the window.
     int32_t sink_cells = 0;
     int32_t rope = -1;  // index into Program::ropes; -1: positions are not encoded
     WeightId q_norm = kNoWeight, k_norm = kNoWeight;  // F32, [1][head_dim_k], shared by the heads
@@ -245,13 +245,13 @@ struct Gate {
     void describe(auto &tell) const { tell.reads(gate), tell.reads(up), tell.writes(out); }
 };
 
-// Which `used` of the experts a token goes to, and with which weights w, from its router logits l:
+// Chooses the `used` experts of a token and their weights w from its router logits l:
 //   1. p = softmax(l), or sigmoid(l), or l itself (SelectedSoftmax);
 //   2. s = p + selection_bias; without a bias and groups s = l, which has the same order;
-//   3. groups > 1: the experts form that many groups of neighbors, a group counts as the sum of its
-//      `group_best` largest s, and only the experts of the `groups_used` best groups stay;
-//   4. the `used` experts with the largest s are chosen, of equals the first;
-//   5. w = p of the chosen, without the bias; SelectedSoftmax: the softmax over the chosen logits alone;
+//   3. groups > 1: the experts form that many groups of neighbors; a group's score is the sum of its
+//      `group_best` largest s, and only the experts of the `groups_used` best groups remain;
+//   4. the `used` experts with the largest s are chosen, the lower index among equals;
+//   5. w = p of the chosen experts, without the bias; SelectedSoftmax: the softmax over the chosen logits alone;
 //   6. normalize: w /= max(sum of the chosen w, 2^-14);  7. w *= scale;  8. w_e *= expert_scales[e].
 // (Shazeer et al. 2017; groups and bias: DeepSeek-V3, 2024.)
 struct Routing {
@@ -265,10 +265,10 @@ struct Routing {
     WeightId expert_scales = kNoWeight;  // F32, [1][experts]; none: ones
 };
 
-// A mixture of experts. The router is an ordinary Linear before it, a shared expert ordinary steps beside it.
+// A mixture of experts. The router is a Linear step before it; a shared expert consists of ordinary steps.
 //   out[t] = add[t] + sum of w_e * (Wdown_e h_e + bdown_e)  over the chosen experts e in ascending order,
 //   h_e = act(Wgate_e x + bgate_e) * (Wup_e x + bup_e),  x = in[t].
-// With weights_on_input, w_e multiplies Wgate_e x and Wup_e x instead (Llama 4 scales what goes in).
+// With weights_on_input, w_e multiplies Wgate_e x and Wup_e x instead (Llama 4).
 // Biases are F32: one row per expert.
 struct Experts {
     Slot in;
@@ -276,8 +276,8 @@ struct Experts {
     Slot out;
     Slot add = kNoSlot;  // may be `out`
     Routing routing;
-    WeightId gate;  // count = experts; [width][cols]; [2 * width][cols] if it holds both, gate first
-    WeightId up = kNoWeight;  // [width][cols]; none: `gate` holds it as well
+    WeightId gate;            // count = experts; [width][cols], or [2 * width][cols]: gate, then up
+    WeightId up = kNoWeight;  // [width][cols]; none: `gate` holds both
     WeightId down;            // [rows][width]
     WeightId gate_bias = kNoWeight, up_bias = kNoWeight, down_bias = kNoWeight;  // [experts][rows of each]
     Gate::Act act = Gate::Act::Silu;
@@ -295,9 +295,9 @@ struct Experts {
 };
 
 // --- recurrent steps -------------------------------------------------------------------------------------
-// They carry a state of fixed size from token to token: `state` is an index into Program::state_layers. Before
-// the first token of a sequence, a state is zeros. Each token's arithmetic is the same whatever is computed
-// beside it, so the state behind a token does not depend on how the tokens were divided into batches.
+// These steps carry a state of fixed size from token to token; `state` is an index into Program::state_layers.
+// A new sequence starts from a state of zeros. A token's arithmetic does not depend on the rest of the batch,
+// so the state after a token does not depend on how the tokens were split into batches.
 
 // A causal convolution per channel: out[t][c] = sum_j weight[j][c] * in[t - K + 1 + j][c] (+ bias[c]), j < K,
 // then SiLU if `silu`. State: the last K - 1 rows of `in`. in and out differ.
@@ -317,15 +317,15 @@ struct ShortConv {
     }
 };
 
-// What a scan makes of its raw gates, element by element, with x = in[t] + bias:
+// The step sizes and decays of a scan from its raw gates, element by element, with x = in[t] + bias:
 //   Softplus: step = ln(1 + exp(x)); decay = exp(rate * step);
 //   Sigmoid:  decay = exp(bound / (1 + exp(-rate * x)))
 struct ScanGate {
     enum class Form { Softplus, Sigmoid };
     Slot in;
-    Slot step = kNoSlot, decay = kNoSlot;  // of the width of in; may be `in`
+    Slot step = kNoSlot, decay = kNoSlot;  // same width as `in`; may be `in`
     WeightId bias = kNoWeight;             // F32, [1][width]
-    WeightId rate = kNoWeight;             // F32, [1][n]: one for each width / n neighbors. With decay
+    WeightId rate = kNoWeight;             // F32, [1][n], with decay; one value for each width / n neighbors
     Form form = Form::Softplus;
     float bound = 0;
     int32_t layer = -1;
@@ -337,9 +337,9 @@ struct ScanGate {
     }
 };
 
-// Linear attention over a matrix S [dk][dv] per head. For each token, with w = decay and b = strength:
+// Linear attention with a matrix S [dk][dv] per head. For each token, with w = decay and b = strength:
 //   S <- diag(w) S;  d = b * (v - S^T k) if `delta`, else b * v;  S <- S + k d^T;  out = S^T q (+ skip * v)
-// (Gated delta rule: Yang et al. 2024; a decay per key channel: Kimi Linear 2025; without the delta: Mamba-2's
+// (Gated delta rule: Yang et al. 2024; decay per key channel: Kimi Linear 2025. Without delta: Mamba-2's
 // scan, Dao & Gu 2024, with q = C, k = B, v = x, and lightning attention, Qin et al. 2024.)
 struct LinearScan {
     Slot q, k;                  // [t][key_heads * dk]
@@ -351,7 +351,7 @@ struct LinearScan {
     int32_t heads, key_heads, dk, dv;
     bool neighbors = false;  // head h uses key head h / (heads / key_heads), else h % key_heads
     bool delta = false;
-    int32_t state = -1;  // heads * dk * dv floats, in an order that is the device's own
+    int32_t state = -1;  // heads * dk * dv floats, in the device's own layout
     int32_t layer = -1;
 
     static constexpr bool kMixesTokens = true;
@@ -370,7 +370,7 @@ struct SelectiveScan {
     Slot b, c;           // [t][n]
     WeightId rate;       // F32, [n][width]
     WeightId skip;       // F32, [1][width]
-    int32_t state = -1;  // n * width floats, in an order that is the device's own
+    int32_t state = -1;  // n * width floats, in the device's own layout
     int32_t layer = -1;
 
     static constexpr bool kMixesTokens = true;
@@ -384,8 +384,8 @@ struct SelectiveScan {
 
 // ---------------------------------------------------------------------------------------------------------
 
-// logits[r] = scale * (W in[row r's token] + bias), with a soft-cap c: c * tanh(that / c); only for the
-// tokens whose logits the batch asks for.
+// logits[r] = scale * (W in[row r's token] + bias), with a soft-cap c then c * tanh(that / c). Computed only
+// for the tokens whose logits the batch requests.
 struct Logits {
     Slot in;
     WeightId weight;            // [vocab][width]
@@ -421,16 +421,16 @@ struct SlotInfo {
     int64_t width;  // floats per token
 };
 
-// What one layer keeps per token.
+// What one layer caches per token.
 struct CacheLayer {
     int32_t kv_heads, head_dim_k;
     int32_t head_dim_v;  // 0: values are the first dimensions of the keys
     int32_t group = 0;   // layers of one group share block tables (and a window)
 };
 
-// What one recurrent step keeps per sequence, however long that is.
+// What one recurrent step keeps per sequence, independent of its length.
 struct StateLayer {
-    int64_t floats;  // 0 in a share that does not run the step
+    int64_t floats;  // 0 in a partition that does not run the step
 };
 
 struct Program {
@@ -443,10 +443,10 @@ struct Program {
     std::vector<Step> steps;
     int64_t vocab = 0;  // rows of the output matrix
 
-    // A device's share of a larger program (division.h) runs in parts, with other devices' steps in between:
-    // part i is steps[parts[i - 1].end .. parts[i].end). What others wrote into the slots `in` comes with the
-    // part, what it leaves in the slots `out` goes to them (Backend::exchange). Slots, weights, cache layers
-    // and ropes that the share has no use for are there, but have no size.
+    // A device's partition of a split program (division.h) runs in parts, with steps of other devices in
+    // between: part i is steps[parts[i - 1].end .. parts[i].end). The slots `in` are copied from other
+    // devices before the part runs, the slots `out` to other devices after it (Backend::exchange). Slots,
+    // weights, cache layers and ropes that the partition does not use are present with size 0.
     struct Part {
         size_t end;
         std::vector<Slot> in, out;
@@ -454,14 +454,14 @@ struct Program {
     std::vector<Part> parts;                // empty: all steps are one part
     std::vector<Part> whole_parts() const;  // never empty
 
-    // Bytes of weights that one decoded token reads: all matrices once, of the embedding table one row, of
-    // the experts those that are used.
+    // Bytes of weights read per decoded token: all matrices once, one row of the embedding table, and only
+    // the experts that are used.
     size_t weight_bytes_per_token() const;
-    // Multiplications and additions of its matrices, but for those behind which the logits are, per token of a
-    // prompt. (Attention's grow with what is before it.)
+    // Multiply and add operations of all matrices except the output matrix, per prompt token. (Attention is
+    // not counted: its cost grows with the context.)
     double operations_per_token() const;
-    int64_t token_ids() const;  // rows of the table of embeddings: how many tokens can be fed
-    bool gives_logits() const;  // a device's share of a program may not
+    int64_t token_ids() const;  // rows of the embedding table: the number of valid token ids
+    bool gives_logits() const;  // false for a partition without the Logits step
 };
 
 }  // namespace runnel::kernels

@@ -1,5 +1,5 @@
-// What all steps of a Program have in common, from what each of them tells of itself (program.h): slots that
-// they read and write, weights, layers.
+// What all steps of a Program have in common, derived from each step's describe() (program.h): the slots,
+// weights and cache layers that they read and write.
 #pragma once
 
 #include <optional>
@@ -9,13 +9,13 @@
 
 namespace runnel::kernels {
 
-// One function object of several, for std::visit.
+// Joins several function objects into one, for std::visit.
 template <class... F>
 struct Overloaded : F... {
     using F::operator()...;
 };
 template <class... F>
-Overloaded(F...) -> Overloaded<F...>;  // C++20 needs no guide here, compilers of its first years do
+Overloaded(F...) -> Overloaded<F...>;  // C++20 needs no deduction guide here, but its early compilers do
 
 template <class Visitor>
 void describe(const Step &step, Visitor &&visitor) {
@@ -33,7 +33,7 @@ inline bool mixes_tokens(const Step &step) {
 }
 
 // --- folds -----------------------------------------------------------------------------------------------
-// Each calls its functions for what there is, never for kNoSlot, kNoWeight or -1.
+// Each calls its functions for present items only, never for kNoSlot, kNoWeight or -1.
 
 template <typename Reads, typename Writes>
 struct SlotVisitor : StepVisitor {
@@ -65,7 +65,7 @@ inline bool writes_slot(const Step &step, Slot slot) {
     return found;
 }
 
-// f(id) of every weight, however it is used.
+// f(id) for every weight.
 template <typename F>
 struct WeightVisitor : StepVisitor {
     F f;
@@ -80,7 +80,7 @@ void visit_weights(const Step &step, F &&f) {
     describe(step, WeightVisitor<F &>{{}, f});
 }
 
-// f(id, use) of every matrix that activations are multiplied with.
+// f(id, use) for every matrix that is multiplied with activations.
 template <typename F>
 struct MatrixVisitor : StepVisitor {
     F f;
@@ -93,7 +93,7 @@ void visit_matrices(const Step &step, F &&f) {
     describe(step, MatrixVisitor<F &>{{}, f});
 }
 
-// f(id) of every table that the ids or positions of tokens choose a row of.
+// f(id) for every table whose rows are chosen by token ids or positions.
 template <typename F>
 struct TableVisitor : StepVisitor {
     F f;
@@ -106,7 +106,7 @@ void visit_tables(const Step &step, F &&f) {
     describe(step, TableVisitor<F &>{{}, f});
 }
 
-// f(use) of the layers of the cache.
+// f(use) for every cache layer.
 template <typename F>
 struct CacheVisitor : StepVisitor {
     F f;
@@ -129,7 +129,7 @@ void visit_ropes(const Step &step, F &&f) {
     describe(step, RopeVisitor<F &>{{}, f});
 }
 
-// f(id) of the states that sequences have in the step.
+// f(id) for every recurrent state.
 template <typename F>
 struct StateVisitor : StepVisitor {
     F f;
@@ -140,7 +140,7 @@ void visit_states(const Step &step, F &&f) {
     describe(step, StateVisitor<F &>{{}, f});
 }
 
-// Its tokens choose which of its matrices they need.
+// True if each token chooses which of the step's matrices it needs.
 inline bool selects_experts(const Step &step) {
     bool found = false;
     visit_matrices(step, [&](WeightId, Use use) { found |= use.experts > 0; });
@@ -149,20 +149,20 @@ inline bool selects_experts(const Step &step) {
 
 // --- steps of one kind -----------------------------------------------------------------------------------
 
-// f(step) of all steps of a kind, for those who compute this kind and no other.
+// f(step) for all steps of one kind, for code that computes only that kind.
 template <class S, typename F>
 void for_each_step(const Program &program, F &&f) {
     for (const Step &step : program.steps)
         if (const auto *s = std::get_if<S>(&step)) f(*s);
 }
 
-// A Gate behind a Linear of the two matrices that it reads, which devices compute in one go.
+// A Linear with two matrices and the Gate that reads both; devices compute the pair in one pass.
 struct GatedLinear {
     Slot in;
     Linear::Part gate, up;
     const Gate *act;
 };
-// Of steps[index] and the one behind it; nullopt when they are something else.
+// The pair at steps[index] and steps[index + 1], or nullopt if they are other steps.
 std::optional<GatedLinear> gated_linear(const Program &program, size_t index);
 
 }  // namespace runnel::kernels

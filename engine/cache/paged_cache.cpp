@@ -11,13 +11,13 @@ std::span<const int32_t> block_of(std::span<const int32_t> tokens, size_t block)
     return tokens.subspan(block * size_t{kBlockTokens}, size_t{kBlockTokens});
 }
 
-// The largest n <= most for which the blocks that a token behind n blocks sees are all in `found`.
+// The largest n <= most such that a token after n blocks finds all blocks of its window and sinks in `found`.
 size_t usable_blocks(std::span<const BlockId> found, const Sequence &sequence, Reach reach, size_t most) {
     const size_t sinks = static_cast<size_t>((reach.sinks + kBlockTokens - 1) / kBlockTokens);
     const size_t head = static_cast<size_t>(std::find(found.begin(), found.end(), kNoBlock) - found.begin());
     if (reach.window == 0) return std::min(most, head);
     if (head < std::min(sinks, most)) most = head;
-    std::vector<size_t> run(found.size() + 1, 0);  // run[n]: known blocks that end with block n - 1
+    std::vector<size_t> run(found.size() + 1, 0);  // run[n]: known blocks in a row that end at n - 1
     for (size_t n = 1; n <= most; ++n) run[n] = found[n - 1] == kNoBlock ? 0 : run[n - 1] + 1;
     for (size_t n = most; n > 0; --n) {
         const size_t first =
@@ -97,8 +97,8 @@ SequenceCache PagedCache::fork(const SequenceCache &sequence) {
     return copy;
 }
 
-// The largest n <= blocks at which all groups can continue: what is enough for one may be a wrong place to
-// begin for another one's window.
+// The largest n <= blocks at which all groups can continue. A prefix that suits one group may lack blocks
+// of another group's window.
 size_t PagedCache::usable(const SequenceCache &sequence, std::span<const std::vector<BlockId>> found,
                           size_t blocks) const {
     for (size_t last = blocks + 1; blocks < last;) {
@@ -169,7 +169,7 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
         sequence.groups_[g].drop_unseen();
         const auto enough = [&] { return make_free(g, sequence.groups_[g].blocks_needed(count)); };
         if (enough()) continue;
-        // A text that was cut within a kept block need not copy it when there is no room for both.
+        // If the pool has no block for a copy of a kept last block, the index gives that block up.
         const std::span<const BlockId> table = sequence.groups_[g].table();
         if (table.empty() || table.back() == kNoBlock || !indices_[g].give_up(table.back()) || !enough())
             return false;
@@ -189,7 +189,7 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
 
 namespace {
 
-// All blocks that a token behind them sees are there.
+// True if all blocks visible to a token after them are held.
 bool holds_what_is_seen(const std::vector<bool> &held, const Sequence &sequence, Reach reach) {
     const auto blocks = static_cast<int32_t>(held.size());
     const int32_t first = sequence.first_block_seen(blocks * kBlockTokens);
@@ -201,8 +201,8 @@ bool holds_what_is_seen(const std::vector<bool> &held, const Sequence &sequence,
 
 }  // namespace
 
-// The state behind the last token; and, as far as there are slots, those behind guesses, at checkpoints, and at
-// the last whole block, where a text that is continued later may be cut.
+// Adds the state after the last token. While slots are spare, also states after drafts, at checkpoints, and
+// after the last whole block, where a later continuation may begin.
 void PagedCache::grow_states(SequenceCache &sequence, int32_t count, int32_t guesses, StateStep &step) {
     const int32_t before = sequence.length(), end = before + count, settled = end - guesses;
     step.read = sequence.states_.last();
@@ -225,7 +225,7 @@ void PagedCache::grow_states(SequenceCache &sequence, int32_t count, int32_t gue
     step.writes.push_back({count, last});
 }
 
-// Keeps the checkpoints among the first `length` cells, and holds the state that the sequence goes on from.
+// Keeps the checkpoints among the first `length` cells, and holds the state from which the sequence continues.
 void PagedCache::settle_states(SequenceCache &sequence, int32_t length) {
     for (const SequenceStates::Held &held : sequence.states_.held()) {
         if (!held.checkpoint || held.position > length || states_->pool().kept(held.slot)) continue;
@@ -251,7 +251,7 @@ std::optional<SequenceCache> PagedCache::allocate(std::span<const int32_t> token
         for (const bool is_held : held[g]) table.push_back(is_held ? pools_[g]->take() : kNoBlock);
         sequence.groups_[g].adopt(table);
         for (const BlockId block : table)
-            if (block != kNoBlock) pools_[g]->release(block);  // the sequence holds what it needs
+            if (block != kNoBlock) pools_[g]->release(block);  // the sequence holds the blocks that it needs
     }
     sequence.tokens_.assign(tokens.begin(), tokens.end());
     return sequence;
@@ -283,8 +283,8 @@ void PagedCache::publish_blocks(SequenceCache &sequence, int32_t length) {
     touch(sequence);
 }
 
-// From the last block to the first: of blocks that were used together the last ones go first, and what is
-// left is still the beginning of a text.
+// From the last block to the first: among blocks used at the same time the last ones are evicted first, so
+// that a prefix of the text remains.
 void PagedCache::touch(const SequenceCache &sequence) {
     for (size_t g = 0; g < groups(); ++g) {
         const Sequence &group = sequence.groups_[g];

@@ -1,9 +1,9 @@
-// Full blocks by what they hold, so that a prompt that begins like an earlier one shares its blocks.
+// Full blocks indexed by their text, so that a prompt that begins like an earlier one shares its blocks.
 //
-// The key of a block is a hash over its tokens and the key of the block before it, so equal keys mean equal
-// text from the beginning on; K and V of a cell depend on nothing else. The first key of a chain is the
-// cache's own: random, so that nobody can prepare texts whose keys collide, and the tokens of the block
-// itself are compared as well.
+// The key of a block is a hash of its tokens and of the previous block's key, so equal keys mean equal
+// text from the start of the sequence; K and V of a cell depend on nothing else. The first key of a chain
+// is random for each cache, so that no one can prepare texts with colliding keys, and the block's own
+// tokens are compared as well.
 #pragma once
 
 #include <array>
@@ -22,24 +22,24 @@ struct BlockKey {
     bool operator==(const BlockKey &) const = default;
 };
 
-// The key of the block that follows the one of key `before` and holds `tokens`, kBlockTokens of them.
+// The key of the block that follows a block with key `before` and holds the kBlockTokens `tokens`.
 BlockKey next_key(BlockKey before, std::span<const int32_t> tokens);
 
-// The kept blocks of one pool, in the order in which they were used last.
+// The kept blocks of one pool, ordered by last use.
 class PrefixIndex {
   public:
     explicit PrefixIndex(BlockPool &pool) : pool_(&pool) {}
 
-    // kNoBlock if there is none. Using it is a matter of BlockPool::retain and touch().
+    // kNoBlock if there is none. The caller uses the block with BlockPool::retain() and touch().
     BlockId find(BlockKey key, std::span<const int32_t> tokens) const;
-    // Keeps the block. Does nothing if the key is taken. Precondition: it is held and not kept.
+    // Keeps the block. Does nothing if the key exists. Precondition: it is held and not kept.
     void insert(BlockKey key, std::span<const int32_t> tokens, BlockId block);
-    // It was used just now, if it is there.
+    // Marks the block as just used, if it is in the index.
     void touch(BlockKey key);
-    // Frees the idle block that was not used for the longest time. False if there is none.
+    // Frees the least recently used idle block. False if there is none.
     bool evict();
-    // Keeps the block no longer, so that the one sequence that holds it may write to it. False if it is not
-    // kept, or held by others, too.
+    // Removes the block from the index, so that its only holder may write to it. False if it is not
+    // kept, or has other holders.
     bool give_up(BlockId block);
     size_t size() const { return entries_.size(); }
 
@@ -56,7 +56,7 @@ class PrefixIndex {
     void remove(Entries::iterator entry);
 
     BlockPool *pool_;
-    Entries entries_;  // the one used last is the first
+    Entries entries_;  // most recently used first
     std::unordered_map<BlockKey, Entries::iterator, Hash> by_key_;
 };
 

@@ -8,7 +8,7 @@
 namespace runnel::cache {
 namespace {
 
-// How far from its neighbors of the same rank a checkpoint stands, in intervals.
+// The distance, in intervals, between a checkpoint and its neighbors of the same rank.
 double spacing(int32_t position) {
     if (position % kStateInterval != 0) return 1;
     const auto interval = static_cast<uint32_t>(position / kStateInterval);

@@ -1,4 +1,4 @@
-// The words of a command line that are no options.
+// The words of a command line that are not options.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@ namespace runnel::commands {
 
 using Arguments = std::vector<std::string>;
 
-// MODEL [TEXT] on the command line, where the model may also come from -m, or from a default (environment or
-// configuration).
+// MODEL [TEXT] on the command line; the model may also come from -m or from a default
+// (environment or configuration).
 struct Words {
     std::string model;
     std::optional<std::string> text;
-    Arguments operands = {};  // behind MODEL, as many as the command takes
+    Arguments operands = {};  // the words after MODEL that the command takes
 };
-// Throws UsageError for a missing model and for words that are left over.
+// Throws UsageError for a missing model and for extra words.
 Words split_words(const Arguments &words, const std::optional<std::string> &model_option,
                   const std::optional<std::string> &model_default, bool takes_text);
 

@@ -1,5 +1,5 @@
-// The commands, a function and a file each. They return the exit code; what goes wrong is thrown (io.h and
-// the exceptions of the layers below) and becomes a line on stderr in main.cpp.
+// The commands, one function and one file each. They return the exit code; errors are thrown (io.h and the
+// exceptions of the layers below), and main.cpp turns them into a line on stderr.
 #pragma once
 
 #include <string>
@@ -21,10 +21,10 @@ int bench_text(const BenchOptions &options, Io &io);
 int doctor(const DoctorOptions &options, Io &io);
 int devices(const DevicesOptions &options, Io &io);
 
-// What `inspect --supported` shows.
+// Prints `inspect --supported`.
 int print_supported(bool as_json, Io &io);
 
-// "runnel COMMIT ..." in a few lines: commit, instruction set in use, devices compiled in.
+// "runnel COMMIT ..." in a few lines: commit, instruction set in use, compiled devices.
 std::string version();
 
 }  // namespace runnel::commands

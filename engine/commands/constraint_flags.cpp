@@ -5,7 +5,7 @@ namespace {
 
 using Kind = grammar::Source::Kind;
 
-// The text itself, where `is_text` finds that it is one, or that of a file.
+// `given` itself if `is_text`, otherwise the content of the file that it names.
 std::string text_or_file(const std::string &given, bool is_text, Io &io) {
     return is_text ? given : read_all(given, io.in);
 }

@@ -1,4 +1,4 @@
-// What constrains an answer, as options.
+// The options that constrain an answer.
 #pragma once
 
 #include <optional>
@@ -20,16 +20,16 @@ struct ConstraintFlags {
     bool close = false;  // an answer that -n cuts gets the shortest valid ending
 };
 
-// --grammar, --json-schema, --regex, --choice, --format and how schemas are read.
+// Adds --grammar, --json-schema, --regex, --choice, --format and the options for reading schemas.
 void add_constraint_options(OptionTable &table, ConstraintFlags &flags);
 
-// nullopt: none was given. Throws UsageError for two of them and for files that cannot be read.
+// nullopt if no constraint is given. Throws UsageError for two of them and for files that cannot be read.
 std::optional<grammar::Source> constraint_of(const ConstraintFlags &flags, Io &io);
 
 struct GrammarOptions {
     ConstraintFlags constraint;
     bool check = false;
-    std::optional<std::string> show;  // what may follow this text
+    std::optional<std::string> show;  // show what may follow this text
 };
 
 }  // namespace runnel::commands

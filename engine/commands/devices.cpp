@@ -13,10 +13,10 @@ namespace {
 
 struct Listed {
     kernels::DeviceInfo info;
-    std::string problem;  // why it cannot be used, or empty
+    std::string problem;  // why it cannot be used; else empty
 };
 
-// Opens every GPU; one that is busy or broken is listed with the reason.
+// Opens every GPU; a busy or broken one is listed with the reason.
 std::vector<Listed> all_devices(const kernels::Devices &found) {
     std::vector<Listed> all = {{found.cpu->info(), ""}};
     for (const kernels::DevicePtr &gpu : found.gpus) {

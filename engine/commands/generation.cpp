@@ -17,7 +17,7 @@
 namespace runnel::commands {
 namespace {
 
-// "15043+1", "15043-0.5", "15043-inf", as llama.cpp writes them.
+// llama.cpp's syntax: "15043+1", "15043-0.5", "15043-inf".
 std::pair<text::TokenId, float> parse_bias(const std::string &text) {
     const char *const end = text.data() + text.size();
     text::TokenId id = 0;
@@ -37,7 +37,7 @@ double milliseconds(double seconds) {
     return std::round(seconds * 1e6) / 1e3;
 }
 
-// llama.cpp's habits: "all" or any number from the count of layers on is everything, and so is -1.
+// As in llama.cpp, "all", -1, and any number of at least the layer count mean all layers.
 std::optional<int64_t> gpu_layers(const std::string &text) {
     constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
     if (text == "auto") return std::nullopt;
@@ -49,7 +49,7 @@ std::optional<int64_t> gpu_layers(const std::string &text) {
     return layers < 0 ? kAll : layers;
 }
 
-// One that an earlier run wrote may be replaced: all begin with the program's name.
+// A file written by an earlier run may be replaced: all begin with the program's name.
 gguf::OutputOptions stats_output(const Io &io) {
     return {.overwrite = io.overwrite, .own = R"({"program":"runnel",)"};
 }

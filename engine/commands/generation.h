@@ -1,5 +1,5 @@
-// What the commands that generate share: from flags to an engine and to requests, and from a finished answer
-// to numbers.
+// Shared by the commands that generate: from flags to an engine and to requests, and from a finished answer
+// to statistics.
 #pragma once
 
 #include <initializer_list>
@@ -18,32 +18,32 @@
 namespace runnel::commands {
 
 decode::EngineOptions engine_options(const ModelOptions &options);
-// With the progress of loading shown, which an interrupt ends. Keeps `io` and `stop`.
+// Shows the progress of loading, which an interrupt ends. Keeps `io` and `stop`.
 decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const decode::StopRequest &stop);
 
-// Of a model with these options; nothing when no flag asks for drafts. Throws UsageError.
+// For a model with these options; nullopt if no flag asks for drafts. Throws UsageError.
 std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model);
 
-// What speculation for an engine needs, with its notes shown; null when no flag asks for it. The progress of
-// loading is shown, which an interrupt ends. Keeps `io` and `stop`.
+// Sets up speculation for an engine and shows its notes; null if no flag asks for it. Shows the progress of
+// loading, which an interrupt ends. Keeps `io` and `stop`.
 std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelOptions &model,
                                            decode::Engine &engine, int32_t sequences, Io &io,
                                            const decode::StopRequest &stop);
-// A speculator for each answer of a queue; nothing without `drafts`, which must outlive the queue.
+// Makes a speculator for each answer of a queue; empty without `drafts`, which must outlive the queue.
 decode::MakeSpeculator speculators(decode::Drafting *drafts);
-// Has the model's engine leave room for them.
+// Reserves the drafts' memory in the options of the model's engine.
 void leave_room(decode::EngineOptions &engine, const DraftFlags &flags);
 
-// With the seed that was asked for or a random one, and the biases parsed. Throws UsageError.
+// With the given or a random seed, and the biases parsed. Throws UsageError.
 decode::SamplingOptions sampling_options(const GenerationFlags &flags);
 completion::Limits limits(const GenerationFlags &flags);
 
-// The reason that a stop gives to the answers it ends.
+// The finish reason of the answers that a stop ends.
 completion::FinishReason finish_reason(const decode::StopRequest &stop);
-// Throws what an answer ended with, if that is an error.
+// Throws the error with which an answer ended, if any.
 void expect_answer(const completion::Done &done);
 
-// One answer in numbers.
+// The statistics of one answer.
 struct Report {
     std::string model;
     uint64_t seed;
@@ -62,13 +62,13 @@ Json timings_json(const Report &report);        // load_ms, ttft_ms, prefill_tps
 Json report_json(const Report &report);         // for --stats-file
 std::string report_text(const Report &report);  // lines for people
 
-// Files that a command is about to read, so that no output is one of them; "-" and what is not there are
-// passed over.
+// Records files that a command is about to read, so that no output overwrites them;
+// ignores "-" and missing files.
 void note_inputs(std::initializer_list<std::optional<std::string>> paths);
-// Before the work: throws gguf::OutputRefused for a --stats-file that must not be written.
+// Before the work: throws gguf::OutputRefused if --stats-file must not be written.
 void check_stats_file(const StatsFlags &flags, const Io &io);
 
-// --stats, --stats-file and --stats-fd. Throws gguf::WriteError when the file cannot be written.
+// --stats, --stats-file and --stats-fd. Throws gguf::WriteError if the file cannot be written.
 void write_stats(const StatsFlags &flags, const std::string &text, const Json &json, Io &io);
 void write_stats(const StatsFlags &flags, const Report &report, Io &io);
 

@@ -1,4 +1,4 @@
-// What is in a file: metadata, tensors, and the memory it takes to run. Works on files that cannot be run.
+// Shows the content of a file: metadata, tensors, and the memory needed to run it. Works on files that cannot be run.
 #include <algorithm>
 #include <cstdio>
 #include <optional>
@@ -17,11 +17,11 @@
 namespace runnel::commands {
 namespace {
 
-constexpr uint64_t kShortArray = 16;           // shown whole,
-constexpr uint64_t kFirstElements = 8;         // of longer ones
-constexpr size_t kLongText = size_t{1} << 20;  // longer text is shown by its beginning,
+constexpr uint64_t kShortArray = 16;           // elements; shorter arrays are shown whole,
+constexpr uint64_t kFirstElements = 8;         // of longer ones only the first
+constexpr size_t kLongText = size_t{1} << 20;  // bytes; of longer text only the beginning is shown:
 constexpr size_t kFirstText = 1024;
-constexpr int kMostValues = 4096;  // of arrays within arrays
+constexpr int kMostValues = 4096;  // in nested arrays
 
 struct Summary {
     std::string architecture;
@@ -29,10 +29,10 @@ struct Summary {
     uint64_t parameters = 0, tensor_bytes = 0;
     std::optional<size_t> read_per_token, cache_per_1k, cache_at_context;
     int64_t context = 0;                          // of cache_at_context
-    std::string not_runnable;                     // why, if it is not
-    std::optional<kernels::DeviceInfo> gpu;       // that `run` would take, if there is one,
-    std::optional<decode::PlacementPlan> on_gpu;  // and what of the model fits it now; none: nothing
-    std::string placement;                        // that in words
+    std::string not_runnable;                     // the reason, if it is not
+    std::optional<kernels::DeviceInfo> gpu;       // the GPU that `run` would use, if any
+    std::optional<decode::PlacementPlan> on_gpu;  // the part of the model that fits on it now
+    std::string placement;                        // the same in words
 
     double bits_per_weight() const {
         return parameters == 0 ? 0
@@ -40,7 +40,7 @@ struct Summary {
     }
 };
 
-// What `run` would put on a GPU, if there is one.
+// Plans what `run` would put on a GPU, if there is one.
 void plan_gpu(const model::Model &model, int64_t context, Summary &s) {
     const kernels::Devices found = kernels::devices();
     const decode::DeviceChoice choice = decode::choose_device({"auto", {}}, found);
@@ -55,7 +55,7 @@ void plan_gpu(const model::Model &model, int64_t context, Summary &s) {
                                    {.own = model.hyper.context_length, .asked = context});
         if (s.on_gpu) s.placement = decode::placement_text(model.program, devices, s.on_gpu->placement);
     } catch (const kernels::BackendError &) {
-        // The GPU cannot be used, or there are no kernels for the model.
+        // The GPU cannot be used, or lacks kernels for the model.
     }
 }
 
@@ -95,8 +95,8 @@ Json scalar(const gguf::Value &value, bool whole) {
     return nullptr;  // an integer beyond int64
 }
 
-// Long arrays (vocabularies) and texts by their length and beginning, unless all are asked for. No more of a
-// file is read than is shown: it may claim gigabytes. `left`: values that may still be shown.
+// Long arrays (vocabularies) and texts are shortened to their length and beginning unless `arrays`. Reads no more
+// of the file than it shows, because a file may claim gigabytes. `left`: values that may still be shown.
 Json to_json(const gguf::Value &value, bool arrays, int &left) {
     if (value.type() != gguf::ValueType::Array) return scalar(value, arrays);
     bool whole = arrays || value.size() <= kShortArray;

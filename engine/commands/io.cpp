@@ -19,7 +19,7 @@ std::string reason() {
     return std::generic_category().message(errno);
 }
 
-// A handler has no other way to its target.
+// A signal handler can reach its target only through a global.
 std::atomic<decode::StopRequest *> interrupt_target{nullptr};
 
 std::atomic<bool> second_ends{false};
@@ -31,7 +31,7 @@ void on_interrupt(int) {
     target->request(decode::StopRequest::Reason::Interrupt);
 }
 
-// -1 for an error other than EAGAIN, which a descriptor that someone made non-blocking can give.
+// -1 for an error other than EAGAIN, which occurs if another process made the descriptor non-blocking.
 ssize_t write_some(int fd, std::string_view bytes) {
     for (;;) {
         const ssize_t written = ::write(fd, bytes.data(), bytes.size());
@@ -47,7 +47,7 @@ bool interrupted(const decode::StopRequest *stop) {
     return stop && stop->reason() == decode::StopRequest::Reason::Interrupt;
 }
 
-// -1 when it cannot be opened. A named pipe is waited for until it has a writer.
+// -1 if it cannot be opened. Waits until a named pipe has a writer.
 int open_to_read(const std::string &path, const decode::StopRequest *stop) {
     for (;;) {
         if (interrupted(stop)) throw Interrupted{};

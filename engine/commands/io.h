@@ -1,4 +1,4 @@
-// Where commands write and read: file descriptors, written at once, with the errors that scripts rely on.
+// Input and output of commands: unbuffered file descriptors, with the error behavior that scripts rely on.
 #pragma once
 
 #include <signal.h>
@@ -13,7 +13,7 @@
 
 namespace runnel::commands {
 
-// Arguments that make no sense together. Exit code 2, as for unknown flags.
+// Contradictory arguments. Exit code 2, as for unknown flags.
 class UsageError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -28,10 +28,10 @@ class OutputError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The reader of the result has gone (`| head -1`): the program ends quietly, exit code 0.
+// The reader of the result has closed the pipe (`| head -1`): the program ends quietly with exit code 0.
 struct ClosedPipe {};
 
-// SIGINT came while there was nothing yet to show for it: exit code 130.
+// SIGINT arrived before there was any result: exit code 130.
 struct Interrupted {};
 
 namespace exit_code {
@@ -39,7 +39,7 @@ inline constexpr int kDone = 0, kFailed = 1, kUsage = 2, kModelFile = 3, kMemory
 inline constexpr int kInterrupted = 130;
 }  // namespace exit_code
 
-// A file descriptor, closed with it if it owns it.
+// A file descriptor; closes it if it owns it.
 class Descriptor {
   public:
     Descriptor(int fd, bool owned) : fd_(fd), owned_(owned) {}
@@ -60,7 +60,7 @@ class Output {
 
     // Unbuffered. Throws ClosedPipe or OutputError.
     void write(std::string_view bytes);
-    // The same for messages, whose loss is no reason to stop.
+    // The same for messages, whose loss is ignored.
     void try_write(std::string_view bytes) noexcept;
     bool is_terminal() const { return terminal_; }
 
@@ -75,7 +75,7 @@ struct Io {
     Output err{2, "standard error"};
     int in = 0;
     bool quiet = false;      // -q: errors only
-    bool overwrite = false;  // --overwrite: outputs may replace files that this program did not make
+    bool overwrite = false;  // --overwrite: outputs may replace files of other programs
 
     // "runnel: text\n" on stderr, unless quiet; control characters made visible.
     void note(std::string_view text) noexcept;
@@ -83,12 +83,12 @@ struct Io {
     void progress(std::string_view text) noexcept;
 };
 
-// A file opened to be read; "-" is `in`, which stays open. Throws UsageError when it cannot be opened (exit
-// code 2, as for a model that is not there), Interrupted when `stop` was asked for while a named pipe had no
-// writer.
+// A file opened for reading; "-" is `in`, which stays open. Throws UsageError if it cannot be
+// opened (exit code 2, as for a missing model), Interrupted if a stop was requested while it waited
+// for a named pipe's writer.
 class InputFile {
   public:
-    // May an output of the run replace it (gguf/read_files.h)?
+    // Whether an output of the run may replace it (gguf/read_files.h).
     enum class Replaceable { No, Yes };
     InputFile(const std::string &path, int in, const decode::StopRequest *stop = nullptr,
               Replaceable replaceable = Replaceable::No);
@@ -104,24 +104,24 @@ class InputFile {
     bool owned_;
 };
 
-// No text longer than this is taken: the tokenizers count in 32 bits.
+// The longest accepted text: the tokenizers count in 32 bits.
 inline constexpr size_t kLargestInput = (size_t{512} << 20) - 1;
 
-// All of a file ("-": of `in`). Throws UsageError when it cannot be opened (exit code 2, as for a model that
-// is not there), InputError when reading fails or it is 512 MiB or larger, Interrupted when the user asked
-// `stop` for it. (A deadline does not cut a prompt: what is generated for half a question helps nobody.)
+// Reads all of a file ("-": of `in`). Throws UsageError if it cannot be opened (exit code 2, as for a missing
+// model), InputError if reading fails or it is 512 MiB or larger, Interrupted if the user requested a stop.
+// (A deadline does not shorten a prompt: an answer to half of a question is useless.)
 std::string read_all(const std::string &path, int in, const decode::StopRequest *stop = nullptr,
                      InputFile::Replaceable replaceable = InputFile::Replaceable::No);
 
-// Is there something on `in` that was meant for us: a pipe or a file, not a terminal?
+// True if `in` is a pipe or a file, not a terminal.
 bool has_input(int in);
 
-// Waits up to `seconds` for `in` to have something to read or to end. False when it has not.
+// Waits up to `seconds` until `in` has data or ends. False on timeout.
 bool input_ready(int in, double seconds);
 
-// SIGINT requests a stop while this exists, then does again what it did before. With Repeated::Kills, a
-// second SIGINT ends the program at once. Where SIGINT is ignored (a job that a script put in the background)
-// it stays so. One at a time.
+// While this exists, SIGINT requests a stop; then its previous handler is restored. With Repeated::Kills, a
+// second SIGINT ends the program at once. If SIGINT is ignored (a background job of a script), it remains
+// ignored. At most one may exist.
 class InterruptScope {
   public:
     enum class Repeated { Kills, Ignored };

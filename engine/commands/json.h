@@ -1,4 +1,4 @@
-// JSON out, and what is read from it. Text from files and models need not be UTF-8: what is not becomes
+// Writes JSON. Text from files and models may be invalid UTF-8; invalid bytes become
 // U+FFFD.
 #pragma once
 

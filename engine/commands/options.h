@@ -1,4 +1,4 @@
-// What the command line says, as values. Filled by the options of the commands (cli/); names and meaning as in help.
+// The values of the commands' options. Set by the tables in cli/; names and meaning as in help.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ struct ModelOptions {
     std::string device = "auto";            // "cpu", "cuda", "cuda:N"
     std::string gpu_layers = "auto";        // "all" or a number
     bool cpu_moe = false;                   // all experts on the CPU,
-    std::optional<int64_t> cpu_moe_layers;  // or those of the first so many layers
+    std::optional<int64_t> cpu_moe_layers;  // or only those of the first N layers
     decode::CacheOptions cache;
 };
 
 struct GenerationFlags {
-    decode::SamplingOptions sampling;  // without seed and logit_bias, which stand below
+    decode::SamplingOptions sampling;  // without seed and logit_bias, which follow
     std::optional<uint64_t> seed;
     std::vector<std::string> logit_bias;  // "ID+B", "ID-B", "ID-inf"
     int64_t predict = -1;
@@ -39,7 +39,7 @@ struct GenerationFlags {
 };
 
 struct TemplateFlags {
-    std::optional<std::string> file, name;  // a template in place of the file's, or one of the file's by name
+    std::optional<std::string> file, name;  // a template instead of the file's, or the name of one of those
     std::optional<std::string> tools;       // a file with a JSON list of tool definitions
     std::vector<std::string> variables;     // "NAME=VALUE"
     bool given() const { return file || name || tools || !variables.empty(); }
@@ -56,11 +56,11 @@ struct StatsFlags {
 struct DraftFlags {
     std::string model;                // a draft model's file; empty: none
     std::string device = "auto";      // of the draft model,
-    std::string gpu_layers = "auto";  // and how much of it
+    std::string gpu_layers = "auto";  // and the number of its layers there
     bool lookup = false;
     int32_t self_layers = 0;
     int32_t most = 16, least = 0;
-    int32_t branches = 4;  // continuations side by side
+    int32_t branches = 4;  // alternative continuations
     float least_probability = 0;
     decode::DraftRule rule = decode::DraftRule::Same;
 };
@@ -77,21 +77,21 @@ struct RunOptions {
     TemplateFlags chat;
     bool raw = false, echo = false, json = false, show_thinking = false;
     Overflow overflow = Overflow::Error;
-    std::optional<std::string> prompt_cache;  // file of the prefilled prompt
+    std::optional<std::string> prompt_cache;  // file of a prefilled prompt
     int32_t samples = 1, beams = 1;           // not both above 1
 };
 
 struct BatchOptions {
     ModelOptions model;
     DraftFlags draft;
-    GenerationFlags generation;  // of rows that say nothing else
+    GenerationFlags generation;  // defaults of rows
     StatsFlags stats;
     std::optional<std::string> input, output;  // stdin and stdout
     std::optional<std::string> system, system_file;
     TemplateFlags chat;
-    bool lines = false;  // every line is a prompt, not JSON
+    bool lines = false;  // every line is a prompt instead of JSON
     bool raw = false, unordered = false, show_thinking = false;
-    bool resume = false, force = false;  // go on with the output; also where settings or rows differ
+    bool resume = false, force = false;  // continue the output file; also where settings or rows differ
     Overflow overflow = Overflow::Error;
     int32_t parallel = 32;
     Shard shard{1, 1};  // lines part, part + parts, ...
@@ -104,7 +104,7 @@ struct ChatOptions {
     StatsFlags stats;
     std::optional<std::string> system, system_file;
     TemplateFlags chat;
-    bool show_thinking = false;  // also where stdout is no terminal
+    bool show_thinking = false;  // also if stdout is not a terminal
     Overflow overflow = Overflow::Shift;
     std::string color = "auto";
 };
@@ -112,14 +112,14 @@ struct ChatOptions {
 struct InspectOptions {
     std::string path;
     bool json = false, tensors = false, arrays = false;
-    bool supported = false;  // what this program runs, instead of a file
+    bool supported = false;  // list what this program runs, instead of a file
     int64_t context = 0;     // of the memory plan; 0: the model's own
 };
 
 struct TemplateOptions {
     std::string path;                 // a GGUF file, or the text of a template
     std::optional<std::string> name;  // of a GGUF file's templates
-    std::optional<std::string> at;    // what strftime_now shows: "2025-06-01", "2025-06-01 12:30:00"
+    std::optional<std::string> at;    // date for strftime_now: "2025-06-01", "2025-06-01 12:30:00"
     bool jsonl = false;
 };
 
@@ -140,20 +140,20 @@ struct PerplexityOptions {
 
 struct BenchOptions {
     ModelOptions model;
-    DraftFlags draft;  // any: what drafts gain is measured, and nothing else
+    DraftFlags draft;  // if any is set, only the speedup by drafts is measured
     int32_t prompt = 512, generate = 128, repetitions = 5;
     std::vector<int32_t> depths = {0};
-    std::vector<int32_t> sequences;   // how many at a time, as `batch` runs them; none: no such test
-    bool text = false;                // the tokenizer and the chat template instead of the model
-    std::optional<std::string> file;  // with `text`: also this one
+    std::vector<int32_t> sequences;   // numbers of concurrent sequences, as in `batch`; empty: no such test
+    bool text = false;                // measure the tokenizer and the chat template instead of the model
+    std::optional<std::string> file;  // with `text`: also measure this file
     bool json = false;
 };
 
 struct DoctorOptions {
-    std::string path;  // empty: no model, weights of its own
+    std::string path;  // empty: no model, synthetic weights
     std::string device = "auto";
     int threads = 0;
-    bool quick = false;  // right or wrong only: nothing is measured
+    bool quick = false;  // only correctness, no measurements
     bool json = false;
 };
 

@@ -20,11 +20,11 @@ using decode::LogitsWriter;
 
 constexpr int32_t kDefaultContext = 512;
 
-// The chunks of the text, in one piece.
+// All chunks of the text, concatenated.
 std::vector<text::TokenId> text_tokens(const PerplexityOptions &options, const Engine &engine,
                                        int32_t context, const decode::StopRequest &stop, Io &io) {
     std::string text = read_all(options.file, io.in, &stop);
-    if (text.ends_with('\n')) text.pop_back();  // as llama.cpp reads prompts from files
+    if (text.ends_with('\n')) text.pop_back();  // llama.cpp also drops it from prompt files
     std::vector<text::TokenId> tokens = engine.tokenizer().encode(text);
     if (tokens.size() < 2 * static_cast<size_t>(context))
         throw InputError(gguf::printable(options.file, 4096) + " has " + std::to_string(tokens.size()) +
@@ -33,15 +33,15 @@ std::vector<text::TokenId> text_tokens(const PerplexityOptions &options, const E
     return tokens;
 }
 
-// With so many places behind the point, however large.
+// With this many decimal places, however large the number.
 std::string decimal(double value, int places) {
-    char text[512];  // the largest double has 309 digits in front of it
+    char text[512];  // the largest double has 309 digits before the point
     std::snprintf(text, sizeof text, "%.*f", places, value);
     return text;
 }
 
-// Perplexity by byte of the text instead of by token, which models with different vocabularies can be
-// compared by: exp of the scored tokens' total loss over the bytes that they stand for.
+// Perplexity per byte of the text instead of per token, to compare models with different vocabularies: exp of
+// the total loss of the scored tokens divided by their bytes.
 double per_byte(const decode::Perplexity &result, std::span<const text::TokenId> tokens, int32_t context,
                 const text::Tokenizer &tokenizer) {
     size_t bytes = 0;
@@ -80,7 +80,7 @@ Json summary_json(const decode::Perplexity &result, double by_byte) {
     return json;
 }
 
-// The size of the chunks: the base's, where there is one.
+// The size of the chunks: that of the base, if there is one.
 int32_t chunk_size(const PerplexityOptions &options, const std::optional<LogitsReader> &base) {
     if (base) {
         if (options.model.context > 0 && options.model.context != base->context())
@@ -93,7 +93,7 @@ int32_t chunk_size(const PerplexityOptions &options, const std::optional<LogitsR
     return static_cast<int32_t>(asked);
 }
 
-// A line on stderr that grows; ended also by what goes wrong, whose message is a line of its own.
+// A growing line on stderr. The destructor ends it, so that an error message starts on its own line.
 class ProgressLine {
   public:
     explicit ProgressLine(Io &io) : io_(io) {}

@@ -1,4 +1,4 @@
-// `inspect --supported`: what this program runs, and what it was compared with.
+// `inspect --supported`: lists what this program runs, and what it was compared with.
 #include <algorithm>
 #include <cstdio>
 
@@ -11,13 +11,13 @@
 namespace runnel::commands {
 namespace {
 
-// What families were compared with. Models of random F32 weights, the same file run by both: how far our
-// distributions are from the peer's.
+// The peers that families were compared with: models of random F32 weights, the same file run by both
+// programs; the distance between the two distributions.
 struct Verification {
     std::string_view family;  // an architecture, or one of its variants: "phi3, LongRoPE long"
     std::string_view peer;
     double mean_kl, largest_kl;  // nats per token
-    double same_top;             // share of tokens whose most likely successor is the same
+    double same_top;             // share of tokens with the same most probable next token
 };
 constexpr Verification kVerified[] = {
 #include "engine/commands/verified_families.inc"
@@ -70,7 +70,7 @@ std::string_view evidence_text(text::Evidence evidence) {
     return {};
 }
 
-// What differs from cutting by a pattern, merging, and no more.
+// Behavior of the tokenizer besides splitting by patterns and merging.
 std::string traits_of(const text::PreTokenizerKind &kind) {
     std::string traits;
     const auto add = [&](bool has, const char *what) {

@@ -1,4 +1,4 @@
-// Render a chat template: JSON in, text out.
+// Renders a chat template: JSON in, text out.
 #include <chrono>
 #include <cstdio>
 #include <ctime>
@@ -16,7 +16,7 @@ namespace {
 
 namespace jinja = text::jinja;
 
-// "2025-06-01", also with a time behind a blank or "T".
+// "2025-06-01", also with a time after a blank or "T".
 std::tm parse_date(const std::string &text) {
     int year = 0, month = 0, day = 0, hour = 0, minute = 0, second = 0, length = 0;
     char between = ' ';
@@ -35,7 +35,7 @@ std::tm parse_date(const std::string &text) {
     return whole;
 }
 
-// The file's templates are read as they are asked for: which one may depend on whether there are tools.
+// Selects the file's template for each row, because the choice may depend on the row's tools.
 class Source {
   public:
     Source(const TemplateOptions &options, Io &io) : options_(options) {
@@ -63,7 +63,7 @@ class Source {
         }
         return *parsed_;
     }
-    // Those that the row does not give itself.
+    // Adds the special tokens that the row does not define itself.
     void add_tokens(const Json &row, jinja::Variables &variables) const {
         for (const auto &[name, text] : tokens_)
             if (!row.contains(name)) variables.set_special(name, text);

@@ -12,7 +12,7 @@ namespace {
 constexpr std::string_view kPasteOn = "\x1b[?2004h", kPasteOff = "\x1b[?2004l", kColorOff = "\x1b[0m\n";
 constexpr std::array<int, 3> kEndings = {SIGTERM, SIGHUP, SIGQUIT};
 
-// What a handler needs: it has no other way to it.
+// The state that a signal handler needs.
 struct Found {
     int in = -1, out = -1;
     bool has_settings = false;
@@ -39,7 +39,7 @@ void uncolor_and_end(int number) {
     raise(number);
 }
 
-// What is ignored stays so.
+// An ignored signal remains ignored.
 void handle_endings(void (*handler)(int)) {
     Found &f = found();
     for (size_t i = 0; i < kEndings.size(); ++i) {

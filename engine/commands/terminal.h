@@ -1,5 +1,5 @@
-// What line editing changes about a terminal, and undoes whatever ends it; and text edited in another
-// program.
+// Terminal modes for line editing, restored however the program ends; and editing text in an external
+// editor.
 #pragma once
 
 #include <termios.h>
@@ -9,9 +9,9 @@
 
 namespace runnel::commands {
 
-// While this exists the terminal marks what is pasted ("bracketed paste"), and a signal that ends the program
-// (SIGTERM, SIGHUP, SIGQUIT) first gives the terminal back as it was found: an editor that dies in raw mode
-// leaves a shell that shows nothing of what is typed. One at a time.
+// While this exists, the terminal marks pasted text ("bracketed paste"), and a signal that ends the program
+// (SIGTERM, SIGHUP, SIGQUIT) first restores the terminal's original mode: after a line editor that dies in
+// raw mode, a shell does not echo. At most one may exist.
 class RawTerminal {
   public:
     RawTerminal(int in, int out);
@@ -20,8 +20,8 @@ class RawTerminal {
     RawTerminal &operator=(const RawTerminal &) = delete;
 };
 
-// While this exists, a signal that ends the program first turns the terminal's colors off. One at a time, and
-// not beside a RawTerminal.
+// While this exists, a signal that ends the program first turns off the terminal's colors. At most one may
+// exist, and not at the same time as a RawTerminal.
 class ColorScope {
   public:
     explicit ColorScope(int out);

@@ -1,4 +1,4 @@
-// Text to ids and back.
+// Converts text to token ids and back.
 #include <charconv>
 #include <limits>
 #include <optional>
@@ -30,7 +30,7 @@ std::string table_of(const std::vector<TokenId> &ids, const Tokenizer &tokenizer
     return lines;
 }
 
-// Numbers with anything of blanks, commas and brackets around them.
+// Numbers separated by any blanks, commas and brackets.
 std::vector<TokenId> parse_ids(std::string_view text, const Tokenizer &tokenizer) {
     std::vector<TokenId> ids;
     const char *at = text.data(), *const end = at + text.size();
@@ -50,7 +50,7 @@ std::vector<TokenId> parse_ids(std::string_view text, const Tokenizer &tokenizer
     return ids;
 }
 
-// Writes the answers to the lines before, should this one be no string.
+// Writes the pending answers before it throws for a line that is not a string.
 Json parse_line(const std::string &line, size_t number, const std::string &answers, Io &io) {
     std::string why;
     try {
@@ -63,8 +63,8 @@ Json parse_line(const std::string &line, size_t number, const std::string &answe
     throw InputError("line " + std::to_string(number) + " is not a JSON string" + why);
 }
 
-// A string per line in, an array per line out, as the lines come: what was read is answered before waiting
-// for more. Blank lines are skipped.
+// One JSON string per input line, one array of ids per output line. Answers are written before waiting for
+// more input. Blank lines are skipped.
 void tokenize_lines(int in, const std::string &before, const Tokenizer &tokenizer,
                     const text::EncodeOptions &how, Io &io) {
     constexpr size_t kPiece = 1 << 16;

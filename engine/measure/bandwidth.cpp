@@ -9,7 +9,7 @@
 namespace runnel::decode {
 namespace {
 
-// Thirty-two independent sums keep enough loads in flight; vectorized by the compiler.
+// Thirty-two independent sums keep enough loads in flight; the compiler vectorizes them.
 uint64_t read_all(const uint64_t *data, size_t words) {
     uint64_t sums[32] = {};
     for (size_t i = 0; i + 32 <= words; i += 32)
@@ -32,14 +32,14 @@ BandwidthMeter::SmallPages BandwidthMeter::small_pages(size_t words) {
 BandwidthMeter::BandwidthMeter(int threads, size_t bytes)
     : pool_(threads), words_(bytes / sizeof(uint64_t) / static_cast<size_t>(threads) / 32 * 32) {
     for (int i = 0; i < threads; ++i) parts_.push_back(small_pages(words_));
-    // Written by the thread that reads it, so that its pages are real and near.
+    // Each thread writes the memory that it will read, so that its pages exist and are on its NUMA node.
     pool_.run([&](int thread) noexcept {
         std::fill_n(parts_[static_cast<size_t>(thread)].get(), words_, 0x5bd1e995);
     });
 }
 
 double BandwidthMeter::read(int passes) {
-    std::atomic<uint64_t> sink{0};  // so that the reads are not optimized away
+    std::atomic<uint64_t> sink{0};  // keeps the reads from being optimized away
     const auto start = base::Clock::now();
     for (int pass = 0; pass < passes; ++pass)
         pool_.run([&](int thread) noexcept {

@@ -1,4 +1,4 @@
-// How fast this machine reads memory: the limit of decoding, measured.
+// Measures the memory read bandwidth of this machine, the limit of decoding.
 #pragma once
 
 #include <sys/mman.h>
@@ -12,16 +12,16 @@
 
 namespace runnel::decode {
 
-// Threads that together read memory of their own, each its part in order. The memory is touched before the
-// first measurement, in the smallest pages: weights are read in place from a mapped file, whose pages are
-// small. (In 2 MB pages the same loop may be a third faster.)
+// Threads that read memory, each its own part in order. The memory is written before the first measurement
+// and uses the smallest pages, like the mapped file from which weights are read in place. (With 2 MB pages
+// the same loop can be a third faster.)
 class BandwidthMeter {
   public:
     // threads >= 1. Throws std::bad_alloc.
     explicit BandwidthMeter(int threads, size_t bytes = size_t{512} << 20);
 
-    // Bytes per second of reading all the memory so many times. A machine with neighbors gives another
-    // figure every time: what is to be compared with it is measured right before or after.
+    // Bytes per second of `passes` reads of all the memory. On a shared machine the figure changes from
+    // moment to moment: measure right before or after what is compared with it.
     double read(int passes = 4);
 
   private:
@@ -33,7 +33,7 @@ class BandwidthMeter {
     static SmallPages small_pages(size_t words);
 
     kernels::cpu::Pool pool_;
-    size_t words_;  // of each thread
+    size_t words_;  // per thread
     std::vector<SmallPages> parts_;
 };
 

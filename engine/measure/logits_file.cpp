@@ -17,9 +17,9 @@ static_assert(std::endian::native == std::endian::little);
 
 constexpr std::string_view kMagic = "_logits_";
 constexpr size_t kHeader = 8 + 3 * sizeof(int32_t);
-constexpr size_t kScaleWords = 4;  // two floats in front of the codes
+constexpr size_t kScaleWords = 4;  // two floats before the codes
 constexpr int32_t kLargestContext = 1 << 24;
-constexpr float kRounding = 1e-3f;  // of a log-probability of 0, made from scale and min
+constexpr float kRounding = 1e-3f;  // error of a log-probability of 0 computed from scale and min
 
 size_t row_words(int32_t vocab) {
     return kScaleWords + (static_cast<size_t>(vocab) + 1) / 2 * 2;

@@ -1,4 +1,4 @@
-// The file of llama-perplexity's --kl-divergence-base: the log-probabilities of a model over a text.
+// The file format of llama-perplexity's --kl-divergence-base: the log-probabilities of a model over a text.
 //
 // Little-endian:
 //   "_logits_", i32 context, i32 vocab, i32 chunks, i32 tokens[chunks][context],
@@ -22,7 +22,7 @@ namespace runnel::decode {
 
 using text::TokenId;
 
-// The scored part of a chunk: the second half, without the last position, whose successor is in no chunk.
+// The scored part of a chunk: the second half, without the last position, whose next token is not in the chunk.
 inline int32_t first_scored(int32_t context) {
     return context / 2;
 }
@@ -30,35 +30,35 @@ inline int32_t scored_rows(int32_t context) {
     return context - 1 - first_scored(context);
 }
 
-// Compresses one row of logits. Returns u16s as they lie in the file: scale and min are the first four.
+// Compresses one row of logits to the u16s of the file; scale and min are the first four.
 void compress_row(std::span<const float> logits, std::vector<uint16_t> &row);
 
 class LogitsWriter {
   public:
-    // Throws gguf::WriteError, as do the others. `tokens`: chunks * context of them.
+    // Throws gguf::WriteError, as do the other functions. `tokens`: chunks * context of them.
     LogitsWriter(const std::filesystem::path &path, int32_t context, int32_t vocab,
                  std::span<const TokenId> tokens, bool overwrite = false);
-    void write(std::span<const float> logits);  // of the next scored position
-    void commit();                              // only now the file exists under its name
+    void write(std::span<const float> logits);  // logits of the next scored position
+    void commit();                              // the file appears under its name only now
 
   private:
     gguf::OutputFile file_;
     std::vector<uint16_t> row_;
 };
 
-// An untrusted file: its size, counts and token ids are checked when it is opened, rows when they are read.
+// Reads an untrusted file: checks its size, counts and token ids when it is opened, and rows when they are read.
 class LogitsReader {
   public:
-    // Throws DecodeError{BadInput} when it is no such file, truncated, or of a vocabulary that is not
-    // `vocab`.
+    // Throws DecodeError{BadInput} if the file has another format, is truncated, or
+    // has another vocabulary size.
     LogitsReader(const std::filesystem::path &path, int32_t vocab);
 
     int32_t context() const { return context_; }
     int32_t chunks() const { return chunks_; }
     std::span<const TokenId> tokens() const { return tokens_; }  // chunks() * context()
 
-    // The log-probabilities of the next scored position, none (but for rounding) above 0. Valid until the
-    // next call. Throws DecodeError{BadInput} for a row that cannot be one.
+    // The log-probabilities of the next scored position, all at most 0 (up to rounding). Valid until the next
+    // call. Throws DecodeError{BadInput} for an invalid row.
     std::span<const float> read();
 
   private:

@@ -40,7 +40,7 @@ PerplexityRun::PerplexityRun(Executor &executor, std::span<const TokenId> tokens
 bool PerplexityRun::step(const StopRequest *stop) {
     const auto chunk = tokens_.subspan(static_cast<size_t>(done_) * static_cast<size_t>(context_),
                                        static_cast<size_t>(context_));
-    std::vector<TokenId> fed(chunk.begin(), chunk.end() - 1);  // nothing is scored after the last
+    std::vector<TokenId> fed(chunk.begin(), chunk.end() - 1);  // nothing after the last token is scored
     if (bos_) fed[0] = *bos_;
     const size_t first = static_cast<size_t>(first_scored(context_)),
                  vocab = static_cast<size_t>(executor_->vocab());

@@ -1,10 +1,10 @@
 // Perplexity and Kullback-Leibler divergence of a text, as llama-perplexity defines them.
 //
-// The text's tokens are cut into chunks of `context` tokens (what is left over is dropped). Each chunk starts
-// with an empty cache; where the model begins texts with BOS, that replaces the chunk's first token. Scored
-// are the positions context/2 .. context-2, each on the token after it. With x_i = -log p(token), n of them:
+// The text's tokens are split into chunks of `context` tokens (a remainder is dropped). Each chunk starts with
+// an empty cache; if the model begins texts with BOS, BOS replaces the chunk's first token. The positions
+// context/2 .. context-2 are scored, each on the token after it. With x_i = -log p(token), n of them:
 //   perplexity = exp(mean x),   error = perplexity * sqrt((mean x^2 - (mean x)^2) / (n - 1))
-// Against a base (its log-probabilities in a file, logits_file.h), over the same positions:
+// Against a base (log-probabilities from a file, logits_file.h), over the same positions:
 //   KL = sum over ids with log p_base > -16 of p_base (log p_base - log p)
 #pragma once
 
@@ -24,26 +24,26 @@ struct Perplexity {
     int64_t tokens = 0;  // scored
     struct Divergence {
         double mean = 0, error = 0, largest = 0;
-        double same_top = 0;  // share of positions where both find the same token most probable
+        double same_top = 0;  // share of positions with the same most probable token
     };
     std::optional<Divergence> divergence;
 };
 
 class PerplexityRun {
   public:
-    // `tokens`: a multiple of `context` of them. `bos`: what every chunk begins with, if anything.
-    // `save` and `base` (at its first row, of the same context and tokens) may be null.
-    // Precondition: 4 <= context <= executor.context().
+    // `tokens`: a multiple of `context`. `bos`: the first token of every chunk, if any. `save` and `base`
+    // (positioned at its first row, with the same context and tokens) may be null. Precondition: 4 <=
+    // context <= executor.context().
     PerplexityRun(Executor &executor, std::span<const TokenId> tokens, int32_t context,
                   std::optional<TokenId> bos, LogitsWriter *save, LogitsReader *base);
 
     int64_t chunks() const { return static_cast<int64_t>(tokens_.size()) / context_; }
     int64_t done() const { return done_; }
 
-    // The next chunk. False when a stop was requested before its end. Precondition: done() < chunks().
+    // Runs the next chunk. Returns false if a stop was requested before its end. Precondition: done() < chunks().
     bool step(const StopRequest *stop = nullptr);
 
-    // Over the chunks done so far.
+    // The result over the chunks done so far.
     Perplexity result() const;
 
   private:

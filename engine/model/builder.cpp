@@ -21,8 +21,8 @@ std::string text_of(Size size) {
     return std::to_string(size.value) + " (" + std::string(size.keys) + ")";
 }
 
-// Weights that are no part of the computation: leftovers of old converters, layers for drafting (nextn) and
-// scales of activations for other programs.
+// Tensors that the computation does not need: leftovers of old converters, draft layers (nextn), and scales
+// of activations for other programs.
 bool ignorable(std::string_view name) {
     for (const std::string_view part : {".attn_rot_embd", ".nextn.", ".input_scale", ".attention.rotary_emb"})
         if (name.find(part) != std::string_view::npos) return true;
@@ -67,7 +67,7 @@ void Builder::check_shape(const gguf::Tensor &t, Size rows, Size cols) const {
 
 // Rows [first, first + rows) of a tensor whose shape is checked.
 WeightId Builder::add_rows(const gguf::Tensor &t, int64_t first, int64_t rows, int64_t cols, int64_t count) {
-    // Kernels load plain numbers directly; blocks may stand anywhere.
+    // Kernels load plain numbers directly, so these must be aligned; blocks may be at any address.
     const gguf::TypeTraits &type = gguf::traits(t.type);
     const size_t alignment = type.quantized ? 1 : type.block_bytes;
     if (reinterpret_cast<uintptr_t>(t.data) % alignment != 0)
@@ -76,7 +76,7 @@ WeightId Builder::add_rows(const gguf::Tensor &t, int64_t first, int64_t rows, i
     const std::byte *data = t.data + static_cast<size_t>(first) * gguf::row_bytes(t.type, cols);
     const Weight weight{std::string(t.name), t.type, rows, cols, data, count};
     const auto [known, added] = weight_ids_.try_emplace(data, static_cast<WeightId>(program_.weights.size()));
-    if (!added) {  // tensors may share their bytes, and not only with themselves
+    if (!added) {  // tensors may share their bytes with each other
         const Weight &other = program_.weights[static_cast<size_t>(known->second)];
         if (other.type == t.type && other.rows == rows && other.cols == cols && other.count == count)
             return known->second;
@@ -126,7 +126,7 @@ kernels::Linear Builder::split(const std::string &name, Size cols, bool bias_req
     int64_t first = 0;
     for (const Share &share : shares) {
         WeightId bias = kNoWeight;
-        if (has_bias) {  // its columns are the matrix's rows
+        if (has_bias) {  // one value per row of the matrix
             gguf::Tensor shifted = vector_tensor(name + ".bias");
             shifted.data += static_cast<size_t>(first) * sizeof(float);
             bias = add_rows(shifted, 0, 1, share.rows.value);
@@ -234,8 +234,9 @@ RopeScaling Builder::rope_scaling() const {
     return scaling;
 }
 
-// `rope_freqs`, or the long or short factors of LongRoPE (Ding et al. 2024): by whether the context in use is
-// longer than the one before extension. One choice for all positions, since cached keys keep theirs.
+// The divisors of `rope_freqs`, or the long or short factors of LongRoPE (Ding et al. 2024): long ones if
+// the context in use exceeds the original one. The choice is the same for all positions, because cached
+// keys are not rotated again.
 std::vector<float> Builder::rope_divisors(const RopeScaling &scaling) {
     const bool is_long = static_cast<double>(context_) > scaling.original_context;
     const std::string chosen = is_long ? "rope_factors_long.weight" : "rope_factors_short.weight";
@@ -253,7 +254,7 @@ std::vector<float> Builder::rope_divisors(const RopeScaling &scaling) {
 }
 
 int32_t Builder::add_rope(kernels::RopeTable table) {
-    // Each number by itself may make sense when together they do not: a tiny divisor and a tiny factor.
+    // Numbers that are valid alone can be invalid together: a tiny divisor and a tiny factor.
     const auto finite = [](double number) { return std::isfinite(number); };
     if (!finite(table.magnitude) || !std::all_of(table.inv_freq.begin(), table.inv_freq.end(), finite))
         metadata_.fail("rope.*", "together with the file's factors, these give rotations without end");
@@ -262,7 +263,7 @@ int32_t Builder::add_rope(kernels::RopeTable table) {
 }
 
 int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
-    // Families without rotations may have heads of any size.
+    // In families without RoPE, heads may have any size.
     if (hyper_.rope_dimensions == 0) metadata_.fail("rope.dimension_count", "0: nothing would be rotated");
     if (hyper_.rope_dimensions % 2 != 0)
         metadata_.fail("rope.dimension_count", std::to_string(hyper_.rope_dimensions) +

@@ -12,7 +12,7 @@ std::string prefix(int32_t layer) {
     return "blk." + std::to_string(layer) + ".";
 }
 
-// The sizes of a decoder's matrices, with the keys that they come from.
+// The sizes of a decoder's matrices, and the keys they come from.
 struct Sizes {
     Sizes(const HyperParameters &h, int64_t kv_heads)
         : width{h.embedding_length, "embedding_length"},
@@ -26,7 +26,7 @@ struct Sizes {
 
 class Decoder {
   public:
-    // width: of feed-forward networks; 0: feed_forward_length. kv_heads; 0: attention.head_count_kv
+    // width: of feed-forward networks; 0: feed_forward_length. kv_heads: 0: attention.head_count_kv
     Decoder(Builder &builder, const DecoderTraits &traits, int64_t width = 0, int32_t kv_heads = 0)
         : b_(builder),
           h_(builder.hyper()),
@@ -152,7 +152,7 @@ void Decoder::branch(int32_t i, bool feeds, const Branch &way) {
 void Decoder::norm(const std::string &name, Slot in, Slot out, Slot add) {
     b_.add(Norm{.in = in,
                 .out = out,
-                // (A converter forgot the suffix of Falcon-H1's.)
+                // (Files of Falcon-H1 lack the suffix, because of a converter's error.)
                 .weight = b_.vector(b_.has(name) ? name : name + ".weight", size_.width),
                 .eps = h_.norm_epsilon,
                 .kind = t_.norm,
@@ -214,7 +214,7 @@ void Decoder::own_layer_norm(const std::string &tensor, Slot slot, int32_t heads
                 .parts = heads});
 }
 
-// The weights of a norm that has none.
+// A vector of ones, for norms without weights.
 WeightId Decoder::ones() {
     if (ones_ == kNoWeight)
         ones_ = b_.constant("ones", std::vector<float>(static_cast<size_t>(h_.key_length), 1.0f), 1, 1,

@@ -1,8 +1,8 @@
-// The decoder block that most families share, as a description: how a family differs from
+// The decoder block that most families share. Its base form is
 //   h = x + Wo Attention(N x);  y = h + Wdown (act(Wgate N h) * Wup N h)
-// is a table of facts, and emit_decoder() writes the steps. Tensors that files may hold in two forms are
-// found by their presence: attn_qkv (Q, K and V rows in one matrix), ffn_up with twice the rows and no
-// ffn_gate (gate rows first), output.weight (else the embeddings are used).
+// A family describes its differences in a DecoderTraits, and emit_decoder() writes the steps. Two variants of
+// tensors are recognized by their presence: attn_qkv (Q, K and V rows in one matrix), ffn_up with twice the
+// rows and no ffn_gate (gate rows first). Without output.weight the embeddings are used.
 #pragma once
 
 #include <functional>
@@ -21,7 +21,7 @@ struct Branch {
 };
 
 struct DecoderTraits {
-    // How attention A and the feed-forward network F join the residual stream x; N are norms.
+    // How attention A and the feed-forward network F are added to the residual stream x; N are norms.
     enum class Block {
         PreNorm,   // h = x + A(N x);     y = h + F(N h)
         PostNorm,  // h = x + N A(x);     y = h + N F(h)
@@ -31,12 +31,12 @@ struct DecoderTraits {
     enum class HeadNorm {
         None,
         PerHead,           // RMS norm of each q and k head, weights shared by the heads, before RoPE
-        PerHeadAfterRope,  // the same behind RoPE
+        PerHeadAfterRope,  // the same after RoPE
         WholeRow,          // RMS norm of all q heads together, and of all k heads
-        OwnLayerNorm,      // layer norm of each head with weights of its own, [head size][heads]
-        PlainAfterRope,    // RMS norm of each head without weights behind RoPE, on layers that have RoPE
+        OwnLayerNorm,      // layer norm of each head with its own weights, [head size][heads]
+        PlainAfterRope,    // RMS norm of each head without weights, after RoPE, on layers that have RoPE
     };
-    enum class Biases { WhenPresent, Qkv, All };  // which of the matrices' biases must be there
+    enum class Biases { WhenPresent, Qkv, All };  // which of the matrices' biases are required
 
     std::optional<kernels::RopeTable::Pairs> pairs = {};  // none: no RoPE
     Block block = Block::PreNorm;
@@ -48,48 +48,48 @@ struct DecoderTraits {
     bool gated = true;               // false: F(x) = Wdown act(Wup x)
     bool learned_positions = false;  // position_embd.weight is added to the embeddings
 
-    // Names of the norms' tensors, without ".weight". ffn_norm = "": F reads what A reads (Parallel only).
+    // Names of the norms' tensors, without ".weight". ffn_norm = "": F shares A's norm (Parallel only).
     std::string attn_norm = "attn_norm", attn_post_norm = "post_attention_norm";
     std::string ffn_norm = "ffn_norm", ffn_post_norm = "post_ffw_norm";
     std::string output_norm = "output_norm";
-    bool one_half = false;  // a layer is what stands in the place of attention, and nothing else
+    bool one_half = false;  // a layer consists of the attention half only
 
-    // Layers are of two kinds when `full` is not empty: full[layer] or not.
+    // If `full` is not empty, layers are of two kinds: full[layer] or not.
     std::vector<bool> full = {};
-    int64_t window = 0;  // of the layers that are not full (all, if `full` is empty); 0: none
+    int64_t window = 0;  // of layers that are not full (all layers if `full` is empty); 0: none
     kernels::Attention::Window window_kind = kernels::Attention::Window::Sliding;
     bool rope_on_full = true;
-    // Base of the rotations on layers that are not full, which then are not scaled.
+    // RoPE base of the layers that are not full; if set, their frequencies are not scaled.
     std::optional<double> window_rope_base = {};
 
-    double attention_scale = 0;  // 0: 1 / sqrt(head size); `attention.scale` in a file is stronger
+    double attention_scale = 0;  // 0: 1 / sqrt(head size); the file's `attention.scale` takes precedence
     double attention_softcap = 0, logit_softcap = 0;  // 0: none
     double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
-    kernels::Attention::Temperature temperature = {};  // of full layers (all, if `full` is empty)
+    kernels::Attention::Temperature temperature = {};  // of full layers (all layers if `full` is empty)
 
-    // Emits the attention half of a layer in place of the usual one.
+    // Emits the attention half of a layer instead of the usual one.
     std::function<void(Builder &, int32_t layer, const Branch &)> attention = {};
-    // Emits the feed-forward half of a layer in place of the dense one.
+    // Emits the feed-forward half of a layer instead of the dense one.
     std::function<void(Builder &, int32_t layer, const Branch &)> feed_forward = {};
-    // Emit what comes behind the embeddings, and behind a layer; x: the residual stream.
+    // Emit steps after the embeddings, and after a layer; x: the residual stream.
     std::function<void(Builder &, kernels::Slot x)> after_embeddings = {};
     std::function<void(Builder &, int32_t layer, kernels::Slot x)> after_layer = {};
 };
 
 void emit_decoder(Builder &builder, const DecoderTraits &traits);
 
-// The attention half of a layer, as emit_decoder() writes it, rotated by ropes[rope] (-1: not); kv_heads: 0 for
-// attention.head_count_kv.
+// The attention half of a layer, as emit_decoder() writes it, rotated by ropes[rope] (-1: not rotated).
+// kv_heads: 0: attention.head_count_kv.
 void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
                     int32_t rope, int32_t kv_heads = 0);
 
-// The dense feed-forward half of a layer, of `width` (0: feed_forward_length) hidden units.
+// The dense feed-forward half of a layer with `width` (0: feed_forward_length) hidden units.
 void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
                        int64_t width = 0);
 
-// Which layers are full when every `period`-th one is (the last of each period), unless the file says it
-// itself: `attention.sliding_window_pattern` is a period, or an array that is true on window layers. Period
-// 0: none.
+// Which layers are full. The default is the last of every `period` layers (0: none). The file's
+// `attention.sliding_window_pattern` takes precedence: a period, or an array that is true for window
+// layers.
 std::vector<bool> full_layers(const Builder &builder, int64_t period);
 
 // The factors of Granite's embeddings, branches and logits (families/granite.cpp).

@@ -25,7 +25,7 @@ class ExpertLayer {
           experts_{b_.metadata().required_integer("expert_count", 1, kMaxExperts), "expert_count"},
           width_{b_.hyper().embedding_length, "embedding_length"} {}
 
-    // The router, the experts, the shared expert.
+    // Emits the router, the experts and the shared expert.
     void emit(const Branch &branch) {
         const Slot logits = b_.slot("router", experts_.value);
         b_.add(Linear{t_.router_in == kNoSlot ? branch.in : t_.router_in,
@@ -82,7 +82,7 @@ Routing ExpertLayer::routing(float scale) const {
             break;
     }
     r.selection_bias = b_.optional_vector(prefix_ + "exp_probs_b.bias", experts_);
-    // DeepSeek-V2 takes a group by its best expert, V3, which has the bias, by its two best.
+    // DeepSeek-V2 scores a group by its best expert; V3, which has the bias, by the sum of its two best.
     r.group_best = r.selection_bias == kNoWeight ? 1 : 2;
     r.groups = static_cast<int32_t>(m.integer("expert_group_count", 0, experts_.value).value_or(1));
     r.groups_used =
@@ -107,8 +107,8 @@ void ExpertLayer::check_groups(const Routing &r) const {
         m.fail("expert_group_used_count", "leaves fewer experts than expert_used_count");
 }
 
-// Files without a key for it mean feed_forward_length, which some old ones give for all chosen experts
-// together.
+// Files without a key for the width use feed_forward_length; in some old files that is the
+// total of all chosen experts.
 Size ExpertLayer::hidden_width(const std::string &down) const {
     const Metadata &m = b_.metadata();
     const char *key = "expert_feed_forward_length", *dense = "feed_forward_length";
@@ -154,7 +154,7 @@ WeightId ExpertLayer::biases(const std::string &name, Size rows) {
     return b_.has(name + ".bias") ? b_.flat_vector(name + ".bias", experts_, rows) : kNoWeight;
 }
 
-// A mixture of one expert when a gate goes with it, otherwise a dense network.
+// A shared expert with a gate is a mixture of one expert; without one, a dense network.
 void ExpertLayer::shared(const Branch &branch) {
     const std::string gate_name = prefix_ + "ffn_gate_shexp.weight",
                       up_name = prefix_ + "ffn_up_shexp.weight";
@@ -191,7 +191,7 @@ void ExpertLayer::shared(const Branch &branch) {
     b_.add(Linear{gated, {{down, kNoWeight, branch.out, branch.add, branch.scale}}});
 }
 
-// Layers [first, ...) of which every step-th (the last of each) has experts.
+// True for the last of every interleave_moe_layer_step layers, after the leading dense ones.
 bool layer_has_experts(const Builder &b, int32_t layer) {
     const Metadata &m = b.metadata();
     const int64_t first = m.integer("leading_dense_block_count", 0, INT32_MAX).value_or(0),

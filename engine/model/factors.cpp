@@ -26,7 +26,7 @@ class Factors {
     Factors(const gguf::File &file, Builder &builder)
         : file_(&file), builder_(&builder), program_(&builder.program()) {}
 
-    // 1 when the file has none.
+    // The factor of a weight; 1 if the file has none.
     float of(WeightId weight) {
         std::string name = program_->weights[static_cast<size_t>(weight)].name;
         if (!name.ends_with(kMatrix)) return 1;
@@ -42,7 +42,7 @@ class Factors {
         return factor;
     }
 
-    // A bias that comes out right when it is multiplied together with the matrix.
+    // The bias divided by the factor, so that multiplying both matrix and bias restores it.
     WeightId divided(WeightId bias, float factor) {
         if (bias == kernels::kNoWeight || factor == 1) return bias;
         kernels::Weight w = program_->weights[static_cast<size_t>(bias)];
@@ -83,10 +83,10 @@ void apply_factors(const gguf::File &file, Builder &builder) {
                                multiply(part.weight, part.scale, part.bias);
                        },
                        [&](kernels::Logits &s) { multiply(s.weight, s.scale, s.bias); },
-                       // No factor is one number for all matrices of these: the file's are left over.
+                       // One factor cannot serve several matrices: the file's remain unused.
                        [](kernels::HeadLinear &) {},
                        [](kernels::Experts &) {},
-                       // Without matrices.
+                       // Steps without matrices.
                        [](kernels::Norm &) {},
                        [](kernels::Copy &) {},
                        [](kernels::Attention &) {},

@@ -1,4 +1,4 @@
-// The table of model families. A new one is a file beside llama.cpp and a line in families.cpp.
+// The table of model families. A new family is a file in families/ and a line in families.cpp.
 #pragma once
 
 #include <span>
@@ -11,17 +11,17 @@ namespace runnel::model {
 struct Family {
     std::string_view architecture;  // general.architecture
     void (*emit)(Builder &);        // writes the whole program
-    // Layers may have different sizes: attention.head_count_kv and feed_forward_length may be arrays.
+    // Layers may differ in size: attention.head_count_kv and feed_forward_length may be arrays.
     bool layers_differ = false;
-    // Some layers have no attention, or no feed-forward network: those arrays and keys may be 0.
+    // Some layers have no attention, or no feed-forward network: entries of those arrays may be 0.
     bool recurrent = false;
 };
 
 std::span<const Family> families();
 const Family *find_family(std::string_view architecture);  // null for an unknown one
 
-// Architectures of kinds that this build does not compute: hybrids and state spaces that it does not know, and
-// what is no decoder. Known by name so that the message can say so; empty if `architecture` is none.
+// The kind of a known architecture that this build does not compute (hybrids and state-space models, models
+// that are no decoders), for the error message; empty if unknown.
 std::string_view other_kind(std::string_view architecture);
 
 void emit_qwen35(Builder &);

@@ -12,7 +12,7 @@ namespace {
 
 using namespace kernels;
 
-// Without what the steps do not use: it would be room in the cache, or on the device.
+// Removes what the steps do not use: it would take memory in the cache or on the device.
 void drop_unused(Program &program) {
     size_t cached = 0;
     for (const Step &step : program.steps)
@@ -35,7 +35,7 @@ Program first_layers(const Program &program, int32_t layers) {
         throw ModelError("the model has " + std::to_string(all.count) +
                          " layers: its first ones, to draft with, can be 1 to " +
                          std::to_string(all.count - 1));
-    size_t begin = program.steps.size(), end = 0;  // of the steps that are left out
+    size_t begin = program.steps.size(), end = 0;  // range of the steps to remove
     for (size_t i = 0; i < program.steps.size(); ++i) {
         const int32_t layer = all.of_step[i];
         if (layer >= layers) begin = std::min(begin, i);

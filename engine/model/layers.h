@@ -10,8 +10,8 @@ namespace runnel::model {
 
 struct Layers {
     int32_t count = 0;
-    // For every step the number of its layer: -1 in front of the first layer (the embedding), `count` behind
-    // the last one (the output).
+    // The layer number of every step: -1 before the first layer (the embedding), `count`
+    // after the last (the output).
     std::vector<int32_t> of_step;
 };
 

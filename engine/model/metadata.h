@@ -1,4 +1,4 @@
-// Typed, range-checked reading of a model's keys. Every error names the file's key and what was expected.
+// Typed, range-checked access to a model's keys. Every error names the key and what was expected.
 #pragma once
 
 #include <cfloat>
@@ -13,7 +13,7 @@
 
 namespace runnel::model {
 
-// The path of a file as messages name it: printable, whatever it is.
+// The path of a file, made printable for messages.
 std::string name_of(const gguf::File &file);
 
 class Metadata {
@@ -22,11 +22,11 @@ class Metadata {
 
     const std::string &architecture() const { return architecture_; }
 
-    // Keys are given without the architecture prefix ("attention.head_count"). Absent: nullopt. Present but
-    // of another type or out of [low, high]: ModelError. An array whose entries are all equal counts as one
-    // number. A real number is finite, also as a float.
+    // Keys are given without the architecture prefix ("attention.head_count"). nullopt if the key is absent;
+    // ModelError if it has another type or is out of [low, high]. An array of equal entries counts as one
+    // number. A real number must be finite, also as a float.
     std::optional<int64_t> integer(std::string_view key, int64_t low, int64_t high) const;
-    // One number for each of `layers` layers: a number stands for all, an array has as many entries.
+    // One number for each of `layers` layers, from an array of that length or one number for all.
     std::optional<std::vector<int64_t>> integers(std::string_view key, int64_t layers, int64_t low,
                                                  int64_t high) const;
     std::optional<double> real(std::string_view key, double low = -FLT_MAX, double high = FLT_MAX) const;

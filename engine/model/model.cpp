@@ -9,7 +9,7 @@
 namespace runnel::model {
 namespace {
 
-// Limits far above any known model, low enough that products of a few of them fit in 64 bits.
+// Limits far above any known model, and low enough that products of a few of them fit in 64 bits.
 constexpr int64_t kMaxWidth = 1 << 20, kMaxLayers = 4096, kMaxHeads = 4096, kMaxHeadDim = 1024,
                   kMaxContext = 1 << 28;
 
@@ -24,7 +24,7 @@ int64_t vocabulary_rows(const gguf::File &file) {
     return tokens && tokens->type() == gguf::ValueType::Array ? static_cast<int64_t>(tokens->size()) : 0;
 }
 
-// One number for the whole model: of families whose layers may differ, the largest.
+// One number for the whole model; in families whose layers may differ, the largest.
 std::optional<int64_t> of_all_layers(const Metadata &m, std::string_view key, int64_t layers, int64_t low,
                                      int64_t high) {
     const Family *family = find_family(m.architecture());
@@ -43,16 +43,16 @@ HyperParameters read_hyper_parameters(const gguf::File &file) {
     h.context_length = m.required_integer("context_length", 1, kMaxContext);
     h.embedding_length = m.required_integer("embedding_length", 1, kMaxWidth);
     h.block_count = static_cast<int32_t>(m.required_integer("block_count", 1, kMaxLayers));
-    // The last layers of some files draft tokens for the others and are no part of the model itself.
+    // The last layers of some files draft tokens for speculative decoding and are not part of the model itself.
     h.draft_layers =
         static_cast<int32_t>(m.integer("nextn_predict_layers", 0, h.block_count - 1).value_or(0));
     h.block_count -= h.draft_layers;
-    // Models with nothing but experts may tell only their width.
+    // Models in which all layers have experts may give only the experts' width.
     const auto expert_width = m.integer("expert_feed_forward_length", 0, kMaxWidth);
     const int64_t layers = int64_t{h.block_count} + h.draft_layers;
     const auto width = of_all_layers(m, "feed_forward_length", layers, 0, kMaxWidth);
     const Family *family = find_family(h.architecture);
-    const bool recurrent = family && family->recurrent;  // attention and networks are for some layers only
+    const bool recurrent = family && family->recurrent;  // some layers have no attention or no network
     h.feed_forward_length = width.value_or(0) > 0 || recurrent ? width.value_or(0)
                             : expert_width.value_or(0) > 0
                                 ? *expert_width

@@ -26,7 +26,7 @@ class Mixer {
     }
     std::string name(const std::string &tensor) const { return prefix_ + tensor; }
 
-    // Columns [first, first + count) of a convolution over `channels` of them.
+    // A convolution of columns [first, first + count) out of `channels`.
     void conv(const std::string &tensor, Size taps, Size channels, int64_t first, int64_t count, bool silu,
               Slot in, Slot out) {
         const std::string full = name(tensor);
@@ -51,7 +51,7 @@ class Mixer {
     }
     Size taps() const { return size("ssm.conv_kernel", 2, kMaxTaps); }
 
-    // x / |x| * scale of each of `heads` pieces.
+    // x / |x| * scale for each of `heads` slices.
     void unit(Slot slot, int32_t heads, int64_t dims, double scale) {
         const auto n = static_cast<double>(dims);
         b_.add(Norm{.in = slot,
@@ -142,7 +142,7 @@ class GatedDelta : Mixer {
         linear.parts.push_back(part("attn_gate", values_, z_));
         b_.add(linear);
     }
-    // Files of old converters: [q k v z] by key head.
+    // The layout of old converters: [q k v z] per key head.
     void interleaved(Slot in) {
         const int64_t shared = heads_.value / key_heads_.value * value_dims_, d = dims_.value,
                       stride = 2 * d + 2 * shared;
@@ -287,7 +287,7 @@ class Mamba : Mixer {
     }
 
   private:
-    // With weights for all three or for none.
+    // The weights exist for all three or for none.
     void norm(const std::string &tensor, Slot slot, Size size) {
         const bool weighted = b_.has(name("ssm_dt_norm.weight")) || b_.has(name("ssm_b_norm.weight"));
         if (!weighted && !b_.metadata().boolean("ssm.dt_b_c_rms").value_or(false)) return;
@@ -296,7 +296,7 @@ class Mamba : Mixer {
                     .weight = weighted ? b_.vector(name(tensor + ".weight"), size) : kNoWeight,
                     .eps = b_.hyper().norm_epsilon});
     }
-    // The file has them by channel.
+    // The rates as [n][channels]; the file stores them by channel.
     WeightId rates() {
         const std::vector<float> by_channel = b_.values(name("ssm_a"), inner_, state_);
         std::vector<float> by_state(by_channel.size());

@@ -7,12 +7,12 @@
 namespace runnel::model {
 namespace {
 
-// Pair index (fractional) that turns `turns` times within the original context.
+// The (fractional) index of the pair that rotates `turns` times within the original context.
 double yarn_correction(int32_t dimensions, double context, double turns, double base) {
     return dimensions * std::log(context / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));
 }
 
-// Share of the unscaled frequency that pair j keeps: 1 for fast pairs, 0 for slow ones.
+// The share of the unscaled frequency that pair j keeps: 1 for fast pairs, 0 for slow ones.
 double yarn_mix(const RopeScaling &s, int32_t dimensions, double base, int32_t j) {
     const double low =
         std::max(0.0, std::floor(yarn_correction(dimensions, s.original_context, s.beta_fast, base)));

@@ -11,8 +11,8 @@ namespace runnel::model {
 struct RopeScaling {
     enum class Kind { None, Linear, Yarn };
     Kind kind = Kind::None;
-    double factor = 1;            // s: the context grew s times
-    double original_context = 0;  // YaRN: context the model was trained with before scaling
+    double factor = 1;            // s: the context was extended s times
+    double original_context = 0;  // YaRN: training context before scaling
     double beta_fast = 32, beta_slow = 1;
     double extrapolation = 1;     // YaRN's ext_factor: 0 turns the ramp off
     double attention_factor = 1;  // multiplies the magnitude

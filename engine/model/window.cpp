@@ -16,7 +16,7 @@ static void narrow(Attention &step, int32_t window, int32_t sinks) {
     step.window = window;
     step.sink_cells = sinks;
 }
-// These look at no other cells.
+// Steps without a cache: unchanged.
 static void narrow(Embed &, int32_t, int32_t) {}
 static void narrow(Norm &, int32_t, int32_t) {}
 static void narrow(Linear &, int32_t, int32_t) {}
@@ -31,9 +31,9 @@ static void narrow(SelectiveScan &, int32_t, int32_t) {}
 static void narrow(Logits &, int32_t, int32_t) {}
 
 void impose_window(kernels::Program &program, int32_t window, int32_t sinks) {
-    std::vector<std::pair<int32_t, int32_t>> groups;  // window and sinks of each
+    std::vector<std::pair<int32_t, int32_t>> groups;  // window and sinks per group
     const auto regroup = [&](const CacheUse &use) {
-        if (!use.appends) return;  // in the group of the layer whose keys it reads
+        if (!use.appends) return;  // stays in the group of the layer whose keys it reads
         const std::pair reach{use.window, use.sink_cells};
         const auto known = std::find(groups.begin(), groups.end(), reach);
         program.cache_layers[static_cast<size_t>(use.cache)].group =

@@ -6,8 +6,8 @@
 namespace runnel::text {
 namespace {
 
-// GPT-2's bytes_to_unicode: printable Latin-1 stands for itself, the other 68 bytes, in ascending order, for
-// U+0100 onwards.
+// GPT-2's bytes_to_unicode: printable Latin-1 maps to itself, the other 68 bytes, in ascending order, to
+// U+0100 and the code points after it.
 constexpr bool is_itself(uint32_t byte) {
     return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
@@ -113,8 +113,8 @@ BytePairEncoder::BytePairEncoder(const gguf::File &file, const Vocabulary &vocab
         std::string spelled;
         append_character(spelled, kAlphabet.character[byte]);
         const TokenId id = vocabulary.find(spelled);
-        // DeepSeek Coder lacks the bytes that never occur in UTF-8; its user-defined "\u00F5" is not byte
-        // 0xF5.
+        // DeepSeek Coder lacks the bytes that never occur in UTF-8, and its user-defined
+        // "\u00F5" is not byte 0xF5.
         const bool is_byte = id != kNoToken && vocabulary.type(id) == TokenType::Normal;
         byte_tokens_[byte] = is_byte ? id : kNoToken;
     }

@@ -1,5 +1,5 @@
-// Byte-level BPE (`tokenizer.ggml.model` = "gpt2"): every byte has a token, words come from a pre-tokenizer,
-// and inside a word tokens are merged in the order of the file's list.
+// Byte-level BPE (`tokenizer.ggml.model` = "gpt2"): every byte has a token, a pre-tokenizer splits the text
+// into words, and within a word tokens are merged in the order of the file's list.
 #pragma once
 
 #include <array>
@@ -17,25 +17,25 @@ namespace runnel::text {
 
 class BytePairEncoder {
   public:
-    // Throws TokenizerError. Bytes without a token become `unknown`. If that is kNoToken, ASCII is dropped, as
-    // the models' own tokenizers do (Falcon has no tokens for control characters), and other bytes, which
-    // cannot be UTF-8 then, become U+FFFD.
+    // Throws TokenizerError. Bytes without a token become `unknown`. If that is kNoToken, ASCII bytes are
+    // dropped, as the models' own tokenizers do (Falcon has no tokens for control characters), and other
+    // bytes, which cannot be valid UTF-8 then, become U+FFFD.
     BytePairEncoder(const gguf::File &file, const Vocabulary &vocabulary, const PreTokenizerKind &kind,
                     Conventions conventions, TokenId unknown);
 
-    // What one call of Tokenizer::encode needs; the text fragments must outlive it.
+    // The state of one call of Tokenizer::encode; the text fragments must outlive it.
     struct Session {
         explicit Session(size_t text_bytes) : cache(text_bytes) {}
         MergeScratch scratch;
         WordCache cache;
         std::string spelled;
-        std::deque<std::string> normalized;  // the words in the cache are parts of these
+        std::deque<std::string> normalized;  // the keys of the word cache point into these
     };
     void encode(const Vocabulary &vocabulary, std::string_view text, Session &session,
                 std::vector<TokenId> &output) const;
 
-    // The bytes that a piece spells: GPT-2 writes each byte as one printable character. Characters that stand
-    // for no byte are kept as they are.
+    // The bytes of a piece: GPT-2 writes each byte as one printable character. Characters that map to
+    // no byte are kept unchanged.
     static std::string bytes_of(std::string_view piece);
 
   private:
@@ -50,7 +50,7 @@ class BytePairEncoder {
     MergeTable merges_;
     std::array<TokenId, 256> byte_tokens_;
     bool has_unknown_;                  // the vocabulary has an unknown token
-    std::vector<TokenId> unspellable_;  // what a byte becomes that has no token
+    std::vector<TokenId> unspellable_;  // the replacement for a byte without a token
     bool ignores_merges_, normalizes_;
 };
 

@@ -9,10 +9,10 @@ namespace runnel::text {
 namespace {
 
 const std::string kKey = "tokenizer.ggml.precompiled_charsmap";
-constexpr size_t kMaxBytes = size_t{1} << 26;  // a hundred times the largest known
-constexpr size_t kLongestKey = 512;            // bytes; the longest known has some 30
+constexpr size_t kMaxBytes = size_t{1} << 26;  // a hundred times the largest known table
+constexpr size_t kLongestKey = 512;            // bytes; the longest known has about 30
 
-// --- a unit of the double array
+// --- units of the double array
 
 bool has_value(uint32_t unit) {
     return unit >> 8 & 1;
@@ -20,7 +20,7 @@ bool has_value(uint32_t unit) {
 uint32_t value_of(uint32_t unit) {
     return unit & 0x7fffffff;
 }
-// The highest bit is set in units that hold a value: those are no byte's.
+// The highest bit marks units that hold a value; they match no byte.
 uint32_t label_of(uint32_t unit) {
     return unit & 0x800000ff;
 }
@@ -66,8 +66,8 @@ std::optional<Charsmap> Charsmap::load(const gguf::File &file) {
     return map;
 }
 
-// A trie of a damaged file may lead anywhere: what is outside ends the search, and so does a path longer than
-// any key that there is a use for.
+// The trie of a damaged file can lead anywhere: an index out of range ends the search, and so does a path
+// longer than any useful key.
 Charsmap::Match Charsmap::longest_match(std::string_view text) const {
     Match longest;
     uint32_t node = offset_of(units_[0]);

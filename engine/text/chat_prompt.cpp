@@ -44,7 +44,7 @@ jinja::Value content(const std::string &text) {
     return jinja::Value::string(jinja::MarkedText(text, jinja::Origin::Content));
 }
 
-// The system message in front of what the first user says.
+// Puts the system message in front of the first user message.
 std::vector<Message> with_system_merged(std::span<const Message> messages) {
     std::vector<Message> merged(messages.begin() + 1, messages.end());
     const auto first =
@@ -108,8 +108,8 @@ ChatPrompt::ChatPrompt(const gguf::File &file, const Tokenizer &tokenizer, ChatP
         generation_prompt_ = shape->generation_prompt;
 }
 
-// Whether it can be interpreted at all: a plain question comes out of it, or is refused in the template's own
-// words.
+// Whether the template can be interpreted: it renders a plain question, or rejects it with
+// raise_exception().
 bool ChatPrompt::try_template(std::string_view source) {
     try {
         template_ = jinja::Template::parse(source);

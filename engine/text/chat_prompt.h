@@ -1,6 +1,6 @@
-// A conversation as the text that a model wants to see: by the chat template of its file, which is
-// interpreted (jinja/). Where a file has none, or one that cannot be interpreted, the shape of the template
-// is recognized (chat_template.h), or a common one is taken, and note() says so.
+// Renders a conversation as the text that a model expects, with the chat template of its file, which is
+// interpreted (jinja/). If a file has none, or one that cannot be interpreted, the template's shape is
+// recognized (chat_template.h), or a common shape is used, and note() says so.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -24,36 +24,36 @@ struct NamedTemplate {
     std::string_view source;  // in the file's mapping
 };
 std::vector<NamedTemplate> chat_templates(const gguf::File &file);
-// By its name; without one, tool_use where there are tools and the file has it, otherwise default, otherwise
-// the first. Null when there is none.
+// The template of this name. Without a name: tool_use if there are tools and the file has it, otherwise
+// default, otherwise the first. Null if there is none.
 const NamedTemplate *choose_template(std::span<const NamedTemplate> templates, std::string_view name,
                                      bool has_tools);
 
 struct ChatPromptOptions {
-    std::optional<std::string> source{};  // a template in place of the file's
-    std::optional<std::string> name{};    // of one of the file's templates
+    std::optional<std::string> source{};  // a template instead of the file's
+    std::optional<std::string> name{};    // the name of one of the file's templates
     nlohmann::ordered_json tools{};       // a list of definitions, or null
-    nlohmann::ordered_json variables{};   // an object of what else the template may ask for, or null
+    nlohmann::ordered_json variables{};   // an object of further variables for the template, or null
     jinja::RenderOptions render{};
 };
 
 class ChatPrompt {
   public:
-    // File and tokenizer must outlive it. Throws jinja::TemplateError for options.source that is not a
+    // File and tokenizer must outlive it. Throws jinja::TemplateError if options.source is not a valid
     // template, std::out_of_range for a name that the file does not have.
     ChatPrompt(const gguf::File &file, const Tokenizer &tokenizer, ChatPromptOptions options = {});
 
-    // There is a template, of the file or given; it may not be one that could be interpreted.
+    // Whether there is a template, in the file or given; it may be one that cannot be interpreted.
     bool has_template() const { return has_template_; }
-    // What the user should know when it is not the template that is used; empty otherwise.
+    // A message for the user if the template is not used; empty otherwise.
     const std::string &note() const { return note_; }
-    // Strings that end an answer where turns are plain text; the vocabulary's end tokens do otherwise.
+    // Strings that end an answer in formats whose turns are plain text; otherwise the vocabulary's end tokens do.
     const std::vector<std::string> &stops() const { return stops_; }
     const ReasoningStyle &reasoning() const { return reasoning_; }
 
-    // What the template wrote is special, what the messages hold is not: see Tokenizer::encode(segments).
-    // Reasoning goes where the template looks for it, and nowhere if it does not. A system message that the
-    // template refuses is put in front of the first user message. Throws jinja::TemplateError.
+    // Text of the template is special, text of the messages is not: see Tokenizer::encode(segments).
+    // Reasoning goes where the template reads it, or is dropped. A system message that the template rejects
+    // is put in front of the first user message. Throws jinja::TemplateError.
     std::vector<Segment> render(std::span<const Message> messages, bool add_generation_prompt = true) const;
 
   private:
@@ -67,8 +67,8 @@ class ChatPrompt {
     ChatPromptOptions options_;
     jinja::Value tools_;
     std::optional<jinja::Template> template_;
-    ChatShape shape_;                // where template_ is not there
-    std::string generation_prompt_;  // for templates that never write one, though their shape has it
+    ChatShape shape_;                // used without template_
+    std::string generation_prompt_;  // for templates that never write one although their shape has it
     bool has_template_ = false;
     std::string note_, problem_;
     std::vector<std::string> stops_;

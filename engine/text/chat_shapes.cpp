@@ -1,4 +1,4 @@
-// Telling chat templates apart by the pieces of text they are made of.
+// Recognizes chat templates by the pieces of text that they contain.
 #include <algorithm>
 #include <initializer_list>
 
@@ -8,9 +8,9 @@
 namespace runnel::text {
 namespace {
 
-// Takes out of a template what differs between ways to write the same: inside tags, white space between
-// tokens; the kind of quotes; "\n" for a line break; x['content'] for x.content; 'a' + 'b' for 'ab'.
-// Apostrophes within strings become kApostrophe, so that every ' is a string's edge.
+// Normalizes spellings of the same template: removes white space between tokens within tags, and unifies
+// quotes, " " and line breaks, x['content'] and x.content, 'a' + 'b' and 'ab'. Apostrophes within strings
+// become kApostrophe, so that every ' delimits a string.
 constexpr char kApostrophe = '\x01';
 
 std::string normalize(std::string_view source) {
@@ -56,10 +56,10 @@ class Template {
     bool has_all(std::initializer_list<std::string_view> pieces) const {
         return std::all_of(pieces.begin(), pieces.end(), [&](std::string_view piece) { return has(piece); });
     }
-    // What stands between `before` and `after` within one string of the template.
+    // The text between `before` and `after` within one string of the template.
     std::optional<std::string> between(std::string_view before, std::string_view after) const {
-        // The next `after` and the next edge of a string, looked for once each: templates are untrusted, and
-        // a long one must not take the square of its length.
+        // Searches for the next `after` and the next string delimiter only once each: templates are
+        // untrusted, and a long one must not take quadratic time.
         size_t end = 0, edge = 0;
         for (size_t at = text_.find(before); at != text_.npos; at = text_.find(before, at + 1)) {
             const size_t begin = at + before.size();
@@ -98,7 +98,7 @@ ChatShape named_turns(std::string name, const std::string &after) {
 
 std::optional<ChatShape> chat_ml(const Template &source) {
     if (!source.has_all({"<|im_start|>", "<|im_end|>"})) return std::nullopt;
-    // More than the shape: Kimi, SmolLM3, Hermes 3 for tools and others with a preamble of their own.
+    // These have more than the shape: Kimi, SmolLM3, Hermes 3 for tools and others with a preamble.
     if (source.has_any({"<|im_middle|>", "reasoning_mode", "strftime_now", "Metadata",
                         "You are a function calling AI model"}))
         return std::nullopt;
@@ -122,7 +122,7 @@ std::optional<ChatShape> llama3(const Template &source, std::string_view today) 
     shape.generation_prompt = "<|start_header_id|>assistant<|end_header_id|>\n\n";
     shape.trim = ChatShape::Trim::Content;
     if (!source.has("Today Date: ")) return shape;
-    // From 3.1 on there always is a system message, and it starts with dates.
+    // From 3.1 on there is always a system message, which starts with dates.
     shape.name = "Llama 3.1";
     const bool asks = source.has("strftime_now") && !today.empty();
     const std::string date =
@@ -146,7 +146,7 @@ std::optional<ChatShape> llama2(const Template &source) {
 }
 
 std::optional<ChatShape> mistral(const Template &source) {
-    // [SYSTEM_PROMPT] (v7) comes with long texts of its own.
+    // Templates with [SYSTEM_PROMPT] (v7) include long texts.
     if (!source.has("[INST]") || source.has("[SYSTEM_PROMPT]")) return std::nullopt;
     ChatShape shape;
     shape.start = source.bos();

@@ -26,7 +26,7 @@ class Output {
     explicit Output(const TemplateTokens &tokens) : tokens_(tokens) {}
 
     void add_content(std::string_view text) { add(text, false); }
-    // Template text, with the placeholders filled in. The role comes with the message: it is content.
+    // Adds template text with the placeholders filled in. The role comes from the message, so it is content.
     void add_template(std::string_view text, std::string_view role = {}) {
         while (!text.empty()) {
             const size_t open = text.find('{');
@@ -76,7 +76,7 @@ class Renderer {
         }
         if (shape_.system_place == ChatShape::SystemPlace::OwnTurn) add_system_turn();
         for (; next < messages_.size(); ++next) add_turn(next);
-        // A conversation that is only a system message still says it.
+        // A conversation of only a system message still renders it.
         if (system_ && shape_.system_place != ChatShape::SystemPlace::OwnTurn && last_user_ == kNone)
             add_user_turn({}, true);
         output_.add_template(add_generation_prompt ? shape_.generation_prompt : shape_.no_generation_prompt);
@@ -99,8 +99,8 @@ class Renderer {
         const Message &message = messages_[i];
         if (message.role == "user") {
             const bool last = shape_.system_place == ChatShape::SystemPlace::LastUser;
-            // Where the system message belongs to the last user message, but an answer follows it, real
-            // templates lose it; so does this.
+            // If the system message belongs to the last user message, but an answer follows, real
+            // templates drop it; so does this.
             add_user_turn(message.content, system_ && (!last || i + 1 == messages_.size()));
             return;
         }
@@ -144,7 +144,7 @@ class Renderer {
     const ChatShape &shape_;
     std::span<const Message> messages_;
     Output output_;
-    std::optional<std::string> system_;  // still to be said
+    std::optional<std::string> system_;  // not yet rendered
     size_t last_user_ = kNone;
 };
 

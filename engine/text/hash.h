@@ -1,4 +1,4 @@
-// Hashes for the tables of the tokenizer, chosen for keys of a few bytes.
+// Hashes for the tokenizer's tables, fast for keys of a few bytes.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ inline uint64_t hash_pair(uint32_t a, uint32_t b) {
     return base::fold((static_cast<uint64_t>(a) << 32 | b) ^ 0xa0761d6478bd642f, 0xe7037ed1a0b428db);
 }
 
-// Longest run of occupied slots that a lookup may walk. Random keys at half load stay below 50; a file made
-// to collide is refused instead of being loaded in quadratic time.
+// The longest run of occupied slots that a lookup may probe. Random keys at half load stay below 50; a file
+// crafted to collide is rejected instead of taking quadratic time to load.
 inline constexpr int kMaxProbes = 512;
 
 }  // namespace runnel::text

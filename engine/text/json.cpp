@@ -13,15 +13,15 @@ namespace {
 
 using Kind = JsonError::Kind;
 
-// A container that is not closed yet. (Entries go into nlohmann's object at its end: growing, it would copy
-// them, and its own functions search all keys for each.)
+// An open container. (Entries are moved into nlohmann's object at its end: that would copy them when it
+// grows, and its own functions search all keys for each.)
 struct Open {
     bool is_object;
     std::vector<std::string> keys{};
     std::vector<Json> values{};
 };
 
-// For each entry: whether a later one with the same key replaced it. The first then has the last's value.
+// For each entry: whether it is a repetition of a key. The first entry then has the last one's value.
 std::vector<bool> drop_repeated_keys(Open &object) {
     const std::vector<std::string> &keys = object.keys;
     std::vector<size_t> order(keys.size());
@@ -60,7 +60,7 @@ class Builder {
     bool number_unsigned(Json::number_unsigned_t value) { return add(value); }
     bool number_float(Json::number_float_t value, const std::string &) { return add(value); }
     bool string(std::string &value) { return add(std::move(value)); }
-    bool binary(Json::binary_t &) { return false; }  // no text has it
+    bool binary(Json::binary_t &) { return false; }  // not possible in JSON text
     bool start_object(size_t) { return open(true); }
     bool start_array(size_t) { return open(false); }
     bool key(std::string &name) {

@@ -1,8 +1,8 @@
-// JSON from outside: the only parser of the product.
+// Parses untrusted JSON; the only JSON parser of the program.
 //
-// Bounded in bytes, depth and values, linear in its input (n log n for the keys of one object), and it can be
-// stopped. nlohmann's own Json::parse is none of that: it looks for every key among those before it, takes a
-// depth callback in quadratic time, and copying what nests deeply overflows the stack.
+// Limited in bytes, depth and values, linear in its input (n log n in the keys of one object), and
+// interruptible. nlohmann's own Json::parse is none of that: it searches all earlier keys for every key,
+// takes quadratic time with a depth callback, and copying a deeply nested value overflows the stack.
 #pragma once
 
 #include <atomic>
@@ -30,8 +30,8 @@ class JsonError : public std::runtime_error {
     Kind kind;
 };
 
-// Of keys that an object has twice the last value counts, at the place of the first. Throws JsonError;
-// Stopped when `stop` became true meanwhile.
+// If an object repeats a key, the last value counts, at the position of the first. Throws JsonError; Stopped
+// if `stop` became true meanwhile.
 Json parse_json(std::string_view text, const JsonLimits &limits = {},
                 const std::atomic<bool> *stop = nullptr);
 

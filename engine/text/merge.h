@@ -1,16 +1,16 @@
-// Byte-pair merging of one word: what both tokenizer families do, with different rules for which pairs merge.
+// Byte-pair merging of one word, shared by both tokenizer families, which differ in the pairs that merge.
 //
-// Neighboring symbols merge in the order of the rank of their pair, lowest first, leftmost first among
-// equals. A word is often five bytes long, but may be a megabyte (a text without blanks). A heap over all of
-// it would spend its time in cache misses; so a long word is merged window by window. That is exact:
+// Adjacent symbols merge in the order of their pair's rank, lowest first, leftmost first among equals. A word
+// is often five bytes long, but can be a megabyte (a text without blanks). A heap over all of it would spend
+// its time in cache misses, so a long word is merged window by window. This is exact:
 //
-// Inside a window merging goes on as it would in the whole word, up to an *edge*: what lies right of the edge
-// is not known, because it may have merged with text beyond the window. The edge starts at the window's end.
-// For the symbol in front of it, the lowest rank is known at which it could merge with any piece that the
-// text behind the edge starts with. When that rank's turn comes, the symbol becomes unknown too, and the edge
-// moves to its front. In the end nothing in front of the edge can merge across it, nor could before: the
-// tokens up to there are those of the whole word, and the next window starts at the edge. It moves by a few
-// tokens, mostly.
+// Within a window, merging proceeds as in the whole word up to an *edge*. Symbols right of the edge are not
+// known, because they may have merged with text beyond the window. The edge starts at the window's end. For
+// the symbol before it, the lowest rank is known at which it could merge with any piece that starts the
+// text after the edge. When the merging reaches that rank, the symbol becomes unknown too, and the edge
+// moves to its start. In the end nothing before the edge can merge across it, nor could it earlier: the
+// tokens up to there are those of the whole word, and the next window starts at the edge. Mostly the edge
+// moves by only a few tokens.
 #pragma once
 
 #include <algorithm>
@@ -25,12 +25,12 @@
 
 namespace runnel::text {
 
-// A stretch of the window. Its length and token stand at the index of its first byte, its length once more,
-// as `bytes_before`, at the index behind its last byte: so both neighbors are found without links.
+// A symbol of the window. Its length and token are stored at the index of its first byte, its length again,
+// as `bytes_before`, at the index after its last byte, so both neighbors are found without links.
 struct Symbol {
-    uint16_t bytes;         // of the symbol that starts here (at most kMaxPieceBytes); 0: none does
+    uint16_t bytes;         // of the symbol that starts here (at most kMaxPieceBytes); 0: none
     uint16_t bytes_before;  // of the symbol that ends here; 0 at the start of the window
-    TokenId id;             // kNoToken if the vocabulary does not have it
+    TokenId id;             // kNoToken if it is not in the vocabulary
 };
 
 struct Merge {
@@ -40,42 +40,42 @@ struct Merge {
 
 struct Candidate {
     uint64_t order;  // the rank of the pair, then (lower half) the position of the left symbol
-    uint32_t bytes;  // of both symbols: tells whether one of them has changed since
-    TokenId id;      // what the two become; kEdge: the symbol may merge across the edge
+    uint32_t bytes;  // of both symbols: shows whether one of them has changed since
+    TokenId id;      // the result; kEdge: the symbol may merge across the edge
 
     Candidate(uint32_t rank, size_t position, size_t both, TokenId merged)
         : order(static_cast<uint64_t>(rank) << 32 | position),
           bytes(static_cast<uint32_t>(both)),
           id(merged) {}
     size_t position() const { return order & UINT32_MAX; }
-    // The greatest is in front of a std::priority_queue.
+    // std::priority_queue takes the greatest first.
     bool operator<(const Candidate &other) const { return order > other.order; }
     static constexpr TokenId kEdge = -2;
 };
 
-// Working memory, reused from word to word.
+// Work memory, reused between words.
 struct MergeScratch {
-    std::vector<Symbol> symbols;  // one more than the window has bytes
+    std::vector<Symbol> symbols;  // one more than the bytes of the window
     std::priority_queue<Candidate> queue;
 };
 
-// The rules of a family, for one word. Positions count from the start of the window.
+// The rules of a tokenizer family, for one word. Positions count from the start of the window.
 template <class Rules>
 concept MergeRules = requires(Rules rules, size_t position, std::vector<Symbol> &symbols) {
-    // Makes the first symbols for a window of (about) so many bytes from `position` of the word; returns its
-    // bytes.
+    // Creates the first symbols of a window of (about) this many bytes from `position` of
+    // the word; returns its bytes.
     { rules.start(position, position, symbols) } -> std::same_as<size_t>;
-    // What the symbols at two positions merge to.
+    // The merge of the symbols at two positions.
     { rules.find(position, position) } -> std::same_as<std::optional<Merge>>;
-    // The lowest rank at which the symbol at a position may merge with what follows behind it, at the other.
+    // The lowest rank at which the symbol at the first position may merge with the text from the second one on.
     { rules.lowest_rank_across(position, position) } -> std::same_as<std::optional<uint32_t>>;
     // The text from a position on, as far as that rank depends on it.
     { rules.ahead(position) } -> std::same_as<std::string_view>;
-    // Puts out the symbols from the window's start to a position.
+    // Outputs the symbols from the window's start to a position.
     rules.emit(position);
 };
 
-// The lowest rank across an edge, remembered: in a run of equal symbols it is asked for again and again.
+// Caches the lowest rank across an edge, which a run of equal symbols needs again and again.
 template <MergeRules Rules>
 class EdgeRank {
   public:
@@ -98,8 +98,8 @@ class EdgeRank {
     std::optional<uint32_t> rank_;
 };
 
-// Merges what is in the window; returns the edge. `is_open`: the word goes on behind the window. Gives up
-// when the edge has come more than half the way.
+// Merges the symbols of the window and returns the edge. `is_open`: the word continues after the window.
+// Gives up when the edge has moved back more than half of the window.
 template <MergeRules Rules>
 size_t merge_window(MergeScratch &scratch, size_t bytes, bool is_open, Rules &rules) {
     Symbol *const symbols = scratch.symbols.data();
@@ -135,7 +135,7 @@ size_t merge_window(MergeScratch &scratch, size_t bytes, bool is_open, Rules &ru
             watch(edge - symbols[edge].bytes_before);
             continue;
         }
-        // One of the two has merged with something else meanwhile, or is not known any more.
+        // One of the two has merged with another symbol meanwhile, or is now unknown.
         if (right == at || right >= edge || right + symbols[right].bytes != end) continue;
         symbols[right].bytes = 0;
         symbols[at].bytes = symbols[end].bytes_before = static_cast<uint16_t>(candidate.bytes);
@@ -150,15 +150,15 @@ size_t merge_window(MergeScratch &scratch, size_t bytes, bool is_open, Rules &ru
     return edge;
 }
 
-// The window to begin with. Finding the lowest rank across an edge takes as many look-ups as the longest
-// piece has bytes, so a vocabulary with monstrous pieces gets no windows.
+// The size of the first window. Finding the lowest rank across an edge takes as many look-ups as the longest
+// piece has bytes, so a vocabulary with huge pieces gets no windows.
 inline size_t first_window(size_t word_bytes, size_t longest_piece) {
     constexpr size_t window = 1024;
     return longest_piece <= window ? window : word_bytes;
 }
 
-// Merges a word of `bytes` > 0 bytes, putting out its tokens in order. A window in which the edge moves too
-// far is tried again at four times the size, up to the whole word: n log n at worst.
+// Merges a word of `bytes` > 0 bytes and outputs its tokens in order. A window whose edge moves too far is
+// tried again at four times the size, up to the whole word: n log n at worst.
 template <MergeRules Rules>
 void merge_word(MergeScratch &scratch, size_t bytes, Rules rules, size_t first_size) {
     size_t window = first_size;

@@ -19,7 +19,7 @@ struct Parts {
     TokenId left_id, right_id, merged;
 };
 
-// A piece may start with a blank, so the separator is looked for from the second byte on.
+// A piece may start with a blank, so the separator is searched from the second byte on.
 Parts split_merge(std::string_view merge, size_t rank) {
     const size_t blank = merge.find(' ', 1);
     if (blank == std::string_view::npos || blank + 1 == merge.size())
@@ -28,8 +28,8 @@ Parts split_merge(std::string_view merge, size_t rank) {
     return {left, right, hash_bytes(left), hash_bytes(right), kNoToken, kNoToken, kNoToken};
 }
 
-// Finds the token that the parts make. Files list the merges of one token together and tokens in the order of
-// their merges, so that a look at the last answer and the token after it mostly saves a search.
+// Finds the merged token of two parts. Files list the merges of one token together, and tokens in the order
+// of their merges, so checking the last result and the token after it usually avoids a search.
 class UnionFinder {
   public:
     explicit UnionFinder(const Vocabulary &vocabulary) : vocabulary_(vocabulary) {}
@@ -76,8 +76,8 @@ MergeTable MergeTable::load(const gguf::File &file, const Vocabulary &vocabulary
     table.slots_.resize(std::bit_ceil(merges.size() + merges.size() / 2 + 1));
     table.mask_ = table.slots_.size() - 1;
     UnionFinder unions(vocabulary);
-    // In batches, and in three rounds, so that what a round needs is on its way from memory: hashes, tokens,
-    // slots.
+    // In batches and three rounds (hashes, tokens, slots), so that the data of each round are
+    // prefetched.
     std::array<Parts, 32> batch;
     for (size_t first = 0; first < merges.size(); first += batch.size()) {
         const std::span<Parts> parts(batch.data(), std::min(batch.size(), merges.size() - first));

@@ -1,4 +1,4 @@
-// The ranked merges of a byte-level BPE vocabulary: which pairs of tokens become one, and in which order.
+// The ranked merges of a byte-level BPE vocabulary: which pairs of tokens merge, and in which order.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace runnel::text {
 class MergeTable {
   public:
     // Reads tokenizer.ggml.merges: "left right", best first. Both parts and their union must be pieces of the
-    // vocabulary; of a merge that is listed twice the first counts. Throws TokenizerError.
+    // vocabulary; the first of duplicate merges counts. Throws TokenizerError.
     static MergeTable load(const gguf::File &file, const Vocabulary &vocabulary);
 
     std::optional<Merge> find(TokenId left, TokenId right) const {

@@ -1,4 +1,4 @@
-// Tokenizer metadata with its types checked: every getter throws TokenizerError naming the key.
+// Typed access to tokenizer metadata: every getter throws TokenizerError naming the key.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace runnel::text {
 
-// Absent keys give nullopt, values of another type are refused.
+// nullopt for an absent key; throws for a value of another type.
 std::optional<std::string_view> get_string(const gguf::File &file, const std::string &key);
 std::optional<bool> get_bool(const gguf::File &file, const std::string &key);
 
 // An id in a vocabulary of `size` tokens. -1 (and 4294967295, which is -1 written as u32) means "none".
 std::optional<TokenId> get_token_id(const gguf::File &file, const std::string &key, size_t size);
 
-// Arrays; the required ones must exist, the others are empty when absent.
+// Arrays: the required ones must exist, the others are empty if absent.
 std::vector<std::string_view> require_strings(const gguf::File &file, const std::string &key);
 std::vector<float> get_floats(const gguf::File &file, const std::string &key);
 std::vector<int64_t> get_ints(const gguf::File &file, const std::string &key);

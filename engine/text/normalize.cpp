@@ -11,9 +11,9 @@
 namespace runnel::text {
 namespace {
 
-// Characters that stay as they are and never compose with what stands before them (NFC_Quick_Check=Yes and
-// combining class 0): not all of those, but most of what text is made of.
-// tests/engine/text/normalize_test.cpp checks them against utf8proc.
+// Characters that never change and never compose with the character before them (NFC_Quick_Check=Yes and
+// combining class 0): not all of those, but most of common text. tests/engine/text/normalize_test.cpp
+// checks them against utf8proc.
 bool is_inert(uint32_t c) {
     return c < 0x300 || (c >= 0x391 && c <= 0x482) || (c >= 0x5D0 && c <= 0x5EA) ||
            (c >= 0x620 && c <= 0x64A) || (c >= 0x905 && c <= 0x939) || (c >= 0xE01 && c <= 0xE33) ||
@@ -33,7 +33,7 @@ void append_nfc(std::string_view part, std::string &out) {
     const utf8proc_ssize_t bytes = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t *>(part.data()),
                                                 static_cast<utf8proc_ssize_t>(part.size()), &memory, flags);
     const std::unique_ptr<utf8proc_uint8_t, Free> owner(memory);
-    if (bytes < 0) throw std::bad_alloc();  // the only error that valid text can have
+    if (bytes < 0) throw std::bad_alloc();  // the only possible error for valid text
     out.append(reinterpret_cast<const char *>(memory), static_cast<size_t>(bytes));
 }
 
@@ -55,8 +55,8 @@ bool is_surely_nfc(std::string_view text) {
 std::string to_nfc(std::string_view text) {
     std::string out;
     out.reserve(text.size());
-    // A stretch to normalize begins at the last inert character before one that is not, and ends at the next
-    // inert one: nothing composes over either edge.
+    // A run to normalize begins at the last inert character before one that is not, and ends at the next
+    // inert one: nothing composes across either end.
     size_t done = 0, last_inert = 0;
     bool pending = false;
     for (size_t at = 0; at < text.size();) {

@@ -21,8 +21,8 @@ std::string describe(int error) {
     return reinterpret_cast<const char *>(buffer);
 }
 
-// PCRE2 wants valid UTF-8: every byte that is not part of a character is replaced by a control character,
-// which belongs to none of the classes the patterns use. Offsets stay what they were.
+// PCRE2 needs valid UTF-8: every byte that is not part of a character is replaced by a control character that
+// is in none of the classes of the patterns. Offsets do not change.
 std::string replace_invalid(std::string_view text) {
     std::string clean(text);
     for (size_t at = 0; at < text.size();) {
@@ -43,7 +43,7 @@ class PreTokenizer::Pattern {
         code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(),
                                   PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
         if (!code_) throw TokenizerError("pre-tokenizer pattern: " + describe(error));
-        // Where the system forbids JIT (no executable memory), PCRE2 interprets the pattern.
+        // If the system forbids JIT (no executable memory), PCRE2 interprets the pattern.
         has_jit_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0;
     }
 
@@ -55,7 +55,7 @@ class PreTokenizer::Pattern {
         PCRE2_SIZE done = 0;
         while (done < size && match(subject, size, done, data)) {
             const PCRE2_SIZE *const found = pcre2_get_ovector_pointer(data);
-            if (found[1] == found[0]) break;  // no pattern here matches nothing
+            if (found[1] == found[0]) break;  // no pattern here has empty matches
             if (found[0] > done) ends.push_back(static_cast<uint32_t>(begin + found[0]));
             ends.push_back(static_cast<uint32_t>(begin + found[1]));
             done = found[1];
@@ -67,7 +67,7 @@ class PreTokenizer::Pattern {
     bool match(PCRE2_SPTR subject, PCRE2_SIZE size, PCRE2_SIZE from, pcre2_match_data *data) const {
         const auto run = has_jit_ ? &pcre2_jit_match : &pcre2_match;
         int result = run(code_.get(), subject, size, from, PCRE2_NO_UTF_CHECK, data, nullptr);
-        // The interpreter is slower, but takes from the heap what it needs.
+        // The interpreter is slower, but uses the heap.
         if (result == PCRE2_ERROR_JIT_STACKLIMIT)
             result = pcre2_match(code_.get(), subject, size, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data,
                                  nullptr);

@@ -1,8 +1,8 @@
 // The split patterns, from the models' own tokenizers, and the names GGUF files use for them.
 //
-// Where a tokenizer.json has ByteLevel(use_regex), Digits or Punctuation, the pattern that does the same
-// stands here. Patterns are as published but for what keeps PCRE2 from needing memory or time by the square
-// of a run of digits or letters (a text may be one such run): such changes are said where they are made.
+// ByteLevel(use_regex), Digits and Punctuation of a tokenizer.json are written here as equivalent patterns.
+// Patterns are as published, except where PCRE2 would need memory or time quadratic in a run of digits or
+// letters (a text may be one such run); these changes are noted.
 #include <algorithm>
 
 #include "engine/text/pre_tokenizer.h"
@@ -50,7 +50,7 @@ constexpr std::string_view kSeedCoder =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// A word reaches over single blanks. Possessive here, greedy as published: nothing behind the word can fail.
+// A word continues across single blanks. Possessive here, greedy as published: nothing after the word can fail.
 constexpr std::string_view kExaoneMoe =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*+(?: \p{L}\p{M}*+)*+)++|\p{N})"
     R"(| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)";
@@ -60,7 +60,7 @@ constexpr std::string_view kTekken =
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
     R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Letters alone: combining marks end a word.
+// Letters only: combining marks end a word.
 constexpr std::string_view kLlamaTekken =
     R"([^\r\n\p{L}\p{N}]?[^\P{L}a-z]*[^\P{L}A-Z]+|[^\r\n\p{L}\p{N}]?[^\P{L}a-z]+[^\P{L}A-Z]*)"
     R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -84,8 +84,8 @@ constexpr std::string_view kYoutu =
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Kimi's classes are [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]] and the like. PCRE2 intersects no classes,
-// so they are spelled by what they leave out; and its \p{Han} alone would be the script extensions.
+// Kimi's classes are [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]] and the like. PCRE2 has no class
+// intersection, so they are written as complements; and its \p{Han} alone would include the script extensions.
 constexpr std::string_view kKimi =
     R"(\p{sc:Han}+)"
     R"(|[^\r\n\p{L}\p{N}]?[^\p{Ll}\p{N}\p{P}\p{S}\p{Z}\p{C}\p{sc:Han}]*[^\p{Lu}\p{Lt}\p{N}\p{P}\p{S}\p{Z}\p{C}\p{sc:Han}]+)"
@@ -94,18 +94,18 @@ constexpr std::string_view kKimi =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Words end at white space and at the punctuation of several scripts (Bloom and what followed it).
+// Words end at white space and at the punctuation of several scripts (Bloom and its successors).
 constexpr std::string_view kBloom = R"( ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+)";
 
-// Groups of three digits, aligned to the right end of the number. As published (1): a look-ahead from each of
-// its places to the end of the number. Here the first group looks ahead and the others follow it. (1)
-// SuperBPE: (?=(\d{3})+(?!\d)); a number that mixes decimal digits with other numbers ("345½") is cut at more
-// places here.
+// Groups of three digits, aligned to the right end of the number. The published pattern (SuperBPE) is
+// (?=(\d{3})+(?!\d)), a look-ahead from every position to the end of the number. Here only the first group
+// looks ahead and the others follow it, so a number that mixes decimal digits with other numbers ("345½") is
+// split at more positions.
 constexpr std::string_view kGroupsOfThree = R"((?<!\d)\d{1,3}(?=(?:\d{3})*+(?!\d))|\G(?<=\d)\d{3})";
 // Tiny Aya: \d{1,3}(?=(?:\d{3})*\b).
 constexpr std::string_view kGroupsOfThreeInWords = R"((?<!\d)\d{1,3}(?=(?:\d{3})*+\b)|\G(?<=\d)\d{3})";
 
-// AFMoE: numbers in chunks of 510 digits aligned to the right, then in groups of three. Here too only the
+// AFMoE: numbers in chunks of 510 digits aligned to the right, then in groups of three. Here too, only the
 // first chunk looks ahead.
 constexpr std::string_view kAfmoeChunks =
     R"(\G(?<=\p{Nd})\p{Nd}{510}|(?<!\p{Nd})\p{Nd}{1,510}(?=(?>\p{Nd}{510})*+(?:\P{Nd}|$)))";
@@ -115,7 +115,7 @@ constexpr std::string_view kAfmoeScripts =
     R"([\x{4E00}-\x{9FFF}\x{3040}-\x{30FF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}]+)"
     R"(|[\x{E00}-\x{E7F}]+|[\x{E80}-\x{EFF}]+|[\x{1780}-\x{17FF}]+)"
     R"(|[\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}]+|[\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+)";
-// All scripts in one class, all numbers alike.
+// All scripts in one class, and all numbers as well.
 constexpr std::string_view kLlamaAfmoeDigits =
     R"((?<!\p{N})\p{N}{1,3}(?=(?:\p{N}{3})*+(?!\p{N}))|\G(?<=\p{N})\p{N}{3})";
 constexpr std::string_view kLlamaAfmoeScripts =
@@ -144,14 +144,14 @@ constexpr std::string_view kDeepseekLetters =
 constexpr std::string_view kDeepseekSigns =
     R"(\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+)";
 
-// CJK ideographs, what lies between Samaritan and them, and Hangul.
+// CJK ideographs, the code points between Samaritan and them, and Hangul.
 constexpr std::string_view kDeepseekHan = R"([\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+)";
 
 constexpr std::string_view kDeepseek3Han = R"([\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+)";
 constexpr std::string_view kDeepseek3 =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
     R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-// There "~" is neither a symbol nor punctuation.
+// In this one "~" is neither a symbol nor punctuation.
 constexpr std::string_view kLlamaDeepseek3 =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|(?:~|[^\r\n\p{L}\p{P}\p{S}])?[\p{L}\p{M}]+)"
     R"(| ?(?:(?!~)[\p{P}\p{S}])++[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -174,7 +174,7 @@ PreTokenizerKind with_nfc(PreTokenizerKind kind) {
     kind.normalizes = true;
     return kind;
 }
-// Words of the vocabulary are taken whole.
+// Words in the vocabulary become one token.
 PreTokenizerKind whole_words(PreTokenizerKind kind) {
     kind.ignores_merges = true;
     return kind;
@@ -192,7 +192,7 @@ PreTokenizerKind in_llama(PreTokenizerKind kind, Patterns patterns) {
     return kind;
 }
 
-// The GPT-2 pattern, alone or behind a cut at every digit, and Llama 3's.
+// The GPT-2 pattern, alone or after a split at every digit, and Llama 3's.
 void add_common(std::vector<PreTokenizerKind> &all) {
     all.push_back(kind({"gpt-2"}, {kGpt2}, kVectors));
     all.push_back(with_nfc(kind({"mpt", "olmo"}, {kGpt2}, kPublished)));  // GPT-NeoX's
@@ -227,7 +227,7 @@ void add_qwen_like(std::vector<PreTokenizerKind> &all) {
     all.push_back(kind({"laguna"}, {R"([^\n]+|[\n]+)", kQwen2}, kPeer));
 }
 
-// Words that end where capitals follow small letters.
+// Words that end where a capital follows a small letter.
 void add_case_aware(std::vector<PreTokenizerKind> &all) {
     all.push_back(in_llama(whole_words(with_bos(kind({"tekken"}, {kTekken}, kVectors))), {kLlamaTekken}));
     all.push_back(in_llama(kind({"gpt-4o", "llama4"}, {kGpt4o}, kVectors), {kLlamaGpt4o}));
@@ -244,8 +244,8 @@ void add_case_aware(std::vector<PreTokenizerKind> &all) {
 }
 
 void add_deepseek_like(std::vector<PreTokenizerKind> &all) {
-    // The run must start the piece or follow a non-space, which is no change to what `\s+$` matches but keeps
-    // a long run of blanks in mid-text from being tried from each of its places.
+    // The run must start the piece or follow a non-space. This does not change what `\s+$` matches, but keeps
+    // a long run of blanks in mid-text from being tried from each of its positions.
     constexpr std::string_view last_blanks = R"((?<!\s)\s+$)";
     all.push_back(kind(
         {"deepseek-llm"},
@@ -309,9 +309,9 @@ const PreTokenizerKind *find_pre_tokenizer(std::string_view name) {
 }
 
 std::string_view nearest_pre_tokenizer(std::string_view name) {
-    // Most tokenizers since 2023 cut words as GPT-4's does: "dbrx", which changes nothing else.
+    // Most tokenizers since 2023 split words as GPT-4's does: "dbrx", which changes nothing else.
     std::string_view nearest = "dbrx";
-    size_t longest = 3;  // letters alike that say nothing: "dee", "gpt"
+    size_t longest = 3;  // common letters below which a match is not significant: "dee", "gpt"
     for (const PreTokenizerKind &kind : kinds())
         for (const std::string_view known : kind.names)
             if (const size_t same = common_prefix(name, known); same > longest) {

@@ -10,7 +10,7 @@ constexpr std::string_view kSpace = " \t\r\n";
 constexpr std::string_view kChannel = "<|channel|>", kMessage = "<|message|>", kStart = "<|start|>",
                            kEnd = "<|end|>";
 
-// In the order in which they are looked for.
+// In search order.
 constexpr std::pair<std::string_view, std::string_view> kMarks[] = {
     {"<seed:think>", "</seed:think>"},            // Seed-OSS
     {"[THINK]", "[/THINK]"},                      // Magistral
@@ -74,7 +74,7 @@ void ReasoningSplitter::emit(bool is_reasoning, std::string_view text) {
     pieces_.back().text += text;
 }
 
-// Bytes at the end of what is pending that may be the beginning of a mark.
+// Bytes at the end of the pending text that may be the beginning of a mark.
 size_t ReasoningSplitter::held_back(std::initializer_list<std::string_view> marks) const {
     size_t most = 0;
     for (const std::string_view mark : marks)
@@ -165,7 +165,7 @@ void ReasoningSplitter::enter_message(std::string_view header) {
     if (at != header.npos) header.remove_prefix(at + kChannel.size());
     header.remove_prefix(std::min(header.find_first_not_of(kSpace), header.size()));
     state_ = header.starts_with("analysis") ? State::Inside : State::Answer;
-    // A call of a tool: to whom it goes is part of what is said.
+    // The recipient of a tool call is part of the answer.
     const size_t recipient = header.find("to=");
     if (recipient == header.npos) return;
     const std::string_view name =

@@ -1,8 +1,8 @@
-// Telling a model's reasoning from its answer while the text comes in.
+// Separates a model's reasoning from its answer while the text arrives.
 //
-// Most families put the reasoning first, between two marks (<think> ... </think>); gpt-oss writes messages in
-// channels ("harmony": analysis, commentary, final). Which marks a model uses is seen from its template and
-// its vocabulary.
+// Most families write the reasoning first, between two marks (<think> ... </think>); gpt-oss writes
+// messages in channels ("harmony": analysis, commentary, final). A model's marks are detected from its
+// template and its vocabulary.
 #pragma once
 
 #include <string>
@@ -17,10 +17,10 @@ struct ReasoningStyle {
     enum class Kind { None, Marks, Harmony } kind = Kind::None;
     std::string open, close;  // of Marks
 
-    // `prompt` asks for an answer: whether that begins within the reasoning, as where a template already
-    // wrote the opening mark.
+    // Whether the answer to `prompt` begins within the reasoning, because the template
+    // already wrote the opening mark.
     bool begins_inside(std::string_view prompt) const;
-    // Control tokens have no text of their own. Those that the splitter must see all the same.
+    // Control tokens that the splitter must receive although control tokens have no text of their own.
     bool is_mark(std::string_view piece) const;
 };
 
@@ -34,10 +34,10 @@ class ReasoningSplitter {
         bool is_reasoning;
         std::string text;
     };
-    // What is certain now, in order. The marks are no part of it, nor is the white space around them. Text is
-    // kept back only while it may be part of a mark.
+    // The pieces that are certain now, in order, without the marks and the white space around them. Text is
+    // held back only while it may be part of a mark.
     std::vector<Piece> push(std::string_view text);
-    // The text is over: what was kept back.
+    // At the end of the text: the text that was held back.
     std::vector<Piece> flush();
 
   private:
@@ -53,7 +53,7 @@ class ReasoningSplitter {
 
     ReasoningStyle style_;
     State state_;
-    bool skips_space_ = false;  // at the beginning of what comes next
+    bool skips_space_ = false;  // at the beginning of the next piece
     std::string pending_;
     std::vector<Piece> pieces_;
 };

@@ -1,4 +1,4 @@
-// One helper for texts.
+// Replaces substrings.
 #pragma once
 
 #include <cstddef>

@@ -21,7 +21,7 @@ class SentencePieceEncoder::Rules {
 
     size_t start(size_t begin, size_t bytes, std::vector<Symbol> &symbols) {
         begin_ = begin;
-        // Whole characters: the last may reach three bytes further.
+        // Whole characters: the last one may extend three bytes further.
         if (symbols.size() < bytes + 4) symbols.resize(bytes + 4);
         size_t at = 0;
         for (uint16_t length = 0; at < bytes; at += length) {
@@ -121,7 +121,7 @@ void SentencePieceEncoder::rank_pieces(const Vocabulary &vocabulary) {
     const auto better = [&](TokenId a, TokenId b) {
         return scores[static_cast<size_t>(a)] > scores[static_cast<size_t>(b)];
     };
-    // Nearly all vocabularies are stored in this order but for a few tokens at the start.
+    // Nearly all vocabularies are stored in this order except for a few tokens at the start.
     std::stable_sort(order.begin(), order.end(), better);
     rank_.resize(scores.size());
     uint32_t rank = 0;

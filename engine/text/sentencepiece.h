@@ -1,6 +1,6 @@
 // SentencePiece BPE (`tokenizer.ggml.model` = "llama"): characters are merged as long as the result is a
-// piece, best score first; "▁" (U+2581) stands for a blank; what has no piece is spelled in byte tokens.
-// "gemma4" is the same with a list of merges in place of scores.
+// piece, best score first; "▁" (U+2581) stands for a blank; text without a piece becomes byte tokens.
+// "gemma4" is the same with a list of merges instead of scores.
 #pragma once
 
 #include <array>
@@ -21,19 +21,19 @@ inline constexpr std::string_view kBlankMark = "\xE2\x96\x81";  // "▁"
 
 class SentencePieceEncoder {
   public:
-    // Throws TokenizerError when there are neither scores nor `merges`. `unknown` (kNoToken for none) stands
-    // for text that has neither a piece nor byte tokens; a run of such characters in a word becomes one
-    // token, as in SentencePiece.
+    // Throws TokenizerError if there are neither scores nor `merges`. `unknown` (or kNoToken)
+    // replaces characters that have neither a piece nor byte tokens; a run of them in a word becomes
+    // one token, as in SentencePiece.
     SentencePieceEncoder(const Vocabulary &vocabulary, TokenId unknown,
                          std::optional<MergeTable> merges = std::nullopt);
 
-    // What one call of Tokenizer::encode needs.
+    // The state of one call of Tokenizer::encode.
     struct Session {
         explicit Session(size_t text_bytes) : cache(text_bytes) {}
         MergeScratch scratch;
         WordCache cache;
     };
-    // `text` has its blanks replaced by kBlankMark and must outlive the session.
+    // In `text`, blanks are replaced by kBlankMark; it must outlive the session.
     void encode(const Vocabulary &vocabulary, std::string_view text, Session &session,
                 std::vector<TokenId> &output) const;
 
@@ -44,10 +44,10 @@ class SentencePieceEncoder {
     void spell(std::string_view character, size_t first, std::vector<TokenId> &output) const;
 
     std::optional<MergeTable> merges_;
-    std::vector<uint32_t> rank_;  // of each token, without merges_; equal scores, equal ranks
+    std::vector<uint32_t> rank_;  // per token, used without merges_; equal scores, equal ranks
     std::array<TokenId, 256> byte_tokens_;
-    // Bytes that stand right before a blank mark inside some piece. After any other byte a blank mark starts
-    // a new word: no piece reaches across, so the parts can be merged on their own.
+    // Bytes that are directly before a blank mark inside some piece. After any other byte a blank mark starts
+    // a new word: no piece crosses it, so the parts can be merged separately.
     std::bitset<256> joins_blank_;
     TokenId unknown_;
 };

@@ -31,7 +31,7 @@ void SpecialMatcher::add(std::string_view text, TokenId id, bool always) {
 
 SpecialMatcher::Match SpecialMatcher::find(std::string_view text, size_t from,
                                            std::span<const Stretch> special) const {
-    // A text of many matches comes here for each: those behind `from` are found, not walked to.
+    // A text with many matches calls this for each of them, so the next stretch is found by binary search.
     const auto passed = [from](const Stretch &stretch) { return stretch.end <= from; };
     special = {std::partition_point(special.begin(), special.end(), passed), special.end()};
     for (size_t begin = from; begin < text.size(); ++begin) {

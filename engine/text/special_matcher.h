@@ -1,4 +1,4 @@
-// Finding the tokens that are taken whole from text: control tokens and user-defined ones.
+// Finds the tokens that are recognized as a whole in text: control tokens and user-defined ones.
 #pragma once
 
 #include <array>
@@ -15,16 +15,16 @@ namespace runnel::text {
 class SpecialMatcher {
   public:
     SpecialMatcher() { roots_.fill(0); }
-    // `always`: user-defined, found in every text; the others only where the caller says.
+    // `always`: user-defined, found in every text; the others only in the stretches that the caller allows.
     void add(std::string_view text, TokenId id, bool always);
 
     struct Match {
         size_t begin = 0, bytes = 0;
         TokenId id = kNoToken;  // kNoToken: nothing found
     };
-    // The leftmost match at or after `from`; the longest of those that start there (what Hugging Face's added
-    // vocabulary does). Tokens that are not found always are looked for within `special`, stretches of the
-    // text in ascending order. Time is linear in the text, times the length of the longest token at worst.
+    // The leftmost match at or after `from`, the longest among those that start there (as in Hugging Face's
+    // added vocabulary). Tokens that are not `always` found are searched only within `special`, stretches of
+    // the text in ascending order. Time is linear in the text, times the length of the longest token at worst.
     struct Stretch {
         size_t begin, end;
     };

@@ -10,12 +10,12 @@ namespace {
 
 const std::string kPrefix = "tokenizer.ggml.";
 
-// Ends of a turn, in the order in which the first one found is taken for the end-of-turn token.
+// Ends of a turn; the first one found becomes the end-of-turn token.
 constexpr std::string_view kTurnEnds[] = {
     "<|eot_id|>", "<|im_end|>",    "<|end|>", "<end_of_turn>",
     "<turn|>",    "<|endoftext|>", "<EOT>",   "<｜end▁of▁sentence｜>",
 };
-// Ends of a text or of an answer in any model that has them.
+// Ends of a text or of an answer in every model that has them.
 constexpr std::string_view kOtherEnds[] = {
     "<|return|>",
     "<|call|>",
@@ -39,8 +39,8 @@ constexpr std::string_view kOtherEnds[] = {
     "<|role_end|>",
     "<|tool_response>",
 };
-// Fill-in-the-middle: padding and what starts another file end a completion; the rest are control tokens
-// only.
+// Fill-in-the-middle: padding and the start of another file end a completion; the
+// rest are control tokens only.
 constexpr std::string_view kFimEnds[] = {
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>",   "<PAD>",        "<|fim_repo|>", "<|repo_name|>",
     "<fim-repo>",  "<REPO>",    "<repo_name>", "<|file_sep|>", "<file_sep>",
@@ -60,8 +60,8 @@ class Collector {
             .value_or(kNoToken);
     }
     TokenId by_text(std::string_view text) const { return vocabulary_.find(text); }
-    // Makes the token of this text a control token. In some vocabularies "</s>" or "<PRE>" is just a word: a
-    // normal token is believed to be more only if nobody would write it.
+    // Makes the token of this text a control token. In some vocabularies "</s>" or "<PRE>" is an ordinary
+    // word: a normal token becomes a control token only if ordinary text never contains it.
     TokenId make_control(std::string_view text) {
         const TokenId id = by_text(text);
         if (id == kNoToken || (vocabulary_.type(id) == TokenType::Normal && !is_unmistakable(text)))
@@ -82,14 +82,14 @@ class Collector {
     Vocabulary &vocabulary_;
 };
 
-// "<|end|>" ends a message but not the answer where an answer has several messages (gpt-oss: analysis, then
-// final; solar alike).
+// "<|end|>" ends a message but not the answer if an answer consists of several messages (gpt-oss: analysis,
+// then final; also solar).
 bool end_is_inside(const Collector &tokens) {
     const auto has = [&](std::string_view text) { return tokens.by_text(text) != kNoToken; };
     return (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
 }
 
-// GLM's answers end where the next turn begins.
+// GLM's answers end at the beginning of the next turn.
 void collect_glm_ends(Collector &tokens) {
     if (tokens.by_text("[gMASK]") == kNoToken || tokens.by_text("<|observation|>") == kNoToken) return;
     for (const std::string_view text : {"<|user|>", "<|observation|>"})
@@ -101,7 +101,7 @@ void collect_ends(Collector &tokens) {
          {"eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id"})
         tokens.add_end(tokens.by_key(name));
     for (const std::string_view text : kTurnEnds) tokens.add_end(tokens.make_control(text));
-    // Beside <eos>, in Gemma's vocabularies, </s> is what ends struck-out text in HTML.
+    // In Gemma's vocabularies, which have <eos>, </s> is the HTML tag that ends struck-out text.
     const bool has_eos = tokens.by_text("<eos>") != kNoToken;
     for (const std::string_view text : kOtherEnds)
         if (text != "</s>" || !has_eos) tokens.add_end(tokens.make_control(text));
@@ -117,8 +117,8 @@ SpecialTokens SpecialTokens::load(const gguf::File &file, Vocabulary &vocabulary
                                   const PreTokenizerKind *kind) {
     Collector tokens(file, vocabulary);
     SpecialTokens special;
-    // Files of SentencePiece models may leave these out and mean its own numbering. (For "gpt2", llama.cpp
-    // takes 11 then, which is right for Falcon only.)
+    // Files of SentencePiece models may omit these keys and mean SentencePiece's default ids. (For "gpt2",
+    // llama.cpp assumes 11, which is right for Falcon only.)
     const auto by_key = [&](const std::string &name, TokenId sentencepiece) {
         if (file.find(kPrefix + name)) return tokens.by_key(name);
         return !kind && vocabulary.contains(sentencepiece) ? sentencepiece : kNoToken;

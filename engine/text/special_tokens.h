@@ -1,4 +1,4 @@
-// The tokens with a role: which begin a text, end it, end a turn; and whether the model wants them added.
+// The tokens with a role: begin of text, end of text, end of turn; and whether they are added to prompts.
 #pragma once
 
 #include <string_view>
@@ -13,13 +13,13 @@ namespace runnel::text {
 
 struct SpecialTokens {
     TokenId bos = kNoToken, eos = kNoToken, eot = kNoToken, unknown = kNoToken;
-    bool add_bos = false, add_eos = false;   // never without a bos, an eos
+    bool add_bos = false, add_eos = false;   // never set without a bos, an eos
     std::vector<TokenId> end_of_generation;  // ascending
 
-    // From tokenizer.ggml.{bos,eos,eot,eom,unknown,fim_*}_token_id, add_{bos,eos}_token and, for what files
-    // leave out, from the texts of known control tokens. Those become type Control in `vocabulary`, whatever
-    // the file says: what ends a turn must not be made from ordinary text. `kind` is null for SentencePiece.
-    // Throws TokenizerError.
+    // From tokenizer.ggml.{bos,eos,eot,eom,unknown,fim_*}_token_id and add_{bos,eos}_token; roles that files
+    // omit are taken from the texts of known control tokens. These get type Control in `vocabulary` whatever
+    // the file says, because ordinary text must not produce the end of a turn. `kind` is null for
+    // SentencePiece. Throws TokenizerError.
     static SpecialTokens load(const gguf::File &file, Vocabulary &vocabulary, const PreTokenizerKind *kind);
 };
 

@@ -15,10 +15,10 @@
 namespace runnel::text {
 namespace {
 
-// With blanks written as three bytes, offsets fit in 32 bits.
+// Blanks become three bytes, so that offsets fit in 32 bits.
 constexpr size_t kMaxTextBytes = size_t{512} << 20;
 
-// A stretch of the text that is still to be encoded (id == kNoToken), or a token found whole.
+// Text that is still to be encoded (id == kNoToken), or a token recognized as a whole.
 struct Fragment {
     std::string_view text;
     TokenId id = kNoToken;
@@ -35,8 +35,8 @@ bool is_ascii_space(char c) {
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-// Phi-3 declares its added tokens with "rstrip": they swallow the white space behind them. GGUF has no key
-// for that, so, as llama.cpp does, the model's name decides.
+// Phi-3 declares its added tokens with "rstrip": they include the white space after them. GGUF has no key for
+// that, so, as in llama.cpp, the model's name decides.
 bool swallows_space(const gguf::File &file) {
     const std::string name = lower(get_string(file, "general.name").value_or(""));
     return name.find("phi-3") != name.npos || name.find("phi3") != name.npos;
@@ -60,7 +60,7 @@ struct Tokenizer::Impl {
     std::string name, note;
     Vocabulary vocabulary;
     SpecialTokens special;
-    std::vector<TokenId> suppressed;  // ascending; what the model must never say, whatever it thinks
+    std::vector<TokenId> suppressed;  // ascending; tokens that must never be sampled
     bool add_space_prefix = false;
     bool remove_extra_blanks = false;
 
@@ -73,14 +73,14 @@ struct Tokenizer::Impl {
     std::optional<Charsmap> charsmap_;
     SpecialMatcher matcher_;
     std::vector<bool>
-        swallows_space_;  // by id: white space behind the token belongs to it; empty for most models
+        swallows_space_;  // by id: the token includes the white space after it; empty for most models
 
     friend class Tokenizer;
 };
 
 namespace {
 
-// A tokenizer cut by a pattern that is only a guess is better than none: a note says so.
+// An unknown pre-tokenizer is replaced by a guess, and a note says so.
 const PreTokenizerKind &find_kind(std::string_view pre, std::string &note) {
     if (const PreTokenizerKind *kind = find_pre_tokenizer(pre)) return *kind;
     const std::string_view nearest = nearest_pre_tokenizer(pre);
@@ -90,8 +90,8 @@ const PreTokenizerKind &find_kind(std::string_view pre, std::string &note) {
     return *find_pre_tokenizer(nearest);
 }
 
-// For files without tokenizer.ggml.pre. GPT-NeoX (Pythia) has one tokenizer, which is "olmo"'s; of other
-// architectures it is not known.
+// For files without tokenizer.ggml.pre. GPT-NeoX (Pythia) has one tokenizer, called "olmo"; for other
+// architectures it is unknown.
 std::string_view default_pre_tokenizer(const gguf::File &file) {
     return get_string(file, "general.architecture") == "gptneox" ? "olmo" : "default";
 }
@@ -116,7 +116,7 @@ Tokenizer::Impl::Impl(const gguf::File &file, Conventions conventions) {
         if (id >= 0 && id < vocabulary.size()) suppressed.push_back(static_cast<TokenId>(id));
     std::sort(suppressed.begin(), suppressed.end());
     if (kind) {
-        // StarCoder says that what it cannot spell is <|endoftext|>: nothing in a text may become that.
+        // StarCoder's unknown token is <|endoftext|>, but no text may produce that token.
         const bool is_end = std::binary_search(special.end_of_generation.begin(),
                                                special.end_of_generation.end(), special.unknown);
         encoder_.emplace(std::in_place_type<BytePairEncoder>, file, vocabulary, *kind, conventions,
@@ -145,7 +145,7 @@ void Tokenizer::Impl::load_matcher(const gguf::File &file) {
         if (type != TokenType::Control && type != TokenType::UserDefined && type != TokenType::Unknown)
             continue;
         const std::string_view piece = vocabulary.piece(id);
-        // A blank mark in a SentencePiece text is a blank (encode sees to that), and so it is in its pieces.
+        // A blank mark in a SentencePiece text is a blank (see encode), and also in its pieces.
         matcher_.add(is_sentencepiece() ? replace_all(piece, kBlankMark, " ") : std::string(piece), id,
                      type == TokenType::UserDefined);
         if (swallow && piece != "<unk>" && piece != "<s>" && piece != "<|endoftext|>")
@@ -171,7 +171,7 @@ std::vector<Fragment> Tokenizer::Impl::partition(
     return fragments;
 }
 
-// Blanks as marks; where the model wants that, one in place of several, and none at the text's ends.
+// Replaces blanks by marks; if the model requires it, one for several, and none at the text's ends.
 void Tokenizer::Impl::append_blank_marks(std::string_view part, bool first, bool last,
                                          std::string &text) const {
     if (!remove_extra_blanks) {
@@ -192,7 +192,7 @@ void Tokenizer::Impl::append_blank_marks(std::string_view part, bool first, bool
 
 void Tokenizer::Impl::encode(const SentencePieceEncoder &encoder, const std::vector<Fragment> &fragments,
                              bool continues, std::vector<TokenId> &output) const {
-    // The session remembers words by their place: the texts with blanks replaced must stay where they are.
+    // The session remembers words by their address, so the texts with replaced blanks must not move.
     std::vector<std::string> texts;
     texts.reserve(fragments.size());
     size_t bytes = 0;
@@ -249,7 +249,7 @@ Tokenizer Tokenizer::load(const gguf::File &file, Conventions conventions) {
 
 namespace {
 
-// `text` with every blank mark as a blank; `moved`: where its stretches are then.
+// `text` with every blank mark as a blank; `moved`: the stretches at their new offsets.
 std::string with_blanks(std::string_view text, std::span<const SpecialMatcher::Stretch> stretches,
                         std::vector<SpecialMatcher::Stretch> &moved) {
     std::string blanks;
@@ -307,7 +307,7 @@ std::vector<TokenId> Tokenizer::encode(std::span<const Segment> segments, Encode
         const size_t begin = text.size();
         text += segment.text;
         if (!segment.special) continue;
-        // Neighbors make one stretch: a token may be spelled across them.
+        // Adjacent stretches are joined: a token may extend across them.
         if (!special.empty() && special.back().end == begin) {
             special.back().end = text.size();
         } else {

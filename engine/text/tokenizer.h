@@ -3,12 +3,12 @@
 // Two families: SentencePiece-style (`tokenizer.ggml.model` = "llama": merges by score, byte fallback, "▁"
 // for blanks; "gemma4": by a list of merges) and byte-level BPE ("gpt2": a pre-tokenizer splits the text,
 // then ranked merges). A Tokenizer keeps views into the GGUF mapping: the File must outlive it. It is
-// immutable: any number of threads may use it at once.
+// immutable and thread-safe.
 //
-// Where llama.cpp departs from the models' own tokenizers, this follows the models: bytes that are not UTF-8
-// are kept (llama.cpp replaces them), control tokens are never merged together from plain text, of
-// overlapping special tokens the leftmost wins, and a BOS that the text spells itself is not added a second
-// time.
+// Where llama.cpp differs from the models' own tokenizers, this follows the models: bytes that are not
+// valid UTF-8 are kept (llama.cpp replaces them), control tokens are never merged from plain text, the
+// leftmost of overlapping special tokens wins, and a BOS is not added to a text that already starts with
+// it.
 #pragma once
 
 #include <cstdint>
@@ -26,16 +26,16 @@
 namespace runnel::text {
 
 struct EncodeOptions {
-    // BOS / EOS as the model's metadata asks for; not where parse_special already found one at that place, so
-    // that a chat template may begin with the BOS text.
+    // Adds BOS / EOS as the model's metadata requires, unless parse_special found it there already, so that a
+    // chat template may begin with the BOS text.
     bool add_special = true;
     bool parse_special = false;  // text that spells a control token becomes that token
-    // The text follows other text of the same prompt: a SentencePiece vocabulary then puts no blank before
-    // it.
+    // The text follows other text of the same prompt: a SentencePiece vocabulary then adds no leading
+    // blank.
     bool continues = false;
 };
 
-// A stretch of a prompt. Text that spells a control token becomes that token only where `special`.
+// A part of a prompt. Text that spells a control token becomes that token only if `special`.
 struct Segment {
     std::string text;
     bool special = false;
@@ -43,41 +43,41 @@ struct Segment {
 
 class Tokenizer {
   public:
-    // Throws TokenizerError for metadata it cannot work with, naming the key.
+    // Throws TokenizerError for metadata that it cannot use, naming the key.
     static Tokenizer load(const gguf::File &file, Conventions conventions = Conventions::Model);
     ~Tokenizer();
     Tokenizer(Tokenizer &&) noexcept;
     Tokenizer &operator=(Tokenizer &&) noexcept;
 
-    // Any bytes are accepted; bytes that are not UTF-8 are kept (byte tokens) where the vocabulary can spell
-    // them. User-defined tokens are found in every text. O(n log n) whatever the text, some 20 MB/s on prose.
+    // Accepts any bytes; bytes that are not valid UTF-8 are kept (byte tokens) if the vocabulary can spell
+    // them. User-defined tokens are found in every text. O(n log n) for any text, about 20 MB/s on prose.
     // Throws TokenizerError for a text of 512 MiB or more.
     std::vector<TokenId> encode(std::string_view text, EncodeOptions options = {}) const;
 
-    // The segments' texts, one after the other, as one text: but for control tokens, the result does not
-    // depend on where it is cut. options.parse_special does not matter.
+    // Encodes the concatenated texts of the segments: except for control tokens, the result does not depend
+    // on the segment boundaries. options.parse_special has no effect.
     std::vector<TokenId> encode(std::span<const Segment> segments, EncodeOptions options = {}) const;
 
-    // The bytes a token stands for in running text (empty for control tokens unless `special`, for unused
-    // ones and for ids outside the vocabulary).
+    // The bytes of a token in running text (empty for control tokens unless `special`, for unused tokens and
+    // for ids outside the vocabulary).
     std::string decode(TokenId id, bool special = false) const;
-    // Whole text: also removes the blank that SentencePiece vocabularies put in front.
+    // Decodes a whole text: also removes the leading blank that SentencePiece vocabularies add.
     std::string decode(std::span<const TokenId> ids, bool special = false) const;
 
-    std::string_view piece(TokenId id) const;  // as the vocabulary spells it; empty for ids outside of it
+    std::string_view piece(TokenId id) const;  // as in the vocabulary; empty for ids outside of it
     int32_t size() const;
     bool is_control(TokenId id) const;            // control and unknown tokens: no text of their own
-    bool is_end_of_generation(TokenId id) const;  // eos, eot, eom and their textual relatives
-    // Never to be sampled: rows of the model's output that stand for no token (ids outside the vocabulary,
-    // padding), and `tokenizer.ggml.suppress_tokens` (Gemma 4: ends of images and sounds).
+    bool is_end_of_generation(TokenId id) const;  // eos, eot, eom and textual variants
+    // False for tokens that must never be sampled: rows of the model's output without a token (ids outside
+    // the vocabulary, padding), and `tokenizer.ggml.suppress_tokens` (Gemma 4: ends of images and sounds).
     bool is_sampleable(TokenId id) const;
     std::optional<TokenId> bos() const;
     std::optional<TokenId> eos() const;
     std::optional<TokenId> eot() const;  // end of turn
     bool adds_bos() const;
-    std::optional<TokenId> find(std::string_view piece) const;  // spelled as in the vocabulary
-    const std::string &model_name() const;                      // "llama/default", "gpt2/qwen2": for messages
-    const std::string &note() const;  // what the user should know about how text is cut; mostly empty
+    std::optional<TokenId> find(std::string_view piece) const;  // as spelled in the vocabulary
+    const std::string &model_name() const;  // "llama/default", "gpt2/qwen2"; used in messages
+    const std::string &note() const;        // a remark for the user about splitting; usually empty
 
   private:
     Tokenizer();

@@ -7,9 +7,9 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// Length of the sequence a lead byte announces, 0 if it is none, and the bounds of its second byte
-// (Unicode 15, table 3-7: this is where overlong forms, surrogates and what lies above U+10FFFF are
-// excluded).
+// Length of the sequence that a lead byte starts, 0 if it is not a lead byte, and the bounds of its
+// second byte (Unicode 15, table 3-7: these exclude overlong forms, surrogates and code points above
+// U+10FFFF).
 struct Lead {
     uint32_t bytes;
     uint8_t low = 0x80, high = 0xBF;

@@ -26,7 +26,7 @@ std::vector<TokenType> load_types(const gguf::File &file, size_t tokens) {
     check_length(kTypes, numbers.size(), tokens);
     std::vector<TokenType> types(tokens, TokenType::Normal);
     for (size_t i = 0; i < numbers.size(); ++i) {
-        // Type 0, "undefined", is what some converters write for padding.
+        // Some converters write type 0, "undefined", for padding.
         if (numbers[i] < 0 || numbers[i] > 6)
             fail(kTypes,
                  "entry " + std::to_string(i) + " is " + std::to_string(numbers[i]) + ", not a token type");

@@ -1,4 +1,4 @@
-// The pieces of a vocabulary: their text, type and score, and the way back from text to id.
+// The pieces of a vocabulary: text, type and score of every id, and the id of a text.
 #pragma once
 
 #include <array>
@@ -18,9 +18,9 @@ inline constexpr size_t kMaxPieceBytes = 32767;
 // Holds views into the GGUF mapping: the File must outlive it.
 class Vocabulary {
   public:
-    // Reads tokenizer.ggml.{tokens,token_type,scores}. Pieces must be unique but for empty ones (which can
-    // never be looked up) and below 32 KiB; types default to Normal, scores stay empty when absent. Throws
-    // TokenizerError.
+    // Reads tokenizer.ggml.{tokens,token_type,scores}. Pieces must be unique, except empty ones
+    // (which are never found), and below 32 KiB; types default to Normal, scores are empty if
+    // absent. Throws TokenizerError.
     static Vocabulary load(const gguf::File &file);
 
     TokenId size() const { return static_cast<TokenId>(pieces_.size()); }
@@ -31,23 +31,23 @@ class Vocabulary {
     void set_type(TokenId id, TokenType type) { types_[static_cast<size_t>(id)] = type; }
     const std::vector<float> &scores() const { return scores_; }  // [size], or empty
     size_t longest_piece() const { return longest_piece_; }       // bytes
-    // Of the pieces that start with this byte.
+    // The longest of the pieces that start with this byte.
     size_t longest_piece(char first) const { return longest_from_[static_cast<uint8_t>(first)]; }
 
-    // kNoToken when there is no such piece.
+    // kNoToken if there is no such piece.
     TokenId find(std::string_view piece) const { return find(piece, hash_bytes(piece)); }
     TokenId find(std::string_view piece, uint64_t hash) const;
-    // Starts fetching what find(piece, hash) will need: for many lookups in a row.
+    // Prefetches the data of find(piece, hash): for many lookups in a row.
     void prefetch(uint64_t hash) const { __builtin_prefetch(&slots_[hash & mask_]); }
 
-    // Normal and user-defined tokens: those that ordinary text may turn into.
+    // Normal and user-defined tokens: those that ordinary text can produce.
     bool is_text(TokenId id) const {
         return type(id) == TokenType::Normal || type(id) == TokenType::UserDefined;
     }
 
-    // The token for one byte: "<0x41>", or the byte itself as a piece; kNoToken when there is neither.
+    // The token for one byte: "<0x41>", or the byte itself as a piece; kNoToken if there is neither.
     TokenId find_byte(uint8_t byte) const;
-    // The byte that a token of type Byte stands for.
+    // The byte of a token of type Byte.
     std::optional<uint8_t> byte_value(TokenId id) const;
 
   private:

@@ -1,4 +1,4 @@
-// Words come again: remembers, during one call of encode, where the tokens of a word stand in the output.
+// Remembers the tokens of repeated words during one call of encode, as positions in the output.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@
 
 namespace runnel::text {
 
-// Direct-mapped: a newer word takes the place of an older one. The words must outlive the cache.
+// Direct-mapped: a newer word replaces an older one. The words must outlive the cache.
 class WordCache {
   public:
-    // Sized for a text of so many bytes.
+    // Sized for a text of this many bytes.
     explicit WordCache(size_t text_bytes)
         : entries_(std::bit_ceil(std::clamp<size_t>(text_bytes / 16, 16, 32768))) {}
 
-    // Appends the tokens of `word` if it is known.
+    // Appends the tokens of `word` and returns true if it is known.
     bool append(std::string_view word, std::vector<TokenId> &output) {
         if (word.size() > kLongest) return false;
         const Entry &entry = entries_[hash_bytes(word) & (entries_.size() - 1)];
@@ -27,7 +27,7 @@ class WordCache {
         for (size_t i = 0; i < entry.count; ++i) output.push_back(output[entry.first + i]);
         return true;
     }
-    // The tokens of `word` are those of output from `first` to its end.
+    // Records that the tokens of `word` are those of output from `first` to its end.
     void remember(std::string_view word, size_t first, const std::vector<TokenId> &output) {
         if (word.size() > kLongest) return;
         entries_[hash_bytes(word) & (entries_.size() - 1)] = {word, first, output.size() - first};

@@ -1,4 +1,4 @@
-// Sizes of memory in words.
+// Memory sizes as text.
 #pragma once
 
 #include <cstddef>

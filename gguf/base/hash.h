@@ -1,4 +1,4 @@
-// What hashes and checksums are made of.
+// A building block of hashes and checksums.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// How long something takes.
+// A stopwatch.
 #pragma once
 
 #include <chrono>

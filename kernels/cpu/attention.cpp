@@ -25,7 +25,7 @@ const AttentionKernels &attention_best() {
 
 size_t attention_scratch(int32_t head_dim_k, int32_t head_dim_v, int32_t rows) {
     const size_t k = static_cast<size_t>(head_dim_k), v = padded(head_dim_v), n = static_cast<size_t>(rows);
-    // The pages in float32, the scores of one block, and of each row: q, two o, l, m and the joined l and m.
+    // The pages in float32, the scores of one block, and per row: q, two o, l, m and the joined l and m.
     const size_t lanes = 16;
     return kBlockTokens * (k + v) + kMaxBlockRows * kBlockTokens + padded(rows) * (k + 4) +
            n * (2 * v + lanes);

@@ -1,18 +1,18 @@
 // Attention over the paged K/V cache, for query rows that share one K/V head.
 //
-// The cache keeps K and V in pages of kBlockTokens = 32 cells, per layer and K/V head, as binary16 or in
-// fewer bits (attention_formats.h); what is read back are float32 numbers:
+// The cache stores K and V in pages of kBlockTokens = 32 cells, per layer and K/V head, as binary16 or in
+// fewer bits (attention_formats.h); attention reads them as float32:
 //   K page: [head_dim_k][32 cells]    transposed: the lanes of a vector are cells in q.k,
 //   V page: [32 cells][head_dim_v]    and dimensions in p.v, so neither product sums across lanes.
 //
-// A row is one query head of one token. What a row computes (all float32, fma means one rounding):
+// A row is one query head of one token. Its result (all float32, fma means one rounding):
 //   1. score of a cell: fma chain over d ascending of q[d] * k[d], from 0; then * scale; with a soft-cap c
 //      then c * tanh(that / c) (vector.h). For the sink cells, q is sink_q.
-//   2. Its visible cells are cut: the sink cells are the first range; the others are cut at multiples of
-//      kRangeCells of the sequence. Within a range, page by page in
-//      ascending order, with a maximum m (from -1e30), 16 sums l and o[head_dim_v] (from 0):
+//   2. The visible cells are split into ranges: the sink cells are the first; the others are split at
+//      multiples of kRangeCells of the sequence. Within a range, page by page in ascending order, with a
+//      maximum m (from -1e30), 16 sums l and o[head_dim_v] (from 0):
 //        m' = the largest of m and the page's visible scores;
-//        if it moved: f = exp(m - m'), l *= f, o *= f, m = m';
+//        if m' > m: f = exp(m - m'), l *= f, o *= f, m = m';
 //        p = exp(score - m), and 0 for cells that are not visible;
 //        l[i] += p[i] + p[i + 16];
 //        o[d]: fma chain over the visible cells ascending of p * v[d].
@@ -21,9 +21,9 @@
 //      l = fma(l_r, b, l * a), o = fma(o_r, b, o * a). The first range is taken as it is.
 //   4. With a sink s: m' = max(m, s), a = exp(m - m'), l = fma(l, a, exp(s - m')), o *= a.
 //   5. out = o / l.
-// (Online softmax: Milakov & Gimelshein 2018; exp: vector.h.) No step depends on what else is computed: tiles
-// of any size, ranges on different threads and all instruction sets give bit-equal rows. Cells outside a
-// row's window are never read into its result, whatever bits they hold.
+// (Online softmax: Milakov & Gimelshein 2018; exp: vector.h.) A row depends on nothing else in the batch:
+// tiles of any size, ranges on different threads and all instruction sets give bit-equal rows. Cells outside
+// a row's window never enter its result, whatever bits they hold.
 #pragma once
 
 #include <cstddef>
@@ -37,16 +37,16 @@ inline constexpr int32_t kRangeCells = 512;
 
 // The K/V pages of one sequence for one layer and one K/V head.
 struct KvPages {
-    std::byte *k, *v;           // the pages that block 0 has for this layer and head; without v, the
-                                // values are the first head_dim_v dimensions of k
+    std::byte *k, *v;           // the pages of block 0 for this layer and head; v null:
+                                // the values are the first head_dim_v dimensions of k
     size_t k_stride, v_stride;  // bytes from a block's page to the next block's
     const BlockId *table;       // cell c is in block table[c / 32]
     int32_t head_dim_k, head_dim_v;
     CacheType k_type = CacheType::F16, v_type = CacheType::F16;
 };
 
-// Rows of one sequence: `tokens` consecutive tokens x the `heads` query heads of one K/V head. Token t stands
-// in cell first_cell + t and sees the cells from first_visible() to its own, and the sink cells before those.
+// Rows of one sequence: `tokens` consecutive tokens x the `heads` query heads of one K/V head. Token t is in cell
+// first_cell + t. It attends to the cells from first_visible() to its own, and to the sink cells before them.
 struct AttentionTile {
     KvPages pages;
     const float *q;                // row (t, h): q + t * q_stride + h * head_dim_k, after RoPE
@@ -56,16 +56,16 @@ struct AttentionTile {
     int32_t first_cell;
     int32_t window;  // 0: all earlier cells
     float scale;
-    bool chunked = false;           // the window begins at a multiple of itself
+    bool chunked = false;           // the window begins at a multiple of its length
     float softcap = 0;              // 0: none
     const float *sinks = nullptr;   // [heads], or null
     int32_t sink_cells = 0;         // at most kRangeCells
-    const float *sink_q = nullptr;  // where there are sink cells: the rows of q for them, laid out as q
-    int32_t end_cell = INT32_MAX;   // cells from here on are seen by nobody
+    const float *sink_q = nullptr;  // with sink cells: the rows of q for them, laid out as q
+    int32_t end_cell = INT32_MAX;   // cells from here on are not visible to any row
 };
 
-// The first cell behind the sink cells that a token in cell `own` sees: own - window + 1, or, chunked, own -
-// own % window. Larger than `own` if it stands among the sink cells.
+// The first cell after the sink cells that a token in cell `own` attends to: own - window + 1, or, chunked,
+// own - own % window. Larger than `own` if the token is itself in a sink cell.
 constexpr int32_t first_visible(const AttentionTile &tile, int32_t own) {
     if (tile.window == 0) return 0;
     if (tile.chunked) return own - own % tile.window;
@@ -76,20 +76,20 @@ constexpr int32_t first_visible(const AttentionTile &tile, int32_t own) {
 struct AttentionKernels {
     const char *name;  // "scalar", "avx2", "avx512"
 
-    // Stores k and v of tokens for cells [cell, cell + tokens). k: [tokens][k_stride], the first head_dim_k
-    // of each row; v likewise, where the pages have one.
+    // Stores k and v of tokens in cells [cell, cell + tokens). k: [tokens][k_stride], of which the first
+    // head_dim_k of each row are used; v likewise, if the pages have one.
     void (*append)(const KvPages &pages, int32_t cell, int32_t tokens, const float *k, int64_t k_stride,
                    const float *v, int64_t v_stride) noexcept;
 
     // Steps 1-5 for all rows. scratch: attention_scratch(...) floats, aligned to 64 bytes.
     void (*attend)(const AttentionTile &tile, float *scratch) noexcept;
 
-    // Steps 1 and 2 for a range, of range_count(tile): writes the tile's partial results for
-    // join(). partial: attention_partial(tile) floats, any alignment. For few rows and a long sequence: every
-    // (K/V head, range) is then a unit of work of its own.
+    // Steps 1 and 2 for one range, 0 <= index < range_count(tile): writes the tile's partial results for
+    // join(). partial: attention_partial(tile) floats, any alignment. For few rows and a long sequence, where
+    // every (K/V head, range) is a separate unit of work.
     void (*attend_range)(const AttentionTile &tile, int32_t index, float *partial, float *scratch) noexcept;
 
-    // Steps 3-5 over `ranges` = range_count(tile) partial results that follow one another.
+    // Steps 3-5 over `ranges` = range_count(tile) adjacent partial results.
     void (*join)(const AttentionTile &tile, const float *partials, int32_t ranges) noexcept;
 };
 
@@ -101,17 +101,17 @@ const AttentionKernels &attention_best();
 // Floats of scratch for tiles of up to tokens * heads = `rows` rows.
 size_t attention_scratch(int32_t head_dim_k, int32_t head_dim_v, int32_t rows);
 
-// Tokens per tile that keep a tile's rows in cache while each page is converted once: for prefill.
+// Number of tokens per tile for prefill: the tile's rows stay in the CPU cache, and each page is converted only once.
 int32_t attention_tile_tokens(int32_t heads);
 
-// The ranges that some row of the tile sees: the sink cells, if there are any, then kRangeCells each.
+// The number of ranges visible to any row of the tile: the sink cells, if there are any, then kRangeCells each.
 int32_t range_count(const AttentionTile &tile);
 
 // Floats of the partial results of one range.
 size_t attention_partial(const AttentionTile &tile);
 
 // Multiplies each head, in place, by the Hadamard matrix of rotates_keys() (backend.h): sums and differences
-// of elements 1, 2, 4, ... apart, then all times the power of two's root's inverse.
+// of elements 1, 2, 4, ... apart, then a division by the square root of the power of two.
 void rotate_heads(float *heads, int32_t count, int32_t head_dim) noexcept;
 
 }  // namespace runnel::kernels::cpu

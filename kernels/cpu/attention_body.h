@@ -1,15 +1,15 @@
 // The attention of attention.h, written once over a type of lanes (vector_lanes_*.h) and compiled once per
 // instruction set; everything is local to the including file.
 //
-// The rows of a tile are cut into blocks of L::kRows, so many that their sums fill the registers. A page
-// meets one block at a time, in three passes:
-// - scores: rows x 2 vectors of cells in registers; per dimension two loads of K, a broadcast of each row's
-// q;
-// - subtract_maximum, exponentials: the 32 scores of a row become p; its maximum and sums follow;
-// - weighted_sum: rows x some vectors of o in registers; per cell loads of V and a broadcast of each row's p.
+// The rows of a tile are split into blocks of L::kRows, so that a block's sums fill the registers. Each page
+// is processed one block at a time, in three passes:
+// - scores: rows x 2 vectors of cells in registers; per dimension two loads of K, and a broadcast of each
+//   row's q;
+// - subtract_maximum, exponentials: the 32 scores of a row become p, and its maximum and sums are updated;
+// - weighted_sum: rows x some vectors of o in registers; per cell loads of V, and a broadcast of each row's p.
 //
-// K and V are converted while they are loaded, and the next page, which lies anywhere in memory, is
-// prefetched meanwhile. When many blocks share a page it is converted once, into scratch. Both ways take the
+// K and V are converted while they are loaded, and the next page, which can be anywhere in memory, is
+// prefetched meanwhile. When many blocks share a page it is converted once, into scratch. Both ways add the
 // same values to the same sums.
 //
 // Bytes moved per page: 64 * (head_dim_k + head_dim_v); multiply-adds: rows * 32 * (head_dim_k + head_dim_v).
@@ -25,9 +25,9 @@ namespace runnel::kernels::cpu {
 namespace {
 
 constexpr float kNoMaximum = -1e30f;
-constexpr float kNoRange = -2e30f;  // in place of a maximum: nothing was joined yet
+constexpr float kNoRange = -2e30f;  // in place of a maximum: no range joined yet
 
-// A page as the products read it: of the cache, or float32 in scratch.
+// A page as the products read it: in the cache, or converted to float32 in scratch.
 struct Page {
     const std::byte *k, *v;
     size_t v_stride;                   // bytes from cell to cell
@@ -36,7 +36,7 @@ struct Page {
     bool converted;
 };
 
-// f(form) for the form that the keys, or the values, of a page are in.
+// f(form) for the storage form of a page's keys or values.
 template <typename F>
 inline void with_form(const Page &page, CacheType type, F f) {
     if (page.converted) return f(Converted{});
@@ -50,15 +50,15 @@ struct Visible {
     bool operator==(const Visible &) const = default;
 };
 
-// The scratch of a tile, cut up.
+// The scratch of a tile, divided up.
 struct Rows {
     int count;
     size_t o_stride;
     float *k_page, *v_page;    // [head_dim_k][32], [32][o_stride]
-    float *p;                  // [kRows][32], of the block at hand
+    float *p;                  // [kRows][32], of the current block
     float *q;                  // [count][head_dim_k]
     float *m, *l;              // [count], the joined ones
-    float *range_m, *range_l;  // [count], of the range at hand
+    float *range_m, *range_l;  // [count], of the current range
     float *sums;               // [count][16]
     float *o;                  // [count][o_stride]
 };
@@ -86,7 +86,7 @@ inline Rows cut_scratch(const AttentionTile &tile, float *scratch) {
     return rows;
 }
 
-// Up to so many rows a page is read in place; from there on it is converted first, for all blocks of rows.
+// Up to this many rows a page is read in place; with more it is first converted, once for all blocks of rows.
 template <typename L>
 constexpr int in_place_rows(CacheType type) {
     const bool halves = type == CacheType::F16 || type == CacheType::BF16;
@@ -146,7 +146,7 @@ void scores(const float *q, const Page &page, int32_t head_dim, float *p) {
     }
 }
 
-// Scales and caps the scores in p and subtracts the row's maximum; o and the sums follow when that moves.
+// Scales and caps the scores in p and subtracts the row's maximum; rescales o and the sums when the maximum changes.
 template <typename L>
 inline void subtract_maximum(float *p, float scale, float softcap, Visible cells, float *maximum, float *sums,
                              float *o, size_t o_size) {
@@ -186,14 +186,14 @@ inline void exponentials(float *p, Visible cells, float *sums) {
     for (int i = 0; i < S; ++i) L::store(sums + i * W, L::add(L::load(sums + i * W), L::add(v[i], v[i + S])));
 }
 
-// One register tile of weighted_sum: R rows x D vectors of dimensions, from dimension d on. With `Partial`
-// the one vector has only `lanes` elements in v.
+// One register tile of weighted_sum: R rows x D vectors of dimensions, from dimension d on. With `Partial`,
+// there is one vector and only its first `lanes` elements exist in v.
 template <typename L, int R, int D, bool Partial, typename Form>
 inline void weighted_columns(const float *p, const Page &page, Visible cells, float *o, size_t o_stride,
                              int d, int lanes) {
     constexpr int W = L::kWidth;
     constexpr bool kStored = !std::is_same_v<Form, Converted>;
-    // Where vectors share scales: d counted from the block's first; 0 for tiles of whole blocks.
+    // Where vectors share scales: d relative to the start of its block; 0 for tiles of whole blocks.
     const int start = D * W % kFormatBlock == 0 ? 0 : d % kFormatBlock;
     const size_t offset = value_offset<Form>(d - start);
     constexpr size_t kBytes = value_offset<Form>((D * W + kFormatBlock - 1) / kFormatBlock * kFormatBlock);
@@ -225,7 +225,7 @@ inline void weighted_columns(const float *p, const Page &page, Visible cells, fl
         for (int i = 0; i < D; ++i) L::store(o + static_cast<size_t>(r) * o_stride + i * W, sum[r][i]);
 }
 
-// Whole vectors [at, vectors) of the dimensions, D at a time, then fewer.
+// Whole vectors [at, vectors) of the dimensions: D at a time, then fewer.
 template <typename L, int R, int D, typename Form>
 inline void weighted_vectors(const float *p, const Page &page, Visible cells, float *o, size_t o_stride,
                              int at, int vectors) {
@@ -238,12 +238,12 @@ constexpr int power_of_two_below(int n) {
     return n >= 8 ? 8 : n >= 4 ? 4 : n >= 2 ? 2 : 1;
 }
 
-// o[r][d] += sum over the visible cells of p[r][cell] * v[cell][d], for rows that see the same cells.
+// o[r][d] += sum over the visible cells of p[r][cell] * v[cell][d], for rows with the same visible cells.
 template <typename L, int R, typename Form>
 void weighted_sum(const float *p, const Page &page, Visible cells, float *o, size_t o_stride,
                   int32_t head_dim) {
     constexpr int W = L::kWidth, D = power_of_two_below(L::kAccumulators / R);
-    // All rows but those of f16 are padded to whole vectors.
+    // All formats but f16 pad rows to whole vectors.
     constexpr bool kRagged = std::is_same_v<Form, Stored<CacheType::F16>>;
     const int vectors = kRagged ? head_dim / W : (head_dim + W - 1) / W;
     weighted_vectors<L, R, D, Form>(p, page, cells, o, o_stride, 0, vectors);
@@ -252,7 +252,7 @@ void weighted_sum(const float *p, const Page &page, Visible cells, float *o, siz
         weighted_columns<L, R, 1, true, Form>(p, page, cells, o, o_stride, at, head_dim - at);
 }
 
-// One page for the rows [first, first + R). whole: they see all its cells.
+// One page for the rows [first, first + R). whole: all its cells are visible to all rows.
 template <typename L, int R>
 void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page, int32_t page_cell, int first,
                   bool whole) {
@@ -276,10 +276,10 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page,
                                 o + static_cast<size_t>(r) * rows.o_stride, rows.o_stride);
     for (int r = 0; r < R; ++r)
         if (cells[r].any()) exponentials<L>(rows.p + r * kBlockTokens, cells[r], sums + r * kSumLanes);
-    // Rows that see the same cells go together: no row touches a cell that it does not see.
+    // Rows with the same visible cells are computed together: no row touches a cell outside its window.
     for (int r = 0; r < R;) {
         int same = 1;
-        if constexpr (R > 1)  // (GCC 13 sees an access in front of the array otherwise)
+        if constexpr (R > 1)  // (GCC 13 warns of an access before the array otherwise)
             while (r + same < R && cells[r + same] == cells[r]) ++same;
         if (cells[r].any())
             with_form(page, page.v_type, [&](auto form) {
@@ -295,7 +295,7 @@ void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page,
 
 template <typename L>
 inline void attend_page(const AttentionTile &tile, const Rows &rows, Page page, int32_t page_cell) {
-    // The first row sees least ahead, the last row least behind.
+    // The first row's window ends first, the last row's window begins last.
     const Visible all{0, kBlockTokens};
     const bool whole = visible(tile, 0, page_cell, kBlockTokens) == all &&
                        visible(tile, rows.count - 1, page_cell, kBlockTokens) == all;
@@ -304,12 +304,12 @@ inline void attend_page(const AttentionTile &tile, const Rows &rows, Page page, 
         with_rows<L::kRows>(left < L::kRows ? left : L::kRows, [&](auto count) {
             attend_block<L, decltype(count)::value>(tile, rows, page, page_cell, first, whole);
         });
-        // Later blocks find the next page on its way.
+        // For later blocks the next page is already being fetched.
         page.next_k = page.k, page.next_v = page.v;
     }
 }
 
-// Where a block's page is, and the next one's.
+// The location of a block's page, and of the next one.
 struct Place {
     const std::byte *k, *v, *next_k, *next_v;
 };
@@ -354,8 +354,8 @@ inline Page converted_page(const Rows &rows, const KvPages &pages, const Place &
             true};
 }
 
-// q of all rows, one after the other: rows of the batch lie a power of two apart and would fight for cache
-// sets.
+// Copies q of all rows next to one another: in the batch, rows are a power of two apart and would
+// compete for the same cache sets.
 template <typename L>
 inline void pack_q(const AttentionTile &tile, const Rows &rows) {
     const int64_t size = int64_t{tile.heads} * tile.pages.head_dim_k;
@@ -367,7 +367,7 @@ inline void pack_q(const AttentionTile &tile, const Rows &rows) {
     }
 }
 
-// Zeros behind the last dimension, so that whole vectors of a converted page hold numbers.
+// Writes zeros after the last dimension, so that whole vectors of a converted page hold numbers.
 template <typename L>
 inline void clear_padding(const AttentionTile &tile, const Rows &rows) {
     for (size_t cell = 0; cell < kBlockTokens; ++cell)
@@ -438,7 +438,7 @@ inline bool row_sees(const AttentionTile &tile, int row, int32_t range) {
     return visible(tile, row, range * kRangeCells, kRangeCells).any();
 }
 
-// The same rows, looking at the sink cells only: their range 0.
+// The same rows, attending to the sink cells only: their range 0.
 inline AttentionTile sink_tile(AttentionTile tile) {
     tile.q = tile.sink_q;
     tile.window = 0;
@@ -447,7 +447,7 @@ inline AttentionTile sink_tile(AttentionTile tile) {
     return tile;
 }
 
-// Steps 4 and 5: the sink joins the sum, out = o / l. out may be o.
+// Steps 4 and 5: adds the sink to the sum, then out = o / l. out may be o.
 template <typename L>
 inline void finish_row(const AttentionTile &tile, int row, float m, float l, const float *o) {
     const int32_t n = tile.pages.head_dim_v;
@@ -459,7 +459,7 @@ inline void finish_row(const AttentionTile &tile, int row, float m, float l, con
     map<L>(o, o, n, out, [&](auto x, auto) { return L::div(L::mul(x, a), sum); });
 }
 
-// Joins the range at hand to the rows that see it.
+// Joins the current range to the rows that attend to it.
 template <typename L>
 void join_range(const AttentionTile &tile, const Rows &rows, int32_t range) {
     for (int row = 0; row < rows.count; ++row) {

@@ -1,11 +1,11 @@
-// K and V in fewer bits: how a cell is written into its pages (attention_pages.h reads them).
+// Writes cells of K and V into their pages in fewer bits (attention_pages.h reads them).
 //
-// The formats are those of CacheType (backend.h). In a K page the dimensions of a cell lie apart, so a block
-// of 32 dimensions of all 32 cells lies together: first the 32 scales, then, dimension by dimension, the
-// values of the cells (Q4_0: cell i in the low, i + 16 in the high nibble of byte i). A V page is plain rows
-// of blocks as gguf/block.h has them. A value read back is the product of an 11-bit scale and an integer of
-// at most 8 bits, or a number of 4 or 8 significant bits: exact in float32, so all instruction sets read the
-// same. Writing is plain C++ for all of them.
+// The formats are those of CacheType (backend.h). In a K page the dimensions of one cell are far apart, so
+// each block of 32 dimensions of all 32 cells is stored together: first the 32 scales, then, dimension by
+// dimension, the values of the cells (Q4_0: cell i in the low nibble of byte i, cell i + 16 in the high one).
+// A V page consists of plain rows of blocks as in gguf/block.h. A value read back is the product of an 11-bit
+// scale and an integer of at most 8 bits, or a number of 4 or 8 significant bits: exact in float32, so all
+// instruction sets read the same value. Writing is plain C++ on all of them.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int32_t kFormatBlock = 32;  // dimensions that share a scale
 
-// Inlined for certain: what is linked must not come from the file of another instruction set.
+// Always inlined: the linker must not take this function from a file of another instruction set.
 [[gnu::flatten]] constexpr size_t row_bytes(CacheType type, int32_t dims) {
     return cache_row_bytes(type, dims);
 }
@@ -36,7 +36,7 @@ inline float nearest_integer(float x) {  // |x| < 2^22
     return (x + 0x1.8p23f) - 0x1.8p23f;
 }
 
-// The lanes convert binary16: a shared inline function could be linked from another instruction set's file.
+// The lanes convert binary16: the linker could take an inline function from another instruction set's file.
 template <typename L>
 inline uint16_t half_of(float x) {
     uint16_t half[L::kWidth];
@@ -44,14 +44,14 @@ inline uint16_t half_of(float x) {
     return half[0];
 }
 
-// The n <= 32 values at x; the block is filled with zeros. What is not finite makes the scale NaN.
+// Quantizes the n <= 32 values at x; the rest of the block is zeros. A value that is not finite makes the scale NaN.
 template <typename L>
 inline PackedBlock pack_block(CacheType type, const float *x, int n) {
     float largest = 0, extreme = 0;
     bool finite = true;
     for (int i = 0; i < n; ++i) {
         const float magnitude = std::fabs(x[i]);
-        finite = finite && magnitude <= 1e6f;  // beyond the reach of a binary16 scale
+        finite = finite && magnitude <= 1e6f;  // beyond the range of a binary16 scale
         if (magnitude > largest) largest = magnitude, extreme = x[i];
     }
     PackedBlock block{};
@@ -78,7 +78,7 @@ inline uint16_t to_bfloat(float x) {
     return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// OCP e4m3 ("OFP8", 2023): to nearest even; beyond 448 the largest number; 0x7f for what is not finite.
+// OCP e4m3 ("OFP8", 2023): rounds to nearest even; above 448 the largest number; 0x7f for values that are not finite.
 inline uint8_t to_e4m3(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -95,7 +95,7 @@ inline void store_bytes(std::byte *at, const void *value, size_t bytes) {
     std::memcpy(at, value, bytes);
 }
 
-// A cell of a K page. (F16 is written by the lanes: attention_body.h.)
+// Writes a cell of a K page. (F16 cells are written by the lanes: attention_body.h.)
 template <typename L>
 inline void write_k_cell(CacheType type, std::byte *page, size_t cell, const float *k, int32_t dims) {
     const size_t block_bytes = kBlockTokens * row_bytes(type, kFormatBlock);
@@ -120,13 +120,13 @@ inline void write_k_cell(CacheType type, std::byte *page, size_t cell, const flo
                 values[i * kBlockTokens + cell] = value;
                 continue;
             }
-            std::byte &pair = values[i * 16 + cell % 16];  // the other cell's nibble stays
+            std::byte &pair = values[i * 16 + cell % 16];  // the other cell's nibble is kept
             pair = cell < 16 ? (pair & std::byte{0xf0}) | value : (pair & std::byte{0x0f}) | value << 4;
         }
     }
 }
 
-// A row of a V page, its padding as zeros.
+// Writes a row of a V page, padded with zeros.
 template <typename L>
 inline void write_v_row(CacheType type, std::byte *row, const float *v, int32_t dims) {
     const size_t block_bytes = row_bytes(type, kFormatBlock);

@@ -1,10 +1,10 @@
 // Pages of K and V as attention's products read them: in place, whatever their type, or converted to float32.
 //
-// The layouts are those of attention_formats.h. What is read is the same number either way: the product of an
-// 11-bit scale and an integer of at most 8 bits, or a number of at most 11 significant bits, exact in
-// float32. Reading in place costs, per vector of values, one conversion (halves), two instructions (q8_0: and
-// a product) or a handful (q4_0, fp8); memory gives f16 at a vector per some ten cycles, so fewer bits are
-// less time as soon as the cache no longer fits into the caches above memory.
+// The layouts are those of attention_formats.h. Both ways read the same number: the product of an 11-bit
+// scale and an integer of at most 8 bits, or a number of at most 11 significant bits, exact in float32.
+// Reading in place costs, per vector of values, one conversion (f16, bf16), two instructions (q8_0: also a
+// product) or a handful (q4_0, fp8). Memory delivers one vector of f16 about every ten cycles, so fewer bits
+// take less time once the KV cache no longer fits in the CPU's caches.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,7 @@ inline const uint16_t *halves(const std::byte *at) {
     return reinterpret_cast<const uint16_t *>(at);
 }
 
-// One vector of values that share nothing: `at` elements from the beginning of a run of them.
+// One vector of values that share nothing, from element `at` of a run.
 template <typename L, CacheType type>
 inline typename L::Float load_plain(const std::byte *run, int at) {
     if constexpr (type == CacheType::BF16) return L::load_bfloat(halves(run) + at);
@@ -59,15 +59,15 @@ inline typename L::Float load_plain(const std::byte *run, int at) {
     if constexpr (type == CacheType::F16) return L::load_half(halves(run) + at);
 }
 
-// One vector of the 32 integers of a block, from number `at` on, where pairs that are 16 apart share bytes.
+// One vector of the 32 integers of a block, from element `at` on; elements 16 apart share a byte.
 template <typename L, CacheType type>
 inline typename L::Float load_integers(const std::byte *values, int at) {
     if constexpr (type == CacheType::Q8_0) return L::load_int8(reinterpret_cast<const int8_t *>(values) + at);
     return L::load_nibbles(reinterpret_cast<const uint8_t *>(values) + at % 16, at < 16 ? 0 : 4);
 }
 
-// The keys of 2 W cells, dimension after dimension: begin_block() before each 32 of them, then next() once
-// for each. `ahead`: the page to be read after this one, prefetched meanwhile.
+// The keys of 2 W cells, dimension by dimension: begin_block() before each 32 of them, then next() once for
+// each. `ahead`: the page that is read after this one, prefetched meanwhile.
 template <typename L, typename Form>
 class Keys {
     static constexpr CacheType kType = Form::kType;
@@ -123,7 +123,7 @@ class Keys<L, Converted> {
     const float *at_;
 };
 
-// Bytes of the first d dimensions of a row of values, d a multiple of 32 where they share scales.
+// Bytes of the first d dimensions of a row of values; d is a multiple of 32 in formats that share scales.
 template <typename Form>
 constexpr size_t value_offset(int32_t d) {
     if constexpr (std::is_same_v<Form, Converted>)
@@ -164,7 +164,7 @@ void convert_keys(const std::byte *page, const std::byte *ahead, int32_t dims, f
     }
 }
 
-// One row. out: `dims` values, up to whole vectors.
+// One row. out: `dims` values, rounded up to whole vectors.
 template <typename L, typename Form>
 void convert_values(const std::byte *row, int32_t dims, float *out) {
     constexpr int W = L::kWidth;

@@ -9,7 +9,7 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-constexpr int32_t kRangeTokens = 4;  // up to here attention may be split by ranges of keys
+constexpr int32_t kRangeTokens = 4;  // up to here attention may be split into ranges of keys
 
 // The factor of q at a position.
 float temperature(const Attention::Temperature &t, int32_t position) {
@@ -81,7 +81,7 @@ void AttentionRunner::turn(const Attention &a, float *head, int32_t heads, Weigh
     if (a.norm_after_rope) normalize_heads();
 }
 
-// Norms and rotations of the query heads of one K/V head of a token; for sink cells another time.
+// Norm and rotation of a token's query heads of one K/V head; with sink cells, also for their positions.
 void AttentionRunner::prepare_queries(const Attention &a, int32_t kv_head, int32_t token,
                                       int32_t position) noexcept {
     const int32_t group = a.heads / a.kv_heads;
@@ -100,7 +100,7 @@ void AttentionRunner::prepare_queries(const Attention &a, int32_t kv_head, int32
     prepare(q, rotations_);
 }
 
-// Into the sequence's cell, and into those of the branches that share the token. work: head_dim_v floats
+// Writes the token's cell, and the cells of draft branches that share the token. work: head_dim_v floats
 void AttentionRunner::append_cell(const Attention &a, const Batch &batch, const SequenceSpan &sequence,
                                   int32_t kv_head, int32_t token, float *work) noexcept {
     float *k = row(a.k, token) + kv_head * a.head_dim_k;
@@ -122,7 +122,7 @@ void AttentionRunner::append_cell(const Attention &a, const Batch &batch, const 
             append(other, other.past - other.shared + i);
 }
 
-// The first and the end of a thread's share of units.
+// A thread's range of units.
 struct AttentionRunner::Share {
     int64_t first, end;
 };
@@ -142,7 +142,7 @@ void AttentionRunner::append(const Attention &a, const Batch &batch, int thread)
     if (a.k != kNoSlot) append_cells(a, batch, thread);
 }
 
-// Cells of a page may share bytes (q4_0), so whoever writes one of them writes all.
+// Cells of a page can share bytes (q4_0), so one thread writes all new cells of a page.
 void AttentionRunner::append_cells(const Attention &a, const Batch &batch, int thread) noexcept {
     float *work = scratch(thread);
     const auto append = [&](const SequenceSpan &s, int32_t kv_head, int32_t first_cell, int32_t end_cell) {
@@ -150,7 +150,7 @@ void AttentionRunner::append_cells(const Attention &a, const Batch &batch, int t
             append_cell(a, batch, s, kv_head, s.first + cell - s.past, work);
     };
     if (std::ranges::any_of(batch.sequences, [](const SequenceSpan &s) { return s.shared > 0; })) {
-        // Tokens go into pages of several sequences, too.
+        // A token can go into the pages of several sequences here, so the unit is a K/V head.
         const Share mine = share(a.kv_heads, thread);
         for (int64_t head = mine.first; head < mine.end; ++head)
             for (const SequenceSpan &s : batch.sequences)
@@ -168,7 +168,7 @@ void AttentionRunner::append_cells(const Attention &a, const Batch &batch, int t
     }
 }
 
-// What was summed are rotated values.
+// The sums are of rotated values: rotates the outputs back.
 void AttentionRunner::rotate_back(const Attention &a, const AttentionTile &tile) noexcept {
     if (!can_rotate(a) || !rotates_values(v_type_)) return;
     for (int32_t t = 0; t < tile.tokens; ++t)
@@ -208,8 +208,8 @@ size_t AttentionRunner::partials_of(const Attention &a, const CacheConfig &cache
     return attention_partial(shape) * ranges * static_cast<size_t>(a.kv_heads);
 }
 
-// Few tokens, a long context and fewer K/V heads than would keep all threads busy: a unit is one range of
-// keys of one head. The ranges are those that attend() forms itself, so the result is the same.
+// For few tokens, a long context and fewer K/V heads than threads: a unit is one range of keys of one head.
+// The ranges are those that attend() uses itself, so the result is the same.
 void AttentionRunner::attend_by_ranges(const Attention &a, const SequenceSpan &sequence,
                                        int thread) noexcept {
     const int32_t ranges = range_count(tile(a, sequence, 0, 0, sequence.count));
@@ -240,7 +240,7 @@ void AttentionRunner::attend(const Attention &a, const Batch &batch, int thread)
         attend_by_ranges(a, only, thread);
         return;
     }
-    // Units of all sequences in one numbering; later tokens see more keys, so the largest units come first.
+    // Units of all sequences, numbered together: the largest first, as later tokens attend to more keys.
     const int32_t step = attention_tile_tokens(a.heads / a.kv_heads);
     const auto tiles = [&](const SequenceSpan &s) { return (s.count + step - 1) / step; };
     int64_t units = 0;

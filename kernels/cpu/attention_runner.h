@@ -1,10 +1,10 @@
-// Runs Attention steps: norms and rotations of queries and keys, cells for the new keys and values, then the
-// tokens attend.
+// Runs Attention steps: norms and rotates queries and keys, appends the new keys and values, then computes
+// the attention of all tokens.
 //
-// How the work is shared out changes no bit (attention.h). append(): a unit is the query heads of one K/V
-// head and token, or the new keys and values of one page of a K/V head. attend(): a unit is a tile of tokens
-// of one sequence and K/V head; for a few tokens of one sequence with a long past and few heads, a range of
-// keys of one head, joined in a second phase.
+// The distribution of the work does not change a bit of the results (attention.h). append(): a unit is the
+// query heads of one token and K/V head, or the new keys and values of one page of a K/V head. attend(): a
+// unit is a tile of tokens of one sequence and K/V head. With few tokens of one sequence, a long past and few
+// heads, a unit is one range of keys of one head, and a second phase joins the ranges.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace runnel::kernels::cpu {
 
 class AttentionRunner {
   public:
-    // What the backend lends; all of it outlives the runner.
+    // Owned by the backend; everything here outlives the runner.
     struct Surroundings {
         const Program *program;
         const AttentionKernels *kernels;
@@ -34,10 +34,10 @@ class AttentionRunner {
     };
 
     AttentionRunner() = default;
-    // Room for batches of `max_tokens` tokens. Throws BackendError{OutOfMemory}.
+    // Allocates memory for batches of `max_tokens` tokens. Throws BackendError{OutOfMemory}.
     AttentionRunner(const Surroundings &surroundings, const CacheConfig &cache, int32_t max_tokens);
 
-    // What a step needs per thread.
+    // Bytes of scratch that a step needs per thread.
     static size_t scratch_bytes(const Attention &step);
 
     // Called by all threads, with a barrier after each; rotations() once per batch, before the others.
@@ -65,7 +65,7 @@ class AttentionRunner {
                        int32_t tokens) const noexcept;
     void attend_by_ranges(const Attention &step, const SequenceSpan &sequence, int thread) noexcept;
 
-    // Layers whose values are their keys, or that share those of a layer with other heads, stay as they are.
+    // False if a layer's values are its keys, or if it shares the K/V of a layer with other heads.
     bool can_rotate(const Attention &step) const {
         return s_.program->cache_layers[static_cast<size_t>(step.cache)].head_dim_v > 0;
     }
@@ -89,9 +89,9 @@ class AttentionRunner {
     Surroundings s_{};
     CacheType k_type_ = CacheType::F16, v_type_ = CacheType::F16;
     LazyBuffer partials_;                   // of attention over ranges: [kv head][range]
-    Rotations rotations_, sink_rotations_;  // of positions, and of those that sink cells are seen from
-    int32_t sink_position_ = -1;            // the largest of the latter; -1: no layer has sink cells
-    LazyBuffer sink_q_;                     // the queries of the layer at hand for sink cells
+    Rotations rotations_, sink_rotations_;  // of token positions, and of those used for sink cells
+    int32_t sink_position_ = -1;            // the largest position used for sink cells; -1: no layer has them
+    LazyBuffer sink_q_;                     // the current layer's queries for sink cells
 };
 
 }  // namespace runnel::kernels::cpu

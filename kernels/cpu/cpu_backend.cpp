@@ -22,17 +22,18 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-// Rows per unit of work of a matrix: 16 is the height of a weight tile. Units handed out dynamically are
-// large enough to keep a stream of reads going, small enough to even out a busy core.
+// Unit of work of a matrix product, in tiles of 16 rows (the height of a weight tile). Units handed out
+// dynamically are large enough for a steady stream of reads and small enough to balance the load.
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kGrainDecode = 4, kGrainPrefill = 2;  // in tiles
-// Up to here waiting for weights matters: threads read long ranges and know where they go on. (Taking turns
-// at single units, a pass of 12 tokens takes a fifth longer: each thread asks memory for the other's bytes.)
+// Up to this many tokens a pass is bound by reading weights, so each thread reads one long range and
+// prefetches its continuation. (With single units in turn, a pass of 12 tokens takes a fifth longer: each
+// thread prefetches the other's bytes.)
 constexpr int32_t kDecodeTokens = 64;
 constexpr int64_t kPrepareBlock = 256;  // columns: the unit in which activations are packed
 
-// A thread must have this much to read per token to be worth waiting for: on a busy machine a barrier can
-// cost a time slice, and a model of a megabyte would crawl.
+// A thread must read at least this much per token to be worth its barriers: on a busy machine a barrier can
+// cost a time slice, which would make a model of one megabyte very slow.
 constexpr size_t kBytesPerThread = size_t{2} << 20;
 
 struct Isa {
@@ -42,7 +43,7 @@ struct Isa {
     const ScanKernels *scan;
 };
 
-// Empty: the best one.
+// An empty name means the best one.
 Isa choose_isa(const std::string &name, const std::string &wish) {
     const std::array<Isa, 3> all = {{
         {linear_avx512(), vector_avx512(), attention_avx512(), &kScanAvx512},
@@ -62,14 +63,14 @@ Isa isa_of_environment() {
     return choose_isa(name, "RUNNEL_CPU=" + name);
 }
 
-// What one thread carries through the phases.
+// The state that one thread carries through the phases.
 struct Worker {
     int thread;
     int32_t rows;      // tokens that steps work on: all of the batch, fewer after SelectPhase
     size_t phase = 0;  // the one at work
 };
 
-// Where the product of a matrix goes: out[t] = softcap(scale * (product + bias)) + add[t].
+// Where a matrix product goes: out[t] = softcap(scale * (product + bias)) + add[t].
 struct Destination {
     float *out;
     int64_t stride;  // of out and add: floats from token to token
@@ -104,7 +105,7 @@ class CpuBackend final : public Backend {
     int thread_count() const;
     void start_pool();
     void reserve_activations();
-    // Bytes that the largest steps need beside their slots; runners reserve what theirs do.
+    // Bytes that the largest steps need beside their slots; the runners reserve their own.
     struct WorkSpace {
         size_t product = 0, scratch = 0, packed_head = 0;
     };
@@ -149,7 +150,7 @@ class CpuBackend final : public Backend {
     std::byte *packed(ActFormat format) const { return packed_[static_cast<size_t>(format)].data(); }
 
     const Isa isa_;
-    const int threads_;  // as asked for; <= 0: chosen by thread_count
+    const int threads_;  // as requested; <= 0: thread_count chooses
     std::unique_ptr<Pool> pool_;
     Program program_;
     std::vector<std::vector<Phase>> parts_;  // of the program
@@ -158,14 +159,14 @@ class CpuBackend final : public Backend {
     int32_t max_tokens_ = 0;
     std::vector<LazyBuffer> slots_;
     std::array<LazyBuffer, 3> packed_;     // by ActFormat
-    LazyBuffer product_;                   // of a matrix whose result is added to a slot
+    LazyBuffer product_;                   // of a matrix whose product is added to a slot
     std::vector<LazyBuffer> scratch_;      // per thread: weight tiles, attention
-    std::vector<LazyBuffer> packed_head_;  // per thread: one head's piece of all tokens
+    std::vector<LazyBuffer> packed_head_;  // per thread: one head's slice of all tokens
     AttentionRunner attention_;
     ExpertRunner experts_;
     ScanRunner scans_;
 
-    // The batch at hand.
+    // The current batch.
     const Batch *batch_ = nullptr;
     std::span<const Phase> phases_;
     std::span<float> logits_;
@@ -302,9 +303,9 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
     pool_->run([&](int thread) noexcept {
         Worker worker{thread, static_cast<int32_t>(batch.tokens.size())};
         attention_.rotations(batch, thread);
-        // Behind any other phase, its barrier is enough.
+        // After any other phase, that phase's barrier is enough.
         if (!phases_.empty() && std::holds_alternative<AppendPhase>(phases_.front())) pool_->barrier();
-        // No rows: only logits that nobody asked for would follow.
+        // Without rows only the logits remain, and none are requested.
         for (size_t i = 0; i < phases_.size() && worker.rows > 0; ++i) {
             worker.phase = i;
             std::visit([&](const auto &phase) { run(phase, worker); }, phases_[i]);
@@ -322,8 +323,8 @@ void CpuBackend::copy_blocks(int32_t group, std::span<const BlockCopy> copies) {
         std::ranges::copy(cache_.block(group, copy.from), cache_.block(group, copy.to).begin());
 }
 
-// Thread 0 looks at the flag and tells the others; two alternating cells, because it may already write the
-// next one while another thread still reads this.
+// Thread 0 reads the flag and publishes it to the others. Two alternating cells, because thread 0 may write
+// the next one while another thread still reads this one.
 bool CpuBackend::cancelled_after_barrier(size_t phase, int thread) noexcept {
     std::atomic<bool> &stop = stop_[phase & 1];
     if (thread == 0)
@@ -394,7 +395,7 @@ void CpuBackend::prepare(const PreparePhase &phase, int32_t rows, int32_t t0, in
 
 void CpuBackend::run(const PreparePhase &phase, Worker &worker) noexcept {
     const int64_t cols = width(phase.slot);
-    // A norm needs its whole row; anything else may be cut into blocks of columns when tokens are few.
+    // A norm needs its whole row; anything else can be cut into blocks of columns when there are few tokens.
     if (std::holds_alternative<Norm>(phase.step) || worker.rows >= 4 * pool_->threads()) {
         pool_->for_ranges(worker.thread, worker.rows, [&](int64_t t0, int64_t t1) {
             prepare(phase, worker.rows, static_cast<int32_t>(t0), static_cast<int32_t>(t1), 0, cols);
@@ -409,7 +410,7 @@ void CpuBackend::run(const PreparePhase &phase, Worker &worker) noexcept {
                 std::min(last * kPrepareBlock, cols));
 }
 
-// The matrix that comes next after a phase, or null: which experts come next is not known before.
+// The next matrix after a phase, or null if it depends on the routing of experts.
 const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
     bool known = true;
     const Weight *next = nullptr;
@@ -433,7 +434,7 @@ const Weight *CpuBackend::weight_after(size_t phase) const noexcept {
     return next;
 }
 
-// Where a thread begins to read a matrix when it decodes.
+// Where a thread starts reading a matrix in decode.
 const std::byte *CpuBackend::first_bytes(const Weight *w, int thread) const noexcept {
     if (w == nullptr) return nullptr;
     const int64_t tiles = (w->rows + kTileRows - 1) / kTileRows;
@@ -446,11 +447,11 @@ void CpuBackend::multiply(const Weight &w, const Destination &to, const Worker &
     const int64_t tiles = (w.rows + kTileRows - 1) / kTileRows;
     const size_t row_bytes = gguf::row_bytes(w.type, w.cols);
     const std::byte *x = packed(act_format(w.type));
-    // `add` may be `out` itself, so a product that something is added to is formed elsewhere.
+    // `add` may be `out` itself, so a product with `add` goes to a buffer first.
     float *product = to.add ? product_.as<float>() : to.out;
     const int64_t product_stride = to.add ? w.rows : to.stride;
     const bool plain = !to.bias && !to.add && to.scale == 1 && to.softcap == 0;
-    // next_tile: where this thread goes on, or -1
+    // next_tile: the tile this thread multiplies next, or -1
     const auto body = [&](int64_t tile0, int64_t tile1, int64_t next_tile) {
         const int64_t row0 = tile0 * kTileRows, row1 = std::min(tile1 * kTileRows, w.rows);
         const std::byte *next = next_tile >= 0
@@ -508,7 +509,7 @@ void CpuBackend::run(const LogitsPhase &phase, Worker &worker) noexcept {
     multiply(w, to, worker, 0, nullptr);
 }
 
-// A unit is a head: its pieces of all tokens are packed and multiplied by one thread.
+// A unit is a head: one thread packs its slices of all tokens and multiplies them.
 void CpuBackend::run(const HeadsPhase &phase, Worker &worker) noexcept {
     const HeadLinear &step = phase.step;
     const Weight &w = weight(step.weight);

@@ -9,10 +9,10 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-// A unit of work of a matrix: large enough for a stream of reads, small enough to even out the threads.
+// Unit of work of a matrix: large enough for a steady stream of reads, small enough to balance the threads.
 constexpr int64_t kUnitRows = 64;
-// More columns at a time for a batch, so that the hidden activations are read fewer times, but at least four
-// units per thread and a multiple of the 16 rows of a weight tile.
+// With many tokens a unit has more columns, so that the hidden activations are read fewer times, but there
+// are at least four units per thread, and a unit is a multiple of the 16 rows of a weight tile.
 constexpr int64_t kTileRows = 16, kMaxOutRows = 128, kOutUnitsPerThread = 4;
 constexpr int32_t kDecodeTokens = 8;    // up to here a pass is bound by reading weights
 constexpr int64_t kPrepareBlock = 256;  // columns: the unit in which activations are packed
@@ -38,7 +38,7 @@ const std::byte *matrix_row(const Weight &w, int32_t expert, int64_t row) {
            gguf::row_bytes(w.type, w.cols) * static_cast<size_t>(row);
 }
 
-// Asks for the first tile of rows at p, which no product before could ask for.
+// Prefetches the first tile of rows at p, which no earlier product can prefetch.
 void prefetch_tile(const std::byte *p, const Weight &w) {
     const size_t bytes = gguf::row_bytes(w.type, w.cols) * static_cast<size_t>(std::min(kTileRows, w.rows));
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
@@ -50,7 +50,7 @@ ExpertRunner::ExpertRunner(const Surroundings &surroundings, int32_t max_tokens)
     for_each_step<Experts>(*s_.program, [&](const Experts &step) { reserve(step, max_tokens); });
 }
 
-// Enlarges what is too small for this step.
+// Enlarges the buffers that are too small for this step.
 void ExpertRunner::reserve(const Experts &step, int32_t max_tokens) {
     const auto enlarge = [](LazyBuffer &buffer, size_t bytes) {
         if (buffer.size() < bytes) buffer = LazyBuffer(bytes, "activations of experts");
@@ -127,7 +127,7 @@ void ExpertRunner::group_rows(const Experts &step, int32_t tokens) noexcept {
     const int32_t *chosen = chosen_.as<int32_t>();
     std::fill_n(first_.begin(), experts + 1, 0);
     for (int32_t i = 0; i < rows; ++i) ++first_[static_cast<size_t>(chosen[i]) + 1];
-    groups_.clear();  // the capacity for all experts stays
+    groups_.clear();  // keeps its capacity
     for (size_t e = 0; e < experts; ++e) {
         const int32_t count = first_[e + 1];
         first_[e + 1] += first_[e];
@@ -184,8 +184,8 @@ const std::byte *ExpertRunner::expert_input(const Experts &step, ActFormat forma
 
 // --- products --------------------------------------------------------------------------------------------
 
-// Streams when there are few tokens, takes one unit after the other when there are many. body(begin, end,
-// next): `next` is the unit that this thread goes on with, or -1.
+// Long ranges per thread when there are few tokens, single units in turn when there are many. body(begin,
+// end, next): `next` is the unit that this thread computes next, or -1.
 template <typename Body>
 void ExpertRunner::for_units(int thread, int64_t units, bool decode, Body &&body) noexcept {
     if (decode) return s_.pool->for_ranges_ahead(thread, units, body);
@@ -202,7 +202,7 @@ int64_t ExpertRunner::in_units(const Experts &step) const noexcept {
     return units * static_cast<int64_t>(groups_.size());
 }
 
-// The units of an expert: those of its gate, then those of its up.
+// The location of a unit: an expert's units are those of its gate, then those of its up matrix.
 ExpertRunner::InUnit ExpertRunner::locate(const Experts &step, int64_t unit) const noexcept {
     const int64_t gate_units = units_of(weight(step.gate).rows, kUnitRows);
     const int64_t per_expert = in_units(step) / static_cast<int64_t>(groups_.size());

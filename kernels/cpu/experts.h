@@ -1,18 +1,18 @@
-// Runs Experts steps: the tokens of a batch grouped by the experts that they chose.
+// Runs Experts steps: groups the tokens of a batch by the experts that they chose.
 //
-// Each chosen expert's weights are read once for all of its tokens, those of others not at all. The chosen
-// (token, expert) pairs are the *rows* of the step, sorted by expert and then by token. Five phases, with a
-// barrier between them:
+// The weights of each chosen expert are read once for all of its tokens; other experts are not read. The
+// chosen (token, expert) pairs are the *rows* of the step, sorted by expert, then by token. There are five
+// phases, with a barrier between them:
 //   Route     per token: the experts and their weights; then the rows
-//   Gather    the packed input of every row, so that an expert's rows stand side by side as a matrix product
-//             wants them (one token: its own packed input serves all rows)
-//   In        gate and up of every row: units are (expert, tiles of rows of its matrices)
-//   Activate  biases and the activation; h is packed
-//   Out       the down products, added to the output at once: a unit is a range of output columns for all
-//             experts, so no thread waits for another and nothing but the sum is stored
-// Order of the sum, whatever the batch: out = add or 0; for each expert e ascending, out = fma(w_e, y_e (+
-// bias), out), where y_e follows the contract of README.md. With weights_on_input w_e is 1 there, and gate
-// and up are multiplied by it before their biases are added.
+//   Gather    copies the packed input of every row, so that an expert's rows form a matrix
+//             (one token: its own packed input serves all rows)
+//   In        gate and up products of every row: a unit is (expert, tiles of rows of its matrices)
+//   Activate  adds biases, applies the activation and packs h
+//   Out       adds the down products to the output directly: a unit is a range of output columns of all
+//             experts, so threads do not wait for each other and only the sum is stored
+// The order of the sum does not depend on the batch: out = add or 0; for each expert e ascending, out =
+// fma(w_e, y_e (+ bias), out), where y_e follows the contract of README.md. With weights_on_input w_e is 1
+// there, and gate and up are multiplied by it before their biases are added.
 #pragma once
 
 #include <array>
@@ -32,22 +32,22 @@ class ExpertRunner {
   public:
     enum class Phase { Route, Gather, In, Activate, Out };
 
-    // What the backend lends; all of it outlives the runner.
+    // Owned by the backend; everything here outlives the runner.
     struct Surroundings {
         const Program *program;
         const LinearKernels *linear;
         const VectorKernels *vector;
         Pool *pool;
         std::span<const LazyBuffer> slots;
-        std::span<const LazyBuffer> packed;   // the input of the step at hand, by ActFormat
+        std::span<const LazyBuffer> packed;   // the current step's input, by ActFormat
         std::span<const LazyBuffer> scratch;  // LinearKernels::scratch_bytes, per thread
     };
 
     ExpertRunner() = default;
-    // Room for batches of `max_tokens` tokens. Throws BackendError{OutOfMemory}.
+    // Allocates memory for batches of `max_tokens` tokens. Throws BackendError{OutOfMemory}.
     ExpertRunner(const Surroundings &surroundings, int32_t max_tokens);
 
-    // Called by all threads. after: the bytes that this thread reads behind the step, or null: a hint.
+    // Called by all threads. after: a prefetch hint, the bytes that this thread reads after the step, or null.
     void run(const Experts &step, Phase phase, int thread, int32_t tokens, const std::byte *after) noexcept;
 
   private:
@@ -91,8 +91,8 @@ class ExpertRunner {
     LazyBuffer chosen_, weights_;         // [token][used]
     LazyBuffer row_token_, row_weight_;   // [row]
     LazyBuffer row_group_;                // [row]: index into groups_
-    std::vector<Group> groups_;           // of the batch, experts ascending
-    std::vector<int32_t> first_;          // per expert: where its rows begin
+    std::vector<Group> groups_;           // of the current batch, experts ascending
+    std::vector<int32_t> first_;          // per expert: index of its first row
     std::array<LazyBuffer, 3> gathered_;  // by ActFormat
     LazyBuffer hidden_, packed_hidden_;   // [row][gate, up], packed per expert
     std::vector<LazyBuffer> tiles_;       // per thread: down products [row of an expert][columns of a unit]

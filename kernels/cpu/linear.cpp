@@ -1,5 +1,5 @@
-// What all instruction sets share, and the choice among them. Compiled for the baseline CPU: nothing here may
-// run an instruction that the CPU has not been asked for.
+// The code shared by all instruction sets, and the choice among them. Compiled for the baseline CPU: nothing
+// here may use an instruction before a check that the CPU has it.
 #include "kernels/cpu/linear.h"
 
 #include "kernels/cpu/linear_isa.h"
@@ -32,7 +32,7 @@ const LinearKernels &linear_scalar() {
     return kLinearScalar;
 }
 
-// The names cover the operating system's part too: libgcc asks xgetbv.
+// __builtin_cpu_supports() covers the operating system's support too: libgcc asks xgetbv.
 const LinearKernels *linear_avx2() {
     const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");

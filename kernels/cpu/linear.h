@@ -1,9 +1,9 @@
 // Matrix times activations, y = W x, for every block format: the heart of the CPU engine.
 //
-// Weights stay in the file's bytes (gguf/block.h). Activations are packed once per step into the form a
-// weight type wants (quantized to int8 for block formats) and then used by all matrices that read them. One
-// implementation per instruction set, all with the same results to the last bit, for any number of tokens and
-// any split of the rows: kernels/cpu/README.md holds that contract.
+// Weights stay in the file's layout (gguf/block.h). Activations are packed once per step into the form that
+// the weight type needs (quantized to int8 for block formats); all matrices with the same input share them.
+// There is one implementation per instruction set. All give bit-equal results, for any number of tokens and
+// any split of the rows: kernels/cpu/README.md states that contract.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@
 
 namespace runnel::kernels::cpu {
 
-// How activations are stored for a weight type (linear_packed.h holds the layouts).
+// The storage of activations for a weight type (layouts: linear_packed.h).
 enum class ActFormat {
-    F32,     // as they are: for F32, F16 and BF16 weights
+    F32,     // unchanged: for F32, F16 and BF16 weights
     Q8x32,   // int8 with a float scale per 32: for formats with blocks of 32 or 64 weights
     Q8x256,  // int8 with a float scale per 256: for formats with blocks of 256 weights
 };
@@ -23,8 +23,8 @@ enum class ActFormat {
 // Precondition: `weight` is supported and is F32, F16, BF16 or a block format.
 ActFormat act_format(gguf::Type weight);
 
-// Bytes of the packed activations of `tokens` tokens of `cols` columns; a multiple of 64. Allocate
-// 64-aligned.
+// Bytes of the packed activations of `tokens` tokens of `cols` columns: a multiple of 64. The
+// buffer must be 64-aligned.
 size_t packed_bytes(ActFormat format, int64_t cols, int32_t tokens);
 
 struct LinearKernels {
@@ -32,15 +32,15 @@ struct LinearKernels {
 
     // Packs columns [col0, col1) of tokens [t0, t1) of x (token t starts at x + t * x_stride) into `packed`,
     // the buffer of all `tokens` tokens. col0 is a multiple of 256; col1 is a multiple of 256 or equals cols.
-    // Disjoint ranges may be packed by different threads.
+    // Different threads may pack disjoint ranges.
     void (*pack)(ActFormat format, const float *x, int64_t x_stride, int64_t cols, int32_t tokens, int32_t t0,
                  int32_t t1, int64_t col0, int64_t col1, void *packed);
 
-    // out[t * out_stride + r] = sum_k W[r][k] x[t][k] for r in [row0, row1) and all tokens. `weights` is row
-    // 0. Any number of rows and tokens; cols is a multiple of the type's block size. `scratch` is
-    // scratch_bytes(cols) bytes, 64-aligned, private to the calling thread. `next`, when not null, is where
-    // the bytes begin that this thread reads afterwards: a hint that keeps the prefetch going across the
-    // boundary.
+    // out[t * out_stride + r] = sum_k W[r][k] x[t][k] for r in [row0, row1) and all tokens.
+    // `weights` points to row 0. Any number of rows and tokens; cols is a multiple of the
+    // type's block size. `scratch`: scratch_bytes(cols) bytes, 64-aligned, private to the
+    // calling thread. `next`: a prefetch hint, the bytes that this thread reads next, or
+    // null.
     void (*multiply)(gguf::Type type, const std::byte *weights, int64_t cols, int64_t row0, int64_t row1,
                      const void *packed, int32_t tokens, float *out, int64_t out_stride, void *scratch,
                      const std::byte *next);

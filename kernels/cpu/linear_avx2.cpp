@@ -1,10 +1,10 @@
 // y = W x with AVX2: 8 rows in the lanes of a register, 4 columns per multiply.
 //
-// As linear_avx512.cpp, without its dot product: vpmaddubsw multiplies unsigned weights with signed
-// activations and adds pairs in 16 bits. As many of these as a format's range allows are added in 16 bits
-// before one vpmaddwd widens them, multiplying by the integer scale on the way. Formats that fill a byte
-// (Q8_0 and the table formats) move the weight's sign to the activation first; their pairs reach 2 * 128 *
-// 127, so each is widened at once.
+// Like linear_avx512.cpp, but without its dot product: vpmaddubsw multiplies unsigned weights with signed
+// activations and adds pairs in 16 bits. As many of these as the format's range allows are added in 16 bits
+// before one vpmaddwd widens them and multiplies by the integer scale. Formats that use all 8 bits (Q8_0 and
+// the table formats) first move the weight's sign to the activation; their pairs reach 2 * 128 * 127, so each
+// pair is widened at once.
 #include <immintrin.h>
 
 #include "kernels/cpu/linear_driver.h"
@@ -19,7 +19,7 @@ namespace {
 template <typename Format>
 constexpr bool kSigned = Format::kOffset == 128;
 
-// Products of pairs that may be added in 16 bits: 2 * 127 * (largest weight) * kPairs <= 32767.
+// Number of pair sums that fit in 16 bits: 2 * 127 * (largest weight) * kPairs <= 32767.
 template <typename Format>
 constexpr int kPairs = kSigned<Format>                             ? 1
                        : 32767 / (2 * 127 * Format::kLargest) >= 8 ? 8
@@ -57,7 +57,7 @@ template <typename Format, int first, int last>
     return total;
 }
 
-// What a tile holds: bytes as they enter the products.
+// The bytes of a tile as the products read them.
 template <typename Format>
 [[gnu::always_inline]] inline Ints to_tile(Ints w) {
     return kSigned<Format> ? w ^ splat(0x80808080) : w;
@@ -149,8 +149,8 @@ struct Engine256 {
         Scales256 s;
     };
 
-    // Scales as 16-bit numbers: each twice in its lane, and, where an offset has to be subtracted, in pairs
-    // of neighbors in place of the minimums.
+    // The scales as 16-bit numbers, each twice in its lane. If the format has an offset to subtract, also in
+    // pairs of neighbors in place of the minimums.
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         Format::scales(rows, s);
         const Ints low = splat(0xffff);
@@ -178,7 +178,7 @@ struct Engine256 {
         for (int t = 0; t < count; ++t) totals[t] = add32(totals[t], group_total(w, s, j, a[t]));
     }
 
-    // sum of s.minimum times the sums of the activations
+    // sum of s.minimum times the activation sums
     [[gnu::always_inline]] static Ints minimum_sum(const Scales256 &s, const Record &r) {
         const int16_t *q = Format::kStep == 32 ? r.sum32 : r.sum16;
         Ints m = _mm256_setzero_si256();

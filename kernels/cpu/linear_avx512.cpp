@@ -1,15 +1,15 @@
 // y = W x with AVX-512 VNNI: 16 rows in the lanes of a register, 4 columns per vpdpbusd.
 //
-// A group of 32 columns of 16 rows is eight registers of unsigned bytes (linear_tile.h). For each
-// token eight vpdpbusd, their second operand four activation bytes broadcast from memory, give the group's
-// integer in the row's lane: no horizontal sums, and the float steps of the contract (README.md) are one per
-// lane too. Few tokens: a group is unpacked into registers and used at once. Many: all groups of the 16 rows
-// are unpacked into `scratch` first (L2) and reused for blocks of 16 tokens, whose partial sums stay in L1.
+// A group of 32 columns of 16 rows is eight registers of unsigned bytes (linear_tile.h). For each token eight
+// vpdpbusd, whose second operand is four activation bytes broadcast from memory, compute the group's integer in
+// the row's lane: no horizontal sums, and each float step of the contract (README.md) is one instruction per lane
+// vector. With few tokens a group is unpacked into registers and used at once. With many, all groups of the 16
+// rows are first unpacked into `scratch` (L2) and reused for blocks of 16 tokens, whose partial sums stay in L1.
 //
-// Peak here is one vpdpbusd per clock, 64 multiply-adds; each group also costs a product and an fma on the
-// same pipes (8 of 10), K formats a multiply by the integer scale (8 of 9, and a few per block).
+// The peak is one vpdpbusd per clock, 64 multiply-adds. Each group also costs a product and an fma on the same
+// pipes (8 of 10 slots are vpdpbusd); K formats a multiply by the integer scale (8 of 9, and a few per block).
 
-// GCC 12's own AVX-512 headers start results from undefined registers, and it warns where they are inlined.
+// GCC 12's AVX-512 headers start results from undefined registers and trigger this warning when inlined.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
@@ -23,8 +23,8 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-// Tiles hold signed weights as w + 128, and that is what the packed sums are for. Unpacking leaves them at
-// w + kOffset: the difference is added on the way into a tile, or else the packed sum is scaled down.
+// Tiles hold signed weights as w + 128, which the packed sums compensate. Unpacking yields w + kOffset:
+// either the difference is added when the tile is stored, or the packed sum is scaled down.
 template <typename Format>
 [[gnu::always_inline]] inline Ints to_tile(Ints w) {
     if constexpr (kHasMinimum<Format> || Format::kOffset == 128)
@@ -33,7 +33,7 @@ template <typename Format>
         return _mm512_add_epi8(w, _mm512_set1_epi8(static_cast<char>(128 - Format::kOffset)));
 }
 
-// Where an accumulator starts, given the packed -128 * sum.
+// The accumulator's start value, given the packed -128 * sum.
 template <typename Format, bool tiled>
 [[gnu::always_inline]] inline Ints start_value(const int32_t *packed) {
     if constexpr (kHasMinimum<Format>) return _mm512_setzero_si512();
@@ -53,14 +53,14 @@ template <int first, int last>
 [[gnu::always_inline]] inline Ints dot(Ints start, const Ints (&w)[8], const int8_t *q) {
 #pragma GCC unroll 8
     for (int i = first; i < last; ++i)
-        // _mm512_dpbusd_epi32(start, w[i], broadcast): GCC 12 would spend an instruction on the broadcast.
+        // _mm512_dpbusd_epi32(start, w[i], broadcast), without the extra broadcast that GCC 12 emits for it.
         asm("vpdpbusd %2%{1to16%}, %1, %0"
             : "+v"(start)
             : "v"(w[i]), "m"(*reinterpret_cast<const int32_t(*)>(q + 4 * i)));
     return start;
 }
 
-// The same for `count` tokens side by side, so that each one's additions need not wait for themselves.
+// The same for `count` tokens side by side, so that an addition does not wait for the previous one.
 template <int first, int last, int count, typename Record>
 [[gnu::always_inline]] inline void dots(Ints (&sums)[count], const Ints (&w)[8], const Record *a,
                                         int column) {
@@ -139,7 +139,7 @@ struct Engine32 {
     }
 };
 
-// Up to so many tokens, blocks of codebook entries are multiplied row by row.
+// Up to this many tokens, blocks of codebook entries are multiplied row by row.
 constexpr int kGridRowTokens = 4;
 
 // --- blocks of 256 ---------------------------------------------------------------------------------------

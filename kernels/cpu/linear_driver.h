@@ -1,17 +1,17 @@
-// From a request - rows, tokens, a format - to tiles of kRows rows and blocks of kTokens tokens.
+// Splits a product (rows, tokens, format) into tiles of kRows rows and blocks of kTokens tokens.
 //
-// An instruction set brings two engines, Engine32<Format> and Engine256<Format>, which turn blocks of kRows
-// rows into partial sums:
+// An instruction set provides two engines, Engine32<Format> and Engine256<Format>, which turn blocks of
+// kRows rows into partial sums:
 //   Record            the packed activations it reads;  Tile: 256 columns of kRows rows, unpacked
-//   kGroupBytes, kGroupCols  of one block of the format
-//   unpack(rows, groups, tile, next)                    unpack 256 columns (the last ones: `groups` blocks)
-//   add(tile, groups, block, a, count, sums)            multiply them with `count` tokens' records at a
-//   add_fused<count>(rows, groups, block, a, sums, next)  both at once, without a tile, for a few tokens
-// The two that read weights ask for their share of the next tile's bytes, which begins at `next`.
-// Up to kFewTokens, groups go from registers into the product. More: all columns of kRows rows are unpacked
-// into `scratch` (it stays in L2) and reused for blocks of tokens, whose partial sums stay in L1. While it
-// works on one tile of rows it asks memory for the next, block by block, in the order of addresses: requests
-// far ahead, and a stream that the hardware understands although sixteen rows are read side by side.
+//   kGroupBytes, kGroupCols                              of one block of the format
+//   unpack(rows, groups, tile, next)                     unpacks 256 columns (the last ones: `groups` blocks)
+//   add(tile, groups, block, a, count, sums)             multiplies them with the records of `count` tokens
+//   add_fused<count>(rows, groups, block, a, sums, next) both at once, without a tile, for a few tokens
+// The two that read weights prefetch their share of the next tile's bytes, which begins at `next`. Up to kFewTokens
+// tokens, groups go from registers directly into the product. With more, all columns of kRows rows are unpacked
+// into `scratch` (which stays in L2) and reused for blocks of tokens, whose partial sums stay in L1. Meanwhile the
+// next tile is prefetched block by block in the order of addresses: far ahead, and as a stream that the hardware
+// prefetcher recognizes although sixteen rows are read side by side.
 #pragma once
 
 #include "kernels/cpu/linear_isa.h"
@@ -25,12 +25,12 @@ namespace {
 
 constexpr int kTokens = 16;      // tokens whose partial sums stay in L1
 constexpr int kFusedTokens = 8;  // tokens whose totals stay in registers while weights are unpacked
-constexpr int kFewTokens = 12;   // up to here unpacking again for every kFusedTokens beats a tile in memory
+constexpr int kFewTokens = 12;   // up to here unpacking again for each kFusedTokens is faster than a tile
 
 template <typename Format>
 constexpr bool kHasMinimum = Format::kOffset == 0;
 
-// Groups of 32 weights in a block of Engine32's formats, and whether each 16 of them have their own scale.
+// Groups of 32 weights in a block of Engine32's formats, and whether each half group of 16 has its own scale.
 template <typename Format>
 constexpr int kGroups = 1;
 template <typename Format>
@@ -50,7 +50,7 @@ struct Group32 {
     Floats m;  // minimums, or with kHalves the scales of the second 16 columns
 };
 
-// Group j of those that begin at `rows`, its weights as Format gives them.
+// Unpacks group j of those that begin at `rows`.
 template <typename Format>
 [[gnu::always_inline]] inline void unpack_group32(Rows rows, int j, Group32 &g) {
     if constexpr (kHalves<Format>) {
@@ -91,7 +91,7 @@ struct alignas(64) Partials {
     }
 }
 
-// What a tile of rows is multiplied with, and where it goes.
+// The operands of a tile of rows, and its output.
 struct Task {
     int64_t cols;
     const void *packed;
@@ -103,7 +103,7 @@ struct Task {
     const std::byte *next;  // where the bytes of the next tile begin, or null
 };
 
-// Groups of a format in the 256 columns of `block`: fewer in the last one.
+// Number of the format's groups in the 256 columns of `block`: fewer in the last block.
 template <typename Engine>
 [[gnu::always_inline]] inline int groups_in(int64_t cols, int64_t block) {
     constexpr int64_t full = kRecordCols / Engine::kGroupCols;
@@ -111,13 +111,13 @@ template <typename Engine>
     return static_cast<int>(left < full ? left : full);
 }
 
-// Bytes of one row's 256 columns.
+// Bytes of 256 columns of one row.
 template <typename Engine>
 constexpr int64_t kBlockBytes = int64_t{kRecordCols} / Engine::kGroupCols *Engine::kGroupBytes;
 
-// Asks for what is read next, in equal shares per group j of 32 columns: requests in bursts would hold up the
-// loads behind them. From memory: the next tile's bytes in the order of addresses (`next`: its share that
-// belongs to this block). Into L1: the next 256 columns of the rows at hand.
+// Prefetches what is read next, in equal shares per group j of 32 columns: a burst of requests would delay
+// the loads after it. From memory: the share of the next tile that belongs to this block, at `next`. From L2
+// into L1: the next 256 columns of the current rows.
 template <typename Engine>
 [[gnu::always_inline]] inline void prefetch_share(Rows rows, int64_t j, const std::byte *next) {
     constexpr int row_bytes = static_cast<int>(kBlockBytes<Engine>), share_bytes = kRows * row_bytes / 8;
@@ -132,15 +132,15 @@ template <typename Engine>
                          _MM_HINT_T0);
 }
 
-// Where the share of the next tile begins that belongs to block b; without a next tile, bytes already at
-// hand.
+// The address of block b's share of the next tile; without a next tile, an address that is already
+// cached.
 template <typename Engine>
 [[gnu::always_inline]] inline const std::byte *share(const Task &task, Rows rows, int64_t b) {
     return task.next == nullptr ? rows.base : task.next + b * kRows * kBlockBytes<Engine>;
 }
 
-// Tokens [t0, t0 + count). Not inlined: GCC allocates registers far better for one number of tokens at a
-// time.
+// Tokens [t0, t0 + count). Not inlined: GCC allocates registers far better for one
+// token count at a time. time.
 template <typename Engine, int count>
 [[gnu::noinline]] void multiply_tile_fused(Rows rows, const Task &task, int32_t t0) {
     const typename Engine::Record *records = static_cast<const typename Engine::Record *>(task.packed) + t0;
@@ -173,7 +173,7 @@ template <typename Engine>
     }
 }
 
-// With the sanitizers an instance for every number of tokens would take minutes to compile: theirs are two.
+// With the sanitizers an instance for every token count would take minutes to compile, so there are only two.
 #ifdef __SANITIZE_ADDRESS__
 template <typename Engine>
 void multiply_tile_fused(Rows rows, const Task &task, int32_t t0, int count) {
@@ -212,7 +212,7 @@ void multiply_tile(Rows rows, Task task) {
     for (int i = 0; i < passes; ++i) {
         const int32_t t0 = task.tokens * i / passes, t1 = task.tokens * (i + 1) / passes;
         multiply_tile_fused<Engine>(rows, task, t0, t1 - t0);
-        task.next = nullptr;  // asked for by the first pass
+        task.next = nullptr;  // prefetched by the first pass
     }
 }
 
@@ -223,7 +223,7 @@ template <typename Engine>
 void multiply_rows(const std::byte *weights, int64_t row0, int64_t row1, Task task, const std::byte *next) {
     const int64_t stride = task.cols / Engine::kGroupCols * Engine::kGroupBytes;
     float *out = task.out;
-    if (row1 - row0 < kRows) {  // a tile of its own, filled up with copies of the last row
+    if (row1 - row0 < kRows) {  // a tile of its own, padded with copies of the last row
         std::byte *copies = static_cast<std::byte *>(task.scratch);
         task.scratch = copies + record_count(task.cols) * kCopyBytes;
         for (int64_t r = 0; r < kRows; ++r) {
@@ -238,7 +238,7 @@ void multiply_rows(const std::byte *weights, int64_t row0, int64_t row1, Task ta
     task.rows = kRows;
     for (int64_t r = row0; r < row1; r += kRows) {
         const int64_t first =
-            r + kRows <= row1 ? r : row1 - kRows;  // the last tile may overlap the one before
+            r + kRows <= row1 ? r : row1 - kRows;  // the last tile may overlap the previous one
         task.out = out + first;
         task.next = r + kRows < row1 ? weights + (r + kRows) * stride : next;
         multiply_tile<Engine>({weights + first * stride, stride}, task);

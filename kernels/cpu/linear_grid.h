@@ -1,10 +1,10 @@
-// The formats made of codebook entries (gguf/codebook.h), as integers: w * scale * unit * d, w = grid * sign
-// or 8 * grid +- 1, so that they go through the same dot products as the other blocks of 256 (README.md).
+// The codebook formats (gguf/codebook.h) as integers: w * scale * unit * d with w = grid * sign or 8 * grid
+// +- 1, so that they use the same dot products as the other blocks of 256 (README.md).
 //
-// GridBlock<Block>::entry: eight weights of the codebook, 8 i ... 8 i + 7; quad, of codebooks of four:
-// weights 4 i ... 4 i + 3; signs: what is done to group j of 32 weights, as kSigns says; scale: the integer
-// scale of weights 16 i ... 16 i + 15; scale_bits: d, an f16; kUnit, a power of two. Compiled into each
-// instruction set's file.
+// GridBlock<Block>: entry returns eight weights of the codebook, 8 i ... 8 i + 7; quad, for codebooks of
+// four, weights 4 i ... 4 i + 3; signs the sign bits of group j of 32 weights, in the form that kSigns names;
+// scale the integer scale of weights 16 i ... 16 i + 15; scale_bits is d, an f16; kUnit is a power of two.
+// Compiled into each instruction set's file.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +16,9 @@ namespace runnel::kernels::cpu {
 namespace {
 
 enum class Signs {
-    Seven,  // seven bits for each of four entries; the eighth makes their number even
-    Eight,  // a bit for each of 32 weights
-    Shift,  // a bit for each of four entries: its weights are shifted down, not up
+    Seven,  // seven bits for each four entries; the eighth makes the parity even
+    Eight,  // one bit for each of 32 weights
+    Shift,  // one bit for each of four entries: set, its weights are shifted down, else up
 };
 
 [[gnu::always_inline]] inline int odd_scale(const uint8_t *nibbles, int i) {

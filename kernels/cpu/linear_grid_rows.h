@@ -1,12 +1,12 @@
-// Products of blocks made of codebook entries with few tokens, AVX-512: one row at a time, 64 columns in a
-// register, where the other formats have 16 rows side by side (linear_tile.h).
+// Products of codebook blocks with few tokens, for AVX-512: one row at a time with 64 columns in a register,
+// where the other formats have 16 rows side by side (linear_tile.h).
 //
-// Entries come from the codebook as they lie in memory, eight bytes at a time, so rows side by side would
-// have to be transposed behind every look-up. Along a row they need not: signs are a mask of 64 bits that
-// negates activations instead of weights, and weights without signs are what vpmaddubsw wants. (2 * 62 * 127
-// fits 16 bits.) Integer scales multiply the 16-bit pairs on their way to 32 bits. At the end, sixteen rows'
-// sums are added across, all at once. IQ1's weights 8 e - 8 +- 1 enter as 8 e + 1 +- 1, without sign; 9 times
-// the sum of the activations goes off.
+// Codebook entries are loaded eight bytes at a time, so rows side by side would need a transposition after
+// every look-up. Along a row they do not: signs are a 64-bit mask that negates activations instead of
+// weights, and weights without signs are the unsigned operand that vpmaddubsw needs. (2 * 62 * 127 fits 16
+// bits.) Integer scales multiply the 16-bit pairs while they are widened to 32 bits. At the end the sums of
+// sixteen rows are added across, all at once. IQ1's weights 8 e - 8 +- 1 enter as 8 e + 1 +- 1, unsigned; 9
+// times the sum of the activations is subtracted.
 #pragma once
 
 #include "kernels/cpu/linear_grid.h"
@@ -36,10 +36,10 @@ namespace {
     return _mm512_permutexvar_epi32(order, all);
 }
 
-// What a block of a row says of its 256 columns, taken apart for all of them at once.
+// The 256 columns of one row's block, unpacked.
 struct GridRow {
-    alignas(64) uint16_t index[64];  // of entries in the codebook; of books of eight weights, 32
-    alignas(32) uint64_t signs[4];   // bit k of [c]: weight 64 c + k is negative; of IQ1: shifted up
+    alignas(64) uint16_t index[64];  // codebook indices; codebooks of eight weights use 32
+    alignas(32) uint64_t signs[4];   // bit k of [c]: weight 64 c + k is negative; IQ1: shifted up
     __m256i scale;                   // integer scales of 16 columns each, as 16-bit numbers
 };
 
@@ -69,7 +69,7 @@ struct GridRow {
     return odd_scales(_mm256_or_si256(s, _mm256_slli_epi32(s, 16)));
 }
 
-// Bytes of seven signs each, as the eighth makes them (gguf::eight_signs).
+// The eighth sign of each byte, from its seven signs (gguf::eight_signs).
 [[gnu::always_inline]] inline __m256i eighth_of_bytes(__m256i seven) {
     const char p = static_cast<char>(0x80);  // the parity of four bits, at the place of the eighth sign
     const __m256i parity =
@@ -79,7 +79,7 @@ struct GridRow {
     return _mm256_or_si256(
         seven, _mm256_xor_si256(_mm256_shuffle_epi8(parity, low), _mm256_shuffle_epi8(parity, high)));
 }
-// Of eight words that hold four times seven signs each.
+// The same for eight words that hold four times seven signs each.
 [[gnu::always_inline]] inline __m256i eighth_of_words(__m256i w) {
     const auto bits = [&](int k) {
         return _mm256_and_si256(_mm256_slli_epi32(w, k), _mm256_set1_epi32(0x7f << (8 * k)));
@@ -95,7 +95,7 @@ struct GridRow {
     _mm512_store_si512(to, indices);
 }
 
-// Indices that are bytes are read from the block itself.
+// Byte indices are read from the block itself.
 [[gnu::always_inline]] inline void read_row(const gguf::BlockIQ2_XXS &b, GridRow &row) {
     const Ints groups = _mm512_loadu_si512(b.qs);
     const __m256i words = _mm512_cvtepi64_epi32(_mm512_srli_epi64(groups, 32));
@@ -139,7 +139,7 @@ struct GridRow {
     store_indices(row.index, indices(b.qs, ninth));
     store_indices(row.index + 32, indices(b.qs + 32, ninth >> 32));
     store_signs(row, load32(b.signs));
-    // A nibble for two groups of 16.
+    // One nibble for two groups of 16.
     const uint64_t eight = _pdep_u64(word(b.scales), 0x0f0f0f0f0f0f0f0f);
     const __m128i s = _mm_cvtsi64_si128(static_cast<long long>(eight));
     row.scale = odd_scales(_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(s, s)));
@@ -172,7 +172,7 @@ struct GridRow {
         _mm256_and_si256(_mm256_or_si256(pairs, _mm256_slli_epi16(pairs, 4)), _mm256_set1_epi8(15));
     const Ints upper = _mm512_cvtepu8_epi16(nibbles) & splat(0x00070007);
     store_indices(row.index, left16(upper, 8) | _mm512_cvtepu8_epi16(load32(b.qs)));
-    // The fourth bit, for eight columns each.
+    // The fourth bit, one for eight columns.
     const uint64_t down = static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(nibbles, 4)));
     for (int c = 0; c < 4; ++c) row.signs[c] = _pdep_u64(~down >> (8 * c), 0x0101010101010101) * 255;
 }
@@ -192,7 +192,7 @@ template <class Entry, size_t kCount, class Index>
     const __m256i low = _mm256_set_m128i(two(1), two(0)), high = _mm256_set_m128i(two(3), two(2));
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
-// Four bytes, four others, and four bytes more.
+// A view of every second group of four bytes.
 struct BytesApart {
     const uint8_t *bytes;
     [[gnu::always_inline]] uint8_t operator[](int i) const { return bytes[i + i / 4 * 4]; }
@@ -219,8 +219,8 @@ struct BytesApart {
     return grid_entries(gguf::kGridIQ1, &row.index[8 * c]);
 }
 
-// totals[t]: of row r in lane r, the sum of integer scale * weight * activation of a block. prefetch(j) is
-// called for j = 0 ... 7 on the way.
+// totals[t]: lane r is the sum of integer scale * weight * activation over row r's block. Calls prefetch(j)
+// for j = 0 ... 7 along the way.
 template <class Block, int count, typename Prefetch>
 [[gnu::always_inline]] inline void grid_totals(Rows rows, const PackedQ8x256 *a, Ints (&totals)[count],
                                                Prefetch prefetch) {

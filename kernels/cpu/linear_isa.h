@@ -1,4 +1,4 @@
-// The tables of the instruction sets; linear.cpp hands them out when the CPU can run them.
+// The kernel tables of the instruction sets; linear.cpp returns them if the CPU can run them.
 //
 // Files named *_avx2.cpp and *_avx512.cpp are compiled for those CPUs. They must not emit symbols that the
 // linker may merge with another file's copy (inline functions and templates with external linkage):

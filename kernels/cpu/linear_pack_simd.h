@@ -1,5 +1,5 @@
 // Packing of activations with 256-bit vectors: the arithmetic of linear_scalar.cpp, eight values at a time.
-// Included by the files of the instruction sets that have AVX2; see linear_isa.h for why all is anonymous.
+// Included by the files of the instruction sets that have AVX2; linear_isa.h explains the anonymous namespace.
 #pragma once
 
 #include <immintrin.h>
@@ -25,7 +25,7 @@ inline uint32_t max_lane(__m256i v) {
 }
 
 struct GroupScale {
-    float scale, inverse;  // inverse 0: all integers are 0, whatever the values
+    float scale, inverse;  // inverse 0: all integers are 0
 };
 
 // fold() of four vectors at once: lane i is the fold of v[i].
@@ -39,7 +39,7 @@ inline __m128 fold_four(const __m256 (&v)[4]) {
     return _mm_add_ps(_mm_movelh_ps(low, high), _mm_movehl_ps(high, low));
 }
 
-// The scale of `count` values, a multiple of 8: four candidates, the one with the least squared error.
+// The scale of `count` values, a multiple of 8: of four candidates, the one with the least squared error.
 inline GroupScale group_scale(const float *x, int count, uint32_t amax_bits) {
     float amax;
     __builtin_memcpy(&amax, &amax_bits, sizeof amax);
@@ -78,7 +78,7 @@ inline void quantize32(const float *x, float inverse, int8_t *q) {
         };
         const __m256i low = _mm256_packs_epi32(eight(0), eight(1)),
                       high = _mm256_packs_epi32(eight(2), eight(3));
-        // packs works within 128-bit halves: groups of four come out as 0 2 4 6 1 3 5 7
+        // packs works within 128-bit halves: groups of four are in the order 0 2 4 6 1 3 5 7
         const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         out = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
     }

@@ -1,11 +1,11 @@
 // The layouts of packed activations, shared by all instruction sets.
 //
-// A buffer is [block of 256 columns][token]: one record per pair. Tokens of one block are neighbors, so a
-// batch streams forward, and no two tokens fight for the same cache sets. Columns beyond `cols` in the last
-// record are zero, scales included.
+// A buffer is [block of 256 columns][token]: one record per pair. The tokens of one block are adjacent, so a
+// batch is read in the order of addresses, and tokens do not compete for the same cache sets. Columns beyond
+// `cols` in the last record are zero, scales included.
 //
-// Sums of the int8 values come precomputed in the shapes the kernels need: weights are fed to the dot-product
-// instructions as unsigned bytes w + 128, so -128 * sum is where an accumulator starts.
+// Sums of the int8 values are stored precomputed: weights enter the dot-product instructions as unsigned
+// bytes w + 128, so an accumulator starts at -128 * sum.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,8 @@ static_assert(sizeof(PackedQ8x32) == 384);
 // One group of 256: x ~ scale * q.
 struct alignas(64) PackedQ8x256 {
     int8_t q[kRecordCols];
-    // -128 * sum(q) of 16 consecutive q, for the subgroup 4 * i + l at [4 * l + i]: the order in which a
-    // transposing sum over four registers leaves its results.
+    // -128 * sum(q) of 16 consecutive q. Subgroup 4 * i + l is at [4 * l + i]: the order in which a
+    // transposing sum over four registers produces its results.
     int32_t start16[16];
     int32_t start32[8];  // -128 * sum(q) of 32 consecutive q
     int16_t sum32[8];    // sum(q) of 32 consecutive q
@@ -43,7 +43,7 @@ struct alignas(64) PackedQ8x256 {
 };
 static_assert(sizeof(PackedQ8x256) == 448);
 
-// Index in PackedQ8x256::start16 of subgroup `s` (columns 16 s ... 16 s + 15 of the record).
+// Index of subgroup `s` in PackedQ8x256::start16 (columns 16 s ... 16 s + 15 of the record).
 static constexpr int start16_index(int s) {
     return 4 * (s % 4) + s / 4;
 }

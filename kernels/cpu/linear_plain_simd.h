@@ -1,8 +1,8 @@
-// F32, F16 and BF16 weights: lanes are k mod 8, as the contract's eight partial sums are (README.md).
-// Four rows times up to three tokens stay in registers; a row's eight weights are converted once for the
-// tokens, a token's eight values loaded once for the rows. 16 multiply-adds per clock where two 256-bit fma
-// run. Included by the files of the instruction sets that have AVX2; see linear_isa.h for why all is
-// anonymous.
+// Products of F32, F16 and BF16 weights: lanes are k mod 8, the eight partial sums of the contract
+// (README.md). Four rows times up to three tokens stay in registers; a row's eight weights are converted once
+// for all the tokens, a token's eight values are loaded once for all the rows. 16 multiply-adds per clock on
+// CPUs with two 256-bit fma units. Included by the files of the instruction sets that have AVX2; linear_isa.h
+// explains the anonymous namespace.
 #pragma once
 
 #include <immintrin.h>
@@ -46,14 +46,14 @@ struct PlainBF16 {
 
 constexpr int kPlainRows = 4;         // rows in registers
 constexpr int kPlainTokens = 3;       // tokens in registers
-constexpr int kPanelRows = 32;        // rows that stay in L2 while all tokens pass
-constexpr int64_t kPanelCols = 1024;  // columns of three tokens that stay in L1 while the panel's rows pass
+constexpr int kPanelRows = 32;        // rows that stay in L2 while all tokens are processed
+constexpr int64_t kPanelCols = 1024;  // columns of three tokens that stay in L1 for all rows of a panel
 
-// The partial sums of a panel's rows for the tokens at hand.
+// The partial sums of a panel's rows for the current tokens.
 template <int count>
 using PlainSums = __m256[kPanelRows][count];
 
-// A panel: `rows` rows from `base`, `stride` bytes apart, and what lies behind them.
+// A panel: `rows` rows from `base`, `stride` bytes apart, and the bytes after them.
 struct PlainPanel {
     const std::byte *base;
     int64_t stride;
@@ -89,7 +89,7 @@ template <typename Format, int rows, int count>
     for (; k + kLine <= k1; k += kLine) {
         const std::byte *w = base + k * Format::kBytes;
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; ++r) {  // these rows into L1; from memory, what follows them, in order
+        for (int r = 0; r < rows; ++r) {  // these rows into L1; from memory, the bytes after them, in order
             _mm_prefetch(reinterpret_cast<const char *>(w + r * panel.stride + kNear), _MM_HINT_T0);
             const std::byte *next = base + rows * panel.stride + (k / kLine * rows + r) * 64;
             _mm_prefetch(reinterpret_cast<const char *>(next), _MM_HINT_T1);
@@ -100,7 +100,7 @@ template <typename Format, int rows, int count>
     }
     for (; k + 8 <= k1; k += 8)
         step(base + k * Format::kBytes, panel.stride, a[k / kRecordCols * tokens].x + k % kRecordCols);
-    if (k < k1) {  // the end of the rows, continued with zeros
+    if (k < k1) {  // the end of the rows, padded with zeros
         alignas(32) std::byte rest[rows][8 * Format::kBytes] = {};
         for (int r = 0; r < rows; ++r)
             for (int64_t i = 0; i < (k1 - k) * Format::kBytes; ++i)
@@ -113,8 +113,8 @@ template <typename Format, int rows, int count>
         for (int t = 0; t < count; ++t) sums[row + r][t] = p[r][t];
 }
 
-// All rows of a panel times `count` tokens. The first tokens take whole rows, so that memory is read in
-// order.
+// All rows of a panel times `count` tokens. The first tokens read whole rows, so
+// that memory is read in order.
 template <typename Format, int count>
 void multiply_panel(const PlainPanel &panel, int64_t rows, bool first, const PackedF32 *a, int64_t tokens,
                     float *out, int64_t out_stride) {

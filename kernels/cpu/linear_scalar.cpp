@@ -1,5 +1,5 @@
-// The reference of the bit-equality contract (README.md): plain loops, one float operation per line of the
-// contract. It is also what a CPU without AVX2 runs.
+// The reference implementation of the bit-equality contract (README.md): plain loops, one float operation per
+// line of the contract. Also the kernels of a CPU without AVX2.
 #include <algorithm>
 #include <bit>
 #include <cassert>
@@ -40,8 +40,8 @@ float fold(const Partials &p) {
     return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
 }
 
-// How well x is represented by q = rint(x * inverse): least squares gives x * unit ~ slope * q, and the more
-// score, the less error.
+// The fit of x by q = rint(x * inverse): least squares gives x * unit ~ slope * q, and a larger
+// score means a smaller error.
 struct Fit {
     float inverse, slope, score;
 };
@@ -291,7 +291,7 @@ void unpack(const gguf::BlockIQ4_XS &b, Group256 &g) {
     }
 }
 
-// Trit n (the most significant is 0) of a byte that holds five as a fraction of 256.
+// Trit n (0 is the most significant) of a byte that holds five trits as a fraction of 256.
 int trit(uint8_t byte, int n) {
     constexpr int kPowers[] = {1, 3, 9, 27, 81};
     return (byte * kPowers[n] & 255) * 3 >> 8;
@@ -316,7 +316,7 @@ concept HasGrid = requires {
     GridBlock<Block>::kUnit;
 };
 
-// Weight k of group j, from its entry's byte.
+// Weight k of group j, given the byte of its codebook entry.
 template <HasGrid Block>
 int grid_weight(const Block &b, int j, int k, int entry) {
     using Grid = GridBlock<Block>;
@@ -484,7 +484,7 @@ float plain_value(Type type, const std::byte *row, int64_t k) {
     return type == Type::F16 ? gguf::f16_to_f32(bits) : gguf::bf16_to_f32(bits);
 }
 
-// F32, F16, BF16. The row counts as continued with zeros to a multiple of 8.
+// F32, F16, BF16. The row is padded with zeros to a multiple of 8.
 void multiply_plain_row(Type type, const std::byte *row, int64_t cols, const void *packed, int64_t tokens,
                         int64_t t0, int count, Partials *partials) {
     const PackedF32 *a = static_cast<const PackedF32 *>(packed);

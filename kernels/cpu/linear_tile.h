@@ -1,11 +1,11 @@
-// Weights of kRows rows, one row per 32-bit lane: how every block format becomes bytes for dot products.
+// Unpacks weights of kRows rows, one row per 32-bit lane, from every block format to bytes for dot products.
 //
 // A chunk of 16 bytes of each row is transposed into four registers: register i holds bytes 4 i ... 4 i + 3
-// of row r in lane r. From there each format is a few shifts and masks, the same in every lane. A group of 32
-// weights is eight registers w[0..7], weights 4 i ... 4 i + 3 in w[i].
+// of row r in lane r. From there each format needs a few shifts and masks, the same in every lane. A group of
+// 32 weights is eight registers w[0..7], with weights 4 i ... 4 i + 3 in w[i].
 //
-// Signed weights come out as w + kOffset; formats with minimums are unsigned as they are, kOffset is 0.
-// kLargest bounds the bytes.
+// Signed weights are stored as w + kOffset; in formats with minimums they are unsigned and kOffset is 0.
+// kLargest is the largest byte.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-// kRows rows, `stride` bytes apart, at some byte of their blocks.
+// kRows rows, `stride` bytes apart, at any byte of their blocks.
 struct Rows {
     const std::byte *base;
     int64_t stride;
@@ -51,7 +51,7 @@ struct Rows {
     }
 }
 
-// A 16-bit number of each row, eight in each part.
+// Loads a 16-bit number of each row, eight per element of `halves`.
 [[gnu::always_inline]] inline void gather_halves(Rows rows, __m128i (&halves)[kRows / 8]) {
 #pragma GCC unroll 2
     for (int h = 0; h < kRows / 8; ++h) {
@@ -72,7 +72,7 @@ struct Rows {
     }
 }
 
-// An f16 of each row.
+// Loads an f16 of each row.
 [[gnu::always_inline]] inline Floats gather_scales(Rows rows) {
     __m128i halves[kRows / 8];
     gather_halves(rows, halves);
@@ -103,7 +103,7 @@ struct Rows {
 
 enum class Table { Q4_0, IQ4, MXFP4, NVFP4 };
 
-// The sixteen values of a 4-bit format: Q4_0's plus 8, NVFP4's plus 16, the others' plus 128.
+// The sixteen values of a 4-bit format, made unsigned: Q4_0's plus 8, NVFP4's plus 16, the others' plus 128.
 template <Table table>
 [[gnu::always_inline]] inline Ints lookup(Ints nibbles) {
     __m128i values;
@@ -120,9 +120,9 @@ template <Table table>
 }
 
 // --- formats with blocks of 32 weights -------------------------------------------------------------------
-// scale(rows) -> d of all rows, minimum(rows) -> m where kOffset is 0, weights(rows, w) -> one group. Of a
-// format whose blocks are several groups (kGroups), `rows` stand at the block, and the group is a further
-// argument; one with kHalves has a scale for each 16 weights of a group: scales(rows, group, first, second).
+// scale(rows) -> d of all rows, minimum(rows) -> m if kOffset is 0, weights(rows, w) -> one group. In formats
+// with several groups per block (kGroups), `rows` points to the block and the group is a further argument.
+// Formats with kHalves have a scale for each 16 weights of a group: scales(rows, group, first, second).
 
 template <int kBytes, Table table>
 struct Nibbles32 {
@@ -161,7 +161,7 @@ struct FormatMXFP4 : Nibbles32<17, Table::MXFP4> {
     }
 };
 
-// 1/2 of the UE4M3 in the lowest 8 bits of each lane, the rest of which is 0 (gguf/nvfp4.h).
+// Half of the UE4M3 number in the lowest 8 bits of each lane, whose other bits are 0 (gguf/nvfp4.h).
 [[gnu::always_inline]] inline Floats half_ue4m3(Ints v) {
     const Ints number = select_less(v ^ splat(0x7f), splat(1), splat(0), v & splat(0x7f));
     return multiply_floats(low_halves_to_floats(left32(number, 7)), 128);
@@ -208,13 +208,13 @@ struct FormatQ4_1 {
     }
 };
 
-// Bits 4 i ... 4 i + 3 of each lane, one in bit 4 of each byte.
+// Bits 4 i ... 4 i + 3 of each lane, each moved to bit 4 of its byte.
 [[gnu::always_inline]] inline Ints spread_bits(Ints bits, int i) {
     const Ints four = right32(bits, 4 * i) & splat(15);
     return multiply32(four, splat(0x02040810)) & splat(0x10101010);
 }
 
-// Five bits; `kBits` is the offset of the high bits in the block, the nibbles follow.
+// Five-bit weights; `kBits` is the offset of the high bits in the block, the nibbles follow.
 template <int kBits>
 [[gnu::always_inline]] inline void five_bit_weights(Rows rows, Ints (&w)[8]) {
     Ints bits[4], v[4];
@@ -257,19 +257,19 @@ struct FormatQ8_0 {
 };
 
 // --- formats with blocks of 256 weights ------------------------------------------------------------------
-// scales(rows, s) fills Scales256, weights(rows, emit) calls emit(j, w) for the groups j = 0..7 of 32
-// weights.
+// scales(rows, s) fills Scales256; weights(rows, emit) calls emit(j, w) for the
+// groups j = 0..7 of 32 weights.
 
-// What the integers of one block of all rows are multiplied with.
+// The factors of the integers of one block of all rows.
 struct Scales256 {
-    Floats d, dmin;   // dmin: where kOffset is 0
+    Floats d, dmin;   // dmin: only if kOffset is 0
     Ints scale[16];   // per group of kStep weights
     Ints minimum[8];  // 16-bit pairs: minimums of groups 2 i and 2 i + 1 of kStep weights
 };
 
-// `step` weights share an integer scale (16 or 32); `offset` 0: the format has minimums.
-// `largest` is the largest byte that comes out.
-// 128.
+// `step` (16 or 32) weights share an integer scale; `offset` 0:
+// the format has minimums; `largest`: the largest unpacked
+// byte.
 template <int kBytes, int step, int offset, int largest>
 struct Super {
     static constexpr int kBlockBytes = kBytes;
@@ -278,7 +278,7 @@ struct Super {
     static constexpr int kLargest = largest;
 };
 
-// The four bytes of each lane, minus `bias`, as the scales of four groups.
+// Four scales per lane: its four bytes, minus `bias`.
 [[gnu::always_inline]] inline void four_scales(Ints v, uint32_t bias, Ints *scale) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) scale[i] = sub32(byte_of(v, i), splat(bias));
@@ -495,7 +495,7 @@ struct FormatTQ1_0 : Super<54, 32, 1, 2> {
         unit_scales(s.scale);
         s.d = gather_scales(rows + 52);
     }
-    // The leading trit of each byte; the byte is tripled so that the next trit leads.
+    // The first trit of each byte; the byte is multiplied by 3 so that the next trit becomes the first.
     [[gnu::always_inline]] static Ints next_trit(Ints &x) {
         const Ints three = splat16(3), low = splat(0x00ff00ff), high = splat(0xff00ff00);
         const Ints even = multiply16((x & low), three);
@@ -529,7 +529,7 @@ struct FormatTQ1_0 : Super<54, 32, 1, 2> {
     }
 };
 
-// Four times seven sign bits of each lane as four times eight: the eighth makes their number even.
+// Four times seven sign bits of each lane as four times eight: the eighth makes the parity even.
 [[gnu::always_inline]] inline Ints eighth_signs(Ints v) {
     const Ints seven = (v & splat(0x7f)) | (left32(v, 1) & splat(0x7f00)) | (left32(v, 2) & splat(0x7f0000)) |
                        (left32(v, 3) & splat(0x7f000000));
@@ -539,7 +539,7 @@ struct FormatTQ1_0 : Super<54, 32, 1, 2> {
     return seven | left32(parity & splat(0x01010101), 7);
 }
 
-// The weights of codebook entries, plus 128, from their bytes; `signs` of each row as `kind` says.
+// The weights of codebook entries, plus 128, from their bytes, with the `signs` of each row applied.
 template <Signs kind>
 [[gnu::always_inline]] inline void apply_signs(Ints signs, Ints (&w)[8]) {
     if constexpr (kind == Signs::Shift) {
@@ -555,13 +555,13 @@ template <Signs kind>
     }
 }
 
-// Codebook entries are looked up row by row; what comes out is transposed as the bytes of other formats are.
-// All of a block is looked up before any is used: a load must not wait for the smaller stores that it covers.
+// Codebook entries are looked up row by row and then transposed like the bytes of other formats. All entries
+// of a block are looked up before any is used: a load must not wait for the smaller stores that it covers.
 template <class BlockOfFile>
 struct FormatGrid : Super<sizeof(BlockOfFile), 16, 128, 255> {
     using Block = BlockOfFile;
     using Grid = GridBlock<Block>;
-    // Packed, so it may stand anywhere.
+    // The block is packed, so any alignment is allowed.
     [[gnu::always_inline]] static const Block &block(Rows rows, int row) {
         return *reinterpret_cast<const Block *>(rows[row]);
     }

@@ -1,6 +1,6 @@
-// The vector operations that unpacking weights needs, under one name for AVX2 and AVX-512: linear_tile.h is
-// written once on top of them. A vector has one 32-bit lane per row. Which set is meant follows from the
-// instructions the including file is compiled for; &, | and ^ work on vectors as they do on integers.
+// The vector operations that unpack weights, with the same names for AVX2 and AVX-512: linear_tile.h is
+// written once on top of them. A vector has one 32-bit lane per row. The instruction set follows from the
+// compiler flags of the including file; &, | and ^ work on vectors as on integers.
 #pragma once
 
 #include <immintrin.h>
@@ -64,7 +64,7 @@ constexpr int kRows = 16;
 [[gnu::always_inline]] inline Ints select_less(Ints v, Ints bound, Ints a, Ints b) {
     return _mm512_mask_mov_epi32(b, _mm512_cmplt_epi32_mask(v, bound), a);
 }
-// -v in the bytes where `where` is not 0.
+// -v in the bytes where `where` is nonzero.
 [[gnu::always_inline]] inline Ints negate_where(Ints v, Ints where) {
     return _mm512_mask_sub_epi8(v, _mm512_test_epi8_mask(where, where), _mm512_setzero_si512(), v);
 }
@@ -90,11 +90,11 @@ constexpr int kRows = 16;
 [[gnu::always_inline]] inline Ints load_ints(const int32_t *p) {
     return _mm512_loadu_si512(p);
 }
-// Eight f16 in each part, lanes in order. (Through registers: a load that spans two stores would stall.)
+// Eight f16 per element, lanes in order. (Through registers: a load that spans two stores would stall.)
 [[gnu::always_inline]] inline Floats halves_to_floats(const __m128i (&parts)[2]) {
     return _mm512_cvtph_ps(_mm256_set_m128i(parts[1], parts[0]));
 }
-// Eight 16-bit numbers in each part, zero-extended.
+// Eight 16-bit numbers per element, zero-extended.
 [[gnu::always_inline]] inline Ints widen_halves(const __m128i (&parts)[2]) {
     return _mm512_cvtepu16_epi32(_mm256_set_m128i(parts[1], parts[0]));
 }
@@ -116,7 +116,7 @@ constexpr int kRows = 16;
     return _mm512_unpackhi_epi64(a, b);
 }
 
-// 16 bytes at p, p + step, ... in the 128-bit parts of a vector.
+// 16 bytes each at p, p + step, ... in the 128-bit parts of a vector.
 [[gnu::always_inline]] inline Ints load_parts(const std::byte *p, int64_t step) {
     // Two 256-bit halves: inserting from memory into 512 bits would take twice as long.
     const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(p)), load16(p + step), 1);

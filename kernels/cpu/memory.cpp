@@ -45,7 +45,7 @@ CacheMemory::CacheMemory(const Program &program, const CacheConfig &config) : k_
     for (size_t g = 0; g < groups_.size(); ++g) {
         size_t bytes = 0;
         if (__builtin_mul_overflow(groups_[g].block, static_cast<size_t>(config.blocks[g]), &bytes))
-            bytes = SIZE_MAX / 2;  // no less impossible, and can be written down
+            bytes = SIZE_MAX / 2;  // also impossible to allocate, and can be printed
         groups_[g].memory = LazyBuffer(bytes, "the K/V cache; a smaller context (-c) needs less");
     }
 }

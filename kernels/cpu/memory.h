@@ -1,4 +1,4 @@
-// Memory of the CPU backend: large buffers that cost nothing until they are written.
+// Memory of the CPU backend: large buffers whose pages take no memory until they are written.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace runnel::kernels::cpu {
 
-// Zero-filled anonymous pages, taken from the system on first touch. 4096-byte aligned.
+// Zero-filled anonymous pages, allocated on first touch. 4096-byte aligned.
 class LazyBuffer {
   public:
     LazyBuffer() = default;
@@ -33,9 +33,9 @@ class LazyBuffer {
     size_t bytes_ = 0;
 };
 
-// K and V pages. A block holds, for every layer of its group and every K/V head, one K page
+// K and V pages. For every layer of its group and every K/V head, a block holds one K page
 // [head_dim_k][kBlockTokens] (transposed: lanes are keys in q . k) and one V page [kBlockTokens][head_dim_v],
-// in the types of the configuration.
+// in the configured types.
 class CacheMemory {
   public:
     CacheMemory() = default;
@@ -51,7 +51,7 @@ class CacheMemory {
     struct LayerPlace {
         size_t group;
         size_t k_offset, v_offset;  // of the layer's first K and V page in a block, in bytes
-        bool has_v;                 // or values are the first dimensions of K
+        bool has_v;                 // false: values are the first dimensions of K
     };
     struct Group {
         LazyBuffer memory;
@@ -63,7 +63,7 @@ class CacheMemory {
     std::vector<Group> groups_;
 };
 
-// State slots of recurrent layers: a slot holds the state of every layer, one behind the other.
+// State slots of recurrent layers: a slot holds the states of all layers, one after the other.
 class StateMemory {
   public:
     StateMemory() = default;

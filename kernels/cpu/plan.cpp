@@ -10,7 +10,7 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-// What a step wants to be packed before it runs.
+// The packed inputs that a step needs before it runs.
 struct PackedInput {
     Slot slot = kNoSlot;
     FormatSet formats = 0;
@@ -32,7 +32,7 @@ PackedInput packed_input_of(const Step &step, const Program &program) {
                           [&](const Logits &s) {
                               return PackedInput{s.in, format_of(s.weight)};
                           },
-                          [](const HeadLinear &) { return PackedInput{}; },  // packs its own pieces
+                          [](const HeadLinear &) { return PackedInput{}; },  // packs its own slices
                           [](const Embed &) { return PackedInput{}; },
                           [](const Norm &) { return PackedInput{}; },
                           [](const Copy &) { return PackedInput{}; },
@@ -46,7 +46,7 @@ PackedInput packed_input_of(const Step &step, const Program &program) {
                       step);
 }
 
-// Slots whose content at steps[from] is still read at or after it.
+// Slots whose content before steps[from] is read by it or a later step.
 std::vector<Slot> live_slots(const Program &program, size_t from) {
     std::vector<Slot> live;
     std::vector<bool> written(program.slots.size(), false);
@@ -62,8 +62,8 @@ std::vector<Slot> live_slots(const Program &program, size_t from) {
     return live;
 }
 
-// The parts of a phase run side by side, each with a loop counter of its own, and share one buffer for a
-// product that something is added to: at most Pool::kLoops of them, at most one with `add`.
+// The parts of a phase run side by side, each with its own loop counter, and share one buffer for products
+// that are added to a slot: so at most Pool::kLoops parts, and at most one with `add`.
 void push_multiplies(const Linear &step, std::vector<Phase> &phases) {
     Linear together{step.in, {}};
     bool adds = false;
@@ -86,9 +86,9 @@ void push_experts(const Experts &step, std::vector<Phase> &phases) {
         phases.push_back(ExpertsPhase{step, phase});
 }
 
-// Where the tokens whose logits are wanted go on alone: behind the last step that needs all of them, as it
-// takes ids or tokens meet in it; but not in front of the last part, as another device has to have all
-// tokens. The number of steps when there are no logits.
+// The first step that can run only for the tokens whose logits are requested: after the last step that needs
+// all tokens, because it takes ids or mixes tokens, and not before the last part, because another device
+// needs all tokens. Without logits: the number of steps.
 size_t first_step_for_some(const Program &program, const std::vector<Program::Part> &parts) {
     if (!program.gives_logits()) return program.steps.size();
     size_t first = 0;
@@ -104,7 +104,7 @@ class Planner {
   public:
     explicit Planner(const Program &program) : program_(program) { forget_packed(); }
 
-    // The steps from here to `end` are a part: other devices may change slots in front of it.
+    // Begins a part that ends at `end`: other devices may change slots before it runs.
     void begin_part(size_t end) {
         end_ = end;
         forget_packed();
@@ -145,7 +145,7 @@ class Planner {
     std::vector<Phase> phases;
 
   private:
-    // There is one buffer per format; it holds what was packed last.
+    // There is one buffer per format; it holds the last packed slot.
     template <typename Preparation>
     void prepare(const Preparation &step, Slot slot, FormatSet formats) {
         phases.push_back(PreparePhase{step, slot, formats});
@@ -160,8 +160,8 @@ class Planner {
     }
     void forget_packed() { packed_.fill(kNoSlot); }
 
-    // The formats in which the multiplies behind steps[index] read the slot, before it changes and before
-    // another slot takes the place.
+    // The formats in which multiplies after steps[index] read the slot, until it changes
+    // or another slot is packed.
     FormatSet formats_wanted(Slot slot, size_t index) const {
         FormatSet wanted = 0, taken = 0;
         bool same = true;

@@ -1,8 +1,8 @@
-// How the CPU runs a Program: its steps regrouped into phases with one barrier between them.
+// The CPU's plan of a Program: its steps regrouped into phases with one barrier between them.
 //
-// All threads walk the same list of phases. A phase is split by tokens (cheap row-wise work) or by rows of a
-// matrix (everything that reads weights); nothing within a phase depends on another thread's part of it.
-// Steps that only prepare the input of a matrix (norm, gate) are merged with its quantization.
+// All threads run the same list of phases. A phase is split by tokens (cheap row-wise work) or by rows of a
+// matrix (everything that reads weights); within a phase, threads do not depend on each other. Steps that
+// only prepare the input of a matrix (norm, gate) are merged with its quantization.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +25,18 @@ struct EmbedPhase {
     Embed step;
 };
 
-// Computes the slot that the next multiply reads, if a step precedes it, and packs it in every format needed.
+// Computes the slot that the next multiply reads, if a step precedes it, and packs it in every required format.
 struct PreparePhase {
     std::variant<std::monostate, Norm, Gate> step;
     Slot slot;
-    FormatSet formats;  // none: only the step is run
+    FormatSet formats;  // none: only runs the step
 };
 
 struct MultiplyPhase {
     Linear step;
 };
 
-// Head norms, RoPE, append of K and V to the cache.
+// Head norms and RoPE; appends K and V to the cache.
 struct AppendPhase {
     Attention step;
 };
@@ -64,7 +64,7 @@ struct ExpertsPhase {
     ExpertRunner::Phase phase;
 };
 
-// From here on only the tokens whose logits are wanted matter: their rows move to the front of these slots.
+// From here on only tokens whose logits are requested are computed: moves their rows to the front of these slots.
 struct SelectPhase {
     std::vector<Slot> slots;
 };
@@ -76,7 +76,7 @@ struct LogitsPhase {
 using Phase = std::variant<EmbedPhase, PreparePhase, MultiplyPhase, AppendPhase, AttendPhase, HeadsPhase,
                            CopyPhase, ExpertsPhase, ScanPhase, SelectPhase, LogitsPhase>;
 
-// Of every part of the program.
+// One list of phases per part of the program.
 std::vector<std::vector<Phase>> plan(const Program &program);
 
 }  // namespace runnel::kernels::cpu

@@ -16,8 +16,8 @@ namespace runnel::kernels::cpu {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// How long a thread spins before it sleeps. Waking a sleeper costs 30-60 us: a wait of that length is worth
-// spinning through, a much longer one is not.
+// How long a thread spins before it sleeps. Waking a sleeping thread costs 30-60 us, so spinning through a
+// wait of that length pays off; through a much longer one it does not.
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr int kPausesPerClock = 32;  // pauses between two looks at the clock, about 1 us
 
@@ -32,9 +32,9 @@ void futex_wake_all(std::atomic<uint32_t> &word) noexcept {
 
 }  // namespace
 
-// Sleeping without losing a wake-up: the waiter announces itself and then looks at the value again, the
-// releaser changes the value and then looks for waiters. Both orders are sequentially consistent, so one of
-// them sees the other; and the futex itself refuses to sleep when the value is not `seen` any more.
+// Sleeping without lost wake-ups: a waiter announces itself, then reads the value again; the releaser changes
+// the value, then looks for waiters. Both are sequentially consistent, so at least one of them sees the
+// other's write. The futex itself does not sleep if the value is not `seen` any more.
 void Signal::advance() noexcept {
     value_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) != 0) futex_wake_all(value_);
@@ -94,7 +94,7 @@ void Pool::dispatch(Job job, void *context) noexcept {
 
 void Pool::work(int thread) noexcept {
     for (uint32_t seen = 0;; ++seen) {
-        // The first wait lasts until there is a model to run: no reason to spin.
+        // The first wait lasts until a model is loaded: spinning would be a waste.
         start_.wait(seen, spin_ && seen > 0);
         if (job_ == nullptr) return;
         job_(context_, thread);
@@ -112,7 +112,7 @@ void Pool::barrier() noexcept {
         barrier_.wait(seen, spin_);
         return;
     }
-    // Everyone else waits: nobody uses the counters.
+    // All other threads are waiting, so the counters are not in use.
     arrived_.store(0, std::memory_order_relaxed);
     restart_counters();
     barrier_.advance();
@@ -126,7 +126,7 @@ void Pool::restart_counters() noexcept {
 
 namespace {
 
-// The CPUs of the affinity mask. The mask of a big machine may need more room than cpu_set_t has.
+// The CPUs of the affinity mask. On a large machine the mask can be larger than cpu_set_t.
 std::vector<int> affinity_cpus() {
     for (size_t sets = 1; sets <= 64; sets *= 2) {
         std::vector<cpu_set_t> mask(sets);

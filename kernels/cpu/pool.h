@@ -1,5 +1,5 @@
-// The CPU's threads: one team that runs the same function on every thread (SPMD), with a barrier between the
-// phases of that function.
+// The CPU's threads: one team that runs the same function on every thread (SPMD), with a barrier between
+// the phases of that function.
 //
 //   pool.run([&](int thread) noexcept {
 //       pool.for_ranges(thread, rows, [&](int64_t begin, int64_t end) { ... });   // phase 1
@@ -8,9 +8,9 @@
 //   });
 //
 // A forward pass of one token has about a hundred phases of 10 us to 1 ms, so a phase change must cost a
-// fraction of a microsecond: threads wait by spinning. A thread that has waited kSpin sleeps on a futex, so
-// an idle team burns nothing; whoever releases it makes a system call only when someone really sleeps. A
-// spinning team collapses when it has more threads than CPUs, therefore it spins only if usable_cpus() >=
+// fraction of a microsecond: threads wait by spinning. A thread that has waited for kSpin sleeps on a
+// futex, so an idle team uses no CPU time; releasing the team makes a system call only if a thread is
+// asleep. Spinning with more threads than CPUs is very slow, so the team spins only if usable_cpus() >=
 // threads.
 #pragma once
 
@@ -43,7 +43,7 @@ int cgroup_cpu_limit(const std::filesystem::path &membership, const std::filesys
 class alignas(64) Signal {
   public:
     uint32_t value() const noexcept { return value_.load(std::memory_order_acquire); }
-    // Adds 1 and releases everyone who waits. What was written before is visible to them.
+    // Adds 1 and releases all waiting threads. Earlier writes of the caller are visible to them.
     void advance() noexcept;
     // Returns when value() != seen: spins first if `spin`, then sleeps.
     void wait(uint32_t seen, bool spin) noexcept;
@@ -55,8 +55,8 @@ class alignas(64) Signal {
 
 class Pool {
   public:
-    // A team of `threads` >= 1: the caller of run() and threads - 1 others, which start asleep. With 1 there
-    // are no others and run() is a plain call. Throws std::system_error when the system refuses a thread.
+    // A team of `threads` >= 1: the caller of run() and threads - 1 others, which start asleep. With 1
+    // thread, run() is a plain call. Throws std::system_error if the system refuses a thread.
     explicit Pool(int threads);
     ~Pool();
     Pool(const Pool &) = delete;
@@ -64,9 +64,9 @@ class Pool {
 
     int threads() const noexcept { return threads_; }
 
-    // Calls f(thread) on every thread, 0 <= thread < threads(); the caller is thread 0. Returns when all are
-    // done. f is noexcept: an exception cannot cross threads. Not to be called inside f, nor by two callers
-    // at a time.
+    // Calls f(thread) on every thread, 0 <= thread < threads(); the caller is thread 0. Returns when
+    // all are done. f is noexcept: an exception cannot cross threads. Must not be called inside f,
+    // nor by two callers at a time.
     template <typename F>
     void run(F &&f) noexcept {
         static_assert(std::is_nothrow_invocable_v<F &, int>, "mark the function noexcept");
@@ -75,14 +75,14 @@ class Pool {
                  const_cast<void *>(static_cast<const void *>(std::addressof(f))));
     }
 
-    // Inside f, by all threads: returns when all have come here. Restarts the counters of the loops below.
+    // Inside f, by all threads: returns when all threads have arrived. Resets the counters of the loops below.
     void barrier() noexcept;
 
     // Loops of one phase, inside f. Every thread calls the same loop with the same `units`; together they
     // visit each unit exactly once. A phase may have up to kLoops of them, numbered by `loop`.
     static constexpr int kLoops = 4;
 
-    // body(unit), one unit after the other from a shared counter: for units that differ in cost.
+    // body(unit), one unit at a time from a shared counter: for units of different cost.
     template <typename Body>
     void for_each(int thread, int64_t units, Body &&body, int loop = 0) noexcept {
         static_cast<void>(thread);
@@ -90,8 +90,8 @@ class Pool {
     }
 
     // body(begin, end): first one contiguous range per thread, 3/4 of all units together, so that each thread
-    // streams; then ranges of `grain` units from a shared counter, which evens out what a busy neighbor took
-    // from a core.
+    // reads a long stream; then ranges of `grain` units from a shared counter, which balances cores that are
+    // busy with other processes.
     template <typename Body>
     void for_ranges(int thread, int64_t units, Body &&body, int64_t grain = 1, int loop = 0) noexcept {
         if (threads_ == 1) {
@@ -105,13 +105,13 @@ class Pool {
             body(at, std::min(at + grain, units));
     }
 
-    // The unit that a thread's first range of for_ranges(_ahead) begins with.
+    // The first unit of a thread's first range in for_ranges() and for_ranges_ahead().
     int64_t first_unit(int thread, int64_t units, int64_t grain) const noexcept {
         return threads_ == 1 ? 0 : units * 3 / 4 / threads_ / grain * grain * thread;
     }
 
-    // As for_ranges, and body(begin, end, next) also learns where this thread goes on: the unit that its next
-    // range begins with, or -1 for none. (Each range of the counter is taken one range early.)
+    // Like for_ranges, but body(begin, end, next) also gets the first unit of this thread's next range, or
+    // -1. (Each range of the counter is taken one range early.)
     template <typename Body>
     void for_ranges_ahead(int thread, int64_t units, Body &&body, int64_t grain = 1, int loop = 0) noexcept {
         if (threads_ == 1) {
@@ -133,8 +133,8 @@ class Pool {
         }
     }
 
-    // Adds `count` to the phase's counter number `loop` and returns its value before: the building block of
-    // loops of another shape.
+    // Adds `count` to the phase's counter number `loop` and returns its previous value: a building
+    // block for other kinds of loops.
     int64_t take(int loop, int64_t count) noexcept {
         return counters_[static_cast<size_t>(loop)].value.fetch_add(count, std::memory_order_relaxed);
     }
@@ -152,7 +152,7 @@ class Pool {
 
     const int threads_;
     const bool spin_;
-    Job job_ = nullptr;  // null: the team is dismissed
+    Job job_ = nullptr;  // null: the team ends
     void *context_ = nullptr;
     Signal start_, finish_, barrier_;
     alignas(64) std::atomic<int> arrived_{0};   // at the barrier

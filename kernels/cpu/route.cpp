@@ -6,8 +6,8 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-// Scores that take part are finite or +infinity; what is out of the race, or taken already, is minus
-// infinity.
+// Scores that take part are finite or +infinity; excluded scores, and those already
+// taken, are minus infinity.
 constexpr float kOut = -std::numeric_limits<float>::infinity(),
                 kLowest = std::numeric_limits<float>::lowest();
 constexpr float kSmallestSum = 0x1p-14f;  // of weights that are normalized
@@ -32,7 +32,7 @@ void sigmoid(const float *x, size_t n, const VectorKernels &vector, float *p) no
     for (size_t i = 0; i < n; ++i) p[i] = 1 / (1 + p[i]);
 }
 
-// visit(index) for the `count` largest, best first, of equals the first. They are out afterwards.
+// visit(index) for the `count` largest in descending order, the lower index first among equals. Sets them to kOut.
 template <typename Visit>
 void take_largest(std::span<float> s, int32_t count, Visit visit) noexcept {
     for (int32_t i = 0; i < count; ++i) {
@@ -42,7 +42,7 @@ void take_largest(std::span<float> s, int32_t count, Visit visit) noexcept {
     }
 }
 
-// Puts the experts of all but the best groups out. copy, totals: work space, [experts] and [groups].
+// Excludes the experts of all but the best groups. copy, totals: work space, [experts] and [groups].
 void drop_groups(const Routing &routing, std::span<float> s, float *copy, float *totals) noexcept {
     const size_t groups = static_cast<size_t>(routing.groups), size = s.size() / groups;
     std::copy(s.begin(), s.end(), copy);
@@ -54,10 +54,10 @@ void drop_groups(const Routing &routing, std::span<float> s, float *copy, float 
     }
     take_largest({totals, groups}, routing.groups_used, [](size_t) {});
     for (size_t i = 0; i < s.size(); ++i)
-        if (totals[i / size] != kOut) s[i] = kOut;  // not among those taken
+        if (totals[i / size] != kOut) s[i] = kOut;  // not in a chosen group
 }
 
-// Steps 1 and 2 of Routing: p, and what the choice goes by.
+// Steps 1 and 2 of Routing: p, and the scores s that the choice uses.
 void score(const Routing &routing, std::span<const float> logits, const float *bias,
            const VectorKernels &vector, float *p, float *s) noexcept {
     const size_t n = logits.size();

@@ -1,12 +1,12 @@
 // The arithmetic of the recurrent steps (ShortConv, ScanGate, LinearScan, SelectiveScan in program.h).
 //
-// One sequential form serves prefill and decode: a token's arithmetic never depends on how many tokens are
-// computed with it, so every chunking gives the same bits. As in vector.h, each table computes bit-equal
+// Prefill and decode use the same sequential form: a token's arithmetic does not depend on how many tokens
+// are computed with it, so every chunking gives the same bits. As in vector.h, all tables compute bit-equal
 // results; the scalar one is the definition.
 //
-// States are kept in blocks of kScanColumns columns, so that what one unit of work carries from token to token
-// is contiguous and stays in the first-level cache: block b of a matrix [rows][cols] begins at b *
-// kScanColumns * rows, and its row stride is its own width.
+// States are stored in blocks of kScanColumns columns, so that the state that one unit of work carries from
+// token to token is contiguous and stays in L1: block b of a matrix [rows][cols] begins at b * kScanColumns *
+// rows, and its row stride is the block's own width.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ inline constexpr int64_t kScanColumns = 32;
 inline constexpr int64_t kMostTaps = 16;       // K of ShortConv
 inline constexpr int64_t kMostKeyDims = 1024;  // dk of LinearScan, n of SelectiveScan
 
-// Tokens of one sequence, one head and one block of columns. Pointers are to the first token; a stride is in
+// Tokens of one sequence, one head and one block of columns. Pointers are to the first token; strides are in
 // floats from token to token.
 struct LinearScanPiece {
     const float *q, *k;     // [dk]
@@ -29,7 +29,7 @@ struct LinearScanPiece {
     float *out;             // [cols]
     int64_t qk_stride, v_stride, decay_stride, strength_stride, out_stride;
     int64_t dk, cols;
-    float fixed_decay, skip;  // decay where `decay` is null; factor of v in out
+    float fixed_decay, skip;  // decay if `decay` is null; factor of v in out
     bool channel_decay, delta;
 };
 
@@ -43,26 +43,26 @@ struct SelectiveScanPiece {
 };
 
 struct ScanKernels {
-    // out[c] = act(sum_j weight[j * weight_stride + c] * rows[j][c] + bias[c]), j < taps: a product, then fmas
-    // in ascending order; bias may be null.
+    // out[c] = act(sum_j weight[j * weight_stride + c] * rows[j][c] + bias[c]), j < taps: a product, then
+    // fmas in ascending order. bias may be null.
     void (*conv)(const float *const *rows, int64_t taps, const float *weight, int64_t weight_stride,
                  const float *bias, bool silu, int64_t n, float *out) noexcept;
 
-    // As ScanGate, for n neighbors; ln(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), the latter as
-    // 2 atanh(t / (2 + t)) by its series up to the 15th power. bias, step and decay may be null. rate: [n], or
-    // one number with one_rate.
+    // ScanGate for n neighbors; ln(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), with log1p(t) = 2 atanh(t /
+    // (2 + t)) by its series up to the 15th power. bias, step and decay may be null. rate: [n], or a
+    // single number with one_rate.
     void (*gate)(ScanGate::Form form, const float *in, const float *bias, const float *rate, bool one_rate,
                  float bound, int64_t n, float *step, float *decay) noexcept;
 
-    // Takes the state `from` (null: zeros) through `tokens` tokens to the state `to`, which is not `from`.
-    // With kw[i] = w[i] * k[i], qw[i] = w[i] * q[i] and sums over even and odd i apart, each by ascending fmas:
+    // Advances the state `from` (null: zeros) by `tokens` tokens to the state `to`, which is not `from`. With
+    // kw[i] = w[i] * k[i], qw[i] = w[i] * q[i], and separate sums over even and odd i, each by ascending fmas:
     //   u = sum kw[i] S[i];  p = sum qw[i] S[i];  d = b * (v - u) or b * v;  out = fma(q . k, d, p);
     //   S[i] = fma(k[i], d, w[i] * S[i]);  out = fma(skip, v, out) if skip is not 0.
-    // (q . k in the lanes of vector.h.)
+    // (q . k is summed in the lanes of vector.h.)
     void (*linear)(const LinearScanPiece &piece, int64_t tokens, const float *from, float *to) noexcept;
 
-    // The same for SelectiveScan: h = fma(exp(dt * rate), h, (dt * x) * b[i]), y = fma(h, c[i], y) by ascending
-    // i, beginning with skip * x.
+    // The same for SelectiveScan: h = fma(exp(dt * rate), h, (dt * x) * b[i]), y = fma(h, c[i], y) by
+    // ascending i, starting from skip * x.
     void (*selective)(const SelectiveScanPiece &piece, int64_t tokens, const float *from, float *to) noexcept;
 };
 

@@ -65,7 +65,7 @@ void scan_gate(ScanGate::Form form, const float *in, const float *bias, const fl
     }
 }
 
-// What one token brings to the pass over S, for each key channel.
+// The inputs of one token to the pass over S, per key channel.
 struct ScanRow {
     const float *k;
     float kw[kMostKeyDims], qw[kMostKeyDims], w[kMostKeyDims];
@@ -93,7 +93,7 @@ inline void read_row(const LinearScanPiece &p, int64_t t, ScanRow &row) {
     row.strength = p.strength ? p.strength[t * p.strength_stride] : 1.0f;
 }
 
-// Two registers of columns [at, at + count), which fit them.
+// Two registers of columns, of which the first `count` exist.
 template <typename L>
 struct ScanPair {
     using Float = typename L::Float;
@@ -104,7 +104,7 @@ struct ScanPair {
     void store(float *x, Float value, int r) const { L::store_n(x + r * L::kWidth, value, counts[r]); }
 };
 
-// The whole pair is there: without masks.
+// Both registers are full: no masks.
 template <typename L>
 struct FullPair {
     using Float = typename L::Float;
@@ -112,8 +112,8 @@ struct FullPair {
     void store(float *x, Float value, int r) const { L::store(x + r * L::kWidth, value); }
 };
 
-// A pass over S for two registers of columns: brings in the update of the token before (k, d; null: none),
-// and sums for the token at hand (null: none).
+// One pass over S for two registers of columns: applies the update of the previous token (k, d; null: none)
+// and computes the sums of the current token (null: none).
 template <typename L, bool kDelta, typename Pair>
 inline void scan_pass(const LinearScanPiece &p, const Pair &pair, const ScanRow *before,
                       const typename L::Float *d, const float *from, float *to, const ScanRow *now,

@@ -7,14 +7,14 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-constexpr int64_t kChannels = 256;  // of a unit of ShortConv
+constexpr int64_t kChannels = 256;  // channels in a unit of ShortConv
 
 int64_t blocks_of(int64_t width, int64_t block) {
     return (width + block - 1) / block;
 }
 
-// Calls body(first token, tokens, state read, slot written) for the pieces of a span between states that are
-// kept; each reads what the one before has written.
+// Calls body(first token, tokens, state read, slot written) for the pieces of a span between stored states;
+// each piece reads the state that the previous one wrote.
 template <typename F>
 void for_pieces(const SequenceSpan &sequence, F &&body) {
     int32_t done = 0;
@@ -46,7 +46,7 @@ void ScanRunner::conv(const ShortConv &step, const SequenceSpan &sequence, int64
     const int64_t channels = width(step.in);
     const auto taps = static_cast<int32_t>(s_.program->weights[static_cast<size_t>(step.weight)].rows);
     const float *before = s_.states->at(sequence.state, step.state), *bias = vector_of(step.bias);
-    // Row `token` of the sequence's tokens; negative: in the state, or in front of the text.
+    // Row `token` of the span's tokens; negative: from the state, or zeros at the start of the sequence.
     const auto input = [&](int32_t token) {
         if (token >= 0) return static_cast<const float *>(row(step.in, sequence.first + token) + c0);
         return before ? before + (taps - 1 + token) * channels + c0 : kZeros.data();
@@ -67,7 +67,7 @@ void ScanRunner::run(const ScanGate &step, const Batch &batch, int thread) noexc
     const int64_t n = width(step.in);
     const float *bias = vector_of(step.bias), *rate = vector_of(step.rate);
     const int64_t rates = rate ? s_.program->weights[static_cast<size_t>(step.rate)].cols : n;
-    const int64_t shared = n / rates;  // so many neighbors have one rate
+    const int64_t shared = n / rates;  // number of neighbors that share a rate
     const auto piece = [&](int32_t t, int64_t at, int64_t count) {
         s_.kernels->gate(step.form, row(step.in, t) + at, bias ? bias + at : nullptr,
                          rate ? rate + at / shared : nullptr, shared > 1, step.bound, count,

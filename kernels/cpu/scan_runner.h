@@ -1,7 +1,7 @@
-// Runs the recurrent steps: each sequence of the batch goes from the state slot it reads to those it writes.
+// Runs the recurrent steps: each sequence goes from the state slot that it reads to those that it writes.
 //
-// A unit of work is a block of channels (or of one head's columns) of one sequence; it walks the sequence's
-// tokens in order. How units are shared out changes no bit (scan.h).
+// A unit of work is a block of channels (or of one head's columns) of one sequence and processes the
+// sequence's tokens in order. The distribution of units does not change a bit (scan.h).
 #pragma once
 
 #include <span>
@@ -17,7 +17,7 @@ namespace runnel::kernels::cpu {
 
 class ScanRunner {
   public:
-    // What the backend lends; all of it outlives the runner.
+    // Owned by the backend; everything here outlives the runner.
     struct Surroundings {
         const Program *program;
         const ScanKernels *kernels;

@@ -15,7 +15,7 @@ namespace {
 std::string read_text(const std::filesystem::path &path) {
     const std::ifstream file(path);
     std::ostringstream text;
-    text << file.rdbuf();  // (an iterator would throw where reading fails)
+    text << file.rdbuf();  // (an iterator would throw if reading fails)
     return text.str();
 }
 
@@ -66,7 +66,7 @@ SystemMemory limit_by_cgroups(SystemMemory memory, const std::filesystem::path &
 SystemMemory system_memory() {
     SystemMemory memory = parse_meminfo(read_text("/proc/meminfo"));
     struct sysinfo numbers {};
-    if (memory.total == 0 && sysinfo(&numbers) == 0)  // no /proc: what is free, without page cache
+    if (memory.total == 0 && sysinfo(&numbers) == 0)  // no /proc: free memory without the page cache
         memory = {numbers.totalram * numbers.mem_unit,
                   (numbers.freeram + numbers.bufferram) * numbers.mem_unit};
     return limit_by_cgroups(memory, "/proc/self/cgroup", "/sys/fs/cgroup");

@@ -15,9 +15,9 @@ struct SystemMemory {
 // limited by the memory limits of the process's control groups.
 SystemMemory system_memory();
 
-// The parts of it.
+// Its parts.
 SystemMemory parse_meminfo(std::string_view text);
-// Lowers `memory` to what a control group of version 2 and its ancestors allow; its page cache counts as
+// Lowers `memory` to the limits of a version 2 control group and its ancestors; their page cache counts as
 // available. membership: /proc/self/cgroup; mount: /sys/fs/cgroup.
 SystemMemory limit_by_cgroups(SystemMemory memory, const std::filesystem::path &membership,
                               const std::filesystem::path &mount);

@@ -1,10 +1,10 @@
 // The small operators between the matrix products: norms, rotations, gates, conversions, and the arithmetic
 // of a vocabulary. All work on float32 rows.
 //
-// One table of functions per instruction set. Every table computes bit-equal results: a result is defined by
-// a sequence of IEEE float operations (given with each function), fma means one rounding, and a wider
-// vector only does more elements at a time. The scalar table is the definition, the others are tested
-// against it with memcmp. (NaN results are NaN everywhere, but their payload is not defined.)
+// There is one table of functions per instruction set, and all compute bit-equal results: a result is defined
+// by a sequence of IEEE float operations (given with each function), fma means one rounding, and a wider
+// vector only computes more elements at a time. The scalar table is the definition; the others are tested
+// against it with memcmp. (NaN results are NaN in all of them, but the payload is undefined.)
 //
 // exp is the same everywhere (softmax, SiLU, sampling):
 //   x clamped to [-87.3, 88.37]; t = fma(x, log2 e, 1.5 * 2^23); n = t - 1.5 * 2^23 (the nearest integer);
@@ -22,8 +22,8 @@ namespace runnel::kernels::cpu {
 struct VectorKernels {
     const char *name;  // "scalar", "avx2", "avx512"
 
-    // The vectors of a norm; those that are null are left out of the sums and products. They and out may
-    // overlap only where they are equal.
+    // The operand vectors of a norm; null ones are left out of the sums and products. They and out may
+    // overlap only if they are equal.
     struct NormVectors {
         const float *weight, *bias, *add;
     };
@@ -32,7 +32,7 @@ struct VectorKernels {
     // squares: lane k mod 8 sums fma(x[k], x[k], lane), then ((0+4) + (2+6)) + ((1+5) + (3+7)).
     void (*rms_norm)(const float *x, const NormVectors &with, int64_t n, float eps, float *out) noexcept;
 
-    // The same of d[k] = x[k] - m instead of x[k], m = sum of x / n, summed in lanes likewise.
+    // The same with d[k] = x[k] - m instead of x[k], where m = sum of x / n, summed in the same lanes.
     void (*layer_norm)(const float *x, const NormVectors &with, int64_t n, float eps, float *out) noexcept;
 
     // out = act(gate) * up, or act(gate) if up is null. out may be gate or up.
@@ -64,12 +64,12 @@ struct VectorKernels {
     // out = exp(x). out may be x.
     void (*exp)(const float *x, int64_t n, float *out) noexcept;
 
-    // float32 to binary16, to nearest even; NaN stays NaN, too large becomes infinite. And back, exactly.
+    // float32 to binary16, to nearest even; NaN stays NaN, overflow becomes infinity. from_half() is exact.
     void (*to_half)(const float *x, int64_t n, uint16_t *out) noexcept;
     void (*from_half)(const uint16_t *x, int64_t n, float *out) noexcept;
 
-    // Index of the largest element, the first of equals. NaN is never the largest; 0 if there is nothing
-    // else.
+    // Index of the largest element, the lowest among equals. NaN is never the
+    // largest; 0 if there are only NaNs.
     int64_t (*argmax)(const float *x, int64_t n) noexcept;
 };
 

@@ -9,7 +9,7 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-// exp of vector.h. A NaN stays one: min and max return their second operand, t's low bits are then 0.
+// exp of vector.h. A NaN stays NaN: min and max return their second operand, and t's low bits are then 0.
 template <typename L>
 inline typename L::Float exponential(typename L::Float x) {
     using Float = typename L::Float;
@@ -27,12 +27,12 @@ inline typename L::Float exponential(typename L::Float x) {
     return L::add_exponent(L::fma(L::mul(r, r), p, L::add(one, r)), t);
 }
 
-// Eight lanes to one number, in the order of every sum of this backend.
+// Adds eight lanes, in the order of every sum of this backend.
 inline float fold_8(const float *lane) {
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
-// f(loaded a, loaded b) stored to out, element by element; the last partial vector through masks.
+// Stores f(a, b) of the loaded elements to out; the last partial vector uses masks.
 template <typename L, typename F>
 inline void map(const float *a, const float *b, int64_t n, float *out, F f) {
     int64_t k = 0;
@@ -41,8 +41,8 @@ inline void map(const float *a, const float *b, int64_t n, float *out, F f) {
     if (rest > 0) L::store_n(out + k, f(L::load_n(a + k, rest), L::load_n(b + k, rest)), rest);
 }
 
-// The sum of f(x[k]) as vector.h defines it; L8: lanes of exactly eight. f maps (vector, sums) to new sums,
-// and zeros leave the sums as they are.
+// The sum of f(x[k]) as vector.h defines it; L8: lanes of exactly eight. f maps (vector, sums) to new sums;
+// zeros must leave the sums unchanged.
 template <typename L8, typename F>
 inline float sum_in_lanes(const float *x, int64_t n, F f) {
     static_assert(L8::kWidth == 8);
@@ -58,7 +58,7 @@ inline float sum_in_lanes(const float *x, int64_t n, F f) {
 
 using NormVectors = VectorKernels::NormVectors;
 
-// out = normed(x) * weight + bias, add + that; what is null is left out.
+// out = normed(x) * weight + bias, plus add; null operands are left out.
 template <typename L, typename F>
 inline void weigh(const float *x, const NormVectors &with, int64_t n, float *out, F normed) {
     for (int64_t k = 0; k < n; k += L::kWidth) {
@@ -234,14 +234,14 @@ void from_half(const uint16_t *x, int64_t n, float *out) noexcept {
     if (rest > 0) L::store_n(out + k, L::load_half_n(x + k, rest), rest);
 }
 
-// First the maximum, then where it is: both loops run at the speed of the cache.
+// First finds the maximum, then its index: both loops run at cache speed.
 template <typename L>
 int64_t argmax(const float *x, int64_t n) noexcept {
     const float lowest = -__builtin_inff();
     auto best = L::set(lowest);
     int64_t k = 0;
     for (; k + L::kWidth <= n; k += L::kWidth)
-        best = L::max(L::load(x + k), best);  // a NaN loses: `best` is second
+        best = L::max(L::load(x + k), best);  // a NaN loses: `best` is the second operand
     const int rest = static_cast<int>(n - k);
     const auto absent = L::set(lowest);
     best = L::max(L::keep(L::load_n(x + k, rest), absent, 0, rest), best);

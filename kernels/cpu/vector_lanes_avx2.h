@@ -1,6 +1,6 @@
-// Eight float lanes in an AVX2 register; see vector_lanes_scalar.h for what each operation means.
-// Included only by files compiled for AVX2 or more; everything is local to the file, so that no code of this
-// instruction set can be linked into another one's place.
+// Eight float lanes in an AVX2 register; vector_lanes_scalar.h defines the operations. Included only by files
+// compiled for AVX2 or more. Everything is local to the file, so that the linker cannot use this code in
+// place of another instruction set's.
 #pragma once
 
 #include <immintrin.h>
@@ -22,7 +22,7 @@ struct Avx2Lanes {
         return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
     }
     static Float load(const float *x) { return _mm256_loadu_ps(x); }
-    // (Masked stores are slow on AMD: whole vectors go the plain way.)
+    // (Masked stores are slow on AMD, so whole vectors use plain stores.)
     static Float load_n(const float *x, int n) {
         return n >= kWidth ? load(x) : _mm256_maskload_ps(x, first(n));
     }
@@ -66,7 +66,7 @@ struct Avx2Lanes {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
     }
     static Float load_e4m3(const uint8_t *x) {
-        // Sign-extended and moved up by 7, the sign is in bits 15 and 14, the rest where binary16 has it.
+        // Sign-extended and shifted up by 7: the sign is in bits 15 and 14, the rest is where binary16 has it.
         const __m128i half = _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(load_bytes(x)), 7),
                                            _mm_set1_epi16(static_cast<short>(0xbf80)));
         const __m128i nan =

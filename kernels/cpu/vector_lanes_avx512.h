@@ -1,4 +1,4 @@
-// Sixteen float lanes in an AVX-512 register; see vector_lanes_scalar.h for what each operation means.
+// Sixteen float lanes in an AVX-512 register; vector_lanes_scalar.h defines the operations.
 // Included only by files compiled for AVX-512; everything is local to the file (see vector_lanes_avx2.h).
 #pragma once
 
@@ -50,7 +50,7 @@ struct Avx512Lanes {
     }
     static Float load_nibbles(const uint8_t *x, int shift) {
         const Float values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-        const __m512i bytes = _mm512_cvtepu8_epi32(load_bytes(x));  // a permutation reads four bits of each
+        const __m512i bytes = _mm512_cvtepu8_epi32(load_bytes(x));  // a permutation uses four bits of each
         return _mm512_permutexvar_ps(shift == 0 ? bytes : _mm512_srli_epi32(bytes, 4), values);
     }
     static Float load_bfloat(const uint16_t *x) {
@@ -58,7 +58,7 @@ struct Avx512Lanes {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
     static Float load_e4m3(const uint8_t *x) {
-        // Sign-extended and moved up by 7, the sign is in bits 15 and 14, the rest where binary16 has it.
+        // Sign-extended and shifted up by 7: the sign is in bits 15 and 14, the rest is where binary16 has it.
         const __m256i half = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(x)), 7),
                                               _mm256_set1_epi16(static_cast<short>(0xbf80)));
         const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(half, _mm256_set1_epi16(0x7fff)),

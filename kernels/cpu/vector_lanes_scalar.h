@@ -1,5 +1,5 @@
 // Eight float lanes as a plain array: the operations of vector_body.h and attention_body.h for any CPU, and
-// the definition of what each operation means. Included once per kernel file, so everything is local to it.
+// the definition of each operation. Included once per kernel file; everything is local to it.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,10 @@ inline float float_of(uint32_t bits) {
     return x;
 }
 
-// a * b + c, rounded once. std::fma is a call into the C library, which on a CPU without the instruction
-// costs microseconds. Here: the product of two floats is exact in double, the sum is rounded to odd (Boldo &
-// Melquiond 2008: the last bit set if anything was lost; TwoSum tells), and 53 bits of which the last tells
-// "there was more" are enough to round to 24 correctly.
+// a * b + c, rounded once. Without an fma instruction, std::fma is a C library call that costs microseconds.
+// Here the product of two floats is exact in double and the sum is rounded to odd (Boldo & Melquiond 2008:
+// the last bit is set if anything was lost, which TwoSum determines). 53 bits with such a last bit are enough
+// to round to 24 bits correctly.
 inline float fused(float a, float b, float c) {
     const double product = static_cast<double>(a) * b, sum = product + c, back = sum - product;
     const double lost = (product - (sum - back)) + (c - back);  // NaN if the sum is not finite
@@ -80,7 +80,7 @@ struct ScalarLanes {
         for (int i = 0; i < n; ++i) out[i] = gguf::f32_to_f16(x.lane[i]);
     }
 
-    // Integers: as many as there are lanes; of nibbles (x >> shift & 15) - 8. Formats: bfloat16, OCP e4m3.
+    // Integers: one per lane; nibbles: (x >> shift & 15) - 8. Formats: bfloat16, OCP e4m3.
     static Float load_int8(const int8_t *x) {
         return each([&](int i) { return static_cast<float>(x[i]); });
     }
@@ -90,7 +90,7 @@ struct ScalarLanes {
     static Float load_bfloat(const uint16_t *x) {
         return each([&](int i) { return float_of(uint32_t{x[i]} << 16); });
     }
-    // As a binary16 with the same bits behind the sign it is 256 times smaller.
+    // A binary16 with the same bits after the sign is 256 times smaller.
     static Float load_e4m3(const uint8_t *x) {
         return each([&](int i) {
             const uint32_t b = x[i], nan = (b & 0x7f) == 0x7f ? 0x7e00u : 0u;
@@ -116,7 +116,7 @@ struct ScalarLanes {
     static Float fms(Float a, Float b, Float c) {  // a * b - c
         return each([&](int i) { return fused(a.lane[i], b.lane[i], -c.lane[i]); });
     }
-    // As the x86 instructions: the second operand if one is NaN.
+    // Like the x86 instructions: returns the second operand if one is NaN.
     static Float max(Float a, Float b) {
         return each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
     }
@@ -133,7 +133,7 @@ struct ScalarLanes {
         for (int i = 0; i < kWidth; ++i) any |= a.lane[i] > b.lane[i];
         return any;
     }
-    // Lanes begin <= i < end of a, the others of b; begin and end may lie outside [0, kWidth].
+    // Lanes begin <= i < end of a, the other lanes of b; begin and end may be outside [0, kWidth].
     static Float keep(Float a, Float b, int begin, int end) {
         return each([&](int i) { return i >= begin && i < end ? a.lane[i] : b.lane[i]; });
     }
@@ -143,7 +143,7 @@ struct ScalarLanes {
         while (i < kWidth && !(a.lane[i] == x)) ++i;
         return i;
     }
-    // The low bits of t, an integer n, added to the exponent of a: a * 2^n.
+    // Adds the low bits of t, an integer n, to the exponent of a: a * 2^n.
     static Float add_exponent(Float a, Float t) {
         return each([&](int i) { return float_of(bits_of(a.lane[i]) + (bits_of(t.lane[i]) << 23)); });
     }

@@ -1,4 +1,4 @@
-// The tables behind vector.h and attention.h. Data only: reading them runs no code of their instruction set.
+// The kernel tables of vector.h and attention.h. Data only: reading them executes no instruction of their sets.
 #pragma once
 
 #include "kernels/cpu/attention.h"

@@ -32,15 +32,15 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr int32_t kAllRows = INT32_MAX;
-constexpr int kOldest = 75;  // sm_75: ldmatrix and mma of 8 columns (the Makefile says it, too)
+constexpr int kOldest = 75;  // sm_75: ldmatrix and mma of 8 columns (the Makefile has the same minimum)
 
 bool cancelled(const Batch &batch) {
     return batch.cancel != nullptr && batch.cancel->load(std::memory_order_relaxed);
 }
 
-constexpr size_t kMostGraphs = 64;  // that are kept
+constexpr size_t kMostGraphs = 64;  // graphs kept
 
-// A part of a batch whose launches are the same but for what device memory holds.
+// The parts of batches with equal keys have the same launches, except for the content of device memory.
 struct GraphKey {
     int32_t part, tokens, logit_rows, candidates;
     bool shares;
@@ -48,7 +48,7 @@ struct GraphKey {
     auto operator<=>(const GraphKey &) const = default;
 };
 
-// Makes it the current device: streams and memory are of the one at hand when they are made.
+// Makes it the current device: streams and memory belong to the device that is current when they are made.
 DeviceProperties use(int device) {
     DeviceProperties found = properties(device);
     if (10 * found.major + found.minor < kOldest)
@@ -142,7 +142,7 @@ class CudaBackend final : public Backend {
     int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
     int64_t stride(Slot slot) const { return stride_of(width(slot)); }
     float *slot(Slot slot) const { return slots_[static_cast<size_t>(slot)]; }
-    // Large batches are never quantized by the kernel that makes them, and have one buffer.
+    // Large batches are always quantized by a kernel of their own and use one buffer.
     Activations quantized(int64_t cols, int buffer) const {
         const bool second = buffer == 1 && tokens_ <= kLinearTokens;
         return place_activations((second ? second_quantized_ : quantized_).data(), cols,
@@ -164,16 +164,16 @@ class CudaBackend final : public Backend {
     int64_t partial_floats_ = 0;             // of partials_
     std::vector<float *> slots_;             // in activations_
     std::vector<const uint64_t *> ropes_;    // in turns_
-    std::map<Slot, PinnedMemory> exchange_;  // of the slots that parts hand over
+    std::map<Slot, PinnedMemory> exchange_;  // for the slots that cross devices
     BatchInput input_;
     ExpertRunner experts_;
     HeadRunner heads_;
     LogitsRunner logits_;
     std::map<GraphKey, Graph> graphs_;
-    GraphKey now_{};                       // the part at hand
-    int32_t tokens_ = 0, logit_rows_ = 0;  // of the batch at hand
-    bool shares_ = false;                  // some of its sequences have shared cells
-    Stream stream_;                        // goes before all memory
+    GraphKey now_{};                       // the current part
+    int32_t tokens_ = 0, logit_rows_ = 0;  // of the current batch
+    bool shares_ = false;                  // some sequence of the batch has shared cells
+    Stream stream_;                        // destroyed before all memory
     Launcher launcher_{stream_, properties_};
 };
 
@@ -225,7 +225,7 @@ void CudaBackend::allocate(const CacheConfig &cache) {
             for (const Slot id : slots) {
                 const auto bytes = static_cast<size_t>(stride(id) * max_tokens_) * sizeof(float);
                 exchange_.try_emplace(id, bytes);
-                // What fills the rows up crosses as well.
+                // The padding of the rows is copied to other devices as well.
                 if (stride(id) > width(id)) stream_.fill(slot(id), 0, bytes);
             }
     const auto quantized = [this](int32_t tokens) {
@@ -262,9 +262,9 @@ void CudaBackend::upload_ropes() {
     for (const size_t start : starts) ropes_.push_back(turns_.as<const uint64_t>() + start);
 }
 
-// Loads the kernels that the plan needs (those who run experts, heads and logits load their own): a first
-// launch while a graph is recorded could not. What the device cannot run is said here, before weights are
-// uploaded.
+// Loads the kernels that the plan needs (the runners of experts, heads and logits load their own),
+// because a first launch while a graph is recorded cannot. Throws for what the device cannot run,
+// before weights are uploaded.
 void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     prepare(embed_kernel().handle, 0);
     prepare(quantize_kernel().handle, kQuantizeShared);
@@ -300,8 +300,8 @@ void CudaBackend::prepare_attention(const Attention &step, const CacheConfig &ca
 
 // --- execute -----------------------------------------------------------------------------------------------
 
-// False when the batch is cancelled. The part's work is enqueued: all of it, or, of more logit rows than are
-// made at a time, up to the first ones.
+// Enqueues the part's work: all of it, or up to the first logit rows if there are more than one launch
+// computes. False when the batch is cancelled.
 bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     if (cancelled(batch)) return false;
     assert(!batch.tokens.empty() && static_cast<int32_t>(batch.tokens.size()) <= max_tokens_);
@@ -351,8 +351,8 @@ bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<Candidate
     return !cancelled(batch);
 }
 
-// Made again from the activations, which stay until the next batch: the logits of a row depend on nothing
-// beside it.
+// Computed again from the activations, which are kept until the next batch: the logits of a row
+// do not depend on other rows.
 void CudaBackend::read_logits(int32_t row, std::span<float> logits) {
     use_device(device_);
     now_.candidates = 0;
@@ -363,7 +363,7 @@ void CudaBackend::read_logits(int32_t row, std::span<float> logits) {
 void CudaBackend::replay() {
     auto known = graphs_.find(now_);
     if (known == graphs_.end()) {
-        // Batches may come in ever new shapes, and recordings take memory that nobody predicted.
+        // Batches may come in ever new shapes, and graphs take memory that the plan does not count.
         if (graphs_.size() >= kMostGraphs) graphs_.clear();
         Capture capture(stream_);
         enqueue();
@@ -372,7 +372,7 @@ void CudaBackend::replay() {
     stream_.replay(known->second);
 }
 
-// The part at hand.
+// Enqueues the current part.
 void CudaBackend::enqueue() {
     const auto index = static_cast<size_t>(now_.part);
     const Program::Part &part = parts_[index];
@@ -383,7 +383,7 @@ void CudaBackend::enqueue() {
     hand_over(part.out, true);
 }
 
-// The batch's rows of slots, one copy each.
+// Copies the batch's rows of slots, one copy per slot.
 void CudaBackend::hand_over(std::span<const Slot> slots, bool out) {
     for (const Slot id : slots) {
         const size_t bytes = static_cast<size_t>(stride(id) * tokens_) * sizeof(float);
@@ -399,7 +399,7 @@ void CudaBackend::enqueue(const Embed &op) {
     if (op.positions != kNoWeight) embed(op.positions, input_.positions(), 1, op.out, true);
 }
 
-// Rows of a table into a slot, or added to what is there.
+// Copies rows of a table into a slot, or adds them to it.
 void CudaBackend::embed(WeightId id, const int32_t *rows, float scale, Slot out, bool add) {
     const Weight &table = weight(id);
     launch_exact(embed_kernel(), tokens_, 0,
@@ -449,7 +449,7 @@ void CudaBackend::enqueue(const LinearOp &op) {
         if (part.out != kNoSlot) m.out = slot(part.out), m.out_stride = stride(part.out);
     }
     params.tokens = tokens_;
-    // Whole rows are one block's work: of more than one, a launch of their own is done sooner.
+    // Whole rows are the work of one block: for more than one row, a separate launch is faster.
     bool prepares = op.prepare.has_value() && tokens_ <= kPreparedTokens;
     if (prepares) {
         params.prepare = quantize_params(*op.prepare);
@@ -573,7 +573,7 @@ void CudaBackend::append(const AttentionParams &p) {
     run(attention_append_kernel(), (int64_t{tokens_} * p.kv_heads + 3) / 4, kAppendShared, p);
 }
 
-// Decode or prefill, by the rows of each sequence.
+// Chooses decode or prefill for each sequence by its number of rows.
 void CudaBackend::attend(const Attention &a, AttentionParams p) {
     const AttentionKernels launches = attention_kernels(a, cache_.k_type(), cache_.v_type());
     const int32_t group = a.heads / a.kv_heads;
@@ -591,7 +591,7 @@ void CudaBackend::attend(const Attention &a, AttentionParams p) {
     }
 }
 
-// Of the batch's logit rows [first, first + count), at most kLinearTokens, and what is wanted of them.
+// The batch's logit rows [first, first + count), at most kLinearTokens of them, and their top-k if requested.
 void CudaBackend::enqueue_logits(int32_t first, int32_t count) {
     const Logits &step = *plan_.logits;
     logits_.enqueue(launcher_, weights_,

@@ -1,11 +1,11 @@
-// A CUDA device as a Backend: weights uploaded and repacked once (weights.h), a Program turned into kernels
-// once (plan.h), then batches. Everything that differs from batch to batch - tokens, positions, lengths,
-// block tables - is read from device memory, so that the launches of a small batch are recorded as a graph at
+// A CUDA device as a Backend: uploads and repacks the weights once (weights.h), turns a Program into kernels
+// once (plan.h), then runs batches. Everything that changes between batches (tokens, positions, lengths,
+// block tables) is read from device memory, so that the launches of a small batch are recorded as a graph at
 // its first run and replayed from then on.
 //
-// Results depend on neither batch, chunks, paging nor grid (linear.h, attention.h), and are within rounding
-// of the CPU's: activations have 12 bits here and 8 there (before weights in F16 and BF16 11 here, and all of
-// float32 there).
+// Results do not depend on batch, chunks, paging or grid (linear.h, attention.h). They are within
+// rounding of the CPU's: activations have 12 bits here and 8 there (for F16 and BF16 weights 11
+// bits here and float32 there).
 #pragma once
 
 #include <cstddef>
@@ -17,20 +17,20 @@
 
 namespace runnel::kernels::cuda {
 
-// load() predicts the memory that is needed before it takes any, and throws BackendError{OutOfMemory} with
-// the numbers; for programs with steps that there is no kernel for, or none that this device can run (wide
-// heads need more shared memory than sm_75 has), BackendError{NoKernel}, before anything is uploaded.
-// Precondition: `device` is below find_devices().found.size(). The backend is used by one thread, whose
-// current device it sets.
+// load() computes its memory need before it allocates anything and throws BackendError{OutOfMemory}
+// with the numbers. It throws BackendError{NoKernel}, before it uploads anything, for a program with
+// steps that have no kernel, or none for this device (wide heads need more shared memory than sm_75
+// has). Precondition: `device` is below find_devices().found.size(). The backend is used by one thread,
+// whose current device it sets.
 std::unique_ptr<Backend> make_cuda_backend(int device);
 
-// Why a CUDA device cannot run a step of the program, for each, or nothing.
+// One message for each step of the program that a CUDA device cannot run; empty if it can run all.
 std::vector<std::string> missing_kernels(const Program &program);
 
-// What it takes of a device's memory. Throws BackendError{NoKernel} for a program with steps that there is no kernel for.
+// The program's need of device memory. Throws BackendError{NoKernel} for a program with steps that have no kernel.
 MemoryNeed memory_need(const Program &program, const CacheConfig &cache, int32_t max_tokens);
-// Of that, what grows with the cache: its pages, block tables, partial results of attention. 0 for one
-// without groups.
+// The part of it that grows with the cache: pages, block tables, partial results of attention. 0
+// for a cache without groups.
 size_t cache_memory(const Program &program, const CacheConfig &cache, int32_t max_tokens);
 
 }  // namespace runnel::kernels::cuda

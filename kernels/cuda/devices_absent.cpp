@@ -1,4 +1,4 @@
-// Builds without nvcc.
+// The CUDA functions in builds without nvcc.
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/runtime/device_code.h"
 #include "kernels/cuda/runtime/devices.h"

@@ -41,7 +41,7 @@ class Planner {
         return std::move(plan_);
     }
 
-    // The step at `i`, and the one behind it if they are fused.
+    // The step at `i`, and the next one if they are fused.
     void next(size_t &i) {
         expect(!plan_.logits, "steps behind the logits");
         if (fuse_gate(i))
@@ -78,8 +78,8 @@ class Planner {
         known = as;
     }
 
-    // The quantized form of `in`, if a matrix in this format wants one and the buffer does not hold it. A
-    // buffer holds all forms that some matrix of the plan wants.
+    // Adds the quantization of `in`, if a matrix in this format needs it and the buffer does not hold it. A
+    // buffer holds all forms that some matrix of the plan needs.
     void quantize(Slot in, TileFormat format) {
         plan_.forms = plan_.forms | forms_of(format);
         expect(!forms_of(format).integers || width(in) % 32 == 0,
@@ -97,7 +97,7 @@ class Planner {
             plan_.ops.push_back(op);
         quantized_ = op.slot;
     }
-    // Where the last operation can be told to prepare its output, if that is `slot`.
+    // The prepare field of the last operation, if it can quantize its output and that is `slot`.
     std::optional<PrepareOp> *preparing(Slot slot) {
         if (plan_.ops.size() == first_op_) return nullptr;
         Op &last = plan_.ops.back();
@@ -162,7 +162,7 @@ class Planner {
         for (const Linear::Part &part : op.parts) written(part.out);
         plan_.ops.push_back(std::move(op));
     }
-    // Pieces of a row that are written one beside the other.
+    // Whether the slices that are written do not overlap.
     static bool apart(const Pieces &to, int64_t count, int64_t width) {
         return count == 1 || std::abs(to.stride) >= width;
     }
@@ -175,7 +175,7 @@ class Planner {
         plan_.ops.push_back(step);
         written(step.out);
     }
-    // Where the first of the pieces begins, and the last one ends.
+    // The start of the first slice and the end of the last.
     static std::pair<int64_t, int64_t> ends(const Copy &c) {
         const int64_t last = c.to.first + (c.count - 1) * c.to.stride;
         return {std::min(c.to.first, last), std::max(c.to.first, last) + c.width};
@@ -282,7 +282,7 @@ class Planner {
         plan_.logits = step;
     }
 
-    // A Linear of gate and up, and the Gate behind it, if nothing else reads what they leave.
+    // Fuses a Linear of gate and up with the Gate after it, if nothing else reads their outputs.
     bool fuse_gate(size_t index) {
         const auto gated = gated_linear(program_, index);
         if (index + 1 >= part_.end || !gated || gated->act->act != Gate::Act::Silu) return false;
@@ -300,7 +300,7 @@ class Planner {
         push({gated->in, format_of(first.weight), {first, second}, LinearGate::Silu});
         return true;
     }
-    // Also by another device.
+    // Also true if another device reads it.
     bool read_after(size_t from, Slot slot) const {
         if (std::find(part_.out.begin(), part_.out.end(), slot) != part_.out.end()) return true;
         for (size_t i = from; i < program_.steps.size(); ++i) {
@@ -312,10 +312,10 @@ class Planner {
 
     const Program &program_;
     Plan plan_;
-    Program::Part part_;   // at hand
-    size_t first_op_ = 0;  // of it
+    Program::Part part_;   // the current one
+    size_t first_op_ = 0;  // its first operation
     Slot quantized_ = kNoSlot;
-    int buffer_ = 0;  // that it is in
+    int buffer_ = 0;  // the buffer that holds it
 };
 
 }  // namespace

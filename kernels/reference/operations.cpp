@@ -9,7 +9,7 @@
 #include <utility>
 
 namespace runnel::kernels::reference {
-// Four sums side by side: one alone would wait for itself.
+// Four independent sums, so that an addition need not wait for the previous one.
 double dot(std::span<const double> a, std::span<const double> b) {
     std::array<double, 4> sums{};
     size_t i = 0;
@@ -174,7 +174,7 @@ ScanGates scan_gate(const ScanGate &step, std::span<const double> x, std::span<c
     return out;
 }
 
-// As the paper writes it: S is scaled, read, corrected and read again.
+// As in the paper: scale S, read it, correct it and read it again.
 Row linear_scan(const LinearScan &step, const ScanInput &in, Row &state) {
     const auto dk = static_cast<size_t>(step.dk), dv = static_cast<size_t>(step.dv),
                heads = static_cast<size_t>(step.heads), key_heads = static_cast<size_t>(step.key_heads);
@@ -226,7 +226,7 @@ Row linear(std::span<const double> weight, std::span<const double> x, std::span<
 
 namespace {
 
-// Indices of the `count` largest, best first, of equals the first.
+// Indices of the `count` largest in descending order, the lower index first among equals.
 std::vector<size_t> largest(std::span<const double> x, size_t count) {
     std::vector<size_t> order(x.size());
     std::iota(order.begin(), order.end(), size_t{0});
@@ -241,7 +241,7 @@ Row softmax(std::span<const double> x) {
     return out;
 }
 
-// Experts outside the best groups get minus infinity.
+// Sets experts outside the best groups to minus infinity.
 void drop_groups(Row &s, const Routing &routing) {
     const size_t size = s.size() / static_cast<size_t>(routing.groups);
     Row scores;

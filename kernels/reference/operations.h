@@ -1,5 +1,5 @@
-// The operations that steps are made of (kernels/program.h), in double precision and in the plainest way: what
-// optimized kernels are compared with. Rows are vectors of doubles; a matrix is row-major.
+// The operations of the steps in kernels/program.h in double precision, written as plainly as possible: the
+// reference for optimized kernels. Rows are vectors of doubles; a matrix is row-major.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,23 @@ using Row = std::vector<double>;
 
 double dot(std::span<const double> a, std::span<const double> b);
 
-// weight * x / sqrt(mean(x^2) + eps); an empty weight is ones
+// weight * x / sqrt(mean(x^2) + eps); an empty weight means ones
 Row rms_norm(std::span<const double> x, std::span<const double> weight, double eps);
 
 // weight * (x - mean(x)) / sqrt(variance(x) + eps)
 Row layer_norm(std::span<const double> x, std::span<const double> weight, double eps);
 
-// A Norm step without what it adds: every piece of x by itself, then + bias unless that is empty.
+// A Norm step without its `add`: each slice of x separately, then + bias unless it is empty.
 Row norm(const Norm &step, std::span<const double> x, std::span<const double> weight,
          std::span<const double> bias);
 
-// Rotates one head in place for a position; magnitude and untouched dimensions as RopeTable says.
+// Rotates one head in place for a position, as RopeTable defines it.
 void rope(std::span<double> head, const RopeTable &table, int32_t position);
 
-// All heads of one token that stands at index `own` of the keys, as steps 5 to 7 of Attention:
-// q [heads][head_dim_k], k [keys][kv_heads][head_dim_k], v [keys][kv_heads][head_dim_v] (empty: the first
-// dimensions of k), sinks [heads] or empty, sink_q: q for the sink cells, if there are any ->
-// [heads][head_dim_v].
+// Steps 5 to 7 of Attention for all heads of one token, which is at index `own` of the keys: q
+// [heads][head_dim_k], k [keys][kv_heads][head_dim_k], v [keys][kv_heads][head_dim_v] (empty: the
+// first dimensions of k), sinks [heads] or empty, sink_q: q for the sink cells, if there are any.
+// Returns [heads][head_dim_v].
 Row attention_heads(const Attention &step, std::span<const double> q, std::span<const double> k,
                     std::span<const double> v, int64_t own, std::span<const double> sinks = {},
                     std::span<const double> sink_q = {});
@@ -45,8 +45,8 @@ double softcap(double x, double c);
 // act(gate) * up, or act(gate) if up is empty
 Row gate(Gate::Act act, std::span<const double> gate, std::span<const double> up);
 
-// The recurrent steps, for one token. `state` is what they keep of the tokens before, empty in front of the
-// first. x: the token's input; weights as the step says.
+// The recurrent steps, for one token. `state` is the state before the token, empty for the first token of a
+// sequence. x: the token's input; weights are shaped as the step defines.
 Row short_conv(const ShortConv &step, std::span<const double> x, std::span<const double> weight,
                std::span<const double> bias, Row &state);
 struct ScanGates {

@@ -87,7 +87,7 @@ class ReferenceBackend final : public Backend {
     [[noreturn]] static void refuse(const std::string &what) {
         throw BackendError(BackendError::Kind::NoKernel, "the reference does not run " + what);
     }
-    // f(keys or values, numbers of a block) of the group's layers.
+    // f(keys or values, elements per block) for the group's layers.
     template <class F>
     void for_pages(int32_t group, F &&f) {
         for (size_t i = 0; i < pages_.size(); ++i)
@@ -102,7 +102,7 @@ class ReferenceBackend final : public Backend {
     size_t width(Slot slot) const {
         return static_cast<size_t>(program_.slots[static_cast<size_t>(slot)].width);
     }
-    // A slot's values of all tokens, of one.
+    // A slot's values: of all tokens, or of one.
     Row &all(Slot slot) {
         Row &values = slots_[static_cast<size_t>(slot)];
         values.resize(tokens() * width(slot));
@@ -116,14 +116,14 @@ class ReferenceBackend final : public Backend {
         for (size_t t = 0; t < tokens(); ++t) rows.push_back(row(slot, t));
         return rows;
     }
-    // Row `row` of a matrix, or of the matrices of a tensor, numbered through.
+    // Row `row` of a tensor, counted through all of its matrices.
     static Row row_of(const Weight &w, int64_t row) {
         std::vector<float> floats(static_cast<size_t>(w.cols));
         gguf::dequantize_row(w.type, w.data + static_cast<size_t>(row) * gguf::row_bytes(w.type, w.cols),
                              floats.data(), w.cols);
         return {floats.begin(), floats.end()};
     }
-    // A vector, or vectors one behind the other; empty for kNoWeight.
+    // A vector, or several vectors concatenated; empty for kNoWeight.
     Row vector_of(WeightId id) const {
         Row values;
         for (int64_t r = 0; id != kNoWeight && r < weight(id).rows; ++r) {
@@ -207,8 +207,8 @@ class ReferenceBackend final : public Backend {
     }
     // --- recurrent steps
 
-    // f(token, state) for the tokens of every sequence in order, from the state that it reads to those that it
-    // writes.
+    // f(token, state) for the tokens of every sequence in order, from the state that the
+    // span reads to those it writes.
     template <class F>
     void advance(int32_t layer, F &&f) {
         const auto index = static_cast<size_t>(layer);
@@ -270,7 +270,7 @@ class ReferenceBackend final : public Backend {
 
     // --- attention
 
-    // Steps 1 and 2 of every head of a row that stands at a position.
+    // Steps 1 and 2 of Attention for every head of a row at a position.
     Row turned(std::span<const double> heads, const Attention &s, const Row &norm_weight,
                int32_t position) const {
         Row out(heads.begin(), heads.end());
@@ -297,7 +297,7 @@ class ReferenceBackend final : public Backend {
         return sequence
             .tables[static_cast<size_t>(program_.cache_layers[static_cast<size_t>(s.cache)].group)];
     }
-    // Where a cell of a sequence begins; only for cells whose block there is.
+    // Offset of a cell of a sequence. Precondition: its block exists.
     static size_t place(std::span<const BlockId> table, int32_t cell, size_t cell_width) {
         const auto block = static_cast<size_t>(table[static_cast<size_t>(cell / kBlockTokens)]);
         return (block * size_t{kBlockTokens} + static_cast<size_t>(cell % kBlockTokens)) * cell_width;
@@ -361,7 +361,7 @@ class ReferenceBackend final : public Backend {
     void run(const Experts &s) {
         const Row bias = vector_of(s.routing.selection_bias), scales = vector_of(s.routing.expert_scales);
         const auto experts = static_cast<size_t>(weight(s.down).count);
-        std::vector<std::vector<std::pair<size_t, double>>> tokens_of(experts);  // tokens and their weights
+        std::vector<std::vector<std::pair<size_t, double>>> tokens_of(experts);  // and weights
         for (size_t t = 0; t < tokens(); ++t)
             for (const auto &[expert, w] : route(row(s.logits, t), bias, s.routing))
                 tokens_of[expert].emplace_back(t, w * (scales.empty() ? 1 : scales[expert]));
@@ -372,7 +372,7 @@ class ReferenceBackend final : public Backend {
     }
     void add_expert(const Experts &s, int64_t e, const std::vector<std::pair<size_t, double>> &mine,
                     Row &out) {
-        // [tokens][rows]; biases are those of all experts, one behind the other.
+        // Returns [tokens][rows]. `bias` holds the biases of all experts, one after the other.
         const auto biased = [&](WeightId matrix, WeightId bias, const auto &x, bool weighted) {
             Row y = product(weight(matrix), e, x);
             const Row b = vector_of(bias);
@@ -406,9 +406,9 @@ class ReferenceBackend final : public Backend {
     Program program_;
     CacheConfig cache_;
     int32_t max_tokens_ = 0;
-    std::vector<Pages> pages_;              // by layer of the cache
-    std::vector<std::vector<Row>> states_;  // by slot and recurrent step
-    // The batch at hand.
+    std::vector<Pages> pages_;              // per cache layer
+    std::vector<std::vector<Row>> states_;  // per state slot and recurrent step
+    // The current batch.
     const Batch *batch_ = nullptr;
     std::span<float> logits_;
     std::vector<Row> slots_;  // [tokens][width]

@@ -1,5 +1,5 @@
-// The plain arithmetic that every device is held against, as a Backend: the steps of kernels/program.h as they
-// are written down there, in double precision, one after the other. No device's kernels have a part in it.
+// The reference Backend: executes the steps of kernels/program.h as they are written there, in double
+// precision, one after the other. It shares no code with the kernels of any device.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace runnel::kernels::reference {
 
 // Keys and values are rounded to the cache's type, F16 or BF16. load() throws BackendError{NoKernel} for
-// another type and for a share of a program.
+// another cache type and for a partition of a program.
 std::unique_ptr<Backend> make_reference_backend();
 
 // Logits of all tokens of one sequence, [tokens][vocab], with a cache in F16.

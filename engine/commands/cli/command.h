@@ -1,4 +1,4 @@
-// A command as data: what it is called, what help says, its options, and the function that does it.
+// A command as data: its name, help text and options, and the function that runs it.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace runnel::commands {
 
-// What every command has: its general options, and the model.
+// Common to all commands: the general options, and the model.
 struct Common {
     bool quiet = false, overwrite = false, version = false, help = false, help_all = false;
     std::optional<std::string> model, config;
@@ -23,17 +23,17 @@ struct Command {
     enum class Model { None, Optional, Needed };
 
     std::string_view name;
-    std::string_view usage;    // behind the name: "MODEL [PROMPT]"
-    std::string_view summary;  // in the list of commands: one line
+    std::string_view usage;    // after the name: "MODEL [PROMPT]"
+    std::string_view summary;  // one line in the list of commands
     std::string_view description;
     std::vector<std::string_view> examples;  // without "runnel"
     Model model = Model::Needed;
     bool takes_text = false;
-    size_t operands = 0;                        // words behind MODEL that must be given: OUT and TYPE
-    bool writes_files = false;                  // so there is --overwrite
-    std::function<bool()> needs_no_model = {};  // true: with these options, there is no model
+    size_t operands = 0;                        // required words after MODEL: OUT and TYPE
+    bool writes_files = false;                  // adds --overwrite
+    std::function<bool()> needs_no_model = {};  // true: no MODEL is needed with these options
     OptionTable options = {};
-    // Called after the options are set. Returns the exit code.
+    // Runs the command after the options are set. Returns the exit code.
     std::function<int(const Words &, Io &)> call = {};
 };
 
@@ -45,7 +45,7 @@ struct CommandEntry {
 // All commands, in the order of help.
 std::span<const CommandEntry> command_entries();
 
-// A command with the options that all have. Keeps a reference to `common`.
+// Adds the options that all commands have. Keeps a reference to `common`.
 Command with_common_options(Command command, Common &common);
 
 Command chat_command();

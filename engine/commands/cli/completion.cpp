@@ -8,7 +8,7 @@
 namespace runnel::commands {
 namespace {
 
-// What may follow an option: words, a file, or nothing that can be known.
+// Whether a shell should complete the option's value as a file name.
 bool takes_file(const Option &option) {
     return option.value == "FILE" || option.value == "MODEL";
 }
@@ -19,7 +19,7 @@ std::string joined(const std::vector<std::string> &words) {
     return text;
 }
 
-// `text` inside single quotes of a shell. `is_fish`: there a backslash escapes, elsewhere it is itself.
+// `text` in single quotes for a shell. is_fish: a backslash escapes within them; in other shells it does not.
 std::string shell_quoted(std::string_view text, bool is_fish) {
     std::string result = "'";
     for (const char c : text) {
@@ -84,7 +84,7 @@ std::string bash_script() {
            "complete -F _runnel runnel\n";
 }
 
-// In zsh's descriptions, colons and brackets have a meaning.
+// Escapes colons and brackets, which have a meaning in zsh's descriptions.
 std::string zsh_text(std::string_view text) {
     std::string result;
     for (const char c : text) {
@@ -174,7 +174,7 @@ std::string fish_script() {
            "complete -c runnel -n '__fish_seen_subcommand_from completion' -f -a 'bash zsh fish man'\n";
 }
 
-// Roff: a line that begins with a dot or an apostrophe is a request, a backslash an escape.
+// Roff: a line that begins with a dot or an apostrophe is a request, and a backslash is an escape.
 std::string roff(std::string_view text) {
     std::string result;
     for (const char c : text) {

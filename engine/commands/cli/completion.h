@@ -1,4 +1,4 @@
-// Shell completion from the commands' tables.
+// Shell completion scripts, generated from the tables of options.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace runnel::commands {
 
-// A script for bash, zsh or fish that completes commands, options, their words and GGUF files. Throws
+// A script for bash, zsh or fish that completes commands, options, their values and GGUF files. Throws
 // UsageError for another shell.
 std::string completion_script(std::string_view shell);
 

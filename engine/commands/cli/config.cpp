@@ -45,7 +45,7 @@ Configuration read_configuration(const std::string &path, std::string_view comma
     std::vector<Setting> own;
     for (const CLI::ConfigItem &item : items) {
         if (item.name == "++" || item.name == "--")
-            continue;  // CLI11's marks for the begin and end of a section
+            continue;  // CLI11's markers for the start and end of a section
         const std::string section = section_of(item);
         if (section == "models") {
             if (item.inputs.size() != 1)

@@ -53,12 +53,12 @@ bool command_has(std::string_view command, std::string_view name) {
     return false;
 }
 
-// Settings from all sources onto the options of a command.
+// Applies settings from all sources to the options of a command.
 class Settings {
   public:
     explicit Settings(std::map<std::string, std::string> models) : models_(std::move(models)) {}
 
-    // What follows comes from another source: its lists replace those before.
+    // Starts another source, whose lists replace earlier ones.
     void begin_source() { given_.clear(); }
 
     // `what` names the option in messages.
@@ -71,7 +71,7 @@ class Settings {
         }
     }
 
-    // A short name of [models] stands for its file.
+    // Replaces a short name of [models] by its path.
     std::string resolved(const std::string &model) const {
         const auto found = models_.find(model);
         return found == models_.end() ? model : found->second;
@@ -112,8 +112,8 @@ void apply(const CommandLine &line, Settings &settings) {
     }
 }
 
-// A model that is not there, with the file beside it that may be meant. Other things that can be wrong with a
-// file are found when it is opened.
+// Throws if the model does not exist, suggesting a file beside it with a similar name. Other errors are found
+// when the file is opened.
 void check_exists(const std::string &model, const Settings &settings) {
     std::error_code error;
     const fs::path path(model);
@@ -136,7 +136,7 @@ int call(Command made, const Arguments &arguments, Io &io) {
     const Command command = with_common_options(std::move(made), common);
     const CommandLine line = parse_command_line(arguments, command);
 
-    // The model of the environment or of a file is a default: a word of the command line may be another.
+    // The model of the environment or a configuration file is a default, which a word of the command line replaces.
     std::optional<std::string> default_model;
     const auto has = [](std::string_view c, std::string_view name) { return command_has(c, name); };
     const auto own = user_configuration();

@@ -34,7 +34,7 @@ constexpr std::string_view kPaged = "the cache is always paged; --cache-size bou
 constexpr std::string_view kQuantized = "the file's own quantization is used: choose another file";
 
 constexpr Foreign kForeign[] = {
-    // --- llama.cpp: what has another name here
+    // --- llama.cpp: options with another name here
     {"-no-cnv --no-conversation", "", Same, "--raw", {}, "run batch"},
     {"-cnv --conversation", "", Nothing, "chat is one", {}, "chat"},
     {"-cnv --conversation", "", Missing, kInteractive},
@@ -65,7 +65,7 @@ constexpr Foreign kForeign[] = {
     {"-o --output -oe", "*", Missing, "bench prints a table, or JSON with --json", {}, "bench"},
     {"-co --color", kOnOff, Nothing, "only chat has colors", {}, "run batch perplexity bench"},
 
-    // --- llama.cpp: nothing to do
+    // --- llama.cpp: options without effect here
     {"-fa --flash-attn", kOnOff, Nothing, kAttention},
     {"--no-flash-attn", "", Nothing, kAttention},
     {"--mmap --no-mmap --mlock -dio --direct-io --no-direct-io -ndio", "", Nothing, kMapped},
@@ -130,7 +130,7 @@ constexpr Foreign kForeign[] = {
      kLookup},
     {"--skip-chat-parsing --no-skip-chat-parsing", "", Nothing, "answers are text"},
 
-    // --- llama.cpp: missing
+    // --- llama.cpp: options that do not exist here
     {"-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo", "*", Missing, kDownload},
     {"-hft --hf-token --server-base", "*", Missing, kDownload},
     {"-hfd -hfrd --hf-repo-draft --spec-draft-hf", "*", Missing,

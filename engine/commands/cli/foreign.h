@@ -1,5 +1,5 @@
-// Options of llama.cpp, ollama and mistral.rs that runnel's commands do not have under that name: what they
-// mean here, so that command lines from their documentation work or get an answer that helps.
+// Options of llama.cpp, ollama and mistral.rs that runnel lacks or names differently, and what to do instead,
+// so that command lines from their documentation work or get a helpful answer.
 #pragma once
 
 #include <span>
@@ -12,9 +12,9 @@ namespace runnel::commands {
 
 struct Foreign {
     enum class Meaning {
-        Same,     // `text` are the arguments to read instead, "$" standing for the value
-        Nothing,  // accepted; `text` says why there is nothing to do
-        Missing,  // refused; `text` says what to use
+        Same,     // `text`: the arguments to use instead, with "$" for the value
+        Nothing,  // accepted and ignored; `text` says why
+        Missing,  // rejected; `text` says what to use
     };
 
     std::string_view names;  // separated by blanks
@@ -22,7 +22,7 @@ struct Foreign {
         values;  // "": takes none; "*": takes one; else a value follows only if it is one of these
     Meaning meaning;
     std::string_view text;
-    std::string_view harmless = {};  // of a missing one: values that ask for nothing
+    std::string_view harmless = {};  // of a missing option: values that change nothing
     std::string_view commands = {};  // empty: all
 
     bool takes(std::string_view value) const;
@@ -35,7 +35,7 @@ const Foreign *find_foreign(std::string_view name, std::string_view command);
 
 std::span<const Foreign> foreign_options();
 
-// What to use for a command of another program ("serve", "show"); empty when there is nothing to say.
+// What to use for a command of another program ("serve", "show"); empty if unknown.
 std::string_view foreign_command(std::string_view name);
 
 }  // namespace runnel::commands

@@ -5,8 +5,8 @@
 namespace runnel::commands {
 namespace {
 
-constexpr size_t kColumn = 30;  // where explanations begin
-constexpr char kGlue = '\1';    // a blank at which no line ends
+constexpr size_t kColumn = 30;  // where explanations start
+constexpr char kGlue = '\1';    // a blank that does not end a line
 
 std::string entry(const std::string &left, std::string explanation) {
     constexpr std::string_view kDefault = "(default: ";

@@ -1,4 +1,4 @@
-// Help, from the commands' descriptions and their tables of options. Lines of at most 80 columns.
+// Generates help from the commands' descriptions and options. Lines have at most 80 columns.
 #pragma once
 
 #include <string>
@@ -8,16 +8,16 @@
 
 namespace runnel::commands {
 
-// What runnel can do: a line per command.
+// The list of commands, one per line.
 std::string overview();
 
-// `all`: also options that are rarely needed, and every spelling.
+// `all`: includes rarely needed options, and every spelling.
 std::string help(const Command &command, bool all);
 
-// `text` in lines of at most `width` columns, every line but the first behind `indent` blanks.
+// `text` in lines of at most `width` columns; every line but the first is indented by `indent` blanks.
 std::string wrapped(std::string_view text, size_t indent, size_t width = 80);
 
-// "  -c, --ctx-size N": how an option is written, with `all` in every spelling.
+// "  -c, --ctx-size N": the spelling of an option; with `all`, every spelling.
 std::string spellings(const Option &option, bool all);
 
 // "context in tokens (default: 0)".

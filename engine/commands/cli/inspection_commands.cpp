@@ -1,4 +1,4 @@
-// The options of the commands that look at files and machines.
+// The options of the commands that examine files and machines.
 #include <memory>
 
 #include "engine/commands/cli/shared_options.h"

@@ -6,7 +6,7 @@
 namespace runnel::commands {
 
 size_t edit_distance(std::string_view a, std::string_view b) {
-    // Rows of the table for the prefixes of `a` that end two, one and no letters before this one.
+    // Rows of the table for prefixes of `a` that are two, one and no letters shorter than the current one.
     std::vector<size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
     for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
     for (size_t i = 1; i <= a.size(); ++i) {
@@ -24,7 +24,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::optional<std::string> nearest(std::string_view word, std::span<const std::string> candidates) {
-    constexpr size_t kLongest = 256;  // longer words are no slips
+    constexpr size_t kLongest = 256;  // longer words are not typing errors
     if (word.empty() || word.size() > kLongest) return std::nullopt;
     size_t least = (word.size() <= 3 ? 1 : word.size() <= 7 ? 2 : 3) + 1;
     std::optional<std::string> found;

@@ -20,29 +20,29 @@ using decode::NumberRange;
 using decode::shown_number;
 using decode::whole_numbers;
 
-// Sections of help, in its order.
+// The sections of help, in order.
 enum class Group { Prompt, Sampling, Context, Device, Drafts, Output, General };
 inline constexpr Group kGroups[] = {Group::Prompt, Group::Sampling, Group::Context, Group::Device,
                                     Group::Drafts, Group::Output,   Group::General};
 std::string_view title(Group group);
 
-// A value that an option does not take; what() says what it takes: "a number from 0 to 1".
+// A value that an option does not accept; what() says what it accepts: "a number from 0 to 1".
 class ValueError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
 struct Option {
-    std::vector<std::string> names;  // as typed, "-c" before "--ctx-size", other spellings behind
-    std::string value;               // what help calls the value: "N", "FILE"; empty: a flag
+    std::vector<std::string> names;  // as typed, "-c" before "--ctx-size", other spellings after them
+    std::string value;               // the value's name in help: "N", "FILE"; empty: a flag
     std::string help;
-    std::string fallback;              // the default as help shows it; empty: none
-    std::vector<std::string> choices;  // all values, where they are few
-    std::string alone;                 // the value when none of the choices follows; empty: one must
+    std::string fallback;              // the default shown in help; empty: none
+    std::vector<std::string> choices;  // all values, if there are only a few
+    std::string alone;                 // the value if none of the choices follows; empty: one is required
     Group group = Group::General;
-    bool is_rare = false;                          // in --help-all only
-    bool is_repeatable = false;                    // values add up
+    bool is_rare = false;                          // shown by --help-all only
+    bool is_repeatable = false;                    // values accumulate
     std::function<void(const std::string &)> set;  // throws ValueError
-    std::function<void()> clear;                   // of a repeatable one: back to none
+    std::function<void()> clear;                   // clears a repeatable option
 
     bool is_flag() const { return value.empty(); }
     // The first long name without dashes: its key in configuration files.
@@ -79,18 +79,18 @@ double number_in(const NumberRange &range, const std::string &text);
 bool truth(const std::string &text);
 // Bytes: "800M", "4G", "1.5GiB", powers of 1024. Throws ValueError.
 int64_t byte_size(const std::string &text, int64_t most);
-// "a, b or c".
+// Joins words: "a, b or c".
 std::string listed(const std::vector<std::string> &words);
 
-// Keeps references to the values that its options set. Of an option given twice, the last counts.
+// Keeps references to the values that its options set. If an option is given twice, the last one counts.
 class OptionTable {
   public:
-    // `names`: separated by commas. Options that follow belong to the group of the last in_group().
+    // `names`: separated by commas. The option belongs to the group of the last in_group().
     Option &flag(std::string_view names, bool &value, std::string_view help);
     Option &text(std::string_view names, std::string &value, std::string_view help);
     Option &text(std::string_view names, std::optional<std::string> &value, std::string_view help);
     Option &list(std::string_view names, std::vector<std::string> &values, std::string_view help);
-    // Any option: `set` gets its value.
+    // Any other kind of option: `set` is called with its value.
     Option &add(std::string_view names, std::string_view value, std::string_view help,
                 std::function<void(const std::string &)> set);
 
@@ -143,7 +143,7 @@ class OptionTable {
 
     void in_group(Group group) { group_ = group; }
 
-    // Null when there is none of that name ("--ctx-size", "-c").
+    // Null if there is no option of that name ("--ctx-size", "-c").
     const Option *find(std::string_view typed) const;
     const std::deque<Option> &options() const { return options_; }
 

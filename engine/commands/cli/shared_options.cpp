@@ -23,7 +23,7 @@ uint64_t seed_in(const std::string &text) {
     return seed;
 }
 
-// llama.cpp writes "none" and "CUDA0".
+// Also accepts llama.cpp's "none" and "CUDA0".
 std::string device_in(std::string text) {
     if (text == "none") text = "cpu";
     if (text.starts_with("CUDA")) text = text.size() == 4 ? "cuda" : "cuda:" + text.substr(4);
@@ -169,7 +169,7 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
 
 void add_generation_options(OptionTable &table, GenerationFlags &o) {
     table.in_group(Group::Sampling);
-    // llama.cpp's -2, "until the context is full", is -1 here.
+    // llama.cpp's -2, "until the context is full", means -1 here.
     table
         .add("-n,--predict,--n-predict,--max-tokens", "N",
              "most tokens to generate; -1: until the model ends",

@@ -6,7 +6,7 @@
 
 namespace runnel::commands {
 
-// A device by name (decode/device.h); also llama.cpp's "none" and "CUDA0".
+// A device name (decode/device.h), or llama.cpp's "none" and "CUDA0".
 Option &add_device_option(OptionTable &table, std::string_view names, std::string &device,
                           std::string_view help);
 
@@ -26,7 +26,7 @@ void add_system_options(OptionTable &table, std::optional<std::string> &text,
 
 void add_template_options(OptionTable &table, TemplateFlags &o, bool &show_thinking);
 
-// What to do with text that outgrows the context.
+// How to handle text that exceeds the context.
 void add_overflow_option(OptionTable &table, Overflow &overflow);
 
 }  // namespace runnel::commands

@@ -1,4 +1,4 @@
-// Gibberish, and who is at fault: file, CPU, GPU, driver or this program.
+// Finds the cause of wrong output: the file, the CPU, the GPU, the driver or this program.
 #include "engine/commands/doctor/doctor.h"
 
 #include <algorithm>
@@ -32,8 +32,8 @@ using Verdict = Finding::Verdict;
 using kernels::Absence;
 
 constexpr int32_t kTextTokens = 40, kQuickTextTokens = 12;
-constexpr double kCpuTolerance = 0.1;              // activations of 8 bits, a few of them large
-constexpr size_t kTestedMemory = size_t{1} << 30;  // bytes, at most a quarter of what is free
+constexpr double kCpuTolerance = 0.1;              // activations have 8 bits, and a few are large
+constexpr size_t kTestedMemory = size_t{1} << 30;  // bytes, at most a quarter of the free memory
 
 std::string gigabytes(double bytes) {
     char text[32];
@@ -41,7 +41,7 @@ std::string gigabytes(double bytes) {
     return text;
 }
 
-// A line on a terminal that is written over.
+// A line on a terminal that is overwritten.
 class Progress {
   public:
     explicit Progress(Io &io) : io_(io), shown_(io.err.is_terminal() && !io.quiet) {}
@@ -103,7 +103,7 @@ class Doctor {
 
     int32_t text_tokens() const { return options_.quick ? kQuickTextTokens : kTextTokens; }
 
-    // A device that is not there is told before anything is done.
+    // Reports a missing device before any work is done.
     void find_gpus() {
         if (options_.device == cpu_->name()) return;
         devices_ = machine_.find(options_.threads);
@@ -123,7 +123,7 @@ class Doctor {
         }
     }
 
-    // A machine may well have no GPU; but one that is asked for is to be there, and a driver is to work.
+    // A machine without a GPU is normal, unless the user asked for one; but a driver must work.
     void explain_no_gpu() {
         const bool driver =
             devices_.absence == Absence::DriverTooOld || devices_.absence == Absence::DriverFailed;
@@ -149,7 +149,7 @@ class Doctor {
         add(std::move(finding));
     }
 
-    // A damaged file is no model to check kernels with.
+    // A damaged file is not used for checking kernels.
     void look_at_file() {
         if (options_.path.empty()) return;
         try {
@@ -173,7 +173,7 @@ class Doctor {
         }
     }
 
-    // A file that never was a model is not damaged: loading it again would give the same.
+    // A file that does not begin with GGUF is not damaged: downloading it again would not help.
     Finding no_gguf_file(const std::string &why) const {
         Finding finding{Area::File, options_.path, Verdict::Wrong, why};
         char magic[4] = {};
@@ -183,7 +183,7 @@ class Doctor {
         return finding;
     }
 
-    // The devices are checked with weights of their own then.
+    // The devices are then checked with the sample program's weights.
     Finding not_a_model(const std::string &why) const {
         Finding finding{Area::File, "model", Verdict::Wrong, why};
         const gguf::Value *const architecture = file_->find("general.architecture");
@@ -224,7 +224,7 @@ class Doctor {
         }
     }
 
-    // Of several GPUs, each line says which it is about.
+    // With several GPUs, each line names its GPU.
     void add_of(const std::string &device, Finding finding) {
         finding.device = device;
         if (finding.area == Area::Gpu && gpus_.size() > 1) finding.subject = device + " " + finding.subject;
@@ -245,7 +245,7 @@ class Doctor {
             }
     }
 
-    // Its speed and memory; whether there is sense in going on.
+    // Checks speed and memory; returns whether further checks make sense.
     bool look_at_gpu(const kernels::Device &gpu) {
         bytes_per_second_ = 0;
         const std::string subject = gpu.info().name;
@@ -297,7 +297,7 @@ class Doctor {
             const TextLogits cpu = logits_of_text(options, text_tokens());
             Finding finding = check_text(cpu);
             const bool finite = finding.verdict != Verdict::Wrong;
-            // Who counts wrong with its own kernels makes numbers overflow, too.
+            // A CPU with wrong kernels produces numbers that are not finite, too.
             if (!finite && is_at_fault(Area::Cpu)) finding.area = Area::Cpu;
             add_of("cpu", std::move(finding));
             for (const kernels::DevicePtr &gpu : sound_gpus_)
@@ -343,12 +343,12 @@ class Doctor {
     Progress progress_;
     int threads_;
     kernels::DevicePtr cpu_;
-    kernels::Devices devices_;                    // none where the GPU is not asked for
-    std::vector<kernels::DevicePtr> gpus_;        // to be looked at
-    std::vector<kernels::DevicePtr> sound_gpus_;  // of them, those that took part
-    double bytes_per_second_ = 0;                 // that the GPU's memory gives; 0: not measured
+    kernels::Devices devices_;                    // without the GPU unless it is checked
+    std::vector<kernels::DevicePtr> gpus_;        // to be checked
+    std::vector<kernels::DevicePtr> sound_gpus_;  // those of them that passed
+    double bytes_per_second_ = 0;                 // bandwidth of the GPU's memory; 0: not measured
     std::optional<gguf::File> file_;
-    std::optional<model::Model> model_;  // of a file without damage
+    std::optional<model::Model> model_;  // from an undamaged file
     std::vector<Finding> findings_;
 };
 

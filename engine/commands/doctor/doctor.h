@@ -1,4 +1,4 @@
-// `runnel doctor` on any machine: tests put faulty devices in the place of the real ones.
+// `runnel doctor` with an injectable machine, so that tests can use faulty devices.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@ struct Machine {
         [](const kernels::Device &device) { return device.backend(); };
 };
 
-// Throws UsageError for a GPU that is asked for by name where there are only others.
+// Throws UsageError if the user names a GPU that does not exist while others do.
 int doctor(const DoctorOptions &options, Io &io, const Machine &machine);
 
 }  // namespace runnel::commands

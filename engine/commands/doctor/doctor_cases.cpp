@@ -17,16 +17,16 @@ namespace {
 
 using namespace kernels;
 
-constexpr int32_t kTokens = 36;   // more than a tile of many tokens holds for one, and no multiple of it
-constexpr int64_t kColumns = 64;  // of the output that are looked at
+constexpr int32_t kTokens = 36;   // more than one tile of the prefill kernels holds, and not a multiple of it
+constexpr int64_t kColumns = 64;  // columns of the output that are compared
 constexpr int64_t kFewExperts = 8;
 constexpr uint32_t kSeed = 20;
-// Relative errors: of float arithmetic; of activations of 11 or 12 bits, in up to three matrices one behind
-// the other (a single outlier among 256 activations costs 2e-3); of a softmax whose weights have 16 bits.
+// Relative errors: of float arithmetic; of activations of 11 or 12 bits, in up to three consecutive matrices
+// (a single outlier among 256 activations costs 2e-3); of a softmax whose weights have 16 bits.
 constexpr double kExact = 1e-5, kMatrix = 8e-3, kAttention = 5e-3;
 
-// What a device's choice of a kernel and its ways may depend on: the kind of step, shapes, formats, options.
-// Two steps with the same are one case.
+// Everything that a device's choice of a kernel may depend on: kind of step, shapes, formats, options. Two
+// steps with equal keys are one case.
 using CaseKey = std::vector<int64_t>;
 enum Kind : int64_t {
     kEmbed,
@@ -65,7 +65,7 @@ WeightId add_floats(Program &program, std::string name, int64_t rows, int64_t co
     return static_cast<WeightId>(program.weights.size() - 1);
 }
 
-// Near 1, a few of them large, as activations are.
+// Values near 1, a few of them large, like activations.
 std::vector<float> activations(int64_t count, std::mt19937 &random) {
     std::normal_distribution<float> value(0, 1);
     std::vector<float> x(static_cast<size_t>(count));
@@ -73,8 +73,8 @@ std::vector<float> activations(int64_t count, std::mt19937 &random) {
     return x;
 }
 
-// [columns][width]: each row has a one, the ones are spread over the width, the first and last column among
-// them.
+// A matrix [columns][width] that selects columns: each row has a single one, at positions spread over the
+// width, including the first and the last.
 std::vector<float> selection(int64_t columns, int64_t width, std::vector<int64_t> *chosen = nullptr) {
     std::vector<float> rows(static_cast<size_t>(columns * width));
     for (int64_t i = 0; i < columns; ++i) {
@@ -85,7 +85,7 @@ std::vector<float> selection(int64_t columns, int64_t width, std::vector<int64_t
     return rows;
 }
 
-// Rows of a matrix as F32.
+// The given rows of a matrix as F32.
 std::vector<float> floats_of(const Weight &w, const std::vector<int64_t> &rows) {
     std::vector<float> values(rows.size() * static_cast<size_t>(w.cols));
     float *to = values.data();
@@ -97,7 +97,7 @@ std::vector<float> floats_of(const Weight &w, const std::vector<int64_t> &rows) 
     return values;
 }
 
-// A program of one step in the making: inputs, the step, what is looked at.
+// Builds a program of one step: inputs, the step, and the slots to compare.
 class Small {
   public:
     Small(const Program &from, uint32_t seed, int32_t tokens) : random_(seed), tokens_(tokens) {
@@ -165,11 +165,11 @@ class Cases {
         cases_.push_back({std::move(name), std::move(example), std::move(program), std::move(reference),
                           kTokens, tolerance, true});
     }
-    // Plain arithmetic computes the step as it stands.
+    // For steps that the reference computes unchanged.
     void push(std::string name, std::string example, const Make &program, double tolerance) {
         push(std::move(name), std::move(example), program, program, tolerance);
     }
-    // The same, of a step without matrices.
+    // The same for a step without matrices.
     StepCase &push_exact(std::string name, std::string example, const Make &program, double tolerance) {
         push(std::move(name), std::move(example), program, program, tolerance);
         cases_.back().rounded = false;
@@ -207,7 +207,7 @@ class Cases {
             kExact);
     }
 
-    // Every matrix of the step by itself.
+    // Each matrix of the step separately.
     void add(const Linear &step) {
         for (const Linear::Part &part : step.parts) {
             const Weight &w = weight(part.weight);
@@ -241,7 +241,7 @@ class Cases {
         cases_.back().bytes = w.bytes();
     }
 
-    // The rows of a part whose columns are looked at, as F32. Returns the slot that they are in.
+    // The rows of a part that are compared, as F32. Returns their slot.
     Slot some_rows(Small &plain, Slot in, const Linear::Part &part) const {
         const Weight &w = weight(part.weight);
         Program &program = plain.program();
@@ -261,7 +261,7 @@ class Cases {
         plain.step(Linear{part.add, {{pick, kNoWeight, sum, product}}});
         return sum;
     }
-    // Of a bias.
+    // The same of a bias.
     WeightId some_of(Program &program, WeightId bias, const std::vector<int64_t> &chosen) const {
         if (bias == kNoWeight) return kNoWeight;
         const std::vector<float> all = floats_of(weight(bias), {0});
@@ -271,7 +271,7 @@ class Cases {
         return add_floats(program, "bias", 1, size, std::move(some));
     }
 
-    // Gate and up with the activation behind them, which devices compute in one go.
+    // Gate and up with the activation after them, which devices compute in one pass.
     void gated(const GatedLinear &both) {
         const Linear::Part first = both.gate, second = both.up;
         const Gate gate = *both.act;
@@ -324,7 +324,7 @@ class Cases {
     }
 
     void add(const Attention &step) {
-        // Of shared K and V, the layer that makes them is looked at.
+        // For shared K and V, only the layer that appends them is checked.
         if (step.k == kNoSlot) return;
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const auto &t = step.temperature;
@@ -350,7 +350,7 @@ class Cases {
                   t.length,
                   t.offset}))
             return;
-        // One that hides nothing from so few tokens is no window.
+        // A window that hides none of these few tokens would not be tested.
         const int32_t window = std::min(step.window, attention_tokens_ / 2);
         const auto program = [this, step, window] {
             Attention first = step;
@@ -431,7 +431,7 @@ class Cases {
         push(
             name, gate.name, [this, step, count] { return experts(step, count); }, 2 * kMatrix);
     }
-    // The first ones are enough; of each group as many as routing asks it for.
+    // The first experts are enough; of each group as many as routing needs.
     static int64_t experts_for(const Routing &routing, int64_t all) {
         const int64_t least = routing.used + 2;
         if (routing.groups <= 1) return std::min(all, std::max(kFewExperts, least));
@@ -456,7 +456,7 @@ class Cases {
         }
         for (WeightId *id : {&step.gate_bias, &step.up_bias, &step.down_bias}) {
             if (*id == kNoWeight) continue;
-            Weight w = weight(*id);  // of all experts, one behind the other
+            Weight w = weight(*id);  // all experts, one after the other
             w.cols = w.rows * w.cols / all * count;
             w.rows = 1;
             *id = put(w);
@@ -487,7 +487,7 @@ class Cases {
             "gates of a scan, " + std::to_string(width(step.in)), "",
             [this, step, out] { return small().input(step.in).step(step).look_at(out); }, kExact);
     }
-    // Keys and queries as they come, of length one; decays and strengths between 0 and 1.
+    // Keys and queries of length one; decays and strengths between 0 and 1.
     void add(const LinearScan &step) {
         const bool channels = step.decay != kNoSlot && width(step.decay) != step.heads;
         if (seen({kScan, step.heads, step.key_heads, step.dk, step.dv, step.neighbors, step.delta,
@@ -527,7 +527,7 @@ class Cases {
                    weight(step.rate).name, program, 10 * kExact);
     }
 
-    // All rows are computed, as those of any matrix, and some of them looked at.
+    // Computes all rows, like any matrix, and compares some of them.
     void add(const Logits &step) {
         const Weight &w = weight(step.weight);
         if (seen({kLogits, type(step.weight), w.rows, w.cols, type(step.bias), step.scale != 1,
@@ -553,7 +553,7 @@ class Cases {
     int32_t attention_tokens_;
     std::vector<StepCase> cases_;
     std::map<CaseKey, size_t> cases_by_key_;
-    std::map<std::string, int> names_;  // how many cases have each
+    std::map<std::string, int> names_;  // how many cases have each name
 };
 
 }  // namespace
@@ -561,7 +561,7 @@ class Cases {
 std::vector<StepCase> step_cases(const Program &program, int32_t attention_tokens) {
     const auto cases = std::make_shared<Cases>(program, attention_tokens);
     std::vector<StepCase> made = cases->run();
-    // What makes their programs lives as long as they do.
+    // Cases keep the data of their programs alive.
     for (StepCase &one : made) {
         one.program = [cases, make = std::move(one.program)] { return make(); };
         one.reference = [cases, make = std::move(one.reference)] { return make(); };

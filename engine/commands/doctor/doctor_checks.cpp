@@ -26,7 +26,7 @@ std::string scientific(double value) {
     return text;
 }
 
-// One sequence of a program on a device. Its blocks are handed out backwards: pages out of order.
+// Runs one sequence of a program on a device. Its blocks are allocated backwards, so that pages are out of order.
 class Sequence {
   public:
     Sequence(std::unique_ptr<Backend> backend, const kernels::Program &program, int32_t tokens)
@@ -36,21 +36,21 @@ class Sequence {
         backend_->load(program, {.blocks = {blocks}, .states = 2}, tokens);
     }
 
-    // Logits of the tokens [past, past + count), whose ids are their places.
+    // Logits of the tokens [past, past + count), whose ids are their positions.
     std::vector<float> run(int32_t past, int32_t count) {
         std::vector<int32_t> tokens(static_cast<size_t>(count)), rows(tokens.size());
         std::iota(tokens.begin(), tokens.end(), past);
         std::iota(rows.begin(), rows.end(), 0);
         kernels::SequenceSpan span{0, count, past, {table_}};
         if (past > 0) span.state = state_;
-        state_ = 1 - state_;  // what is read is not written
+        state_ = 1 - state_;  // never write the state that is read
         span.state_writes = {{count, state_}};
         std::vector<float> logits(static_cast<size_t>(count * vocab_),
                                   std::numeric_limits<float>::quiet_NaN());
         backend_->execute({tokens, tokens, {&span, 1}, rows}, logits);
         return logits;
     }
-    // Seconds that one token takes, the best of some.
+    // Seconds per token, the best of several measurements.
     double time_of_one() {
         run(0, 1);
         double best = std::numeric_limits<double>::infinity();
@@ -73,7 +73,7 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
 }
 
-// All tokens again: one, three, sixteen at a time, and the rest.
+// All tokens again in batches of one, three, sixteen, and the rest.
 std::vector<float> in_small_batches(Sequence &sequence, int32_t tokens) {
     std::vector<float> all;
     int32_t past = 0;

@@ -1,5 +1,5 @@
-// What a device makes of the cases of doctor_cases.h: right or wrong against the reference, the same again,
-// the same for other batches, and how fast.
+// Checks a device with the cases of doctor_cases.h: against the reference, for repeatability, for other
+// batch sizes, and for speed.
 #pragma once
 
 #include <functional>
@@ -15,27 +15,27 @@ namespace runnel::commands {
 struct CheckedDevice {
     Finding::Area area;
     std::function<std::unique_ptr<kernels::Backend>()> make;
-    double least_tolerance = 0;   // of StepCase::rounded; the CPU's activations have 8 bits
-    double bytes_per_second = 0;  // that its memory gives; 0: matrices are not measured
-    // A device whose bits it must give, but for matrices, which take other devices long: of the CPU, its
-    // plainest instruction set. None: no other device is promised to give the same bits.
+    double least_tolerance = 0;   // minimum for StepCase::rounded; the CPU's activations have 8 bits
+    double bytes_per_second = 0;  // bandwidth of its memory; 0: matrices are not measured
+    // A backend with which the device must agree to the bit, except for matrices, whose check would take
+    // long: for the CPU, its scalar instruction set. Empty: none.
     std::function<std::unique_ptr<kernels::Backend>()> same_bits = {};
 };
 
-// Computes the case with all tokens in one batch, twice, and then in small ones, and holds that against plain
-// arithmetic (kernels/reference/); never throws for what the device does. Verdicts: Right, Wrong (with the
-// error), Unstable, Varies, Skipped (there is no kernel), Failed.
+// Computes the case with all tokens in one batch, twice, and then in small batches, and compares with the
+// reference (kernels/reference/). Never throws for errors of the device. Verdicts: Right, Wrong (with the
+// error), Unstable, Varies, Skipped (no kernel), Failed.
 Finding check(const StepCase &step, const CheckedDevice &device);
 
-// Of a matrix that is Right: how fast one token is multiplied, into `finding`; Slow below kSlow of the
-// memory's speed, where the matrix is large enough for that to be its limit.
+// Measures a matrix that is Right with one token and adds the speed to `finding`; the verdict becomes Slow
+// below kSlow of the memory's bandwidth, if the matrix is large enough to be limited by that.
 inline constexpr double kSlow = 0.4;
 inline constexpr size_t kLargeMatrix = size_t{4} << 20;  // bytes
 void measure(const StepCase &step, const kernels::Program &program, const CheckedDevice &device,
              Finding &finding);
 
-// "NaN", "3.1e-05": |a - b| / |b|, of all, and of the worst column of `columns`. What is not finite makes it
-// infinite.
+// |a - b| / |b|, of all values and of the worst of `columns`; infinite if a value is not
+// finite.
 struct Distance {
     double all, worst_column;
 };

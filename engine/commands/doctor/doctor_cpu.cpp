@@ -99,7 +99,7 @@ Finding check_format(const kernels::Weight &w, const std::vector<const LinearKer
     return finding;
 }
 
-// What the operators make of the same rows, one after the other.
+// The results of the operators for the same rows, one after the other.
 std::vector<float> operators(const VectorKernels &k, const std::vector<float> &x,
                              const std::vector<float> &y) {
     const auto n = static_cast<int64_t>(x.size());
@@ -124,7 +124,7 @@ std::vector<float> operators(const VectorKernels &k, const std::vector<float> &x
 }
 
 Finding check_operators() {
-    constexpr int64_t kWidth = 1003;  // no multiple of any vector
+    constexpr int64_t kWidth = 1003;  // not a multiple of any vector width
     const std::vector<float> x = random_values(kWidth);
     std::vector<float> y(x.rbegin(), x.rend());
     const std::vector<float> first = operators(kernels::cpu::vector_scalar(), x, y);
@@ -150,7 +150,7 @@ std::vector<const LinearKernels *> linear_kernels() {
 
 std::vector<Finding> check_cpu_kernels(const kernels::Program &program,
                                        const std::vector<const LinearKernels *> &kernels) {
-    std::map<gguf::Type, const kernels::Weight *> formats;  // with the widest of each
+    std::map<gguf::Type, const kernels::Weight *> formats;  // with the widest matrix of each
     const auto see = [&](kernels::WeightId id, kernels::Use) {
         const kernels::Weight &w = program.weights[static_cast<size_t>(id)];
         const kernels::Weight *&known = formats[w.type];

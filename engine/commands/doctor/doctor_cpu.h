@@ -1,5 +1,5 @@
-// The CPU's own kernels: every instruction set that this machine runs against the plainest of them, to the
-// bit, and that against double precision.
+// Checks the CPU's kernels: every instruction set of this machine against the scalar one, to the bit, and
+// that one against double precision.
 #pragma once
 
 #include <vector>
@@ -10,11 +10,11 @@
 
 namespace runnel::commands {
 
-// The tables of kernels that run here, the plainest first.
+// The kernel tables that run here, the scalar one first.
 std::vector<const kernels::cpu::LinearKernels *> linear_kernels();
 
-// A finding per format of the program's matrices (with a few rows of the widest of them), and one for the
-// operators between the matrices. `kernels`: the tables to compare, the reference first.
+// One finding per format of the program's matrices (with a few rows of the widest), and one for the operators
+// between the matrices. `kernels`: the tables to compare, the reference first.
 std::vector<Finding> check_cpu_kernels(const kernels::Program &program,
                                        const std::vector<const kernels::cpu::LinearKernels *> &kernels);
 

@@ -16,15 +16,15 @@ namespace {
 
 using Verdict = Finding::Verdict;
 
-constexpr size_t kPiece = size_t{4} << 20;  // bytes that a thread takes at a time
+constexpr size_t kPiece = size_t{4} << 20;  // bytes per unit of work of a thread
 constexpr size_t kMostNamed = 20;           // tensors
 
-// Matrices have few pages of zeros: the padding of a vocabulary. Vectors may be zeros altogether (biases).
-// What was preallocated and never downloaded is zeros from some place on: most of a matrix, or a part of the
-// last one of a file.
-constexpr double kMostZeros = 0.02;                  // more are noted, of
-constexpr uint64_t kLarge = uint64_t{1} << 20;       // bytes
-constexpr double kMissing = 0.5, kMissingEnd = 0.1;  // more are damage, of
+// Matrices have few pages of zeros, such as the padding of a vocabulary; vectors may be all zeros
+// (biases). A file that was preallocated and not fully downloaded ends in zeros: most of a matrix, or
+// part of the file's last one.
+constexpr double kMostZeros = 0.02;                  // a larger share is noted in matrices of
+constexpr uint64_t kLarge = uint64_t{1} << 20;       // at least this many bytes
+constexpr double kMissing = 0.5, kMissingEnd = 0.1;  // larger shares are damage in matrices of
 constexpr uint64_t kMatrixPages = 16;
 
 struct Piece {
@@ -57,9 +57,9 @@ Condition condition_of(const gguf::Tensor &tensor, const gguf::DataScan &scan, b
     return zeros ? Condition::Zeros : Condition::Sound;
 }
 
-// Whether it is the last one of its part.
+// For each tensor, whether it is the last one of its part.
 std::vector<bool> last_of_parts(const std::vector<gguf::Tensor> &tensors) {
-    std::map<size_t, size_t> last;  // by part
+    std::map<size_t, size_t> last;  // per part
     for (size_t t = 0; t < tensors.size(); ++t) {
         const auto [known, first] = last.try_emplace(static_cast<size_t>(tensors[t].part), t);
         if (tensors[t].offset > tensors[known->second].offset) known->second = t;
@@ -93,7 +93,7 @@ Finding describe(const gguf::Tensor &tensor, const gguf::DataScan &scan, Conditi
     return finding;
 }
 
-// Damaged ones first.
+// Damaged tensors first.
 std::vector<Finding> describe_all(const std::vector<gguf::Tensor> &tensors,
                                   const std::vector<gguf::DataScan> &scans) {
     const std::vector<bool> is_last = last_of_parts(tensors);

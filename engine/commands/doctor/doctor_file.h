@@ -1,4 +1,4 @@
-// Is the file what its publisher wrote? All its data are read and looked at for damage (gguf/scan.h).
+// Checks whether the file is intact: reads all of its data and looks for damage (gguf/scan.h).
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace runnel::commands {
 
-// A finding for every damaged tensor and every one with suspiciously many zeros, damaged ones first (the
-// first 20 of all), and one for the whole, which is Wrong where a tensor is. `progress`(bytes read, bytes in
-// all) is called now and then, by one thread at a time. Reads with `threads` threads; throws what starting
-// them throws.
+// One finding for every damaged tensor and every tensor with suspiciously many zeros, damaged ones first (at
+// most 20), and a summary, which is Wrong if any tensor is. `progress`(bytes read, total bytes) is called
+// from time to time, by one thread at a time. Reads with `threads` threads; throws if they cannot be
+// started.
 std::vector<Finding> check_file(const gguf::File &file, int threads,
                                 const std::function<void(uint64_t, uint64_t)> &progress = {});
 

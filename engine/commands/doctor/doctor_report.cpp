@@ -61,7 +61,7 @@ class Judge {
             return f.area == area && f.verdict == verdict && f.role != Finding::Role::Summary;
         });
     }
-    // The first fault that says by itself what to do; and whether all faults of the area do.
+    // The first fault with its own remedy, and whether all faults of the area have one.
     const Finding *told(Area area) const {
         const auto found = std::find_if(findings_.begin(), findings_.end(), [&](const Finding &f) {
             return f.area == area && is_fault(f.verdict) && !f.remedy.empty();
@@ -103,7 +103,7 @@ class Judge {
                 exit_code::kFailed};
     }
 
-    // Of a device, everything that was held against plain arithmetic.
+    // Whether every comparison of the device with the reference failed.
     bool nothing_right(const std::string &device) const {
         const auto steps = [&](auto wanted) {
             return count([&](const Finding &f) {

@@ -1,4 +1,4 @@
-// What `runnel doctor` found, a line each, and what follows from all of it.
+// The findings of `runnel doctor`, one line each, and the conclusion.
 #pragma once
 
 #include <string>
@@ -13,27 +13,27 @@ struct Finding {
     enum class Area { File, Cpu, Gpu, Text };
     enum class Verdict {
         Right,
-        Slow,      // right, but far from what the memory gives
+        Slow,      // right, but far below the memory's bandwidth
         Note,      // worth knowing, no fault
-        Skipped,   // not looked at; the detail says why
-        Varies,    // right, but its bits depend on what is computed beside it
+        Skipped,   // not checked; the detail says why
+        Varies,    // right, but its bits depend on the rest of the batch
         Unstable,  // another result every time
         Wrong,
-        Failed,  // the device gave no result at all
+        Failed,  // no result at all
     };
     enum class Role {
         Other,
-        Step,     // a step of a program, held against plain arithmetic
+        Step,     // a step of a program, compared with the reference
         Summary,  // of other findings
     };
     Area area;
     std::string subject;  // "matrix q4_K 4096 x 14336"
     Verdict verdict;
     std::string detail = {};        // "error 3e-05, 812 GB/s"
-    Json numbers = Json::object();  // what the detail says, for programs
+    Json numbers = Json::object();  // the same for programs
     Role role = Role::Other;
-    // What the user can do about a fault that this finding alone tells all of, as a sentence of its own:
-    // "Install a current NVIDIA driver."; empty: what follows from all findings (conclude()).
+    // A remedy for a fault that this finding alone identifies, as a full sentence: "Install a current NVIDIA
+    // driver."; empty: conclude() decides from all findings.
     std::string remedy = {};
     std::string device = {};  // "cpu", "cuda:0"; empty: the file
 };
@@ -46,10 +46,10 @@ bool is_fault(Finding::Verdict verdict);
 std::string line_of(const Finding &finding);
 
 struct Conclusion {
-    // Who is at fault: "none", "file" (damaged, or no model that this program runs), "cpu", "gpu" (its memory
-    // or arithmetic), "driver", "kernel" (a part of this program, on this device).
+    // The part at fault: "none", "file" (damaged, or not a model that this program runs), "cpu", "gpu" (its
+    // memory or arithmetic), "driver", "kernel" (a part of this program, on this device).
     std::string fault;
-    std::string text;  // what the user can do; may be several lines
+    std::string text;  // advice for the user; may have several lines
     int exit_code;
 };
 Conclusion conclude(const std::vector<Finding> &findings);

@@ -17,7 +17,7 @@ constexpr const char *kText =
     "One day her mother said to her: take this bread and this bottle of milk, and bring them to your "
     "grandmother, who is ill and weak. Go before it gets hot, and do not leave the path.";
 
-// Mean divergence of the GPU's distributions from the CPU's, in nats. The CPU's 8-bit activations alone make
+// Mean divergence of the GPU's distributions from the CPU's, in nats. The CPU's 8-bit activations alone cause
 // some thousandths in small models.
 constexpr double kMostDivergence = 2e-2;
 

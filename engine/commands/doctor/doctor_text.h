@@ -1,4 +1,4 @@
-// A short text through the whole model: does the GPU say what the CPU says, and does the model know English?
+// Runs a short text through the whole model: do GPU and CPU agree, and does the model predict English?
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace runnel::commands {
 
-// Logits of a fixed text, [tokens][vocab], and what it was.
+// Logits of a fixed text, [tokens][vocab], and its tokens.
 struct TextLogits {
     std::vector<text::TokenId> tokens;
     std::vector<float> logits;
@@ -20,11 +20,11 @@ struct TextLogits {
 // At most `most` tokens of the text. Throws what Engine and its executor throw.
 TextLogits logits_of_text(const decode::EngineOptions &options, int32_t most);
 
-// Whether the model's numbers are finite, and its guesses better than chance. Numbers that are not finite are
-// put down to the file: what the CPU's kernels are worth is known by then.
+// Checks that the model's logits are finite, and its predictions better than chance. Numbers that are not
+// finite are attributed to the file, because the CPU's kernels have been checked before.
 Finding check_text(const TextLogits &logits);
 
-// `device` is its name for the finding; `again` a second run on it.
+// `device`: its name for the finding; `again`: a second run on it.
 Finding compare_texts(const TextLogits &cpu, const TextLogits &gpu, const TextLogits &again,
                       const std::string &device);
 

@@ -18,7 +18,7 @@ Value bound(const Value &self, Method method, const StringRef &name) {
         nesting_around(self)});
 }
 
-// Undefined when there is none.
+// Undefined if there is none.
 Value method_of(const Value &value, const StringRef &name) {
     if (const Method method = find_method(value, name->text.view())) return bound(value, method, name);
     const std::string_view text = name->text.view();
@@ -53,8 +53,8 @@ Value loop_attribute(const Value &value, const StringRef &name) {
 }
 
 Value group_attribute(const Value &value, const StringRef &name) {
-    // What `groupby` gives: pairs whose parts have names. Other tuples of two have none in Python, but no
-    // template asks them for these.
+    // The result of `groupby`: pairs whose parts have names. Other pairs have none in Python, but no template
+    // uses these names on them.
     const auto &items = value.sequence()->items;
     if (value.sequence()->kind == Kind::Tuple && items.size() == 2) {
         if (name->text.view() == "grouper") return items[0];
@@ -67,7 +67,7 @@ Value missing(const Value &value, const Value &index) {
     return Undefined{index.is_string() ? index.string() : nullptr, value.type()};
 }
 
-// Python's rule for a negative index: from the end.
+// Python's rule: a negative index counts from the end.
 std::optional<size_t> position(const Value &index, size_t size) {
     if (!is_integral(index)) return std::nullopt;
     int64_t at = as_integer(index);
@@ -99,7 +99,7 @@ std::optional<int64_t> slice_index(const Value &value) {
     return as_integer(value);
 }
 
-// As Python's slice.indices().
+// Like Python's slice.indices().
 Bounds bounds_of(const Value &start, const Value &stop, const Value &step, size_t size) {
     const auto length = static_cast<int64_t>(size);
     const int64_t stride = slice_index(step).value_or(1);
@@ -158,7 +158,7 @@ Value attribute(Runtime &runtime, const Value &value, const StringRef &name) {
         case Type::Undefined:
             fail_undefined(value.undefined());
         case Type::Dict: {
-            // A method hides an item of the same name: d.items is one, d['items'] the other.
+            // A method hides an item of the same name: d.items is the method, d['items'] the item.
             if (find_method(value, name->text.view()) || is_mutating(value, name->text.view()))
                 return method_of(value, name);
             const Value *found = value.dict()->find(Value(name));
@@ -215,7 +215,7 @@ Value item(Runtime &runtime, const Value &value, const Value &index) {
 Value slice(Runtime &runtime, const Value &value, const Value &start, const Value &stop, const Value &step) {
     require_defined(value);
     if (value.is_string()) return slice_text(runtime, value, start, stop, step);
-    // What has no slices is undefined, as any item that is not there.
+    // Slices of other types are undefined, like missing items.
     if (!value.is(Type::Sequence) || value.sequence()->kind > Kind::Range)
         return Undefined{nullptr, value.type()};
     const Sequence &sequence = *value.sequence();

@@ -1,4 +1,4 @@
-// A template as a tree.
+// The syntax tree of a template.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct CallArguments {
 
 struct FilterCall {
     std::string name;
-    FilterFunction function;  // null: there is none of that name, which is an error once it is reached
+    FilterFunction function;  // null: unknown filter, an error only when it is evaluated
     CallArguments arguments;
     Place place;
 };
@@ -72,7 +72,7 @@ struct Concatenation {
 enum class CompareOp : uint8_t { Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, In, NotIn };
 struct Comparison {
     ExprPtr first;
-    std::vector<ComparedWith> rest;  // a < b < c: every neighboring pair
+    std::vector<ComparedWith> rest;  // a < b < c: every adjacent pair
 };
 struct Conditional {
     ExprPtr test, then, otherwise;  // otherwise may be null
@@ -98,7 +98,7 @@ struct Filter {
 struct Test {
     ExprPtr input;
     std::string name;
-    TestFunction function;  // null: there is none of that name
+    TestFunction function;  // null: unknown test
     CallArguments arguments;
 };
 
@@ -107,7 +107,7 @@ struct Expr {
         std::variant<Literal, Variable, ListLiteral, DictLiteral, Unary, Binary, Logic, Concatenation,
                      Comparison, Conditional, Attribute, Item, Slice, Call, Filter, Test>;
     Place place;
-    uint32_t height = 1;  // of the tree; the parser keeps it bounded
+    uint32_t height = 1;  // of the tree; the parser limits it
     Node node;
 };
 
@@ -123,7 +123,7 @@ struct ComparedWith {
     Expr right;
 };
 
-// What can be assigned to: a name, an attribute of a namespace, or several of these.
+// The target of an assignment: a name, an attribute of a namespace, or several of these.
 struct Target {
     Symbol symbol = 0;
     StringRef attribute;  // null for a name
@@ -141,7 +141,7 @@ struct Macro {
     std::string name;
     std::vector<Parameter> parameters;
     Body body;
-    // The names it takes extra arguments by, where its body uses them.
+    // The special names that its body uses.
     bool uses_caller = false, uses_varargs = false, uses_kwargs = false;
     Place place;
 };
@@ -161,7 +161,7 @@ struct For {
     Expr items;
     std::optional<Expr> condition;
     bool recursive;
-    bool uses_loop;  // the body asks for `loop`
+    bool uses_loop;  // the body uses `loop`
     Body body, otherwise;
 };
 struct Set {
@@ -190,7 +190,7 @@ struct With {
     Body body;
 };
 struct Scoped {
-    Body body;  // what is set in it is gone behind it
+    Body body;  // variables set in it end with it
 };
 struct Jump {
     bool leaves;  // break; otherwise continue
@@ -203,7 +203,7 @@ struct Statement {
     Node node;
 };
 
-// The first names of every template: those that the language itself gives values to.
+// The first symbols of every template: names that the language itself defines.
 inline constexpr Symbol kLoop = 0, kCaller = 1, kVarargs = 2, kKwargs = 3;
 
 struct Program {

@@ -29,7 +29,7 @@ void append_upper(std::string &text, uint32_t c, bool only_first = false) {
         append_utf8(text, mapped(c, only_first ? utf8proc_totitle : utf8proc_toupper));
 }
 
-// A capital sigma that ends a word becomes the small one that ends words.
+// A capital sigma at the end of a word is lowered to the final sigma.
 bool is_final(std::string_view before, std::string_view after) {
     bool letter_before = false;
     while (!before.empty()) {
@@ -40,7 +40,7 @@ bool is_final(std::string_view before, std::string_view after) {
     return letter_before && (after.empty() || !is_cased(first_char(after).code_point));
 }
 
-// Every character of `text` through `map`(result, character, rest behind it); what is not UTF-8 stays.
+// Applies `map`(result, character, rest of the text) to every character; invalid UTF-8 is kept.
 template <class Map>
 std::string transform(std::string_view text, const Map &map) {
     std::string result;
@@ -58,7 +58,7 @@ std::string transform(std::string_view text, const Map &map) {
 
 void append_lower(std::string &result, uint32_t c, std::string_view text, size_t begin, size_t end) {
     constexpr uint32_t kSigma = 0x3a3, kFinalSigma = 0x3c2, kCapitalDottedI = 0x130;
-    // (Only the last characters before it matter: a word is short, and the text may be long.)
+    // (Only the last characters before it matter, because the text may be long.)
     if (c == kSigma && is_final(text.substr(begin - std::min<size_t>(begin, 2), std::min<size_t>(begin, 2)),
                                 text.substr(end)))
         append_utf8(result, kFinalSigma);

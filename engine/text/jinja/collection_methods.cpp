@@ -33,7 +33,7 @@ Value get_method(Runtime &, const Value &self, Arguments &arguments) {
 
 Value copy_method(Runtime &, const Value &self, Arguments &arguments) {
     bind("copy", arguments, {});
-    return self;  // nothing can change it
+    return self;  // immutable, so a copy is not needed
 }
 
 Value index_method(Runtime &runtime, const Value &self, Arguments &arguments) {
@@ -76,7 +76,7 @@ Value cycle_method(Runtime &, const Value &self, Arguments &arguments) {
 }
 
 Value changed_method(Runtime &runtime, const Value &self, Arguments &arguments) {
-    // A loop must not come to hold itself.
+    // A loop must not contain itself.
     for (const Value &value : arguments.positional)
         if (value.type() > Type::String) fail("loop.changed() compares texts and numbers only");
     Loop &loop = *self.loop();

@@ -1,4 +1,4 @@
-// What can be wrong with a template, or with what it was given.
+// Errors of a template or of its input.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace runnel::text::jinja {
 
-// Where in a template, counted from 1 in lines and characters; 0: nowhere in particular.
+// A position in a template: line and column in characters, from 1; 0: unknown.
 struct Place {
     uint32_t line = 0, column = 0;
 };
@@ -17,19 +17,19 @@ class TemplateError : public std::runtime_error {
   public:
     enum class Kind {
         Syntax,     // it does not compile
-        Raised,     // it called raise_exception(message)
-        Undefined,  // it used a value that there is not
-        Runtime,    // Python refuses the operation
-        Security,   // the sandbox refuses it: nothing a template is given may be changed
-        Limit,      // too many steps, too deep, too much output
+        Raised,     // it calls raise_exception(message)
+        Undefined,  // it uses an undefined value
+        Runtime,    // Python rejects the operation
+        Security,   // the sandbox rejects it: a template must not modify its input
+        Limit,      // too many steps, too much depth or output
     };
     TemplateError(Kind error_kind, const std::string &text, Place at = {})
         : std::runtime_error(text), kind(error_kind), message(text), place(at) {}
-    // The same with its place; what() becomes "line 3, column 7: MESSAGE: {{ the line }}", in one line.
+    // Adds a position; what() becomes "line 3, column 7: MESSAGE: {{ the line }}", in one line.
     TemplateError(const TemplateError &error, Place at, std::string_view source);
 
     Kind kind;
-    std::string message;  // alone, as raise_exception had it
+    std::string message;  // alone, e.g. the argument of raise_exception()
     Place place;
 };
 

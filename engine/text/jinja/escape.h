@@ -1,13 +1,13 @@
-// HTML escapes, for the templates that call `escape` or add to what is `safe`.
+// HTML escapes, for templates that call `escape` or append to a `safe` string.
 #pragma once
 
 #include "engine/text/jinja/runtime.h"
 
 namespace runnel::text::jinja {
 
-// & < > ' " as markupsafe writes them.
+// Replaces & < > ' " like markupsafe.
 MarkedText escape_html(Runtime &runtime, const MarkedText &text);
-// `escape`: what is markup already stays; other values as text.
+// `escape`: markup is returned unchanged; other values as escaped text.
 Value escaped(Runtime &runtime, const Value &value);
 
 }  // namespace runnel::text::jinja

@@ -7,7 +7,7 @@
 
 namespace runnel::text::jinja {
 
-// The place is set again by what comes after the parts of an expression, so that errors name their own.
+// Restores the position afterwards, so that errors of the outer expression name its own.
 Value Interpreter::evaluate(const Expr &expr) {
     const Runtime::Deeper deeper(runtime_);
     runtime_.step();
@@ -133,7 +133,7 @@ Value Interpreter::call_with_caller(const Call &node, const Value *caller) {
     Value self, callee;
     Method method = nullptr;
     if (member) {
-        // A method is called where it stands, without a value made of it first.
+        // A method call does not create a value for the method first.
         self = evaluate(*member->object);
         method = find_method(self, member->name->text.view());
         if (!method) callee = attribute(runtime_, self, member->name);

@@ -6,7 +6,7 @@
 namespace runnel::text::jinja {
 namespace {
 
-constexpr uint32_t kMaxNested = 200;  // brackets and the like within each other, for the parser's own stack
+constexpr uint32_t kMaxNested = 200;  // nested brackets and the like, which use the parser's own stack
 
 ExprPtr boxed(Expr expr) {
     return std::make_unique<Expr>(std::move(expr));
@@ -49,7 +49,7 @@ class ExpressionParser::Nested {
     ExpressionParser &parser_;
 };
 
-// `height`: of the highest part.
+// `height`: the largest of its parts.
 template <class Node>
 Expr ExpressionParser::make(Place place, Node node, uint32_t height) const {
     if (height >= kMaxHeight) TokenStream::fail("this expression is too long", place);
@@ -197,7 +197,7 @@ Expr ExpressionParser::product() {
                                                      {"%", BinaryOp::Modulo}});
 }
 
-// From left to right, and below a sign: Jinja differs from Python in both.
+// Left-associative and with lower precedence than a sign: Jinja differs from Python in both.
 Expr ExpressionParser::power() {
     return binary_chain([this] { return unary(true); }, {{"**", BinaryOp::Power}});
 }
@@ -269,7 +269,7 @@ Expr ExpressionParser::number_literal() {
     if (token.kind == TokenKind::Float) {
         double value = 0;
         const auto [rest, error] = std::from_chars(text.data(), end, value);
-        // Out of range is infinity or zero, as in Python.
+        // Out of range means infinity or zero, as in Python.
         if (error == std::errc::result_out_of_range) value = std::strtod(text.c_str(), nullptr);
         return make(token.place, Literal{Value::number(value)}, 0);
     }
@@ -371,7 +371,7 @@ Expr ExpressionParser::subscript(Expr object) {
         stream_.next();
         is_slice = true;
     }
-    if (!is_slice && parts[0] && stream_.current().is_operator(",")) {  // an item by a tuple
+    if (!is_slice && parts[0] && stream_.current().is_operator(",")) {  // an index that is a tuple
         std::vector<Expr> items;
         items.push_back(std::move(*parts[0]));
         while (stream_.skip_operator(",")) items.push_back(expression());

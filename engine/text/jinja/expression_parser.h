@@ -1,4 +1,4 @@
-// The parser's half for expressions.
+// The part of the parser for expressions.
 #pragma once
 
 #include <string>
@@ -14,9 +14,9 @@ class ExpressionParser {
   public:
     ExpressionParser(TokenStream &stream, SymbolTable &symbols) : stream_(stream), symbols_(symbols) {}
 
-    // One expression; without_if: "a if b" is not one (the head of a for loop).
+    // One expression. without_if: does not accept "a if b" (in the head of a for loop).
     Expr expression(bool with_if = true);
-    // The same, or several with commas between them: a tuple. It ends in front of `end`, if given.
+    // The same, or several separated by commas: a tuple. It ends before `end`, if given.
     Expr tuple(bool with_if = true, std::string_view end = {}, bool in_parentheses = false);
     CallArguments arguments();
     // name(arguments) | name ...; the first without "|" when `inline_start`.
@@ -25,8 +25,8 @@ class ExpressionParser {
     // For macros: a bare name.
     Symbol name_target();
 
-    // Filters and tests that there are not. Where they stand under a condition they may never be reached:
-    // forgive() forgets those since `mark`. check() throws for the first that is left.
+    // Unknown filters and tests, which are an error only if they are evaluated unconditionally: forgive()
+    // removes those since `mark`; check() throws for the first that remains.
     size_t mark() const { return unknown_.size(); }
     void forgive(size_t mark) {
         unknown_.erase(unknown_.begin() + static_cast<std::ptrdiff_t>(mark), unknown_.end());
@@ -35,8 +35,8 @@ class ExpressionParser {
         if (!unknown_.empty()) throw unknown_.front();
     }
 
-    // Names with a meaning of their own, as far as they were met: the parsers of macros and loops ask for
-    // what is used in their bodies.
+    // The special names found so far: the parsers of macros and loops ask which ones their bodies
+    // use.
     struct SpecialNames {
         bool caller = false, varargs = false, kwargs = false, loop = false;
         void add(const SpecialNames &other) {

@@ -8,13 +8,13 @@
 
 namespace runnel::text::jinja {
 
-// Throws TemplateError for what the filter does not take.
+// Throws TemplateError for an input or argument that the filter does not accept.
 using FilterFunction = Value (*)(Runtime &runtime, const Value &input, Arguments &arguments);
 
-// Null when there is none of that name.
+// Null for an unknown name.
 FilterFunction find_filter(std::string_view name);
 
-// The tables that find_filter() looks into, sorted by what they work on.
+// The tables of find_filter(), by the kind of value that they work on.
 struct NamedFilter {
     std::string_view name;
     FilterFunction function;

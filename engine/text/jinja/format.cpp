@@ -21,14 +21,14 @@ std::string hex(uint32_t value, int digits) {
     return text;
 }
 
-// str.isprintable(): everything but control, format, private and separator characters; the blank is one.
+// str.isprintable(): all characters except control, format, private and separator ones; the blank is printable.
 bool is_printable(uint32_t c) {
     if (c < 0x80) return c >= 0x20 && c < 0x7f;
     const auto kind = utf8proc_category(static_cast<utf8proc_int32_t>(c));
     return kind != UTF8PROC_CATEGORY_CN && kind < UTF8PROC_CATEGORY_ZS;
 }
 
-// Containers as one text; it is content as soon as one string in it is.
+// Writes containers as one text, which is content if any string in it is.
 class Writer {
   public:
     explicit Writer(Runtime &runtime) : runtime_(runtime) {}
@@ -174,7 +174,7 @@ class JsonWriter {
         write("\n");
         for (size_t i = 0; i < level_; ++i) write(*style_.indent);
     }
-    // Around the items of a list or dict that has some.
+    // Writes the items of a non-empty list or dict with brackets around them.
     template <class Item>
     void items(size_t count, const char *brackets, const Item &item) {
         write({brackets, 1});
@@ -327,7 +327,7 @@ std::string float_text(double value) {
     if (std::isnan(value)) return "nan";
     if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
     char buffer[40];
-    // Digits and exponent of the shortest form, then Python's choice between the notations.
+    // Digits and exponent of the shortest form; Python's rule then selects the notation.
     const auto scientific =
         std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific);
     const std::string_view text(buffer, static_cast<size_t>(scientific.ptr - buffer));

@@ -176,7 +176,7 @@ class Formatter {
         pad(spec, sign, MarkedText(std::move(digits)), spec.align ? spec.align : '>');
     }
 
-    // Without a sign.
+    // The digits without the sign.
     static std::string digits_of(const Specification &spec, const Value &value) {
         const bool based = spec.kind == 'x' || spec.kind == 'X' || spec.kind == 'o' || spec.kind == 'b';
         if (is_integral(value) && (spec.kind == '\0' || spec.kind == 'd' || based)) {

@@ -10,7 +10,7 @@
 namespace runnel::text::jinja {
 namespace {
 
-constexpr int64_t kMaxRange = 100000;  // the sandbox's own limit
+constexpr int64_t kMaxRange = 100000;  // the limit of Jinja's sandbox
 
 Value range_function(Runtime &runtime, Arguments &arguments) {
     if (arguments.positional.empty()) fail("range expected at least 1 argument, got 0");
@@ -19,7 +19,7 @@ Value range_function(Runtime &runtime, Arguments &arguments) {
     const int64_t start = bound[1] ? first : 0, stop = bound[1] ? integer_argument(*bound[1]) : first;
     const int64_t step = bound[2] ? integer_argument(*bound[2]) : 1;
     if (step == 0) fail("range() arg 3 must not be zero");
-    // Unsigned: the distance of two integers may not fit into one.
+    // Unsigned: the distance between two integers may overflow a signed one.
     const bool is_empty = step > 0 ? start >= stop : start <= stop;
     const uint64_t distance = is_empty   ? 0
                               : step > 0 ? static_cast<uint64_t>(stop) - static_cast<uint64_t>(start)
@@ -41,7 +41,7 @@ Value range_function(Runtime &runtime, Arguments &arguments) {
     return range;
 }
 
-// A mapping, or pairs; then the keyword arguments.
+// Accepts a mapping or pairs, and then keyword arguments.
 Dict dict_of(Runtime &runtime, const char *name, Arguments &arguments) {
     Dict dict;
     if (arguments.positional.size() > 1) fail(std::string(name) + " expected at most 1 argument");
@@ -81,7 +81,7 @@ Value cycler_function(Runtime &runtime, Arguments &arguments) {
     return cycler;
 }
 
-// Nothing when it is called first, then the separator.
+// Returns nothing at the first call, then the separator.
 Value joiner_function(Runtime &, Arguments &arguments) {
     const auto bound = bind("joiner", arguments, {"sep"});
     const Value separator = bound[0] ? *bound[0] : Value::string(std::string(", "));
@@ -106,7 +106,7 @@ Value strftime_now_function(Runtime &runtime, Arguments &arguments) {
     if (format.empty()) return Value::string(std::string());
     if (format.size() > 1000) fail("strftime_now: this format is too long");
     const std::tm now = runtime.now();
-    // A mark at the end tells an empty result from a buffer that is too small.
+    // A marker at the end distinguishes an empty result from a buffer that is too small.
     const std::string marked = format + ".";
     std::string text(16384, '\0');
     runtime.charge(text.size());

@@ -133,7 +133,7 @@ bool Interpreter::passes(const For &node, const Value &item) {
     return is_true(evaluate(*node.condition));
 }
 
-// With a condition, `loop` counts the items that pass it.
+// In a loop with a condition, `loop` counts only the items that satisfy it.
 std::shared_ptr<const Sequence> Interpreter::loop_items(const For &node, const Value &items) {
     auto all = sequence_of(runtime_, items);
     if (!node.condition || !node.uses_loop) return all;
@@ -202,7 +202,7 @@ Interpreter::Flow Interpreter::execute(const Set &node, MarkedText &) {
 }
 
 Interpreter::Flow Interpreter::execute(const SetBlock &node, MarkedText &) {
-    // What is set within it is not seen behind it.
+    // Variables set within it end with it.
     Value value;
     {
         const Entered entered(*this, fresh_scope(scope_));
@@ -230,7 +230,7 @@ Interpreter::Flow Interpreter::execute(const FilterBlock &node, MarkedText &out)
 }
 
 Interpreter::Flow Interpreter::execute(const With &node, MarkedText &out) {
-    // The values do not see each other's names.
+    // The values cannot refer to each other's names.
     std::vector<Value> values;
     for (const auto &assignment : node.assignments) values.push_back(evaluate(assignment.second));
     const Entered entered(*this, fresh_scope(scope_));
@@ -289,7 +289,7 @@ Value Interpreter::call_macro(const Macro &macro, const std::shared_ptr<Scope> &
     return runtime_.string(std::move(text));
 }
 
-// What is left of the arguments, where the macro's body has a name for it.
+// Binds the remaining arguments to varargs and kwargs if the macro's body uses them.
 void Interpreter::bind_extras(const Macro &macro, Arguments &given) {
     if (macro.uses_caller) {
         const auto caller = std::find_if(given.keyword.begin(), given.keyword.end(), [](const auto &entry) {

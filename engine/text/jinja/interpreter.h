@@ -1,4 +1,4 @@
-// Runs a template's tree.
+// Runs the syntax tree of a template.
 #pragma once
 
 #include <memory>
@@ -10,25 +10,25 @@
 
 namespace runnel::text::jinja {
 
-// The variables of a block that has its own: a loop's pass, a macro's call, ...
+// The variables of a block with its own scope: a loop iteration, a macro call, ...
 struct Scope {
-    std::shared_ptr<Scope> parent;  // null: the template's own variables are next
+    std::shared_ptr<Scope> parent;  // null: the parent is the template's own variables
     std::vector<std::pair<Symbol, Value>> values;
 };
 
-// One rendering. Macros see the variables of the place where they were defined, as they are when the macro is
-// called.
+// One rendering. Macros see the variables of the scope where they were defined, with their
+// values at the time of the call.
 class Interpreter {
   public:
-    // All are kept by reference.
+    // Keeps references to its arguments.
     Interpreter(const Program &program, Runtime &runtime, const Dict &context);
     ~Interpreter();
     Interpreter(const Interpreter &) = delete;
     Interpreter &operator=(const Interpreter &) = delete;
 
-    // Throws TemplateError, without a place.
+    // Throws TemplateError without a position.
     MarkedText run();
-    // What was being done when run() threw.
+    // The position at which run() threw.
     Place place() const { return place_; }
 
   private:
@@ -87,8 +87,8 @@ class Interpreter {
     const Program &program_;
     Runtime &runtime_;
     std::vector<Value> variables_;              // the template's own, by Symbol
-    std::shared_ptr<Scope> scope_;              // null outside of all
-    std::vector<std::shared_ptr<Scope>> kept_;  // those that macros refer to, which may hold these macros
+    std::shared_ptr<Scope> scope_;              // null outside of all blocks
+    std::vector<std::shared_ptr<Scope>> kept_;  // scopes captured by macros (possible cycles)
     Place place_;
 };
 

@@ -20,7 +20,7 @@ bool is_hex(char c) {
     return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
 }
 
-// The escapes of Python's string literals; what is none stays as it is.
+// The escapes of Python's string literals; unknown ones are kept.
 class Unescaper {
   public:
     Unescaper(std::string_view text, Place place) : rest_(text), place_(place) {}
@@ -88,7 +88,7 @@ class Unescaper {
             append_utf8(result_, value);
     }
 
-    // A high surrogate waits for the low one that makes a character of them.
+    // A high surrogate waits for the low surrogate that completes the character.
     void take_pending_surrogate(bool now) {
         if (now && high_ != 0) append_utf8(result_, 0xfffd);
         if (now) high_ = 0;
@@ -129,7 +129,7 @@ class Lexer {
         return source_.npos;
     }
 
-    // The text up to `end`, without the white space that the tag behind it takes away.
+    // The text up to `end`, without the white space that the following tag strips.
     void data(size_t end, bool strip, bool left_strip) {
         std::string_view text = source_.substr(at_, end - at_);
         if (strip) {
@@ -157,7 +157,7 @@ class Lexer {
         line_starts_ = source_[at_ - 1] == '\n';
     }
 
-    // Behind the end of a tag: with "-" all white space goes, otherwise a line end behind a block.
+    // After the end of a tag: "-" strips all white space; otherwise a newline after a block is dropped.
     void finish(char sign, bool trims) {
         if (sign == '-')
             at_ += leading_space(source_.substr(at_));
@@ -204,7 +204,7 @@ class Lexer {
         fail_at(open, "Missing end of raw directive");
     }
 
-    // Tokens up to the end of the tag; brackets hide it.
+    // Tokens up to the end of the tag; end marks within brackets do not count.
     void expression(bool block, size_t open) {
         add(block ? TokenKind::BlockBegin : TokenKind::VariableBegin, {}, open);
         const std::string_view close = block ? "%}" : "}}";
@@ -262,7 +262,7 @@ class Lexer {
         if (source_[at_] == '0' && (second == 'x' || second == 'b' || second == 'o')) return prefixed(second);
         size_t end = digits(at_, is_digit);
         bool whole = true;
-        // Behind a dot, "l.1.2" is two indices.
+        // After a dot, "l.1.2" is two indices.
         const bool indexes = begin > 0 && source_[begin - 1] == '.';
         if (!indexes && peek(end) == '.' && is_digit(peek(end + 1))) {
             end = digits(end + 1, is_digit);
@@ -330,7 +330,7 @@ class Lexer {
         tokens_.push_back({kind, std::move(text), place_of(at)});
     }
 
-    // Places are asked for in rising order, mostly.
+    // Positions are mostly requested in ascending order.
     Place place_of(size_t at) {
         if (at < counted_) {
             counted_ = line_begin_ = 0;
@@ -341,7 +341,7 @@ class Lexer {
                 ++line_;
                 line_begin_ = counted_ + 1;
             }
-        // A column far out in a very long line is counted in bytes: every token of it would count it anew.
+        // Far into a long line, columns are counted in bytes: counting characters would be quadratic.
         constexpr size_t kCounted = 512;
         const size_t length = at - line_begin_;
         const size_t column =
@@ -355,7 +355,7 @@ class Lexer {
 
     std::string_view source_;
     size_t at_ = 0;
-    bool line_starts_ = true;  // what was read last ends a line
+    bool line_starts_ = true;  // the last text ends a line
     std::vector<Token> tokens_;
     size_t counted_ = 0, line_begin_ = 0;
     uint32_t line_ = 1;

@@ -1,4 +1,4 @@
-// A template's source as tokens, white space control applied: as Jinja does with trim_blocks and
+// Splits a template's source into tokens and applies white space control: Jinja with trim_blocks and
 // lstrip_blocks, without keep_trailing_newline, the settings that chat templates are written for.
 #pragma once
 
@@ -36,13 +36,13 @@ struct Token {
     bool is_operator(std::string_view symbol) const { return is(TokenKind::Operator, symbol); }
 };
 
-// Line ends as "\n", and one at the very end dropped: what places and lex() refer to.
+// Converts line ends to " " and drops one at the very end. Positions and lex() refer to this text.
 std::string normalize_source(std::string_view source);
 
-// The last token is End. `source` as normalize_source() gives it. Throws TemplateError{Syntax}.
+// The last token is End. `source`: from normalize_source(). Throws TemplateError{Syntax}.
 std::vector<Token> lex(std::string_view source);
 
-// A token for messages.
+// A token as text for messages.
 std::string describe(const Token &token);
 
 }  // namespace runnel::text::jinja

@@ -1,8 +1,8 @@
-// Text that remembers which of its bytes the template wrote and which came in with the conversation.
+// Text that records which of its bytes came from the template and which from the conversation.
 //
-// Control tokens are found in what the template wrote only, so no message can forge one; therefore every
-// operation on strings (slice, strip, join, ...) keeps the marks. It costs nothing where a text has one
-// origin, which nearly all have.
+// Control tokens are recognized only in text of the template, so no message can forge one; therefore
+// every string operation (slice, strip, join, ...) keeps the marks. A text with a single origin, the
+// usual case, has no overhead.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace runnel::text::jinja {
 
 enum class Origin : uint8_t {
     Template,
-    Content,  // messages, tools, documents: whatever the template is given
+    Content,  // input of the template: messages, tools, documents
 };
 
 class MarkedText {
@@ -30,7 +30,7 @@ class MarkedText {
     std::string_view view() const { return bytes_; }
     size_t size() const { return bytes_.size(); }
     bool empty() const { return bytes_.empty(); }
-    // Content where any byte is.
+    // Content if any byte is content.
     Origin origin() const { return runs_.empty() ? origin_ : Origin::Content; }
 
     void append(std::string_view bytes, Origin origin);
@@ -39,12 +39,12 @@ class MarkedText {
     MarkedText substr(size_t begin, size_t length = SIZE_MAX) const;
     void truncate(size_t length);
 
-    // As the tokenizer wants it: one segment per run, special where the template wrote it.
+    // For the tokenizer: one segment per run, special if it came from the template.
     std::vector<Segment> segments() const;
 
   private:
-    // Bytes up to `end` from the run before on. runs_ is empty for one origin, otherwise origins alternate
-    // and the last run ends with the text.
+    // A run extends from the previous run's end to `end`. runs_ is empty for a single origin; otherwise
+    // origins alternate and the last run ends with the text.
     struct Run {
         size_t end;
         Origin origin;
@@ -53,7 +53,7 @@ class MarkedText {
 
     std::string bytes_;
     std::vector<Run> runs_;
-    Origin origin_ = Origin::Template;  // of all, when runs_ is empty
+    Origin origin_ = Origin::Template;  // of the whole text if runs_ is empty
 };
 
 }  // namespace runnel::text::jinja

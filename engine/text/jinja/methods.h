@@ -1,4 +1,4 @@
-// The methods of Python's str, list, dict and numbers, as far as the sandbox lets templates use them.
+// The methods of Python's str, list, dict and numbers that the sandbox allows.
 #pragma once
 
 #include <string_view>
@@ -9,19 +9,19 @@ namespace runnel::text::jinja {
 
 using Method = Value (*)(Runtime &runtime, const Value &self, Arguments &arguments);
 
-// Null when the value has no such method.
+// Null if the value has no such method.
 Method find_method(const Value &value, std::string_view name);
-// Those that would change a value: they exist, but templates must not call them.
+// Methods that would modify a value: they exist, but templates must not call them.
 bool is_mutating(const Value &value, std::string_view name);
 
-// What find_method() asks.
+// The tables of find_method(), by type.
 Method find_string_method(std::string_view name);
 Method find_collection_method(const Value &value, std::string_view name);
 
 // str.format(): {} {0} {name} {0.attribute} {0[key]} with !s, !r and format specifications.
 Value format_method(Runtime &runtime, const Value &self, Arguments &arguments);
 
-// str.strip() and its relatives: from which side, and what (white space when null).
+// str.strip() and its variants: which side, and which characters (null: white space).
 enum class Side : uint8_t { Left, Right, Both };
 MarkedText strip(Runtime &runtime, const MarkedText &text, Side side, const Value *characters);
 // str.splitlines().
@@ -32,7 +32,7 @@ MarkedText replace(Runtime &runtime, const MarkedText &text, const MarkedText &f
 // str.center() with blanks.
 MarkedText center(Runtime &runtime, const MarkedText &text, int64_t width, const MarkedText &fill);
 
-// An integer argument. Throws TemplateError for what is none.
+// An integer argument. Throws TemplateError for another type.
 int64_t integer_argument(const Value &value);
 const MarkedText &string_argument(const Value &value);
 inline bool given(const Value *value) {

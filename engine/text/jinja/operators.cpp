@@ -39,7 +39,7 @@ int64_t checked_power(int64_t base, int64_t exponent) {
     return result;
 }
 
-// Rounded towards minus infinity, as Python has it.
+// Rounds towards minus infinity, like Python.
 int64_t floor_divide(int64_t a, int64_t b) {
     if (b == 0) fail_zero();
     if (b == -1) {

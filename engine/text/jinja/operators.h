@@ -6,7 +6,7 @@
 
 namespace runnel::text::jinja {
 
-// All throw TemplateError where Python raises. Integers have 64 bits: beyond that is an error.
+// All throw TemplateError where Python raises. Integers have 64 bits; overflow is an error.
 Value binary(Runtime &runtime, BinaryOp op, const Value &left, const Value &right);
 Value negative(const Value &operand);
 Value positive(const Value &operand);

@@ -23,9 +23,9 @@ class Parser {
   private:
     using Ends = std::initializer_list<std::string_view>;
 
-    // Up to a tag of `ends`, which is the current token then, or to the end of the template.
+    // Parses up to one of the tags `ends`, which becomes the current token, or to the end of the template.
     Body body(Ends ends);
-    // The same behind the head of a block, to one of `ends`, which is left behind: its name.
+    // The same after the head of a block, up to one of `ends`, which is consumed; returns its name.
     std::string block(Body &into, Ends ends);
     void statement(Body &into);
     void add(Body &into, Place place, Statement::Node node) {
@@ -51,7 +51,7 @@ class Parser {
     SymbolTable symbols_;
     ExpressionParser expressions_;
     std::vector<std::string> open_;  // blocks
-    int loops_ = 0;                  // around the statement at hand, within its macro
+    int loops_ = 0;                  // loops around the current statement, within its macro
 };
 
 Body Parser::body(Ends ends) {
@@ -251,7 +251,7 @@ void Parser::block_statement(Body &into, Place place) {
     add(into, place, std::move(result));
 }
 
-// Marks what the assistant said, for training; a scope of its own, in which loops cannot be left.
+// Marks the assistant's text, for training; has its own scope, from which loops cannot be left.
 void Parser::generation_statement(Body &into, Place place) {
     const int loops = std::exchange(loops_, 0);
     Scoped result;

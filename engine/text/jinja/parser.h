@@ -1,6 +1,6 @@
-// From source to tree, with Jinja's grammar: the built-in statements, loop controls (break, continue), and
-// the {% generation %} tag of Hugging Face. include, import and extends are refused: there is nothing to
-// load.
+// Parses source to a tree, with Jinja's grammar: the built-in statements, loop controls (break,
+// continue), and Hugging Face's {% generation %} tag. include, import and extends are rejected,
+// because there is nothing to load.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace runnel::text::jinja {
 
-// Longer templates, and deeper nesting, are refused. The longest template published has some 20 KB.
+// Longer templates and deeper nesting are rejected. The longest published template has about 20 KB.
 inline constexpr size_t kMaxSource = size_t{1} << 20;
 inline constexpr uint32_t kMaxHeight = 250;  // of an expression
 inline constexpr uint32_t kMaxBlocks = 100;  // statements within statements

@@ -53,7 +53,7 @@ bool is_mapping(const Value &v) {
 bool is_escaped(const Value &v) {
     return v.is_string() && v.string()->markup;
 }
-// Python's Undefined can be walked over and has a length; it can be "called", which then fails.
+// Python's Undefined is iterable and has a length; it is callable, but the call fails.
 bool is_iterable(const Value &v) {
     return v.is_undefined() || v.is_string() || v.is(Type::Sequence) || v.is(Type::Dict) || v.is(Type::Loop);
 }

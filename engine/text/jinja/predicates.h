@@ -7,10 +7,10 @@
 
 namespace runnel::text::jinja {
 
-// Throws TemplateError for what the test does not take.
+// Throws TemplateError for an input or argument that the test does not accept.
 using TestFunction = bool (*)(Runtime &runtime, const Value &input, Arguments &arguments);
 
-// Null when there is none of that name.
+// Null for an unknown name.
 TestFunction find_test(std::string_view name);
 
 }  // namespace runnel::text::jinja

@@ -1,4 +1,4 @@
-// What evaluation shares: the limits of a rendering and the clock.
+// Shared by all evaluation: the limits of a rendering, and the clock.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +11,16 @@
 
 namespace runnel::text::jinja {
 
-// A template is untrusted: whatever it does, it ends soon and takes little memory. The defaults are some
-// hundred times what the longest conversations need.
+// A template is untrusted: it must end soon and use little memory. The defaults are some hundred times the
+// need of the longest conversations.
 struct Limits {
-    size_t steps = 10'000'000;          // expressions and statements, and every 64 bytes worked on
-    size_t memory = size_t{256} << 20;  // bytes allocated in all (not at once)
+    size_t steps = 10'000'000;          // expressions and statements, and one per 64 bytes processed
+    size_t memory = size_t{256} << 20;  // bytes allocated in total (not at a time)
     size_t output = size_t{64} << 20;   // bytes of the result
-    size_t depth = 400;                 // expressions within expressions, through macros and loops
+    size_t depth = 400;                 // nested expressions, including macros and loops
 };
 
-// Wall-clock time as the user's calendar has it.
+// The wall-clock time in the user's time zone.
 using Clock = std::function<std::tm()>;
 std::tm local_time();
 
@@ -36,9 +36,9 @@ class Runtime {
         if (count > limits_.steps - steps_) fail_steps();
         steps_ += count;
     }
-    // To be called for work that grows with the length of a text.
+    // Must be called for work that grows with the length of a text.
     void work(size_t bytes) { step(bytes / 64); }
-    // Before or after so many bytes are allocated; before, where few bytes of a template make many.
+    // Must be called for allocations; before them if few bytes of a template can allocate many.
     void charge(size_t bytes) {
         if (bytes > limits_.memory - memory_) fail_memory();
         memory_ += bytes;
@@ -50,7 +50,7 @@ class Runtime {
         if (bytes > limits_.output) fail_output();
     }
 
-    // One level deeper while it exists.
+    // Increases the depth by one while it exists.
     class Deeper {
       public:
         explicit Deeper(Runtime &runtime) : runtime_(runtime) {
@@ -67,14 +67,14 @@ class Runtime {
         Runtime &runtime_;
     };
 
-    // A string, its memory charged.
+    // Makes a string and charges its memory.
     Value string(MarkedText text, bool markup = false) {
         charge(text.size() + kStringOverhead);
         return Value::string(std::move(text), markup);
     }
     static constexpr size_t kStringOverhead = 128;
 
-    // Namespaces may hold themselves: this empties them all when the rendering is over.
+    // Namespaces can contain themselves, so all are emptied after the rendering.
     Value new_namespace(Dict attributes);
 
     std::tm now() const { return clock_(); }
@@ -93,11 +93,11 @@ class Runtime {
     std::vector<std::shared_ptr<Namespace>> namespaces_;
 };
 
-// Calls a function, macro or recursive loop. Throws TemplateError for what cannot be called.
+// Calls a function, macro or recursive loop. Throws TemplateError if the value is not callable.
 Value call(Runtime &runtime, const Value &callee, Arguments &arguments);
 
-// The arguments in the order of `names`, null where not given. Throws TemplateError (Python's TypeError) for
-// too many, unknown or doubly given ones, and where one of the first `required` is missing.
+// The arguments in the order of `names`, null for those not given. Throws TemplateError (Python's TypeError)
+// for too many, unknown or duplicate ones, and if one of the first `required` is missing.
 std::vector<const Value *> bind(std::string_view function, const Arguments &arguments,
                                 std::initializer_list<std::string_view> names, size_t required = 0);
 

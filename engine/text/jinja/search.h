@@ -1,4 +1,4 @@
-// Finding text in text, in linear time whatever the texts are (memmem's two-way search).
+// Substring search in linear time for any texts (memmem's two-way search).
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@ namespace runnel::text::jinja {
 
 inline constexpr size_t kNotFound = static_cast<size_t>(-1);
 
-// First place at or behind `from`; an empty needle is found at once. kNotFound when there is none.
+// The first match at or after `from`; an empty needle matches at once. kNotFound if there is none.
 size_t find(std::string_view text, std::string_view needle, size_t from = 0);
-// Last place.
+// The last match.
 size_t find_last(std::string_view text, std::string_view needle);
 
 }  // namespace runnel::text::jinja

@@ -1,4 +1,4 @@
-// Filters that work on lists and the like.
+// Filters on sequences.
 #include <algorithm>
 
 #include "engine/text/jinja/access.h"
@@ -20,7 +20,7 @@ const Value &item_at(const Arguments &arguments, size_t i, const char *missing) 
     return arguments.positional[i];
 }
 
-// What is left of the arguments for the filter or test that is applied to every item.
+// The remaining arguments, for the filter or test that is applied to every item.
 Arguments behind(const Arguments &arguments, size_t count) {
     Arguments rest;
     rest.keyword = arguments.keyword;
@@ -36,7 +36,7 @@ Value length_filter(Runtime &runtime, const Value &input, Arguments &arguments) 
 
 Value first_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     bind("first", arguments, {});
-    if (input.is(Type::Sequence)) {  // an iterator gives one item only
+    if (input.is(Type::Sequence)) {  // an iterator gives only one item
         Sequence &sequence = *input.sequence();
         const size_t at = sequence.is_iterator() ? sequence.next : 0;
         if (at >= sequence.items.size()) return Undefined{nullptr, Type::Sequence};
@@ -83,7 +83,7 @@ Value reverse_filter(Runtime &runtime, const Value &input, Arguments &arguments)
     return one_shot ? Value::list(std::move(items)) : Value::iterator(std::move(items));
 }
 
-// What sort, unique, min, max and groupby compare items by.
+// The keys by which sort, unique, min, max and groupby compare items.
 class KeyOf {
   public:
     KeyOf(Runtime &runtime, const Value *attribute, const Value *case_sensitive,
@@ -194,7 +194,7 @@ Value groupby_filter(Runtime &runtime, const Value &input, Arguments &arguments)
         Items members;
         while (end < items.size() && equal(runtime, items[end].first, items[begin].first))
             members.push_back(items[end++].second);
-        if (members.empty()) members.push_back(items[end++].second);  // a key that does not equal itself
+        if (members.empty()) members.push_back(items[end++].second);  // a key unequal to itself (NaN)
         const Value grouper = exact(members[0]);
         groups.push_back(Value::tuple({grouper, Value::list(std::move(members))}));
     }
@@ -224,7 +224,7 @@ Value map_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     return Value::iterator(std::move(items));
 }
 
-// select, reject: by a test, or by truth. With `attribute`, of a part of each item.
+// select, reject: by a test, or by truth value. With `attribute`, by an attribute of each item.
 template <bool wanted, bool attribute>
 Value select_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     if (!is_true(input)) return Value::iterator({});
@@ -252,7 +252,7 @@ Value select_filter(Runtime &runtime, const Value &input, Arguments &arguments) 
     return Value::iterator(std::move(kept));
 }
 
-// A count of groups or items that a template asks for.
+// A number of groups or items given by the template.
 size_t count_argument(const Value &value) {
     const int64_t count = integer_argument(value);
     if (count <= 0 || count > 100000) fail("this number of parts cannot be");

@@ -12,14 +12,14 @@
 namespace runnel::text::jinja {
 namespace {
 
-constexpr int64_t kLargest = int64_t{1} << 40;  // of widths: what is charged for them then fails
+constexpr int64_t kLargest = int64_t{1} << 40;  // largest width: charging its memory then fails
 
 // A text of the same kind as self.
 Value like(Runtime &runtime, const Value &self, MarkedText text) {
     return runtime.string(std::move(text), self.string()->markup);
 }
 
-// What changes single characters keeps no marks: of a text of two origins all is content then.
+// Methods that change single characters keep no marks: a text of two origins becomes content.
 template <std::string (*map)(std::string_view)>
 Value mapped(Runtime &runtime, const Value &self, Arguments &arguments) {
     bind("str method", arguments, {});
@@ -33,10 +33,10 @@ Value strip_method(Runtime &runtime, const Value &self, Arguments &arguments) {
     return like(runtime, self, strip(runtime, self.text(), side, given(bound[0]) ? bound[0] : nullptr));
 }
 
-// The part of a text between two indices of characters, in bytes.
+// The text between two character indices, in bytes.
 struct Window {
     size_t begin, end;
-    bool is_valid;  // the start is not behind the end of the text
+    bool is_valid;  // false: the start is after the end of the text
 };
 Window window(Runtime &runtime, const MarkedText &text, const Value *start, const Value *end) {
     if (!given(start) && !given(end)) return {0, text.size(), true};
@@ -116,7 +116,7 @@ Value remove_affix(Runtime &runtime, const Value &self, Arguments &arguments) {
     return like(runtime, self, self.text().substr(suffix ? 0 : affix.size(), text.size() - affix.size()));
 }
 
-// White space separates, and none is left at the ends: pieces as [begin, end) in bytes.
+// Splits at white space, with none left at the ends: pieces as [begin, end) in bytes.
 using Pieces = std::vector<std::pair<size_t, size_t>>;
 
 Pieces words(Runtime &runtime, std::string_view text, int64_t most) {
@@ -125,7 +125,7 @@ Pieces words(Runtime &runtime, std::string_view text, int64_t most) {
     while (at < text.size()) {
         runtime.charge(Runtime::kStringOverhead);
         if (most >= 0 && static_cast<int64_t>(pieces.size()) == most) {
-            pieces.emplace_back(at, text.size());  // with the white space behind it
+            pieces.emplace_back(at, text.size());  // including the white space after it
             break;
         }
         size_t end = at;
@@ -144,7 +144,7 @@ Pieces words_from_right(Runtime &runtime, std::string_view text, int64_t most) {
     Pieces all = words(runtime, text, -1);
     if (most < 0 || static_cast<int64_t>(all.size()) <= most) return all;
     const size_t joined = all.size() - static_cast<size_t>(most);
-    // What is left over goes from the first word to the last that is not cut off.
+    // The remainder extends from the first word to the last one that is not split off.
     Pieces pieces = {{0, all[joined - 1].second}};
     pieces.insert(pieces.end(), all.begin() + static_cast<std::ptrdiff_t>(joined), all.end());
     return pieces;
@@ -249,7 +249,7 @@ Value join_method(Runtime &runtime, const Value &self, Arguments &arguments) {
     return like(runtime, self, std::move(result));
 }
 
-// Blanks, or another character, in front and behind.
+// Adds blanks, or another character, before and after.
 MarkedText padded(Runtime &runtime, const MarkedText &text, size_t before, size_t after,
                   const MarkedText &fill) {
     runtime.charge(text.size());
@@ -334,7 +334,7 @@ bool is_numeric(uint32_t c) {
     return is_alphanumeric(c) && !is_alphabetic(c);
 }
 
-// isalpha() and the like: some characters, all of this kind.
+// isalpha() and the like: at least one character, and all of this kind.
 template <bool (*kind)(uint32_t), bool of_empty = false>
 Value all_are(Runtime &runtime, const Value &self, Arguments &arguments) {
     bind("str method", arguments, {});
@@ -349,7 +349,7 @@ Value all_are(Runtime &runtime, const Value &self, Arguments &arguments) {
     return Value::boolean(true);
 }
 
-// isupper(), islower(): some letter of this case, none of the other.
+// isupper(), islower(): at least one letter of this case, none of the other.
 template <bool (*wanted)(uint32_t), bool (*other)(uint32_t)>
 Value has_case(Runtime &runtime, const Value &self, Arguments &arguments) {
     bind("str method", arguments, {});
@@ -419,7 +419,7 @@ constexpr NamedMethod kMethods[] = {
     {"istitle", istitle_method},
 };
 
-// The line ends of str.splitlines(): bytes of the one that `text` begins with, or 0.
+// The length of the line end at the start of `text`, as str.splitlines() defines it; 0: none.
 size_t line_end(std::string_view text) {
     if (text.starts_with("\r\n")) return 2;
     const Utf8Char c = first_char(text);
@@ -484,7 +484,7 @@ MarkedText replace(Runtime &runtime, const MarkedText &text, const MarkedText &f
     runtime.charge(text.size());
     MarkedText result;
     size_t at = 0;
-    const bool between = from.empty();  // in front of every character, and at the end
+    const bool between = from.empty();  // before every character, and at the end
     for (int64_t done = 0; most < 0 || done < most; ++done) {
         const size_t found = find(text.view(), from.view(), at);
         if (found == kNotFound) break;
@@ -504,7 +504,7 @@ MarkedText replace(Runtime &runtime, const MarkedText &text, const MarkedText &f
 
 MarkedText center(Runtime &runtime, const MarkedText &text, int64_t width, const MarkedText &fill) {
     const size_t missing = missing_width(text, width);
-    // Python puts the odd one to the left where the width is odd.
+    // Python puts the extra one to the left if the width is odd.
     const size_t before = missing / 2 + (missing & static_cast<size_t>(width) & 1);
     return padded(runtime, text, before, missing - before, fill);
 }

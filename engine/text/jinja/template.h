@@ -5,8 +5,8 @@
 //   const Template chat = Template::parse(source);          // once
 //   Rendered text = chat.render(variables);                 // below a millisecond
 //
-// Not part of it: include, import, extends, autoescape, the filters urlize, wordwrap, pprint and random.
-// Integers have 64 bits.
+// Not supported: include, import, extends, autoescape, the filters urlize, wordwrap, pprint and
+// random. Integers have 64 bits.
 #pragma once
 
 #include <memory>
@@ -23,19 +23,19 @@ namespace runnel::text::jinja {
 
 struct Program;
 
-// JSON as values, in the order it has; what its strings hold is content. Throws TemplateError{Limit} when it
-// is nested too deeply.
+// Converts JSON to values in its order; its strings are content. Throws TemplateError{Limit}
+// if it is nested too deeply.
 Value from_json(const nlohmann::ordered_json &json);
 
 // The variables of a rendering.
 class Variables {
   public:
     Variables() = default;
-    // Of a JSON object.
+    // From a JSON object.
     static Variables of(const nlohmann::ordered_json &object);
 
     void set(std::string_view name, Value value);
-    // What the program itself vouches for, such as the text of the BOS token: as if the template said it.
+    // A trusted value, such as the text of the BOS token: treated as text of the template.
     void set_special(std::string_view name, std::string text) {
         set(name, Value::string(MarkedText(std::move(text), Origin::Template)));
     }
@@ -47,7 +47,7 @@ class Variables {
 
 struct RenderOptions {
     Limits limits;
-    Clock clock = local_time;  // what strftime_now shows
+    Clock clock = local_time;  // used by strftime_now
 };
 
 class Template {
@@ -55,14 +55,14 @@ class Template {
     // Throws TemplateError{Syntax}.
     static Template parse(std::string_view source);
 
-    // Throws TemplateError. Any number of threads may render at once.
+    // Throws TemplateError. Thread-safe.
     MarkedText render(const Variables &variables, const RenderOptions &options = {}) const;
 
     const std::string &source() const { return source_; }
 
   private:
     Template() = default;
-    std::string source_;  // normalized: what the places of errors refer to
+    std::string source_;  // normalized: error positions refer to it
     std::shared_ptr<const Program> program_;
 };
 

@@ -1,4 +1,4 @@
-// Filters that work on text.
+// Filters on text.
 #include <algorithm>
 
 #include "engine/text/jinja/access.h"
@@ -13,7 +13,7 @@
 namespace runnel::text::jinja {
 namespace {
 
-// Strings as they are (also whether they are markup), everything else as {{ }} prints it.
+// Strings unchanged (including whether they are markup), everything else as {{ }} prints it.
 Value soft_text(Runtime &runtime, const Value &input) {
     return input.is_string() ? input : runtime.string(to_text(runtime, input));
 }
@@ -40,7 +40,7 @@ Value trim_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     return call_method(runtime, "strip", input, arguments);
 }
 
-// A capital behind white space and - ( { [ <, unlike str.title().
+// A capital after white space and - ( { [ <, unlike str.title().
 Value title_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     bind("title", arguments, {});
     const Value text = soft_text(runtime, input);
@@ -162,7 +162,7 @@ Value forceescape_filter(Runtime &runtime, const Value &input, Arguments &argume
     return runtime.string(escape_html(runtime, to_text(runtime, input)), true);
 }
 
-// Without comments and tags, white space made single.
+// Removes comments and tags, and collapses white space.
 Value striptags_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     bind("striptags", arguments, {});
     MarkedText text = to_text(runtime, input);

@@ -1,4 +1,4 @@
-// The parser's view of the tokens, and what both halves of it share: names and nesting.
+// The token stream shared by both parts of the parser, with symbols and nesting limits.
 #pragma once
 
 #include <string>
@@ -18,13 +18,13 @@ class TokenStream {
 
     const Token &current() const { return tokens_[at_]; }
     const Token &look() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
-    // The current one, which is left behind. The last token stays.
+    // Returns the current token and advances. The last token is not passed.
     const Token &next() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
     Place place() const { return current().place; }
 
     bool skip_name(std::string_view name) { return skip(current().is_name(name)); }
     bool skip_operator(std::string_view symbol) { return skip(current().is_operator(symbol)); }
-    // Throw TemplateError{Syntax} when something else stands there.
+    // Throw TemplateError{Syntax} if the current token is a different one.
     void expect_operator(std::string_view symbol) {
         if (!skip_operator(symbol)) fail_expected("'" + std::string(symbol) + "'");
     }

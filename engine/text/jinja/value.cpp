@@ -12,7 +12,7 @@ namespace {
 
 using Kind = Sequence::Kind;
 
-constexpr size_t kIndexed = 8;  // a dict of more entries is looked up by hash
+constexpr size_t kIndexed = 8;  // dicts with more entries use a hash index
 
 uint32_t checked_nesting(uint32_t nesting) {
     if (nesting > kMaxNesting) fail(TemplateError::Kind::Limit, "values are nested too deeply");
@@ -30,8 +30,8 @@ uint64_t mix(uint64_t x) {
 
 uint64_t hash_sequence(const Value &value, size_t &budget);
 
-// Numbers that are equal have equal hashes, whatever their type. `budget`: values still to be visited, as a
-// tuple of shared tuples can be far larger than it looks.
+// Equal numbers have equal hashes, whatever their type. `budget`: the number of values still to be visited,
+// because a tuple of shared tuples can be far larger than its memory.
 uint64_t hash_of(const Value &value, size_t &budget) {
     if (budget-- == 0) fail(TemplateError::Kind::Limit, "a key is too large");
     switch (value.type()) {
@@ -73,7 +73,7 @@ uint64_t hash_of(const Value &value) {
     return hash_of(value, budget);
 }
 
-// Integers are exact, so 2^53 + 1 does not equal 2^53 as a float.
+// Compares integers exactly, so 2^53 + 1 does not equal 2^53 as a float.
 int compare_numbers(const Value &a, const Value &b) {
     if (is_integral(a) && is_integral(b)) {
         const int64_t x = as_integer(a), y = as_integer(b);
@@ -88,7 +88,7 @@ bool equal_numbers(const Value &a, const Value &b) {
     return as_double(a) == as_double(b);
 }
 
-// For keys whose hashes are equal: hash_of() bounds their size.
+// For keys with equal hashes: hash_of() bounds their size.
 bool equal_keys(const Value &a, const Value &b) {
     if (a.is_string() && b.is_string()) return a.text().view() == b.text().view();
     if (is_number(a) && is_number(b)) return equal_numbers(a, b);
@@ -310,7 +310,7 @@ int compare(Runtime &runtime, const Value &a, const Value &b, const char *symbol
     if (is_number(a) && is_number(b)) return compare_numbers(a, b);
     if (a.is_string() && b.is_string()) {
         runtime.work(std::min(a.text().size(), b.text().size()));
-        const int order = a.text().view().compare(b.text().view());  // UTF-8 sorts as code points do
+        const int order = a.text().view().compare(b.text().view());  // UTF-8 sorts like code points
         return order < 0 ? -1 : order > 0;
     }
     if (!a.is(Type::Sequence) || !b.is(Type::Sequence)) fail_order(a, b, symbol);

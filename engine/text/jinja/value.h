@@ -1,8 +1,8 @@
-// The values of the template language: Python's, as far as templates meet them.
+// The values of the template language: the types of Python that templates use.
 //
-// Values are shared and immutable (a template may not change what it is given); namespaces, iterators, loops
-// and cyclers are the exceptions. Containers may nest kMaxNesting deep, so that every walk over a value, its
-// destruction included, is bounded.
+// Values are shared and immutable (a template must not modify its input), except namespaces, iterators, loops
+// and cyclers. Containers may nest up to kMaxNesting deep, so every walk over a value, including its
+// destruction, is bounded.
 #pragma once
 
 #include <cstdint>
@@ -47,14 +47,14 @@ enum class Type : uint8_t {
 
 struct String {
     MarkedText text;
-    bool markup = false;  // `safe` or `escape` went over it: "+" then escapes what is added
+    bool markup = false;  // made by `safe` or `escape`: "+" then escapes the other operand
 };
 using StringRef = std::shared_ptr<const String>;
 
-// What there is not: remembers its name for the message, should it be used.
+// A missing value. Remembers its name for the error message if it is used.
 struct Undefined {
     StringRef name;                // may be null
-    Type owner = Type::Undefined;  // of what it is no attribute; Undefined: it is no variable
+    Type owner = Type::Undefined;  // the type that lacks the attribute; Undefined: a missing variable
     bool unsafe = false;           // the sandbox hides it: using it is a security error
 };
 
@@ -70,10 +70,10 @@ class Value {
         return Value(std::make_shared<const String>(String{std::move(text), markup}));
     }
     static Value string(std::string text) { return string(MarkedText(std::move(text))); }
-    // Throws TemplateError{Limit} when nested too deeply, as the next ones.
+    // Throws TemplateError{Limit} if nested too deeply, like the next ones.
     static Value list(std::vector<Value> items);
     static Value tuple(std::vector<Value> items);
-    // What `map`, `select` and the like give: gone once it was walked over.
+    // The result of `map`, `select` and similar filters: consumed by one pass.
     static Value iterator(std::vector<Value> items);
     Value(StringRef value) : data_(std::move(value)) {}
     Value(std::shared_ptr<Sequence> value) : data_(std::move(value)) {}
@@ -89,7 +89,7 @@ class Value {
     bool is_none() const { return is(Type::None); }
     bool is_string() const { return is(Type::String); }
 
-    // Preconditions: of that type.
+    // Precondition: the value has that type.
     const Undefined &undefined() const { return *std::get_if<Undefined>(&data_); }
     bool boolean() const { return *std::get_if<bool>(&data_); }
     int64_t integer() const { return *std::get_if<int64_t>(&data_); }
@@ -111,7 +111,7 @@ class Value {
     const std::shared_ptr<Loop> &loop() const { return *std::get_if<std::shared_ptr<Loop>>(&data_); }
     const std::shared_ptr<Cycler> &cycler() const { return *std::get_if<std::shared_ptr<Cycler>>(&data_); }
 
-    // How deep containers nest in it: 0 for what is none.
+    // Nesting depth of its containers: 0 if it is not a container.
     uint32_t nesting() const;
 
   private:
@@ -136,7 +136,7 @@ struct Sequence {
 };
 std::shared_ptr<Sequence> make_sequence(Sequence::Kind kind, std::vector<Value> items);
 
-// Keeps the order in which keys came. Keys are equal as in Python: 1, 1.0 and True are one key.
+// Keeps insertion order. Keys are equal as in Python: 1, 1.0 and True are one key.
 class Dict {
   public:
     struct Entry {
@@ -144,7 +144,7 @@ class Dict {
     };
     const std::vector<Entry> &entries() const { return entries_; }
     size_t size() const { return entries_.size(); }
-    // Null when there is none. Throws TemplateError for a key that cannot be hashed.
+    // Null if absent. Throws TemplateError for a key that cannot be hashed.
     const Value *find(const Value &key) const;
     const Value *find(std::string_view key) const;
     // Throws TemplateError for a key that cannot be hashed and for a value nested too deeply.
@@ -153,12 +153,12 @@ class Dict {
     uint32_t nesting() const { return nesting_; }
 
   private:
-    size_t index_of(const Value &key, uint64_t hash) const;  // entries_.size() when there is none
+    size_t index_of(const Value &key, uint64_t hash) const;  // entries_.size() if absent
     void index();
 
     std::vector<Entry> entries_;
     std::vector<uint64_t> hashes_;  // of the keys
-    std::vector<uint32_t> slots_;   // open addressing once there are many: entry number + 1
+    std::vector<uint32_t> slots_;   // open addressing, used for many entries: entry number + 1
     uint32_t nesting_ = 1;
 };
 
@@ -175,18 +175,18 @@ struct Arguments {
 
 struct Function {
     std::string name;
-    std::string_view type_name;  // "function", "Macro", "method": as Python calls it
+    std::string_view type_name;  // "function", "Macro", "method": Python's name
     std::function<Value(Runtime &, Arguments &)> call;
-    uint32_t nesting = 0;  // of the values it holds
+    uint32_t nesting = 0;  // of its captured values
 };
 
 // The `loop` of a for loop.
 struct Loop {
     std::shared_ptr<const Sequence> items;
-    size_t index = 0;            // of the item at hand
+    size_t index = 0;            // of the current item
     size_t depth = 0;            // 0 for the outermost of a recursive loop
-    std::vector<Value> changed;  // what loop.changed() was given last: no containers
-    bool was_asked = false;      // by loop.changed()
+    std::vector<Value> changed;  // the last arguments of loop.changed(): no containers
+    bool was_asked = false;      // loop.changed() was called
     std::shared_ptr<const Function> recurse;
     uint32_t nesting = 0;
 };
@@ -196,11 +196,11 @@ struct Cycler {
     size_t position = 0;
     uint32_t nesting = 0;
 };
-// One more than that of what is held. Throws TemplateError{Limit} beyond kMaxNesting.
+// One more than the nesting of `held`. Throws TemplateError{Limit} beyond kMaxNesting.
 uint32_t nesting_around(const Value &held);
 uint32_t nesting_around(const std::vector<Value> &held);
 
-// "str", "int", "NoneType", ...: as Python's messages have it.
+// "str", "int", "NoneType", ...: as in Python's messages.
 std::string_view type_name(const Value &value);
 
 bool is_true(const Value &value);
@@ -212,12 +212,12 @@ double as_double(const Value &value);
 bool is_integral(const Value &value);
 int64_t as_integer(const Value &value);
 
-// Python's ==. Throws TemplateError{Limit} when that takes too long.
+// Python's ==. Throws TemplateError{Limit} if it takes too many steps.
 bool equal(Runtime &runtime, const Value &a, const Value &b);
-// <0, 0, >0. Throws TemplateError for values that have no order; `symbol` is for its message.
+// <0, 0, >0. Throws TemplateError for values without an order, naming `symbol`.
 int compare(Runtime &runtime, const Value &a, const Value &b, const char *symbol = "<");
 
-// Throws TemplateError{Undefined or Security} that says what is missing.
+// Throws TemplateError{Undefined or Security} naming the missing value.
 [[noreturn]] void fail_undefined(const Undefined &value);
 // The same, if the value is undefined.
 inline const Value &require_defined(const Value &value) {

@@ -30,7 +30,7 @@ std::optional<std::string> indent_argument(Runtime &runtime, const Value *value)
     return std::string(static_cast<size_t>(width), ' ');
 }
 
-// As Hugging Face defines it: json.dumps(), not Jinja's own, which escapes for HTML.
+// Hugging Face's version: json.dumps(), not Jinja's, which escapes for HTML.
 Value tojson_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     const auto bound = bind("tojson", arguments, {"ensure_ascii", "indent", "separators", "sort_keys"});
     JsonStyle style;
@@ -47,7 +47,7 @@ Value tojson_filter(Runtime &runtime, const Value &input, Arguments &arguments) 
     return runtime.string(to_json(runtime, input, style));
 }
 
-// A number as int() and float() read it: white space around it, single "_" between digits.
+// A number in the syntax of int() and float(): white space around it, single "_" between digits.
 std::string number_text(const Value &value) {
     std::string_view text = value.text().view();
     text.remove_prefix(leading_space(text));
@@ -130,7 +130,7 @@ Value float_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     return bound[0] ? *bound[0] : Value::number(0);
 }
 
-// Python's round(): correct for the binary value, to even where it is exactly half.
+// Python's round(): correct for the binary value; exact halves round to even.
 double rounded(double value, int64_t precision) {
     if (!std::isfinite(value) || precision > 330) return value;
     if (precision < 0) {
@@ -169,7 +169,7 @@ Value abs_filter(Runtime &, const Value &input, Arguments &arguments) {
     return Value::integer(value < 0 ? -value : value);
 }
 
-// Python's attributes only: methods, not the items of a dict.
+// Finds only Python's attributes: methods, not the items of a dict.
 Value attr_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     const auto bound = bind("attr", arguments, {"name"}, 1);
     const MarkedText &name = string_argument(*bound[0]);

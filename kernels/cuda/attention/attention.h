@@ -1,38 +1,38 @@
-// Attention over the paged K/V cache: four kernels, one arithmetic.
+// Attention over the paged K/V cache: four kernels with the same arithmetic.
 //
-// Cache of a layer: pages of K and of V, one (block, head) in one contiguous run (cache_pages.h). Cell c of a
-// sequence is in block table[c / 32]. The cache keeps k after norm and RoPE.
+// The cache of a layer: pages of K and of V, each (block, head) in one contiguous run (cache_pages.h).
+// Cell c of a sequence is in block table[c / 32]. The cache keeps k after norm and RoPE.
 //
-// A row is one query head of one token; the rows of a sequence that share a K/V head are numbered token *
-// group + head and cut into tiles of 16, the M of the matrix product. What a row computes, whichever kernel
-// does it:
+// A row is one query head of one token. The rows of a sequence that share a K/V head are numbered token *
+// group + head and split into tiles of 16, the M of the matrix product. Every kernel computes a row as
+// follows:
 //   1. q and k: RMS norm over the head (optional; sum of squares: lane d % 32, ascending, then warp_sum),
-//      RoPE (norm_after_rope: the other way about), for q a factor; where the cache is rotated, times the
-//      Hadamard matrix, like v: sums and differences of elements 1, 2, 4, ... apart, then all times its
-//      root's inverse. q is rounded to 16 bits, k and v to what the cache keeps.
-//   2. The row sees one or two runs of cells: the sink cells, and those from first_visible() to its own. For
-//      the first, q is rotated for another position. Each is
-//      cut into splits of 256, anchored at cell 0, and those into steps of 64. Within a split, from
-//      m = -1e30, l = 0, o = 0, for each step with a cell that some row of the tile sees:
-//        s = q . k (products of 16-bit values, f32 sums by mma over dim_k in chunks of 16; of wide heads the
-//        sums over the first half of the chunks, rounded up, and over the others, added), s *= scale,
-//        s = cap * tanh(s * (1 / cap)), s *= log2(e), -infinity where the row does not see the cell;
-//        m' = max(m, the step's s); f = 2^(m - m'); p = 2^(s - m'), rounded to 16 bits;
-//        l = l f + sum p, o = o f + p . v, by mma over the cells in chunks of 16.
-//   3. Splits are joined in order, those of sink cells first: m' = max(m, m_s), a = 2^(m - m'), b = 2^(m_s -
-//   m'),
-//      l = fma(l, a, l_s b), o = fma(o, a, o_s b); the first is taken as it is.
+//      then RoPE (norm_after_rope: the other order), then for q a factor. If the cache is rotated, q, k
+//      and v are multiplied by the Hadamard matrix: sums and differences of elements 1, 2, 4, ... apart,
+//      then a division by the root of its size. q is rounded to 16 bits, k and v to the cache's type.
+//   2. The row attends to one or two runs of cells: the sink cells, for which q is rotated for another
+//      position, and those from first_visible() to its own. Each run is split into splits of 256 cells,
+//      anchored at cell 0, and those into steps of 64. Within a split, from m = -1e30, l = 0, o = 0, for
+//      each step with a cell that is visible to some row of the tile:
+//        s = q . k (products of 16-bit values, f32 sums by mma over dim_k in chunks of 16; for wide heads
+//        the sum over the first half of the chunks, rounded up, plus the sum over the others), s *= scale,
+//        s = cap * tanh(s * (1 / cap)), s *= log2(e), -infinity for cells not visible to the row; m' =
+//        max(m, the step's s); f = 2^(m - m'); p = 2^(s - m'), rounded to 16 bits; l = l f + sum p, o = o
+//        f + p . v, by mma over the cells in chunks of 16.
+//   3. Splits are joined in order, those of sink cells first: m' = max(m, m_s), a = 2^(m - m'), b = 2^(m_s
+//      - m'), l = fma(l, a, l_s b), o = fma(o, a, o_s b); the first is taken as it is.
 //   4. With a sink: m' = max(m, sink log2(e)), l = l 2^(m - m') + 2^(sink log2(e) - m'), o = o 2^(m - m').
-//   5. out = o * (1 / l); where values are rotated, rotate_heads_kernel() turns it back.
-// Steps without a visible cell change nothing (f = 1, p = 0), and rows never share arithmetic, so a row's
-// bits are the same from both kernels, for every batch, chunk, grid and page order. One exception: a value
-// that is not finite (f16 keeps none beyond 65504) makes NaN, as 0 times it, of earlier rows of its tile that
-// do not see it. (Online softmax: Milakov & Gimelshein 2018; tiles: FlashAttention-2, Dao 2023; split K/V:
-// Flash-Decoding.)
+//   5. out = o * (1 / l); if values are rotated, rotate_heads_kernel() rotates it back.
+// Steps without a visible cell change nothing (f = 1, p = 0), and rows share no arithmetic, so a row's
+// bits are the same from all kernels, for every batch, chunk, grid and page order. One exception: a value
+// that is not finite (f16 overflows beyond 65504) turns into NaN, as 0 times it, also in earlier rows of
+// its tile to which it is not visible. (Online softmax: Milakov & Gimelshein 2018; tiles:
+// FlashAttention-2, Dao 2023; split K/V: Flash-Decoding.)
 //
-// Wide heads are those of more than 256 dimensions, and those of latent layers of any size, whose values are
-// the first dim_v dimensions of their keys (multi-head latent attention). They have one kernel for decode and
-// prefill, attention_wide_kernel(). Latent layers are not rotated, as on the CPU.
+// Wide heads are those of more than 256 dimensions and those of latent layers of any size. The values of
+// latent layers are the first dim_v dimensions of their keys (multi-head latent attention). Wide heads
+// have one kernel for decode and prefill, attention_wide_kernel(). Latent layers are not rotated, as on
+// the CPU.
 #pragma once
 
 #include <cstddef>
@@ -44,18 +44,18 @@
 
 namespace runnel::kernels::cuda {
 
-inline constexpr int kAttentionRows = 16;    // of a tile
+inline constexpr int kAttentionRows = 16;    // rows per tile
 inline constexpr int kAttentionStep = 64;    // cells
 inline constexpr int kAttentionSplit = 256;  // cells
 inline constexpr int kPageCells = kBlockTokens;
-// dim_k and dim_v are multiples of 8 up to this, of wide heads up to these.
+// The largest dim_k and dim_v, and those of wide heads; all are multiples of 8.
 inline constexpr int kMaxHeadDim = 256, kMaxWideK = 576, kMaxWideV = 512;
 
 enum class RopePairs : int32_t { None, Adjacent, Halves };
 
-// One sequence of the batch: tokens [first, first + count), which stand in cells [past, past + count). Cells
-// [past - shared, past) are those of the tokens [shared_from, shared_from + shared), which are of another
-// sequence: attention_append_kernel() writes them before they are read.
+// One sequence of the batch: tokens [first, first + count), which are in cells [past, past + count). Cells
+// [past - shared, past) belong to the tokens [shared_from, shared_from + shared) of another sequence:
+// attention_append_kernel() writes them before they are read.
 struct SequenceInfo {
     int32_t first, count, past;
     int32_t shared = 0, shared_from = 0;
@@ -66,25 +66,25 @@ struct RopeParams {
     const uint64_t *turns;  // [rotated / 2]: inv_freq / (2 pi) * 2^64; a weight
     float magnitude;
     RopePairs pairs;
-    int32_t first, rotated;  // the dimensions [first, first + rotated) turn, the others pass through
+    int32_t first, rotated;  // dimensions [first, first + rotated) are rotated, the others pass through
 };
 uint64_t rope_turns(double inv_freq);
 
 struct AttentionParams {
-    const float *q;      // [token][stride], heads side by side, before norm and RoPE;
-    const float *k, *v;  // likewise, or null: the cache has them already (shared K/V); latent: without v
+    const float *q;      // [token][stride], heads side by side, before norm and RoPE
+    const float *k, *v;  // likewise; null: already in the cache (shared K/V); latent: v is null
     float *out;          // [token][out_stride]: [heads][dim_v]
     int64_t q_stride, k_stride, v_stride, out_stride;
     CachePages k_cache, v_cache;    // latent: v_cache is k_cache
     const SequenceInfo *sequences;  // [*sequence_count]
-    const int32_t *sequence_count;  // device memory, like everything that differs from batch to batch
+    const int32_t *sequence_count;  // in device memory, like everything that changes between batches
     const int32_t *tables;          // [sequence][table_stride]: blocks
     const int32_t *positions;       // [token], for RoPE
     const float *q_factors;         // [token]: q is multiplied by it (temperature), or null
     const float *q_norm, *k_norm;   // [dim_k], or null; weights
     const float *sinks;             // [heads], or null; weights
     float *partial;                 // decode: attention_partial_floats(...), any contents
-    uint32_t *counters;  // decode: [sequences * kv_heads * max_tiles], zero; zero again afterwards;
+    uint32_t *counters;  // decode: [sequences * kv_heads * max_tiles]; zero before and after a launch
                          // wide: [side_by_side]
     float *totals;       // prefill: attention_prefill_totals(...), any contents;
                          // wide: [blocks of the launch][kWideTotals]
@@ -92,31 +92,31 @@ struct AttentionParams {
     int64_t table_stride;
     int32_t heads, kv_heads, dim_k, dim_v;
     float scale, norm_eps;
-    float softcap, softcap_inverse;  // cap and 1 / cap, or 0 and anything
+    float softcap, softcap_inverse;  // cap and 1 / cap; a cap of 0 means none
     int32_t window;                  // 0: all earlier cells; else the cells c with own - c < window,
     int32_t chunked;                 // or, if not 0, those with c >= own - own % window
-    // Sliding windows only: the cells [0, sink_cells) are seen from everywhere, by queries that are rotated
-    // for min(position, sink_position).
+    // Sliding windows only: the cells [0, sink_cells) are visible to all queries, rotated for
+    // min(position, sink_position).
     int32_t sink_cells, sink_position;
     int32_t norm_after_rope;
-    int32_t max_tiles;  // decode: of any sequence and K/V head
-    // The launch takes the sequences with min_rows < count * (heads / kv_heads) <= max_rows.
+    int32_t max_tiles;  // decode: the most of any sequence and K/V head
+    // The launch processes the sequences with min_rows < count * (heads / kv_heads) <= max_rows.
     int32_t min_rows, max_rows;
-    int32_t shared;        // append: not 0: the shared cells of all sequences, and no others
+    int32_t shared;        // append: not 0: only the shared cells of all sequences
     int32_t latent;        // wide: not 0: values are the first dim_v dimensions of the keys
-    int32_t side_by_side;  // wide: room of `partial` and `counters`, in items (wide_work())
-    // decode: of the tiles of all K/V heads of the sequences that the launch takes, in order, those from
-    // first_unit on, and so many.
+    int32_t side_by_side;  // wide: capacity of `partial` and `counters`, in items (wide_work())
+    // decode: the range of tiles to process, [first_unit, first_unit + units), counted over all K/V heads of
+    // the launch's sequences in order.
     int32_t first_unit = 0, units = INT32_MAX;
     // decode: prepare.x is `out`; the block that completes a token's heads of a K/V head quantizes them. See
-    // can_prepare(). Without x: nothing.
+    // can_prepare(). Null x: nothing is quantized.
     QuantizeParams prepare{};
-    // To compare (switches.h): not 0: decode and wide: grid_dep_trigger() at the end; wide: no prefetch.
+    // For comparisons (switches.h): not 0: decode and wide: grid_dep_trigger() at the end; wide: no prefetch.
     int32_t late_trigger = 0, no_prefetch = 0;
 };
 
-// Whether AttentionParams::prepare can be asked for, in a launch of `tokens` tokens: the heads of a K/V head
-// are whole groups of 256 columns, and a tile of rows holds all of them for its tokens.
+// Whether a launch of `tokens` tokens may set AttentionParams::prepare: the heads of a K/V head are whole
+// groups of 256 columns, and a tile of rows holds all of them for its tokens.
 constexpr bool can_prepare(const QuantizeParams &prepare, int32_t tokens, int32_t group, int32_t dim_v) {
     return !needs_whole_rows(prepare) && prepare.out.codes != nullptr &&
            group * dim_v % kActivationGroup == 0 &&
@@ -127,15 +127,15 @@ constexpr bool is_wide(bool latent, int32_t dim_k, int32_t dim_v) {
     return latent || dim_k > kMaxHeadDim || dim_v > kMaxHeadDim;
 }
 
-// The first cell behind the sink cells that the token in cell `own` sees; beyond `own` if that is a sink
-// cell.
+// The first cell after the sink cells that the token in cell `own` attends to; larger than
+// `own` if that is a sink cell.
 constexpr int32_t first_visible(const AttentionParams &p, int32_t own) {
     if (p.window == 0) return 0;
     const int32_t first = p.chunked ? own - own % p.window : own - p.window + 1;
     return first > p.sink_cells ? first : p.sink_cells;
 }
 
-// The splits that some row of a sequence sees: `sinks` of sink cells, then `others` from number `first` on.
+// The splits visible to some row of a sequence: `sinks` of sink cells, then `others` from number `first` on.
 struct Splits {
     int32_t sinks, first, others;
 };
@@ -147,60 +147,60 @@ constexpr Splits splits_of(const AttentionParams &p, const SequenceInfo &s) {
 }
 
 // Decode and verification: one block per (sequence, K/V head, tile, split), on a persistent grid of any size;
-// the last block of a (sequence, K/V head, tile) joins its splits. Also norms, rotates and appends the new
-// tokens' k and v, once per (sequence, K/V head). Reads every K/V byte once per tile.
+// the last block of a (sequence, K/V head, tile) joins its splits. Also normalizes, rotates and appends the
+// new tokens' k and v, once per (sequence, K/V head). Reads every K/V byte once per tile.
 Kernel<AttentionParams> attention_decode_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 SharedBytes attention_decode_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 
-// Floats of AttentionParams::partial for launches whose (sequence, K/V head, tile, split) number at most
-// `items`.
+// Floats of AttentionParams::partial for launches with at most `items` (sequence, K/V head, tile,
+// split).
 constexpr int64_t attention_partial_floats(int64_t items, int32_t dim_v) {
     return items * kAttentionRows * (dim_v + 2);
 }
 
-// Prefill: append_kernel() first, if there are k and v, then a block per 64 rows, on a persistent grid of any
-// size.
+// Prefill: append_kernel() first, if there are k and v, then one block per 64 rows, on a
+// persistent grid of any size.
 Kernel<AttentionParams> attention_prefill_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 SharedBytes attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 inline constexpr int kPrefillRows = 64;
 
-// Blocks that a launch of this kernel, or of the one for wide heads, has at most, whatever the device, so
-// that the memory for totals is known before: those with totals come two to a multiprocessor at most (on
-// sm_75 three), and no device of 2025 has 256 of them (of sm_75 80).
+// Upper bound on the blocks of a launch of this kernel, or of the wide one, on any device, so that the memory
+// for totals is known in advance: kernels with totals run at most two blocks per multiprocessor (three on
+// sm_75), and no device of 2025 has 256 multiprocessors (of sm_75: 80).
 inline constexpr int64_t kMostAttentionBlocks = 512;
 constexpr int64_t prefill_blocks(int32_t heads, int32_t kv_heads, int64_t tokens) {
     const int64_t items = kv_heads * (tokens * (heads / kv_heads) / kPrefillRows + tokens);
     return items < kMostAttentionBlocks ? items : kMostAttentionBlocks;
 }
-// Floats of AttentionParams::totals for a launch of so many blocks: heads above 128 have their totals there,
-// on sm_75 all.
+// Floats of AttentionParams::totals for a launch of this many blocks: heads above 128 keep their totals
+// there, on sm_75 all heads.
 constexpr int64_t attention_prefill_totals(int32_t dim_k, int32_t dim_v, int64_t blocks, bool on_turing) {
     return on_turing || dim_k > 128 || dim_v > 128 ? blocks * kPrefillRows * 128 : 0;
 }
 
 // Wide heads: append_kernel() first, if there is k, then all sequences in one launch, on a persistent grid of
-// any size. attention_wide.cu says what it costs.
+// any size. attention_wide.cu states the cost.
 Kernel<AttentionParams> attention_wide_kernel();
 inline constexpr int kWideTotals = 9216;
 size_t attention_wide_shared();
 
-// The work on a sequence: `items` for blocks. Side by side, an item is one split of one tile and K/V head,
-// and the last of them joins what they have left in `items` of AttentionParams::partial. Otherwise an item is
-// a tile with all its splits, one after the other: which is as fast where the tiles fill the device, and
-// needs no room. The bits are the same.
+// The work on a sequence, as `items` for blocks. Side by side, an item is one split of one tile and K/V head,
+// and the last of them joins the partial results in AttentionParams::partial. Otherwise an item is a tile
+// with all its splits, one after the other: equally fast when the tiles fill the device, and without partial
+// results. The bits are the same.
 struct WideWork {
     int32_t tiles, splits;
     bool side_by_side;
     int32_t items;
 };
-inline constexpr int32_t kWideTiles = 128;  // of all K/V heads: from here on they fill the device
+inline constexpr int32_t kWideTiles = 128;  // over all K/V heads: from here on the tiles fill the device
 
-// Items that a layer has room for side by side: one token with 131072 cells.
+// Items that a layer can process side by side: one token with 131072 cells.
 constexpr int32_t wide_room(int32_t heads, int32_t kv_heads) {
     return kv_heads * ((heads / kv_heads + kAttentionRows - 1) / kAttentionRows) * (131072 / kAttentionSplit);
 }
 
-// room: what the sequences before it leave of AttentionParams::side_by_side.
+// room: what the previous sequences leave of AttentionParams::side_by_side.
 constexpr WideWork wide_work(const AttentionParams &p, const SequenceInfo &s, int32_t room) {
     const Splits parts = splits_of(p, s);
     const int32_t tiles = (s.count * (p.heads / p.kv_heads) + kAttentionRows - 1) / kAttentionRows;
@@ -209,12 +209,12 @@ constexpr WideWork wide_work(const AttentionParams &p, const SequenceInfo &s, in
     return {tiles, splits, side_by_side, side_by_side ? all * splits : all};
 }
 
-// k and v of the sequences with min_rows < rows <= max_rows, or of shared cells, normed and rotated, into the
-// cache. Any grid.
+// Normalizes, rotates and stores in the cache k and v of the sequences with min_rows < rows <= max_rows, or
+// of shared cells. Any grid.
 Kernel<AttentionParams> attention_append_kernel();
 inline constexpr size_t kAppendShared = 4 * 4 * kMaxWideK;
 
-// Every head of x times the Hadamard matrix (backend.h), in place: what attention over rotated values gave.
+// Multiplies every head of x by the Hadamard matrix (backend.h), in place: undoes the rotation of values.
 struct RotateHeadsParams {
     float *x;  // [token][stride], [heads][dim] of each
     int64_t stride;

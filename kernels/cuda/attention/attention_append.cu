@@ -1,8 +1,8 @@
-// k and v of the batch's tokens into the K/V cache, before prefill attention, or into cells that other
-// sequences share: norm, RoPE, rotation, rounding (attention.h). And the rotation of what comes out.
+// Writes k and v of the batch's tokens into the K/V cache, before prefill attention or for cells that
+// sequences share: norm, RoPE, rotation, rounding (attention.h). Also rotates attention outputs back.
 //
-// One warp per head, on a persistent grid. Bytes of the append: 4 (dim_k + dim_v) read, of latent layers 4
-// dim_k, and the cache's own written per (token, K/V head); of the rotation: 8 dim per (token, head).
+// One warp per head, on a persistent grid. Bytes per (token, K/V head) of the append: 4 (dim_k + dim_v) read
+// (latent layers: 4 dim_k), and the cache's size written. Bytes per (token, head) of the rotation: 8 dim.
 #include <cmath>
 
 #include "kernels/cuda/attention/attention_head.h"
@@ -23,7 +23,7 @@ struct AttentionAppend {
     static constexpr const char *kName = "attention append";
     static constexpr int kThreads = 32 * kWarps, kBlocks = 8;
 
-    // Tokens that go to neighboring cells.
+    // Tokens that go to adjacent cells.
     struct Cells {
         int token, cell, count;
     };
@@ -53,7 +53,7 @@ struct AttentionAppend {
         grid_dep_wait();
         grid_dep_trigger();
         const int warps = block_count() * kWarps;
-        int index = block_index() * kWarps + warp_index();  // among the heads of the sequence at hand
+        int index = block_index() * kWarps + warp_index();  // among the heads of the current sequence
         const int sequences = *p.sequence_count;
         for (int s = 0; s < sequences; ++s) {
             const Cells cells = cells_of(p, p.sequences[s]);

@@ -1,15 +1,15 @@
 // Attention of few tokens per sequence (decode, verification): split K/V. See attention.h for the arithmetic.
 //
-// A work item is a (sequence, K/V head, tile of 16 rows, split of 256 cells); blocks of 4 warps walk the
-// items of a persistent grid, so lengths may change from replay to replay of a graph. Per step of 64 cells
-// the warps share the tile: for q . k each takes 16 cells, for p . v every fourth 8-column of the output;
-// maxima and p pass through shared memory. 16-bit K and V arrive by cp.async, two steps deep up to 128
-// dimensions. If one of them is packed, both arrive in raw tiles, one step ahead, and are unpacked in turn
-// into one tile of 16-bit rows: more blocks fit a multiprocessor, so no fewer cells are in flight. On sm_75 K
-// and V of any type take turns in that tile, without raw ones: what hides latency there is the block beside
-// this one. The rows of tokens that this batch adds are computed where they are needed; tile 0 also stores
-// them in the cache. Bytes against the floor: each K/V byte of a split once per tile; 16 (dim_v + 2) floats
-// of scratch per item where a sequence has several splits (3% at dim 128), written and read.
+// A work item is a (sequence, K/V head, tile of 16 rows, split of 256 cells); blocks of 4 warps process the
+// items on a persistent grid, so lengths may change between replays of a graph. Per step of 64 cells the
+// warps share the tile: for q . k each takes 16 cells, for p . v every fourth 8-column of the output; maxima
+// and p pass through shared memory. 16-bit K and V arrive by cp.async, two steps ahead up to 128 dimensions.
+// If one of them is packed, both arrive in raw tiles, one step ahead, and are unpacked in turn into one tile
+// of 16-bit rows: more blocks then fit on a multiprocessor, so as many cells are in flight. On sm_75 K and V
+// of any type use that tile in turn, without raw tiles; other blocks of the multiprocessor hide the latency.
+// The rows of the batch's new tokens are computed where they are needed; tile 0 also stores them in the
+// cache. Bytes: each K/V byte of a split once per tile; with several splits 16 (dim_v + 2) floats of scratch
+// per item (3% at dim 128), written and read.
 #include "kernels/cuda/attention/attention_load.h"
 #include "kernels/cuda/attention/attention_split.h"
 #include "kernels/cuda/linear/quantize_row.h"
@@ -18,7 +18,7 @@ namespace runnel::kernels::cuda {
 
 namespace {
 
-// kInTurn: K and V take turns in one tile.
+// kInTurn: K and V use one tile in turn.
 template <int kDim, bool kInTurn>
 struct DecodeShared {
     static constexpr int kStages = kDim <= 128 ? 2 : 1;
@@ -30,14 +30,14 @@ struct DecodeShared {
     float maximum[kAttentionWarps][kAttentionRows];
     float scratch[kAttentionWarps][kMaxHeadDim];
     alignas(128) uint32_t arrived;
-    // Behind it, packed: the raw tiles of K and of V.
+    // Packed types: the raw tiles of K and of V follow the tile.
 };
 
 struct Item {
-    int sequence, kv_head, tile, split;  // split: of `splits` that the tile's sequence has
+    int sequence, kv_head, tile, split;  // split: index among the `splits` of the tile's sequence
     int splits;
-    bool sinks;  // the split is one of sink cells,
-    int cell;    // and begins here
+    bool sinks;  // the split is one of the sink cells
+    int cell;    // first cell of the split
     int index;   // among all items
 };
 
@@ -74,23 +74,23 @@ struct DecodeBody {
     static constexpr int kStages = Shared::kStages;
     static constexpr int kTiles = kDim / 8 / kAttentionWarps;  // 8-column tiles of o per warp
 
-    // What a block holds while it works on an item.
+    // The state of a block while it processes an item.
     struct State {
         RowSpace space;
         Run run;
         LaneRows rows;
-        CellRange cells;  // those of the tile that the cache has, and those that the batch adds
+        CellRange cells;  // the tile's cells that are in the cache, and those that the batch adds
         int first, last;  // steps
         bool appends;
         Sums<kTiles> sums;
         Scales<kDim> k_scales, v_scales;
     };
 
-    // --- the new tokens of the batch
-    // -------------------------------------------------------------------------
+    // --- the new tokens of the batch -----------------------------------------------------------------------
 
-    // k or v of the batch's tokens that stand in this step: into shared memory, up to `padded` values, and,
-    // by tile 0, the cache.
+    // Computes k or v of the batch's tokens in this step: into shared
+    // memory, up to `padded` values, and by tile 0 also into the
+    // cache.
     template <bool kKeys>
     static DEVICE void make(const Params &p, const State &state, float *scratch, int step, int padded,
                             unsigned char *to) {
@@ -130,7 +130,7 @@ struct DecodeBody {
             return shared.v[step % kStages];
     }
 
-    // New cells are written by make(): cp.async leaves their rows alone.
+    // New cells are written by make(); cp.async does not touch their rows.
     static DEVICE void start_k(const Params &p, State &state, Shared &shared, int step) {
         if (step <= state.last && !kTuring) {
             if constexpr (kInTurn) {
@@ -159,10 +159,10 @@ struct DecodeBody {
         cp_async_commit();
     }
 
-    // --- one step
-    // --------------------------------------------------------------------------------------------
+    // --- one step ------------------------------------------------------------------------------------------
 
-    // This warp's 16 cells: c[0] the first 8, c[1] the others.
+    // This warp's 16 cells: c[0] the first 8, c[1] the
+    // others.
     static DEVICE void scores(const Params &p, const State &state, Shared &shared, int step,
                               float (&c)[2][4]) {
         const int first = 16 * warp_index();
@@ -190,8 +190,8 @@ struct DecodeBody {
         add_step<kDim, kAttentionWarps>(p, state.sums, shared.p, v_tile(shared, step));
     }
 
-    // The loops begin one step early, so that loads are started in one place. K of the next step is started
-    // as soon as its buffer is free, and V likewise.
+    // The loop starts one step early, so that loads are issued in one place only. The load of the next step's
+    // K is issued as soon as its buffer is free, and V likewise.
     static DEVICE void steps(const Params &p, State &state, Shared &shared) {
 #pragma unroll 1
         for (int step = state.first - 1; step <= state.last; ++step) {
@@ -264,8 +264,7 @@ struct DecodeBody {
         make<false>(p, state, shared.scratch[warp_index()], step, p.dim_v, shared.k[0]);
     }
 
-    // --- the item
-    // --------------------------------------------------------------------------------------------
+    // --- the item ------------------------------------------------------------------------------------------
 
     static DEVICE State begin(const Params &p, const Item &item) {
         State state;
@@ -275,7 +274,7 @@ struct DecodeBody {
         const int first_row = item.tile * kAttentionRows;
         state.run = run;
         state.rows = lane_rows(p, state.space, run, first_row);
-        // Tile 0 appends all new tokens of the split, also those that only later tiles see.
+        // Tile 0 appends all new tokens of the split, including those visible only to later tiles.
         state.appends = item.tile == 0;
         const int new_end = s.past + s.count, cached_end = p.k ? s.past : new_end;
         const auto within = [&](int cell) { return cell < run.begin ? run.begin : smaller(cell, run.end); };
@@ -312,7 +311,7 @@ struct DecodeBody {
         if (complete && p.prepare.x != nullptr) prepare_tile(p, state.space, first_row);
     }
 
-    // Quantizes the outputs of a tile's tokens for the K/V head, a warp a group of 256 columns at a time.
+    // Quantizes the outputs of a tile's tokens for the K/V head; a warp takes one group of 256 columns at a time.
     static DEVICE void prepare_tile(const Params &p, const RowSpace &space, int first_row) {
         const int columns = space.group * p.dim_v, groups = columns / kActivationGroup;
         const int first = first_row / space.group,

@@ -1,4 +1,4 @@
-// One head of one token: norm, RoPE, Hadamard rotation, and into the cache. For kernels.
+// Norm, RoPE, Hadamard rotation and storing of one head of one token. For kernels.
 #pragma once
 
 #include "kernels/cuda/attention/attention.h"
@@ -8,7 +8,7 @@
 
 namespace runnel::kernels::cuda {
 
-// How the warps of a launch treat heads.
+// How the warps of a launch process heads.
 struct HeadRecipe {
     const float *norm;  // [dim] or null
     int dim;
@@ -17,10 +17,10 @@ struct HeadRecipe {
     RopeParams rope;
     int32_t position;
     float factor;
-    bool rotated;  // by the Hadamard matrix
+    bool rotated;  // multiply by the Hadamard matrix
 };
 
-// x[d] of the lane's dimensions d = lane, lane + 32, ... scaled to unit RMS and by the norm's weight.
+// Scales x[d] of the lane's dimensions d = lane, lane + 32, ... to unit RMS and by the norm's weight.
 DEVICE void norm_head(const HeadRecipe &head, float *x) {
     float sum = 0;
     for (int d = lane_index(); d < head.dim; d += 32) sum = fma_rn(x[d], x[d], sum);
@@ -44,7 +44,7 @@ DEVICE void turn_head(const HeadRecipe &head, float *x) {
     }
 }
 
-// Warp collective: x[dim] in shared memory times the Hadamard matrix of the largest power of two in dim.
+// Warp collective: multiplies x[dim] in shared memory by the Hadamard matrix of the largest power of two in dim.
 DEVICE void rotate_head(float *x, int dim) {
     const int size = dim & -dim;
 #pragma unroll 1
@@ -63,8 +63,8 @@ DEVICE void rotate_head(float *x, int dim) {
     warp_sync();
 }
 
-// Warp collective: the finished head in x. from: global, any alignment; x: shared memory of the warp's own,
-// [dim], which no lane reads any more.
+// Warp collective: leaves the finished head in x. from: global, any alignment; x: shared memory of this warp
+// alone, [dim], not read by other lanes.
 DEVICE void make_head(const HeadRecipe &head, const float *from, float *x) {
     for (int d = lane_index(); d < head.dim; d += 32) x[d] = from[d];
     if (head.norm && !head.norm_after_rope) norm_head(head, x);

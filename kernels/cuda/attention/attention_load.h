@@ -1,9 +1,9 @@
-// K and V from the cache into shared memory, as rows of 16-bit numbers. For kernels.
+// Loads K and V from the cache into shared memory, as rows of 16-bit numbers. For kernels.
 //
-// 16-bit types go there at once, by cp.async. Of packed types the bytes arrive in a raw tile and the scales
-// in registers; when the tile is there, and somebody wants it, it is unpacked: no instance of the products
-// knows what the cache keeps. On sm_75, which has no cp.async to hide behind and no room for raw tiles, all
-// types are unpacked from the cache itself.
+// 16-bit types are copied there directly by cp.async. For packed types the bytes go to a raw tile and the
+// scales to registers; when the tile has arrived and is needed, it is unpacked, so the products are the same
+// code for every cache type. sm_75 has no cp.async and no space for raw tiles: all types are unpacked
+// directly from the cache.
 #pragma once
 
 #include "kernels/cuda/attention/attention_tile.h"
@@ -14,7 +14,7 @@ namespace runnel::kernels::cuda {
 template <int kDim>
 DEVICE void load_cells(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
                        const ValueRange &values, int step, const CellRange &cells, unsigned char *to) {
-    constexpr int kChunks = kDim / 8;  // of a row
+    constexpr int kChunks = kDim / 8;  // per row
     constexpr int kRowsAtOnce = kAttentionThreads / kChunks;
     const int chunk = thread_index() % kChunks;
     if (8 * chunk >= values.padded) return;
@@ -31,14 +31,14 @@ DEVICE void load_cells(const AttentionParams &p, const CacheHead &head, const Ca
     }
 }
 
-// The scales of a thread's blocks of 32 values: numbers thread, thread + 128, ... of a tile's.
+// The scales of a thread's blocks of 32 values: blocks thread, thread + 128, ... of a tile.
 template <int kDim>
 struct Scales {
     static constexpr int kCount = kAttentionStep * (kDim / 32) / kAttentionThreads;
     uint16_t of[kCount];
 };
 
-// Bytes of a row of a raw tile.
+// Bytes per row of a raw tile.
 template <int kDim>
 constexpr int raw_row_bytes(CacheType type) {
     return 2 * kDim >> halvings(type);
@@ -73,11 +73,11 @@ DEVICE void load_raw(const AttentionParams &p, const CacheHead &head, const Cach
     }
 }
 
-// What load_cells() or load_raw() and unpack() do, without cp.async and from the cache itself.
+// Does the work of load_cells(), or of load_raw() and unpack(), directly from the cache and without cp.async.
 template <int kDim, bool kPacked>
 DEVICE void unpack_cells(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
                          const ValueRange &values, int step, const CellRange &cells, unsigned char *to) {
-    constexpr int kChunks = kDim / 8;  // of a row
+    constexpr int kChunks = kDim / 8;  // per row
     constexpr int kRowsAtOnce = kAttentionThreads / kChunks, kLoads = 4;
     const int chunk = thread_index() % kChunks, first = values.first + 8 * chunk;
     if (8 * chunk >= values.padded) return;
@@ -101,8 +101,8 @@ DEVICE void unpack_cells(const AttentionParams &p, const CacheHead &head, const 
     }
 }
 
-// A raw tile that has arrived, for all threads, into rows: of cells from the cache; others become zeros, but
-// for those that are made. All threads of the block.
+// Unpacks a raw tile that has arrived for all threads: rows of cells from the cache are unpacked, rows that
+// make() writes are left alone, other rows become zeros. All threads of the block.
 template <int kDim>
 DEVICE void unpack(const CachePages &pages, const ValueRange &values, int step, const CellRange &cells,
                    const unsigned char *raw, const Scales<kDim> &scales, unsigned char *to) {

@@ -10,7 +10,7 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-// 2,000 items of 8 heads of 128 dimensions: several for every block that a device has at a time.
+// 2,000 items of 8 heads of 128 dimensions: several for every block that any device runs at a time.
 constexpr int64_t kFillingFloats = int64_t{16} << 18;
 
 int64_t divide_up(int64_t a, int64_t b) {
@@ -21,17 +21,17 @@ int64_t tiles_of(const Attention &a, int64_t tokens) {
     return divide_up(tokens * (a.heads / a.kv_heads), kAttentionRows);
 }
 
-// Splits that the rows of `tokens` tokens of a sequence of `cells` cells see at most.
+// Upper bound on the splits visible to `tokens` tokens of a sequence of `cells` cells.
 int64_t most_splits(const Attention &a, int64_t cells, int64_t tokens) {
     const int64_t sinks = divide_up(a.sink_cells, kAttentionSplit), all = divide_up(cells, kAttentionSplit);
     if (a.window == 0) return sinks + all;
     return sinks + std::min(all, (int64_t{a.window} + tokens) / kAttentionSplit + 2);
 }
 
-// The longest sequence that layers of this group can meet.
+// The longest sequence that layers of this group can have.
 int64_t most_cells(const CacheConfig &cache, const Attention &a, int64_t blocks) {
     if (cache.context > 0) return cache.context;
-    return a.window > 0 ? INT32_MAX : blocks * kBlockTokens;  // windows return blocks
+    return a.window > 0 ? INT32_MAX : blocks * kBlockTokens;  // windows return blocks to the pool
 }
 
 int64_t item_floats(const Attention &a) {
@@ -48,8 +48,8 @@ bool is_wide(const Program &program, const Attention &a) {
     return is_wide(is_latent(program, a), a.head_dim_k, a.head_dim_v);
 }
 
-// Of few tokens: up to kLinearTokens sequences, and all their rows in tiles of one of them; otherwise of all
-// tokens, alone or in tiles of up to kDecodeRows rows.
+// For few tokens: up to kLinearTokens sequences, or all their rows in the tiles of one sequence; otherwise
+// all tokens, alone or in tiles of up to kDecodeRows rows.
 int64_t attention_counters(const Program &program, int32_t max_tokens) {
     int64_t counters = 1;
     for_each_step<Attention>(program, [&](const Attention &a) {
@@ -96,7 +96,7 @@ AttentionLaunches attention_launches(const Program &program, std::span<const Seq
     AttentionLaunches launches;
     int64_t most_units = 1;
     for_each_step<Attention>(program, [&](const Attention &a) {
-        if (is_wide(program, a)) return;  // what finds no room there is computed in order
+        if (is_wide(program, a)) return;  // work beyond its capacity is computed in order
         int64_t items = 0, units = 0, longest = 1;
         AttentionParams p{};
         p.window = a.window, p.chunked = a.window_kind == Attention::Window::Chunked;

@@ -1,37 +1,37 @@
-// Attention of many tokens per sequence, with tensor cores and online softmax. See attention.h for the
-// arithmetic; attention_append.cu has put k and v of the batch into the cache.
+// Attention of many tokens per sequence, with tensor cores and online softmax. attention.h defines the
+// arithmetic; attention_append.cu has stored k and v of the batch in the cache before.
 //
-// A block of 4 warps takes 64 rows (token x head of the group: K and V are shared by the group), a warp one
-// tile of 16: scores of 16 x 64 cells and the output stay in its registers, p goes from one product to the
-// other without leaving them. K of the next step loads behind the softmax and p . v, V behind q . k; packed
-// ones load into a raw tile, which they share, and are unpacked when they are there. Per
-// split of 256 cells the output joins a total (in shared memory, for heads of 256 in global scratch), which
-// each thread alone reads and writes. Heads of 256 are done in two halves of their values, each with its own
-// scores: 256 columns of output do not fit into a warp's registers.
-// On sm_75, which has 64 KB of shared memory and no cp.async, up to 128 columns of K, then the others, then V
-// take turns in one tile, straight from the cache, and totals are in global scratch for all heads.
+// A block of 4 warps takes 64 rows (token x head of the group, which shares K and V), each warp one tile of
+// 16: scores of 16 x 64 cells and the output stay in its registers, and p goes from one product to the other
+// within them. K of the next step is loaded during the softmax and p . v, V during q . k; packed K and V are
+// loaded into one shared raw tile and unpacked when they have arrived. At the end of a split of 256 cells the
+// output joins a total (in shared memory; for heads of 256 in global scratch) that only its own thread reads
+// and writes. Heads of 256 are computed in two halves of their values, each with its own scores: 256 columns
+// of output do not fit in a warp's registers. On sm_75, which has 64 KB of shared memory and no cp.async,
+// first up to 128 columns of K, then the others, then V use one tile, directly from the cache, and the totals
+// of all heads are in global scratch.
 //
-// Operations against the floor: per tile and step 8 dim_k / 16 + 8 dim_v / 16 mma of 16x8x16, and 4 for l;
-// steps beyond the causal edge or before the window are skipped per warp.
+// Operations: per tile and step 8 dim_k / 16 + 8 dim_v / 16 mma of 16x8x16, and 4 for l; each warp skips
+// steps after the causal limit or before the window.
 #include "kernels/cuda/attention/attention_load.h"
 
 namespace runnel::kernels::cuda {
 
 namespace {
 
-constexpr int kMaxOut = 128;  // values that a block computes at once
+constexpr int kMaxOut = 128;  // values that a block computes at a time
 
 struct Item {
     int sequence, kv_head, block;
     int part;  // values [128 part, + 128)
 };
 
-// What all threads of a block know about the item and the run of cells at hand. In shared memory: registers
-// are what the loop lacks.
+// What all threads of a block know about the current item and run of cells. In shared memory, because the
+// loop needs the registers.
 struct Block {
     Item item;
     CacheHead cache;
-    CellRange cells;      // that the block's rows see
+    CellRange cells;      // visible to the block's rows
     int first, last;      // steps
     int column, columns;  // of v: the item's part
 };
@@ -46,11 +46,11 @@ struct PrefillShared {
     alignas(128) unsigned char v[kTuring ? 16 : kAttentionStep * RowsLayout<kOut>::kRowBytes];
     alignas(128) unsigned char q[kPrefillRows * RowsLayout<kDim>::kRowBytes];
     alignas(128) float totals[kTotalsHere ? kPrefillRows * kDim : 4];
-    alignas(128) unsigned char raw[kPacked && !kTuring ? kTileBytes / 2 : 16];  // of K and V in turn
+    alignas(128) unsigned char raw[kPacked && !kTuring ? kTileBytes / 2 : 16];  // used by K and V in turn
     float total_m[2][kAttentionThreads], total_l[2][kAttentionThreads];
     Block block;
 };
-// Heads are made in the room of K, before it arrives.
+// Heads are computed in the memory of K before K arrives.
 static_assert(PrefillShared<64, false, true>::kTileBytes >=
               kAttentionWarps * kMaxHeadDim * static_cast<int>(sizeof(float)));
 
@@ -58,7 +58,7 @@ DEVICE int parts_of(const AttentionParams &p) {
     return (p.dim_v + kMaxOut - 1) / kMaxOut;
 }
 
-// Longest first within a sequence: its last rows see the most cells.
+// Within a sequence, longest first: the last rows attend to the most cells.
 DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     const int group = p.heads / p.kv_heads, sequences = *p.sequence_count;
     int rest = index;
@@ -83,15 +83,15 @@ struct PrefillBody {
     static constexpr int kThreads = kAttentionThreads;
     static constexpr int kOut = Shared::kOut, kTiles = kOut / 8;  // 8-column tiles of o
     static constexpr int kCellTiles = kAttentionStep / 8;
-    static constexpr int kChunksAtOnce = kPacked && kDim > 128 ? 1 : 2;  // what registers allow
+    static constexpr int kChunksAtOnce = kPacked && kDim > 128 ? 1 : 2;  // as many as fit in registers
     static constexpr int kSplitSteps = kAttentionSplit / kAttentionStep;
 
-    // What a warp holds while its block works on an item.
+    // The state of a warp while its block processes an item.
     struct State {
-        LaneRows rows;              // of the run of cells at hand, like
+        LaneRows rows;              // in the current run of cells, like
         int warp_first, warp_last;  // the steps of this warp's tile
-        bool ends;                  // no run with cells that the tile sees follows
-        bool has_total;             // splits are behind
+        bool ends;                  // no later run has cells visible to the tile
+        bool has_total;             // a split is already done
         Sums<kTiles> sums;
         Scales<kDim> k_scales;
         Scales<kOut> v_scales;
@@ -101,8 +101,7 @@ struct PrefillBody {
         return shared.q + warp_index() * kAttentionRows * RowsLayout<kDim>::kRowBytes;
     }
 
-    // --- loads
-    // -----------------------------------------------------------------------------------------------
+    // --- loads ---------------------------------------------------------------------------------------------
 
     template <int kWide>
     static DEVICE void start(const Params &p, Shared &shared, const CachePages &pages,
@@ -113,7 +112,7 @@ struct PrefillBody {
         else
             load_cells<kWide>(p, block.cache, pages, values, step, block.cells, to);
     }
-    // What start() started, for all threads. A packed tile takes a barrier more.
+    // Waits, for all threads, for the load that start() issued. A packed tile takes one barrier more.
     template <int kWide>
     static DEVICE void finish(Shared &shared, const CachePages &pages, const ValueRange &values, int step,
                               unsigned char *to, const Scales<kWide> &scales) {
@@ -138,8 +137,7 @@ struct PrefillBody {
         cp_async_commit();
     }
 
-    // --- one step
-    // --------------------------------------------------------------------------------------------
+    // --- one step ------------------------------------------------------------------------------------------
 
     static DEVICE void clear(float (&c)[kCellTiles][4]) {
 #pragma unroll
@@ -148,7 +146,7 @@ struct PrefillBody {
             for (int i = 0; i < 4; ++i) c[n][i] = 0;
     }
 
-    // c += q . k of 16 `chunks` columns, which are the queries' from chunk `first` on.
+    // c += q . k of `chunks` chunks of 16 columns; the queries' start at chunk `first`.
     static DEVICE void multiply_keys(const Params &p, Shared &shared, int first, int chunks,
                                      float (&c)[kCellTiles][4]) {
         const Products products = products_of(p.k_cache);
@@ -211,8 +209,7 @@ struct PrefillBody {
         state.sums.template add<kOut>(products, a, kTuring ? shared.k : shared.v, 0, 1, shared.block.columns);
     }
 
-    // --- splits
-    // ----------------------------------------------------------------------------------------------
+    // --- splits --------------------------------------------------------------------------------------------
 
     static DEVICE float *totals(const Params &p, Shared &shared) {
         if constexpr (Shared::kTotalsHere)
@@ -221,8 +218,8 @@ struct PrefillBody {
             return p.totals + attention_prefill_totals(kDim, kDim, block_index(), kTuring) + thread_index();
     }
 
-    // At the end of a split that is not the tile's only one: total and o join into total, or, in the
-    // tile's last split, into o.
+    // At the end of a split, unless it is the tile's only one: joins o into the total, or in the
+    // last split the total into o.
     static DEVICE void end_split(const Params &p, State &state, Shared &shared, int step) {
         const bool first = !state.has_total, last = state.ends && step == state.warp_last;
         if (first && last) return;
@@ -252,14 +249,13 @@ struct PrefillBody {
         if (!last) sums.clear();
     }
 
-    // --- the item
-    // --------------------------------------------------------------------------------------------
+    // --- the item ------------------------------------------------------------------------------------------
 
     static DEVICE int end_of(const RowSpace &space, const Run &run, int row) {
         return smaller(space.end_of(row), run.end);
     }
 
-    // Cells and steps of one of the two runs, for one thread.
+    // Sets the cells and steps of one of the two runs; called by one thread.
     static DEVICE void begin_block(const Params &p, const RowSpace &space, const Run &run, Block &block) {
         const int first_row = block.item.block * kPrefillRows;
         const int begin = first_visible(p, run, space.own_cell(first_row));
@@ -287,11 +283,11 @@ struct PrefillBody {
         state.warp_last = (end - 1) / kAttentionStep;
     }
 
-    // Everybody fills the tile, and sees it filled.
+    // All threads fill the tile and wait until it is complete.
     template <int kWide>
     static DEVICE void fill(const Params &p, Shared &shared, const CachePages &pages,
                             const ValueRange &values, int step) {
-        block_sync();  // nobody reads what was there
+        block_sync();  // the old content is no longer read
         unpack_cells<kWide, kPacked>(p, shared.block.cache, pages, values, step, shared.block.cells,
                                      shared.k);
         block_sync();
@@ -322,7 +318,7 @@ struct PrefillBody {
         block_sync();
     }
 
-    // The loop begins one step early, so that K is loaded in one place.
+    // The loop starts one step early, so that K is loaded in one place only.
     static DEVICE void steps(const Params &p, State &state, Shared &shared) {
 #pragma unroll 1
         for (int step = shared.block.first - 1; step <= shared.block.last; ++step) {

@@ -1,5 +1,5 @@
-// What the kernels that split keys over blocks have in common (decode, wide heads): maxima and p that warps
-// exchange within a step, and what items of splits leave behind for the one that joins them. For kernels.
+// Shared by the kernels that split keys over blocks (decode, wide heads): warps exchange maxima and p within
+// a step, and blocks store partial results that one of them joins. For kernels.
 #pragma once
 
 #include "kernels/cuda/attention/attention_tile.h"
@@ -7,11 +7,11 @@
 namespace runnel::kernels::cuda {
 
 inline constexpr int kPStride = 64;                      // p: rows of 64 16-bit values
-inline constexpr int kScoreWarps = kAttentionStep / 16;  // each has the scores of 16 cells
+inline constexpr int kScoreWarps = kAttentionStep / 16;  // each computes the scores of 16 cells
 
 using Maxima = float[kScoreWarps][kAttentionRows];
 
-// The largest of each row over this warp's cells, for the others. c: 16 rows by 8 cells, twice.
+// Publishes the maximum of each row over this warp's cells. c: 16 rows by 8 cells, twice.
 DEVICE void share_maximum(Maxima &maximum, const float (&c)[2][4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -21,7 +21,7 @@ DEVICE void share_maximum(Maxima &maximum, const float (&c)[2][4]) {
     }
 }
 
-// l and o are scaled to the new maximum; p of this warp's cells, if it has any, goes into shared memory.
+// Rescales l and o to the new maximum and stores p of this warp's cells, if any, in shared memory.
 template <int kWarps, int kTiles>
 DEVICE void rescale_step(const AttentionParams &p, Sums<kTiles> &sums, const Maxima &maximum,
                          unsigned char *p_rows, const float (&c)[2][4]) {
@@ -60,7 +60,7 @@ DEVICE float *partial_of(const AttentionParams &p, int item) {
     return p.partial + attention_partial_floats(item, p.dim_v);
 }
 
-// Rows of [m, l, o...] of this item.
+// Stores the rows [m, l, o...] of this item.
 template <int kWarps, int kTiles>
 DEVICE void store_partial(const AttentionParams &p, const Sums<kTiles> &sums, int item) {
     const int stride = p.dim_v + 2;
@@ -81,7 +81,7 @@ DEVICE void store_partial(const AttentionParams &p, const Sums<kTiles> &sums, in
     }
 }
 
-// True in the block that brought the last split of its tile. The counter is zero again afterwards.
+// True in the block that finished the last split of its tile. Resets the counter to zero.
 DEVICE bool is_last(uint32_t *counter, int splits, uint32_t &arrived) {
     block_sync();
     if (thread_index() == 0) {
@@ -93,8 +93,8 @@ DEVICE bool is_last(uint32_t *counter, int splits, uint32_t &arrived) {
     return arrived == static_cast<uint32_t>(splits - 1);
 }
 
-// Splits in ascending order: items first, first + apart, ... A warp takes every kWarps-th row, its lanes the
-// columns, of which there are at most kColumns.
+// Joins splits in ascending order: items first, first + apart, ... A warp takes every kWarps-th row, its
+// lanes the columns, of which there are at most kColumns.
 template <int kColumns, int kWarps>
 DEVICE void join_splits(const AttentionParams &p, const RowSpace &space, int first_row, int first, int apart,
                         int splits) {

@@ -1,6 +1,6 @@
-// What the decode and the prefill kernel share: which rows and cells a tile has, K and V in shared memory
-// (attention_load.h fills it), the products of one step, and the joins. For kernels; attention.h defines the
-// arithmetic.
+// Shared by the decode and prefill kernels: the rows and cells of a tile, K and V in shared
+// memory (loaded by attention_load.h), the products of one step, and the joins. For kernels;
+// attention.h defines the arithmetic.
 #pragma once
 
 #include <cmath>
@@ -10,10 +10,10 @@
 namespace runnel::kernels::cuda {
 
 inline constexpr int kAttentionThreads = 128, kAttentionWarps = 4;
-inline constexpr float kNoMaximum = -1e30f;  // not infinite: differences of it are numbers
+inline constexpr float kNoMaximum = -1e30f;  // finite, so that differences are numbers
 
-// Rows of `kDim` 16-bit values in shared memory, their 16-byte chunks permuted so that ldmatrix meets no bank
-// twice.
+// Rows of `kDim` 16-bit values in shared memory. Their 16-byte chunks are permuted so that
+// ldmatrix has no bank conflicts.
 template <int kDim>
 struct RowsLayout {
     static constexpr int kRowBytes = 2 * kDim;
@@ -27,20 +27,20 @@ DEVICE int smaller(int a, int b) {
     return a < b ? a : b;
 }
 
-// Values of a key as the products take them: zeros follow up to a multiple of 16.
+// dim_k rounded up to a multiple of 16; the products read zeros there.
 DEVICE int padded_k(const AttentionParams &p) {
     return (p.dim_k + 15) / 16 * 16;
 }
 
 // --- rows and cells --------------------------------------------------------------------------------------
 
-// Whose cells: a K/V head of a sequence.
+// A K/V head of a sequence.
 struct CacheHead {
     const int32_t *table;
     int kv_head;
 };
 
-// The rows of one (sequence, K/V head), and what its tiles see.
+// The rows of one (sequence, K/V head), and the cells visible to its tiles.
 struct RowSpace {
     SequenceInfo sequence;
     CacheHead cache;
@@ -49,7 +49,7 @@ struct RowSpace {
     DEVICE int token(int row) const { return row / group; }
     DEVICE int own_cell(int row) const { return sequence.past + row / group; }
     DEVICE int head(int row) const { return cache.kv_head * group + row % group; }
-    // The cells [0, ...) that rows up to, and without, `row` may see.
+    // The cells before this one are those visible to the rows before `row`.
     DEVICE int end_of(int row) const { return own_cell(smaller(row, rows) - 1) + 1; }
 };
 
@@ -66,7 +66,7 @@ DEVICE bool takes(const AttentionParams &p, int rows) {
     return rows > p.min_rows && rows <= p.max_rows;
 }
 
-// One of the two runs of cells that a row sees: the sink cells, or those behind them.
+// One of the two runs of cells that a row attends to: the sink cells, or the window after them.
 struct Run {
     bool sinks;
     int begin, end;  // [begin, end)
@@ -78,7 +78,7 @@ DEVICE int first_visible(const AttentionParams &p, const Run &run, int own) {
     return run.sinks ? 0 : first_visible(p, own);
 }
 
-// The cells [first, own] that a row sees of a run; none (first > own) for rows that see no cell.
+// The cells [first, own] of a run that are visible to a row; first > own if there are none.
 struct RowCells {
     int first, own;
 };
@@ -103,8 +103,8 @@ DEVICE LaneRows lane_rows(const AttentionParams &p, const RowSpace &space, const
     return lane;
 }
 
-// Which cells of a step come from the cache: [begin, end). The rows of [end, made) are written by somebody
-// else; all others become zeros.
+// The cells of a step that come from the cache: [begin, end). make() writes the rows of [end,
+// made); all others become zeros.
 struct CellRange {
     int begin, end, made;
 
@@ -112,13 +112,13 @@ struct CellRange {
     DEVICE bool is_made(int cell) const { return cell >= end && cell < made; }
 };
 
-// Which values of a cell: [first, first + count) of the head, up to `padded` (multiples of 8) zeros follow.
+// The values of a cell: [first, first + count) of the head, then zeros up to `padded` (multiples of 8).
 struct ValueRange {
     int first, count, padded;
 };
 
-// Rows [first_row, first_row + 16) of q, finished, into `to`; zeros for rows that do not exist and from dim_k
-// to the next multiple of 16. Warps take rows begin, begin + stride, ...
+// Stores rows [first_row, first_row + 16) of the finished q in `to`; zeros for rows that do not exist and
+// from dim_k to the next multiple of 16. Warps take rows begin, begin + stride, ...
 template <int kDim>
 DEVICE void load_queries(const AttentionParams &p, const RowSpace &space, const Run &run, int first_row,
                          int begin, int stride, float *scratch, unsigned char *to) {
@@ -149,8 +149,8 @@ DEVICE void load_a(const unsigned char *rows, int c, uint32_t (&a)[4]) {
     ldmatrix_x4(a, rows + RowsLayout<kDim>::offset(lane & 15, 2 * c + (lane >> 4)));
 }
 
-// B fragments of q . k for cells [first, first + 16), values 16 c .. : b[0], b[1] of the first 8 cells, b[2],
-// b[3] of the others.
+// B fragments of q . k for cells [first, first + 16), values 16 c .. : b[0], b[1] of the first 8
+// cells, b[2], b[3] of the others.
 template <int kDim>
 DEVICE void load_k(const unsigned char *k, int first, int c, uint32_t (&b)[4]) {
     const int lane = lane_index();
@@ -164,7 +164,7 @@ DEVICE void load_v(const unsigned char *v, int first, int n, uint32_t (&b)[4]) {
     ldmatrix_x4_trans(b, v + RowsLayout<kDim>::offset(first + lane_index(), n));
 }
 
-// s -> scaled, capped, in units of log2, masked. cell: of c[0] and c[2]; c[1] and c[3] are one further.
+// Scales, caps and masks the scores, in units of log2. cell: of c[0] and c[2]; c[1] and c[3] belong to the next cell.
 DEVICE void finish_scores(const AttentionParams &p, const LaneRows &rows, int cell, float (&c)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -181,7 +181,7 @@ DEVICE float quad_max(float x) {
     return fmaxf(x, shfl_xor(x, 2));
 }
 
-// What a lane has summed of rows g and g + 8: maximum, sum, and 8-column tiles of o.
+// A lane's sums for rows g and g + 8: maximum, sum, and 8-column tiles of o.
 template <int kTiles>
 struct Sums {
     float m[2], l[2];
@@ -196,7 +196,7 @@ struct Sums {
             for (int i = 0; i < 4; ++i) o[n][i] = 0;
     }
 
-    // The maximum of row i moves.
+    // Changes the maximum of row i to `to`.
     DEVICE void rescale(int i, float to) {
         const float f = exp2_p(m[i] - to);
         m[i] = to;
@@ -208,8 +208,8 @@ struct Sums {
         }
     }
 
-    // One step: a holds p of its 64 cells. Tile n of o has the values [8 (first + n stride), + 8) of v, which
-    // has `columns`.
+    // Adds one step: a holds p of its 64 cells. Tile n of o has the values [8 (first + n stride), + 8)
+    // of v, which has `columns`.
     template <int kDim>
     DEVICE void add(const Products &products, const uint32_t (&a)[4][4], const unsigned char *v, int first,
                     int stride, int columns) {
@@ -234,7 +234,7 @@ struct Sums {
     }
 };
 
-// The weights of the two sides of a join.
+// The weights of the two operands of a join.
 struct Join {
     float m, a, b;
 };
@@ -245,7 +245,7 @@ DEVICE Join join(float m, float m_other) {
 
 // --- results ---------------------------------------------------------------------------------------------
 
-// 1 / l after the head's sink, times what o is still to be multiplied by.
+// 1 / l including the head's sink, times the remaining factor of o.
 DEVICE float final_factor(const AttentionParams &p, int head, float m, float l) {
     if (!p.sinks) return l > 0.0f ? 1.0f / l : 0.0f;
     const float sink = p.sinks[head] * kLog2E, top = fmaxf(m, sink), a = exp2_p(m - top);
@@ -257,8 +257,8 @@ DEVICE float *output_of(const AttentionParams &p, const RowSpace &space, int row
     return p.out + token * p.out_stride + int64_t{space.head(row)} * p.dim_v;
 }
 
-// The finished rows of a tile. Tile n of o has the values [column + 8 (first + n stride), + 8), below
-// column + columns.
+// Writes the finished rows of a tile. Tile n of o has the values [column + 8 (first + n stride), +
+// 8), below column + columns.
 template <int kTiles>
 DEVICE void store_output(const AttentionParams &p, const RowSpace &space, const Sums<kTiles> &sums,
                          int first_row, int column, int columns, int first, int stride) {

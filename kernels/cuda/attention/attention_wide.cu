@@ -1,25 +1,25 @@
-// Attention of wide heads (attention.h): more than 256 dimensions, or latent ones of any size. Decode and
-// prefill alike; attention_append.cu has put k and v of the batch into the cache.
+// Attention of wide heads (attention.h): more than 256 dimensions, or latent ones of any size. For decode and
+// prefill; attention_append.cu has stored k and v of the batch in the cache before.
 //
-// A block of 8 warps takes a tile of 16 rows, and one split of its cells, or all of them one after the other
+// A block of 8 warps takes a tile of 16 rows and one split of its cells, or all splits one after the other
 // (wide_work()). Shared memory holds the queries and one tile of 64 cells x 576 values of 16 bits, which K
-// and V take in turns: 96 KB, so that every device of sm_80 and later has room for a block and those with 227
-// KB for two. Of latent layers the values are the tile that is there. While a step is computed, the cells of
-// the next are on their way to L2; packed types come from there through registers, 16-bit ones by cp.async.
-// Scores: a warp has 16 cells and half of the chunks of 16 dimensions, and two warps' sums are added: eight
+// and V use in turn: 96 KB, so one block fits on every device of sm_80 and later, and two on those with 227
+// KB. The values of latent layers are the K tile itself. While a step is computed, the cells of the next are
+// prefetched into L2; from there packed types are loaded through registers, 16-bit ones by cp.async. Scores:
+// a warp computes 16 cells over half of the chunks of 16 dimensions, and two warps' sums are added. Eight
 // warps then read queries and keys as often as four would with all chunks, and no chain of products is longer
-// than 18. p . v: every eighth 8-column of the output.
+// than 18. p . v: a warp computes every eighth 8-column of the output.
 //
-// What it costs. Bytes: every K/V byte of a split once per tile of 16 rows: latent attention with h heads
-// reads the cache h / 16 times per token, but tiles of one split are neighbors in the grid and meet in L2.
-// Side by side, 16 (dim_v + 2) floats of scratch per item, written and read (each 11% of a split's bytes at
-// 576 / 512); in order, as much per split, but for the ends. One launch more than narrow decode has (append).
-// Per tile and step padded_k / 2 + dim_v / 2 + 32 mma of 16x8x16, and in shared memory 128 padded_k bytes
-// written (of values that are not latent 128 dim_v more), 256 padded_k + 128 dim_v + 16384 read: at 576 /
-// 512, 576 mma and 296 KB, which 128 bytes per clock make 2370 clocks, four per mma. So shared memory is the
-// floor on data-center devices: 5.4 us per tile and split at 1.75 GHz, less than an H200's multiprocessor
-// takes to read a split of 16 bits (9 us) with up to 16 heads, five times as long with 128. Queries of 32
-// rows would save a third of it, but have no room in 99 KB.
+// Cost. Bytes: every K/V byte of a split once per tile of 16 rows. Latent attention with h heads reads the
+// cache h / 16 times per token, but the tiles of one split are adjacent in the grid and share it in L2. Side
+// by side: 16 (dim_v + 2) floats of scratch per item, written and read (each 11% of a split's bytes at 576 /
+// 512); in order: as much per split, except the first and last. One launch more than narrow decode (append).
+// Per tile and step: padded_k / 2 + dim_v / 2 + 32 mma of 16x8x16; in shared memory 128 padded_k bytes
+// written (128 dim_v more if not latent) and 256 padded_k + 128 dim_v + 16384 read. At 576 / 512 that is 576
+// mma and 296 KB, which take 2370 clocks at 128 bytes per clock, four per mma. So shared memory is the limit
+// on data-center devices: 5.4 us per tile and split at 1.75 GHz. With up to 16 heads that is less than an
+// H200's multiprocessor takes to read a split of 16 bits (9 us), with 128 heads five times as long. Queries
+// of 32 rows would save a third of it, but do not fit in 99 KB.
 #include "kernels/cuda/attention/attention_split.h"
 
 namespace runnel::kernels::cuda {
@@ -27,47 +27,47 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kUnits = 3;                           // of 16 packed bytes that a thread has under way
-constexpr int kWarpRows = kAttentionStep / kWarps;  // of a tile that is loaded
+constexpr int kUnits = 3;                           // units of 16 packed bytes that a thread loads at a time
+constexpr int kWarpRows = kAttentionStep / kWarps;  // rows of a tile that a warp loads
 constexpr int kTiles = kMaxWideV / 8 / kWarps;      // 8-column tiles of o per warp
 using TileRows = RowsLayout<kMaxWideK>;
 
 struct Item {
     int sequence, kv_head, tile;
     int first, count, splits;  // splits [first, first + count) of `splits`
-    int partial, apart;        // of split 0, and from split to split
+    int partial, apart;        // index of split 0's result, and distance between splits
 };
 
-// What all threads know about the item and the split at hand. In shared memory: registers are what the loop
-// lacks.
+// What all threads of a block know about the current item and split. In shared memory, because
+// the loop needs the registers.
 struct Block {
     Item item;
     CacheHead cache;
     Run run;
-    CellRange cells;          // of the run, that the tile sees
+    CellRange cells;          // of the run, visible to the tile
     int first, last;          // steps of the split
-    bool starts, ends;        // the tile sees none of the item's splits before it, none behind it
-    bool other_run;           // than the split that the queries were made for
-    bool begun, begun_sinks;  // for thread 0: there was a split that the tile sees, one of sink cells
+    bool starts, ends;        // no earlier, or later, split of the item is visible to the tile
+    bool other_run;           // not the run that the queries were made for
+    bool begun, begun_sinks;  // for thread 0: a visible split, or one of sink cells, is done
 };
 
 struct WideShared {
-    alignas(128) unsigned char tile[kAttentionStep * TileRows::kRowBytes];  // of K and V in turn
+    alignas(128) unsigned char tile[kAttentionStep * TileRows::kRowBytes];  // used by K and V in turn
     alignas(128) unsigned char q[kAttentionRows * TileRows::kRowBytes];
     alignas(128) unsigned char p[kAttentionRows * 2 * kPStride];
-    float second[kScoreWarps][8][32];  // scores over the second half of the dimensions, by lane
+    float second[kScoreWarps][8][32];  // scores over the second half of the dimensions, per lane
     Maxima maximum;
-    RowCells rows[kAttentionRows];  // of the run at hand
+    RowCells rows[kAttentionRows];  // of the current run
     uint32_t arrived;
     Block block;
 };
 static_assert(sizeof(WideShared) <= 99 << 10);
 static_assert(kWideTotals == (4 * kTiles + 4) * kThreads);
-// Heads are made in the room of the tile, before one arrives.
+// Heads are computed in the memory of the tile before one arrives.
 static_assert(sizeof(WideShared::tile) >= kWarps * kMaxWideK * sizeof(float));
 
-// The item number `index`, or false when there are fewer. Tiles that read the same cells are neighbors; of
-// those with all splits, the last ones see the most cells and come first.
+// The item number `index`, or false if there are fewer. Tiles that read the same cells are adjacent; of items
+// with all splits, the last ones attend to the most cells and come first.
 DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     const int sequences = *p.sequence_count;
     int rest = index, partial = 0;
@@ -102,7 +102,7 @@ DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
 
 // K or V of a K/V head in the two pages of a step.
 struct StepPages {
-    const unsigned char *first, *second;  // or anything, where no cell of theirs is in the range
+    const unsigned char *first, *second;  // undefined if none of its cells is in the range
 
     DEVICE const unsigned char *of(int row) const { return row < kPageCells ? first : second; }
 };
@@ -116,7 +116,7 @@ DEVICE StepPages pages_of(const AttentionParams &p, const CachePages &pages, con
     return {page(step * kAttentionStep), page(step * kAttentionStep + kPageCells)};
 }
 
-// The values [0, count) of a 16-bit type, zeros up to `padded`. A warp has every eighth row.
+// Loads the values [0, count) of a 16-bit type, then zeros up to `padded`. A warp loads every eighth row.
 DEVICE void load_values(const CachePages &pages, const StepPages &from, const CellRange &cells, int step,
                         int count, int padded, unsigned char *tile) {
     for (int row = warp_index(); row < kAttentionStep; row += kWarps) {
@@ -130,8 +130,8 @@ DEVICE void load_values(const CachePages &pages, const StepPages &from, const Ce
     cp_async_commit();
 }
 
-// The values [0, padded) of a packed type, which the cache has filled up with zeros. A unit is 16 bytes, of
-// 16 or 32 values that share a scale; a warp has every eighth row.
+// Unpacks the values [0, padded) of a packed type, which the cache has padded with zeros. A unit is 16 bytes
+// with 16 or 32 values that share a scale; a warp unpacks every eighth row.
 DEVICE void unpack_values(const CachePages &pages, const StepPages &from, const CellRange &cells, int step,
                           int padded, unsigned char *tile) {
     const bool nibbles = pages.type == CacheType::Q4_0;
@@ -177,7 +177,7 @@ DEVICE void unpack_values(const CachePages &pages, const StepPages &from, const 
     }
 }
 
-// The step's cells on their way to L2: one thread each.
+// Prefetches the step's cells into L2: one thread each.
 DEVICE void prefetch_step(const AttentionParams &p, const CachePages &pages, const CacheHead &head,
                           const CellRange &cells, int step) {
     const int row = thread_index();
@@ -200,7 +200,7 @@ struct AttentionWide {
     }
     static DEVICE int first_row(const Block &block) { return block.item.tile * kAttentionRows; }
 
-    // For one thread: what the tile sees of split number `i` of the item.
+    // Sets the visible cells and steps of split `i` of the item; called by one thread.
     static DEVICE void begin_split(const Params &p, Block &block, int i) {
         const RowSpace space = space_of(p, block);
         const int split = block.item.first + i;
@@ -253,7 +253,7 @@ struct AttentionWide {
                 shared.second[warp_index() - kScoreWarps][4 * n + i][lane_index()] = c[n][i];
     }
 
-    // Of the first warps: their cells' scores, and the largest of each row for all.
+    // In the first warps: finishes the scores of their cells and publishes each row's maximum.
     static DEVICE void finish(const Params &p, Shared &shared, int step, float (&c)[2][4]) {
         if (warp_index() >= kScoreWarps) return;
         const RowCells &low = shared.rows[lane_index() >> 2], &high = shared.rows[(lane_index() >> 2) + 8];
@@ -268,7 +268,8 @@ struct AttentionWide {
         share_maximum(shared.maximum, c);
     }
 
-    // Packed values into the tile, or 16-bit ones on their way there: each where the loop has room for it.
+    // Unpacks packed values into the tile, or issues the copy of 16-bit ones; the loop calls it at a
+    // different place for each.
     static DEVICE void load(const Params &p, Shared &shared, const CachePages &pages, int step, int count,
                             int padded, bool packed) {
         if (is_packed(pages.type) != packed) return;
@@ -313,9 +314,9 @@ struct AttentionWide {
         }
     }
 
-    // At the end of a split that is not the item's only one: total and sums join into total, or, in the
-    // last split, into sums. The total is in global scratch, where each thread has its own: registers and
-    // shared memory are full.
+    // At the end of a split, unless it is the item's only one: joins the sums into the total, or in the last
+    // split the total into the sums. The total is in global scratch, each thread's part its own, because
+    // registers and shared memory are full.
     static DEVICE void end_split(const Params &p, Sums<kTiles> &sums, bool first, bool last) {
         if (first && last) return;
         float *total = p.totals + int64_t{block_index()} * kWideTotals + thread_index();
@@ -339,7 +340,7 @@ struct AttentionWide {
         }
     }
 
-    // For the run of the split at hand, in the room of the tile.
+    // Queries for the run of the current split, computed in the memory of the tile.
     static DEVICE void make_queries(const Params &p, Shared &shared) {
         load_queries<kMaxWideK>(p, space_of(p, shared.block), shared.block.run, first_row(shared.block),
                                 warp_index(), kWarps,

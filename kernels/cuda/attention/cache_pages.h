@@ -1,16 +1,16 @@
-// How the device keeps K, or V, of a layer: [block][kv_head] pages of 32 cells.
+// The layout of a layer's K, or V, on the device: [block][kv_head] pages of 32 cells.
 //
-// A page is a plane of values, [32 cells][row_bytes], and, of the types with a scale, a plane of scales,
-// [32 cells][dims / 32] binary16, so that both are read in whole 16-byte pieces, or in 2-byte ones side by
-// side. Values of a cell:
+// A page is a plane of values, [32 cells][row_bytes], and, for types with a scale, a plane of scales, [32
+// cells][dims / 32] binary16. Both planes can thus be read in aligned 16-byte pieces, or in adjacent
+// 2-byte ones. Values of a cell:
 //   F16, BF16   in order;
 //   FP8         in order, one byte each;
 //   Q8_0        in order, one byte each: the integer + 128;
 //   Q4_0        32 bits for every 8 dimensions: the even ones from the lowest bits up, then the odd ones; the
 //               integer + 8.
-// All but F16 are filled up to 32 dimensions with zeros. What is written is what the CPU writes (attention
-// _formats.h there), in another order. Queries meet keys as 16-bit numbers: of BF16 as they are, of all
-// others as binary16, to which the product of scale and integer is rounded.
+// All types but F16 are padded with zeros to a multiple of 32 dimensions. The values are those that the CPU
+// writes (cpu/attention_formats.h), in another order. Queries are multiplied with keys as 16-bit numbers:
+// BF16 keys unchanged, all others as binary16, to which the product of scale and integer is rounded.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct CachePages {
     int32_t dims;         // of a head
     int32_t row_bytes;    // values of a cell
     int32_t scale_bytes;  // scales of a cell
-    int32_t rotated;      // the heads are (backend.h)
+    int32_t rotated;      // the heads are rotated (backend.h)
     constexpr int64_t page_bytes() const { return int64_t{kBlockTokens} * (row_bytes + scale_bytes); }
 };
 
@@ -35,12 +35,12 @@ constexpr bool is_packed(CacheType type) {
 constexpr bool has_scales(CacheType type) {
     return type == CacheType::Q8_0 || type == CacheType::Q4_0;
 }
-// Bytes of 2 values of 16 bits that this many halvings take to the type's.
+// How often 2 values of 16 bits must be halved to get the type's bytes.
 constexpr int halvings(CacheType type) {
     return type == CacheType::Q4_0 ? 2 : is_packed(type) ? 1 : 0;
 }
 
-// `rotated`: of a head whose kind (keys, values) the type rotates.
+// `rotated`: for a kind (keys or values) that the type rotates.
 constexpr CachePages cache_pages(void *bytes, CacheType type, int32_t dims, bool rotated) {
     const int32_t scales = has_scales(type) ? (dims + 31) / 32 * 2 : 0;
     const auto row = static_cast<int32_t>(cache_row_bytes(type, dims)) - scales;

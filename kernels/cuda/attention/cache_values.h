@@ -1,4 +1,4 @@
-// K and V as the cache keeps them, and as 16-bit numbers for the matrix products. For kernels.
+// Conversion of K and V between the cache's types and 16-bit numbers for the matrix products. For kernels.
 #pragma once
 
 #include "kernels/cuda/attention/cache_pages.h"
@@ -27,7 +27,7 @@ DEVICE Products products_of(const CachePages &pages) {
 
 // --- writing ---------------------------------------------------------------------------------------------
 
-// OCP e4m3 ("OFP8", 2023): to nearest even; beyond 448 the largest number; 0x7f for what is not finite.
+// OCP e4m3 ("OFP8", 2023): rounds to nearest even; above 448 the largest number; 0x7f for values that are not finite.
 DEVICE uint8_t f32_to_e4m3(float x) {
     const uint32_t sign = float_bits(x) >> 24 & 0x80u, bits = float_bits(x) & 0x7fffffffu;
     if (bits >= 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
@@ -37,7 +37,8 @@ DEVICE uint8_t f32_to_e4m3(float x) {
     return static_cast<uint8_t>(sign | (rounded > 0x7eu ? 0x7eu : rounded));
 }
 
-// Two bytes, each in the high half of 16 bits, to binary16: exact, but for 0x7f, which nan_of() turns to NaN.
+// Two bytes, each in the high half of 16 bits, to binary16: exact, except that 0x7f must be
+// turned to NaN by nan_of().
 DEVICE uint32_t e4m3_number(uint32_t pair) {
     return h2_mul((pair & 0x80008000u) | (pair >> 1 & 0x3f803f80u), 0x5c005c00u);  // 256
 }
@@ -54,8 +55,8 @@ struct Quantized {
     int value;       // Q8_0: -127..127; Q4_0: -8..7
 };
 
-// Warp collective: 32 values, one per lane. What is not finite, or beyond the reach of a binary16 scale,
-// makes the scale NaN.
+// Warp collective: quantizes 32 values, one per lane. A value that is not finite, or beyond the range of a
+// binary16 scale, makes the scale NaN.
 DEVICE Quantized quantize(bool nibbles, float x) {
     const float magnitude = fabsf(x), largest = warp_max(magnitude);
     const uint32_t where = ballot(magnitude == largest);
@@ -69,7 +70,7 @@ DEVICE Quantized quantize(bool nibbles, float x) {
     return {scale, static_cast<int>(value)};
 }
 
-// The place of a cell in a page.
+// The location of a cell in a page.
 struct CellBytes {
     unsigned char *values;
     uint16_t *scales;
@@ -80,8 +81,8 @@ DEVICE CellBytes cell_bytes(const CachePages &pages, unsigned char *page, int ce
             reinterpret_cast<uint16_t *>(page + kBlockTokens * pages.row_bytes + at * pages.scale_bytes)};
 }
 
-// Warp collective: 32 dimensions of a head, from d = 32 block + lane on, into the cell, if `writes`; returns
-// the lane's value as it will be read.
+// Warp collective: stores 32 dimensions of a head, from d = 32 block + lane on, in the cell, if `writes`;
+// returns the lane's value as it will be read.
 template <bool kPacked>
 DEVICE uint16_t store_values(const CachePages &pages, const CellBytes &to, int block, float x, bool writes) {
     const int d = 32 * block + lane_index();
@@ -99,7 +100,7 @@ DEVICE uint16_t store_values(const CachePages &pages, const CellBytes &to, int b
     const bool nibbles = pages.type == CacheType::Q4_0;
     const Quantized q = quantize(nibbles, x);
     if (writes && lane_index() == 0) to.scales[block] = q.scale;
-    const int above = shfl_xor(q.value, 2);  // of dimension d + 2, which follows in the word
+    const int above = shfl_xor(q.value, 2);  // of dimension d + 2, the next one in the word
     if (writes && nibbles && !(d & 2)) {
         const int byte = (d & 1) * 2 + (d >> 2 & 1);
         to.values[4 * (d / 8) + byte] = static_cast<unsigned char>((q.value + 8) | (above + 8) << 4);
@@ -108,8 +109,8 @@ DEVICE uint16_t store_values(const CachePages &pages, const CellBytes &to, int b
     return f32_to_f16(f16_to_f32(q.scale) * static_cast<float>(q.value));
 }
 
-// Warp collective: a finished head (attention_head.h) into a cell, if `writes`; seen(d, value) hears of every
-// value as it will be read, and of zeros up to the next multiple of 32.
+// Warp collective: stores a finished head (attention_head.h) in a cell, if `writes`. Calls seen(d, value)
+// with every value as it will be read, and with zeros up to the next multiple of 32.
 template <bool kPacked, class Seen>
 DEVICE void store_head(const CachePages &pages, unsigned char *page, int cell, const float *x, bool writes,
                        Seen seen) {
@@ -123,7 +124,7 @@ DEVICE void store_head(const CachePages &pages, unsigned char *page, int cell, c
 
 // --- reading ---------------------------------------------------------------------------------------------
 
-// Integers + 2^k in the low bits of 16-bit numbers 1024 + i, which `offset` = 1024 + 2^k is taken from.
+// Integers + 2^k in the low bits of 16-bit numbers 1024 + i; `offset` = 1024 + 2^k is subtracted.
 DEVICE uint32_t scaled(uint32_t biased, uint32_t offset, uint32_t scale) {
     return h2_mul(h2_sub(biased, offset), scale);
 }
@@ -141,7 +142,7 @@ DEVICE uint4 unpack_eight(CacheType type, uint2 w, uint32_t scale) {
                                    prmt(w.y, 0, 0x3424)};
         uint4 eight = {e4m3_number(pairs[0]), e4m3_number(pairs[1]), e4m3_number(pairs[2]),
                        e4m3_number(pairs[3])};
-        if (has_nan(w.x) || has_nan(w.y)) {  // seldom
+        if (has_nan(w.x) || has_nan(w.y)) {  // rare
             eight.x |= nan_of(pairs[0]), eight.y |= nan_of(pairs[1]);
             eight.z |= nan_of(pairs[2]), eight.w |= nan_of(pairs[3]);
         }

@@ -1,5 +1,5 @@
-// K and V on the device: pages of every layer (cache_pages.h) in one allocation, and whole blocks of a group
-// copied, read and written.
+// K and V on the device: the pages of all layers (cache_pages.h) in one allocation; copies, reads and writes
+// whole blocks of a group.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ class KvMemory {
     KvMemory() = default;
     KvMemory(const Program &program, const CacheConfig &config);
 
-    // Bytes that the constructor will take.
+    // Bytes that the constructor will allocate.
     static size_t bytes(const Program &program, const CacheConfig &config);
 
     CacheType k_type() const { return k_type_; }
@@ -24,14 +24,14 @@ class KvMemory {
     std::byte *k(int32_t layer) const { return memory_.data() + layers_[static_cast<size_t>(layer)].k.at; }
     std::byte *v(int32_t layer) const { return memory_.data() + layers_[static_cast<size_t>(layer)].v.at; }
 
-    // As Backend has them. Copies are enqueued; the others return when they are done.
+    // As in Backend. copy() is asynchronous; the others return when they are done.
     void copy(Stream &stream, int32_t group, std::span<const BlockCopy> copies) const;
     void read(Stream &stream, int32_t group, BlockId block, std::span<std::byte> bytes) const;
     void write(Stream &stream, int32_t group, BlockId block, std::span<const std::byte> bytes) const;
 
   private:
     struct Pages {
-        size_t at, bytes;  // the first in memory_; of a block
+        size_t at, bytes;  // offset in memory_ of the first block; bytes per block
     };
     struct Layer {
         int32_t group;
@@ -42,7 +42,7 @@ class KvMemory {
         size_t bytes = 0;
     };
     static Layout layout(const Program &program, const CacheConfig &config);
-    // f(pages, bytes) for every piece of a block of the group.
+    // f(pages, bytes) for every page of a block of the group.
     template <typename F>
     void visit(int32_t group, BlockId block, F f) const;
 

@@ -25,9 +25,9 @@ RouteScore score_of(Routing::Score score) {
 
 }  // namespace
 
-// Of the largest step.
+// The largest sizes over all steps.
 struct ExpertRunner::Sizes {
-    int64_t rows = 0, groups = 0;     // groups: of either list
+    int64_t rows = 0, groups = 0;     // groups: of the longer list
     int64_t hidden = 0, results = 0;  // floats
     int64_t packed = 0;               // bytes
 };
@@ -114,7 +114,7 @@ void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWe
          many_.as<TokenGroup>(), counts_.as<int32_t>(), counts_.as<int32_t>() + 1});
 }
 
-// Into hidden_: h, or gate and up side by side and then h over them.
+// Writes h into hidden_; if the kernel does not activate, gate and up side by side first, then h over them.
 void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                                const Operands &operands, const ExpertRows &rows) {
     const Experts &step = op.step;

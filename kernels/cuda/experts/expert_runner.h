@@ -1,5 +1,5 @@
-// Runs the Experts steps of a plan: the work memory between their kernels, and the launches in order - route,
-// group rows, gate and up, activation (when the matrices cannot do it), quantize, down, sum.
+// Runs the Experts steps of a plan: owns the work memory between their kernels and launches them in order:
+// route, group rows, gate and up, activation (if the matrix kernel does not include it), quantize, down, sum.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ namespace runnel::kernels::cuda {
 class ExpertRunner {
   public:
     ExpertRunner() = default;
-    // Room for batches of `max_tokens` tokens; loads the kernels. Nothing if the plan has no experts.
+    // Allocates memory for batches of `max_tokens` tokens and loads the kernels; nothing if the plan has no experts.
     ExpertRunner(const Program &program, const Plan &plan, int32_t max_tokens);
 
-    // Bytes that the constructor will take.
+    // Bytes that the constructor will allocate.
     static size_t bytes(const Program &program, const Plan &plan, int32_t max_tokens);
 
-    // input: the step's, quantized if the format of its matrices asks for it. The slots are those of the
+    // input: the step's, quantized if the format of its matrices requires it. The slots are those of the
     // step; add.data may be null.
     struct Operands {
         SlotMemory in, logits, add, out;
@@ -43,7 +43,7 @@ class ExpertRunner {
     DeviceMemory chosen_, weights_;              // [pair]
     DeviceMemory sources_, row_weights_, rows_;  // [row], [row], [pair]
     DeviceMemory few_, many_, counts_;           // groups; {few, many}
-    DeviceMemory hidden_, packed_;               // [row][gate, up]; the activated ones, quantized
+    DeviceMemory hidden_, packed_;               // [row][gate, up]; h, quantized
     DeviceMemory results_;                       // [row][width of out]
 };
 

@@ -1,6 +1,6 @@
-// Routing, grouping of rows and the final sum; see experts.h. All of them move little and cost a launch each.
-// The histogram is made anew by every block of group_rows: 4 bytes per pair and expert from L2, 8 MB for 2048
-// tokens of 128 experts, instead of one more launch.
+// Routing, grouping of rows and the final sum; see experts.h. They move few bytes; the launch dominates.
+// Every block of group_rows recomputes the histogram instead of using one more launch: 4 bytes per pair and
+// expert from L2, 8 MB for 2048 tokens of 128 experts.
 #include "kernels/cuda/experts/experts.h"
 
 #include "kernels/cuda/linear/linear_prefill.h"
@@ -27,7 +27,7 @@ DEVICE float taking_part(float score) {
     return score >= kLowest ? score : kLowest;  // NaN and minus infinity become the lowest
 }
 
-// An element of a list in the order "largest first, of equals the first".
+// An element of a list sorted by value, largest first, then by index.
 struct Ranked {
     float value;
     int32_t index;
@@ -36,9 +36,9 @@ struct Ranked {
         return value > other.value || (value == other.value && index < other.index);
     }
 };
-constexpr Ranked kFirst = {__builtin_inff(), -1};  // before all that are below infinity, or have an index
+constexpr Ranked kFirst = {__builtin_inff(), -1};  // before all values below infinity and all with an index
 
-// The first of s[0], s[step], .. that comes after `last`; value kOut and index `size` if there is none.
+// The first of s[0], s[step], .. after `last` in that order; value kOut and index `size` if there is none.
 DEVICE Ranked next_of(const float *s, int32_t from, int32_t size, int32_t step, const Ranked &last) {
     Ranked best = {kOut, size};
     for (int32_t i = from; i < size; i += step) {
@@ -48,7 +48,7 @@ DEVICE Ranked next_of(const float *s, int32_t from, int32_t size, int32_t step, 
     return best;
 }
 
-// The `count`-th of a list of the warp.
+// Element number `count` of the warp's list.
 DEVICE Ranked last_of_best(const float *s, int32_t size, int32_t count) {
     Ranked last = kFirst;
     for (int32_t i = 0; i < count; ++i) {
@@ -68,7 +68,7 @@ struct Route {
     static constexpr const char *kName = "route";
     static constexpr int kThreads = 32 * kRouteTokens, kBlocks = 4;
 
-    // p, and what the choice goes by.
+    // p, and the scores s that the choice uses.
     static DEVICE void score(const Params &p, const float *logits, float *probability, float *s) {
         const int lane = lane_index();
         float largest = kOut, sum = 0;
@@ -93,7 +93,7 @@ struct Route {
         }
     }
 
-    // Puts the experts of all but the best groups out.
+    // Excludes the experts of all but the best groups.
     static DEVICE void drop_groups(const Params &p, float *s, float *totals) {
         const int32_t size = p.experts / p.groups;
         for (int32_t g = lane_index(); g < p.groups; g += 32) {
@@ -129,7 +129,7 @@ struct Route {
         warp_sync();
     }
 
-    // A lane's weight, from those of the chosen, with sums in ascending order.
+    // A lane's weight, from the weights of the chosen experts, with sums in ascending order.
     static DEVICE float final_weight(const Params &p, const float *weights, int32_t own) {
         float w = weights[own], sum = 0;
         if (p.score == RouteScore::SelectedSoftmax) {
@@ -170,7 +170,7 @@ struct Route {
 struct GroupRowsShared {
     uint32_t count[kMaxExperts];
     uint32_t warp[8];
-    uint32_t first, few, many;  // rows and groups of the experts before
+    uint32_t first, few, many;  // counts of the experts before this one
 };
 static_assert(sizeof(GroupRowsShared) == kGroupRowsShared);
 
@@ -181,7 +181,7 @@ struct GroupRows {
 
     static DEVICE uint32_t groups_for(uint32_t rows, uint32_t size) { return (rows + size - 1) / size; }
 
-    // Warp: the sums over the experts before this one.
+    // Warp collective: the sums over the experts before this one.
     static DEVICE void sum_before(uint32_t expert, GroupRowsShared &shared) {
         int first = 0, few = 0, many = 0;
         for (uint32_t e = static_cast<uint32_t>(lane_index()); e < expert; e += 32) {
@@ -197,9 +197,9 @@ struct GroupRows {
         }
     }
 
-    // How many of the threads' `own` come before this thread's.
+    // The sum of `own` over the threads before this one.
     static DEVICE uint32_t sum_of_earlier(uint32_t own, GroupRowsShared &shared) {
-        uint32_t sum = own;  // inclusive, of the warp
+        uint32_t sum = own;  // inclusive, within the warp
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const uint32_t earlier = shfl(sum, lane_index() - step < 0 ? 0 : lane_index() - step);

@@ -1,6 +1,6 @@
-// Mixtures of experts on the device: which experts a token goes to, the rows of all tokens sorted by expert
-// for the matrix kernels (LinearParams::groups), and the weighted sum of what the experts computed. What each
-// of them means is Routing and Experts in kernels/program.h.
+// Mixtures of experts on the device: the choice of each token's experts, the rows of all tokens sorted by
+// expert for the matrix kernels (LinearParams::groups), and the weighted sum of the experts' outputs.
+// kernels/program.h defines them (Routing, Experts).
 //
 // A *pair* is a token and one of the experts it chose; pair token * used + i is the i-th of its experts,
 // which are in ascending order. A *row* is a pair in the order of experts, then tokens.
@@ -17,8 +17,8 @@ inline constexpr int kMaxExperts = 512, kMaxUsedExperts = 32, kMaxExpertGroups =
 
 enum class RouteScore : int32_t { Softmax, Sigmoid, SelectedSoftmax };  // Routing::Score
 
-// One warp per token, 8 to a block. The choice is that of the CPU for equal logits: by value, of equals the
-// first expert, NaN and minus infinity last. Sums go in an order fixed by the number of experts.
+// One warp per token, 8 to a block. For equal logits the choice equals the CPU's: by value, the lower index
+// among equals, NaN and minus infinity last. The order of the sums depends only on the number of experts.
 struct RouteParams {
     const float *logits;  // [tokens][stride]
     int64_t stride;
@@ -34,7 +34,7 @@ struct RouteParams {
 };
 Kernel<RouteParams> route_kernel();
 inline constexpr size_t kRouteShared = 8 * (2 * kMaxExperts + kMaxExpertGroups + kMaxUsedExperts) * 4;
-inline constexpr int kRouteTokens = 8;  // of a block
+inline constexpr int kRouteTokens = 8;  // per block
 
 // One block per expert.
 struct GroupRowsParams {

@@ -8,8 +8,8 @@
 
 namespace runnel::kernels::cuda {
 
-// A lane's eight values of a group: [0..3] at k = kFirst(lane) .. +3 and [4..7] at + 16 .. + 19, where the
-// lane 8 chunk + 2 t + sub has kFirst = 64 chunk + 32 sub + 4 t.
+// A lane has eight values of a group: [0..3] at k = kFirst(lane) .. + 3 and [4..7] at + 16 .. + 19. Lane 8
+// chunk + 2 t + sub has kFirst = 64 chunk + 32 sub + 4 t.
 DEVICE int activation_first(int lane) {
     return 64 * (lane >> 3) + 32 * (lane & 1) + 4 * (lane >> 1 & 3);
 }
@@ -27,7 +27,7 @@ struct ActivationPiece {
     float sum[2];  // over the 16-groups 2 sub and 2 sub + 1 of the chunk (in all lanes of them)
 };
 
-// Two numbers that binary16 holds and that add up to a sum of up to 32 integers.
+// Two binary16 numbers whose sum is a sum of up to 32 integers.
 struct SumParts {
     float high, low;
 };
@@ -54,7 +54,7 @@ DEVICE uint32_t largest_of(const float (&x)[8], uint32_t largest) {
     return largest;
 }
 
-// Warp collective. Values at and beyond the end of a row are to be 0.
+// Warp collective. Values beyond the end of a row must be 0.
 DEVICE ActivationPiece quantize_group(const float (&x)[8]) {
     constexpr float kLargest = kActivationLargest;
     const float maximum = bits_float(largest_magnitude(largest_of(x, 0)));
@@ -78,7 +78,7 @@ DEVICE ActivationPiece quantize_group(const float (&x)[8]) {
 
 // --- halves ------------------------------------------------------------------------------------------------
 
-// A row's s, and 1 / s, both powers of two (0 and 0 for a row that is as good as zero).
+// A row's s and 1 / s, both powers of two (0 and 0 for a row that is practically zero).
 struct HalfScale {
     float scale, inverse;
 };

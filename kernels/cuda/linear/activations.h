@@ -1,11 +1,11 @@
-// Quantized activations, in two forms, both of them binary16 numbers for the tensor cores: what the matrix
-// kernels multiply quantized weights with, and what weights in F16 and BF16.
+// Quantized activations in two forms, both of them binary16 numbers for the tensor cores: integers for
+// quantized weights, halves for weights in F16 and BF16.
 //
-// Integers. Per group of 256 values of a row one scale s = max|x| / 2047 and an integer per value:
-//   q = rint(x * (2047 / max|x|));  x ~ s q: 12 bits with the sign, all of which binary16 holds.
-// Products of such integers with those behind quantized weights (of up to 8 bits) sum exactly in the float32
-// of an mma for any 32 columns: below 2^23. The last group of a row may be shorter. A group whose maximum is
-// below 2^-100 has s = 0 and zeros; a NaN in it makes s NaN.
+// Integers. Per group of 256 values of a row there is one scale s = max|x| / 2047 and an integer per value:
+//   q = rint(x * (2047 / max|x|));  x ~ s q: 12 bits with the sign, exact in binary16.
+// Products of such integers with the integers of quantized weights (up to 8 bits) sum exactly in the float32
+// of an mma for any 32 columns: they stay below 2^23. The last group of a row may be shorter. A group whose
+// maximum is below 2^-100 has s = 0 and zeros; a NaN in it makes s NaN.
 //
 // One row (one token) in memory, for K values (a multiple of 32):
 //   codes   [ceil(K / 64) * 64] binary16: of each 32 columns, number 8 t + 4 h + i is column 16 h + 4 t +
@@ -20,7 +20,7 @@
 // Halves. Per row a power of two s with 2^14 <= max|x| / s < 2^15, and binary16 numbers h = rn(x / s): 11
 // bits each, 24 binades below the maximum and more. A row whose maximum is below 2^-100 has s = 0 and zeros;
 // a value that is not finite makes s NaN.
-//   halves  [ceil(K / 64) * 64] binary16, any K, in the order of the codes but that i stands for column
+//   halves  [ceil(K / 64) * 64] binary16, any K, in the order of the codes except that i stands for column
 //           16 h + 4 t + i: the operands B of two mma_f16_k16 whose operands A are those of tiles.h. Ends in
 //           zeros.
 //   half_scale  float
@@ -37,7 +37,7 @@ inline constexpr int kActivationLargest = 2047;  // magnitude of an integer
 inline constexpr int kColumnOrder[4] = {0, 2, 1, 3};
 inline constexpr int kSumParts = 2 * 8, kSum16Parts = 2 * 16;  // numbers per group of 256
 
-// Which of the two a buffer holds.
+// Which of the two forms a buffer holds.
 struct ActivationForms {
     bool integers = false, halves = false;
 
@@ -47,8 +47,8 @@ struct ActivationForms {
     }
 };
 
-// Rows in global memory, one per token, each 16-byte aligned. Strides in elements of the array's type. A form
-// that a buffer does not hold has null pointers.
+// Rows in global memory, one per token, each 16-byte aligned. Strides are in elements of the array's type. A
+// form that the buffer does not hold has null pointers.
 struct Activations {
     uint16_t *codes;
     float *scales;
@@ -65,11 +65,11 @@ constexpr int64_t activation_groups(int64_t k) {
 constexpr int64_t activation_scales_stride(int64_t k) {
     return (activation_groups(k) + 3) / 4 * 4;
 }
-// Of codes and of halves.
+// Stride of codes and of halves.
 constexpr int64_t activation_halves_stride(int64_t k) {
     return (k + kActivationChunk - 1) / kActivationChunk * kActivationChunk;
 }
-// Bytes of the rows of `tokens` tokens, and the rows laid out in that many bytes (256-byte aligned).
+// Bytes of the rows of `tokens` tokens; and the arrays within a buffer of that size (256-byte aligned).
 constexpr int64_t activation_bytes(int64_t k, int64_t tokens, ActivationForms forms) {
     int64_t row = 0;
     if (forms.integers)

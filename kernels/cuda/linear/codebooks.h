@@ -1,9 +1,9 @@
-// The codebooks of gguf/codebook.h as kernels read them: in shared memory, a word per entry, so that a lane
-// gets four weights of an entry with one load and no more than a permute.
+// The codebooks of gguf/codebook.h as kernels read them: in shared memory, one word per entry, so
+// that a lane gets four weights of an entry with one load and at most one permute.
 //   IQ1, IQ2   nibble k is the level of weight k, 0..2: a half of the word is the selector of a prmt
 //   IQ3        byte k is weight k
-// The device keeps the entries as the numbers they were made from (12 KB in all) and unfolds them once a
-// block.
+// Device memory holds the compact numbers of the entries (12 KB in all); each block expands them
+// once.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ DEVICE_DATA Codes<2048> kDeviceIQ1 = codes_of(gguf::kCodesIQ1);
 
 }  // namespace
 
-// Entries of a format's book; 0: it has none.
+// Entries of a format's codebook; 0: none.
 constexpr int book_words(TileFormat f) {
     switch (f) {
         case TileFormat::IQ1:
@@ -70,12 +70,12 @@ DEVICE uint32_t book_code(TileFormat f, int i) {
     }
 }
 
-// The word of an entry, from its number.
+// The expanded word of an entry, from its compact number.
 DEVICE uint32_t book_word(TileFormat f, uint32_t code) {
     if (has_quads(f)) {
         uint32_t level = (code & 0x3fu) | (code & 0xfc0u) << 10;
         level = (level & 0x00070007u) | (level & 0x00380038u) << 5;
-        // gguf::kLevelsIQ3_S and _XXS, the last of which is 2 above its line.
+        // gguf::kLevelsIQ3_S and _XXS; the last level of the latter is 2 above the linear formula.
         if (f == TileFormat::IQ3_S) return 2 * level + 0x01010101u;
         return 8 * level + 0x04040404u + 2 * ((level + 0x01010101u) >> 3 & 0x01010101u);
     }
@@ -84,13 +84,13 @@ DEVICE uint32_t book_word(TileFormat f, uint32_t code) {
     return (levels | levels << 2) & 0x33333333u;
 }
 
-// All threads of a block fill its book; a block_sync has to follow.
+// All threads of a block fill its codebook; a block_sync must follow.
 DEVICE void fill_book(TileFormat f, uint32_t *book) {
     for (int i = thread_index(); i < book_words(f); i += block_threads())
         book[i] = book_word(f, book_code(f, i));
 }
 
-// What a lane looks up: an entry of IQ3, of the others the half that its columns are.
+// What a lane looks up: an entry of IQ3, or for the others the half entry of its columns.
 template <TileFormat F>
 struct Book {
     const uint8_t *base = nullptr;
@@ -106,9 +106,9 @@ struct Book {
     }
 };
 
-// Four weights plus 128 from the selectors of their levels, bit 2 of which takes the second half of the
-// values: levels 8, 25, 43 and their negatives (gguf::kLevelsIQ2); of IQ1 8 (level - 1) + 1 and 8 (level - 1)
-// - 1.
+// Four weights plus 128 from the selectors of their levels; bit 2 of a selector selects the second
+// half of the values. IQ2: levels 8, 25, 43 and their negatives (gguf::kLevelsIQ2). IQ1: 8 (level - 1)
+// + 1 and 8 (level - 1) - 1.
 template <TileFormat F>
 DEVICE uint32_t book_values(uint32_t selectors) {
     if constexpr (F == TileFormat::IQ1)

@@ -1,7 +1,7 @@
-// From a block of a tile (tiles.h) to operands A of mma_f16_k16: what a lane loads, a few bit operations per
-// word of four codes, and the two instructions that make binary16 numbers of it: a code c put under the bits
-// of 1024 reads as 1024 + c, exactly, and what is subtracted takes the offset of the codes with it. Recipes
-// are chosen at compile time; shared by every kernel that multiplies quantized weights.
+// Turns a block of a tile (tiles.h) into operands A of mma_f16_k16: the loads of a lane, a few bit operations
+// per word of four codes, and two instructions that convert them to binary16. A code c placed under the bits
+// of 1024 reads as exactly 1024 + c, and the subtraction that follows includes the offset of the codes.
+// Recipes are chosen at compile time and shared by every kernel that multiplies quantized weights.
 //
 // Indices: lane = 4g + t holds rows g and g + 8 ("row r" = g + 8r); chunk c = 64 columns, sub s = 32 of them,
 // register a as in tiles.h; group = 2c + s.
@@ -18,18 +18,18 @@ struct Constant {
     static constexpr int value = V;
 };
 
-// Values come from a table of 16.
+// Formats whose values come from a table of 16.
 constexpr bool has_table(TileFormat f) {
     return f == TileFormat::IQ4_NL || f == TileFormat::IQ4_XS || f == TileFormat::MXFP4 ||
            f == TileFormat::NVFP4;
 }
 
-// Values of the table are binary16 numbers of one byte, the upper: they have three bits at most.
+// Formats whose table values are binary16 numbers with a zero low byte (at most three significant bits).
 constexpr bool has_short_floats(TileFormat f) {
     return f == TileFormat::MXFP4 || f == TileFormat::NVFP4;
 }
 
-// What is to be subtracted from a code of fragment() to get the weight's integer (IQ3: its magnitude).
+// The offset to subtract from a code of fragment() to get the weight's integer (IQ3: its magnitude).
 constexpr int code_offset(TileFormat f) {
     if (f == TileFormat::IQ4_NL || f == TileFormat::IQ4_XS || (has_codebook(f) && !has_quads(f))) return 128;
     switch (f) {
@@ -48,7 +48,7 @@ constexpr int code_offset(TileFormat f) {
     }
 }
 
-// What a lane holds of one block of 16 x 256 weights: the main plane, and the side planes.
+// A lane's part of one block of 16 x 256 weights: the main plane and the side planes.
 template <TileFormat F>
 struct MainRegisters {
     static constexpr int kWords = F == TileFormat::Q8_0 ? 32 : has_pairs(F) || has_codebook(F) ? 8 : 16;
@@ -71,8 +71,8 @@ struct SideRegisters {
     uint32_t scale[kScale], scale2[kScale2], high[kHigh], signs[kSigns];
 };
 
-// How weights are read: around L1, by the only warp that wants them, or through it; the second serves copies
-// in shared memory, too.
+// How weights are read: past L1, when only one warp reads them, or through it; the second also
+// serves copies in shared memory.
 struct GlobalWeights {
     static DEVICE uint4 load128(const std::byte *p) { return ldg128_stream(p); }
     static DEVICE uint2 load64(const std::byte *p) { return ldg64_stream(p); }
@@ -151,7 +151,7 @@ DEVICE void load_side(const std::byte *block, SideRegisters<F> &r) {
         load_plain_side<F, Memory>(block, r);
 }
 
-// Loads chunk kC of a block; formats that keep two chunks in a load do so with the second, kC = 1 and 3.
+// Loads chunk kC of a block; formats with two chunks per load do so at kC = 1 and 3.
 template <TileFormat F, int kC, class Memory = GlobalWeights>
 DEVICE void load_chunk(const std::byte *block, MainRegisters<F> &r) {
     const std::byte *main = block + tile_layout(F).side + 16 * lane_index();
@@ -171,7 +171,7 @@ DEVICE void load_chunk(const std::byte *block, MainRegisters<F> &r) {
 
 // --- codes ---------------------------------------------------------------------------------------------
 
-// Bits of `word` moved so that bit `from` of each byte comes to lie at bit `to`.
+// Moves bit `from` of each byte of `word` to bit `to`.
 template <int kFrom, int kTo>
 DEVICE uint32_t move_bits(uint32_t word) {
     if constexpr (kFrom > kTo)
@@ -180,8 +180,8 @@ DEVICE uint32_t move_bits(uint32_t word) {
         return word << (kTo - kFrom);
 }
 
-// Entries of a table of 16 bytes for the eight nibbles of a word: into `low` those of the low nibbles of its
-// four bytes, into `high` those of the high nibbles.
+// Looks up the eight nibbles of a word in a table of 16 bytes: the low nibbles of its four bytes into `low`,
+// the high ones into `high`.
 DEVICE void look_up(const uint32_t (&table)[4], uint32_t word, uint32_t &low, uint32_t &high) {
     uint32_t mixed[2];
 #pragma unroll
@@ -194,7 +194,7 @@ DEVICE void look_up(const uint32_t (&table)[4], uint32_t word, uint32_t &low, ui
     high = prmt(mixed[0], mixed[1], 0x7531u);
 }
 
-// Both subs of chunk kC, which lie in the nibbles of the same words, of formats with a table.
+// Both subs of chunk kC, which share the same words as nibbles, for formats with a table.
 template <TileFormat F, int kC>
 DEVICE void look_up_chunk(const MainRegisters<F> &m, uint32_t (&first)[4], uint32_t (&second)[4]) {
     // gguf::kMXFP4Values as binary16, and gguf::kIQ4Values plus 128, four to a word.
@@ -226,8 +226,8 @@ DEVICE uint32_t codebook_register(const MainRegisters<F> &m, const SideRegisters
     }
 }
 
-// The four words of chunk kC, sub kS, that tiles.h calls registers: a code for each of 16 weights. later:
-// carries what is known of sub 1 from the call for sub 0 to the one after it.
+// The four words of chunk kC, sub kS (tiles.h: registers): a code for each of 16 weights. later: carries the
+// results for sub 1 from the call for sub 0 to the next one.
 template <TileFormat F, int kC, int kS>
 DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, const Book<F> &book,
                      uint32_t (&a)[4], uint32_t (&later)[4]) {
@@ -292,18 +292,18 @@ constexpr uint32_t half_of_minus_64(int n) {
     return 0xd400u + 16 * static_cast<uint32_t>(n);
 }
 
-// Formats whose codes are the nibbles of the main plane: they need not be put into bytes first.
+// Formats whose codes are the nibbles of the main plane: they are converted without an expansion to bytes.
 constexpr bool has_plain_nibbles(TileFormat f) {
     return f == TileFormat::Q4_0 || f == TileFormat::Q4_1 || f == TileFormat::Q4_K;
 }
 
-// The numbers of bytes 0 and 2, or (kOdd) 1 and 3, of a word.
+// Bytes 0 and 2, or (kOdd) 1 and 3, of a word as numbers.
 template <TileFormat F, bool kOdd>
 DEVICE uint32_t numbers_of(uint32_t codes) {
     if constexpr (has_short_floats(F)) return prmt(codes, 0, kOdd ? 0x3414u : 0x2404u);
     return h2_sub(prmt(codes, twice(0x6400u), kOdd ? 0x5351u : 0x5250u), twice(half_of_1024(code_offset(F))));
 }
-// Likewise of the low or (kHigh) the high nibbles: of those, 1024 + 16 c is brought back by a division.
+// The same for the low or (kHigh) the high nibbles; the latter read as 1024 + 16 c and are divided.
 template <TileFormat F, bool kHigh>
 DEVICE uint32_t numbers_of_nibbles(uint32_t word) {
     const uint32_t under = and_or(word, twice(kHigh ? 0xf0u : 0x0fu), twice(0x6400u));
@@ -313,8 +313,8 @@ DEVICE uint32_t numbers_of_nibbles(uint32_t word) {
         return h2_sub(under, twice(half_of_1024(code_offset(F))));
 }
 
-// Operands A of chunk kC, sub kS: [h] for its columns 16 h .. 16 h + 15, which are in the order of the
-// activations' codes. later: as of fragment().
+// Operands A of chunk kC, sub kS: [h] for columns 16 h .. 16 h + 15, in the order of the activations' codes.
+// later: as in fragment().
 template <TileFormat F, int kC, int kS>
 DEVICE void weight_numbers(const MainRegisters<F> &m, const SideRegisters<F> &side, const Book<F> &book,
                            uint32_t (&to)[2][4], uint32_t (&later)[4]) {
@@ -355,7 +355,7 @@ DEVICE float half_of(uint32_t word, int index) {
 template <TileFormat F, int kGroup>
 DEVICE float group_scale(const SideRegisters<F> &registers, int r) {
     if constexpr (F == TileFormat::NVFP4) {
-        // The bits of a float with another bias: half of UE4M3, subnormals included.
+        // The bits of a float with another bias: half of the UE4M3 number, subnormals included.
         const uint32_t scale = registers.scale[4 * r + kGroup / 4] >> 8 * (kGroup % 4) & 255u;
         return bits_float(scale << 20) * 0x1p119f;
     } else if constexpr (F == TileFormat::MXFP4) {
@@ -370,22 +370,22 @@ DEVICE float group_minimum(const SideRegisters<F> &registers, int r) {
     return half_of(registers.scale2[4 * r + kGroup / 2], kGroup % 2);
 }
 
-// What an integer scale's byte exceeds the scale by.
+// The offset of an integer scale's byte above the scale.
 constexpr int scale_offset(TileFormat f) {
     if (f == TileFormat::Q6_K) return 128;
     return f == TileFormat::Q3_K || f == TileFormat::IQ4_XS ? 32 : 0;
 }
 
-// Integer scales and minimums of row r, unpacked four groups to a word (bytes, low first, with
-// scale_offset), and the floats they are multiplied with.
+// Integer scales and minimums of row r, unpacked four groups to a word (bytes, low first, with scale_offset),
+// and their float factors.
 template <TileFormat F>
 struct IntegerScales {
     static constexpr int kWords = has_groups_of_16(F) ? 4 : 2;
     uint32_t scale[kWords], minimum[has_minimum(F) ? kWords : 1];
     float d, dmin;
 
-    // d times the scale of group kGroup (of 16 or 32 weights), which is exact: a byte under the bits of 2^23
-    // reads as 2^23 + byte.
+    // d times the scale of group kGroup (of 16 or 32 weights), which is exact: a byte under the bits of
+    // 2^23 reads as 2^23 + byte.
     template <int kGroup>
     DEVICE float factor() const {
         const float byte =
@@ -401,7 +401,7 @@ struct IntegerScales {
     }
 };
 
-// One nibble per byte: bits [4i, 4i + 4) of `word` come to byte i, for i < 4.
+// One nibble per byte: moves bits [4i, 4i + 4) of `word` to byte i, for i < 4.
 DEVICE uint32_t spread_nibbles(uint32_t word) {
     const uint32_t pairs = (word & 0xffu) | (word & 0xff00u) << 8;
     return (pairs & 0x000f000fu) | (pairs & 0x00f000f0u) << 4;
@@ -419,7 +419,7 @@ DEVICE void unpack_scales(const SideRegisters<F> &r, int row, IntegerScales<F> &
         for (int i = 0; i < 2 * kWords; ++i)
             out.scale[i] =
                 2 * spread_nibbles(r.scale[kWords * row + i / 2] >> 16 * (i % 2) & 0xffffu) + 0x01010101u;
-        // Weights are as large as the file's d makes them, for IQ3_XXS times 4, else (but IQ3_S) times 8.
+        // Codebook weights are larger than the file's: IQ3_XXS by 4, the others by 8, IQ3_S by 1.
         constexpr float kUnit = F == TileFormat::IQ3_S ? 1.0f : F == TileFormat::IQ3_XXS ? 0.25f : 0.125f;
         out.d = half_of(r.scale2[0], row) * kUnit;
     } else if constexpr (F == TileFormat::Q4_K || F == TileFormat::Q5_K) {
@@ -468,7 +468,7 @@ struct BlockScales {
             unpack_scales(from, 1, rows[1]);
         }
     }
-    // What the sum of group kGroup (of 16 or 32 weights) counts in row g + 8r.
+    // The factor of the sum of group kGroup (of 16 or 32 weights) in row g + 8r.
     template <int kGroup>
     DEVICE float factor(int r) const {
         if constexpr (has_group_floats(F))
@@ -478,9 +478,9 @@ struct BlockScales {
     }
 };
 
-// Of formats with integer scales: adds to c, which is 0, the sums of minimum * sum(q) over a block, as
-// linear.h has them, for rows g and g + 8 of two tokens. sums(part, half) is operand B: of the first or the
-// second part of the sums (activations.h) those of groups 8 * half + 2t and the next.
+// For formats with integer scales: adds to c, which is 0, the sums of minimum * sum(q) over a block, in the
+// order of linear.h, for rows g and g + 8 of two tokens. sums(part, half) is operand B: the first or second
+// part of the sums (activations.h) of groups 8 * half + 2t and the next.
 template <TileFormat F, class Sums>
 DEVICE void minimum_sums(const IntegerScales<F> (&rows)[2], const Sums &sums, float (&c)[4]) {
     const int t = lane_index() & 3;
@@ -492,7 +492,7 @@ DEVICE void minimum_sums(const IntegerScales<F> (&rows)[2], const Sums &sums, fl
         mma_f16_k16(c, {a[0], a[1], more[0], more[1]},
                     {sums(Constant<1>(), Constant<0>()), sums(Constant<1>(), Constant<1>())});
     } else {
-        // Together they may need 26 bits.
+        // The two parts together may need 26 bits.
         float low[4] = {};
         mma_f16_k8(c, a, sums(Constant<0>(), Constant<0>()));
         mma_f16_k8(low, a, sums(Constant<1>(), Constant<0>()));

@@ -1,4 +1,4 @@
-// F16 and BF16 weights (tiles.h, "halves") for kernels that multiply them: mma_f16_k16, as they lie.
+// F16 and BF16 weights (tiles.h, "halves") as operands of mma_f16_k16, without conversion.
 #pragma once
 
 #include "kernels/cuda/linear/tiles.h"
@@ -6,12 +6,12 @@
 
 namespace runnel::kernels::cuda {
 
-// What a row of BF16 was divided by, from its byte e.
+// The divisor of a BF16 row, from its byte e.
 DEVICE float row_factor(uint32_t e) {
     return bits_float((e - 15) << 23);
 }
 
-// The bytes e of the rows g and g + 8 of a tile; of F16 nothing is read.
+// The bytes e of the rows g and g + 8 of a tile; nothing is read for F16.
 template <TileFormat F>
 DEVICE uint32_t row_exponents(const std::byte *tile) {
     if constexpr (F == TileFormat::BF16)
@@ -20,14 +20,14 @@ DEVICE uint32_t row_exponents(const std::byte *tile) {
         return 0;
 }
 
-// A sum of products for row g + 8r, in the scales of its row and of its token's activations.
+// A sum of products for row g + 8r, times the scales of its row and of its token's activations.
 template <TileFormat F>
 DEVICE float scaled_sum(float sum, uint32_t exponents, int r, float scale) {
     sum = sum * scale;
     return F == TileFormat::BF16 ? sum * row_factor(exponents >> 8 * r & 255u) : sum;
 }
 
-// Where the 64 columns of `chunk` begin in a row tile.
+// The start of the 64 columns of `chunk` in a row tile.
 template <TileFormat F>
 DEVICE const std::byte *half_chunk(const std::byte *tile, int32_t chunk) {
     constexpr TileLayout kLayout = tile_layout(F);

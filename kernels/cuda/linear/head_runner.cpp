@@ -11,12 +11,12 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-// The matrix kernels can read the pieces where they lie: rows of slots begin at 16 bytes.
+// Whether the matrix kernels can read the slices in place: rows of slots are 16-byte aligned.
 bool in_place(const HeadLinear &step, const Weight &weight) {
     return step.from.first % 4 == 0 && (weight.count == 1 || step.from.stride % 4 == 0);
 }
 
-// Bytes of the pieces of `tokens` tokens on their way to the matrices.
+// Bytes of the slices of `tokens` tokens, as the matrix kernels read them.
 int64_t piece_bytes(const HeadLinear &step, const Weight &weight, int32_t tokens) {
     const int64_t rows = weight.count * tokens;
     const ActivationForms forms = forms_of(tile_format(weight.type));
@@ -24,7 +24,7 @@ int64_t piece_bytes(const HeadLinear &step, const Weight &weight, int32_t tokens
     return in_place(step, weight) ? 0 : 4 * rows * stride_of(weight.cols);
 }
 
-// f(step, weight) for all heads of the plan.
+// f(step, weight) for all HeadLinear steps of the plan.
 template <class Function>
 void for_heads(const Program &program, const Plan &plan, const Function &f) {
     for (const Op &op : plan.ops)

@@ -1,28 +1,28 @@
-// y = W x for up to 16 tokens at a time, weights in tiles (tiles.h): decode, verification of drafts, several
-// sequences. Weights are read once for all tokens. Two more ways to the same results: groups of up to 8 rows
-// with a matrix each, for mixtures of experts and the matrices of heads, and linear_prefill.h for many
-// tokens.
+// y = W x for up to 16 tokens at a time, weights in tiles (tiles.h): decode, verification of drafts,
+// several sequences. Weights are read once for all tokens. Two other kernels give the same results: one for
+// groups of up to 8 rows with a matrix each (mixtures of experts, matrices of heads), and linear_prefill.h
+// for many tokens.
 //
-// The canonical order - what every kernel that multiplies these weights computes, to the bit, whatever the
-// number of tokens, the grid and the device (but that devices may sum the 16 products inside an mma of F16
-// and BF16 weights in different ways):
+// The canonical order. Every kernel that multiplies these weights computes exactly this, to the bit, for
+// any number of tokens, any grid and any device (except that devices may differ in the order of the 16
+// products inside an mma of F16 and BF16 weights):
 //   1. The 256-column blocks of a row are cut into W = warps_per_tile(blocks) contiguous ranges; range w is
 //      [w * blocks / W, (w + 1) * blocks / W).
-//   2. A range's partial sum p starts at 0 and takes its blocks in ascending order. A quantized weight is
-//      D c - M: a scale D and a minimum M (or 0) per group of 32 or 16 columns, D = d * scale and M = dmin *
-//      minimum where those are integers, both exact; with the integers q of the activations (activations.h)
-//      sum(c q) and sum(q) over a group are exact, too. b from 0, groups ascending:
-//          b = fma(D, sum(c q), b), then, where the file has float minimums, b = fma(-M, sum(q), b);
-//      where it has integer ones, at the end of the block, with their sum over the block rounded once:
+//   2. A range's partial sum p starts at 0 and adds its blocks in ascending order. A quantized weight is D
+//      c - M: a scale D and a minimum M (or 0) per group of 32 or 16 columns, D = d * scale and M = dmin *
+//      minimum if those are integers, both exact. With the integers q of the activations (activations.h)
+//      sum(c q) and sum(q) over a group are exact, too. b starts at 0; groups ascending:
+//          b = fma(D, sum(c q), b), then, for float minimums, b = fma(-M, sum(q), b);
+//      for integer minimums, at the end of the block, with their sum over the block rounded once:
 //          b = fma(-dmin, float(sum(minimum * sum(q))), b);
-//      at the end of the block p = fma(s, b, p), s the activations' scale;
-//      F16, BF16: c from 0 over the whole range, c = mma(w, h, c) for 16 columns at a time in ascending
-//      order;
-//          p = (c * s) * the factor of a row of BF16 (activations.h, tiles.h: powers of two);
+//      at the end of the block p = fma(s, b, p), with the activations' scale s;
+//     F16, BF16: c starts at 0 for the whole range, c = mma(w, h, c) for 16 columns at a time, ascending;
+//          p = (c * s) * the factor of a BF16 row (activations.h, tiles.h: powers of two);
 //      F32 (activations are float32): four sums, a_t = fma(w, x, a_t) over the columns with
-//          column / 4 % 4 == t in ascending order, continued over all blocks; p = (a_0 + a_1) + (a_2 + a_3).
-//   3. y = ((p_0 + p_1) + p_2) + ...; then * the row's weight; then + bias; then * scale (or act(gate) * up);
-//      then + add.
+//          column / 4 % 4 == t in ascending order, continued over all blocks; p = (a_0 + a_1) + (a_2 +
+//          a_3).
+//   3. y = ((p_0 + p_1) + p_2) + ...; then * the row's weight; then + bias; then * scale (or act(gate) *
+//      up); then + add.
 #pragma once
 
 #include <cstdint>
@@ -38,63 +38,63 @@ inline constexpr int kLinearTokens = 16;      // most tokens of a launch without
 inline constexpr int kLinearGroupTokens = 8;  // most tokens of a group
 inline constexpr int kPreparedTokens = 8;     // most tokens of a launch that prepares its output
 inline constexpr int kLinearMatrices = 4;     // most matrices of a launch: they share type, columns and input
-inline constexpr int kLinearThreads = 256;    // of a block
+inline constexpr int kLinearThreads = 256;    // threads per block
 
-// Warps that share a tile of rows: a function of the matrix alone.
+// Warps that share a tile of rows: depends on the matrix alone.
 constexpr int warps_per_tile(int64_t blocks) {
     return blocks >= 8 ? 8 : blocks >= 4 ? 4 : blocks >= 2 ? 2 : 1;
 }
 
 // Rows of the input that one matrix multiplies: [first, first + count).
 struct TokenGroup {
-    int32_t expert;  // which of the matrices that lie one behind the other
+    int32_t expert;  // which of the matrices
     int32_t first, count;
 };
 
 struct LinearMatrix {
-    const std::byte *tiles;  // of experts: all of them, [expert]
-    const float *bias;       // [rows] or null; of experts [expert][rows]
+    const std::byte *tiles;  // experts: all of them, [expert]
+    const float *bias;       // [rows] or null; experts: [expert][rows]
     const float *add;        // [tokens][add_stride] or null; may be out
     float *out;              // [tokens][out_stride]
     int64_t add_stride, out_stride;
     int32_t rows;
     float scale = 1;
-    int64_t out_skip = 0;  // of heads: floats more from a matrix's last row of out to the next one's first
+    int64_t out_skip = 0;  // heads: extra floats between a matrix's last row of out and the next one's first
 };
 
 enum class LinearGate : int32_t {
     None,
-    Silu,  // matrix[1] is multiplied onto silu(matrix[0]); written to matrix[0].out
+    Silu,  // matrix[0].out = silu(matrix[0] x) * (matrix[1] x)
 };
 
 struct LinearParams {
     LinearMatrix matrix[kLinearMatrices];
-    Activations x;       // of all formats but F32: in the form of the format
-    const float *x_f32;  // of F32: [tokens][x_stride], rows 16-byte aligned
+    Activations x;       // all formats but F32: the form that the format needs
+    const float *x_f32;  // F32: [tokens][x_stride], rows 16-byte aligned
     int64_t x_stride;
     int32_t cols, tokens;
     int32_t matrices;
     LinearGate gate;
-    // Of the kernels for groups alone. Mixtures of experts: rows sorted by expert, in groups (in device
-    // memory; experts.h makes them). Without `groups`: `heads` matrices that lie one behind the other, each
-    // with `tokens` rows of its own: row i * tokens + t of x and of out is row t of matrix i, but that all
-    // rows of matrix i are i * x_skip floats further in x_f32, and i * out_skip in out.
+    // For the kernels of groups only. Mixtures of experts: rows sorted by expert, in groups (in device
+    // memory; written by experts.h). Without `groups`: `heads` matrices, one after the other, each with
+    // `tokens` rows: row i * tokens + t of x and of out is row t of matrix i. Rows of matrix i are offset by
+    // i * x_skip floats in x_f32 and by i * out_skip in out.
     const TokenGroup *groups;
     const int32_t *group_count;
-    const int32_t *sources;    // the row of x that a row of the groups reads; null: the same
+    const int32_t *sources;    // the row of x of each row of the groups; null: the same
     const float *row_weights;  // [rows] or null
     int32_t heads = 1;
     int64_t x_skip = 0;
-    // Of launches without groups, of up to kPreparedTokens tokens, with one output (one matrix, or a gate):
+    // For launches without groups, of up to kPreparedTokens tokens, with one output (one matrix, or a gate):
     // prepare.x is that output, and the block that completes a group of 256 of its columns quantizes them for
-    // the launch after this one. If that needs whole rows, the block that completes the row prepares it;
-    // there is one token then. prepare.out is not x: other blocks still read that.
+    // the next launch. If quantization needs whole rows, there is one token, and the block that completes the
+    // row prepares it. prepare.out is not x, which other blocks still read.
     QuantizeParams prepare{};
-    uint32_t *arrivals = nullptr;  // one per group of 256 rows: zero, and zero again afterwards
-    int32_t late_trigger = 0;      // not 0: grid_dep_trigger() at the end, to compare (switches.h)
+    uint32_t *arrivals = nullptr;  // one per group of 256 rows: zero before and after a launch
+    int32_t late_trigger = 0;      // not 0: grid_dep_trigger() at the end, for comparisons (switches.h)
 };
 
-// The form in which a format wants its activations: integers, halves or (F32) none.
+// The form of activations that a format needs: integers, halves or (F32) none.
 constexpr ActivationForms forms_of(TileFormat format) {
     return {!is_float(format) && !is_half(format), is_half(format)};
 }
@@ -103,20 +103,20 @@ constexpr ActivationForms forms_of(TileFormat format) {
 Kernel<LinearParams> linear_kernel(TileFormat format, int tokens);
 size_t linear_shared(TileFormat format, int tokens);
 
-// The kernel for groups of up to `tokens` tokens (1..kLinearGroupTokens): experts, or heads, each with any
-// number of tokens in slices of kLinearGroupTokens, for which `groups` is null. Shared memory:
-// linear_shared().
+// The kernel for groups of up to `tokens` tokens (1..kLinearGroupTokens): experts, or heads,
+// each with any number of tokens in slices of kLinearGroupTokens; `groups` is null for heads.
+// Shared memory: linear_shared().
 Kernel<LinearParams> linear_groups_kernel(TileFormat format, int tokens);
 
-// The formats with codebooks, and NVFP4, whose kernels are compiled apart.
+// The formats with codebooks, and NVFP4: their kernels are in separate files.
 constexpr bool is_apart(TileFormat format) {
     return has_codebook(format) || format == TileFormat::NVFP4;
 }
-// Either of the two for these (linear_codebooks.cu).
+// Either kernel for these formats (linear_codebooks.cu).
 Kernel<LinearParams> linear_codebooks_kernel(TileFormat format, int tokens, bool grouped);
 
-// How many blocks have something to do, with up to `groups` groups: the largest sensible grid. Results do not
-// depend on the grid.
+// The number of blocks with work, with up to `groups` groups: the largest useful grid. Results
+// do not depend on the grid.
 int64_t linear_blocks(const LinearParams &params, int64_t groups = 1);
 
 }  // namespace runnel::kernels::cuda

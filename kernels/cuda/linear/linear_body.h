@@ -1,28 +1,28 @@
 // The kernels of linear.h, for linear.cu and linear_codebooks.cu: y = W x for up to 16 tokens at a time;
 // linear.h holds the order of every operation.
 //
-// Weights are operand A of the tensor cores (16 rows of a tile), activations operand B: columns 2t and 2t + 1
-// of an 8-column group are tokens t and t + 4 of eight, so that a lane's accumulators are those of "its"
-// tokens 4 * group + t for the rows g and g + 8, and of up to four tokens half of them need not be looked at.
-// Quantized weights become integers in binary16 (fragments.h): the sums of a group are exact.
+// Weights are operand A of the tensor cores (16 rows of a tile), activations operand B: columns 2t and 2t +
+// 1 of an 8-column group are tokens t and t + 4 of eight. A lane's accumulators are then those of its own
+// tokens 4 * group + t for rows g and g + 8, and with up to four tokens half of them are not used. Quantized
+// weights become integers in binary16 (fragments.h): the sums of a group are exact.
 //
-// A block of 8 warps forms 8 / W teams of W = warps_per_tile warps; a team takes a tile of 16 rows at a time
-// (tiles are handed out by block index, a persistent grid), its warps a range of blocks each; partial sums
-// meet in shared memory and one thread per output adds them in order and writes the result. Per step, a warp
-// has the next block of weights (2-4 KB) on the way while it multiplies the one at hand. Activations are read
-// from L1: a warp's share of them is small, and every warp of the multiprocessor with the same range shares
-// it.
+// A block of 8 warps forms 8 / W teams of W = warps_per_tile warps. A team takes one tile of 16 rows at a
+// time (assigned by block index, a persistent grid), each of its warps a range of blocks; partial sums meet
+// in shared memory, and one thread per output adds them in order and writes the result. In each step, a warp
+// loads the next block of weights (2-4 KB) while it multiplies the current one. Activations are read from
+// L1: a warp's share of them is small, and all warps of the multiprocessor with the same range share it.
 //
-// What the next launch reads can be quantized here (LinearParams::prepare), by the block that happens to
-// complete it: a launch less, whose gap on a H100 is some 1.3 us (kernels.md). A block counts its tiles when
-// it has done them all, so the loop knows nothing of it; nobody waits for anybody.
+// The input of the next launch can be quantized here (LinearParams::prepare), by the block that happens to
+// complete it. This saves a launch, whose gap inside a graph was measured at about 1.3 us on an H100. A
+// block counts its tiles after it has done them all, so the loop is unaffected and no block waits for
+// another.
 //
-// Bytes: each weight once, 16 bytes a lane and load; activations 2 n per column and multiprocessor; outputs
-// 4 n per row.
+// Bytes: each weight once, 16 bytes per lane and load; activations 2 n per column and multiprocessor;
+// outputs 4 n per row.
 //
-// F16 and BF16 weights go to the tensor cores as they lie: 16 columns of 8 tokens are one instruction, and a
-// warp has 2 KB (64 columns) on the way. Activations are 2 n bytes per column. F32 weights are multiplied by
-// plain fma in float32.
+// F16 and BF16 weights enter the tensor cores without conversion: 16 columns of 8 tokens are one
+// instruction, and a warp loads 2 KB (64 columns) ahead. Activations are 2 n bytes per column. F32 weights
+// are multiplied by plain fma in float32.
 #pragma once
 
 #include <type_traits>
@@ -45,9 +45,9 @@ constexpr int kGroupTiles = kActivationGroup / kTileRows;  // row tiles of a gro
 
 // --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
 
-// Where a lane finds the activations of the tokens whose columns it feeds (of product m those of column g:
-// token 8m + g / 2, or, if g is odd, 4 more), and which tokens it stands for. Columns without a token repeat
-// those of token 0: their results are dropped.
+// Where a lane finds the activations of the tokens whose columns it loads (for product m those of column g:
+// token 8m + g / 2, or 4 more if g is odd), and which tokens its sums belong to. Columns without a token
+// repeat those of token 0; their results are dropped.
 template <int kGroups, bool kGrouped>
 struct LaneTokens {
     static constexpr int kProducts = (kGroups + 1) / 2;
@@ -71,7 +71,7 @@ struct LaneActivations : LaneTokens<kGroups, kGrouped> {
     using LaneTokens<kGroups, kGrouped>::kProducts, LaneTokens<kGroups, kGrouped>::column,
         LaneTokens<kGroups, kGrouped>::own;
     const Activations &x;
-    int32_t piece[kProducts];  // in x.codes, of the first 32 columns
+    int32_t piece[kProducts];  // offset in x.codes, of the first 32 columns
 
     DEVICE LaneActivations(const LinearParams &p, TokenGroup group)
         : LaneTokens<kGroups, kGrouped>(p, group), x(p.x) {
@@ -86,7 +86,7 @@ struct LaneActivations : LaneTokens<kGroups, kGrouped> {
     DEVICE float scale(int j, int32_t block) const {
         return x.scales[own[j] * static_cast<int32_t>(x.scales_stride) + block];
     }
-    // The parts of the sums of two groups of 32, for the token the lane stands for.
+    // The parts of the sums of two groups of 32, for the lane's own token.
     DEVICE uint2 parts(int j, int32_t chunk) const {
         const uint16_t *first =
             x.sums + own[j] * static_cast<int32_t>(x.sums_stride) + chunk / 4 * kSumParts + chunk % 4 * 2;
@@ -104,14 +104,14 @@ struct LaneActivations : LaneTokens<kGroups, kGrouped> {
     }
 };
 
-// The block that a warp works on after the one at hand; 0 chunks: there is none.
+// The block that a warp processes after the current one; 0 chunks: there is none.
 struct NextBlock {
     const std::byte *block;
     int chunks;
 };
 
-// Calls f(chunk, sub) - both Constants - for the first `groups` groups of 32 columns, and as soon as a
-// chunk's registers are free, loads into them that chunk of the block that comes next: a rolling prefetch of
+// Calls f(chunk, sub), both Constants, for the first `groups` groups of 32 columns. As soon as a
+// chunk's registers are free, loads the same chunk of the next block into them: a rolling prefetch of
 // one block.
 template <TileFormat F, class Function>
 DEVICE void for_groups(int groups, MainRegisters<F> &w, NextBlock next, const Function &f) {
@@ -127,13 +127,13 @@ DEVICE void for_groups(int groups, MainRegisters<F> &w, NextBlock next, const Fu
     chunk(Constant<3>());
 }
 
-// Side planes of the next block take registers as long as they wait. The formats that unpack their scales
-// have none to spare for more than half a block; all their blocks are whole.
+// Side planes of the next block occupy registers until they are used. Formats that unpack their scales have
+// no registers to spare for more than half a block; all their blocks are whole.
 constexpr bool loads_sides_late(TileFormat f) {
     return !has_group_floats(f);
 }
 
-// A block of weights times the activations of its columns. `next` is loaded into w and side on the way.
+// Multiplies a block of weights with the activations of its columns. Meanwhile loads `next` into w and side.
 template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBlock next, const Book<F> &book,
                            const LaneActivations<kGroups, kGrouped> &x, int32_t block, int groups,
@@ -142,13 +142,13 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
     const SideRegisters<F> own = side;
     const BlockScales<F> scales(own);
     constexpr int kSideGroup =
-        loads_sides_late(F) ? 4 : 0;  // the group with which the next ones are asked for
+        loads_sides_late(F) ? 4 : 0;  // the group at which the next side planes are loaded
     float sum[kGroups][2] = {};
     uint32_t later[4] = {};
-    uint2 parts[kGroups];  // of float minimums: of the chunk's two groups
+    uint2 parts[kGroups];  // float minimums: of the chunk's two groups
     for_groups<F>(has_group_floats(F) ? groups : 8, w, next, [&](auto chunk, auto sub) {
         constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
-        constexpr int kParts = has_groups_of_16(F) ? 2 : 1;  // with a scale each
+        constexpr int kParts = has_groups_of_16(F) ? 2 : 1;  // with one scale each
         if (kGroup == kSideGroup && next.chunks > 0) load_side<F>(next.block, side);
         uint32_t a[2][4];
         weight_numbers<F, kC, kS>(w, own, book, a, later);
@@ -211,8 +211,8 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
     }
 }
 
-// The registers of these do not suffice for what the compiler would keep from tile to tile: addresses that it
-// can make anew.
+// Kernels without registers for the addresses that the compiler would keep between
+// tiles; they recompute them.
 constexpr bool short_of_registers(TileFormat format, int groups, bool grouped) {
     switch (format) {
         case TileFormat::Q6_K:
@@ -239,7 +239,7 @@ DEVICE void load_block(NextBlock first, MainRegisters<F> &w, SideRegisters<F> &s
     if (first.chunks > 3) load_chunk<F, 3>(first.block, w);
 }
 
-// Begins with the first block of the range in w and side, and leaves `after` there.
+// Starts with the first block of the range in w and side, and leaves `after` in them.
 template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                            NextBlock after, const Book<F> &book, MainRegisters<F> &w, SideRegisters<F> &side,
@@ -265,13 +265,13 @@ DEVICE void load_half_chunk(const std::byte *chunk, uint32_t (&w)[16]) {
     load_half_step<3>(chunk, w);
 }
 
-// Begins with the first chunk of the range in w, and leaves `after`, the one it is to begin with next, there.
+// Starts with the first chunk of the range in w, and leaves `after`, the next one, in it.
 template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                                 const std::byte *after, uint32_t (&w)[16], float (&sums)[kGroups][2]) {
     const LaneTokens<kGroups, kGrouped> lane(p, group);
     constexpr int kProducts = LaneTokens<kGroups, kGrouped>::kProducts;
-    int32_t piece[kProducts];  // in the halves, of the first 32 columns
+    int32_t piece[kProducts];  // offset in the halves, of the first 32 columns
 #pragma unroll
     for (int m = 0; m < kProducts; ++m)
         piece[m] = lane.column[m] * static_cast<int32_t>(p.x.halves_stride) + 8 * (lane_index() & 3);
@@ -281,7 +281,7 @@ DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const s
     float c[kProducts][4] = {};
     for (int32_t chunk = 4 * range.begin; chunk < end; ++chunk) {
         const std::byte *next = chunk + 1 < end ? half_chunk<F>(tile, chunk + 1) : after;
-        const auto columns = [&](auto half) {  // 32 of them
+        const auto columns = [&](auto half) {  // 32 columns
             constexpr int kHalf = decltype(half)::value;
 #pragma unroll
             for (int m = 0; m < kProducts; ++m) {
@@ -306,8 +306,8 @@ DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const s
     }
 }
 
-// Every lane sums its four columns of a step for all tokens; then the four lanes of a row are added, and each
-// keeps the token it stands for.
+// Every lane sums its four columns of a step for all tokens; then the four lanes of a row are added,
+// and each keeps its own token.
 template <int kGroups, bool kGrouped>
 DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                                  float (&sums)[kGroups][2]) {
@@ -348,7 +348,7 @@ DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const 
 template <int kGroups>
 struct LinearShared {
     float partial[2][kWarps][kGroupTokens * kGroups][kTileRows];  // [0]: the gate or the only matrix, [1]: up
-    // Of LinearParams::prepare: the groups of 256 outputs that the team's tiles completed.
+    // For LinearParams::prepare: the groups of 256 outputs that the team's tiles completed.
     int32_t complete[kWarps][32], complete_count[kWarps];
     QuantizeShared quantize;
 };
@@ -358,14 +358,14 @@ struct LinearBookShared : LinearShared<kGroups> {
     uint32_t book[kWords];
 };
 
-// A tile of rows of one matrix, and the tokens it is multiplied with.
+// A tile of rows of one matrix, and its tokens.
 struct Unit {
     int matrix;
     int32_t tile;
     TokenGroup group;
 };
 
-// Units that share weights follow one another. groups: groups_of(), which is 1 without them.
+// Units that share weights are adjacent. groups: groups_of(), or 1 without groups.
 template <int kTokens, bool kGrouped>
 DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
     int32_t tile = kGrouped ? unit / groups : unit;
@@ -376,8 +376,8 @@ DEVICE Unit unit_of(const LinearParams &p, int32_t groups, int32_t unit) {
     return {matrix, tile, group};
 }
 
-// Two blocks of 256 threads leave 128 registers to each, which scales to unpack beside several products do
-// not fit.
+// Two blocks of 256 threads leave 128 registers to each thread, too few to unpack
+// scales beside several products.
 constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grouped) {
     if (is_half(format)) return 2;
     if (groups == 1) {
@@ -390,8 +390,8 @@ constexpr int blocks_per_multiprocessor(TileFormat format, int groups, bool grou
     return wide || (groups == 4 && format == TileFormat::Q4_1) ? 1 : 2;
 }
 
-// kGrouped: several groups of tokens, of experts, of heads or slices of a batch; else the launch's tokens are
-// one group.
+// kGrouped: several groups of tokens (experts, heads or slices of a batch); otherwise the
+// launch's tokens are one group.
 template <TileFormat F, int kGroups, bool kGrouped>
 struct Linear {
     using Params = LinearParams;
@@ -408,8 +408,8 @@ struct Linear {
         return tile_bytes(p, F, matrix, unit.tile, kGrouped ? unit.group.expert : 0);
     }
 
-    // What a warp carries from tile to tile: its range of blocks, and the registers that the next tile's
-    // first block is already on its way to.
+    // A warp's state between tiles: its range of blocks, and the registers into which the next tile's
+    // first block is being loaded.
     struct Warp {
         Range range;
         MainRegisters<F> main;
@@ -423,7 +423,7 @@ struct Linear {
             if (tile == nullptr) return {nullptr, 0};
             return {tile + range.begin * block_bytes(F), chunks_at(p.cols, range.begin)};
         }
-        // What it multiplies first is on its way.
+        // Starts the load of the warp's first block.
         DEVICE void begin(const Params &p, const std::byte *tile) {
             if constexpr (is_half(F))
                 load_half_chunk(first_chunk(tile), main.main);
@@ -432,7 +432,7 @@ struct Linear {
         }
     };
 
-    // The warp's range of one tile of rows, to shared memory. next: the tile it takes after this one, or
+    // The warp's range of one tile of rows, stored in shared memory. next: the tile after this one, or
     // null.
     static DEVICE void partial(const Params &p, TokenGroup group, const std::byte *tile,
                                const std::byte *next, Warp &warp, float (&to)[kTokens][kTileRows]) {
@@ -478,8 +478,8 @@ struct Linear {
 
     // --- LinearParams::prepare ---
 
-    // The team's units number `first` to `first` + 31: those that complete a group are listed. By the team's
-    // first warp, when all outputs of the block are written.
+    // Lists the groups that the team's units `first` to `first` + 31 complete. Called by the team's first
+    // warp, after all outputs of the block are written.
     static DEVICE void arrive(const Params &p, Shared &shared, int team, int32_t units, int32_t unit,
                               int32_t step) {
         const auto tiles = static_cast<int32_t>(row_tiles(p.matrix[0].rows));
@@ -492,14 +492,14 @@ struct Linear {
             fence_gpu();
             last = atomic_inc_wrap_u32(p.arrivals + group, static_cast<uint32_t>(others)) ==
                    static_cast<uint32_t>(others);
-            if (last) fence_gpu();  // what other blocks wrote: for all threads behind the next barrier
+            if (last) fence_gpu();  // other blocks' writes, for all threads after the next barrier
         }
         const uint32_t all = ballot(last);
         if (last) shared.complete[team][popc(all & ((1u << lane_index()) - 1u))] = group;
         if (lane_index() == 0) shared.complete_count[team] = popc(all);
     }
 
-    // By all threads, a block_sync later.
+    // By all threads, one block_sync later.
     static DEVICE void prepare_complete(const Params &p, Shared &shared, int teams) {
         for (int team = 0; team < teams; ++team) {
             const int32_t count = shared.complete_count[team];
@@ -514,7 +514,7 @@ struct Linear {
     }
 
     static DEVICE void prepare_outputs(const Params &p, Shared &shared, int warps, int32_t units) {
-        // Nothing of this is to be kept from before the loop.
+        // Recomputed here, so that nothing is kept in registers across the loop.
         const int warp =
             short_of_registers(F, kGroups, kGrouped) ? computed_anew(warp_index()) : warp_index();
         const int teams = kWarps / warps, team = warp / warps;
@@ -533,7 +533,7 @@ struct Linear {
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
         const int warps = warps_per_tile(blocks), teams = kWarps / warps, team = warp_index() / warps;
         const int32_t step = block_count() * teams;
-        if (kGrouped && p.groups != nullptr) grid_dep_wait();  // they are the work of a kernel before
+        if (kGrouped && p.groups != nullptr) grid_dep_wait();  // a previous kernel writes them
         const int32_t groups = kGrouped ? groups_of(p, kTokens) : 1, units = tiles_of(p) * groups;
         Warp warp;
         warp.range = range_of(blocks, warps, warp_index() % warps);

@@ -1,8 +1,8 @@
-// y = W x for up to 16 tokens at a time: the instances of linear_body.h for the formats with codebooks, and
-// NVFP4.
+// y = W x for up to 16 tokens at a time: the instances of linear_body.h for the formats
+// with codebooks, and NVFP4.
 //
-// A register of operand A is one load from the book in shared memory and 3-5 bit operations; 32 lanes ask for
-// 32 entries at random, which takes the shared memory some 3.5 clocks on average: 14 per 512 weights.
+// A register of operand A is one load from the codebook in shared memory and 3-5 bit operations; 32 lanes
+// load 32 random entries, which takes about 3.5 clocks of shared memory on average: 14 per 512 weights.
 #include "kernels/cuda/linear/linear.h"
 #include "kernels/cuda/linear/linear_body.h"
 

@@ -1,5 +1,5 @@
-// Which of the matrix kernels multiplies how many tokens. All give the same bits, so this is about time
-// alone.
+// Chooses the matrix kernel for a number of tokens. All give the same bits; they differ in speed
+// only.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,23 @@
 
 namespace runnel::kernels::cuda {
 
-// Loads the kernels that launch_linear() may take for batches of up to `max_tokens`, or launch_experts().
+// Loads the kernels that launch_linear() and launch_experts() may use for batches of up to `max_tokens` tokens.
 void prepare_linear(TileFormat format, int32_t max_tokens);
 void prepare_experts(TileFormat format, int32_t max_tokens);
 
-// params.tokens of them, without groups.
+// Multiplies params.tokens tokens, without groups.
 void launch_linear(Launcher &launcher, const LinearParams &params, TileFormat format);
 
-// params.heads matrices, each with params.tokens rows of its own; the kernels are those of prepare_experts().
+// Multiplies params.heads matrices, each with params.tokens rows; the kernels are those of prepare_experts().
 void launch_heads(Launcher &launcher, const LinearParams &params, TileFormat format);
 
 // The rows of a batch of `tokens` tokens by expert.
 struct ExpertRows {
     int32_t tokens, experts, rows;
-    const TokenGroup *few, *many;  // lists of groups (experts.h), and how long they are
+    const TokenGroup *few, *many;  // lists of groups (experts.h), and their lengths
     const int32_t *few_count, *many_count;
 };
-// `params` gets the groups that suit the format.
+// Sets the groups of `params` that suit the format.
 void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat format,
                     const ExpertRows &rows);
 

@@ -1,4 +1,4 @@
-// What the kernels for few and for many tokens share: the order of linear.h, and how work is numbered.
+// Shared by the kernels for few and for many tokens: the order of linear.h and the numbering of work.
 #pragma once
 
 #include "kernels/cuda/linear/linear.h"
@@ -26,7 +26,7 @@ DEVICE int chunks_at(int32_t cols, int32_t block) {
     return (groups_at(cols, block) + 1) / 2;
 }
 
-// Where a row tile of a matrix begins, of the expert's (or head's) matrix.
+// The start of a row tile of a matrix, which may be an expert's or a head's.
 DEVICE const std::byte *tile_bytes(const LinearParams &p, TileFormat format, int matrix, int32_t tile,
                                    int32_t expert) {
     const LinearMatrix &m = p.matrix[matrix];
@@ -40,7 +40,7 @@ DEVICE int32_t source_row(const LinearParams &p, TokenGroup group, int32_t row) 
 
 // --- units of work ---
 
-// Row tiles of all matrices. With a gate, its tile and that of `up` are one.
+// Row tiles of all matrices. With a gate, its tile and that of `up` count as one.
 DEVICE int32_t tiles_of(const LinearParams &p) {
     if (p.gate != LinearGate::None) return static_cast<int32_t>(row_tiles(p.matrix[0].rows));
     int32_t tiles = 0;
@@ -63,7 +63,7 @@ DEVICE TokenGroup group_at(const LinearParams &p, int32_t size, int32_t index) {
 
 // --- blocks of several row tiles, for many tokens ---
 
-// Row tiles that a unit of kSlots covers: with a gate, each of its tiles comes with that of `up`.
+// Row tiles covered by a unit of kSlots: with a gate, each of its tiles comes with that of `up`.
 template <int kSlots>
 DEVICE int32_t tiles_of_unit(const LinearParams &p) {
     return p.gate != LinearGate::None ? kSlots / 2 : kSlots;
@@ -74,7 +74,7 @@ struct TileAt {
     int matrix;  // -1: none
     int32_t tile;
 };
-// What is in a slot of a unit. With a gate, slots 2i and 2i + 1 are a tile of the gate and the same of `up`.
+// The tile in a slot of a unit. With a gate, slots 2i and 2i + 1 are a tile of the gate and the same of `up`.
 template <int kSlots>
 DEVICE TileAt tile_at(const LinearParams &p, int32_t unit, int slot) {
     if (p.gate != LinearGate::None) {
@@ -90,7 +90,7 @@ DEVICE TileAt tile_at(const LinearParams &p, int32_t unit, int slot) {
     return {-1, 0};
 }
 
-// One output; `up` counts with a gate only.
+// Writes one output; `up` is used only with a gate.
 DEVICE void write_output(const LinearParams &p, TileAt tile, TokenGroup group, int token, int32_t row,
                          float y, float up) {
     const LinearMatrix &m = p.matrix[tile.matrix];

@@ -1,18 +1,18 @@
 // The kernels of linear_prefill.h, for linear_prefill.cu and linear_prefill_codebooks.cu: y = W x for many
-// tokens; linear_prefill.h says what for and what it can reach, linear.h the order of every operation.
+// tokens. linear_prefill.h states their purpose and expected speed, linear.h the order of every operation.
 //
-// A block of 8 warps computes 16 row tiles x 48 tokens: warp i the row tiles 2i and 2i + 1, so that with a
-// gate a lane holds gate and up of its outputs. All comes by cp.async, a step ahead: a warp's weights, which
-// nobody else wants, chunk by chunk of 64 columns, their side planes block by block; and activations (6 KB a
-// chunk), which lie in memory in the order of operand B already. Weights become binary16 integers in
-// registers (fragments.h), once for all tokens. A product of 16 x 8 x 32 (16) is one float32 per output and
-// exact; it costs one fma, with the group's scale. Sums of blocks and of ranges of blocks are in registers,
-// those of the ranges before, which change every eighth of the columns, in shared memory: 48 KB, each lane
-// its own. More tokens would take more registers than there are.
+// A block of 8 warps computes 16 row tiles x 48 tokens, warp i the row tiles 2i and 2i + 1, so that with a
+// gate a lane holds gate and up of its outputs. Everything arrives by cp.async, a step ahead: each warp's own
+// weights chunk by chunk of 64 columns, their side planes block by block, and activations (6 KB per chunk),
+// which are stored in the order of operand B. Weights become binary16 integers in registers (fragments.h),
+// once for all tokens. A product of 16 x 8 x 32 (16) is one exact float32 per output and costs one fma with
+// the group's scale. Sums of blocks and of the current range are in registers; those of earlier ranges, which
+// change every eighth of the columns, in shared memory (48 KB, each lane its own). More tokens would take
+// more registers than there are.
 //
 // Bytes from L2 per 256 x 48 outputs and column: 96 of activations and 144 (4.5 bits) of weights.
 //
-// On sm_75, which has 64 KB, it is 16 tokens at a time.
+// sm_75, with 64 KB of shared memory, computes 16 tokens at a time.
 #pragma once
 
 #include <algorithm>
@@ -32,24 +32,24 @@ constexpr int kChunkPieces = kActivationChunk / 8;  // 16-byte pieces of a token
 template <TileFormat F, bool kTuring>
 struct PrefillShared {
     static constexpr int kTokens = kTuring ? kPrefillTokens / 3 : kPrefillTokens;
-    // Chunks that are copied at a time: formats that keep two in a load need both.
+    // Chunks per copy: formats with two chunks per load need both.
     static constexpr int kStep = has_pairs(F) ? 2 : 1, kStepBytes = kStep * tile_layout(F).chunk;
     static constexpr bool kMinimums = has_minimum(F), kIntegerMinimums = kMinimums && !has_group_floats(F);
     static constexpr int kSumPieces = has_groups_of_16(F) ? 4 : 2;  // 16-byte pieces of a token's sums
     static constexpr int kSumBlocks = kIntegerMinimums ? 2 : 1;
     uint4 x[2][2][kTokens][kChunkPieces / 2];  // [32 columns][token]
     uint4 main[2][kPrefillTiles][kStepBytes / 16];
-    uint4 side[kPrefillTiles][tile_layout(F).side / 16];  // of the block that comes next
-    float4 all[kWarps][2][kTokens / 8][32];               // of the ranges before
-    // Of the block at hand and the next: the sums' parts; of float minimums the sums themselves.
+    uint4 side[kPrefillTiles][tile_layout(F).side / 16];  // of the next block
+    float4 all[kWarps][2][kTokens / 8][32];               // sums of the earlier ranges
+    // Of the current and the next block: the parts of the sums, or for float minimums the sums themselves.
     uint4 sums[kSumBlocks][kMinimums ? kTokens : 1][kSumPieces];
     float group_sums[2][kMinimums && !kIntegerMinimums ? 8 : 1][kTokens];
-    float4 scales[2][kTokens];    // of four blocks, and the next four
-    TileAt tiles[kPrefillTiles];  // of the unit: not in registers, which are short
+    float4 scales[2][kTokens];    // of four blocks, and of the next four
+    TileAt tiles[kPrefillTiles];  // of the unit: registers are short
     uint32_t book[std::max(book_words(F), 1)];
 };
 
-// --- what a thread brings into shared memory ---------------------------------------------------------------
+// --- what a thread copies into shared memory ---------------------------------------------------------------
 
 template <TileFormat F, bool kTuring>
 struct PrefillLoader {
@@ -59,7 +59,7 @@ struct PrefillLoader {
 
     const LinearParams &p;
     const TokenGroup group;
-    int32_t rows[kPasses];  // whose pieces of the activations it brings; -1: nobody's
+    int32_t rows[kPasses];  // rows of activations that the thread copies; -1: none
 
     DEVICE PrefillLoader(const LinearParams &params, TokenGroup tokens) : p(params), group(tokens) {
 #pragma unroll
@@ -70,7 +70,7 @@ struct PrefillLoader {
         return token < group.count && token < kTokens ? source_row(p, group, token) : -1;
     }
 
-    // Chunk kC of block `at` of the activations, and what belongs to the blocks that it is the first of.
+    // Chunk kC of block `at` of the activations, and the side data of the blocks that start with it.
     template <int kC>
     DEVICE void copy(Shared &shared, int32_t at) const {
         const int piece = thread_index() % kChunkPieces;
@@ -97,7 +97,7 @@ struct PrefillLoader {
         copy_piece(&shared.sums[block % Shared::kSumBlocks][token][piece], sums, row(token),
                    has_groups_of_16(F) ? p.x.sums16_stride : p.x.sums_stride, 8 * (kPieces * block + piece));
     }
-    // Of float minimums: what was copied becomes the sums that are multiplied with.
+    // For float minimums: adds the copied parts to the sums that are multiplied.
     DEVICE void add_sums(Shared &shared, int32_t block) const {
         for (int i = thread_index(); i < 8 * kTokens; i += kThreads) {
             const int token = i / 8, index = i % 8;
@@ -126,12 +126,12 @@ struct PrefillMultiplier {
     Shared &shared;
     const Book<F> &book;
     const std::byte *tile[2];
-    bool few;  // the upper half of the tokens is not there
+    bool few;  // the upper half of the tokens does not exist
     MainRegisters<F> main[2];
     SideRegisters<F> side[2];
     Sums block, range;
 
-    // Copies `pieces` of 16 bytes of either tile, from byte `at` on.
+    // Copies `pieces` of 16 bytes of both tiles, from byte `at` on.
     template <int kPieces>
     DEVICE void copy(uint4 (*to)[kPieces], int64_t at) const {
         for (int i = lane_index(); i < 2 * kPieces; i += 32) {
@@ -140,7 +140,7 @@ struct PrefillMultiplier {
                        (second == 0 ? tile[0] : tile[1]) + at + 16 * piece);
         }
     }
-    // The main planes of chunk kC (and the next) of a block: on their way to shared memory, and from there.
+    // The main planes of chunk kC (and the next) of a block: issues their copy, and loads them from shared memory.
     template <int kC>
     DEVICE void copy_weights(int32_t at) const {
         constexpr TileLayout kLayout = tile_layout(F);
@@ -155,14 +155,14 @@ struct PrefillMultiplier {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const uint4 *own = shared.main[kC / kStep % 2][2 * warp_index() + i];
-                // As if the whole block were there.
+                // Load as if the whole block existed.
                 load_chunk<F, kC + kStep - 1, CachedWeights>(
                     reinterpret_cast<const std::byte *>(own) - kBefore, main[i]);
             }
         }
     }
 
-    // The side planes of a block, likewise.
+    // The same for the side planes of a block.
     DEVICE void copy_sides(int32_t at) const {
         copy(shared.side, at * block_bytes(F));
     }
@@ -192,10 +192,10 @@ struct PrefillMultiplier {
         }
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
-            // No later column is loaded before: that takes more registers than there are.
+            // Keeps later columns from being loaded early: that would take too many registers.
             if (j % 3 == 0) warp_sync();
             if (j == kColumns / 2 && few) break;
-            // Lane 4g + t reads of token g the piece t: 512 bytes in a row for the warp.
+            // Lane 4g + t reads piece t of token g: 512 adjacent bytes for the warp.
             const uint4 b = ld128(&shared.x[kC % 2][kS][8 * j][0] + lane_index());
             float2 sums{};
             if constexpr (kMinimum)
@@ -221,7 +221,7 @@ struct PrefillMultiplier {
         return reinterpret_cast<const float *>(&shared.scales[at / 4 % 2][token])[at % 4];
     }
 
-    // A block's columns are done: its sums go into the range's, and start again.
+    // At the end of a block's columns: adds its sums to the range's and clears them.
     DEVICE void finish_block(const BlockScales<F> (&scales)[2], int32_t at) {
         const int buffer = at % 2, g = lane_index() >> 2, t = lane_index() & 3;
 #pragma unroll
@@ -253,7 +253,7 @@ struct PrefillMultiplier {
         }
     }
 
-    // A range of blocks is done. Behind the last one, `range` is the result.
+    // At the end of a range of blocks. After the last one, `range` is the result.
     DEVICE void finish_range(bool first, bool last) {
         if (first && last) return;
 #pragma unroll
@@ -306,7 +306,7 @@ struct LinearPrefillBody {
     static_assert(sizeof(Shared) <= (kTuring ? 64 : 99) << 10);
     static constexpr bool kFloatMinimums = Shared::kMinimums && !Shared::kIntegerMinimums;
 
-    // Where the loop over the columns is.
+    // The position of the loop over the columns.
     struct Position {
         int32_t blocks, chunks;  // of the matrix
         int32_t block;
@@ -315,18 +315,18 @@ struct LinearPrefillBody {
         DEVICE bool has(int chunk) const { return 4 * block + chunk < chunks; }
     };
 
-    // All threads: chunk kC of a block has come, the next is on its way.
+    // All threads: waits for chunk kC of a block and issues the next one.
     template <int kC>
     static DEVICE void start_chunk(Shared &shared, const Loader &loader, const Multiplier &m, bool busy,
                                    const Position &at) {
         cp_async_wait<0>();
-        block_sync();  // everybody's copies have come, and nobody reads the chunk before
+        block_sync();  // all copies have arrived, and the previous chunk is no longer read
         if (at.has(kC + 1)) {
             const int32_t block = at.block + (kC + 1) / 4;
             loader.template copy<(kC + 1) % 4>(shared, block);
             if (busy) m.template copy_weights<(kC + 1) % 4>(block);
         }
-        // The first chunk reads the sides of its own block.
+        // The first chunk reads the side planes of its own block.
         if (kC == 1 && at.more()) {
             if (busy) m.copy_sides(at.block + 1);
             if constexpr (kFloatMinimums) loader.copy_sums(shared, at.block + 1);
@@ -335,7 +335,7 @@ struct LinearPrefillBody {
         if (kFloatMinimums && kC == 3 && at.more()) loader.add_sums(shared, at.block + 1);
     }
 
-    // Chunk kC of a block, which has been started.
+    // Multiplies chunk kC of a block, whose copy has been issued.
     template <int kC>
     static DEVICE void multiply_chunk(const Loader &loader, Multiplier &m, const BlockScales<F> (&scales)[2],
                                       const Position &at) {
@@ -355,7 +355,7 @@ struct LinearPrefillBody {
         multiply_chunk<kC>(loader, m, scales, at);
     }
 
-    // A warp's two row tiles, of which the second may not be there.
+    // A warp's two row tiles, of which the second may not exist.
     static DEVICE void multiply_tiles(Shared &shared, const Loader &loader, Multiplier &m, Position &at) {
         const int ranges = warps_per_tile(at.blocks);
         int finished = 0;  // ranges
@@ -395,7 +395,7 @@ struct LinearPrefillBody {
         const Loader loader(p, group);
         Position at{static_cast<int32_t>(col_blocks(p.cols)), static_cast<int32_t>(col_chunks(p.cols)), 0};
         if (busy) {
-            // A second tile that is not there is read as the first once more; its results go nowhere.
+            // A missing second tile is replaced by the first; its results are dropped.
             TileAt second = tile_at<kPrefillTiles>(p, unit, slot + 1);
             if (second.matrix < 0) second = first;
             m.tile[0] = tile_bytes(p, F, first.matrix, first.tile, group.expert);
@@ -425,13 +425,13 @@ struct LinearPrefillBody {
         const LinearParams &p = params.linear;
         Book<F> book;
         if constexpr (has_codebook(F)) {
-            fill_book(F, shared.book);  // the first block_sync() is far off
+            fill_book(F, shared.book);  // a block_sync() follows before it is read
             book = Book<F>(shared.book);
         }
         grid_dep_wait();
         const int32_t groups = groups_of(p, params.slice), tiles = tiles_of_unit<kPrefillTiles>(p),
                       units = (tiles_of(p) + tiles - 1) / tiles * groups;
-        // Units that share weights follow one another.
+        // Units that share weights are adjacent.
         for (int32_t unit = block_index(); unit < units; unit += block_count()) {
             const TokenGroup group = group_at(p, params.slice, unit % groups);
             if constexpr (kTuring) {

@@ -1,10 +1,10 @@
 // y = W x for many tokens with weights in F32: see linear_prefill.h.
 //
-// These are multiplied in float32, as for few tokens, so the multiply-adds are the limit (67 TFLOP/s on a
-// H100); such matrices are small (routers, mostly). A block of 8 warps computes 4 row tiles x 64 tokens, a
-// warp all 64 rows for 8 tokens: per 16 columns a lane loads 16 pieces of 16 bytes (weights, which all warps
-// share through L1, and activations) for 256 multiply-adds. A lane holds one of the four sums of each of its
-// 64 outputs (linear.h, order of floats), the other three are with its neighbors until a range ends.
+// These weights are multiplied in float32, as for few tokens, so the multiply-adds are the limit (67 TFLOP/s
+// on an H100); such matrices are small (mostly routers). A block of 8 warps computes 4 row tiles x 64 tokens,
+// each warp all 64 rows for 8 tokens: per 16 columns a lane loads 16 pieces of 16 bytes (weights, which all
+// warps share through L1, and activations) for 256 multiply-adds. A lane holds one of the four sums of each
+// of its 64 outputs (linear.h, order of floats); its neighbors hold the other three until a range ends.
 #include "kernels/cuda/linear/linear_order.h"
 #include "kernels/cuda/linear/linear_prefill.h"
 #include "kernels/cuda/steps/float_steps.h"
@@ -20,7 +20,7 @@ struct LinearPrefillFloats {
     static constexpr const char *kName = "linear_prefill_floats";
     static constexpr int kThreads = 32 * kWarps, kBlocks = 1;
 
-    // What a warp multiplies: rows of x, and row tiles. Slots without a tile repeat the first.
+    // The operands of a warp: rows of x, and row tiles. Slots without a tile repeat the first.
     struct Operands {
         const std::byte *tile[kTiles];
         const float *x;  // row 0
@@ -65,7 +65,7 @@ struct LinearPrefillFloats {
         }
     }
 
-    // The four lanes of a row add their sums; each keeps tokens t and t + 4 of them.
+    // Adds the sums of the four lanes of a row; each lane keeps tokens t and t + 4.
     static DEVICE void fold(bool first, float (&sums)[kTiles][2][kWarpTokens], float (&all)[kTiles][2][2]) {
         const int t = lane_index() & 3;
 #pragma unroll

@@ -1,14 +1,14 @@
 // y = W x for many tokens with weights in F16 and BF16: see linear_prefill.h.
 //
 // A block of 8 warps computes 8 row tiles x 128 tokens: warp (i, j) the row tiles 2i and 2i + 1 and the
-// tokens 64j .. 64j + 63, so that with a gate a lane holds gate and up of its outputs. Per 32 columns 8 KB of
-// weights and 8 KB of activations come by cp.async, three stages ahead (on sm_75 one, through registers);
-// both lie in memory as the tensor cores want them, so a warp takes 12 loads of 16 bytes for 32 mma and no
-// other arithmetic.
+// tokens 64j .. 64j + 63, so that with a gate a lane holds gate and up of its outputs. Per 32 columns 8
+// KB of weights and 8 KB of activations arrive by cp.async, three stages ahead (on sm_75 one, through
+// registers). Both are stored in the tensor cores' order, so a warp needs 12 loads of 16 bytes for 32
+// mma and no other arithmetic.
 //
-// Bytes against the floor: from L2 64 bytes per 128 outputs and column; from shared memory 6 KB per warp for
-// 32 mma of 16 x 8 x 16, which is what bounds the kernel on sm_90: 128 bytes a clock are 78% of what mma.sync
-// can do there, 480 TFLOP/s (kernels.md's rates; nothing was measured).
+// Bytes: from L2 64 per 128 outputs and column; from shared memory 6 KB per warp for 32 mma of 16 x 8 x 16.
+// The latter bounds the kernel on sm_90: 128 bytes per clock allow 78% of the rate of mma.sync there (620
+// TFLOP/s), 480 TFLOP/s (estimated, not measured).
 #include "kernels/cuda/linear/halves.h"
 #include "kernels/cuda/linear/linear_order.h"
 #include "kernels/cuda/linear/linear_prefill.h"
@@ -19,8 +19,8 @@ namespace {
 
 constexpr int kWarps = 8, kTokens = kPrefillHalfTokens, kStageCols = 32;
 constexpr int kPieces = kStageCols / 8;       // 16-byte pieces of a token's stage
-constexpr int kWarpTokens = kTokens / 2;      // of a warp
-constexpr int kWarpGroups = kWarpTokens / 8;  // 8-column groups of it
+constexpr int kWarpTokens = kTokens / 2;      // of the block's
+constexpr int kWarpGroups = kWarpTokens / 8;  // 8-column groups per warp
 
 template <bool kTuring>
 struct HalvesShared {
@@ -38,11 +38,11 @@ struct LinearPrefillHalvesBody {
     static_assert(sizeof(Shared) <= (kTuring ? 64 : 99) << 10);
     static constexpr int kStages = Shared::kStages, kPasses = kTokens * kPieces / (32 * kWarps);
 
-    // What a thread brings into shared memory.
+    // What a thread copies into shared memory.
     struct Loader {
         const std::byte *tile;          // of this warp, or null
         const uint16_t *from[kPasses];  // the pieces of activations, of columns 0 to 31; null: no token
-        const uint16_t *any;            // somewhere in the activations
+        const uint16_t *any;            // any address in the activations
 
         DEVICE Loader(const LinearParams &p, TokenGroup group, const std::byte *own)
             : tile(own), any(p.x.halves) {
@@ -72,7 +72,7 @@ struct LinearPrefillHalvesBody {
         }
     };
 
-    // What a lane has of 32 rows x 64 tokens: [tile][8 tokens][as mma_f16_k16].
+    // A lane's sums for 32 rows x 64 tokens: [tile][8 tokens][as mma_f16_k16].
     struct Sums {
         float range[2][kWarpGroups][4], all[2][kWarpGroups][4];
     };
@@ -87,7 +87,7 @@ struct LinearPrefillHalvesBody {
                 a[tile][step] = ld128(&shared.weights[slot][first_tile + tile][step][lane_index()]);
 #pragma unroll
         for (int j = 0; j < kWarpGroups; ++j) {
-            // Lane 4g + t reads of token g the piece t: 512 bytes in a row for the warp.
+            // Lane 4g + t reads piece t of token g: 512 adjacent bytes for the warp.
             const uint4 b = ld128(&shared.x[slot][first_token + 8 * j][0] + lane_index());
 #pragma unroll
             for (int tile = 0; tile < 2; ++tile) {
@@ -98,7 +98,7 @@ struct LinearPrefillHalvesBody {
         }
     }
 
-    // A range of blocks is done; the first one starts the sum.
+    // At the end of a range of blocks; the first range starts the sum.
     static DEVICE void finish_range(const Shared &shared, int first_token, bool first,
                                     const uint32_t (&exponents)[2], Sums &sums) {
         const int t = lane_index() & 3;
@@ -147,7 +147,7 @@ struct LinearPrefillHalvesBody {
     // Eight row tiles times the tokens of a group.
     static DEVICE void multiply(const LinearParams &p, Shared &shared, int32_t unit, TokenGroup group) {
         const int warp = warp_index(), first_tile = warp / 2 * 2, first_token = warp % 2 * kWarpTokens;
-        // A pair's second tile that is not there is read as the first once more; its results go nowhere.
+        // A missing second tile of a pair is replaced by the first; its results are dropped.
         const auto tile_or_first = [&](int slot) {
             const TileAt at = tile_at<kPrefillHalfTiles>(p, unit, slot);
             return at.matrix < 0 && slot % 2 == 1 ? tile_at<kPrefillHalfTiles>(p, unit, slot - 1) : at;
@@ -175,7 +175,7 @@ struct LinearPrefillHalvesBody {
         int range = 0;
         for (int32_t stage = 0; stage < stages; ++stage) {
             cp_async_wait<kStages - 2>();
-            block_sync();  // everybody's copies have come, and nobody reads the stage before
+            block_sync();  // all copies have arrived, and the previous stage is no longer read
             if (stage + kStages - 1 < stages) loader.copy(shared, stage + kStages - 1);
             cp_async_commit();
             if (!busy) continue;
@@ -194,7 +194,7 @@ struct LinearPrefillHalvesBody {
         grid_dep_wait();
         const int32_t groups = groups_of(p, kTokens), tiles = tiles_of_unit<kPrefillHalfTiles>(p);
         const int32_t units = (tiles_of(p) + tiles - 1) / tiles * groups;
-        // Units that share weights follow one another.
+        // Units that share weights are adjacent.
         for (int32_t unit = block_index(); unit < units; unit += block_count())
             multiply(p, shared, unit / groups, group_at(p, kTokens, unit % groups));
         grid_dep_trigger();

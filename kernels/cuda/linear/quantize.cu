@@ -1,11 +1,11 @@
-// y = norm(x) * weight, then integers of 12 bits per group of 256 values, binary16 numbers, or both; see
-// quantize.h for the formula.
+// y = norm(x) * weight, then integers of 12 bits per group of 256 values, binary16 numbers, or
+// both; see quantize.h for the formula.
 //
-// A block of 8 warps takes one row; a warp takes the groups w, w + 8, ... Each lane loads two float4 per
-// group (the warp a contiguous KB), keeps nothing between the passes: all but the first read the row from L1.
-// With a norm there is one for its sum, with halves one for the largest value.
-// Bytes against the floor: 4 per value read (and 4 of the norm weight per block), 2 + 3/8 written of
-// integers, 2 of halves.
+// A block of 8 warps takes one row; warp w takes the groups w, w + 8, ... Each lane loads two
+// float4 per group (the warp a contiguous KB) and keeps nothing between passes: all but the first
+// read the row from L1. A norm adds one pass for its sum, halves one for the largest value. Bytes:
+// 4 per value read (and 4 of the norm weight per block), 2 + 3/8 written for integers, 2 for
+// halves.
 #include "kernels/cuda/linear/quantize.h"
 
 #include "kernels/cuda/linear/quantize_row.h"
@@ -31,7 +31,7 @@ struct QuantizePieces {
     static constexpr const char *kName = "quantize_pieces";
     static constexpr int kThreads = 256, kBlocks = 4, kWarps = kThreads / 32;
 
-    // As load_group(), of a piece that may begin anywhere.
+    // Like load_group(), for a slice with any alignment.
     static DEVICE void load(const float *x, int32_t width, int group, float (&v)[8]) {
         if (reinterpret_cast<uintptr_t>(x) % 16 == 0) return load_group(x, width, group, v);
         const int k = group * kActivationGroup + activation_first(lane_index());
@@ -42,7 +42,8 @@ struct QuantizePieces {
         }
     }
 
-    // Warp: the largest magnitude of a piece, as bits. Pieces are short: each of its groups' warps looks.
+    // Warp collective: the largest magnitude of a slice, as bits. Slices are short, so the warp of each
+    // of its groups computes it.
     static DEVICE uint32_t largest(const float *x, int32_t width) {
         uint32_t own = 0;
         for (int group = 0; group < groups_of(width); ++group) {

@@ -1,5 +1,5 @@
-// Rows of float32 -> quantized activations (quantize.h says what is computed, in which order), for kernels:
-// those that only quantize, and those that quantize what they have just computed.
+// Rows of float32 -> quantized activations (quantize.h defines the result and its order), for kernels that
+// only quantize and for those that quantize their own output.
 #pragma once
 
 #include "kernels/cuda/linear/quantize.h"
@@ -32,14 +32,14 @@ DEVICE void store_integers(const Activations &out, int32_t width, int64_t row, i
                            const ActivationPiece &piece) {
     const int lane = lane_index(), t = lane >> 1 & 3;
     const int k = group * kActivationGroup + activation_first(lane), columns = k - 4 * t;  // the first of 32
-    // Scales are read four at a time: those behind the last are 0.
+    // Scales are read four at a time: those after the last are 0.
     const int last = groups_of(width) - 1, padded = group + (lane & 3);
     if (lane == 0 || (lane < 4 && group == last && padded < out.scales_stride))
         out.scales[row * out.scales_stride + padded] = lane == 0 ? piece.scale : 0.0f;
     if (columns / kActivationChunk * kActivationChunk < width)
         st128(out.codes + row * out.codes_stride + columns + 8 * t, piece.codes);
     if (t != 0) return;
-    // Groups that are not there have sums of 0.
+    // Missing groups have sums of 0.
     const int of_32 = columns % kActivationGroup / 32;
     uint16_t *sums = out.sums + row * out.sums_stride + group * kSumParts + of_32;
     const SumParts all = parts_of(piece.sum[0] + piece.sum[1]);
@@ -104,7 +104,7 @@ DEVICE void quantize_row(const QuantizeParams &p, int64_t row, QuantizeShared &s
     }
 }
 
-// Warp: one group of a row, where that needs nothing of the others.
+// Warp collective: one group of a row, if it does not depend on the others.
 DEVICE void quantize_group_of(const QuantizeParams &p, int64_t row, int group) {
     float v[8];
     load_group(p.x + row * p.x_stride, p.width, group, v);

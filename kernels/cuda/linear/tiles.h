@@ -1,22 +1,22 @@
-// How weights lie in device memory: tiles of 16 rows x 256 columns, in the order in which a warp feeds its
-// tensor cores. One layout serves one token, small batches and prefill.
+// The layout of weights in device memory: tiles of 16 rows x 256 columns, in the order in
+// which a warp feeds its tensor cores. One layout serves one token, small batches and prefill.
 //
-// A matrix [rows][cols] is ceil(rows / 16) row tiles, each contiguous; a row tile is its 256-column blocks in
-// ascending order; a block is
+// A matrix [rows][cols] is ceil(rows / 16) row tiles, each contiguous; a row tile is its
+// 256-column blocks in ascending order; a block is
 //     side planes   scales, minimums, upper bits of the weights: always for 256 columns
 //     main plane    per 64 columns ("chunk"): the low bits of the weights, or the weights
-// A last block of fewer columns has fewer chunks. Padding - rows up to 16, columns up to 64 - is zero bits,
-// which are weights of value 0 in every format (their scales are 0). All planes and blocks start at multiples
-// of 16 bytes, and a block takes no more bytes than the 16 x 256 weights in the file, but for BF16
-// (0.4% more), the types converted below and four of those with codebooks: IQ2_XXS, IQ2_XS and IQ3_XXS (6, 5
-// and 4% more) keep all signs here, IQ1_S and IQ1_M (16 and 4%) share one format.
+// A last block of fewer columns has fewer chunks. Padding (rows up to 16, columns up to 64) is
+// zero bits, which are weights of value 0 in every format (their scales are 0). All planes and
+// blocks start at multiples of 16 bytes. A block takes no more bytes than the 16 x 256 weights
+// in the file, with these exceptions: BF16 (0.4% more), the types converted below, and five
+// with codebooks: IQ2_XXS, IQ2_XS and IQ3_XXS (6, 5 and 4% more) store all signs here, IQ1_S
+// and IQ1_M (16 and 4%) share one format.
 //
-// Fragment order: lane 4g + t of a warp holds rows g and g + 8 of operand A, of 32 columns in four words
-// a0..a3
-// ("registers") of 4 bytes; byte i of register a belongs to
+// Fragment order: lane 4g + t of a warp holds rows g and g + 8 of operand A, of 32 columns in
+// four words a0..a3 ("registers") of 4 bytes; byte i of register a belongs to
 //     row g + 8 * (a & 1), column 16 * (a >> 1) + 4t + i      of the 32 columns of one group.
-// A "code" is the unsigned integer that the file stores for a weight (0..15 for 4-bit types ...; int8 for
-// Q8_0). Which plane holds what of it:
+// A "code" is the unsigned integer that the file stores for a weight (0..15 for 4-bit types
+// ...; int8 for Q8_0). The planes store it as follows:
 //     nibbles   [chunk][lane][a] words, byte i: code & 15 of group 2 * chunk in the low nibble, of group
 //               2 * chunk + 1 in the high nibble.
 //     bytes     [chunk][group of the chunk][lane][a] words: Q8_0.
@@ -28,27 +28,27 @@
 //     bit 2     [lane][2 * h + r] words (Q3_K): bit j of byte i belongs to row g + 8r, column 16 * (8h + j) +
 //               4t + i.
 //     halves    [16 columns][lane][a] words of two binary16: row g + 8 * (a & 1), columns 4t + 2 * (a >> 1),
-//               + 1: the operand A of m16n8k16 with its columns in another order, in which a lane reads the
-//               activations of 32 columns at once. Of F16 the weights; of BF16 the weights times 2^(142 - e),
-//               where 2^(e - 127) <= max|w| < 2^(e - 126) in the row (e at least 16): bf16's 8 bits are kept
-//               down to 2^-32 of the row's largest weight, and smaller ones to 2^-40 of it. So one
-//               instruction, at its full rate, serves both types, and the activations need not be rounded to
-//               8 bits.
+//               + 1: the operand A of m16n8k16 with its columns in another order, in which a
+//               lane reads the activations of 32 columns at once. Of F16 the weights; of BF16
+//               the weights times 2^(142 - e), where 2^(e - 127) <= max|w| < 2^(e - 126) in
+//               the row (e at least 16): bf16's 8 bits are kept down to 2^-32 of the row's
+//               largest weight, and smaller ones to 2^-40 of it. So one instruction, at its
+//               full rate, serves both types, and the activations need not be rounded to 8
+//               bits.
 //     f32       [16 columns][row half r][lane][4]: row g + 8r, columns 4t .. 4t + 3.
-// Of the formats with codebooks (gguf/codebook.h), an entry of eight weights belongs to two lanes, t = 2u and
-// 2u + 1: "pair" 2g + u. j = 4 * s + a is the register of a chunk that (half) an entry goes to:
+// Of the formats with codebooks (gguf/codebook.h), an entry of eight weights belongs to two
+// lanes, t = 2u and 2u + 1: "pair" 2g + u. j = 4 * s + a is the register of a chunk that
+// (half) an entry goes to:
 //     indices   [chunk][pair (lane of IQ3)][s] words: byte a is the low 8 bits of the entry's index.
-//     upper     bits of the index: IQ2_XS [pair], IQ3_S [lane] words: bit 8 * chunk + j; IQ2_S [pair][chunk /
-//     2]
-//               words: 2 bits from 2 * (8 * (chunk % 2) + j) on; IQ1 [pair][chunk] words: bits 4j .. 4j + 2,
-//               and in bit 4j + 3 whether the entry is shifted down.
+//     upper     bits of the index: IQ2_XS [pair], IQ3_S [lane] words: bit 8 * chunk + j; IQ2_S [pair]
+//               [chunk / 2] words: 2 bits from 2 * (8 * (chunk % 2) + j) on; IQ1 [pair][chunk]
+//               words: bits 4j .. 4j + 2, and in bit 4j + 3 whether the entry is shifted down.
 //     signs     [lane][chunk] words: of weight i (4t + i of its 16) bit 8i + j (IQ3) or 16 * s + 4i + a
-//     (IQ2):
-//               where a shift and a mask put it beside the weights.
+//               (IQ2), so that a shift and a mask align it with the weights.
 // The planes of scales are described with TileFormat.
 //
-// TQ1_0 and TQ2_0, which no tensor-core recipe is worth, become Q2_K tiles of the same values: scale 1,
-// minimum 1, both factors d.
+// TQ1_0 and TQ2_0 have no tensor-core recipe of their own; they become Q2_K tiles of the same
+// values: scale 1, minimum 1, both factors d.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +60,7 @@ namespace runnel::kernels::cuda {
 
 inline constexpr int kTileRows = 16, kTileCols = 256, kChunkCols = 64;
 
-// What a tile holds. Side planes in their order; "pair" means {row g, row g + 8} for g = 0..7.
+// The content of a tile. Side planes in their order; "pair" means {row g, row g + 8} for g = 0..7.
 enum class TileFormat : uint8_t {
     F32,      // none
     F16,      // none
@@ -78,8 +78,8 @@ enum class TileFormat : uint8_t {
     Q5_K,     // as Q4_K, bit 4
     Q6_K,     // int8 scales[16][16], f16 d[8 pairs][2], bits 4-5
     IQ4_XS,   // [8 pairs]{scales_l of row g, of row g + 8 (4 bytes each), scales_h (2 each), f16 d (2 each)}
-    NVFP4,    // uint8 scale[16][16 groups of 16]: UE4M3; 0x7f is 240 here (the file's 0x7f, its 0, is written
-              // as 0)
+    NVFP4,    // uint8 scale[16][16 groups of 16]: UE4M3; 0x7f is 240 here,
+              // and the file's 0x7f, which means 0, is stored as 0
     IQ1,      // 4-bit s[8 pairs][2][16 groups of 16], f16 d[8 pairs][2], upper
     IQ2_XXS,  // 4-bit s[8 pairs][2][8 groups], f16 d[8 pairs][2], signs
     IQ2_XS,   // 4-bit s[8 pairs][2][16 groups of 16], f16 d[8 pairs][2], upper, signs
@@ -148,7 +148,7 @@ constexpr TileLayout tile_layout(TileFormat format) {
     return {};
 }
 
-// Whether matrices of a type can be put into tiles: F32, F16, BF16 and every block format of gguf/block.h.
+// Whether matrices of a type can be stored in tiles: F32, F16, BF16 and every block format of gguf/block.h.
 constexpr bool has_tiles(gguf::Type type) {
     switch (type) {
         case gguf::Type::F32:
@@ -244,7 +244,7 @@ constexpr TileFormat tile_format(gguf::Type type) {
 constexpr bool is_float(TileFormat f) {
     return f == TileFormat::F32;
 }
-// Multiplied as they are by tensor cores; the others as the integers behind them.
+// Multiplied by tensor cores without conversion; the others as integers.
 constexpr bool is_half(TileFormat f) {
     return f == TileFormat::F16 || f == TileFormat::BF16;
 }

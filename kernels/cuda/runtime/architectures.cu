@@ -1,4 +1,4 @@
-// The architectures that nvcc was asked for.
+// The architectures that nvcc compiled for.
 #include "kernels/cuda/runtime/device_code.h"
 
 namespace runnel::kernels::cuda {

@@ -14,13 +14,13 @@ bool same(const Attention::Temperature &a, const Attention::Temperature &b) {
     return a.beta == b.beta && a.length == b.length && a.offset == b.offset;
 }
 
-// As kernels/program.h has it.
+// The temperature factor of kernels/program.h.
 float factor(const Attention::Temperature &t, int32_t position) {
     const int64_t lengths = (int64_t{position} + t.offset) / t.length;
     return static_cast<float>(1 + static_cast<double>(t.beta) * std::log1p(static_cast<double>(lengths)));
 }
 
-// Of the program, each once.
+// The distinct temperatures of the program.
 std::vector<Attention::Temperature> temperatures_of(const Program &program) {
     std::vector<Attention::Temperature> all;
     for_each_step<Attention>(program, [&](const Attention &a) {
@@ -31,9 +31,9 @@ std::vector<Attention::Temperature> temperatures_of(const Program &program) {
     return all;
 }
 
-constexpr int64_t kMostEntries = (1 << 20) / kBlockTokens;  // of a table, at first
+constexpr int64_t kMostEntries = (1 << 20) / kBlockTokens;  // of a table, initially
 
-// Of a table of a group with so many blocks.
+// Entries of a table of a group with this many blocks.
 int64_t table_entries(const CacheConfig &cache, int32_t blocks) {
     if (cache.context == 0) return std::max(blocks, 1);
     return std::min((int64_t{cache.context} + kBlockTokens - 1) / kBlockTokens, kMostEntries);

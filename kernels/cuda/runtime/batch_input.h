@@ -1,5 +1,5 @@
-// What differs from batch to batch, in device memory at addresses that never change: kernels recorded in a
-// graph read it there.
+// Everything that changes between batches, in device memory at fixed addresses, where kernels
+// recorded in a graph read it.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,18 @@ class BatchInput {
     BatchInput() = default;
     BatchInput(const Program &program, const CacheConfig &cache, int32_t max_tokens);
 
-    // Bytes of the device's memory that the constructor takes for the tables of a cache, and for all else.
+    // Bytes of device memory that the constructor allocates: for the block tables, and for everything else.
     static size_t table_bytes(const CacheConfig &cache, int32_t max_tokens);
     static size_t bytes(const Program &program, int32_t max_tokens);
 
-    // Makes room for the batch's block tables. True when they, or their strides, moved: a table has an entry
-    // per block of the sequence, and the constructor makes room for a million cells of each, or the context
-    // if that is less. Windows return blocks, so longer sequences need not be larger. Precondition: the
-    // stream is idle.
+    // Enlarges the block tables if the batch needs it. Returns true when they, or their strides, changed. A
+    // table has one entry per block of the sequence; the constructor allocates entries for a million cells
+    // each, or for the context if that is shorter. (Windows return blocks, so a sequence can be longer than
+    // the pool.) Precondition: the stream is idle.
     [[nodiscard]] bool reserve(const Batch &batch);
 
-    // Precondition: the batch is as backend.h says and reserve() was called; the copies of the last upload
-    // are done.
+    // Preconditions: the batch is valid (backend.h), reserve() was called, and the copies
+    // of the last upload are done.
     void upload(Stream &stream, const Batch &batch);
 
     const int32_t *tokens() const { return device_.as<int32_t>(); }
@@ -42,12 +42,12 @@ class BatchInput {
         return tables_[static_cast<size_t>(group)].device.as<int32_t>();
     }
     int64_t table_stride(int32_t group) const { return tables_[static_cast<size_t>(group)].stride; }
-    // What the queries of every token are multiplied by; null without a temperature. Precondition: one of the
-    // program's attention steps has it.
+    // The query factor of every token; null without a temperature. Precondition: one of the program's
+    // attention steps has this temperature.
     const float *factors(const Attention::Temperature &temperature) const;
 
   private:
-    static constexpr int64_t kInfo = 3;  // arrays of int32 before the sequences; behind them the factors
+    static constexpr int64_t kInfo = 3;  // arrays of int32 before the sequences; the factors follow them
     static constexpr int64_t kSequenceInts = 5;
     static int64_t rounded(int32_t tokens) { return (int64_t{tokens} + 3) / 4 * 4; }
     static int64_t factors_at(int64_t tokens) { return kInfo * tokens + 4 + kSequenceInts * tokens; }
@@ -60,7 +60,7 @@ class BatchInput {
         DeviceMemory device;
     };
     int64_t max_tokens_ = 0;
-    std::vector<Attention::Temperature> temperatures_;  // of the program, each once
+    std::vector<Attention::Temperature> temperatures_;  // the distinct ones of the program
     PinnedMemory host_;
     DeviceMemory device_;
     std::vector<Tables> tables_;

@@ -1,4 +1,4 @@
-// Everything a CUDA kernel uses beyond plain C++: the one header where PTX and vendor intrinsics live.
+// Everything a CUDA kernel uses beyond plain C++: the only header with PTX and vendor intrinsics.
 //
 // Kernels are written once, in .cu files, and compiled twice: by nvcc for the device (device_nvcc.h: inline
 // PTX) and by g++ for the emulator of tests/simt/ (device_emulated.h: declarations; every function below
@@ -7,19 +7,19 @@
 // Rules for kernels, which the emulator enforces:
 //   - blocks and grids are one-dimensional, a block is whole warps;
 //   - every collective (marked "warp" or "block" below) is reached by all its threads at one place in the
-//     source: none in divergent code, none after an early return;
+//     source: not in divergent code, and not after an early return;
 //   - shared memory is one struct, shared_memory<T>(), whose size the launch states;
-//   - matrices whose contents never change are read with ldg*_stream; everything else with plain C++ or
-//   ld128;
-//   - a kernel launched as a dependent (programmatic dependent launch) may read weights, and only those,
-//     before grid_dep_wait(), which every thread executes or has behind a barrier. grid_dep_trigger() comes
-//     after it, as early as possible: the next launch then reads its weights while this one works. (The
-//     wait of the next launch is for the end of this one, wherever the trigger stands.)
+//   - matrices whose contents never change are read with ldg*_stream, everything else with plain C++ or
+//     ld128;
+//   - a kernel launched as a dependent (programmatic dependent launch) may read only weights before
+//     grid_dep_wait(), which every thread executes or has behind a barrier. grid_dep_trigger() comes after
+//     it, as early as possible: the next launch can then read its weights while this one runs. (The next
+//     launch's wait is for the end of this one, wherever the trigger is.)
 //
 // Float arithmetic: -fmad=false on the device and -ffp-contract=off on the host, so that a * b + c rounds
 // twice in both and fma_rn once in both; +, -, *, / and sqrt_rn are IEEE on both. With the polynomials of
-// math.h all float results are the same bits on every device and in the emulator, except those of the
-// floating-point mma, whose order of summation the hardware does not say.
+// math.h all float results have the same bits on every device and in the emulator, except those of the
+// floating-point mma, whose order of summation the hardware does not specify.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Which machine code this program has for a device. Where it has none, the driver compiles the kernels' PTX.
-// Builds without nvcc have neither (devices_absent.cpp).
+// The architectures for which this program has machine code. For others, the driver compiles the kernels'
+// PTX. Builds without nvcc have neither (devices_absent.cpp).
 #pragma once
 
 #include <span>
@@ -11,14 +11,14 @@ namespace runnel::kernels::cuda {
 // the emulator and in builds without nvcc.
 std::span<const int> compiled_architectures();
 
-// Machine code runs on devices of its major version and its minor one or a higher.
+// Machine code runs on devices of the same major version and the same or a higher minor version.
 constexpr bool has_code_for(std::span<const int> compiled, int major, int minor) {
     for (const int architecture : compiled)
         if (architecture / 10 == major && architecture % 10 <= minor) return true;
     return false;
 }
 
-// One line for the user if the device `device` has to wait for that at its first start; else empty.
+// One line for the user if the first start on this device must wait for that compilation; else empty.
 std::string compile_note(int device);
 
 inline std::string compile_note(std::span<const int> compiled, int major, int minor) {

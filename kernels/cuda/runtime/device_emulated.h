@@ -1,5 +1,5 @@
-// device.h as g++ compiles it for the emulator: declarations, defined in tests/simt/. See device.h for what
-// each function does. Collectives carry the place they are called from, so that a divergence can be named.
+// device.h as g++ compiles it for the emulator: declarations of functions that tests/simt/ defines. device.h
+// documents each. Collectives carry their call site, so that an error can name where threads diverged.
 #pragma once
 
 #include <bit>
@@ -36,7 +36,7 @@ int block_threads();
 int block_index();
 int block_count();
 
-// Whether the emulated device is of sm_75: what cp_async16() copies is there at once.
+// Whether the emulated device is an sm_75: cp_async16() then copies immediately.
 bool is_turing();
 
 template <class Body, class TuringBody, class Params>
@@ -47,7 +47,7 @@ void run_for_device(const Params &params) {
         Body::run(params);
 }
 
-// The block's shared memory; throws out of the launch when it has fewer than `bytes`.
+// The block's shared memory; aborts the launch with an exception if it has fewer than `bytes`.
 void *shared_memory_bytes(size_t bytes);
 
 template <class T>

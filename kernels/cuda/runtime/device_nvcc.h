@@ -1,6 +1,6 @@
-// device.h as nvcc compiles it: inline PTX for sm_75 (Turing) and later. See device.h for what each function
-// does. What sm_75 lacks is made of other instructions: cp.async of a load and a store, which are done when
-// the function returns, the rest in device_turing.h.
+// device.h as nvcc compiles it: inline PTX for sm_75 (Turing) and later. device.h documents each function.
+// What sm_75 lacks is replaced by other instructions: cp.async by a load and a store, which are done when the
+// function returns; the rest is in device_turing.h.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #error "the kernels need sm_75 or later (mma and ldmatrix)"
 #endif
 
-// The code at hand is that of sm_75.
+// This compilation is for sm_75.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define RUNNEL_TURING 1
 #else
@@ -155,7 +155,7 @@ DEVICE uint32_t shared_address(const void *p) {
 
 #if RUNNEL_TURING
 
-// The source does not change while a kernel copies from it, so loads may go before other stores.
+// The source does not change while a kernel copies from it, so loads may be moved before other stores.
 DEVICE void cp_async16(void *shared, const void *global, bool valid = true) {
     uint4 v = {0, 0, 0, 0};
     if (valid)

@@ -1,17 +1,17 @@
-// What sm_75 (Turing) lacks of device.h, made of what it has. For device_nvcc.h, and for the emulator, which
-// runs the same when it emulates such a device.
+// The functions of device.h that sm_75 (Turing) lacks, built from those it has. Used by
+// device_nvcc.h, and by the emulator when it emulates such a device.
 //
-//   - f16: m16n8k16 is two m16n8k8, each of which rounds its sums: attention and matrices of F16 may differ
-//   in
-//     the last bits from what later devices give, as those do among themselves. Sums of integers are exact.
-//   - bf16: sm_75 has no such product at all. Products of two bf16 numbers are exact in float32, so fma gives
-//   what
-//     the instruction would, after shuffles that bring a lane the rows and columns it needs: some 190
-//     instructions for one. A cache of that type is therefore slow in long prompts there, but no model and no
-//     file that asks for it is turned away; f16, the default, loses nothing.
-//   - conversions of two numbers at once, and of one to bf16, take an instruction or two more.
+//   - f16: m16n8k16 is two m16n8k8, each of which rounds its sums: attention and F16 matrices
+//     may differ in the last bits from later devices, which also differ among themselves. Sums
+//     of integers are exact.
+//   - bf16: sm_75 has no bf16 product. Products of two bf16 numbers are exact in float32, so
+//     fma gives the same result after shuffles that bring a lane its rows and columns: about
+//     190 instructions for one. Long prompts with a bf16 cache are therefore slow there, but
+//     such a cache is not refused; f16, the default, is not affected.
+//   - conversions of two numbers at once, and of one to bf16, take one or two instructions
+//     more.
 //
-// Uses of device.h: mma_f16_k8, shfl, and plain arithmetic.
+// Uses mma_f16_k8 and shfl of device.h, and plain arithmetic.
 #pragma once
 
 namespace runnel::kernels::cuda::turing {
@@ -21,7 +21,7 @@ DEVICE void mma_f16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&
     mma_f16_k8(c, {a[2], a[3]}, b[1]);
 }
 
-// The products of two numbers and two.
+// Adds the products of two pairs of numbers.
 DEVICE float add_bf16_pair(uint32_t a, uint32_t b, float c) {
     c = fma_rn(bits_float(a << 16), bits_float(b << 16), c);
     return fma_rn(bits_float(a & 0xffff0000u), bits_float(b & 0xffff0000u), c);
@@ -45,7 +45,7 @@ DEVICE void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
         }
 }
 
-// To nearest even; every NaN becomes the instruction's.
+// To nearest even; every NaN becomes the NaN that the instruction returns.
 DEVICE uint16_t f32_to_bf16(float x) {
     const uint32_t bits = float_bits(x);
     return static_cast<uint16_t>(x != x ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);

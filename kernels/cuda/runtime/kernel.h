@@ -10,7 +10,7 @@
 //       static DEVICE void run(const Params &params);
 //   };
 //
-// and the .cu file hands out its handle: `Kernel<EmbedParams> embed_kernel() { return kernel_of<Embed>(); }`.
+// and the .cu file returns its handle: `Kernel<EmbedParams> embed_kernel() { return kernel_of<Embed>(); }`.
 // The same line makes a __global__ function under nvcc and an emulated kernel under g++.
 #pragma once
 
@@ -31,8 +31,8 @@ struct Kernel {
     KernelHandle handle;
 };
 
-// What a block needs of shared memory. On sm_75, which has 64 KB of it, kernels of more than that run in a
-// version that needs less (run_for_device() in device.h).
+// Shared memory of a block. On sm_75, which has 64 KB, kernels that need more run in a smaller version
+// (run_for_device() in device.h).
 struct SharedBytes {
     size_t usual = 0, turing = 0;
     constexpr SharedBytes() = default;

@@ -1,4 +1,4 @@
-// Launches on a device: grids of the size that pays, as dependent launches where the loaded code allows it.
+// Launches kernels with a suitable grid size, as dependent launches if the loaded code allows it.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ class Launcher {
   public:
     Launcher(Stream &stream, const DeviceProperties &properties) : stream_(stream), properties_(properties) {}
 
-    // At most as many blocks as fit on the device at a time: for kernels whose grid may be any.
+    // Launches at most as many blocks as fit on the device at a time: for kernels that accept any grid.
     template <class Params>
     void run(const Kernel<Params> &kernel, int64_t blocks, SharedBytes shared,
              const std::type_identity_t<Params> &params) {
@@ -33,7 +33,7 @@ class Launcher {
     int multiprocessors() const { return properties_.multiprocessors; }
     const Switches &switches() const { return switches_; }
 
-    // Blocks of a kernel that fit on a multiprocessor.
+    // Number of blocks of the kernel that fit on a multiprocessor at a time.
     int resident(const KernelHandle &kernel, SharedBytes shared) { return limits(kernel, shared).resident; }
 
   private:

@@ -45,15 +45,15 @@ DEVICE float exp_p(float x) {
     return x != x ? x : bits_float(float_bits(p) + (float_bits(shifted) << 23));
 }
 
-// 1 / x for normal x > 0 below 2^126, within 2 ulp: a first guess from the bits, four Newton steps. Shorter
-// than the division, which has a slow path for the rest of the numbers.
+// 1 / x for normal x > 0 below 2^126, within 2 ulp: an estimate from the bits, then four Newton steps.
+// Shorter than a division, which has a slow path for all other numbers.
 DEVICE float reciprocal_p(float x) {
     float r = bits_float(0x7ef311c7u - float_bits(x));
     for (int i = 0; i < 4; ++i) r = fma_rn(r, fma_rn(-x, r, 1.0f), r);
     return r;
 }
 
-// cap * tanh(x / cap) for inverse = 1 / cap: as accurate as 3e-7 cap, which suits scores. NaN gives NaN.
+// cap * tanh(x / cap) for inverse = 1 / cap: absolute error about 3e-7 cap, enough for scores. NaN gives NaN.
 DEVICE float soft_cap_p(float x, float cap, float inverse) {
     float a = 2.0f * x * inverse;
     a = a > 80.0f ? 80.0f : a;
@@ -78,8 +78,8 @@ DEVICE float tanh_p(float x) {
     return x < 0 ? -y : y;
 }
 
-// cos and sin of an angle in turns, given as a fraction of 2^32 of a turn: reduction is the wrap of integers,
-// exact at any position (see rope.h). Absolute error below 1e-7.
+// cos and sin of an angle in turns, given as a fraction of 2^32 of a turn: the reduction is integer
+// wrap-around, exact at any position. Absolute error below 1e-7.
 struct SinCos {
     float sin, cos;
 };

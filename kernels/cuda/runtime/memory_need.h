@@ -1,4 +1,4 @@
-// What a program will take of a device's memory, before anything is taken.
+// The device memory that a program needs, computed before anything is allocated.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace runnel::kernels::cuda {
 
-// Rows of floats (slots, and what runners keep) begin at multiples of 256 bytes.
+// Rows of floats (slots and the runners' memory) start at multiples of 256 bytes.
 constexpr int64_t stride_of(int64_t width) {
     return (width + 63) / 64 * 64;
 }
 size_t slot_bytes(const Program &program, int32_t max_tokens);
-// The turns of all rotations (RopeParams).
+// Bytes of RopeParams::turns of all rotations.
 size_t rope_bytes(const Program &program);
 
-// Part of MemoryNeed::work that load() leaves to the driver: kernels, graphs, fragmentation.
+// The part of MemoryNeed::work for the driver: kernels, graphs, fragmentation.
 inline constexpr size_t kDriverReserve = size_t{64} << 20;
 
 MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConfig &cache,

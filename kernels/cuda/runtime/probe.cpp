@@ -12,9 +12,9 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-constexpr size_t kPinned = size_t{16} << 20;  // bytes that go to the device at a time
+constexpr size_t kPinned = size_t{16} << 20;  // bytes copied to the device at a time
 
-// Fills device memory with random bytes: some of it is slower, or faster, with zeros.
+// Fills device memory with random bytes: with zeros some transfers are slower or faster.
 void fill_with_noise(Stream &stream, const DeviceMemory &memory, uint64_t seed) {
     const PinnedMemory piece(std::min(kPinned, memory.size()));
     std::mt19937_64 random(seed);
@@ -27,7 +27,7 @@ void fill_with_noise(Stream &stream, const DeviceMemory &memory, uint64_t seed) 
     stream.wait();
 }
 
-// Seconds of the fastest of `repeats` of what `work` puts into the stream; once before without a clock.
+// Seconds of the fastest of `repeats` runs of the work enqueued by `work`, after one untimed run.
 template <class F>
 double best_seconds(Stream &stream, int repeats, F work) {
     Event from, to;
@@ -48,7 +48,7 @@ double best_seconds(Stream &stream, int repeats, F work) {
 double copy_bandwidth(int device, size_t bytes, int repeats) {
     use_device(device);
     Stream stream;
-    // Of a small or full device a third of what is free.
+    // On a small or busy device, use a third of the free memory.
     bytes = std::max<size_t>(std::min(bytes, free_memory(device) / 3), size_t{1} << 12) / 8 * 8;
     const DeviceMemory from(bytes, "a copy"), to(bytes, "a copy");
     fill_with_noise(stream, from, 1);

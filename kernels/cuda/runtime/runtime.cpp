@@ -1,4 +1,4 @@
-// runtime.h on the CUDA runtime. Compiled only where the CUDA toolkit is.
+// runtime.h on the CUDA runtime. Compiled only with the CUDA toolkit.
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <cuda_runtime_api.h>
@@ -17,7 +17,7 @@ namespace runnel::kernels::cuda {
 
 namespace {
 
-// What the user can do about an error that no other run of this process gets past; empty for others.
+// Advice for an error that persists for every run of this process; empty for others.
 const char *advice(cudaError_t error) {
     switch (error) {
         case cudaErrorECCUncorrectable:
@@ -55,7 +55,7 @@ const char *advice(cudaError_t error) {
 }
 
 [[noreturn]] void fail(cudaError_t error, const std::string &what) {
-    cudaGetLastError();  // an error that is not fatal stays remembered otherwise
+    cudaGetLastError();  // clears an error that is not fatal
     const auto kind =
         error == cudaErrorMemoryAllocation ? BackendError::Kind::OutOfMemory : BackendError::Kind::Failed;
     const std::string more = advice(error);
@@ -91,7 +91,7 @@ Devices none(Absence absence, const std::string &why) {
     return {true, {}, why, absence};
 }
 
-// What cudaGetDeviceCount() said where it found nothing.
+// The reason why cudaGetDeviceCount() found nothing.
 Devices none(cudaError_t error) {
     if (error == cudaErrorInsufficientDriver) {
         int driver = 0;
@@ -113,7 +113,7 @@ DeviceInfo describe(int device) {
         return {p.name + " (sm_" + std::to_string(p.major) + std::to_string(p.minor) + ", " +
                     std::to_string(p.multiprocessors) + " multiprocessors)",
                 "cuda", p.memory_total, 0};
-    } catch (const BackendError &e) {  // the others may be sound
+    } catch (const BackendError &e) {  // the other devices may work
         return {e.what(), "cuda", 0, 0};
     }
 }
@@ -255,7 +255,7 @@ static int64_t kernel_nodes(cudaGraph_t graph) {
 
 struct Stream::Implementation {
     cudaStream_t stream;
-    bool turing = false;  // its device
+    bool turing = false;  // the stream's device is an sm_75
     int64_t launched = 0;
     bool capturing = false;
 };
@@ -267,7 +267,7 @@ Stream::Stream() : implementation_(new Implementation{}) {
 
 void Stream::Delete::operator()(Implementation *p) const noexcept {
     if (p->stream) {
-        cudaStreamSynchronize(p->stream);  // cudaStreamDestroy() would let the work run on
+        cudaStreamSynchronize(p->stream);  // cudaStreamDestroy() would let the work continue
         cudaStreamDestroy(p->stream);
     }
     delete p;
@@ -314,7 +314,7 @@ Capture::~Capture() {
     cudaGraph_t recorded = nullptr;
     cudaStreamEndCapture(stream_->get().stream, &recorded);
     if (recorded) cudaGraphDestroy(recorded);
-    cudaGetLastError();  // whatever spoiled it is told by what was thrown
+    cudaGetLastError();  // the exception in flight reports the error
 }
 
 Graph Capture::end() {
@@ -364,8 +364,8 @@ void prepare(const KernelHandle &kernel, SharedBytes shared) {
     const size_t bytes = shared.on(on_turing(device)), most = shared_per_block(device);
     if (bytes > most) throw too_little_shared(kernel, bytes, most);
     cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.entry);  // loads it
-    // Never less than before: other backends of the process launch the same kernel.
+    cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.entry);  // also loads the kernel
+    // Never lowered: other backends of the process may launch the same kernel.
     if (error == cudaSuccess && bytes > static_cast<size_t>(attributes.maxDynamicSharedSizeBytes))
         error = cudaFuncSetAttribute(kernel.entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      static_cast<int>(bytes));
@@ -375,7 +375,7 @@ void prepare(const KernelHandle &kernel, SharedBytes shared) {
     if (error != cudaSuccess) fail(error, std::string("preparing the kernel ") + kernel.name);
 }
 
-// __CUDA_ARCH__ of code that the driver has compiled from PTX is that of the PTX.
+// For code that the driver compiled from PTX, __CUDA_ARCH__ is that of the PTX.
 bool can_depend(const KernelHandle &kernel) {
     constexpr int kFirst = 90;
     cudaFuncAttributes attributes;

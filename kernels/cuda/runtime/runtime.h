@@ -1,9 +1,9 @@
-// What the host needs of the CUDA runtime, and no more: memory, streams, events, launches, graphs.
+// The part of the CUDA runtime that the host code uses: memory, streams, events, launches, graphs.
 //
-// Two implementations are linked in turn: runtime.cpp (the CUDA runtime, static) into the program, and the
-// emulator of tests/simt/ into the tests, where the same kernels run on the host and every access is checked.
-// Errors are BackendError with one line that names what failed; OutOfMemory when memory is short. Nothing
-// here is thread-safe beyond what is said; different streams may be used by different threads.
+// There are two implementations: runtime.cpp (on the static CUDA runtime), linked into the program, and the
+// emulator of tests/simt/, linked into the tests, where the same kernels run on the host and every access is
+// checked. Errors are BackendError with one line that names what failed; OutOfMemory when memory is short.
+// Nothing here is thread-safe unless stated; different threads may use different streams.
 #pragma once
 
 #include <cstddef>
@@ -26,24 +26,24 @@ struct DeviceProperties {
     int major = 0, minor = 0;  // compute capability
     int multiprocessors = 0;
     size_t memory_total = 0;
-    size_t shared_per_block = 0;  // bytes, the most a kernel may ask for
+    size_t shared_per_block = 0;  // bytes, the most a kernel may use
     size_t l2_bytes = 0;
-    // sm_75: some kernels run in a version of their own (run_for_device() in device.h).
+    // sm_75: some kernels have a separate version (run_for_device() in device.h).
     bool is_turing() const { return major < 8; }
 };
 
 DeviceProperties properties(int device);
 
-// Makes `device` the one that this thread's calls below use. Every thread that touches the device calls it.
+// Makes `device` the current device of this thread. Every thread that uses the device must call it.
 void use_device(int device);
 
 // --- memory ----------------------------------------------------------------------------------------------
 
-// Device memory, 256-byte aligned, unwritten. data() is an address for kernels and copies, not for the host.
+// Device memory, 256-byte aligned, uninitialized. data() is an address for kernels and copies, not for the host.
 class DeviceMemory {
   public:
     DeviceMemory() = default;
-    DeviceMemory(size_t bytes, const char *name);  // the name is for messages
+    DeviceMemory(size_t bytes, const char *name);  // the name appears in messages
     std::byte *data() const { return static_cast<std::byte *>(bytes_.get()); }
     size_t size() const { return size_; }
     template <class T>
@@ -59,7 +59,7 @@ class DeviceMemory {
     size_t size_ = 0;
 };
 
-// Host memory that the device can copy from and to while the host goes on, and that kernels may write to
+// Host memory that the device can copy from and to asynchronously, and that kernels may write to
 // (data() is valid on both sides).
 class PinnedMemory {
   public:
@@ -80,9 +80,9 @@ class PinnedMemory {
     size_t size_ = 0;
 };
 
-// Tells the emulator what part of a DeviceMemory is one object, so that an access past its end is found, and
-// whether kernels only read it: Weights alone may be read by ldg*_stream and before grid_dep_wait(). Does
-// nothing on a device. Once memory has named regions, kernels may touch nothing between them.
+// Tells the emulator that this part of a DeviceMemory is one object, so that it reports an access past its
+// end, and whether kernels only read it: only Weights may be read by ldg*_stream and before grid_dep_wait().
+// Does nothing on a device. Once memory has named regions, kernels must not touch the gaps between them.
 enum class Region { Weights, Data };
 void name_region(const void *begin, size_t bytes, const char *name, Region kind);
 
@@ -94,8 +94,8 @@ class Event {
     Event();
     struct Implementation;
     Implementation &get() const { return *implementation_; }
-    bool done() const;  // everything before it is finished
-    void wait() const;  // the host waits for it; throws what that work threw
+    bool done() const;  // all work before it has finished
+    void wait() const;  // blocks the host; throws the errors of that work
     static float milliseconds(const Event &from, const Event &to);  // both done
 
   private:
@@ -105,7 +105,7 @@ class Event {
     std::unique_ptr<Implementation, Delete> implementation_;
 };
 
-// Work recorded once and replayed: all its pointers and launch shapes are fixed.
+// Recorded work that can be replayed: all its pointers and launch shapes are fixed.
 class Graph {
   public:
     Graph() = default;
@@ -113,7 +113,7 @@ class Graph {
     explicit Graph(Implementation *implementation) : implementation_(implementation) {}
     explicit operator bool() const { return implementation_ != nullptr; }
     Implementation &get() const { return *implementation_; }
-    int64_t kernels() const;  // that a replay launches
+    int64_t kernels() const;  // the number that a replay launches
 
   private:
     struct Delete {
@@ -125,28 +125,28 @@ class Graph {
 struct LaunchShape {
     uint32_t blocks;
     SharedBytes shared = 0;
-    bool dependent = false;  // may start before the work ahead of it ends: can_depend() alone allows it
+    bool dependent = false;  // may start before the previous work ends; only if can_depend()
 };
 
-// Work in order. Everything is asynchronous: memory handed to a stream stays valid until an event after it is
-// done, or the stream is gone: it ends when its work has. Errors of the work surface at wait() or at a later
-// call.
+// A queue of work. Everything is asynchronous: memory passed to a stream must stay valid until an event after
+// it is done, or until the stream's destructor, which waits for its work, returns. Errors of the work are
+// thrown by wait() or a later call.
 class Stream {
   public:
     Stream();
-    void copy_to_device(void *device, const void *host, size_t bytes);  // host: pinned to be asynchronous
+    void copy_to_device(void *device, const void *host, size_t bytes);  // asynchronous only if host is pinned
     void copy_to_host(void *host, const void *device, size_t bytes);    // likewise
     void copy_on_device(void *to, const void *from, size_t bytes);
     void fill(void *device, int byte, size_t bytes);
     void record(Event &event);
-    void wait_for(const Event &event);  // later work waits; the host does not
+    void wait_for(const Event &event);  // later work waits, the host does not
     void wait();                        // the host waits for all work
 
     void replay(const Graph &graph);
 
     void launch(const KernelHandle &kernel, const LaunchShape &shape, const void *params,
                 size_t params_bytes);
-    // Kernels that the device was given to run so far, by launch() and by replay().
+    // Number of kernels launched so far, by launch() and by replay().
     int64_t launched() const;
 
     struct Implementation;
@@ -159,8 +159,8 @@ class Stream {
     std::unique_ptr<Implementation, Delete> implementation_;
 };
 
-// While it lives, the stream's work is recorded, not run. The kernels in it must have been prepare()d, and
-// the thread allocates and frees no memory. A recording that is not ended (something threw) is dropped.
+// While it exists, the stream's work is recorded, not run. All kernels in it must be prepare()d before, and the
+// thread must not allocate or free memory meanwhile. A recording without end(), e.g. after an exception, is dropped.
 class Capture {
   public:
     explicit Capture(Stream &stream);
@@ -179,7 +179,7 @@ void launch(Stream &stream, const Kernel<Params> &kernel, const LaunchShape &sha
     stream.launch(kernel.handle, shape, &params, sizeof params);
 }
 
-// Of a device whose blocks have `has` bytes of shared memory, and not the `needs` of the kernel.
+// The error for a device whose blocks have `has` bytes of shared memory when the kernel needs `needs`.
 inline BackendError too_little_shared(const KernelHandle &kernel, size_t needs, size_t has) {
     return {BackendError::Kind::NoKernel,
             "the GPU gives a kernel " + std::to_string(has >> 10) +
@@ -187,18 +187,18 @@ inline BackendError too_little_shared(const KernelHandle &kernel, size_t needs, 
                 std::to_string((needs + 1023) >> 10) + " KiB: use --device cpu"};
 }
 
-// Loads a kernel onto the device and lets it use so much shared memory (or more, if an earlier call allowed
-// that): before the first launch. All prepared kernels divide L1 and shared memory in one way: to change it
-// between two launches costs a wait. Throws if the device cannot run it.
+// Loads a kernel onto the device and allows it this much shared memory (or more, if an earlier call did).
+// Must precede the first launch. All prepared kernels use the same division of L1 and shared memory: changing
+// it between two launches causes a wait. Throws if the device cannot run the kernel.
 void prepare(const KernelHandle &kernel, SharedBytes shared);
 
-// Whether the kernel, as it is loaded, has the wait of a dependent launch (LaunchShape::dependent), and the
-// device such launches: not to be asked of the device alone, which may run code that was compiled for less
-// than sm_90.
+// Whether the kernel's loaded code contains the wait of a dependent launch (LaunchShape::dependent)
+// and the device supports such launches. The device alone does not tell: it may run code that was
+// compiled for less than sm_90.
 bool can_depend(const KernelHandle &kernel);
 
-// How many blocks of the kernel fit on one multiprocessor at a time; with multiprocessors, the size of a
-// persistent grid.
+// Number of blocks of the kernel that fit on one multiprocessor at a time; times the multiprocessors, the
+// size of a persistent grid.
 int resident_blocks(const KernelHandle &kernel, SharedBytes shared);
 
 }  // namespace runnel::kernels::cuda

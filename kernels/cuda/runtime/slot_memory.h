@@ -1,4 +1,4 @@
-// Where a slot of a program lies on the device.
+// The location of a program's slot in device memory.
 #pragma once
 
 #include <cstdint>

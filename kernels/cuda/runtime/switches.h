@@ -1,5 +1,5 @@
-// What of the CUDA backend an environment variable leaves out: to find by halves what a device or a driver
-// gets wrong, and to compare speeds (scripts/gpu-check). No text changes.
+// Parts of the CUDA backend that an environment variable disables: to bisect errors of a device or driver,
+// and to compare speeds (scripts/gpu-check). The generated text does not change.
 //
 //   RUNNEL_CUDA_OFF=pdl,graphs runnel run ...
 #pragma once
@@ -13,17 +13,17 @@
 namespace runnel::kernels::cuda {
 
 struct Switches {
-    bool pdl = true;       // launches that start before the one ahead of them has ended
-    bool graphs = true;    // the launches of a step recorded once and replayed
+    bool pdl = true;       // launches that start before the previous one has ended
+    bool graphs = true;    // recorded and replayed launches
     bool prefetch = true;  // of cache pages into L2 (attention over wide heads)
-    bool carveout = true;  // one division of L1 and shared memory for all kernels: else the driver's choice
-    bool trigger = true;   // the next launch may start as early as it can: else when a block is done
+    bool carveout = true;  // one division of L1 and shared memory for all kernels; off: the driver chooses
+    bool trigger = true;   // the next launch may start early; off: when a block is done
     bool operator==(const Switches &) const = default;
 };
 
 inline constexpr const char *kSwitchesVariable = "RUNNEL_CUDA_OFF";
 
-// Of a list of names with commas between them. Throws BackendError for a name that is none.
+// Parses a comma-separated list of names. Throws BackendError for an unknown name.
 inline Switches switches_without(std::string_view names) {
     Switches result;
     while (!names.empty()) {
@@ -47,7 +47,7 @@ inline Switches switches_without(std::string_view names) {
     return result;
 }
 
-// Of the environment, now.
+// Reads the environment variable.
 inline Switches switches() {
     const char *names = std::getenv(kSwitchesVariable);
     return switches_without(names ? names : "");

@@ -1,4 +1,4 @@
-// A kernel that does nothing but multiply on the tensor cores (probe.h).
+// A kernel that only multiplies on the tensor cores (probe.h).
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 namespace runnel::kernels::cuda {
 
 inline constexpr int kRateThreads = 256;
-inline constexpr int kRateTiles = 8;  // of 16 x 8, that a warp keeps: more than the latency of mma needs
+inline constexpr int kRateTiles = 8;  // tiles of 16 x 8 per warp: enough to hide the latency of mma
 
 struct TensorRateParams {
-    float *out;  // [blocks][kRateThreads]: sums, so that nothing is left away
+    float *out;  // [blocks][kRateThreads]: the sums, so that the compiler keeps the work
     int32_t rounds;
 };
-// Of a warp in a round: kRateTiles mma of 16 x 8 x 16.
+// Operations of a warp per round: kRateTiles mma of 16 x 8 x 16.
 constexpr double tensor_rate_operations(double warps, double rounds) {
     return warps * rounds * kRateTiles * 2 * 16 * 8 * 16;
 }

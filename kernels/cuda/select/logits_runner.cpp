@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char *kName = "logits";
 constexpr auto kRows = static_cast<size_t>(kLinearTokens);
-constexpr int32_t kArgmaxShare = 8192;  // logits of a block, at least
+constexpr int32_t kArgmaxShare = 8192;  // logits per block, at least
 
 size_t kept_bytes(const Program &program, const Logits &step) {
     const int64_t width = program.slots[static_cast<size_t>(step.in)].width;

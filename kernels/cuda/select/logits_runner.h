@@ -1,6 +1,6 @@
-// Runs the Logits step of a plan: rows of logits, or the largest ones of each, from the last activations to
-// the host's memory. Logits are made for kLinearTokens rows at a time and stay on the device: what goes to
-// the host is written there by the kernel that selects, or copied as it is.
+// Runs the Logits step of a plan: rows of logits, or the top-k of each, from the last activations to host
+// memory. Logits are computed kLinearTokens rows at a time and stay on the device; the selecting kernel
+// writes its results directly to host memory, and full rows are copied.
 #pragma once
 
 #include <cstdint>
@@ -16,30 +16,30 @@ namespace runnel::kernels::cuda {
 class LogitsRunner {
   public:
     LogitsRunner() = default;
-    // For batches of up to `max_tokens` tokens; loads the kernels.
+    // Allocates memory for batches of up to `max_tokens` tokens and loads the kernels.
     LogitsRunner(const Program &program, const Logits &step, int32_t max_tokens,
                  const DeviceProperties &properties);
 
-    // Bytes that the constructor will take.
+    // Bytes that the constructor will allocate.
     static size_t bytes(const Program &program, const Logits &step);
 
-    // What the step works on.
+    // The inputs of the step.
     struct Operands {
         const float *in;  // [tokens][stride]
         int64_t stride;
-        const int32_t *rows;  // of the tokens whose logits are wanted
+        const int32_t *rows;  // the tokens whose logits are requested
         Activations quantized;
     };
 
     // The logits of rows [first, first + count), count <= kLinearTokens.
     void enqueue(Launcher &launcher, const DeviceWeights &weights, const Operands &operands, int32_t first,
                  int32_t count);
-    // Their `largest` largest ones, to the host: candidates() has them when the stream was waited for, and if
-    // there is more than one summaries() has what each row sums up to.
+    // Selects the top `largest` logits of those rows. After the stream has finished, candidates() has them
+    // and, if `largest` is more than 1, summaries() has the sum of each row.
     void enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest);
     const Candidate *candidates() const { return host_candidates_.as<const Candidate>(); }
     const RowSummary *summaries() const { return host_summaries_.as<const RowSummary>(); }
-    // The first `count` rows that were enqueued last. Waits for the stream.
+    // Copies the first `count` rows of the last enqueue(). Waits for the stream.
     void fetch(Stream &stream, std::span<float> logits, int32_t count);
 
   private:
@@ -49,7 +49,7 @@ class LogitsRunner {
     const Weight *weight_ = nullptr;
     int32_t vocab_ = 0, argmax_blocks_ = 1;
     DeviceMemory kept_, logits_;    // [kLinearTokens] rows: of the input, of logits
-    DeviceMemory keys_, partial_;   // of candidates
+    DeviceMemory keys_, partial_;   // of top-k
     DeviceMemory best_, counters_;  // of argmax; zero between launches
     PinnedMemory host_logits_, host_candidates_, host_summaries_;
 };

@@ -1,9 +1,9 @@
 // The largest logit, and the k largest. See select.h for the order.
 //
-// argmax: each block reduces its share of the row to one key, an atomic maximum joins them; the last block of
-// the row writes the token. candidates: a block finds the k-th largest key of its chunk by a radix search
-// over 8-bit digits, from the highest, with a histogram in shared memory, and passes on the keys at or above
-// it; a block per row does the same with what the chunks passed on, and sorts. Bytes against the floor: 4
+// argmax: each block reduces its share of the row to one key, an atomic maximum joins them, and the last
+// block of the row writes the token. candidates: a block finds the k-th largest key of its chunk by a radix
+// search over 8-bit digits, from the highest, with a histogram in shared memory, and writes the keys at or
+// above it; a second pass with one block per row does the same with the chunks' keys, and sorts. Bytes: 4
 // vocab per row read once; candidates: 8 k per chunk written and read.
 #include "kernels/cuda/select/select.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = 8;
 
-// Larger for what comes first; never 0.
+// Keys that come first are larger; never 0.
 DEVICE uint64_t key_of(float logit, int32_t token) {
     const uint32_t bits = float_bits(logit);
     uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -89,9 +89,9 @@ struct SelectShared {
     uint32_t digit, above;
 };
 
-// One step of the radix search. Of the keys whose bits above `shift + 8` equal prefix's, `wanted` (at least
-// 1, at most all) are to be found: sets shared.digit to the next digit of the last of them, and shared.above
-// to how many keys have a larger one.
+// One step of the radix search, for the `wanted` largest (at least 1, at most all) of the keys whose bits
+// above `shift + 8` equal prefix's: sets shared.digit to the next digit of the last of them, and shared.above
+// to the number of keys with a larger digit.
 template <class Keys>
 DEVICE void find_digit(SelectShared &shared, Keys keys, int count, uint64_t prefix, int shift,
                        uint32_t wanted) {
@@ -112,7 +112,7 @@ DEVICE void find_digit(SelectShared &shared, Keys keys, int count, uint64_t pref
     block_sync();
 }
 
-// A key such that exactly `k` of the keys (k <= count) are at or above it.
+// The key of rank k: exactly `k` of the keys (k <= count) are at or above it.
 template <class Keys>
 DEVICE uint64_t find_threshold(SelectShared &shared, Keys keys, int count, int k) {
     uint64_t prefix = 0;
@@ -123,12 +123,12 @@ DEVICE uint64_t find_threshold(SelectShared &shared, Keys keys, int count, int k
         wanted -= shared.above;
         const uint32_t same = shared.histogram[shared.digit];
         block_sync();
-        if (same == wanted) break;  // all keys with this prefix
+        if (same == wanted) break;  // includes all keys with this prefix
     }
     return prefix;
 }
 
-// The k largest keys into shared.chosen, in any order. All threads of the block.
+// Stores the k largest keys in shared.chosen, in any order. All threads of the block.
 template <class Keys>
 DEVICE void choose(SelectShared &shared, Keys keys, int count, int k) {
     const uint64_t threshold = find_threshold(shared, keys, count, k);
@@ -141,7 +141,7 @@ DEVICE void choose(SelectShared &shared, Keys keys, int count, int k) {
     block_sync();
 }
 
-// shared.chosen, padded to 256 with zeros, in descending order: a bitonic network, one key per thread.
+// Sorts shared.chosen, padded to 256 with zeros, in descending order: a bitonic network, one key per thread.
 DEVICE void sort_chosen(SelectShared &shared, int k) {
     const int i = thread_index();
     if (i >= k) shared.chosen[i] = 0;

@@ -1,8 +1,8 @@
-// Choosing tokens on the device: the largest logit of a row, and the k largest with what a sampler needs.
+// Top-1 and top-k selection of logits on the device.
 //
-// Order: larger logits first, of equal ones the lower token first; what is not finite comes before
-// everything, so that the host sees it. A logit and its token make one 64-bit key that sorts so, and keys are
-// all different, so results do not depend on the order in which blocks run.
+// Order: larger logits first, the lower token first among equals; values that are not finite come before all
+// others, so that the host notices them. A logit and its token form one 64-bit key with this order. All keys
+// differ, so results do not depend on the order in which blocks run.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,13 @@ namespace runnel::kernels::cuda {
 
 // --- greedy ----------------------------------------------------------------------------------------------
 
-// first[row] = the first token of row `row` in the order above, and its logit. `blocks_per_row` blocks share
-// a row.
+// first[row] = the first token of row `row` in this order, and its logit.
+// `blocks_per_row` blocks share a row.
 struct ArgmaxParams {
     const float *logits;  // [rows][stride]
     int64_t stride;
     int32_t vocab, blocks_per_row;
-    uint64_t *best;      // [rows], zero; zero again afterwards
+    uint64_t *best;      // [rows]; zero before and after a launch
     uint32_t *counters;  // [rows], likewise
     Candidate *first;    // [rows]; may be pinned host memory
 };
@@ -31,17 +31,17 @@ inline constexpr size_t kArgmaxShared = 8 * sizeof(uint64_t) + 8;
 // --- candidates ------------------------------------------------------------------------------------------
 
 inline constexpr int kMaxCandidates = 256;
-inline constexpr int kSelectChunk = 4096;  // logits of a block of the first pass
+inline constexpr int kSelectChunk = 4096;  // logits per block of the first pass
 
-// Of a whole row, in float32: sum of exp(logit - largest) over tokens, chunks of kSelectChunk joined in
-// order.
+// The sum of exp(logit - largest) over a whole row, in float32; chunks of kSelectChunk
+// tokens are joined in order.
 struct RowSummary {
     float largest, sum;
 };
 
 // First pass: block (row, chunk) = index / chunks, index % chunks writes the chunk's keys (at most k) and
-// summary. Second pass: a block per row sorts the k first of the row's chunks. k = min(k, vocab) candidates
-// per row are written.
+// summary. Second pass: one block per row sorts the top k of the row's chunks. k = min(k, vocab)
+// candidates per row are written.
 struct CandidateParams {
     const float *logits;  // [rows][stride]
     int64_t stride;

@@ -1,4 +1,4 @@
-// One thread per element (of copies: per 4) on a grid of any size; bound by the latency of a launch, not by
+// One thread per element (copies: per 4) on a grid of any size. Bound by launch latency, not by
 // bytes.
 #include "kernels/cuda/steps/elementwise.h"
 
@@ -48,7 +48,7 @@ struct Activate {
     }
 };
 
-// How many times 128 floats there are.
+// Number of runs of 128 floats in a copy.
 constexpr int64_t copy_units(const PieceCopy &c, int32_t tokens) {
     return int64_t{tokens} * c.count * ((c.width + kCopyFloats - 1) / kCopyFloats);
 }
@@ -64,7 +64,7 @@ struct CopyPieces {
         return bits % 16 == 0 && floats % 4 == 0;
     }
 
-    // Floats [128 unit, 128 unit + 128) of the pieces, of which the last 128 of each may be fewer.
+    // Copies floats [128 unit, 128 unit + 128) of the slices; the last run of a slice may be shorter.
     static DEVICE void copy(const PieceCopy &c, uint32_t unit) {
         const auto chunks = static_cast<uint32_t>((c.width + kCopyFloats - 1) / kCopyFloats);
         const uint32_t piece = unit / chunks, token = piece / static_cast<uint32_t>(c.count);
@@ -90,7 +90,7 @@ struct CopyPieces {
         for (int i = 0; i < p.copies; ++i) {
             const int64_t units = copy_units(p.copy[i], p.tokens);
             for (; unit < units; unit += step) copy(p.copy[i], static_cast<uint32_t>(unit));
-            unit -= units;  // of the next copy
+            unit -= units;  // index within the next copy
         }
     }
 };

@@ -1,4 +1,4 @@
-// What stands between the matrices and fits no other kernel.
+// Elementwise steps that no other kernel includes.
 #pragma once
 
 #include <cstdint>
@@ -20,26 +20,26 @@ struct ActivateParams {
 };
 Kernel<ActivateParams> activate_kernel();
 
-// Copy of program.h: for every token and i < count, `width` floats from in + i * in_piece to out + i *
-// out_piece.
+// Copy of program.h: for every token and i < count, copies `width` floats from in + i *
+// in_piece to out + i * out_piece.
 struct PieceCopy {
-    const float *in;  // the first pieces of the first token
-    float *out;       // no part of it is in a piece that this launch reads, or that it writes otherwise
+    const float *in;                // the first slices of the first token
+    float *out;                     // must not overlap slices that this launch reads, or writes otherwise
     int64_t in_stride, out_stride;  // from token to token
-    int64_t in_piece, out_piece;    // from piece to piece; in_piece 0: one piece, again and again
+    int64_t in_piece, out_piece;    // from slice to slice; in_piece 0: one slice, repeated
     int32_t count, width;
 };
 
-// A warp takes 128 floats of a piece at a time, 16 bytes a lane where the pieces allow it. Any grid. Each
-// float is read once (a repeated piece: from a cache) and written once.
-inline constexpr int kCopies = 4;  // most of a launch
+// A warp copies 128 floats of a slice at a time, 16 bytes per lane if the alignment allows it. Any grid. Each
+// float is read once (a repeated slice: from a cache) and written once.
+inline constexpr int kCopies = 4;  // the most copies per launch
 inline constexpr int kCopyFloats = 128;
 struct CopyParams {
     PieceCopy copy[kCopies];
     int32_t copies, tokens;
 };
 Kernel<CopyParams> copy_pieces_kernel();
-// Blocks that have something to do.
+// Number of blocks with work.
 int64_t copy_pieces_blocks(const CopyParams &params);
 
 // x = cap * tanh(x / cap), in place. Any grid.

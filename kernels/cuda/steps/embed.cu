@@ -1,6 +1,6 @@
 // Rows of a matrix in tiles as float32. A thread computes one value at a time, from bytes that its warp
-// shares: one row of the whole matrix is read, 0.5-4 bytes a value plus its scales, so nothing here is worth
-// tuning.
+// shares. Only one row of the matrix is read per token, 0.5-4 bytes per value plus its scales, so this
+// kernel is not worth tuning.
 #include "kernels/cuda/steps/embed.h"
 
 #include "kernels/cuda/linear/codebooks.h"
@@ -11,7 +11,7 @@ namespace runnel::kernels::cuda {
 
 namespace {
 
-// Where a weight lies; see tiles.h. k: column in the block; row in the tile = g + 8 r.
+// The location of a weight; see tiles.h. k: column in the block; row in the tile = g + 8 r.
 struct Place {
     const uint8_t *block, *main, *high, *scales2;
     int k, row, g, r;
@@ -32,7 +32,7 @@ DEVICE float half_at(const uint8_t *at) {
     return f16_to_f32(static_cast<uint16_t>(at[0] | at[1] << 8));
 }
 
-// Offset in a plane of [..][lane][a] words of the byte of weight k of a group of 32.
+// Byte offset of weight k of a group of 32, in a plane of [..][lane][a] words.
 DEVICE int fragment_byte(const Place &p) {
     const int lane = 4 * p.g + p.k % 16 / 4, a = p.r + 2 * (p.k % 32 / 16);
     return lane * 16 + a * 4 + p.k % 4;
@@ -75,7 +75,7 @@ DEVICE float nvfp4_value(const Place &p) {
     return bits_float(scale << 20) * 0x1p119f * e2m1_value(nibble_of(p));
 }
 
-// Of the formats with codebooks (tiles.h), with ggml's float operations.
+// A weight of a codebook format (tiles.h), with ggml's float operations.
 DEVICE float codebook_value(const Place &p, TileFormat format) {
     const TileLayout layout = tile_layout(format);
     const int lane = 4 * p.g + p.k % 16 / 4, chunk = p.k / 64, s = p.k / 32 % 2,

@@ -8,8 +8,8 @@
 
 namespace runnel::kernels::cuda {
 
-// out[t] = scale * row rows[t] of the matrix: dequantized with the operations of ggml's dequantize_row_*, in
-// their order. The ternary types, which are Q2_K tiles (tiles.h), have the same values. One block per row.
+// out[t] = scale * row rows[t] of the matrix, dequantized with the operations of ggml's dequantize_row_*, in
+// their order. The ternary types, stored as Q2_K tiles (tiles.h), have the same values. One block per row.
 struct EmbedParams {
     const std::byte *tiles;
     TileFormat format;
@@ -18,8 +18,8 @@ struct EmbedParams {
     const int32_t *rows;  // [t], each below the matrix's rows
     float *out;           // [t][out_stride]
     int64_t out_stride;
-    int32_t last_row;  // rows behind it are taken as it
-    bool add;          // to what is in out, instead of writing over it
+    int32_t last_row;  // larger row numbers are replaced by it
+    bool add;          // adds to out instead of overwriting it
 };
 Kernel<EmbedParams> embed_kernel();
 

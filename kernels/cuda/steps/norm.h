@@ -22,7 +22,7 @@ DEVICE void load_group(const float *x, int width, int group, float (&values)[8])
     }
 }
 
-// Block collective of 8 warps. 1 / sqrt(mean(x^2) + eps) in every thread, summed as quantize.h says.
+// Block collective of 8 warps. 1 / sqrt(mean(x^2) + eps) in every thread, summed as quantize.h defines it.
 // partial: shared memory of 8 floats, free again after the next block_sync.
 DEVICE float inverse_rms(const float *x, int width, float eps, float *partial) {
     const int groups = (width + kActivationGroup - 1) / kActivationGroup;

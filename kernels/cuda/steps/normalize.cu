@@ -1,5 +1,5 @@
-// See normalize.h. The row is read up to three times, from L1 after the first; bound by the latency of a
-// launch.
+// See normalize.h. The row is read up to three times, after the first from L1. Bound by launch
+// latency.
 #include "kernels/cuda/steps/normalize.h"
 
 #include "kernels/cuda/runtime/device.h"
@@ -20,7 +20,7 @@ struct Normalize {
     static constexpr const char *kName = "normalize";
     static constexpr int kThreads = 32 * kWarps, kBlocks = 4;
 
-    // Block: the sum of all threads' values.
+    // Block collective: the sum of all threads' values.
     static DEVICE float total(float own, float (&sums)[kWarps]) {
         own = warp_sum(own);
         if (lane_index() == 0) sums[warp_index()] = own;

@@ -1,5 +1,5 @@
-// Every Norm of program.h that quantize.h does not do on the way: layer norms, biases, a residual added
-// behind, a factor, pieces of a row by themselves.
+// Every Norm of program.h that quantize.h does not include: layer norms, biases, a residual added after the
+// norm, a factor, separate slices of a row.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace runnel::kernels::cuda {
 
-// One block per piece; a row is `parts` pieces of `width` floats. Sums: thread i takes the values i, i + 256,
-// .. in ascending order, threads of a warp are added by warp_sum, warps in ascending order; the mean first,
-// then the squares of what is left of it (Layer). y = ((x - mean) * (1 / sqrt(sum / width + eps))) * weight +
-// bias + add, then times `factor`.
+// One block per slice; a row is `parts` slices of `width` floats. Sums: thread i takes the values i, i + 256,
+// .. in ascending order, threads of a warp are added by warp_sum, warps in ascending order. The mean is
+// summed first, then the squares of the differences (Layer). y = ((x - mean) * (1 / sqrt(sum / width + eps)))
+// * weight + bias + add, then times `factor`.
 struct NormalizeParams {
     const float *x;       // [rows][x_stride]
     const float *weight;  // [width], or [parts][width]; null: ones
@@ -20,7 +20,7 @@ struct NormalizeParams {
     float *out;           // [rows][out_stride]; may be x or add
     int64_t x_stride, add_stride, out_stride;
     int32_t width, parts;
-    bool own_weights;  // each piece has its own
+    bool own_weights;  // each slice has its own
     float eps;
     bool layer;        // Norm::Kind::Layer
     float factor = 1;  // Norm::scale

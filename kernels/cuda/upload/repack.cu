@@ -1,6 +1,6 @@
 // Tiles from rows: every thread computes one word of the result at a time (repack.h), neighboring threads
 // neighboring words, so that writes are coalesced; the reads are single bytes that a warp shares through L1.
-// Bytes against the floor: each byte of the weights read once from memory and written once.
+// Bytes: each byte of the weights is read once from memory and written once.
 #include "kernels/cuda/upload/repack_kernel.h"
 
 #include "kernels/cuda/runtime/device.h"

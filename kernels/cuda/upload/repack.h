@@ -1,8 +1,8 @@
-// From the bytes of a GGUF matrix to tiles (tiles.h), one 32-bit word of the result at a time: a function of
-// the position alone, so that the device can compute all words side by side.
+// Converts the bytes of a GGUF matrix to tiles (tiles.h), one 32-bit word of the result at a time. Each word
+// depends only on its position, so the device can compute all words in parallel.
 //
-// Everything is constexpr: nvcc compiles it for the device (--expt-relaxed-constexpr), and the host runs the
-// same code where no device is at hand. It reads the file's bytes one by one, since they have no alignment.
+// Everything is constexpr: nvcc compiles it for the device (--expt-relaxed-constexpr), and tests run the same
+// code on the host. It reads the file's bytes one by one, because they are not aligned.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +14,18 @@
 
 namespace runnel::kernels::cuda {
 
-// Rows in the layout of the file. Rows from `rows` on, and columns from `cols` on, are zero.
+// Rows in the layout of the file. Rows beyond `rows` and columns beyond `cols` read as zero.
 struct RawRows {
     gguf::Type type;
     const uint8_t *bytes;
     int64_t row_bytes;
     int64_t rows, cols;
-    const uint8_t *exponents = nullptr;  // of BF16: row_exponent() of every row
+    const uint8_t *exponents = nullptr;  // BF16: row_exponent() of every row
 };
 
 namespace repack {
 
-// Two bits of weight i where 32 bytes hold 128 weights, 32 apart.
+// The two bits of weight i: 32 bytes hold 128 weights, 32 apart.
 constexpr uint32_t two_bits(const uint8_t *qs, int i) {
     return qs[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3u;
 }
@@ -66,7 +66,7 @@ constexpr int block_cols(gguf::Type type) {
     }
 }
 
-// Blocks of 32 weights: nibbles from byte `at` on, weight i + 16 above weight i.
+// The nibble of weight i of a block of 32; weight i + 16 is above weight i.
 constexpr uint32_t nibble32(const uint8_t *qs, int i) {
     return qs[i % 16] >> (i < 16 ? 0 : 4) & 15u;
 }
@@ -186,7 +186,7 @@ constexpr uint32_t block_half(const RawRows &raw, int64_t row, int64_t col, int 
     return block == nullptr ? 0 : u16_of(block + at);
 }
 
-// --- main planes: `row0`, `col0` are the first of the block; `word` counts from the plane's start ----------
+// --- main planes: `row0`, `col0`: the first of the block; `word`: index in the plane -----------------------
 
 constexpr uint32_t nibbles_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
     const int a = word % 4, lane = word / 4 % 32, chunk = word / 128, g = lane / 4, t = lane % 4;
@@ -219,7 +219,7 @@ constexpr uint32_t pairs_word(const RawRows &raw, int64_t row0, int64_t col0, in
 
 constexpr uint32_t kLeastExponent = 16;
 
-// e of a row, from the bits of its weights [first, cols) in steps of `step`.
+// e of a row, from its weights first, first + step, ... below cols.
 constexpr uint32_t largest_exponent(const RawRows &raw, int64_t row, int64_t first, int64_t step) {
     uint32_t largest = kLeastExponent;
     for (int64_t col = first; col < raw.cols; col += step) {
@@ -229,7 +229,7 @@ constexpr uint32_t largest_exponent(const RawRows &raw, int64_t row, int64_t fir
     return largest;
 }
 
-// The bits of a bf16 number times 2^(142 - e), to nearest even. What is below 2^-126 becomes 0.
+// The bits of a bf16 number times 2^(142 - e), to nearest even. Results below 2^-126 become 0.
 constexpr uint32_t scaled_half(uint32_t bits, uint32_t e) {
     const uint32_t sign = bits & 0x8000u, exponent = bits >> 7 & 255u, mantissa = (bits & 127u) << 3;
     if (exponent == 255) return sign | 0x7c00u | mantissa;
@@ -361,8 +361,8 @@ constexpr uint32_t iq4_xs_side_word(const RawRows &raw, int64_t row0, int64_t co
     return pair_word(raw, row0, col0, g, field == 2 ? 2 : 0);
 }
 
-// uint8 [16 rows][16 groups of 16]: the four first bytes of each block of 64 weights. 0x7f means 0 in the
-// file; here, it is the number that the file writes with bit 7, which is ignored, as 0xff.
+// uint8 [16 rows][16 groups of 16]: the first four bytes of each block of 64 weights. 0x7f means 0 in the
+// file. Here 0x7f stands for the number that the file writes as 0xff, with the ignored bit 7.
 constexpr uint32_t nvfp4_side_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
     const uint8_t *block = block_at(raw, row0 + word / 4, col0 + 64 * (word % 4));
     uint32_t bits = 0;
@@ -386,7 +386,7 @@ constexpr uint32_t codebook_side_word(const RawRows &raw, int64_t row0, int64_t 
     }
     const bool signs = layout.signs != 0 && at >= layout.signs;
     const int words = signs || format == TileFormat::IQ1 ? 4 : format == TileFormat::IQ2_S ? 2 : 1;
-    const int owners = signs || has_quads(format) ? 4 : 2;  // pairs or lanes of a row
+    const int owners = signs || has_quads(format) ? 4 : 2;  // pairs or lanes per row
     const int within = (at - (signs ? layout.signs : layout.high)) / 4, owner = within / words;
     const bool d = at < layout.scales2 + 32;
     const int g = d ? (at - layout.scales2) / 4 : owner / owners;

@@ -1,4 +1,4 @@
-// Words of the tiles of formats with codebooks (tiles.h), as repack.h makes those of the others; part of it.
+// The words of tiles in codebook formats (tiles.h); part of repack.h.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ constexpr uint32_t u32_of(const uint8_t *bytes) {
     return u16_of(bytes) | u16_of(bytes + 2) << 16;
 }
 
-// The signs of eight weights, of which the block holds seven: their number is even.
+// The signs of eight weights, of which the block stores seven: the parity is even.
 constexpr uint32_t eight_signs(uint32_t seven) {
     uint32_t parity = seven ^ seven >> 4;
     parity ^= parity >> 2;
@@ -23,8 +23,8 @@ constexpr uint32_t eight_signs(uint32_t seven) {
     return seven | (parity & 1u) << 7;
 }
 
-// What a block of a file holds, entry by entry; without bytes, it is padding: zeros. i counts entries of
-// eight weights, but of IQ3 those of four.
+// The content of a block of the file, entry by entry; null bytes are padding: zeros. i counts entries of
+// eight weights, in IQ3 of four.
 struct CodebookBlock {
     gguf::Type type;
     const uint8_t *bytes;
@@ -101,7 +101,7 @@ struct CodebookBlock {
     }
 };
 
-// The blocks of two rows, which take turns; chosen, not indexed, so that they stay in registers.
+// The blocks of two rows, selected by a condition instead of an index, so that they stay in registers.
 struct BlockPair {
     CodebookBlock even, odd;
     constexpr CodebookBlock of(int i) const { return {even.type, i % 2 == 0 ? even.bytes : odd.bytes}; }
@@ -115,14 +115,14 @@ constexpr uint32_t codebook_scales_word(TileFormat format, const CodebookBlock &
     return bits;
 }
 
-// The entry of register j = 4 s + a of a chunk, in a lane's row: `at` is the pair's or the lane's place in
-// its four lanes.
+// The entry of register j = 4 s + a of a chunk, in a lane's row: `at` is the pair's or lane's
+// index among its four lanes.
 constexpr int entry_of(TileFormat format, int chunk, int j, int at) {
     const int half = 4 * chunk + j / 4 * 2 + j % 4 / 2;  // 16 columns
     return has_quads(format) ? 4 * half + at : 2 * half + at;
 }
 
-// Of words that a pair (a lane of IQ3) has for itself: the rows' blocks are `rows`, by a & 1.
+// Words per pair (IQ3: per lane): the rows' blocks are `rows`, indexed by a & 1.
 constexpr uint32_t index_word(TileFormat format, const BlockPair &rows, int chunk, int s, int at) {
     uint32_t bits = 0;
     for (int a = 0; a < 4; ++a)
@@ -147,7 +147,7 @@ constexpr uint32_t upper_word(TileFormat format, const BlockPair &rows, int word
     return bits;
 }
 
-// t: the lane's place in its four.
+// t: the lane's index among its four.
 constexpr uint32_t signs_word(TileFormat format, const BlockPair &rows, int chunk, int t) {
     uint32_t bits = 0;
     for (int j = 0; j < 8; ++j) {

@@ -6,15 +6,15 @@
 
 namespace runnel::kernels::cuda {
 
-// raw.bytes: the rows of whole row tiles (raw.rows of them; the last tile may be cut short), in device
-// memory. tiles: where the first of these row tiles goes. Any grid.
+// raw.bytes: the rows of whole row tiles (raw.rows of them; the last tile may be partial), in device memory.
+// tiles: the destination of the first of these row tiles. Any grid.
 struct RepackParams {
     RawRows raw;
     uint32_t *tiles;
 };
 Kernel<RepackParams> repack_kernel();
 
-// BF16, before the repack: row_exponent() of every row, a warp each. Any grid.
+// For BF16, before the repack: row_exponent() of every row, one warp per row. Any grid.
 struct RowExponentsParams {
     RawRows raw;
     uint8_t *exponents;

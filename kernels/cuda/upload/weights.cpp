@@ -14,9 +14,9 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr size_t kAlignment = 256;
-constexpr size_t kPieceBytes = size_t{8} << 20;  // of a pinned buffer: large enough for the bus, small to pin
+constexpr size_t kPieceBytes = size_t{8} << 20;  // of a pinned buffer: fills the bus, cheap to pin
 constexpr int kPieces = 4;
-constexpr size_t kSliceBytes = size_t{256} << 10;  // that a reader copies at a time
+constexpr size_t kSliceBytes = size_t{256} << 10;  // that a reader thread copies at a time
 constexpr size_t kBytesPerReader = size_t{1} << 20;
 constexpr int kMostReaders = 8;
 constexpr uint32_t kRepackBlocks = 1024;
@@ -32,7 +32,7 @@ size_t device_bytes(const Weight &w, WeightUse use) {
                        : static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols) * w.count));
 }
 
-// At least 16 rows of the widest matrix, at most what there is.
+// At least 16 rows of the widest matrix, at most all weights.
 size_t piece_bytes(const Program &program) {
     size_t all = 1, least = 1;
     for (const Weight &w : program.weights) {
@@ -42,8 +42,8 @@ size_t piece_bytes(const Program &program) {
     return std::max(least, std::min(kPieceBytes, all));
 }
 
-// Threads that read the file: more than a bus can take are no use, nor is a thread for less than a megabyte.
-// One where the system has no others to give.
+// Threads that read the file: no more than the bus can use, and one per megabyte at most. One
+// if the system refuses more.
 std::unique_ptr<cpu::Pool> start_readers(size_t bytes) {
     const int most = std::min(kMostReaders, cpu::usable_cpus());
     const auto count =
@@ -68,7 +68,7 @@ size_t exponent_rows(const Program &program, const Plan &plan, size_t piece) {
 
 class Uploader {
   public:
-    // `all`: bytes that will be uploaded. exponent_rows: the most rows of BF16 in a piece.
+    // `all`: total bytes to upload. exponent_rows: the most rows of BF16 in a piece.
     Uploader(size_t bytes, size_t all, size_t exponent_rows, const LoadProgress &progress)
         : bytes_(bytes), all_(all), progress_(progress), readers_(start_readers(all)) {
         if (exponent_rows > 0) exponents_ = DeviceMemory(exponent_rows, "exponents");
@@ -78,7 +78,7 @@ class Uploader {
         }
     }
 
-    // All matrices of a weight, one behind the other.
+    // All matrices of a weight, one after the other.
     void tiles(const Weight &w, std::byte *to) {
         Weight one = w;
         for (int64_t i = 0; i < w.count; ++i) {
@@ -125,7 +125,7 @@ class Uploader {
         bool used = false;
     };
 
-    // The next piece of the ring, on its way to the device.
+    // Fills the next buffer of the ring and starts its copy to the device.
     Piece &fill(const std::byte *from, size_t bytes) {
         Piece &piece = pieces_[next_++ % pieces_.size()];
         if (piece.used) piece.done.wait();
@@ -138,8 +138,8 @@ class Uploader {
         return piece;
     }
 
-    // Out of the mapped file, by all readers: one alone takes pages as they come at a fraction of the bus's
-    // rate.
+    // Reads from the mapped file with all reader threads: a single one page-faults at a
+    // fraction of the bus's rate.
     void read(std::byte *to, const std::byte *from, size_t bytes) {
         const auto slices = static_cast<int64_t>((bytes + kSliceBytes - 1) / kSliceBytes);
         readers_->run([&](int thread) noexcept {
@@ -154,9 +154,9 @@ class Uploader {
     const LoadProgress &progress_;
     std::unique_ptr<cpu::Pool> readers_;
     std::array<Piece, kPieces> pieces_;
-    DeviceMemory exponents_;  // of the piece at hand: pieces follow one another on the stream
+    DeviceMemory exponents_;  // of the current piece: pieces are processed in stream order
     size_t next_ = 0;
-    Stream stream_;  // goes first: nothing is in flight when the memory goes
+    Stream stream_;  // destroyed first: no work is in flight when the memory is freed
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The weights of a program in device memory: matrices as tiles, vectors as they are, all in one allocation.
+// The weights of a program in device memory: matrices as tiles, vectors unchanged, all in one allocation.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@
 
 namespace runnel::kernels::cuda {
 
-// Bytes that upload will take.
+// Bytes that the upload will allocate.
 size_t weight_memory(const Program &program, const Plan &plan);
 
 class DeviceWeights {
   public:
     DeviceWeights() = default;
-    // Copies and repacks, through a ring of pinned buffers: the host fills one while the device works on the
-    // others. Returns when all is there. `progress`, which may be empty, is told of every piece. Throws
-    // BackendError.
+    // Copies and repacks through a ring of pinned buffers: the host fills one while the device processes the
+    // others. Returns when everything is uploaded. `progress`, which may be empty, is called for every
+    // piece. Throws BackendError.
     DeviceWeights(const Program &program, const Plan &plan, const LoadProgress &progress);
 
     const std::byte *tiles(WeightId id) const { return at_[static_cast<size_t>(id)]; }
@@ -28,7 +28,7 @@ class DeviceWeights {
 
   private:
     DeviceMemory memory_;
-    std::vector<const std::byte *> at_;  // by WeightId; null: not used
+    std::vector<const std::byte *> at_;  // by WeightId; null: not uploaded
 };
 
 }  // namespace runnel::kernels::cuda
