@@ -32,9 +32,8 @@ uint64_t hash(const std::vector<float> &values) {
     return h;
 }
 
-// What ggml (llama.cpp b4748; for the formats of codebooks its Python package gguf 0.19, for NVFP4
-// xllamacpp 2026.10.11549) makes of
-// random_bytes as blocks of 64 * 256 weights.
+// Hashes of the values that ggml (llama.cpp b4748; for codebook formats its Python package gguf 0.19, for
+// NVFP4 xllamacpp 2026.10.11549) computes from random_bytes as blocks of 64 * 256 weights.
 struct Expected {
     Type type;
     uint64_t hash;
@@ -73,7 +72,7 @@ TEST_CASE("dequantize: every value of random blocks is the one ggml computes") {
     constexpr int64_t n = 64 * 256;
     for (const Expected &expected : kGgml) {
         CAPTURE(traits(expected.type).name);
-        // One byte off any alignment: blocks may lie anywhere.
+        // One byte off any alignment: blocks may be at any address.
         const size_t bytes = row_bytes(expected.type, n);
         const std::vector<std::byte> blocks = random_bytes(bytes);
         std::vector<std::byte> shifted(bytes + 1);

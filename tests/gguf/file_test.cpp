@@ -20,7 +20,7 @@ using namespace std::string_literals;
 
 namespace {
 
-// The message of the FileError that opening throws; "" if it opens.
+// The message of the FileError that opening throws; "" if it succeeds.
 std::string error_of(const GgufBytes &bytes) {
     try {
         bytes.open();
@@ -31,7 +31,7 @@ std::string error_of(const GgufBytes &bytes) {
     return "";
 }
 
-// As above, for a file on disk; a "missing: " in front tells that flag.
+// The same for a file on disk; prefixed by "missing: " if that flag is set.
 std::string error_of(const std::filesystem::path &path) {
     try {
         File::open(path);
@@ -225,7 +225,7 @@ TEST_CASE("file: messages are one printable line of bounded length") {
     CHECK(printable("a\xd8\x9c\xe2\x80\xae"
                     "b") ==
           "a\\xd8\\x9c\\xe2\\x80\\xae"
-          "b");  // turn the line around
+          "b");  // reverses the direction of the line
     CHECK(printable("abcdef", 3) == "abc...");
 }
 
@@ -256,7 +256,7 @@ TEST_CASE("file: what is not GGUF is named") {
     CHECK_SAYS(error_of(directory.path()), "is a directory");
     CHECK_SAYS(error_of(std::filesystem::path("/dev/null")), "not a regular file");
     std::filesystem::permissions(directory / "model.bin", std::filesystem::perms::none);
-    if (geteuid() != 0) CHECK_SAYS(error_of(directory / "model.bin"), "missing: ");  // root may read anything
+    if (geteuid() != 0) CHECK_SAYS(error_of(directory / "model.bin"), "missing: ");  // root can read anything
 }
 
 namespace {
@@ -339,7 +339,7 @@ TEST_CASE("file: an entry of a large table takes no more work than one of a smal
         return bytes;
     };
     const auto seconds = [](const GgufBytes &bytes) { return least_seconds([&] { bytes.open(); }); };
-    // Caches make it a few times as much; tables that are searched would make it 64 times as much.
+    // Caches explain a small factor; a quadratic search would take 64 times as long.
     constexpr double kMost = 16.0 * kLarge / kSmall;
     CHECK(seconds(tensors(kLarge)) < kMost * seconds(tensors(kSmall)));
     const GgufBytes large = vocabulary(kLarge);

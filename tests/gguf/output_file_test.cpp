@@ -1,4 +1,4 @@
-// Files that appear whole or not at all, and never over one that must not be lost.
+// Output files appear complete or not at all, and never replace a file that must be kept.
 #include "gguf/output_file.h"
 
 #include <doctest/doctest.h>
@@ -40,7 +40,7 @@ void save(const fs::path &path, std::string_view text, const OutputOptions &opti
     file.commit();
 }
 
-// Why it was refused; nullopt when it was not.
+// The reason of the refusal; nullopt if there was none.
 std::optional<OutputRefused::Why> refusal(const fs::path &path, const OutputOptions &options = {}) {
     std::optional<OutputRefused::Why> early;
     try {
@@ -108,12 +108,12 @@ TEST_CASE("output file: a file that the process reads is never written, by no na
             CHECK(refusal(folder / name, {.overwrite = overwrite}) == OutputRefused::Why::IsRead);
         }
     CHECK(get(model) == "weights");
-    // Also when it begins to be read while the output is written.
+    // Also if the file is read after the output was opened.
     put(folder / "late", "");
     OutputFile file(folder / "late");
     gguf::note_read(folder / "late");
     CHECK_THROWS_AS(file.commit(), OutputRefused);
-    // And another that appears meanwhile is not replaced.
+    // And another file that appears meanwhile is not replaced.
     OutputFile slow(folder / "slow");
     put(folder / "slow", "somebody else's");
     CHECK_THROWS_AS(slow.commit(), OutputRefused);
@@ -168,7 +168,7 @@ TEST_CASE("output file: what a killed process left goes, what a living one write
     CHECK(get(folder / "big") == "done");
 }
 
-// A limit on the size of files is a signal that ends a program, where it is not ignored.
+// Exceeding the file size limit raises a signal that ends a program unless it is ignored.
 TEST_CASE("output file: a full disk leaves what was there, and nothing else") {
     const TemporaryDirectory folder;
     put(folder / "old", "old");

@@ -28,7 +28,7 @@ std::vector<float> through(Type type, const std::vector<float> &values, Effort e
     return back;
 }
 
-// Squared error over the sample, without its block of huge values, which would drown the rest.
+// Squared error over the sample without its block of huge values, which would dominate.
 double squared_error(const std::vector<float> &values, const std::vector<float> &back) {
     double sum = 0;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -51,8 +51,8 @@ constexpr Type kQuantized[] = {Type::Q4_0,  Type::Q4_1,  Type::Q5_0,  Type::Q5_1
 }  // namespace
 
 TEST_CASE("quantize: the formats without a search give ggml's bytes") {
-    // FNV-1a of what quantize_row_*_ref of llama.cpp b4748 writes for the sample; MXFP4: of ik_llama.cpp;
-    // NVFP4: of llama.cpp of October 2026 (xllamacpp 2026.10.11549).
+    // FNV-1a of the output of quantize_row_*_ref for the sample: llama.cpp b4748; MXFP4: ik_llama.cpp; NVFP4:
+    // llama.cpp of October 2026 (xllamacpp 2026.10.11549).
     constexpr std::pair<Type, uint64_t> kGgml[] = {
         {Type::F16, 0x6720e9ec04756ad0},   {Type::BF16, 0x83a2dd8c06797241},
         {Type::Q4_0, 0x0e9abab8f454d146},  {Type::Q4_1, 0x98e2a9e2a87ddb1b},
@@ -82,7 +82,7 @@ TEST_CASE("quantize: searched scales leave less squared error than ggml's refere
         const double thorough = squared_error(values, through(type, values));
         const double fast = squared_error(values, through(type, values, Effort::Fast));
         CHECK(thorough < 0.975 * error);
-        CHECK(thorough > 0.5 * error);  // below that the measure itself would be wrong
+        CHECK(thorough > 0.5 * error);  // a smaller one would mean that the measure is wrong
         CHECK(fast < 1.1 * error);
         CHECK(fast >= thorough);
     }
@@ -106,7 +106,7 @@ TEST_CASE("quantize: magnitudes from the smallest to the largest give finite val
             CAPTURE(traits(type).name);
             CAPTURE(size);
             for (const float value : through(type, values)) {
-                // A float16 scale ends at 65504; ggml's formats then hold infinities as ggml's do.
+                // A float16 scale ends at 65504; beyond it ggml's formats hold infinities, and so do ours.
                 if (size > 1e4f) break;
                 REQUIRE(std::fabs(value) < 6 * size + 6e-8f);
             }
@@ -119,7 +119,7 @@ TEST_CASE("quantize: magnitudes from the smallest to the largest give finite val
 }
 
 TEST_CASE("quantize: values of a format come through unchanged where its search is exact") {
-    // Blocks made of levels and scales of the format itself, both ends of the levels in use.
+    // Blocks made of the format's own levels and scales, using both ends of the levels.
     runnel::testing::Random random(9);
     std::vector<float> values(256);
     for (size_t i = 0; i < values.size(); ++i) {

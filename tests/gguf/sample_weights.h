@@ -1,4 +1,4 @@
-// Weights to quantize: what quantizers meet, and what they stumble over.
+// Sample weights for quantizers: typical ones and difficult ones.
 #pragma once
 
 #include <cstdint>

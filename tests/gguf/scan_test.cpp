@@ -22,7 +22,7 @@ std::vector<gguf::Type> all_types() {
     return types;
 }
 
-// NVFP4's scales are bytes, of which half are none that a quantizer writes.
+// NVFP4's scales are bytes, and quantizers never write half of their values.
 void make_sound(gguf::Type type, std::vector<std::byte> &data) {
     if (type != gguf::Type::NVFP4) return;
     for (size_t block = 0; block < data.size(); block += 36)
@@ -40,7 +40,7 @@ std::vector<std::byte> bytes_of(const std::vector<Bits> &values) {
     return bytes;
 }
 
-// Which of these values, each a block of `type`, are reported: by scanning them one by one.
+// Which of these values, each a block of `type`, are reported when scanned one by one.
 template <class Bits>
 std::vector<size_t> reported(gguf::Type type, const std::vector<Bits> &values) {
     std::vector<size_t> found;
@@ -50,7 +50,7 @@ std::vector<size_t> reported(gguf::Type type, const std::vector<Bits> &values) {
     return found;
 }
 
-// Blocks of which dequantization makes something that is no number.
+// Number of blocks that dequantize to a value that is not finite.
 uint64_t not_finite(gguf::Type type, const std::vector<std::byte> &data, int64_t blocks) {
     const auto size = static_cast<int64_t>(gguf::traits(type).block_size);
     std::vector<float> values(static_cast<size_t>(size));
@@ -84,15 +84,15 @@ TEST_CASE("scan: sound weights of every format have nothing to report") {
 TEST_CASE("scan: of random bytes, blocks whose values are no numbers") {
     std::mt19937 random(4);
     for (const gguf::Type type : all_types()) {
-        if (type == gguf::Type::NVFP4) continue;  // has no numbers that are not finite: below
+        if (type == gguf::Type::NVFP4) continue;  // has no such numbers: tested below
         CAPTURE(gguf::traits(type).name);
         constexpr int64_t kBlocks = 512;
         std::vector<std::byte> data(kBlocks * gguf::traits(type).block_bytes);
         for (std::byte &b : data) b = static_cast<std::byte>(random());
         const gguf::DataScan found = gguf::scan(type, data);
         const uint64_t expected = not_finite(type, data, kBlocks);
-        // A scale that is infinite may be multiplied by nothing but zeros, which makes NaN; one of MXFP4 may
-        // not. Infinities in a scale that no weight of the block uses are damage all the same.
+        // An infinite scale times zero is NaN, except in MXFP4. A scale that no weight
+        // uses counts as damage as well.
         CHECK(found.not_finite >= expected);
         CHECK(found.not_finite <= expected + 2);
         CHECK(found.first_broken.has_value() == (found.not_finite > 0));

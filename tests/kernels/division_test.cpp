@@ -1,5 +1,5 @@
-// A program on two devices is the program on one: bit for bit where both are of a kind, and as close as the
-// kinds are otherwise.
+// A program split over two devices gives the results of one device: bit for bit if both are of the same kind,
+// otherwise as close as the kinds are.
 #include "kernels/division.h"
 
 #include <doctest/doctest.h>
@@ -65,7 +65,7 @@ bool same(const std::vector<float> &a, const std::vector<float> &b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// Steps handed out by lot, in runs.
+// Assigns runs of steps to random devices.
 std::vector<uint8_t> random_assignment(const Program &program, uint32_t seed, uint32_t devices) {
     std::mt19937 random(seed);
     std::vector<uint8_t> device;
@@ -83,9 +83,9 @@ std::unique_ptr<Backend> divided(const std::vector<MakeDevice> &devices, std::ve
     return make_divided_backend(std::move(backends), [device](const Program &) { return device; });
 }
 
-// Logits of a tree of guesses behind the first `past` tokens, which fill block 3 - past / 32 and those after
-// it (run()): a sequence goes on with six tokens, and a branch, in another block, with the first three of
-// them and two of its own.
+// Logits of a draft tree after the first `past` tokens, which fill block 3 - past / 32 and those after
+// it (run()): a sequence continues with six tokens, and a branch, in another block, with the first three
+// of them and two of its own.
 std::vector<float> run_branch(Backend &backend, const Program &program, std::span<const int32_t> tokens,
                               int32_t past) {
     std::vector<BlockId> table(kBlocks), other;
@@ -121,7 +121,7 @@ void check_divisions(const Program &program, MakeDevice make, uint32_t seed, int
         REQUIRE(same(run(*backend, program, tokens, tokens.size()), expected));
         REQUIRE(same(run_branch(*backend, program, tokens, 37), guesses));
         REQUIRE(same(run(*backend, program, tokens, 7), expected));
-        // A block kept, and one copied, have what both devices put into them.
+        // A saved block, and a copied one, have the content of both devices.
         std::vector<std::byte> kept(cache_block_bytes(program, 0, k, v));
         backend->read_block(0, kBlocks - 1, kept);
         run(*backend, program, random_tokens(32, seed + 1), 32);
@@ -192,7 +192,7 @@ TEST_CASE("division: a share holds what its steps need, and nothing else") {
     CHECK(cache_block_bytes(head, 0) + cache_block_bytes(tail, 0) == cache_block_bytes(program, 0));
     CHECK(cache_block_bytes(head, 0) > 0);
     CHECK(cache_block_bytes(tail, 0) > 0);
-    // All on one device: no share for the other.
+    // All steps on one device: no partition for the other.
     const Division none = divide(program, std::vector<uint8_t>(program.steps.size(), 0), 2);
     CHECK(none.programs[1].steps.empty());
     CHECK(none.turns.size() == 1);

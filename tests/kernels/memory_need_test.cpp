@@ -1,4 +1,4 @@
-// What a GPU's memory has to hold is known before anything is taken, to the byte, and nothing is taken later.
+// The device memory that a program needs is known in advance, to the byte, and none is allocated later.
 #include "kernels/cuda/runtime/memory_need.h"
 
 #include <doctest/doctest.h>
@@ -81,7 +81,7 @@ TEST_CASE("memory need: load() takes what was predicted, to the byte, and batche
         const size_t before = simt::take_peak_memory();
         const auto backend = make_cuda_backend(0);
         backend->load(program, cache, kTokens);
-        CHECK(simt::take_peak_memory() - before <= need.all());  // with the buffers of the upload
+        CHECK(simt::take_peak_memory() - before <= need.all());  // including the buffers of the upload
         const size_t taken = simt::take_peak_memory() - before;
         CHECK(taken == need.all() - kDriverReserve);
 
@@ -141,7 +141,7 @@ TEST_CASE(
         sequences.push_back({1, 256, {-1, -1, -1, -1, -1, -1, -1, 7, 8 + s}});
         spans.push_back({s, 1, 256, {}});
     }
-    // Every head of every sequence sees the end of one split and the beginning of the next.
+    // Every head of every sequence spans the end of one split and the beginning of the next.
     CHECK(attention_launches(program, spans, kLinearTokens, room) == AttentionLaunches{2, 256});
     CHECK(attention_launches(program, std::span(spans).first(2), 2, room) == AttentionLaunches{});
 
@@ -178,7 +178,7 @@ TEST_CASE("memory need: however a batch is cut, each launch has room") {
         const CacheConfig cache{.blocks = {context / 32 + 1}, .context = context};
         const int64_t partials = attention_partials(program, cache, most);
         const int64_t item = attention_partial_floats(1, 128), group = shape.heads / shape.kv_heads;
-        // Sequences that share nearly all their cells.
+        // Sequences that share nearly all of their cells.
         std::vector<SequenceSpan> spans;
         int32_t tokens = 0;
         while (tokens < most && context > 4) {

@@ -5,7 +5,7 @@
 
 #include "tests/simt/block.h"
 
-extern "C" char __executable_start, _end;  // the linker's: where this program's own code and data are
+extern "C" char __executable_start, _end;  // set by the linker: the range of this program's own code and data
 
 namespace runnel::simt {
 
@@ -27,8 +27,8 @@ std::string place_of(const void *p, size_t bytes) {
                 launch.describe(before) + " and this thread, without a barrier or fence between them");
 }
 
-// `since`: accesses by earlier runs of blocks are of another launch, or of another block's shared memory.
-// Reads: the last write must have happened before; then this lane is among the last readers.
+// `since`: accesses before it are of another launch, or of another block's shared memory. Reads: the last
+// write must have happened before; then this lane becomes one of the last readers.
 void note_read(Launch &launch, uint64_t since, uint64_t writer, uint64_t &reader, const char *name,
                size_t offset) {
     if (writer >> 30 >= since) {
@@ -42,7 +42,7 @@ void note_read(Launch &launch, uint64_t since, uint64_t writer, uint64_t &reader
     const Access last = Access::unpack(reader);
     if (last.block >= since) {
         if (last.block != mine.block) {
-            mine.flag_b = true;  // several blocks: nothing orders a write after them
+            mine.flag_b = true;  // read by several blocks: nothing can order a write after all of them
             mine.clock = 0x3ffffu;
         } else if (last.flag_b) {
             mine = last;
@@ -73,7 +73,7 @@ void note_write(Launch &launch, uint64_t since, uint64_t &writer, uint64_t &read
                     before.clock < launch.block_barriers();
         } else {
             if (before.flag_a && before.warp == mine.warp && before.block == mine.block)
-                before.lane = mine.lane ^ 1u;  // some other lane of this warp read it, too
+                before.lane = mine.lane ^ 1u;  // another lane of this warp read it, too
             right = launch.ordered(before);
         }
         if (!right && !mine.flag_b) race(launch, "read and write", name, offset, before);
@@ -125,7 +125,7 @@ bool is_constant(const void *p) {
     return at >= &__executable_start && at < &_end;
 }
 
-// Not memory of the device: the lane's registers (its stack), the parameters, constants of the program.
+// Not device memory: the lane's stack, the parameters, constants of the program.
 bool is_private(Launch &launch, const void *p, size_t bytes) {
     return launch.lane().fiber.owns(p) || launch.is_parameter(p, bytes) || is_constant(p);
 }
@@ -165,7 +165,7 @@ void read_global(Launch &launch, const void *p, size_t bytes, Load kind) {
     (kind == Load::Stream ? at.region.traffic.streamed : at.region.traffic.read) += bytes;
     if (kind == Load::Stream) at.region.streamed = launch.this_run();
     if (!launch.lane().waited) at.region.early = launch.this_run();
-    // What no launch writes now is not watched for weights: they are most of the bytes.
+    // Memory of weights is not tracked unless this launch writes it: it is most of the bytes.
     if (weight && at.allocation.last_written < launch.since()) return;
     for (size_t i = at.offset; i < at.offset + bytes; ++i) {
         if (weight && at.allocation.shadow.writers[i] >> 30 >= launch.first_run() && kind == Load::Stream)

@@ -11,10 +11,9 @@ namespace runnel::simt {
 
 namespace {
 
-thread_local Launch *running =
-    nullptr;  // the wrappers of device.h are plain functions: this is how they know
+thread_local Launch *running = nullptr;  // a global, because the wrappers of device.h are plain functions
 
-// Stacks are dear to map and cheap to keep: those that no launch has. Under device_lock().
+// Mapping stacks is expensive, so those not in use are kept. Protected by device_lock().
 std::vector<std::unique_ptr<Stacks>> &spare_stacks() {
     static std::vector<std::unique_ptr<Stacks>> all;
     return all;
@@ -99,7 +98,7 @@ bool Launch::is_parameter(const void *p, size_t bytes) const {
 
 namespace {
 
-// While it lives, `launch` is the one that runs.
+// While it exists, `launch` is the running one.
 class Running {
   public:
     explicit Running(Launch *launch) : outer_(std::exchange(running, launch)) {}
@@ -129,7 +128,7 @@ void Launch::run(Launch *next) {
     if (failed_) throw Violation(failure_);
 }
 
-// The first block, as far as it may go while the launch ahead is not complete.
+// Runs the first block as far as possible while the previous launch is not complete.
 void Launch::run_early() {
     const Running now(this);
     early_ = begun_ = true;
@@ -225,7 +224,7 @@ void Launch::enter(Lane &lane) {
     lane_ = nullptr;
 }
 
-// Until it waits at a barrier, or for the launch ahead, or has finished.
+// Runs until it waits at a barrier or for the previous launch, or has finished.
 void Launch::run_warp(Warp &w) {
     while (!failed_ && !w.finished && w.barrier < 0) {
         const uint64_t draw = random();
@@ -355,7 +354,8 @@ void Launch::fail(const std::string &what) {
     for (;;) lane_->fiber.leave();
 }
 
-// --- who knows of what -----------------------------------------------------------------------------------
+// --- which accesses are known to whom
+// ------------------------------------------------------------------------
 
 Access Launch::stamp() const {
     const Warp &w = *lane_->warp;
@@ -387,7 +387,7 @@ void Launch::fence() {
     me.fenced = w.known;
     Known own;
     own.clocks = w.clocks;
-    // Of its own warp: what came before the last warp_sync, and its own accesses.
+    // Of its own warp, it knows everything before the last warp_sync, and its own accesses.
     const auto index = static_cast<size_t>(w.index);
     own.single.push_back(static_cast<uint32_t>(w.index) << 25 | static_cast<uint32_t>(me.index) << 20 |
                          own.clocks[index]);

@@ -1,4 +1,4 @@
-// One launch: its blocks, warps and lanes, and who of them knows of whose accesses.
+// One launch: its blocks, warps and lanes, and which accesses each of them knows of.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ namespace runnel::simt {
 inline constexpr int kLanes = 32, kMaxWarps = 32;
 
 using Place = std::source_location;
-// Runs for a whole warp once all lanes have arrived; arguments[i] is what lane i handed in.
+// Runs for a whole warp once all lanes have arrived; arguments[i] is lane i's argument.
 using Collective = void (*)(void *const *arguments);
 
 struct AsyncCopy {
@@ -26,8 +26,8 @@ struct AsyncCopy {
     const std::byte *from;  // null: zeros
 };
 
-// The accesses that an observer knows to have happened, of one block's run: everything of warp w up to
-// clocks[w], and single lanes' accesses beyond (keys warp << 25 | lane << 20 | clock).
+// The accesses of one block's run that an observer knows to have happened: all of warp w up to clocks[w], and
+// later ones of single lanes (keys warp << 25 | lane << 20 | clock).
 struct Known {
     std::array<uint32_t, kMaxWarps> clocks{};
     std::vector<uint32_t> single;
@@ -38,7 +38,7 @@ using Knowledge = std::map<uint64_t, Known>;  // by Access::block
 struct Warp;
 
 struct Lane {
-    enum class State { Ready, Arrived, Waiting, Finished };  // Waiting: for the launch ahead
+    enum class State { Ready, Arrived, Waiting, Finished };  // Waiting: for the previous launch
     explicit Lane(std::byte *stack) : fiber(stack) {}
 
     Fiber fiber;
@@ -50,22 +50,22 @@ struct Lane {
     void *argument = nullptr;
     std::vector<AsyncCopy> open;  // since the last cp_async_commit
     std::vector<std::vector<AsyncCopy>> committed;
-    bool waited = false;  // grid_dep_wait, by itself or behind a barrier
-    Knowledge fenced;     // what it knew at its last fence_gpu: atomics hand it on
-    Knowledge acquired;   // what atomics brought: its warp knows after the next fence_gpu
+    bool waited = false;  // passed grid_dep_wait, directly or through a barrier
+    Knowledge fenced;     // its knowledge at its last fence_gpu, which atomics pass on
+    Knowledge acquired;   // received through atomics; its warp knows it after the next fence_gpu
 };
 
 struct Warp {
     int index = 0;
     std::array<Lane *, kLanes> lanes{};
-    int barrier = -1, barrier_threads = 0;  // waiting there
+    int barrier = -1, barrier_threads = 0;  // the barrier at which it waits
     Place barrier_place;
     bool finished = false;
-    std::array<uint32_t, kMaxWarps> clocks{};  // what it knows of its block's warps; [index]: its own time
+    std::array<uint32_t, kMaxWarps> clocks{};  // its knowledge of its block's warps; [index]: its own time
     Knowledge known;                           // of other blocks
 };
 
-// What a stream was asked to launch.
+// The arguments of a launch.
 struct LaunchCall {
     kernels::cuda::KernelHandle kernel;
     kernels::cuda::LaunchShape shape;
@@ -74,18 +74,18 @@ struct LaunchCall {
 
 class Launch {
   public:
-    // ahead: the launch right before it, which a dependent launch may overlap; null: there is none.
+    // ahead: the launch directly before it, which a dependent launch may overlap; null: none.
     explicit Launch(const LaunchCall &call, const Launch *ahead = nullptr);
     ~Launch();
     Launch(const Launch &) = delete;
     Launch &operator=(const Launch &) = delete;
 
-    // All blocks. next: a dependent launch right behind it, or null: a block of it gets as far as its
+    // Runs all blocks. next: a dependent launch directly after it, or null. One of its blocks runs up to its
     // grid_dep_wait() at some moment before this launch is complete. Throws Violation.
     void run(Launch *next = nullptr);
     const std::map<std::string, Traffic> &traffic() const { return traffic_; }
 
-    // The lane that runs now, if any does, and its launch.
+    // The lane that is running, if any, and its launch.
     static Launch *current();
     Lane &lane() { return *lane_; }
     Warp &warp() { return *lane_->warp; }
@@ -94,13 +94,13 @@ class Launch {
     int block() const { return block_; }
     int blocks() const { return static_cast<int>(shape_.blocks); }
 
-    // The running lane meets the others of its warp.
+    // The running lane meets the other lanes of its warp.
     void rendezvous(Collective collective, void *argument, const Place &place);
     void barrier(int id, int threads, const Place &place);
     void advance_clock(Warp &w) { ++w.clocks[static_cast<size_t>(w.index)]; }
     void fence();
     void wait_for_launch_ahead();
-    void hand_over(const void *atomic);  // fenced knowledge to the atomic's, and the other way
+    void hand_over(const void *atomic);  // exchanges fenced knowledge with the atomic
     // Ends the launch.
     [[noreturn]] void fail(const std::string &what);
 
@@ -112,18 +112,19 @@ class Launch {
 
     uint64_t first_run() const { return first_run_; }  // Access::block of this launch are >= this
     uint64_t last_run() const { return first_run_ + order_.size() - 1; }
-    // Access::block of what may happen beside the running lane are >= this: the launch ahead before the wait.
+    // Access::block of accesses that may be concurrent with the running lane's: before the wait,
+    // also the previous launch's.
     uint64_t since() const { return lane_->waited ? first_run_ : ahead_; }
     uint64_t this_run() const { return this_run_; }
     uint32_t block_barriers() const { return block_barriers_; }
-    Access stamp() const;                      // of an access by the running lane
-    bool ordered(const Access &before) const;  // `before` happened before what the running lane does now
+    Access stamp() const;                      // for an access by the running lane
+    bool ordered(const Access &before) const;  // happened before the lane's current operation
     std::string describe(const Access &access) const;
 
   private:
     void run_early();
     void begin_block(size_t i);  // order_[i]
-    void go_on();                // until the block is done, or waits for the launch ahead
+    void go_on();                // until the block is done, or waits for the previous launch
     void count_traffic();
     void run_warp(Warp &w);
     void complete_collective(Warp &w);
@@ -144,8 +145,8 @@ class Launch {
     Lane *lane_ = nullptr;
     int block_ = 0;
     uint64_t first_run_, ahead_, this_run_ = 0, random_;
-    bool early_ = false;  // the launch ahead is not complete
-    bool begun_ = false;  // the first block waits for that
+    bool early_ = false;  // the previous launch is not complete
+    bool begun_ = false;  // the first block waits for it
     std::map<std::string, Traffic> traffic_;
     uint32_t block_barriers_ = 0;
     std::vector<int> order_;  // of the blocks; order_[i] ran as first_run_ + i

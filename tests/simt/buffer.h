@@ -19,12 +19,12 @@ class Buffer {
         stream.copy_to_device(memory_.data(), host.data(), host.size_bytes());
         stream.wait();
     }
-    // Unwritten.
+    // Uninitialized.
     Buffer(kernels::cuda::Stream &stream, size_t count, const char *name)
         : stream_(stream), memory_(count * sizeof(T), name) {}
 
     T *data() const { return memory_.as<T>(); }
-    // What the device holds now; a Violation if part of it was never written.
+    // The device's current data; a Violation if part of it was never written.
     std::vector<T> read(size_t first, size_t count) const {
         std::vector<T> host(count);
         if (count == 0) return host;

@@ -90,7 +90,7 @@ void warp_sync(Place place) {
 void fence_gpu() {
     launch().fence();
 }
-// Neither is in code for less than sm_90.
+// Code for less than sm_90 contains neither.
 void grid_dep_wait() {
     if (simt::settings().has_wait()) launch().wait_for_launch_ahead();
 }
@@ -240,7 +240,7 @@ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
     for (int i = 0; i < 4; ++i) {
         const uint32_t pick = selector >> 4 * i & 0xfu;
         auto byte = static_cast<uint32_t>(bytes >> 8 * (pick & 7u) & 0xffu);
-        if (pick & 8u) byte = byte & 0x80u ? 0xffu : 0;  // the sign, replicated
+        if (pick & 8u) byte = byte & 0x80u ? 0xffu : 0;  // the sign bit, replicated
         r |= byte << 8 * i;
     }
     return r;
@@ -271,8 +271,8 @@ uint32_t pack_bf16(float lo, float hi) {
 
 namespace {
 
-// f(a, b, c) in double precision is exact enough to be rounded once to binary16: products of two 11-bit
-// significands have 22 bits, and a sum with a third that loses bits in double is far below the rounding.
+// f(a, b, c) in double precision is exact enough to be rounded once to binary16: the product of two 11-bit
+// significands has 22 bits, and a sum that loses bits in double loses them far below the rounding.
 template <class F>
 uint32_t each_half(uint32_t a, uint32_t b, uint32_t c, F f) {
     uint32_t r = 0;
@@ -281,7 +281,7 @@ uint32_t each_half(uint32_t a, uint32_t b, uint32_t c, F f) {
             return static_cast<double>(f16_to_f32(static_cast<uint16_t>(v >> i)));
         };
         const double exact = f(half(a), half(b), half(c));
-        // To float with the sticky bit kept (round to odd), so that the second rounding is the only one.
+        // Converts to float with the sticky bit (round to odd), so that the second rounding is the only one.
         auto near = static_cast<float>(exact);
         if (std::isfinite(near) && static_cast<double>(near) != exact) {
             if (std::abs(static_cast<double>(near)) > std::abs(exact)) near = std::nextafter(near, 0.0f);

@@ -37,7 +37,7 @@ void forget_stack(std::byte *) {}
 
 #if defined(__x86_64__)
 
-// Saves what the calling convention says a callee keeps, notes the stack pointer in *from, goes on at `to`.
+// Saves the callee-saved registers, stores the stack pointer in *from, and continues at `to`.
 extern "C" void runnel_simt_switch(void **from, void *to);
 __asm__(R"(
 .text
@@ -133,7 +133,7 @@ void Fiber::leave() {
 void Fiber::run(Fiber *self) {
     after_switch(nullptr, &self->outer_stack_, &self->outer_bytes_);
     self->body_(self->argument_);
-    for (;;) self->leave();  // finished; entering again does nothing
+    for (;;) self->leave();  // finished; entering it again does nothing
 }
 
 Stacks::Stacks(int count) : bytes_(static_cast<size_t>(count) * (kGuard + Fiber::kStackBytes)) {
@@ -155,8 +155,8 @@ std::byte *Stacks::operator[](int i) const {
 }  // namespace runnel::simt
 
 #ifdef __SANITIZE_ADDRESS__
-// The threads of a kernel that was found wrong are abandoned where they stand, with the message that one of
-// them holds: the only memory that the emulator does not free.
+// The threads of a kernel with a violation are abandoned where they are, with the message that one of them
+// holds: the only memory that the emulator does not free.
 extern "C" const char *__lsan_default_suppressions();
 extern "C" const char *__lsan_default_suppressions() {
     return "leak:runnel::simt::";

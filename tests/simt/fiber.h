@@ -1,4 +1,4 @@
-// A thread of execution with its own stack that is entered and left by hand.
+// A thread of execution with its own stack, entered and left explicitly.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@ class Fiber {
 
     explicit Fiber(std::byte *stack) : stack_(stack) {}  // [kStackBytes], outlives the fiber
 
-    // Makes it ready to run body(argument) from the start. Whatever it was doing is forgotten.
+    // Prepares it to run body(argument) from the start. Its previous state is discarded.
     void start(void (*body)(void *), void *argument);
     // From outside: runs it until it leaves.
     void enter();
-    // From inside: back to where enter() was called.
+    // From inside: returns to the caller of enter().
     void leave();
     bool owns(const void *p) const {
         const auto *at = static_cast<const std::byte *>(p);
@@ -38,13 +38,13 @@ class Fiber {
     ucontext_t inside_, outside_;
     static void trampoline(unsigned low, unsigned high);
 #endif
-    // What AddressSanitizer wants to know of the other side's stack.
+    // The other side's stack, as AddressSanitizer needs it.
     void *fake_inside_ = nullptr, *fake_outside_ = nullptr;
     const void *outer_stack_ = nullptr;
     size_t outer_bytes_ = 0;
 };
 
-// Stacks for `count` fibers, with a page between them that must not be touched.
+// Stacks for `count` fibers, separated by guard pages.
 class Stacks {
   public:
     explicit Stacks(int count);

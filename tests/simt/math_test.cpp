@@ -1,4 +1,4 @@
-// The elementary functions of the kernels against the C library's in double precision.
+// The elementary functions of the kernels compared with the C library's in double precision.
 #include "kernels/cuda/runtime/math.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,4 @@
-// device_emulated.h: ldmatrix and mma, as the PTX manual lays their fragments out over the lanes.
+// device_emulated.h: ldmatrix and mma, with the fragment layouts of the PTX manual.
 #include <array>
 #include <bit>
 #include <cstring>
@@ -43,7 +43,7 @@ void distribute(void *const *lanes) {
 void load_matrix(uint32_t *registers, int matrices, bool transposed, const void *row, const Place &place) {
     Launch &launch = *Launch::current();
     LoadMatrix mine{{}, registers, matrices, transposed};
-    if (launch.lane().index < 8 * matrices) {  // the other lanes' addresses are not looked at
+    if (launch.lane().index < 8 * matrices) {  // the other lanes' addresses are not used
         simt::expect_aligned(row, 16);
         if (!simt::is_shared(row)) launch.fail("ldmatrix: a row is not in shared memory");
         simt::on_read(row, 16);

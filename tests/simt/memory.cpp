@@ -58,9 +58,9 @@ Allocation::Allocation(size_t bytes, std::string called, bool on_host, int of_de
     written = written_pages_.as<uint8_t>();
     shadow = {writer_pages_.as<uint64_t>(), reader_pages_.as<uint64_t>()};
     if (host)
-        std::memset(written, 1, bytes);  // what the host writes there is not seen
+        std::memset(written, 1, bytes);  // the emulator does not see the host's writes
     else
-        std::memset(data_, 0xff, bytes);  // NaN, should a read slip through
+        std::memset(data_, 0xff, bytes);  // NaN, in case a read is not caught
     regions_.push_back({name, 0, bytes, kernels::cuda::Region::Data});
 }
 

@@ -1,4 +1,4 @@
-// One launch as the backend makes it: for the tests of single kernels, here and on a real device.
+// Runs one launch as the backend does, for tests of single kernels on the emulator and on a real device.
 #pragma once
 
 #include <type_traits>
@@ -7,7 +7,7 @@
 
 namespace runnel::simt {
 
-// Prepared, and a dependent launch where there can be one: `shape.dependent` is set here.
+// Prepares the kernel and sets `shape.dependent` if it can be launched as a dependent.
 template <class Params>
 void run_kernel(kernels::cuda::Stream &stream, const kernels::cuda::Kernel<Params> &kernel,
                 kernels::cuda::LaunchShape shape, const std::type_identity_t<Params> &params) {

@@ -1,7 +1,7 @@
 // kernels/cuda/runtime/runtime.h and devices.h on the emulator.
 //
-// A stream is a queue that runs when somebody waits for it, so that memory that the host changes, frees or
-// reads before it waited is found wrong. What a device refuses while a graph is recorded is a Violation.
+// A stream is a queue that runs when the host waits for it, so that memory which the host changes, frees or
+// reads too early is found. Operations that a device rejects while a graph is recorded are Violations.
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <algorithm>
@@ -86,7 +86,7 @@ static bool is_lost() {
     return simt::settings().fail_at > 0 && simt::settings().calls >= simt::settings().fail_at;
 }
 
-// Every call that gives the device work, or waits for it.
+// Every call that gives the device work or waits for it.
 static void expect_alive(const char *what) {
     simt::Settings &now = simt::settings();
     const std::lock_guard hold(device_lock());
@@ -127,10 +127,10 @@ size_t free_memory(int device) {
 
 namespace {
 
-// Of the calling thread, as cudaStreamCaptureModeThreadLocal has it.
+// Per thread, like cudaStreamCaptureModeThreadLocal.
 struct Recording {
     int streams = 0;      // that record a graph
-    std::string spoiled;  // by what, which could not be refused
+    std::string spoiled;  // the operation that invalidated it
 };
 thread_local Recording recording;
 
@@ -142,7 +142,7 @@ void expect_no_recording(const char *what) {
 
 // --- memory ----------------------------------------------------------------------------------------------
 
-// Freed memory cannot be refused: the graph is lost instead.
+// Freeing cannot report an error, so it invalidates the graph instead.
 static void free_memory_at(void *p) noexcept {
     if (recording.streams > 0) recording.spoiled = "memory is freed while the thread records a graph";
     const std::lock_guard hold(device_lock());
@@ -180,13 +180,13 @@ void name_region(const void *begin, size_t bytes, const char *name, Region kind)
 
 namespace {
 
-// Of a stream: a launch, or something else.
+// An item of a stream: a launch, or something else.
 struct Work {
     std::shared_ptr<const simt::LaunchCall> launch;
     std::function<void()> other;
 };
 
-// While it lives, work is the device's.
+// While it exists, work belongs to the device.
 class WorkOn {
   public:
     explicit WorkOn(int device) : before_(memory().work_on(device)) {}
@@ -199,9 +199,9 @@ class WorkOn {
 struct Queue {
     const int device = current_device;
     std::deque<Work> work;
-    std::unique_ptr<simt::Launch> begun;  // of the first in `work`: a dependent launch that runs already
+    std::unique_ptr<simt::Launch> begun;  // first of `work`: a dependent launch that already runs
 
-    // Runs what comes first until `done`, or all of it. What follows a failure is dropped.
+    // Runs items from the front until `done`, or all. Items after a failure are dropped.
     template <class Done>
     void run_until(Done done) {
         const std::lock_guard hold(device_lock());
@@ -262,7 +262,7 @@ void Event::wait() const {
     if (get().mark) get().mark->bring_about();
 }
 float Event::milliseconds(const Event &from, const Event &to) {
-    // A device's time never stands still; a host's clock may.
+    // A device's time always advances; a host's clock may not.
     const auto passed = std::max<std::chrono::steady_clock::duration>(
         to.get().mark->time - from.get().mark->time, std::chrono::nanoseconds(1));
     return std::chrono::duration<float, std::milli>(passed).count();
@@ -300,7 +300,7 @@ struct Stream::Implementation {
 };
 
 Stream::Stream() : implementation_(new Implementation{}) {}
-// Ends with its work done, as on a device. Nobody is left to hear of what is wrong with that: the test ends.
+// Finishes its work, as on a device. Errors can no longer be reported: the test ends.
 void Stream::Delete::operator()(Implementation *p) const noexcept {
     const std::unique_ptr<Implementation> stream(p);
     if (stream->capturing) --recording.streams;
@@ -378,7 +378,7 @@ Capture::Capture(Stream &stream) : stream_(&stream) {
     if (recording.streams++ == 0) recording.spoiled.clear();
 }
 
-// The work that was recorded.
+// The recorded work.
 static std::vector<Work> stop_recording(Stream &stream) {
     stream.get().capturing = false;
     --recording.streams;
@@ -411,7 +411,7 @@ Prepared &prepared() {
     return all;
 }
 
-// What cudaLaunchKernelEx() refuses.
+// Checks that cudaLaunchKernelEx() would accept the launch.
 void expect_launchable(const KernelHandle &kernel, const LaunchShape &shape, bool capturing) {
     constexpr size_t kAlwaysAllowed = 48 << 10;
     const std::lock_guard hold(device_lock());

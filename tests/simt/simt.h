@@ -1,25 +1,26 @@
 // The emulator of a CUDA device: runs the kernels of kernels/cuda/ on the host, checks every access, and
-// stands behind kernels/cuda/runtime/runtime.h in the tests.
+// implements kernels/cuda/runtime/runtime.h in the tests.
 //
-// Each thread of a block is a fiber with its own stack. Blocks run one after the other in an order drawn from
-// the seed, and so do the warps between barriers and the lanes between warp collectives. Kernel sources are
-// compiled with -fsanitize=thread, whose calls (trace.cpp) report every plain load and store; the wrappers of
-// device.h report theirs. Found are, each a Violation:
+// Each thread of a block is a fiber with its own stack. Blocks run one after the other in a random order
+// given by the seed, and so do the warps between barriers and the lanes between warp collectives. Kernel
+// sources are compiled with -fsanitize=thread, whose calls (trace.cpp) report every plain load and store; the
+// wrappers of device.h report theirs. These errors are found, each a Violation:
 //   - accesses out of bounds of a device allocation (of a named region, once it has any), of shared memory,
-//     or to memory that is no device memory at all; misaligned wide accesses;
-//   - reads of bytes that nobody wrote; in shared memory, of this block; of cp.async targets not waited for;
-//   - races: two accesses of one byte, one of them a write, by threads that no barrier, warp_sync or
-//     fence + atomic + fence orders (vector clocks per warp): another block may see a store at once or not
-//     before the kernel ends, so a read that nothing orders behind it is wrong with either value;
+//     or of memory that is not device memory; misaligned wide accesses;
+//   - reads of bytes never written; in shared memory, of bytes not written by this block; of cp.async targets
+//     not waited for;
+//   - races: two accesses of one byte, one of them a write, by threads that no barrier, warp_sync or fence +
+//     atomic + fence orders (vector clocks per warp). Another block may see a store at once or only after the
+//     kernel's end, so an unordered read is wrong with either value;
 //   - collectives that not all lanes reach, or at different places; barriers that some threads never reach;
 //   - programmatic dependent launches that touch more than weights before grid_dep_wait(), or never call it,
-//     or whose code was compiled for less than sm_90 and has no wait. A block of a dependent launch that
-//     follows another one without a pause runs up to its wait at a moment before that is complete, drawn
-//     from the seed; what it reads there and the other one writes is a race;
+//     or whose code was compiled for less than sm_90 and has no wait. A block of a dependent launch directly
+//     after another one runs up to its wait at a moment before that is complete, given by the seed; reading
+//     there what the other one writes is a race;
 //   - ldg*_stream of memory that is not a weight, or that this launch writes before or after;
-//   - what a device refuses: launches of kernels with more shared memory than prepare() allowed, or into a
-//   graph
-//     without prepare(); memory and prepare() while a graph is recorded; dependent launches before sm_90.
+//   - operations that a device rejects: launches of kernels with more shared memory than prepare() allowed,
+//     or into a graph without prepare(); allocations and prepare() while a graph is recorded; dependent
+//     launches before sm_90.
 // A Violation of a kernel ends the launch; it is thrown when the host waits for the stream.
 #pragma once
 
@@ -36,7 +37,7 @@ class Violation : public std::logic_error {
     using std::logic_error::logic_error;
 };
 
-// What the emulated device is, from the next launch on.
+// The properties of the emulated device, from the next launch on.
 struct Settings {
     uint64_t seed = 1;        // of the orders
     int multiprocessors = 3;  // in DeviceProperties
@@ -44,24 +45,25 @@ struct Settings {
     size_t shared_per_block = 99 << 10;
     size_t memory = size_t{1} << 30;  // bytes that can be allocated
     int major = 9, minor = 0;         // compute capability; 7.5: run_for_device() and cp_async16() as there
-    // What the kernels' code is compiled for, as 10 * major + minor: 80 on a device of sm_90 is PTX that its
-    // driver has compiled. 0: the device's own.
+    // The architecture of the kernels' code, as 10 * major + minor: 80 on a device of sm_90 is PTX compiled
+    // by its driver. 0: the device's own.
     int code = 0;
     bool is_turing() const { return major < 8; }
     bool has_wait() const { return major >= 9 && (code == 0 || code >= 90); }  // grid_dep_wait()
-    // The device is lost at this call of runtime.h that gives it work or waits for it, counted from the
-    // setting on; from then on every call fails, as after an Xid, until `calls` is below it again. 0: never.
+    // The device is lost at this call of runtime.h that gives it work or waits for it,
+    // counted from the assignment on; from then on every call fails, as after an Xid, until
+    // `calls` is below it again. 0: never.
     int64_t fail_at = 0, calls = 0;
-    // How many devices there are, and why there are none.
+    // The number of devices, and why there are none.
     int devices = 1;
-    size_t first_busy = 0;  // bytes of the first that others hold
+    size_t first_busy = 0;  // bytes of the first device that other processes hold
     std::string why_none;
     int broken_device = -1;  // cannot be opened
-    std::set<int> opened;    // the devices that were
+    std::set<int> opened;    // those that were opened
 };
 Settings &settings();
 
-// Bytes that the threads of a launch asked for, per region (or allocation) by name.
+// Bytes that the threads of a launch requested, per region (or allocation) by name.
 struct Traffic {
     uint64_t streamed = 0;  // by ldg*_stream
     uint64_t read = 0;      // by any other load, cp_async16 included
@@ -79,7 +81,7 @@ struct LaunchReport {
     std::map<std::string, Traffic> traffic;
 };
 
-// What the host asked of the device.
+// The host's requests to the device.
 struct HostTraffic {
     int64_t to_device = 0, to_host = 0;               // copies
     uint64_t bytes_to_device = 0, bytes_to_host = 0;  // of those
@@ -94,8 +96,8 @@ std::vector<LaunchReport> take_reports();
 // The most bytes of device memory that were allocated at a time since the last call.
 size_t take_peak_memory();
 
-// False in build/gpu-tests, where the same test cases run on a real device (tests/gpu/device/): settings
-// change nothing there, and launches leave no reports.
+// False in build/gpu-tests, where the same test cases run on a real device (tests/gpu/device/): there,
+// settings have no effect, and launches leave no reports.
 bool emulated();
 
 }  // namespace runnel::simt

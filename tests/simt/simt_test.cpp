@@ -1,4 +1,4 @@
-// The emulator itself: right kernels run, wrong ones are caught, whatever the order of blocks and threads.
+// Tests the emulator itself: correct kernels run, wrong ones are caught, for any order of blocks and threads.
 #include "tests/simt/simt.h"
 
 #include <doctest/doctest.h>
@@ -26,7 +26,7 @@ namespace {
 constexpr uint32_t kBlocks = 3;
 constexpr size_t kThreads = kBlocks * kSmallThreads, kBytes = kThreads * sizeof(float);
 
-// The buffers of a small kernel: in holds 0, 1, 2, ..., out is unwritten.
+// The buffers of a small kernel: in holds 0, 1, 2, ..., out is uninitialized.
 struct Small {
     Stream stream;
     DeviceMemory in{kBytes, "in"}, out{kBytes, "out"}, counter{4, "counter"},
@@ -117,7 +117,7 @@ TEST_CASE("simt: a dependent launch overlaps the one ahead, and gives the same")
         CAPTURE(seed);
         Small small;
         take_reports();
-        // The second and the third read weights before they wait, and then what the one ahead has written.
+        // The second and third read weights before they wait, then the output of the previous one.
         launch(small.stream, block_sum_kernel(), {kBlocks, kSmallShared}, small.params());
         SmallParams again = small.params();
         again.in = small.out.as<float>();
@@ -132,7 +132,7 @@ TEST_CASE("simt: a dependent launch overlaps the one ahead, and gives the same")
             const float weight = small.fours[(i % kSmallThreads ^ 1u) * 4];
             REQUIRE(values[i] == weight + (weight + sum));
         }
-        // What a launch does early counts as its own.
+        // The early part of a launch counts as its own.
         const auto reports = take_reports();
         REQUIRE(reports.size() == 3);
         CHECK(reports[0].traffic.count("weights") == 0);
@@ -173,7 +173,7 @@ TEST_CASE("simt: code for less than sm_90 has no wait, whatever the device") {
         launch(small.stream, staged_kernel(), {kBlocks, kSmallShared, dependent}, small.params());
         return small.result(kThreads)[0];
     };
-    CHECK_THROWS_AS(run(true), Violation);  // the device takes it, and the kernel reads what is not there yet
+    CHECK_THROWS_AS(run(true), Violation);  // accepted, but the kernel reads data not yet written
     CHECK(run(false) == 4.0f);
     settings().code = 90;
     settings().major = 12;  // PTX for sm_90 has the wait
@@ -304,7 +304,7 @@ TEST_CASE("simt: streams run when they are waited for, events order them") {
     CHECK(!copied.done());
     small.stream.wait_for(copied);
     launch(small.stream, block_sum_kernel(), {kBlocks, kSmallShared}, small.params());
-    twos.assign(kThreads, 3.0f);  // too early: the copy takes what is there when it runs
+    twos.assign(kThreads, 3.0f);  // too early: the copy reads the value when it runs
     CHECK(small.result(1)[0] == 3.0f * kSmallThreads);
     CHECK(copied.done());
 }

@@ -24,7 +24,8 @@ DEVICE int global_index() {
     return block_index() * block_threads() + thread_index();
 }
 
-// --- right -----------------------------------------------------------------------------------------------
+// --- correct kernels
+// -----------------------------------------------------------------------------------------
 
 DEVICE float sum_of_block(float mine, float *partial) {
     mine = warp_sum(mine);
@@ -89,7 +90,8 @@ struct WriteWeights : Common {
     }
 };
 
-// --- wrong -----------------------------------------------------------------------------------------------
+// --- wrong kernels
+// -------------------------------------------------------------------------------------------
 
 struct MissingBarrier : Common {
     static constexpr const char *kName = "missing barrier";
@@ -140,7 +142,7 @@ struct NoFence : Common {
     }
 };
 
-// A sum of the blocks' parts by the last of them, with one of the two fences that hand the parts over.
+// A sum of the blocks' parts by the last of them, with only one of the two fences that it needs.
 template <bool kReleases, bool kAcquires>
 struct HalfFenced : Common {
     static constexpr const char *kName = kReleases ? "no acquire" : "no release";
@@ -159,8 +161,7 @@ struct HalfFenced : Common {
 struct SharedBeyond : Common {
     static constexpr const char *kName = "shared beyond";
     static DEVICE void run(const Params &p) {
-        float *values =
-            shared_memory<Arena>().values;  // a pointer: the emulator is to see it, not a sanitizer
+        float *values = shared_memory<Arena>().values;  // a pointer, so that no sanitizer sees the error
         values[thread_index() + p.n * kSmallShared] = 1;
     }
 };
@@ -330,7 +331,7 @@ struct Misaligned : Common {
     }
 };
 
-// (Whose mistake is looked for here: not by UndefinedBehaviorSanitizer.)
+// (Excluded from UndefinedBehaviorSanitizer: the emulator must find this error.)
 struct MisalignedPlain : Common {
     static constexpr const char *kName = "misaligned plain";
     [[gnu::no_sanitize("undefined")]] static DEVICE void run(const Params &p) {

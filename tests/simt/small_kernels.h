@@ -1,4 +1,4 @@
-// Little kernels for the emulator's own tests: right ones, and for every check one that is wrong in that way.
+// Small kernels for the emulator's own tests: correct ones, and one violation of every check.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ using SmallKernel = kernels::cuda::Kernel<SmallParams>;
 struct WrongKernel {
     SmallKernel kernel;
     bool dependent;
-    const char *message;  // part of the Violation
+    const char *message;  // part of the Violation's message
 };
 std::vector<WrongKernel> wrong_kernels();
 
@@ -35,8 +35,8 @@ SmallKernel staged_kernel();
 // weights[i] = -1.
 SmallKernel write_weights_kernel();
 
-// One warp: c += a b for operands in fragment order (device.h), by lane. Each product sees the registers as
-// its own types.
+// One warp: c += a b for operands in fragment order (device.h), by lane. Each product interprets the
+// registers as its own types.
 struct ProductParams {
     const uint32_t *a, *b;               // [32][4], [32][2]
     float *f16_k8, *f16_k16, *bf16_k16;  // [32][4]

@@ -1,5 +1,5 @@
-// What -fsanitize=thread puts into the kernels: a call before every load and store. ThreadSanitizer itself is
-// not linked; these take its place. (Kernels are compiled without calls at function entry and exit.)
+// Implements the calls that -fsanitize=thread inserts before every load and store of the kernels;
+// ThreadSanitizer itself is not linked. (Kernels are compiled without calls at function entry and exit.)
 #include <cstddef>
 
 #include "tests/simt/access.h"
@@ -10,8 +10,8 @@ using runnel::simt::on_write;
 
 namespace {
 
-// What a device would refuse, and x86 does not. (16 bytes may be two words of a struct, which a device copies
-// one by one; the compiler says more than 8 of nothing.)
+// The alignment that a device requires and x86 does not. (16 bytes may be two words of a struct, which a
+// device copies one by one; the compiler reports larger accesses without a size.)
 constexpr size_t alignment(size_t bytes) {
     return bytes < 8 ? bytes : 8;
 }

@@ -1,4 +1,4 @@
-// An emulated device of sm_75 (Turing) for a while: 64 KB of shared memory, no asynchronous copies, and the
+// Emulates a device of sm_75 (Turing) in a scope: 64 KB of shared memory, no asynchronous copies, and the
 // kernels' versions for it. On a real device nothing changes.
 #pragma once
 

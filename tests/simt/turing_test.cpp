@@ -1,5 +1,5 @@
-// What kernels get on sm_75 in place of the instructions that it lacks (device_turing.h), in the emulator:
-// products against plain sums over rows and columns, conversions against gguf/half.h.
+// The replacements for instructions that sm_75 lacks (device_turing.h), in the emulator: products compared
+// with plain sums over rows and columns, conversions with gguf/half.h.
 #include "tests/simt/turing.h"
 
 #include <doctest/doctest.h>
@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kRows = 16, kColumns = 8;
 
-// [row][K] into registers of a fragment, as the PTX manual lays them out: `per_lane` of them.
+// Converts [row][K] to the registers of a fragment, in the layout of the PTX manual: `per_lane` registers.
 template <class T>
 std::vector<uint32_t> fragment(const std::vector<T> &rows, int k_count, int per_lane) {
     constexpr int kPer = 4 / sizeof(T);
@@ -51,7 +51,7 @@ struct Results {
     std::vector<float> f16_k8, f16_k16, bf16_k16;
 };
 
-constexpr int32_t kBefore = 1000;  // what the products are added to
+constexpr int32_t kBefore = 1000;  // added to the products
 
 Results multiply(const std::vector<uint32_t> &a, const std::vector<uint32_t> &b) {
     cuda::Stream stream;
@@ -64,7 +64,7 @@ Results multiply(const std::vector<uint32_t> &a, const std::vector<uint32_t> &b)
     return {k8.read(), f16.read(), bf16.read()};
 }
 
-// Random numbers of both signs and 16 bits, and what they are.
+// Random 16-bit numbers of both signs, as bits and values.
 struct Halves {
     std::vector<uint16_t> bits;
     std::vector<double> values;
@@ -123,7 +123,7 @@ TEST_CASE("simt: a wrong row of a fragment and operands in the wrong order chang
         return registers;
     };
     CHECK(multiply(exchanged(left, 4, 0, 1), right).f16_k16 != expected);  // rows g and g + 8
-    CHECK(multiply(exchanged(left, 4, 1, 2), right).f16_k16 != expected);  // rows for columns
+    CHECK(multiply(exchanged(left, 4, 1, 2), right).f16_k16 != expected);  // rows and columns swapped
     CHECK(multiply(left, exchanged(right, 2, 0, 1)).f16_k16 != expected);  // the halves of k
     Registers shifted = left;  // every lane has the row of the next group
     std::rotate(shifted.begin(), shifted.begin() + 16, shifted.end());
@@ -178,7 +178,7 @@ TEST_CASE("turing: conversions round to nearest even") {
     std::mt19937 random(21);
     int wrong = 0;
     for (int i = 0; i < 100000; ++i) {
-        // Every second one lies just where rounding turns.
+        // Every second one is exactly at a rounding boundary.
         uint32_t bits = static_cast<uint32_t>(random());
         if (i % 2 == 0) bits = (bits & 0xffff0000u) | 0x8000u;
         const float x = std::bit_cast<float>(bits), y = std::bit_cast<float>(static_cast<uint32_t>(random()));

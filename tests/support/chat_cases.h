@@ -1,5 +1,5 @@
-// Cases of rendering as ../shared/data/chat has them: {"context", "expected"} or {"context", "error",
-// "error_kind"}.
+// Rendering cases in the format of ../shared/data/chat: {"context", "expected"} or
+// {"context", "error", "error_kind"}.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -22,7 +22,7 @@ inline std::tm first_of_june() {
 }
 
 struct Rendered {
-    std::string text, error_kind, message;  // error_kind is empty where it succeeded
+    std::string text, error_kind, message;  // error_kind is empty on success
 };
 
 inline Rendered render_case(const std::string &source, const Json &context) {
@@ -38,7 +38,7 @@ inline Rendered render_case(const std::string &source, const Json &context) {
     }
 }
 
-// The texts must be the same, byte for byte; of errors their kind, and the message that the template gave.
+// The texts must be equal byte for byte; for errors, the kind and the template's message.
 inline void check_case(const Json &test, const std::string &source) {
     const Rendered rendered = render_case(source, test.at("context"));
     CAPTURE(rendered.message);

@@ -1,6 +1,6 @@
-// Processor time, for claims about work that nothing counts: unlike the clock on the wall, it leaves out what
-// other programs on a busy machine take away (but not the memory bandwidth they use). As machines and builds
-// differ in speed, it is compared with processor time of the same run, or with kHang.
+// Processor time, for claims about work that no counter shows. Unlike wall-clock time, it excludes what other
+// programs on a busy machine take (but not their use of memory bandwidth). As machines and builds differ in
+// speed, compare it with processor time of the same run, or with kHang.
 #pragma once
 
 #include <time.h>
@@ -10,8 +10,8 @@
 
 namespace runnel::testing {
 
-// Far more seconds than anything tested takes, with sanitizers, on a slow machine: what reaches it would
-// hardly have come to an end.
+// Far more seconds than any tested work takes, with sanitizers, on a slow machine: work that reaches it would
+// probably not have ended.
 inline constexpr double kHang = 60;
 
 // Of the calling thread.
@@ -21,7 +21,7 @@ inline double thread_seconds() {
     return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// Seconds that work() takes on this thread: the least of five, one of which nobody disturbs.
+// Seconds that work() takes on this thread: the least of five, so that one is undisturbed.
 double least_seconds(auto &&work) {
     double least = std::numeric_limits<double>::infinity();
     for (int i = 0; i < 5; ++i) {

@@ -1,4 +1,4 @@
-// Damage to files, for fuzz tests: what bit rot, bugs of other programs and hostile hands do.
+// Damages files for fuzz tests, as bit rot, bugs of other programs and attackers do.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ void overwrite(std::vector<std::byte> &bytes, Random &random, T value) {
     std::memcpy(bytes.data() + at, &value, sizeof value);
 }
 
-// Numbers that counts, lengths and offsets go wrong at.
+// Numbers at which counts, lengths and offsets go wrong.
 inline uint64_t awkward(Random &random, size_t size) {
     const uint64_t values[] = {0,
                                1,
@@ -80,7 +80,7 @@ inline void mutate(std::vector<std::byte> &bytes, Random &random) {
                          piece.begin(), piece.end());
             break;
         }
-        case 8: {  // a piece of the file over another place
+        case 8: {  // a piece of the file over another position
             const std::vector<std::byte> piece(from, to);
             const size_t target = random.below(bytes.size() - length + 1);
             std::copy(piece.begin(), piece.end(), bytes.begin() + static_cast<std::ptrdiff_t>(target));

@@ -1,5 +1,4 @@
-// The folder of shared test data beside the checkout. Tests that need it pass, with a message, where it is
-// absent.
+// The folder of shared test data beside the checkout. Tests that need it are skipped if it is absent.
 #pragma once
 
 #include <filesystem>

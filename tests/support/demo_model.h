@@ -1,5 +1,5 @@
-// The small trained model that ships with the product, its draft, and text that neither has seen
-// (tests/models/README.md).
+// The small trained model that is part of the repository, its draft model, and text that neither was trained
+// on (tests/models/README.md).
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// A model whose file says something else than it should.
+// A model file with wrong contents.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace runnel::testing {
 
-// A model's file with some of its keys and tensors changed.
+// The file of a model with some of its keys and tensors changed.
 class EditedModel {
   public:
     explicit EditedModel(const ModelShape &shape = {})
@@ -54,12 +54,12 @@ class EditedModel {
 
     const gguf::File &original() const { return original_->file; }
 
-    // What build() refuses it with; empty if it does not.
+    // The error message of build(); empty if it succeeds.
     std::string error() const {
         kernels::Program program;
         return built(program);
     }
-    // And what it builds; the file's weights are gone with this call.
+    // The same, and the program; the file's weights are freed at the end of this call.
     std::string built(kernels::Program &program) const {
         const gguf::File file = gguf::File::open(write());
         try {
@@ -69,7 +69,7 @@ class EditedModel {
         }
         return {};
     }
-    // The file; it is there as long as this is.
+    // Writes the file; it exists as long as this object.
     std::filesystem::path write() const {
         gguf::Writer writer;
         for (const auto &[key, value] : original_->file.metadata())
@@ -77,7 +77,7 @@ class EditedModel {
         for (const auto &add : added_) add(writer);
         for (const Tensor &t : tensors_) writer.add_tensor(t.name, t.type, t.shape);
         const std::filesystem::path path = original_->directory / "edited.gguf";
-        std::filesystem::remove(path);  // a file that was read is not overwritten
+        std::filesystem::remove(path);  // a file that this process has read must not be overwritten
         writer.start(path);
         for (const Tensor &t : tensors_) writer.write(t.data);
         writer.finish();

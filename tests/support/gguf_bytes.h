@@ -1,4 +1,4 @@
-// GGUF files put together byte by byte for tests: also broken ones, which gguf::Writer would refuse to write.
+// Assembles GGUF files byte by byte for tests, including invalid ones that gguf::Writer would not write.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class GgufBytes {
     GgufBytes &header(uint64_t tensors, uint64_t key_values, uint32_t version = 3) {
         return put_raw("GGUF").put(version).put(tensors).put(key_values);
     }
-    // A key and its type; the value is to follow.
+    // A key and its type; the value must follow.
     GgufBytes &key(std::string_view name, gguf::ValueType type) {
         return put_string(name).put(static_cast<uint32_t>(type));
     }

@@ -23,7 +23,7 @@ class MemoryFile {
     ~MemoryFile() { close(fd_); }
     MemoryFile(const MemoryFile &) = delete;
     MemoryFile &operator=(const MemoryFile &) = delete;
-    // Every use of the path opens the file anew, from its beginning.
+    // Every use of the path opens the file again, from its beginning.
     std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
 
   private:

@@ -1,6 +1,5 @@
-// What the files of each family look like: their tensors and keys beside those that all share. Written down
-// from the converters and loaders of llama.cpp and ik_llama.cpp, not from engine/model, which is tested with
-// them.
+// The tensors and keys of each family's files, besides those that all share. Written from the converters and
+// loaders of llama.cpp and ik_llama.cpp, not from engine/model, which is tested with them.
 #pragma once
 
 #include <optional>
@@ -28,13 +27,13 @@ struct LatentFiles {
     bool joint = false;      // attn_kv_b; else attn_k_b and attn_v_b
 };
 
-// Gemma 4: what differs from layer to layer. Full layers have heads twice as wide as the others.
+// Gemma 4: the differences between layers. Heads of full layers are twice as wide as the others.
 struct Gemma4Files {
-    int64_t period = 3;            // the last of so many layers is full
+    int64_t period = 3;            // the last of this many layers is full
     int64_t shared_kv = 0;         // layers at the end without keys and values
-    bool wide_shared = false;      // whose feed-forward network is twice as wide
+    bool wide_shared = false;      // their feed-forward network is twice as wide
     int64_t own_embedding = 0;     // width of the embedding of each layer
-    bool keys_are_values = false;  // on full layers, which then have half as many of them
+    bool keys_are_values = false;  // on full layers, which then have half as many key heads
 
     bool full(int64_t layer) const { return (layer + 1) % period == 0; }
     bool has_keys(int64_t layer, int64_t layers) const { return layer < layers - shared_kv; }
@@ -55,7 +54,7 @@ struct FamilyFiles {
     std::string name;                                            // of the variant: "command-r-plus"
     std::string arch;                                            // general.architecture: "command-r"
     std::vector<std::string> norms = {"attn_norm", "ffn_norm"};  // of every layer, [width]
-    bool layer_norm = false;                                     // else RMS: decides the epsilon's key
+    bool layer_norm = false;                                     // else RMS; selects the epsilon's key
     bool norm_bias = false;
     HeadNorm head_norm = HeadNorm::None;
     Biases biases = Biases::None;
@@ -68,10 +67,10 @@ struct FamilyFiles {
     std::optional<LatentFiles> latent = {};
     std::optional<Gemma4Files> gemma4 = {};
     std::optional<RecurrentFiles> recurrent = {};
-    // Size of what layers add to the residual stream: large where embeddings are multiplied, so that layers
-    // decide the logits and not the token itself.
+    // Size of the layers' additions to the residual stream: large if embeddings are multiplied, so that
+    // layers determine the logits and not the token itself.
     float branch_gain = 1;
-    std::vector<Key> keys = {};  // with values that make the feature matter in a small model
+    std::vector<Key> keys = {};  // values with which the feature matters in a small model
 };
 
 const std::vector<FamilyFiles> &family_files();

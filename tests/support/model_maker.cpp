@@ -51,20 +51,20 @@ ModelShape complete(ModelShape shape) {
     return shape;
 }
 
-// --- which tensors there are
+// --- the list of tensors
 // -------------------------------------------------------------------------------------
 
 struct Plan {
     std::string name;
     std::vector<int64_t> shape;  // fastest first
-    Type type = Type::F32;       // what the values go through
+    Type type = Type::F32;       // the format that the values are rounded to
     float mean = 0, sigma = 0;   // of the normal distribution
     std::vector<float> values;   // instead of random ones
 };
 
 enum class Role { Norm, Plain, Embedding, Output, AttentionV, AttentionOutput, FfnDown };
 
-// The layers that llama.cpp's mixes give more bits: the first and last eighth and every third between.
+// The layers to which llama.cpp's mixes give more bits: the first and last eighth and every third between.
 bool more_bits(int64_t layer, int64_t layers) {
     return layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
 }
@@ -80,7 +80,7 @@ Type mixed(const ModelShape &shape, Role role, int64_t layer) {
     return role == Role::AttentionOutput ? Type::Q4_K : Type::Q3_K;
 }
 
-// What a matrix becomes whose rows are not whole blocks of `type`.
+// The format of a matrix whose rows are not whole blocks of `type`.
 Type fitting(Type type, int64_t row) {
     if (row % gguf::traits(type).block_size == 0) return type;
     if (row % 32 != 0) return Type::F16;
@@ -112,9 +112,9 @@ Type matrix_type(const ModelShape &shape, Role role, int64_t layer, int64_t row)
     return fitting(type, row);
 }
 
-// What llama3 scaling divides each rotation frequency by: 1 for wavelengths that fit four times into the
-// original context, the factor for those that do not fit, and a smooth passage between (Llama 3.1's reference
-// code).
+// The divisors of the rotation frequencies with llama3 scaling: 1 for wavelengths that fit four times
+// into the original context, the factor for those that do not fit, and a smooth transition between
+// (Llama 3.1's reference code).
 std::vector<float> llama3_divisors(const ModelShape &shape) {
     std::vector<float> divisors;
     const auto context = static_cast<double>(shape.original_context);
@@ -141,7 +141,7 @@ class Planner {
     explicit Planner(const ModelShape &shape) : shape_(shape), family_(*find_family_files(shape.arch)) {}
 
     std::vector<Plan> plan() {
-        // Tied embeddings decide the size of the logits; others the size of the residual stream.
+        // Tied embeddings determine the size of the logits, others that of the residual stream.
         matrix("token_embd", Role::Embedding, shape_.width, shape_.vocab,
                shape_.tied ? 2.5f : root(shape_.width));
         if (family_.positions)
@@ -194,7 +194,7 @@ class Planner {
                     tensors_.push_back({prefix() + t.name, t.shape, Type::F32, t.mean, t.sigma, {}});
             }
         if (files.attends(layer_)) plan_attention();
-        if (files.attention_too) vector("ffn_norm", shape_.width, 1);  // its converter forgets the suffix
+        if (files.attention_too) vector("ffn_norm", shape_.width, 1);  // its converter omits the suffix
         if (!files.feeds(layer_)) return;
         if (has_experts())
             plan_experts();
@@ -225,7 +225,7 @@ class Planner {
         matrix("attn_output", Role::AttentionOutput, q, width, 1);
     }
 
-    // What the layer's own embedding adds, the factor of the stream, and what the router wants.
+    // The output of the layer's own embedding, the factor of the stream, and the input scale of the router.
     void plan_gemma4_end() {
         const int64_t width = shape_.width, own = family_.gemma4->own_embedding;
         if (own > 0) {
@@ -242,7 +242,7 @@ class Planner {
 
     void plan_gemma4_begin() {
         const int64_t width = shape_.width, own = family_.gemma4->own_embedding;
-        const int64_t pairs = shape_.head_dim;  // of full layers, of which a quarter turns
+        const int64_t pairs = shape_.head_dim;  // of full layers; a quarter is rotated
         std::vector<float> divisors(static_cast<size_t>(pairs), 1e30f);
         std::fill_n(divisors.begin(), pairs / 4, 1.0f);
         tensors_.push_back({"rope_freqs.weight", {pairs}, Type::F32, 0, 0, std::move(divisors)});
@@ -268,7 +268,7 @@ class Planner {
         if (family_.latent->joint) {
             matrix("attn_kv_b", Role::Plain, rank, heads * 2 * hd, 1.2f);
         } else {
-            // The matrices of heads, on the slowest dimension. K is stored with its rows and columns swapped.
+            // One matrix per head, on the slowest dimension. K is stored with its rows and columns swapped.
             matrix("attn_k_b", Role::Plain, hd, rank, 1.2f * root(hd) / root(rank));
             tensors_.back().shape.push_back(heads);
             matrix("attn_v_b", Role::AttentionV, rank, hd, 1);
@@ -277,7 +277,7 @@ class Planner {
         matrix("attn_output", Role::AttentionOutput, heads * hd, width, 2 * residual());
     }
 
-    // A router whose logits are spread, and experts, each as strong as a dense network.
+    // A router with spread logits, and experts, each as strong as a dense network.
     void plan_experts() {
         const ExpertFiles &files = *family_.experts;
         const ExpertShape &e = shape_.experts;
@@ -354,7 +354,7 @@ class Planner {
         if (all_biases()) vector("ffn_down.bias", width, 0);
     }
 
-    // What 2 * layers additions sum up to is near 1.
+    // The sum of 2 * layers additions is about 1.
     float residual() const { return family_.branch_gain / root(2 * shape_.layers); }
     bool all_biases() const { return family_.biases == FamilyFiles::Biases::All; }
 
@@ -387,7 +387,7 @@ class Planner {
 };
 
 // --- weights
-// -----------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 // Fills row `row` of the tensor.
 void draw(const Plan &plan, uint64_t seed, int64_t row, std::span<float> out) {
@@ -404,7 +404,7 @@ void encode_row(Type type, std::span<const float> values, std::byte *out, gguf::
     gguf::quantize_row(type, values.data(), out, static_cast<int64_t>(values.size()), effort);
 }
 
-// Calls body(first, last) for parts of [0, count) on `threads` threads, with the last one here.
+// Calls body(first, last) for parts of [0, count) on `threads` threads; the last part runs on this one.
 void split(int64_t count, int threads, const std::function<void(int64_t, int64_t)> &body) {
     std::vector<std::jthread> others;
     for (int i = 1; i < threads; ++i)

@@ -6,13 +6,12 @@
 //   const TemporaryModel model(shape);                  // gone with its directory when it goes out of scope
 //   model.file.find_tensor("blk.0.attn_q.weight");      // a gguf::File
 //
-//   make_model(shape, "model.gguf");                    // a file to keep; scripts/make-model is a main()
-//   over this
+//   make_model(shape, "model.gguf");                    // a file to keep; scripts/make-model calls it
 //
-// The weights depend on seed, name and size of a tensor only, not on its format: the same model can be made
-// in every format, and `dequantized` writes the values that a format keeps of them as F32. They are scaled so
-// that a network of any depth has activations near 1, attention that is neither uniform nor one-hot, and
-// logits with a standard deviation of about 2.5.
+// The weights depend only on the seed and on a tensor's name and size, not on its format: the same model can
+// be made in every format, and `dequantized` writes as F32 the values that a format rounds them to. They are
+// scaled so that a network of any depth has activations near 1, attention that is neither uniform nor
+// one-hot, and logits with a standard deviation of about 2.5.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +25,9 @@
 
 namespace runnel::testing {
 
-// Sizes of the feed-forward half with experts, in families that have them (model_families.h).
+// Sizes of the feed-forward half with experts, for families that have them (model_families.h).
 struct ExpertShape {
-    int64_t count = 0;  // 0: 8 in families of experts
+    int64_t count = 0;  // 0: 8 in families with experts
     int64_t used = 2;
     int64_t ff = 0;             // hidden width of an expert; 0: ModelShape::ff
     int64_t leading_dense = 0;  // layers before the first with experts
@@ -49,13 +48,12 @@ struct ModelShape {
     // output matrix is Q6_K in quantized models of all formats but Q8_0; a matrix whose rows are not whole
     // blocks falls back to a format of 32 weights per block, or F16. Norms and biases are F32.
     std::string type = "F32";
-    bool pure = false;         // no mix and no habits: every matrix in `type`, where rows allow
-    bool dequantized = false;  // F32 values that went through `type`
-    bool repeated =
-        false;  // a tensor's first two million weights again and again: large models in little time
+    bool pure = false;         // no mix and no exceptions: every matrix in `type` if its rows allow it
+    bool dequantized = false;  // F32 values rounded to `type`
+    bool repeated = false;     // repeats a tensor's first two million weights: large models in little time
 
     bool tied = false;  // no output matrix: the embeddings are used
-    bool bias = false;  // on q, k, v (and attention output in llama), beside those that the family has
+    bool bias = false;  // on q, k, v (and attention output in llama), besides those that the family has
 
     double rope_freq_base = 10000;
     std::string rope_scaling;  // "", "linear", "yarn", "llama3" (as rope_freqs.weight), "longrope"
@@ -64,7 +62,8 @@ struct ModelShape {
     int64_t sliding_window = 0;    // 0: the family's, if it has one
 
     ExpertShape experts = {};
-    // Of multi-head latent attention: head_dim is the part of a head that is not rotated, and a value's size.
+    // For multi-head latent attention: head_dim is the size of the part of a head that is
+    // not rotated, and of a value.
     int64_t latent_rank = 64, latent_q_rank = 96, latent_rotated = 16;
 
     uint64_t seed = 1;
@@ -73,7 +72,7 @@ struct ModelShape {
     int threads = 2;
 };
 
-// Throws std::invalid_argument for shapes that make no sense, gguf::WriteError, gguf::FileError (vocab_from).
+// Throws std::invalid_argument for invalid shapes, gguf::WriteError, gguf::FileError (vocab_from).
 void make_model(const ModelShape &shape, const std::filesystem::path &out,
                 const gguf::OutputOptions &options = {});
 

@@ -9,7 +9,7 @@
 namespace runnel::testing {
 namespace {
 
-// llama.cpp's number for the kind of file, -1 if it has none.
+// llama.cpp's file type number for the format, or -1.
 int file_type(const std::string &type) {
     constexpr std::pair<const char *, int> kTypes[] = {
         {"F32", 0},    {"F16", 1},     {"Q4_0", 2},   {"Q4_1", 3},    {"Q8_0", 7},    {"Q5_0", 8},
@@ -38,7 +38,7 @@ void add_expert_metadata(const ModelShape &shape, const ExpertFiles &files, cons
     }
 }
 
-// Files with attn_kv_b tell a head's sizes, later ones also those in the cache.
+// Files with attn_kv_b give the size of a head; later ones also the sizes in the cache.
 void add_latent_metadata(const ModelShape &shape, const LatentFiles &files, const AddSize &add) {
     if (files.low_rank_q) add("attention.q_lora_rank", shape.latent_q_rank);
     add("attention.kv_lora_rank", shape.latent_rank);
@@ -105,7 +105,7 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
         writer.add(key(name), static_cast<uint32_t>(n));
     };
     writer.add("general.architecture", family.arch);
-    writer.add("general.name", "random weights");  // peers act on names of models
+    writer.add("general.name", "random weights");  // peers change behavior for some model names
     const int number = file_type(shape.dequantized ? "F32" : shape.type);
     if (number >= 0) writer.add("general.file_type", static_cast<uint32_t>(number));
     if (number > 1) writer.add("general.quantization_version", 2u);

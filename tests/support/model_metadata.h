@@ -1,4 +1,4 @@
-// The metadata of a made-up model, but for its vocabulary.
+// The metadata of a synthetic model, without its vocabulary.
 #pragma once
 
 #include "gguf/writer.h"
@@ -6,7 +6,7 @@
 
 namespace runnel::testing {
 
-// shape: complete, with a family that is known.
+// shape: complete, of a known family.
 void add_metadata(const ModelShape &shape, gguf::Writer &writer);
 
 }  // namespace runnel::testing

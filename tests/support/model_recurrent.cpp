@@ -28,7 +28,7 @@ std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentF
                              float sigma = 0.1f) {
         list.push_back({name, std::move(dimensions), false, 1, mean, sigma});
     };
-    // Decays that remember some thirty tokens.
+    // Decays with a memory of about thirty tokens.
     constexpr float kStep = -3, kRate = -0.6f;
     switch (files.mixer) {
         case Mixer::GatedDelta: {

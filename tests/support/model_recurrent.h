@@ -1,5 +1,5 @@
-// What the files of families with recurrent layers look like (model_families.h): which layers are of which
-// kind, the mixers' tensors and keys.
+// The files of families with recurrent layers (model_families.h): which layers are of which kind, and the
+// mixers' tensors and keys.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ struct ModelShape;
 struct RecurrentFiles {
     enum class Mixer { GatedDelta, ShortConv, Mamba2, Mamba };
     Mixer mixer;
-    int64_t period = 3;          // the last of so many layers has attention; 0: none has
-    bool attention_too = false;  // in every layer, beside the mixer
+    int64_t period = 3;          // the last of this many layers has attention; 0: none has
+    bool attention_too = false;  // in every layer, besides the mixer
     bool alternating = false;    // a layer is one of: mixer, feed-forward network, attention
-    bool feed_forward = true;    // behind the mixer
+    bool feed_forward = true;    // after the mixer
     bool gated_attention = false;
     bool interval_key = false;   // full_attention_interval; else attention.head_count_kv by layer
     bool separate_gates = true;  // ssm_alpha and ssm_beta; else ssm_ba
-    bool interleaved = false;    // ssm_in in place of attn_qkv and attn_gate
+    bool interleaved = false;    // ssm_in instead of attn_qkv and attn_gate
     bool normed_inputs = false;  // ssm_{dt,b,c}_norm
     bool mixed_experts = false;  // experts in every second layer only
     std::string final_norm = "output_norm";
@@ -43,13 +43,13 @@ struct MixerTensor {
     float gain = 1, mean = 0, sigma = 0.1f;
 };
 
-// The sizes that ssm.* keys give: made from the shape's heads and width.
+// The sizes in the ssm.* keys, computed from the shape's heads and width.
 struct MixerSizes {
     MixerSizes(const ModelShape &shape, RecurrentFiles::Mixer mixer);
     int64_t taps, inner, state, groups, rank;
 };
 
-// residual: gain of what is added to the stream.
+// residual: gain of the output that is added to the residual stream.
 std::vector<MixerTensor> mixer_tensors(const ModelShape &shape, const RecurrentFiles &files, float residual);
 
 // The keys that differ from those of other families: feed_forward_length, attention.head_count_kv and ssm.*.

@@ -38,7 +38,7 @@ std::vector<std::string> made_up_pieces(int64_t size) {
     std::unordered_set<std::string> known(pieces.begin(), pieces.end());
     Random random(1);
     while (pieces.size() < static_cast<size_t>(size)) {
-        // Earlier pieces are likelier, as in real vocabularies; a blank only begins a piece.
+        // Earlier pieces are more likely, as in real vocabularies; a blank can only begin a piece.
         const auto pick = [&] {
             const uint64_t range = pieces.size() - first;
             return pieces[first + random.below(random.below(range) + 1)];

@@ -1,4 +1,4 @@
-// The tokenizer part of a made-up model.
+// The tokenizer of a synthetic model.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace runnel::testing {
 // the 256 byte tokens, single characters, then pieces that each join two earlier ones, scored in that order.
 class Vocabulary {
   public:
-    // from: a GGUF file or empty; size: of the made-up vocabulary. Throws std::invalid_argument,
-    // gguf::FileError.
+    // from: a GGUF file or empty; size: of the synthetic vocabulary. Throws
+    // std::invalid_argument, gguf::FileError.
     Vocabulary(const std::filesystem::path &from, int64_t size);
 
     int64_t size() const { return size_; }
@@ -28,7 +28,7 @@ class Vocabulary {
     int64_t size_;
 };
 
-// The pieces of the made-up vocabulary.
+// The pieces of the synthetic vocabulary.
 std::vector<std::string> made_up_pieces(int64_t size);
 
 }  // namespace runnel::testing

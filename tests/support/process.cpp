@@ -45,7 +45,7 @@ struct Pipe {
     std::vector<char *> argv{const_cast<char *>(program.c_str())};
     for (const std::string &a : process.arguments) argv.push_back(const_cast<char *>(a.c_str()));
     argv.push_back(nullptr);
-    setenv("RUNNEL_CONFIG", "", 1);  // not the settings of the person who runs the tests
+    setenv("RUNNEL_CONFIG", "", 1);  // ignores the settings of the user who runs the tests
     for (const std::string &e : process.environment) putenv(const_cast<char *>(e.c_str()));
     execv(program.c_str(), argv.data());
     _exit(127);
@@ -74,14 +74,14 @@ int milliseconds_to(Clock::time_point end) {
     return static_cast<int>(std::max<int64_t>(left, 0));
 }
 
-// As line editors have it: every key is read when it is pressed.
+// True if keys are read one by one, as line editors do.
 bool reads_keys(int terminal) {
     termios settings{};
     return tcgetattr(terminal, &settings) == 0 && !(settings.c_lflag & ICANON);
 }
 
 Result execute_in_terminal(const Process &process, const std::string &program, Clock::time_point end) {
-    constexpr int kTick = 10;  // milliseconds: nothing tells when a program changes the terminal's settings
+    constexpr int kTick = 10;  // milliseconds: there is no event for a change of the terminal's settings
     int master = -1;
     const int pid = forkpty(&master, nullptr, nullptr, nullptr);
     if (pid < 0) throw std::runtime_error("forkpty");

@@ -9,18 +9,18 @@
 namespace runnel::testing {
 
 struct Process {
-    std::vector<std::string> arguments;             // without the program's name
-    std::optional<std::string> input;               // of stdin; otherwise /dev/null
-    bool input_ends = true;                         // otherwise the program waits for more behind `input`
-    std::vector<std::string> environment;           // "NAME=value", beside what the tests have
-    std::string stdout_to;                          // a file instead of the pipe ("/dev/full")
-    size_t stdout_limit = static_cast<size_t>(-1);  // the pipe is closed after so many bytes
-    // Called after every piece of output, with all of it and the process id.
+    std::vector<std::string> arguments;    // without the program's name
+    std::optional<std::string> input;      // of stdin; otherwise /dev/null
+    bool input_ends = true;                // otherwise the program waits for more after `input`
+    std::vector<std::string> environment;  // "NAME=value", in addition to the environment of the tests
+    std::string stdout_to;                 // a file instead of the pipe ("/dev/full")
+    size_t stdout_limit = static_cast<size_t>(-1);  // the pipe is closed after this many bytes
+    // Called after every piece of output with all output so far and the process id.
     std::function<void(const std::string &, int pid)> watch = nullptr;
-    std::function<void(int pid)> started = nullptr;  // called once, when it runs
-    bool terminal = false;  // stdin, stdout and stderr are a terminal; `input` is typed, err is in out
-    // What the terminal shows so far, and whether the program reads single keys there (it edits a line) ->
-    // what to type next. Called again and again; "" waits for more.
+    std::function<void(int pid)> started = nullptr;  // called once, when the process runs
+    bool terminal = false;  // stdin, stdout and stderr are a terminal; `input` is typed; stderr goes to `out`
+    // Given the terminal's content, and whether the program reads single keys (it edits a line), returns what
+    // to type next. Called repeatedly; "" waits for more.
     std::function<std::string(const std::string &shown, bool reads_keys)> type = nullptr;
 };
 
@@ -29,11 +29,11 @@ struct Result {
     std::string out, err;
 };
 
-// Kills what hangs, with code 124: after five minutes, which nothing else takes, be the machine slow and
-// busy.
+// Kills a process that hangs, with code 124: after five minutes, far more than any test takes
+// on a slow and busy machine.
 Result execute(const Process &process);
 
-// Where the program is, or nullopt (tests then pass with a MESSAGE).
+// The path of the program, or nullopt.
 std::optional<std::string> program_under_test();
 
 }  // namespace runnel::testing

@@ -1,4 +1,4 @@
-// Random numbers that are the same on every machine and cheap to start anywhere.
+// Random numbers that are the same on every machine, with cheap random access.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The reference (kernels/reference/), and what only tests need of the kind.
+// The reference (kernels/reference/), and helpers that only tests need.
 #pragma once
 
 #include <span>
@@ -12,8 +12,8 @@ inline Row to_row(std::span<const float> x) {
     return Row(x.begin(), x.end());
 }
 
-// A head times the Hadamard matrix of the largest power of two that divides its size n, over its root:
-// H[i][j] = (-1)^(bits that i and j share), of each run of n.
+// Multiplies a head by the Hadamard matrix of the largest power of two that divides its size n, divided by
+// its root: H[i][j] = (-1)^(number of bits that i and j share), for each run of n.
 void hadamard(std::span<double> head);
 
 }  // namespace runnel::kernels::reference

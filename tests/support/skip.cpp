@@ -8,10 +8,10 @@
 namespace runnel::testing {
 namespace {
 
-std::string running;            // the test case at hand
+std::string running;            // the current test case
 std::set<std::string> skipped;  // names of cases
 
-// Knows which test case runs, and says at the end how many were skipped.
+// Tracks the current test case, and reports at the end how many were skipped.
 struct SkipListener : doctest::IReporter {
     explicit SkipListener(const doctest::ContextOptions &) {}
     void test_case_start(const doctest::TestCaseData &data) override { running = data.m_name; }

@@ -14,7 +14,7 @@
 
 namespace runnel::testing {
 
-// A directory that goes away with everything in it.
+// A directory that is removed with its content at the end of its scope.
 class TemporaryDirectory {
   public:
     TemporaryDirectory() {
@@ -36,7 +36,7 @@ class TemporaryDirectory {
     std::filesystem::path path_;
 };
 
-// As one word of a shell's command, whatever is in it.
+// Quoted as one word of a shell command.
 inline std::string shell_word(const std::filesystem::path &path) {
     std::string word = "'";
     for (const char c : path.native()) word += c == '\'' ? "'\\''" : std::string(1, c);

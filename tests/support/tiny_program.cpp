@@ -62,7 +62,7 @@ Slot TinyProgram::slot(int64_t width) {
     return static_cast<Slot>(program_.slots.size() - 1);
 }
 
-// Of the size that keeps activations near 1.
+// Random values of the size that keeps activations near 1.
 WeightId TinyProgram::matrices(gguf::Type type, int64_t count, int64_t rows, int64_t cols) {
     std::normal_distribution<float> value(0, 1 / std::sqrt(static_cast<float>(cols)));
     std::vector<float> values(static_cast<size_t>(count * rows * cols));
@@ -134,7 +134,7 @@ void TinyProgram::add_layer() {
     if (s.experts.count == 0 || s.experts.shared) add_feed_forward();
 }
 
-// The router's logits are spread so that the choice does not hang on rounding.
+// The router's logits are spread, so that the choice does not depend on rounding.
 void TinyProgram::add_experts() {
     const TinyExperts &e = shape_.experts;
     const int64_t width = shape_.width, ff = shape_.feed_forward;
@@ -196,7 +196,7 @@ void TinyProgram::vary(Attention &a) {
     if (chance(0.5)) a.temperature = {.beta = 0.5f, .length = 8, .offset = chance(0.5) ? 1 : 0};
 }
 
-// Adds the output of a block to the residual stream, behind a norm or scaled.
+// Adds the output of a block to the residual stream, after a norm or scaled.
 void TinyProgram::add_output_of_block(Slot from) {
     if (chance(0.5)) {
         program_.steps.push_back(Linear{from, {part(from, branch_, kNoSlot)}});
@@ -237,7 +237,8 @@ void TinyProgram::add_varied_layer() {
     add_output_of_block(gate_);
 }
 
-// Queries through a matrix per head, but for their last dimensions, as multi-head latent attention has them.
+// Multiplies queries, except their last dimensions, by one matrix per head, as in
+// multi-head latent attention.
 void TinyProgram::absorb_into_queries() {
     const int64_t head = shape_.head_dim_k, kept = head / 4;
     const Slot pieces = slot(shape_.heads * head);

@@ -1,4 +1,4 @@
-// Small random programs of the decoder shape, and what they compute in double precision.
+// Small random programs of the decoder shape, and their results in double precision.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct TinyExperts {
     bool selection_bias = false, biases = false;
     bool merged = false;  // gate and up in one tensor
     bool weights_on_input = false;
-    bool scales = false;  // a factor of each expert's own
+    bool scales = false;  // a factor for each expert
     bool shared = false;  // an expert for all tokens beside them
     kernels::Gate::Act act = kernels::Gate::Act::Silu;
 };
@@ -31,7 +31,7 @@ struct TinyShape {
     int32_t window = 0;
     kernels::RopeTable::Pairs pairs = kernels::RopeTable::Pairs::Adjacent;
     bool head_norm = false, bias = false;
-    bool varied = false;                // every layer a random choice of all that program.h offers
+    bool varied = false;                // every layer uses a random choice of all options of program.h
     gguf::Type type = gguf::Type::F32;  // of all matrices
     TinyExperts experts = {};
 };
@@ -43,13 +43,13 @@ class TinyProgram {
     const kernels::Program &program() const { return program_; }
 
   private:
-    // `count` matrices in a tensor of their own.
+    // `count` matrices in one tensor.
     kernels::WeightId matrices(gguf::Type type, int64_t count, int64_t rows, int64_t cols);
     kernels::WeightId matrix(int64_t rows, int64_t cols);
     kernels::WeightId vector(int64_t size, float center, float spread);
     kernels::Slot slot(int64_t width);
     bool chance(double probability);
-    // A random one of the norms; `parts` of them.
+    // A random kind of norm with `parts` parts.
     kernels::Norm varied_norm(kernels::Slot in, kernels::Slot out, kernels::Slot add, int32_t parts = 1);
     kernels::Linear::Part part(kernels::Slot in, kernels::Slot out, kernels::Slot add);
     kernels::Attention attention();
@@ -68,7 +68,7 @@ class TinyProgram {
     kernels::Slot x_, normed_, q_, k_, v_, attended_, gate_, up_, branch_, router_;
 };
 
-// Logits of every token of a sequence: kernels/reference/, a row each.
+// Logits of every token of a sequence from kernels/reference/, one row each.
 std::vector<reference::Row> reference_logits(const kernels::Program &program,
                                              std::span<const int32_t> tokens);
 

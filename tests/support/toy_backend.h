@@ -1,5 +1,5 @@
-// A language model that needs no weights: its logits are a hash of all tokens of the sequence so far, read
-// back through the block tables, so that a wrong table, cell or position changes them.
+// A language model without weights: its logits are a hash of all tokens of the sequence, read back through
+// the block tables, so that a wrong table, cell or position changes them.
 #pragma once
 
 #include <algorithm>
@@ -45,9 +45,9 @@ inline kernels::Program toy_program(int32_t vocab, bool recurrent = false) {
 
 class ToyBackend final : public kernels::Backend {
   public:
-    // Called in every execute, before anything is computed.
+    // Called in every execute() before anything is computed.
     std::function<void(const kernels::Batch &)> on_execute;
-    // What every execute was given.
+    // The arguments of every execute().
     struct Record {
         size_t tokens, sequences, rows;
     };
@@ -55,9 +55,9 @@ class ToyBackend final : public kernels::Backend {
     // Replaces the logits of a prefix.
     std::function<void(const std::vector<int32_t> &prefix, std::span<float> logits)> model;
     size_t memory = size_t{1} << 33;
-    // How many of the largest logits of a row it finds by itself; 0: rows go out whole.
+    // The largest k of its own top-k selection; 0: only full rows.
     int32_t selects = 0;
-    // What went out: whole rows and candidates of batches, and rows that were read afterwards.
+    // Counts of what was returned: full rows and candidates of batches, and rows read afterwards.
     size_t whole_rows = 0, candidates = 0, rows_read = 0;
 
     kernels::DeviceInfo info() const override { return {"toy", "toy", memory, memory}; }
@@ -126,7 +126,7 @@ class ToyBackend final : public kernels::Backend {
     }
 
   private:
-    // The batch's rows into logits_. False when it was cancelled.
+    // Computes the batch's rows into logits_. False if it was cancelled.
     bool compute(const kernels::Batch &batch) {
         records.push_back({batch.tokens.size(), batch.sequences.size(), batch.logit_rows.size()});
         if (batch.tokens.empty() || static_cast<int32_t>(batch.tokens.size()) > max_tokens_)
@@ -151,7 +151,8 @@ class ToyBackend final : public kernels::Backend {
         const auto vocab = static_cast<size_t>(vocab_);
         return std::span(logits_).subspan(row * vocab, vocab);
     }
-    // As a device gives them: what is not finite comes first, then larger ones, of equals the lower token.
+    // The order of a device: values that are not finite first, then larger ones,
+    // the lower token among equals.
     std::vector<kernels::Candidate> sorted_row(size_t row) {
         std::vector<kernels::Candidate> all;
         for (const float l : row_of(row)) all.push_back({static_cast<int32_t>(all.size()), l});
@@ -168,7 +169,7 @@ class ToyBackend final : public kernels::Backend {
         return pools_[group].at(
             static_cast<size_t>(block * kernels::kBlockTokens + c % kernels::kBlockTokens));
     }
-    // The tokens [from, from + count) of the batch to the cells from `to` on.
+    // Writes the tokens [from, from + count) of the batch to the cells from `to` on.
     void write(const kernels::Batch &batch, const kernels::SequenceSpan &s, int32_t from, int32_t to,
                int32_t count) {
         for (int32_t i = 0; i < count; ++i) {
@@ -182,7 +183,7 @@ class ToyBackend final : public kernels::Backend {
         write(batch, s, s.shared_from, s.past - s.shared, s.shared);
         write(batch, s, s.first, s.past, s.count);
     }
-    // What each token of the sequence sees.
+    // The tokens visible to each token of the sequence.
     void read(const kernels::SequenceSpan &s, std::map<int32_t, std::vector<int32_t>> &prefixes) {
         for (int32_t i = 0; i < s.count; ++i) {
             std::vector<int32_t> &prefix = prefixes[s.first + i];
@@ -193,8 +194,8 @@ class ToyBackend final : public kernels::Backend {
         }
     }
 
-    // Every state that is read is that of the tokens in front of the batch, and no slot is written that another
-    // span reads or writes.
+    // Checks that every state that is read is that of the tokens before the batch, and that no slot is
+    // written that another span reads or writes.
     void advance_states(const kernels::Batch &batch,
                         const std::map<int32_t, std::vector<int32_t>> &prefixes) {
         std::vector<int> touched(states_.size(), 0);

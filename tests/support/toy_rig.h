@@ -1,4 +1,4 @@
-// An executor on the toy model, and what goes in and comes out of it.
+// An executor on the toy model, with helpers for its input and output.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// A device as it is but for one thing: it selects no candidates, so that whole rows are what tokens come
-// from.
+// Wraps a device and disables its top-k selection, so that tokens are chosen from full rows.
 #pragma once
 
 #include <memory>

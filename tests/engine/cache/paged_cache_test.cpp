@@ -1,5 +1,5 @@
-// The paged cache against the plainest model of it: every sequence a list of tokens, every block a list of
-// the tokens whose K and V it would hold.
+// Tests the paged cache against a plain model of it: a sequence is a list of tokens, a block the list of
+// tokens whose K and V it holds.
 #include "engine/cache/paged_cache.h"
 
 #include <doctest/doctest.h>
@@ -18,7 +18,8 @@ namespace {
 constexpr BlockKey kRoot{1, 2};
 using Tokens = std::vector<int32_t>;
 
-// What a device would do: a cell's K and V depend on the whole text up to it, so that is what it holds.
+// The content of a cell on a device: K and V depend on the whole text up to the
+// cell, so the cell stores that.
 class Device {
   public:
     Device(PagedCache &cache, std::vector<Reach> reaches) : cache_(cache), reaches_(std::move(reaches)) {
@@ -26,7 +27,7 @@ class Device {
             cells_.emplace_back(static_cast<size_t>(cache.pool(g).size()) * kBlockTokens);
     }
 
-    // False when there is no room.
+    // False if there are not enough blocks.
     bool append(SequenceCache &sequence, const Tokens &tokens) {
         const int32_t past = sequence.length();
         std::vector<std::vector<BlockCopy>> copies(cache_.groups());
@@ -42,7 +43,7 @@ class Device {
         return true;
     }
 
-    // Every cell that the next token sees holds what its text says.
+    // Checks that every cell visible to the next token has the content that its text requires.
     void check(const SequenceCache &sequence) {
         const std::vector<uint64_t> expected = prefix_hashes(sequence);
         int wrong = 0;
@@ -75,7 +76,7 @@ class Device {
     std::vector<std::vector<uint64_t>> cells_;
 };
 
-// Few different tokens in long runs, so that texts share beginnings by chance.
+// Few different tokens in long runs, so that random texts share prefixes.
 Tokens random_text(std::mt19937 &random, size_t count) {
     Tokens tokens(count);
     for (size_t i = 0; i < count; ++i) tokens[i] = i % 40 == 0 ? static_cast<int32_t>(random() % 2) : 5;
@@ -240,7 +241,7 @@ TEST_CASE("paged cache: a text that is cut within a kept block writes there when
     REQUIRE(device.append(sequence, Tokens(44, 2)));
     device.check(sequence);
     CHECK(cache.statistics().copied_blocks == 0);
-    // Where somebody else holds it there is no way out.
+    // If another sequence holds the block, it cannot be given up.
     sequence.truncate(32);
     SequenceCache other = cache.fork(sequence);
     other.truncate(20);
@@ -274,14 +275,15 @@ TEST_CASE("paged cache: behind a window, memory stays the same however long the 
     sequence.truncate(5000 - slack);
     device.check(sequence);
     SequenceCache same =
-        cache.new_sequence();  // what left the window is still known, as long as nobody needs it
+        cache.new_sequence();  // blocks outside the window are still known until they are reused
     Tokens text = sequence.tokens();
     text.push_back(-1);
     CHECK(cache.attach(same, text) == 4928);
     device.check(same);
 }
 
-// Lengths as requests come: most are short, some long. Reservation keeps room for the longest for everyone.
+// Realistic lengths: most are short, some long. Contiguous reservation would take the
+// longest for every sequence.
 TEST_CASE("paged cache: a trace of 1,000 sequences of mixed length wastes less than 4% of what it takes") {
     const uint32_t seed = 4;
     CAPTURE(seed);

@@ -1,4 +1,4 @@
-// The bandwidth meter: what it says is bytes over time, whatever the memory and the threads.
+// The bandwidth meter reports bytes over time, for any amount of memory and number of threads.
 #include "engine/measure/bandwidth.h"
 
 #include <doctest/doctest.h>
@@ -29,7 +29,8 @@ TEST_CASE("bandwidth: what the meter reports is what it read in the time it took
             const double read =
                 static_cast<double>(bytes / static_cast<size_t>(threads) / 256 * 256) * threads * passes;
             CHECK(rate >= read / outside);
-            // No memory gives a terabyte per second to three threads: nothing was optimized away.
+            // No memory delivers a terabyte per second to three threads, so the
+            // reads were not optimized away.
             CHECK(rate < 1e12);
         }
 }

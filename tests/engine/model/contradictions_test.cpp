@@ -1,5 +1,5 @@
 // For every family: a file without one of its tensors, with a tensor of another shape, or with another number
-// in its metadata is refused by the name of that tensor or key, unless it is another model that makes sense.
+// in its metadata is rejected with that tensor's or key's name, unless it describes another valid model.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ bool names_one_of(const std::string &error, const std::vector<std::string_view> 
                        [&](std::string_view name) { return error.find(name) != error.npos; });
 }
 
-// Without it, a file is that of another model of the family.
+// Tensors without which a file is a valid model of another kind.
 bool is_optional(std::string_view tensor) {
     for (const std::string_view end :
          {"output.weight", "attn_sinks.weight", "layer_output_scale.weight", "exp_probs_b.bias",
@@ -41,8 +41,8 @@ bool is_optional(std::string_view tensor) {
     return tensor.starts_with("output.") || (of_qkv && tensor.ends_with(".bias"));
 }
 
-// What a message may name instead: files hold some matrices in one piece or in several, and which of them
-// there are tells which others there should be.
+// Tensors that a message may name instead: files store some matrices in one piece or in several, and the
+// tensors that are present determine which others are expected.
 std::vector<std::string_view> neighbors(std::string_view tensor) {
     if (tensor == "token_embd.weight") return {tensor, "output.weight"};
     const size_t half = tensor.find('_');
@@ -50,13 +50,13 @@ std::vector<std::string_view> neighbors(std::string_view tensor) {
     return {tensor.starts_with("blk.") ? tensor.substr(0, half) : tensor};
 }
 
-// Every layer says the same: the first and the last are tried.
+// All layers are alike, so only the first and the last are tested.
 bool is_tried(std::string_view tensor) {
     return !tensor.starts_with("blk.") || tensor.starts_with("blk.0.") || tensor.starts_with("blk.5.");
 }
 
-// Numbers that no tensor shows: any that are in range make a model. (Of deepseek2: those of the cache, which
-// follow from others; of llama4: its first layer is dense without being told.)
+// Numbers that no tensor's shape depends on: any in range is valid. (deepseek2: those of the cache, which
+// follow from others; llama4: its first layer is dense by default.)
 bool is_free(const FamilyFiles &family, std::string_view key) {
     const auto ends = [&](std::string_view end) { return key.ends_with(end); };
     if (family.latent && !family.latent->joint && (ends(".key_length") || ends(".value_length"))) return true;
@@ -76,7 +76,7 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
     return false;
 }
 
-// What else a message may name: the keys that are multiplied with it, or tell the same.
+// Keys that a message may name instead: those multiplied with it, or with the same meaning.
 std::vector<std::string_view> relatives(std::string_view key) {
     const std::string_view name = key.substr(key.find('.') + 1);
     if (name == "block_count") return {name, "blk.6.", "blk.5.", "sliding_window_pattern"};
@@ -85,7 +85,7 @@ std::vector<std::string_view> relatives(std::string_view key) {
     if (name == "expert_count") return {name, "ffn_"};
     if (name == "full_attention_interval") return {name, "attn_", "ssm_"};
     if (name == "embedding_length_per_layer_input") return {name, "per_layer_", "inp_gate"};
-    return {name.substr(name.rfind('.') + 1)};  // products name what is multiplied
+    return {name.substr(name.rfind('.') + 1)};  // the key is a factor of a product
 }
 
 }  // namespace
@@ -131,7 +131,7 @@ TEST_CASE("contradictions: a number that does not fit the tensors is refused by 
                 continue;
             CAPTURE(key);
             for (const int64_t other : {*number + 1, *number * 2 + 2, int64_t{0}, int64_t{-1}}) {
-                // Files of experts may say nothing of one width, or of both.
+                // Files with experts may omit one of the two widths.
                 const bool unsaid = other == 0 && family.experts && key.ends_with("feed_forward_length");
                 if (other == *number || unsaid) continue;
                 CAPTURE(other);
@@ -140,7 +140,7 @@ TEST_CASE("contradictions: a number that does not fit the tensors is refused by 
                 CAPTURE(error);
                 if (family.experts && family.experts->width_key && error.empty() &&
                     key.ends_with(".feed_forward_length"))
-                    continue;  // of dense layers, and there are none
+                    continue;  // applies to dense layers, of which there are none
                 const bool partial = other > 0 && key.ends_with("rope.dimension_count");
                 CHECK((names_one_of(error, relatives(key)) || (partial && error.empty())));
             }

@@ -1,4 +1,4 @@
-// Families of experts: what their files say about routing, and what one token reads of them.
+// Families with experts: their routing metadata, and the bytes read per token.
 #include "engine/model/experts.h"
 
 #include <doctest/doctest.h>
@@ -33,7 +33,7 @@ ModelShape family_shape(const std::string &name) {
 
 }  // namespace
 
-// As the models' own code has it (transformers and the vendors' reference implementations).
+// Expected: the models' own code (transformers and the vendors' reference implementations).
 TEST_CASE("experts: each family chooses and weights them as published") {
     using Score = Routing::Score;
     struct Expected {
@@ -82,7 +82,7 @@ TEST_CASE("experts: one token reads the used ones, all else once, and one row of
                 expected += gguf::row_bytes(t.type, t.shape[0]) + (family.tied ? t.bytes : 0);
             else if (t.name.find("_exps.") != std::string_view::npos)
                 expected += t.bytes / 8 * 2;
-            else if (kept)  // the others are numbers of the program's own
+            else if (kept)  // the others are constants of the program
                 expected += t.bytes;
         }
         if (family.name == "llama4") expected += 2 * 2 * 16 * sizeof(float);  // q and k: norms of ones
@@ -120,7 +120,7 @@ TEST_CASE("experts: groups that do not fit the experts are refused by key") {
     CHECK(error(4, 0).find("deepseek2.expert_group_used_count: is not between") != std::string::npos);
 }
 
-// Both forms of a file hold the same heads, so what attention reads of the cache has one shape.
+// Both forms of a file have the same heads, so attention reads cells of the same shape.
 TEST_CASE("latent attention: one narrow head is cached, in files of either form") {
     for (const char *family : {"deepseek2", "deepseek2-joint", "deepseek2-lite"}) {
         CAPTURE(family);

@@ -1,5 +1,5 @@
-// Every family: its files are understood, and what is computed with them is right: the steps as double
-// precision does them, and the logits as llama.cpp has computed them for the same file.
+// Every family: its files load, and their results are right: the CPU agrees with the double-precision
+// reference, and the logits with those that llama.cpp computed for the same file.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -54,11 +54,11 @@ ModelShape tiny(const std::string &arch) {
     shape.arch = arch, shape.layers = 7, shape.width = 32, shape.ff = 40, shape.heads = 4, shape.vocab = 260,
     shape.context = 128, shape.threads = 1;
     if (arch == "llama4") shape.sliding_window = 24;  // chunks
-    shape.experts.used = 8;  // all: which of two equally good ones is chosen would hang on rounding
+    shape.experts.used = 8;  // all experts: a choice between equally good ones would depend on rounding
     return shape;
 }
 
-// Those of scripts/verify-families.
+// The models of scripts/verify-families.
 ModelShape as_recorded(const std::string &arch) {
     ModelShape shape;
     shape.arch = arch, shape.width = 64, shape.ff = 96;
@@ -90,8 +90,8 @@ TEST_CASE("families: what the CPU computes agrees with double precision") {
     }
 }
 
-// The peer's own rounding, of binary16 products in attention above all, is a few thousandths; a family that
-// is understood wrongly is off by tenths at least.
+// The peer's own rounding, mainly of binary16 products in attention, is a few thousandths; a family that is
+// implemented wrongly differs by at least tenths.
 TEST_CASE("families: logits, and those of the reference, are what peers have computed for the same file") {
     REQUIRE(tests::peer_results().size() > 25);
     const auto tokens = tests::peer_tokens().first(tests::peer_tokens().size() - 1);

@@ -38,7 +38,7 @@ void write_first_layers(const gguf::File &file, const std::string &arch, int32_t
         if (!name.starts_with("blk.") || std::stoi(std::string(name.substr(4))) < layers) kept.push_back(&t);
     }
     for (const gguf::Tensor *t : kept) writer.add_tensor(t->name, t->type, std::span(t->shape, t->rank));
-    std::filesystem::remove(out);  // a file that was read is not overwritten
+    std::filesystem::remove(out);  // a file that this process has read must not be overwritten
     writer.start(out);
     for (const gguf::Tensor *t : kept) writer.write({t->data, t->bytes});
     writer.finish();

@@ -1,5 +1,5 @@
-// Families and formats on the (emulated) GPU: every step of theirs has a kernel there, and text and logits
-// are those of the CPU.
+// Families and formats on the (emulated) GPU: every step has a kernel there, and text and
+// logits agree with the CPU.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -26,19 +26,19 @@ using testing::TemporaryModel;
 namespace {
 
 constexpr int32_t kTokens = 20, kPrompt = 18;
-// Under the sanitizers every fifth: there it is the kernels that count, and all have tests of their own.
+// Every fifth family under the sanitizers: all kernels have tests of their own there.
 #ifdef __SANITIZE_ADDRESS__
 constexpr size_t kEvery = 5;
 #else
 constexpr size_t kEvery = 1;
 #endif
 
-// Of matrices without 8-bit activations, so that both devices compute nearly the same.
+// Formats without 8-bit activations, so that both devices compute nearly the same.
 ModelShape shape_of(const std::string &arch) {
     ModelShape shape;
     shape.arch = arch, shape.type = "F16", shape.layers = 1, shape.ff = 64, shape.threads = 1;
     const auto *files = testing::find_family_files(arch);
-    // All: which of two equally good ones is chosen would hang on rounding.
+    // All experts: a choice between equally good ones would depend on rounding.
     if (files->experts) shape.experts.count = shape.experts.used = 2;
     if (files->gemma4) {
         shape.layers = files->gemma4->period + files->gemma4->shared_kv;
@@ -79,12 +79,11 @@ std::vector<reference::Row> logits_of(std::unique_ptr<Backend> backend, const Pr
     return all;
 }
 
-// What a device says after a prompt, and the logits of all tokens. What it is told to have said itself, if
-// that is given, is what it goes on from.
+// The text generated after a prompt, and the logits of all tokens. If a text is given, generation follows it.
 struct Text {
     std::vector<int32_t> tokens;
     std::vector<reference::Row> logits;
-    // Behind which token i of the text was chosen.
+    // The logits from which token i of the text was chosen.
     const reference::Row &choice(size_t i) const { return logits[logits.size() - tokens.size() + i]; }
 };
 Text greedy(std::unique_ptr<Backend> backend, const Program &program, const std::vector<int32_t> &told = {}) {
@@ -130,8 +129,8 @@ double divergence(const std::vector<reference::Row> &p, const std::vector<refere
     return kl / static_cast<double>(p.size());
 }
 
-// The same text: another token only where the CPU's own choice hangs on less than what the devices differ by.
-// Returns how often that was so.
+// Checks that the text is the same; a different token is accepted only if the CPU's margin is smaller than
+// the difference between the devices. Returns how often that happened.
 size_t check_same_text(const Program &program) {
     const Text cpu = greedy(cpu::make_cpu_backend(1), program),
                gpu = greedy(cuda::make_cuda_backend(0), program, cpu.tokens);
@@ -160,7 +159,7 @@ TEST_CASE("gpu families: every one says on the GPU what it says on the CPU") {
         const TemporaryModel tiny(shape_of(family.name));
         const model::Model model = model::build(tiny.file);
         const std::vector<std::string> missing = cuda::missing_kernels(model.program);
-        if (family.recurrent) {  // no kernels yet: refused in words, never computed wrongly
+        if (family.recurrent) {  // no kernels yet: must be refused, not computed wrongly
             CHECK(std::ranges::any_of(missing, [](const std::string &why) {
                 return why.starts_with("the GPU has no kernel for ") && why.ends_with(" yet");
             }));
@@ -203,7 +202,7 @@ TEST_CASE("gpu families: latent attention and wide heads as on the CPU") {
                                      {"gemma4", F16, F16},
                                      {"gemma4-31b", Q8_0, Q4_0}}) {
         CAPTURE(arch);
-        // Float32: a cache of 4 bits makes much of the 11 bits to which the GPU rounds what F16 multiplies.
+        // F32 weights: a 4-bit cache amplifies the GPU's rounding of F16 activations to 11 bits.
         ModelShape shape = shape_of(arch);
         shape.type = "F32";
         const TemporaryModel tiny(shape);

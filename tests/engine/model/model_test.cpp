@@ -1,5 +1,5 @@
-// What a file says against what build() makes of it: every contradiction is refused by name, before anything
-// is computed with it.
+// The metadata of a file and the result of build(): every contradiction is rejected with the name of the key,
+// before anything is computed.
 #include "engine/model/model.h"
 
 #include <doctest/doctest.h>
@@ -66,7 +66,7 @@ TEST_CASE("model: an epsilon, a scale or a rotation that would compute NaN is re
     const std::string eps = "llama.attention.layer_norm_rms_epsilon", scale = "llama.attention.scale";
     for (const float bad : {kNan, kInf, -1e-5f, 2.0f}) check_refused(EditedModel().set(eps, bad), eps);
     for (const float bad : {kNan, -kInf, -1.0f}) check_refused(EditedModel().set(scale, bad), scale);
-    check_refused(EditedModel().set(scale, 1e300), scale);  // finite, but not as a float
+    check_refused(EditedModel().set(scale, 1e300), scale);  // finite, but too large for a float
     CHECK(EditedModel().set(eps, 0.0f).error().empty());
     for (const float bad : {kNan, 1.0f, 0.0f, -10.0f})
         check_refused(EditedModel().set("llama.rope.freq_base", bad), "rope.freq_base");

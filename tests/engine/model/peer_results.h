@@ -12,7 +12,7 @@ namespace runnel::tests {
 // layers and K/V heads below.
 struct PeerResult {
     std::string_view family;      // ModelShape::arch
-    double log_probabilities[8];  // of tokens 0..7 behind all peer_tokens() but the last
+    double log_probabilities[8];  // of tokens 0..7 after all peer_tokens() but the last
 };
 
 std::span<const int32_t> peer_tokens();

@@ -1,4 +1,4 @@
-// Conversations through the template of a file.
+// Renders conversations with the template of a file.
 #include "engine/text/chat_prompt.h"
 
 #include <doctest/doctest.h>
@@ -50,7 +50,7 @@ TEST_CASE("chat prompt: the file's template is interpreted") {
     CHECK(note(vocabulary(kPlain)) == "");
     CHECK(render(vocabulary("{{ strftime_now('%d %b %Y') }}{{ messages | length }}"), chat) ==
           "01 Jun 20251");
-    // Tools and documents are None where there are none; a model without BOS has no bos_token.
+    // Tools and documents are None if not given; a model without BOS defines no bos_token.
     CHECK(render(vocabulary("{{ tools }}{{ documents }}{{ bos_token is defined }}"), chat) ==
           "NoneNoneFalse");
 }
@@ -90,7 +90,7 @@ TEST_CASE("chat prompt: a system message that the template refuses goes to the u
 
 TEST_CASE("chat prompt: what cannot be interpreted is recognized, and it is said") {
     const std::vector<Message> chat = {{"user", "hi"}};
-    // Right to the eye, but a filter that there is not.
+    // Looks right, but uses an unknown filter.
     const char *const broken =
         "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
         "'<|im_end|>' + '\\n'}}{% endfor %}{{ messages | nosuchfilter }}";
@@ -98,10 +98,10 @@ TEST_CASE("chat prompt: what cannot be interpreted is recognized, and it is said
     CHECK(note(vocabulary(broken)).find("No filter named 'nosuchfilter'") != std::string::npos);
     CHECK(note(vocabulary(broken)).find("falling back to ChatML") != std::string::npos);
     CHECK(note(vocabulary("")).starts_with("the file has no chat template: falling back to ChatML"));
-    // Failing at work counts, too; refusing in its own words does not.
+    // A failure while rendering counts, too; raise_exception() does not.
     CHECK(note(vocabulary("{{ messages.x.y }}")).find("falling back") != std::string::npos);
     CHECK(note(vocabulary("{{ raise_exception('two messages') }}")) == "");
-    // An old template that never asks for the answer: its shape does.
+    // An old template that never writes the generation prompt; its shape does.
     const std::string old =
         "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
         "'<|im_end|>' + '\\n'}}{% endfor %}";

@@ -94,7 +94,7 @@ TEST_CASE("chat templates of known shapes render plain conversations exactly") {
         const auto expected_shape = kShapes.find(model);
         CHECK((shape ? shape->name : "none") ==
               (expected_shape == kShapes.end() ? "none" : expected_shape->second));
-        // Where the template refuses the conversation, the shape may still have an answer.
+        // If the template rejects the conversation, the shape may still render it.
         if (!shape || !is_plain_conversation(name.substr(name.find('/') + 1)) || !test.contains("expected"))
             continue;
         const auto &context = test.at("context");
@@ -177,6 +177,6 @@ TEST_CASE("a template made to be searched in vain takes no longer than its lengt
         CHECK(text::recognize(source).has_value());
         return least_seconds([&] { text::recognize(source); });
     };
-    // Caches make it a few times as much; searches from everywhere would make it 64 times as much.
+    // Caches explain a small factor; a quadratic search would take 64 times as long.
     CHECK(seconds(kLong) < 16.0 * kLong / kShort * seconds(kShort));
 }

@@ -1,4 +1,4 @@
-// The one JSON parser: the same values as nlohmann's, within bounds, in linear time.
+// The JSON parser: the same values as nlohmann's, within limits, in linear time.
 #include "engine/text/json.h"
 
 #include <doctest/doctest.h>
@@ -15,7 +15,7 @@ using text::parse_json;
 
 namespace {
 
-// Kind and words of the failure; fails the test when there is none.
+// Kind and message of the failure; fails the test if there is none.
 std::pair<JsonError::Kind, std::string> failure(std::string_view text, const text::JsonLimits &limits = {},
                                                 const std::atomic<bool> *stop = nullptr) {
     try {
@@ -107,7 +107,7 @@ TEST_CASE("json: depth, values and bytes are bounded, and a stop request ends it
     CHECK(failure("[" + repeated("1,", 5000) + "1]", {}, &stop).first == Kind::Stopped);
 }
 
-// A parser that looks for each key among all of them takes minutes here.
+// A parser that searches all earlier keys for each key takes minutes here.
 TEST_CASE("json: many keys and many messages are read in linear time") {
     std::string keys = "{";
     for (int i = 0; i < 300'000; ++i) keys += "\"key " + std::to_string(i % 299'999) + "\":1,";

@@ -1,4 +1,4 @@
-// Merging in windows against the plainest way to merge: look through all pairs, merge the best, start again.
+// Compares merging in windows with the plain algorithm: search all pairs, merge the best, repeat.
 #include "engine/text/merge.h"
 
 #include <doctest/doctest.h>
@@ -30,8 +30,8 @@ struct Table {
     }
 };
 
-// Merges are made from pieces that there are, as in training; `shuffled` gives them ranks in any order, so
-// that a merge may become possible after its turn. Few distinct ranks: many ties.
+// Merges combine existing pieces, as in training. `shuffled` gives them random ranks, so that a merge can
+// become possible after its rank has passed. Few distinct ranks, for many ties.
 Table random_table(std::mt19937 &random, size_t merges, size_t letters, bool shuffled) {
     Table table;
     std::vector<std::string> pieces;
@@ -69,7 +69,7 @@ struct TableRules {
     const std::string &word;
     const std::vector<Symbol> &symbols;
     std::vector<std::string> &output;
-    size_t &merges;  // how many were looked for: the work done
+    size_t &merges;  // number of look-ups: the work done
     size_t begin = 0;
 
     size_t start(size_t from, size_t bytes, std::vector<Symbol> &made) {
@@ -145,7 +145,7 @@ TEST_CASE("the work of merging grows with the word, not with its square") {
                 const std::string word = random_word(random, 20000, letters);
                 size_t merges = 0;
                 merge_in_windows(table, word, window, merges);
-                CHECK(merges < 12 * word.size());  // 3 a byte, and again for windows tried twice
+                CHECK(merges < 12 * word.size());  // 3 per byte, and again for windows that are tried twice
             }
         }
     }

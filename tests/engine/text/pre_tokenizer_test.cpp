@@ -1,4 +1,4 @@
-// The words and tokens that the models' own tokenizers make, as Hugging Face's `tokenizers` recorded them
+// The words and tokens of the models' own tokenizers, as recorded from Hugging Face's `tokenizers`
 // (scripts/record-tokenizers), and normalization.
 #include "engine/text/pre_tokenizer.h"
 
@@ -44,7 +44,7 @@ std::string recorded_name(const json &data, const text::PreTokenizerKind &kind) 
     return data["same"].contains(first) ? data["same"][first].get<std::string>() : first;
 }
 
-// What encoding with this vocabulary, cut as `pre` says, gives.
+// Loads this vocabulary with the pre-tokenizer `pre`.
 testing::VocabularyFile::Loaded with_pre_tokenizer(const json &data, const std::string &pre) {
     testing::VocabularyFile file;
     file.string("tokenizer.ggml.model", "gpt2").string("tokenizer.ggml.pre", pre);
@@ -70,7 +70,7 @@ TEST_CASE("every pre-tokenizer cuts words as its definition does") {
             CAPTURE(i);
             CAPTURE(sample);
             if (text::find_pre_tokenizer(name)->normalizes) sample = text::to_nfc(sample);
-            // "12½345" stays together there: pre_tokenizer_kinds.cpp says why not here.
+            // The published pattern keeps "12½345" together; pre_tokenizer_kinds.cpp explains the difference.
             const bool mixed = sample.find("½") != sample.npos || sample.find("〇") != sample.npos;
             if (name == "superbpe" && mixed) continue;
             CHECK(splitter.split(sample) == ends_of(words[i].get<std::string>()));
@@ -137,10 +137,9 @@ TEST_CASE("normalization form C") {
     CHECK(text::to_nfc("e\u0301a") == "\u00E9a");
     CHECK(text::to_nfc("xe\u0302\u0301y\u212Bz") == "x\u1EBFy\u00C5z");
     CHECK(text::to_nfc("\u1112\u1161\u11AB\uAC00\u11A8") == "\uD55C\uAC01");
-    CHECK(text::to_nfc("\u0958") == "\u0915\u093C");        // composition exclusion
-    CHECK(text::to_nfc("\uFB01\u00BD") == "\uFB01\u00BD");  // compatibility characters stay
-    CHECK(text::to_nfc("e\xFF\u0301 \xC3(") ==
-          "e\xFF\u0301 \xC3(");  // nothing composes across what is not text
+    CHECK(text::to_nfc("\u0958") == "\u0915\u093C");                  // composition exclusion
+    CHECK(text::to_nfc("\uFB01\u00BD") == "\uFB01\u00BD");            // compatibility characters are kept
+    CHECK(text::to_nfc("e\xFF\u0301 \xC3(") == "e\xFF\u0301 \xC3(");  // nothing composes across invalid bytes
     CHECK(text::is_surely_nfc("plain text, \u00E9, \u4E2D\uAC00"));
     CHECK_FALSE(text::is_surely_nfc("e\u0301"));
 }
@@ -155,7 +154,7 @@ TEST_CASE("characters taken for inert are so") {
         if (!text::is_surely_nfc(one)) continue;
         ++inert;
         CAPTURE(c);
-        // It stays as it is, behind anything: the characters with most compositions stand for all.
+        // It stays unchanged after any character; those with the most compositions represent all.
         REQUIRE(utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class == 0);
         for (const char *const before : {"", "e", "\u1100", "\uAC00", "\u0915", "\u3046", "\u09C7"}) {
             const std::string whole = before + one;

@@ -19,7 +19,7 @@ using Split = std::pair<std::string, std::string>;  // reasoning, answer
 const ReasoningStyle kThink{ReasoningStyle::Kind::Marks, "<think>", "</think>"};
 const ReasoningStyle kHarmony{ReasoningStyle::Kind::Harmony, "", ""};
 
-// Cut into pieces of random sizes.
+// The text is pushed in pieces of random sizes.
 Split split(const ReasoningStyle &style, const std::string &text, bool inside, testing::Random &random) {
     ReasoningSplitter splitter(style, inside);
     Split result;

@@ -1,4 +1,4 @@
-// Small models trained by SentencePiece, and what it makes of texts with them (scripts/record-tokenizers).
+// Small models trained by SentencePiece, and its encodings of texts (scripts/record-tokenizers).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -80,8 +80,7 @@ TEST_CASE("charsmap: a value of another form is refused, a damaged one never rea
 }
 
 TEST_CASE("charsmap: a trie that goes round in circles takes no longer than others") {
-    // "a" leads back to the root: a walk that followed it would take the square of the text's length, here
-    // minutes.
+    // "a" leads back to the root: following it would take time quadratic in the text's length, here minutes.
     const json data = json::parse(testing::read_file("tests/data/sentencepiece.json"));
     std::string bytes("\0\4\0\0", 4);
     for (uint32_t unit = 0; unit < 256; ++unit) {
@@ -117,7 +116,7 @@ TEST_CASE("gemma4: ends of turns, struck-out text, tokens that are never said") 
     const auto loaded = file.load();
     const text::Tokenizer &tokenizer = loaded.tokenizer;
     for (const int32_t end : {first, first + 1, first + 2}) CHECK(tokenizer.is_end_of_generation(end));
-    CHECK_FALSE(tokenizer.is_end_of_generation(2));  // a word of HTML
+    CHECK_FALSE(tokenizer.is_end_of_generation(2));  // an HTML tag
     CHECK(tokenizer.eot() == first + 1);
     CHECK(tokenizer.decode(2) == "</s>");
     CHECK_FALSE(tokenizer.is_sampleable(first + 5));
@@ -164,7 +163,7 @@ TEST_CASE("gemma4: SentencePiece's pieces, merged by a list") {
     CHECK(encoded("a ab") == Pieces{"a", "▁a", "b"});
     CHECK(encoded("é") == Pieces{"<0xC3>", "<0xA9>"});
     CHECK(loaded.tokenizer.decode(loaded.tokenizer.encode("abc é ab", kPlain)) == "abc é ab");
-    // A word of many windows: the same as its parts.
+    // A word of many windows must encode like its parts.
     std::string longest;
     for (int i = 0; i < 3000; ++i) longest += i % 7 == 0 ? "ab" : "abc";
     CHECK(encoded(longest).size() == 3000);

@@ -1,5 +1,5 @@
-// Properties of real vocabularies: encoding loses nothing, does not depend on how words repeat or how long
-// they are, and decoding can be streamed.
+// Properties of real vocabularies: encoding is lossless and independent of repetitions and lengths of words,
+// and decoding can be streamed.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -72,7 +72,7 @@ std::string random_bytes(std::mt19937 &random, size_t count) {
 template <class Check>
 void for_each_vocabulary(Check check) {
     check(Tokenizer::load(gguf::File::open(testing::demo_model())));
-    // Of the others, those that have all 256 bytes.
+    // Among the others, those that have all 256 bytes.
     for (const std::string name : {"llama-spm", "gemma3", "gpt-2", "llama-bpe", "qwen2", "tekken"}) {
         if (!testing::has_shared_data("vocab/" + name + ".gguf")) {
             testing::skip("no vocabulary " + name);
@@ -89,7 +89,7 @@ void for_each_vocabulary(Check check) {
 TEST_CASE("decoding what was encoded gives the same bytes") {
     for_each_vocabulary([](const Tokenizer &tokenizer) {
         std::mt19937 random(4);
-        // Qwen's tokenizer changes text that is not in normalization form C.
+        // Qwen's tokenizer normalizes text to NFC.
         const auto kept = [&](const std::string &text) {
             return tokenizer.model_name() == "gpt2/qwen2" ? text::to_nfc(text) : text;
         };
@@ -118,7 +118,7 @@ TEST_CASE("streaming the tokens one by one gives the same text") {
                 const std::string bytes = tokenizer.decode(id);
                 streamed += bytes.size();
                 shown += stream.push(bytes);
-                // What has been shown is never taken back.
+                // Text that was output is never taken back.
                 CHECK(unicode.starts_with(shown));
                 CHECK(shown.size() + 3 >= streamed);
             }
@@ -129,7 +129,7 @@ TEST_CASE("streaming the tokens one by one gives the same text") {
 }
 
 TEST_CASE("a text's encoding does not depend on words seen before it") {
-    // Words are remembered within a call; lines are encoded one by one and together.
+    // Words are cached within a call: lines are encoded one by one and together.
     for_each_vocabulary([](const Tokenizer &tokenizer) {
         std::mt19937 random(6);
         const char *const words[] = {"the ", "The ", "them ", "a ", "12 ", "don't ", "\u4E2D\u6587 ", "x1 "};
@@ -153,9 +153,8 @@ TEST_CASE("a text's encoding does not depend on words seen before it") {
 }
 
 TEST_CASE("long words are merged like short ones") {
-    // Long words take another path through the merge queue. A word without a letter that joins its parts must
-    // come out as its parts do; \x01 is such a byte: no vocabulary has a piece that holds it and anything
-    // else.
+    // Long words use another code path of the merge. A word must encode like its parts if no piece can join
+    // them: \x01 is such a separator, because no vocabulary has a piece with it and another byte.
     for_each_vocabulary([](const Tokenizer &tokenizer) {
         std::mt19937 random(7);
         const text::EncodeOptions options{.add_special = false, .continues = true};

@@ -1,5 +1,4 @@
-// The rules around encoding, on small vocabularies made here: special tokens, blanks, bytes, beginnings and
-// ends.
+// The rules of encoding, on small vocabularies made here: special tokens, blanks, bytes, beginnings and ends.
 #include "engine/text/tokenizer.h"
 
 #include <doctest/doctest.h>
@@ -21,7 +20,7 @@ using Ids = std::vector<TokenId>;
 
 namespace {
 
-// As pieces, for reading.
+// The pieces of ids, for readable comparisons.
 std::vector<std::string> pieces(const Tokenizer &tokenizer, const Ids &ids) {
     std::vector<std::string> result;
     for (const TokenId id : ids) result.emplace_back(tokenizer.piece(id));
@@ -223,7 +222,7 @@ TEST_CASE("a turn's end is a control token even if the file calls it user-define
 
 TEST_CASE("bytes without a token never end a text") {
     auto file = byte_pair_file({"a b"}, {"<|endoftext|>", "<?>"});
-    CHECK(file.load().tokenizer.encode("a\xFFz").size() == 2);  // this vocabulary cannot even spell U+FFFD
+    CHECK(file.load().tokenizer.encode("a\xFFz").size() == 2);  // this vocabulary cannot spell U+FFFD
     const auto end = static_cast<uint32_t>(*file.load().tokenizer.find("<|endoftext|>"));
     file.number("tokenizer.ggml.unknown_token_id", end);
     CHECK(encoded(file.load().tokenizer, "a\xFFz", kPlain) == Pieces{"a", "z"});
@@ -256,7 +255,7 @@ TEST_CASE("a GPT-NeoX file without a pre-tokenizer is cut as GPT-NeoX cuts") {
     auto file = byte_pair_file({"0 0", "00 00"}, {}, "");
     file.without("tokenizer.ggml.pre");
     CHECK(encoded(file.load().tokenizer, "0000", kPlain) ==
-          Pieces{"00", "0", "0"});  // "default" cuts after three
+          Pieces{"00", "0", "0"});  // "default" splits after three digits
     file.string("general.architecture", "gptneox");
     CHECK(encoded(file.load().tokenizer, "0000", kPlain) == Pieces{"0000"});
 }

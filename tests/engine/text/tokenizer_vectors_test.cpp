@@ -1,5 +1,5 @@
-// Token ids against the recorded ones of real vocabularies: ../shared/data/vocab/README.md describes the
-// files.
+// Compares token ids with those recorded from real vocabularies:
+// ../shared/data/vocab/README.md describes the files.
 #include <doctest/doctest.h>
 
 #include <sstream>

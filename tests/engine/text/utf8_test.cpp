@@ -14,7 +14,7 @@ namespace {
 
 const std::string kBad = "\xEF\xBF\xBD";  // U+FFFD
 
-// Fed piece by piece, cut at the given places.
+// Pushes the text in pieces, cut at the given positions.
 template <class Stream>
 std::string feed(const std::string &bytes, const std::vector<size_t> &cuts) {
     Stream stream;
@@ -28,7 +28,7 @@ std::string feed(const std::string &bytes, const std::vector<size_t> &cuts) {
     return result + stream.flush();
 }
 
-// The result must be the same wherever the bytes are cut: whole, once at every place, at every place at once.
+// The result must not depend on the cuts: none, one at every position, all positions at once.
 template <class Stream>
 void check_all_cuts(const std::string &bytes, const std::string &expected) {
     CAPTURE(bytes);
@@ -43,7 +43,7 @@ void check_all_cuts(const std::string &bytes, const std::string &expected) {
 }
 
 std::string random_bytes(std::mt19937 &random, size_t count) {
-    // Bytes that matter in UTF-8 and in escape sequences, more often than others.
+    // Bytes that are significant in UTF-8 and in escape sequences are more frequent.
     static const unsigned char interesting[] = {0x00, 0x1B, 0x7F, 0x80, 0x9B, 0xBF, 0xC0, 0xC1,
                                                 0xC2, 0xDF, 0xE0, 0xED, 0xEF, 0xF0, 0xF4, 0xF5,
                                                 0xFF, '[',  ']',  'm',  '\n', '\t', '\r', 0xA0};

@@ -1,4 +1,4 @@
-// Small GGUF files that hold nothing but a tokenizer, right or wrong, for tests.
+// Makes small GGUF files with only a tokenizer, valid or invalid, for tests.
 #pragma once
 
 #include <functional>
@@ -56,7 +56,7 @@ class VocabularyFile {
         return *this;
     }
 
-    // The bytes must outlive the file, and the file the tokenizer: all three in one.
+    // Keeps all three together: the bytes must outlive the file, and the file the tokenizer.
     struct Loaded {
         GgufBytes bytes;
         gguf::File file;
@@ -71,7 +71,7 @@ class VocabularyFile {
             for (const std::byte b : entry.second.span()) all.put(b);
         return Loaded(std::move(all));
     }
-    // What loading is refused with; empty if it is not.
+    // The error message of loading; empty if it succeeds.
     std::string error() const {
         try {
             load();
@@ -114,7 +114,8 @@ inline VocabularyFile sentencepiece_file(const std::vector<std::string> &pieces)
 }
 inline constexpr text::TokenId kFirstPiece = 3 + 256;  // of sentencepiece_file
 
-// A byte-level BPE vocabulary: printable ASCII and "\u0120" (the blank), what `merges` make, then `controls`.
+// A byte-level BPE vocabulary: printable ASCII and "\u0120" (the blank), the results of
+// `merges`, then `controls`.
 inline VocabularyFile byte_pair_file(const std::vector<std::string> &merges,
                                      const std::vector<std::string> &controls,
                                      std::string_view pre = "gpt-2") {

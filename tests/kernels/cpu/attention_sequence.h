@@ -1,6 +1,6 @@
-// What the tests of attention share: a sequence in a cache whose blocks lie in random order, the ways to run
-// the kernels over it, and what must come out: to the last bit as attention.h defines it, and in double
-// precision.
+// Shared by the tests of attention: a sequence in a cache whose blocks are in random order, the
+// ways to run the kernels over it, and the expected results, to the bit as attention.h defines
+// them and in double precision.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ inline Floats normal(Engine &engine, int64_t n, float scale = 1) {
     return out;
 }
 
-// What the cache will hold of x.
+// The values of x after rounding to the cache's binary16.
 inline Floats rounded_to_half(const Floats &x) {
     std::vector<uint16_t> half(x.size());
     Floats out(x.size());
@@ -73,7 +73,7 @@ inline float e4m3(uint8_t bits) {
     return bits & 0x80 ? -magnitude : magnitude;
 }
 
-// The value of cell and dimension of a page, read as attention_formats.h lays it out.
+// One value of a page, read according to attention_formats.h.
 inline float stored_k(CacheType type, const std::byte *page, int32_t cell, int32_t d) {
     const auto *bytes = reinterpret_cast<const uint8_t *>(page);
     const auto half = [&](int32_t at) { return static_cast<uint16_t>(bytes[at] | bytes[at + 1] << 8); };
@@ -102,8 +102,8 @@ inline float stored_v(CacheType type, const std::byte *page, int32_t dims, int32
     return scale * static_cast<float>((row[block + 2 + i % 16] >> (i < 16 ? 0 : 4) & 15) - 8);
 }
 
-// A sequence in a cache with two K/V heads whose blocks lie in random order among others; what nobody has
-// written holds `stale`. Queries for every cell, for `heads` query heads of K/V head 1.
+// A sequence in a cache with two K/V heads whose blocks are in random order among others; bytes never written
+// are `stale`. Queries for every cell, for `heads` query heads of K/V head 1.
 class Sequence {
   public:
     Sequence(Engine &engine, Shape sizes, uint16_t stale = kHalfNan, float spread = 1) : shape(sizes) {
@@ -169,7 +169,7 @@ class Sequence {
         return tile;
     }
 
-    // What the cache holds of k and v.
+    // The values of k and v in the cache.
     Floats kept_k() const {
         Floats out;
         for (int32_t cell = 0; cell < shape.cells; ++cell)
@@ -206,7 +206,7 @@ struct Free {
     void operator()(float *p) const { std::free(p); }
 };
 
-// Exactly the promised scratch, so that the sanitizers see an access beyond it; full of NaN.
+// Exactly the documented scratch size, so that the sanitizers find accesses beyond it; filled with NaN.
 inline std::unique_ptr<float, Free> scratch_for(const AttentionTile &tile) {
     const size_t floats =
         attention_scratch(tile.pages.head_dim_k, tile.pages.head_dim_v, tile.tokens * tile.heads);
@@ -224,7 +224,7 @@ inline Floats attend(const AttentionKernels &kernels, const Sequence &sequence, 
     return out;
 }
 
-// The same, as if every range were computed by another thread, in descending order.
+// The same, with each range computed separately, in descending order.
 inline Floats attend_in_ranges(const AttentionKernels &kernels, const Sequence &sequence, int32_t cell,
                                int32_t tokens) {
     Floats out(sequence.rows_size(tokens), NAN);
@@ -268,7 +268,7 @@ inline float exponential(float x) {
     return x;
 }
 
-// One row, literally as attention.h defines it: cells [begin, end) of q's sequence.
+// One row, computed literally as attention.h defines it: cells [begin, end) of q's sequence.
 struct Partial {
     float m = -1e30f, l = 0;
     Floats o;

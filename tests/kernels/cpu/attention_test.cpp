@@ -162,7 +162,7 @@ TEST_CASE("attention: what a row does not see does not reach it") {
             clean.append_all(*kernels, engine);
             const Floats expected = attend(*kernels, clean, first, tokens);
 
-            // A later token of the same tile holds NaN and infinities: only rows from there on change.
+            // A later token of the same tile holds NaN and infinities: only rows from there on may change.
             const int32_t poisoned = 133;
             for (int32_t d = 0; d < 64; ++d) {
                 clean.k[static_cast<size_t>(poisoned * 64 + d)] = d % 2 == 0 ? NAN : INFINITY;
@@ -175,9 +175,9 @@ TEST_CASE("attention: what a row does not see does not reach it") {
             CHECK(std::all_of(out.begin() + static_cast<ptrdiff_t>(before), out.end(),
                               [](float x) { return std::isnan(x); }));
 
-            // Blocks that left the window are never looked up.
+            // Blocks outside the window are never read.
             if (window == 0) continue;
-            const int32_t seen = 79;  // the first cell that the tile's first row sees
+            const int32_t seen = 79;  // the first cell visible to the tile's first row
             std::fill(clean.table.begin(), clean.table.begin() + seen / kBlockTokens, 1 << 30);
             CHECK(std::memcmp(attend(*kernels, clean, first, tokens).data(), expected.data(),
                               before * sizeof(float)) == 0);
@@ -191,7 +191,7 @@ TEST_CASE("attention: large and equal scores") {
     sequence.append_all(attention_best(), engine);
     const Floats scalar = attend(attention_scalar(), sequence, 1196, 4);
     CHECK(error_against_reference(sequence, 1196, 4, scalar) <
-          2e-4);  // scores of +-600 keep 4 digits behind the point
+          2e-4);  // scores of +-600 keep 4 decimal digits
     for (const AttentionKernels *kernels : all_kernels()) {
         CAPTURE(kernels->name);
         CHECK(same_bits(attend(*kernels, sequence, 1196, 4), scalar));

@@ -31,7 +31,7 @@ TEST_CASE("attention: K and V in every pair of types, read as the layout says, t
                 sequence.append_all(*kernels, engine);
                 CHECK(same_bits(attend(*kernels, sequence, cell, tokens), expected));
                 CHECK(same_bits(attend_in_ranges(*kernels, sequence, cell, tokens), expected));
-                // Few rows are read in place, many through float32.
+                // Few rows read pages in place, many rows through float32.
                 CHECK(same_bits(attend_one_by_one(*kernels, sequence, cell, tokens), expected));
                 const Floats one = attend(*kernels, sequence, cell, 1);
                 CHECK(std::equal(one.begin(), one.end(), expected.begin()));
@@ -69,7 +69,7 @@ TEST_CASE("attention: numbers that a type cannot hold") {
             const float expected = type == CacheType::FP8 ? kept : given;
             CHECK(sequence.kept_v()[39] == doctest::Approx(expected).epsilon(0.01).scale(1e-20));
         }
-        for (const float broken : {NAN, INFINITY}) {  // shows in what is computed from it
+        for (const float broken : {NAN, INFINITY}) {  // must affect the results
             sequence.v[3] = broken;
             sequence.append(attention_best(), 0, 1);
             CHECK_FALSE(std::isfinite(attend(attention_best(), sequence, 0, 1)[3]));

@@ -1,5 +1,5 @@
-// Whole programs on the CPU: against double precision, and against themselves in every other way of computing
-// them (chunks, batches, threads, instruction sets, scattered pages), bit for bit.
+// Whole programs on the CPU: compared with double precision, and bit for bit with every other way of
+// computing them (chunks, batches, threads, instruction sets, scattered pages).
 #include "kernels/cpu/cpu_backend.h"
 
 #include <doctest/doctest.h>
@@ -273,7 +273,7 @@ TEST_CASE("cpu backend: chunks and threads change no bit of any kind of cache") 
         }
 }
 
-// Tokens 16 apart, whose keys share bytes, in the hands of two threads at the same moment.
+// Tokens 16 apart, whose keys share bytes, computed by two threads at the same time.
 TEST_CASE("cpu backend: threads leave each other's keys alone") {
     const TinyShape shape{.layers = 6, .heads = 1, .kv_heads = 1, .head_dim_k = 128};
     const TinyProgram tiny(shape, 31);
@@ -443,8 +443,8 @@ TEST_CASE("cpu backend: an instruction set that does not exist is refused") {
     unsetenv("RUNNEL_CPU");
 }
 
-// Nothing but embedding, norm and output: still only the rows asked for, no more than the caller has room
-// for.
+// Only embedding, norm and output: still only the requested rows are computed, because the caller's
+// buffer has no space for more.
 TEST_CASE("cpu backend: a program without attention computes only the logits asked for") {
     const TinyProgram tiny({.layers = 0}, 31);
     const std::vector<int32_t> tokens = random_tokens(20, 50, 8);
@@ -456,7 +456,7 @@ TEST_CASE("cpu backend: a program without attention computes only the logits ask
         auto backend = cpu::make_cpu_backend(threads);
         backend->load(tiny.program(), {}, kMaxTokens);
         const std::vector<int32_t> rows = {3, 19};
-        std::vector<float> logits(rows.size() * 50 + 18 * 50, 12345);  // with a margin that must stay
+        std::vector<float> logits(rows.size() * 50 + 18 * 50, 12345);  // with a margin that must not change
         REQUIRE(backend->execute({tokens, positions, {&span, 1}, rows}, std::span(logits).first(100)));
         for (size_t r = 0; r < rows.size(); ++r)
             for (size_t i = 0; i < 50; ++i)
@@ -472,7 +472,7 @@ TEST_CASE("cpu backend: a linear step of any number of parts, several of them ad
     for (Step &step : program.steps) {
         auto *linear = std::get_if<Linear>(&step);
         if (!linear || linear->parts.size() != 2) continue;  // gate and up
-        // Six parts: up to four at a time and one product at a time are what a phase can hold.
+        // Six parts: a phase can have at most four, and at most one with a product buffer.
         const std::vector<Linear::Part> pair = linear->parts;
         for (int copy = 0; copy < 2; ++copy)
             for (Linear::Part part : pair) {

@@ -1,5 +1,5 @@
-// y = W x in every format: the scalar code against a double-precision reference, and every instruction set
-// against the scalar code, bit for bit.
+// y = W x in every format: the scalar code compared with a double-precision reference, and every instruction
+// set with the scalar code, bit for bit.
 #include "kernels/cpu/linear.h"
 
 #include <doctest/doctest.h>
@@ -33,7 +33,7 @@ struct Free {
 };
 using Buffer = std::unique_ptr<std::byte, Free>;
 
-// Exactly `bytes` bytes, so that the sanitizers see an access beyond them.
+// Exactly `bytes` bytes, so that the sanitizers find accesses beyond them.
 Buffer aligned_buffer(size_t bytes) {
     return Buffer(static_cast<std::byte *>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
 }
@@ -92,7 +92,7 @@ bool same_bits(const std::vector<float> &a, const std::vector<float> &b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// What the activation format keeps of x, in double precision, written down independently of the kernels.
+// The values of x in the activation format, in double precision, written independently of the kernels.
 std::vector<double> kept(ActFormat format, const float *x, int64_t cols) {
     std::vector<double> result(x, x + cols);
     if (format == ActFormat::F32) return result;
@@ -183,7 +183,7 @@ TEST_CASE("linear: packing is the same everywhere, at once or in pieces") {
             std::vector<float> x = random_activations(stride * tokens, random);
             x[1] = std::numeric_limits<float>::infinity();
             x[static_cast<size_t>(stride + 2)] = std::numeric_limits<float>::quiet_NaN();
-            for (int64_t k = 0; k < cols; ++k) x[2 * stride + k] *= 1e-37f;  // too small to be kept
+            for (int64_t k = 0; k < cols; ++k) x[2 * stride + k] *= 1e-37f;  // too small to be stored
             for (int64_t k = 0; k < cols; ++k) x[3 * stride + k] *= 1e36f;
             const size_t bytes = packed_bytes(format, cols, tokens);
             const Buffer expected = aligned_buffer(bytes), whole = aligned_buffer(bytes),

@@ -35,7 +35,7 @@ TEST_CASE("the barrier orders the phases, also with more threads than CPUs") {
         Pool pool(threads);
         constexpr int kPhases = 500;
         std::vector<int> phase(static_cast<size_t>(threads),
-                               0);  // unguarded on purpose: the barrier is the guard
+                               0);  // without a lock on purpose: the barrier must order the accesses
         std::atomic<int> violations{0};
         pool.run([&](int thread) noexcept {
             for (int p = 1; p <= kPhases; ++p) {
@@ -87,7 +87,7 @@ TEST_CASE("loops visit every unit once, phase after phase") {
 TEST_CASE("an idle pool burns no CPU and wakes again") {
     Pool pool(2);
     std::atomic<int> calls{0};
-    clockid_t clock{};  // of what the other thread has used
+    clockid_t clock{};  // CPU time of the other thread
     const auto used = [&clock] {
         timespec t{};
         clock_gettime(clock, &t);
@@ -98,7 +98,7 @@ TEST_CASE("an idle pool burns no CPU and wakes again") {
             ++calls;
             if (thread == 1) pthread_getcpuclockid(pthread_self(), &clock);
         });
-        // It spins a moment, then it sleeps: sooner or later nothing more is used.
+        // It spins for a moment, then sleeps: eventually it uses no more CPU time.
         bool idle = false;
         for (int i = 0; i < 1000 && !idle; ++i) {
             const auto before = used();

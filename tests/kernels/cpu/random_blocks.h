@@ -1,4 +1,4 @@
-// Weights for kernel tests: random bytes in every block format, with scales that stay finite and sane.
+// Weights for kernel tests: random bytes in every block format, with finite scales of normal size.
 #pragma once
 
 #include <bit>
@@ -23,7 +23,7 @@ inline const gguf::Type kLinearTypes[] = {
 enum class Fill {
     Random,
     Ones,   // every bit of the weights and of the integer scales set
-    Zeros,  // and none
+    Zeros,  // none of them
 };
 
 // Offsets of the f16 scales in a block; -1 where there is none.

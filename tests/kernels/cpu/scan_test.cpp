@@ -1,5 +1,5 @@
-// The kernels of recurrent steps: against double precision, and bit-equal between instruction sets and however
-// the tokens are divided.
+// The kernels of recurrent steps: compared with double precision, and bit-equal between instruction sets and
+// for any division of the tokens.
 #include "kernels/cpu/scan.h"
 
 #include <doctest/doctest.h>
@@ -53,7 +53,7 @@ void check_close(const Floats &got, const Row &expected, double tolerance) {
     CHECK(worst <= tolerance * std::max(largest, 1.0));
 }
 
-// Lengths that add up to `tokens`.
+// Random lengths that add up to `tokens`.
 std::vector<int64_t> division(std::mt19937 &rng, int64_t tokens) {
     std::vector<int64_t> parts;
     while (tokens > 0) {
@@ -218,7 +218,7 @@ TEST_CASE("scan: Mamba's scan, gates and convolutions") {
             add(bounded, reference::scan_gate({.in = 0, .form = ScanGate::Form::Sigmoid, .bound = -3},
                                               row(raw, cols), biases, std::span(skips).first(1))
                              .decay);
-            // From the kernels' own steps: what is compared here is the scan.
+            // Uses the kernels' own steps, because only the scan is compared here.
             add(out, reference::selective_scan(row(x, cols), row(first_dt, cols), row(b, n), row(c, n), rates,
                                                skips, state));
             if (n >= 2) add(conv, reference::short_conv(step, row(x, cols), weight, biases, window));
@@ -231,7 +231,7 @@ TEST_CASE("scan: Mamba's scan, gates and convolutions") {
     }
 }
 
-// One sequence among others, in any chunks and state slots, rolled back now and then.
+// One sequence among others, in any chunks and state slots, sometimes rolled back.
 TEST_CASE("recurrent steps: same bits whatever the chunks, batch, threads, instruction set and roll-backs") {
     constexpr int32_t kTokens = 70, kSlots = 12, kBlocks = 16;
     for (const char *arch : {"qwen35", "qwen3next-old", "lfm2", "mamba2", "falcon-mamba", "falcon-h1"}) {
@@ -281,7 +281,7 @@ TEST_CASE("recurrent steps: same bits whatever the chunks, batch, threads, instr
                     SequenceSpan span{static_cast<int32_t>(ids.size()), count, from.length, {}};
                     span.tables.assign(groups, tables[s]);
                     span.state = from.state;
-                    // Places that nothing can go back to any more make room.
+                    // Frees states that no rollback can reach.
                     while (kept[s].size() > 3) {
                         if (kept[s][1].state != kNoState) free.push_back(kept[s][1].state);
                         kept[s].erase(kept[s].begin() + 1);

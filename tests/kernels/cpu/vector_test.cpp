@@ -50,7 +50,7 @@ bool same_bits(const Floats &a, const Floats &b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// Lengths around every vector width, and some of models.
+// Lengths around every vector width, and some of real models.
 const std::vector<int64_t> kLengths{1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 100, 255, 288, 2048, 2053};
 
 // Distance in units of the last place of the float nearest to `exact`.
@@ -277,8 +277,8 @@ TEST_CASE("the scalar fused multiply-add rounds once") {
     };
     for (int i = 0; i < 300000; ++i) {
         check(any(), any(), any());
-        // Few mantissa bits (ties), sums of any distance, products that the sum nearly cancels, subnormal
-        // results.
+        // Few mantissa bits (ties), sums of any distance, products that the sum nearly
+        // cancels, subnormal results.
         const float a = near_one(0x7fffff), b = near_one(i % 2 == 0 ? 0x7fffff : 0x7ff000);
         const int shift = static_cast<int>(random.between(-60, 60));
         check(a, b, std::ldexp(near_one(0x7ff000), shift));

@@ -1,4 +1,4 @@
-// What the backend does with a program beside computing it: loads, launches, keeps, and refuses.
+// Everything that the backend does besides computing: loading, launching, freeing and refusing.
 #include "kernels/cuda/cuda_backend.h"
 
 #include <doctest/doctest.h>
@@ -30,7 +30,7 @@ TEST_CASE("cuda backend: weights that several threads read arrive as they are") 
                            46);
     size_t bytes = 0;
     for (const Weight &w : tiny.program().weights) bytes += w.bytes();
-    REQUIRE(bytes > size_t{4} << 20);  // a thread per megabyte, as far as there are CPUs
+    REQUIRE(bytes > size_t{4} << 20);  // one thread per megabyte, limited by the CPUs
     const std::vector<int32_t> tokens = random_tokens(3, 50, 9);
     Runner gpu(cuda::make_cuda_backend(0), tiny.program());
     const Distance d = distance(reference_logits(tiny.program(), tokens), gpu.run(tokens, 3));
@@ -56,21 +56,21 @@ TEST_CASE("cuda backend: launches are counted, those of graphs at every replay")
         if (simt::emulated()) CHECK(counted == static_cast<int64_t>(simt::take_reports().size()));
         return counted;
     };
-    // One token: q, k and v; attention; output; gate and up; down, each of which prepares what the next one
-    // reads. The embedding, the first norm; gathering, quantizing and multiplying the logits' rows.
+    // One token: q, k and v; attention; output; gate and up; down, each of which prepares the input of the
+    // next. Also the embedding and the first norm; gathering, quantizing and multiplying the logits' rows.
     constexpr int64_t kStep = 5 * kLayers + 2 + 3;
     CHECK(launches_of(1, 1) == kStep);
     CHECK(launches_of(3, 1) == 3 * kStep);
-    // Of several, norms have launches of their own,
+    // With several tokens, norms have separate launches;
     CHECK(launches_of(7, 7) == 7 * kLayers + 2 + 3);
-    // of many, all that is quantized. Attention of many appends them and has a kernel of its own; 40 rows of
-    // logits come in three parts.
+    // with many, so has every quantization, attention appends separately and has its own kernel, and 40 rows
+    // of logits are computed in three parts.
     CHECK(launches_of(40, 40) == 11 * kLayers + 2 + 3 * 3);
 }
 
 namespace {
 
-// RUNNEL_CUDA_OFF for a while.
+// Sets RUNNEL_CUDA_OFF in a scope.
 class Without {
   public:
     explicit Without(const char *names) { setenv(cuda::kSwitchesVariable, names, 1); }
@@ -97,7 +97,7 @@ TEST_CASE("cuda backend: the same bits from code for another architecture, and w
         return runner.run(tokens, 1);
     };
     const auto expected = run();
-    // {9, 80}: what the driver of a device of sm_90 makes of PTX for sm_80, without a wait.
+    // {9, 80}: code that a driver for sm_90 compiled from PTX for sm_80, which has no wait.
     for (const auto &[major, code] : {std::pair{9, 80}, {9, 90}, {12, 90}, {8, 80}}) {
         CAPTURE(major);
         CAPTURE(code);
@@ -173,7 +173,7 @@ TEST_CASE("cuda backend: blocks of every type are copied, kept and brought back"
         const Logits2 expected = runner.run(next, 1, 32);
         runner.run(tokens, 32);
         std::vector<std::byte> kept(cache_block_bytes(program, 0, type, type));
-        backend.copy_blocks(0, std::vector<BlockCopy>{{kBlocks - 1, 0}});  // the table's first, and last
+        backend.copy_blocks(0, std::vector<BlockCopy>{{kBlocks - 1, 0}});  // the table's first and last block
         backend.read_block(0, 0, kept);
         runner.run(std::vector<int32_t>(32, 3), 32);
         backend.write_block(0, kBlocks - 1, kept);

@@ -1,4 +1,4 @@
-// One sequence on a backend, and how its logits compare with others.
+// Runs one sequence on a backend and compares its logits with others.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -32,7 +32,7 @@ inline std::vector<int32_t> random_tokens(size_t count, int64_t vocab, uint32_t 
     return tokens;
 }
 
-// One sequence on a backend. Its blocks are handed out backwards, so that pages are not in order.
+// One sequence on a backend. Its blocks are allocated backwards, so that pages are not in order.
 class Runner {
   public:
     Runner(std::unique_ptr<kernels::Backend> backend, const kernels::Program &program,
@@ -78,8 +78,7 @@ inline void check_equal(const Logits2 &a, const Logits2 &b, const std::string &w
     }
 }
 
-// Mean KL divergence of the distributions that logits stand for, in nats; and how often the best token
-// differs.
+// Mean KL divergence between two sets of logits, in nats; and how often the best token differs.
 struct Distance {
     double kl = 0;
     int other_best = 0;

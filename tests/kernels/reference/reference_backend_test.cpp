@@ -1,5 +1,5 @@
-// The reference keeps the contract of every Backend: a token's logits depend on its sequence alone. That they
-// are the right ones is said by other programs' results (tests/engine/model/families_test.cpp).
+// The reference fulfills the contract of a Backend: a token's logits depend only on its sequence. Results of
+// other programs show that they are right (tests/engine/model/families_test.cpp).
 #include "kernels/reference/reference_backend.h"
 
 #include <doctest/doctest.h>
@@ -35,7 +35,7 @@ TinyProgram random_program(uint32_t seed) {
     return {shape, seed};
 }
 
-// Sequences in one cache, each with blocks of its own, fed side by side.
+// Sequences in one cache, each with its own blocks, fed side by side.
 class Runner {
   public:
     Runner(const Program &program, CacheType type = CacheType::F16)
@@ -136,7 +136,7 @@ TEST_CASE("reference: blocks are kept and put back, batches are cancelled, and w
     std::vector<std::byte> kept(cache_block_bytes(tiny.program(), 0, CacheType::BF16, CacheType::BF16));
     runner.backend().read_block(0, runner.table(0)[0], kept);
     const std::vector<float> expected = runner.feed(texts, {1});
-    // The same 32 tokens, from the kept block.
+    // The same 32 tokens, from the saved block.
     Runner other(tiny.program(), CacheType::BF16);
     other.feed(texts, {32});
     other.backend().write_block(0, other.table(0)[0], std::vector<std::byte>(kept.size()));

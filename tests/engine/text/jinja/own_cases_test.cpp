@@ -1,4 +1,4 @@
-// The interpreter against Python's jinja2, with the cases that come with the tests (make_cases.py).
+// Compares the interpreter with Python's jinja2 on the cases of this repository (make_cases.py).
 #include <doctest/doctest.h>
 
 #include <fstream>

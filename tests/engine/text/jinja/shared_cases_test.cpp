@@ -1,4 +1,4 @@
-// The interpreter against Python's jinja2: ../shared/data/chat/README.md.
+// Compares the interpreter with Python's jinja2: ../shared/data/chat/README.md.
 #include <doctest/doctest.h>
 
 #include <fstream>

@@ -78,7 +78,7 @@ void launch_wide(Stream &stream, AttentionParams params, Way way, uint32_t block
     simt::run_kernel(stream, attention_wide_kernel(), {blocks, attention_wide_shared()}, params);
 }
 
-// The output of decode, quantized by the blocks that complete it, against quantizing it afterwards.
+// Compares the output of decode, quantized by the blocks that complete it, with a separate quantization.
 class PreparedOutput {
   public:
     PreparedOutput(Stream &stream, const AttentionParams &params, int32_t tokens)
@@ -136,7 +136,7 @@ reference::Row exact_head(const Problem &p, const float *x, int32_t dim, const s
     return head;
 }
 
-// The queries of a token as the products take them.
+// The queries of a token as the products read them.
 reference::Row exact_queries(const Problem &p, size_t token, int32_t position) {
     const auto &a = p.shape.step;
     const CacheType type = p.shape.k_type;
@@ -153,7 +153,7 @@ reference::Row exact_queries(const Problem &p, size_t token, int32_t position) {
     return q;
 }
 
-// What the batch appends is what it should be, as near as the type allows.
+// Checks the appended cells, to the precision of their type.
 void check_appended(const Problem &p, const Result &result, size_t sequence, int32_t cell, size_t token) {
     const auto &a = p.shape.step;
     for (int32_t head = 0; head < a.kv_heads; ++head) {
@@ -172,7 +172,7 @@ void check_appended(const Problem &p, const Result &result, size_t sequence, int
     }
 }
 
-// [token][heads * dim_v], from what the cache holds afterwards.
+// [token][heads * dim_v], from the cache's content after the run.
 std::vector<reference::Row> exact(const Problem &p, const Result &result) {
     const auto &a = p.shape.step;
     std::vector<reference::Row> rows;
@@ -203,7 +203,7 @@ std::vector<reference::Row> exact(const Problem &p, const Result &result) {
 
 void check_close(const Problem &p, const Result &result) {
     const std::vector<reference::Row> rows = exact(p, result);
-    // p is rounded to 11 (8) bits, q may fall to the other side of a tie; a rotation adds errors up.
+    // p is rounded to 11 (8) bits, q may be rounded to the other side of a tie, and a rotation adds errors.
     const bool coarse =
         p.shape.k_type == CacheType::BF16 || (!p.shape.latent && p.shape.v_type == CacheType::BF16);
     const double tolerance = coarse ? 1.6e-2 : 2.5e-3;
@@ -248,7 +248,7 @@ Problem make_problem(const Shape &shape, uint64_t seed) {
     if (shape.head_norm) p.q_norm = around_one(size(a.head_dim_k)), p.k_norm = around_one(size(a.head_dim_k));
     if (shape.sinks) p.sinks = normals(random, size(a.heads));
     if (shape.factors) p.factors = around_one(tokens);
-    // Blocks in random order; entries beyond a sequence's end are nonsense that must not be used.
+    // Blocks in random order; entries beyond a sequence's end are invalid and must not be used.
     std::vector<int32_t> ids(size(p.blocks));
     std::iota(ids.begin(), ids.end(), 0);
     for (size_t i = ids.size(); i > 1; --i) std::swap(ids[i - 1], ids[random.below(i)]);

@@ -1,5 +1,5 @@
-// Batches of attention for the kernels alone: random problems, their launches on the (emulated) device, and
-// the exact results.
+// Batches of attention for the kernels alone: random problems, their launches on the (emulated)
+// device, and the exact results.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +33,11 @@ struct Shape {
     bool rotates_v() const { return !latent && kernels::rotates_values(v_type); }
 };
 
-// Split: by rows, at 16. Of wide heads: splits side by side, or in order, or the ones that find room.
+// Split: by rows, at 16. For wide heads: all splits side by side, all in order, or
+// as many side by side as fit.
 enum class Way { Decode, Prefill, Split };
 
-// A batch on the host: what goes in, and the exact results.
+// A batch on the host: inputs and exact results.
 struct Problem {
     Shape shape;
     std::vector<float> q, k, v;  // [token][heads][dim]
@@ -58,26 +59,26 @@ struct Result {
     std::vector<simt::LaunchReport> reports;
 };
 
-// attention of so many heads, without anything else
+// attention with this many heads and no other options
 kernels::Attention attention(int32_t heads, int32_t kv_heads, int32_t dim_k, int32_t dim_v);
 kernels::RopeTable rope_table(kernels::RopeTable::Pairs pairs, int32_t rotated);
 
 Problem make_problem(const Shape &shape, uint64_t seed);
 
-// With a cache that is filled already, nothing is appended.
+// If the cache is filled already, nothing is appended.
 Result run(const Problem &problem, Way way, uint32_t blocks = 3, const Result *filled = nullptr);
 
-// The output, and what was appended to the cache, within what rounding explains.
+// Checks the output and the appended cells, within rounding errors.
 void check_close(const Problem &problem, const Result &result);
 
-// The last tokens of the first sequence, whose cells of the others are what a run has left in the cache.
+// The last tokens of the first sequence, with the cells of the others that a run left in the cache.
 Problem tail_of(const Problem &problem, const Result &whole, int32_t past);
 
 // Decode and prefill against the reference, and against each other bit for bit.
 void check_shape(const Shape &shape, uint64_t seed);
 
-// Whatever the kernel, the grid, the order of blocks and what was in the cache before, the same bits.
-// Precondition: the first sequence has 300 tokens, and no past.
+// Checks that the bits do not depend on the kernel, the grid, the order of blocks or the cache's earlier
+// content. Precondition: the first sequence has 300 tokens and no past.
 void check_every_way(const Shape &shape, uint64_t seed);
 
 template <class T>

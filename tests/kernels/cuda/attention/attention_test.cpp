@@ -167,15 +167,15 @@ TEST_CASE("cuda attention: decode reads every K/V byte once") {
         CHECK(traffic.at("out").written == 2 * 8 * 64 * 4);
         CHECK(traffic.at("partial").written == 2 * 2 * 16 * (64 + 2) * 4);  // the long sequence's two splits
     }
-    // A window with sink cells: those, and the window.
+    // A window with sink cells: the runs of both are read.
     Shape shape{attention(8, 2, 64, 64), {{5000, 1}}, {}};
     shape.step.window = 100, shape.step.sink_cells = 4;
     const auto reports = run(make_problem(shape, 61), Way::Decode).reports;
     CHECK(reports[0].traffic.at("K cache").read == (99 + 4) * 2 * 64 * 2);
 }
 
-// The emulator sums products of f16 in one order on all devices, so there the versions for sm_75, which load
-// in another way and need less shared memory, have to give the same bits.
+// The emulator sums products of f16 in one order on all devices, so the versions for sm_75, which load
+// differently and need less shared memory, must give the same bits.
 TEST_CASE("cuda attention: on sm_75 the same, in 64 KB of shared memory") {
     using enum CacheType;
     uint64_t seed = 100;

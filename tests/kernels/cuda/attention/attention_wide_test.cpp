@@ -75,7 +75,7 @@ TEST_CASE("cuda wide attention: random shapes and everything that is done to a h
         if (random.below(2)) {
             shape.rope = rope_table(random.below(2) ? Pairs::Adjacent : Pairs::Halves, 8);
             shape.rope->first =
-                is_latent ? dim_k - 8 : 8;  // the last dimensions, as multi-head latent attention has it
+                is_latent ? dim_k - 8 : 8;  // the last dimensions, as in multi-head latent attention
         }
         shape.step.norm_after_rope = random.below(2) > 0;
         shape.step.softcap = random.below(2) ? 2.5f : 0;
@@ -121,7 +121,7 @@ TEST_CASE("cuda wide attention: what goes side by side, and what in order") {
     const int32_t room = wide_room(128, 1);
     CHECK(room == 8 * 512);
     const auto work = [&](int32_t past, int32_t count) { return wide_work(p, {0, count, past}, room); };
-    CHECK(work(131071, 1).side_by_side);  // one token, as many cells as there is room for
+    CHECK(work(131071, 1).side_by_side);  // one token with the largest number of cells side by side
     CHECK(work(131071, 1).items == room);
     CHECK(!work(131072, 1).side_by_side);
     CHECK(work(131072, 1).items == 8);
@@ -144,7 +144,7 @@ TEST_CASE("cuda wide attention: every K/V byte is read once per tile, of latent 
         Shape mla = latent({attention(32, 1, 96, 64), {{510, 1}, {99, 1}}, {}});
         mla.k_type = type;
         const uint64_t cells = 511 + 100, row = kernels::cache_row_bytes(type, 96);
-        // Scales: once for every 16 bytes of values.
+        // Scales are loaded once for every 16 bytes of values.
         const uint64_t units = type == Q8_0 ? 96 / 16 : type == Q4_0 ? 96 / 32 : 0;
         const uint64_t read = type == Q8_0 || type == Q4_0 ? row - 6 + 2 * units : row;
         const Problem p = make_problem(mla, 280);

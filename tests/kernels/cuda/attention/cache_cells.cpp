@@ -25,7 +25,7 @@ double e4m3(int byte) {
     return byte & 0x80 ? -magnitude : magnitude;
 }
 
-// Where the values of a cell begin, and where its scales do.
+// Offsets of a cell's values and of its scales.
 struct Place {
     size_t values, scales;
 };
@@ -37,7 +37,7 @@ Place place(CacheType type, int32_t dims, size_t page, int32_t index) {
             begin + 32 * (cell_bytes - scale_bytes) + at * scale_bytes};
 }
 
-// Of Q4_0: which byte of a cell has dimension d, and whether in its high half.
+// For Q4_0: the byte of a cell with dimension d, and whether it is in the high nibble.
 size_t nibble_byte(int32_t d) {
     const int nibble = d % 2 * 4 + d % 8 / 2;
     return static_cast<size_t>(d / 8 * 4 + nibble / 2);
@@ -145,7 +145,7 @@ CacheCell read_cell(CacheType type, int32_t dims, const std::vector<unsigned cha
 
 namespace {
 
-// Whether `code` is what x is rounded to, as a multiple of `step`; `largest` of the block.
+// Whether `code` is the rounded value of x as a multiple of `step`; `largest` is that of the block.
 bool is_rounded(CacheType type, int code, double step, double x, double largest) {
     const bool nibbles = type == CacheType::Q4_0;
     const double wanted = std::clamp(x / step, nibbles ? -8.0 : -127.0, nibbles ? 7.0 : 127.0);

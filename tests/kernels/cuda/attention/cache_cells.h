@@ -1,5 +1,5 @@
-// Cells of the device's K/V cache on the host: the layout of kernels/cuda/attention/cache_pages.h, taken apart in the
-// plainest way.
+// Cells of the device's K/V cache on the host: reads and writes the layout of
+// kernels/cuda/attention/cache_pages.h in the plainest way.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ void write_cell(const CacheCell &cell, std::vector<unsigned char> &cache, size_t
 CacheCell read_cell(kernels::CacheType type, int32_t dims, const std::vector<unsigned char> &cache,
                     size_t page, int32_t index);
 
-// Requires the cell to be what these numbers are rounded to (where they lie between two, either).
+// Requires the cell to hold the rounded values of these numbers (either neighbor for a tie).
 void check_cell(const CacheCell &cell, const reference::Row &exact);
 
 }  // namespace runnel::tests

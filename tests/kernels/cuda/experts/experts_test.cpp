@@ -1,4 +1,4 @@
-// Routing and grouping of rows in the emulator: against the CPU's routing and plain lists made here.
+// Routing and grouping of rows in the emulator, compared with the CPU's routing and plain lists.
 #include "kernels/cuda/experts/experts.h"
 
 #include <doctest/doctest.h>
@@ -30,7 +30,7 @@ std::vector<T> values_of(Stream &stream, const DeviceMemory &memory, size_t coun
     return values;
 }
 
-// Few different values, so that ties are frequent; now and then none that can be compared.
+// Few different values, so that ties are frequent; sometimes values that cannot be compared (NaN).
 std::vector<float> random_logits(size_t count, std::mt19937 &random) {
     std::vector<float> logits(count);
     for (float &l : logits) {

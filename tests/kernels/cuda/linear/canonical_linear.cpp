@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint16_t kHalfZero = 0, kHalfOne = 0x3c00;
 
-// What the weights of the formats with codebooks are multiples of, as parts of d.
+// The unit of codebook weights, as a fraction of d.
 int parts_of(gguf::Type type) {
     switch (type) {
         case gguf::Type::IQ1_S:
@@ -35,8 +35,8 @@ int parts_of(gguf::Type type) {
     }
 }
 
-// The integers behind a block's weights: dequantized with its float scales replaced by 0 or 1 (MXFP4's
-// exponent by that of 1, NVFP4's scales by 2, of which it takes half), which no rounding touches.
+// The integers of a block's weights: dequantized with its float scales replaced by 0 or 1 (MXFP4's exponent
+// by that of 1, NVFP4's scales by 2, which it halves), without any rounding.
 std::vector<int32_t> integers(gguf::Type type, std::span<const std::byte> block, uint16_t first,
                               uint16_t second) {
     std::vector<std::byte> changed(block.begin(), block.end());
@@ -67,7 +67,7 @@ float dot(const std::vector<int32_t> &w, const QuantizedRow &x, size_t at) {
     return static_cast<float>(sum);
 }
 
-// Blocks of 32: b of one block after another.
+// Blocks of 32: adds one block to b.
 float add_group(gguf::Type type, std::span<const std::byte> block, const QuantizedRow &x, size_t at,
                 float b) {
     const ScaleOffsets offsets = scale_offsets(type);
@@ -112,7 +112,7 @@ float super_block(gguf::Type type, std::span<const std::byte> block, const Quant
         minimum = integers(type, block, kHalfZero, kHalfOne);
         for (int32_t &m : minimum) m = -m;
     }
-    // What a group's integers have in common, its scale at least, goes to d instead: both are exact.
+    // Moves the common factor of a group's integers, at least its scale, to d: both are exact.
     const float d = super_scale(type, block);
     const size_t size = kernels::cuda::has_groups_of_16(kernels::cuda::tile_format(type)) ? 16 : 32;
     float b = 0;
@@ -159,7 +159,7 @@ float float_range(const std::vector<float> &w, std::span<const float> x, int64_t
 }
 
 // F16 and BF16: 16 columns at a time, in the order in which the emulator sums them: column 16 i + 4 t + 2 h
-// before 16 i + 4 t + 2 h + 1, for all t of h = 0 before those of h = 1.
+// before 16 i + 4 t + 2 h + 1, all t of h = 0 before those of h = 1.
 float half_range(const std::vector<float> &w, const HalvedRow &x, int64_t begin, int64_t end) {
     float c = 0;
     const auto last = static_cast<size_t>(std::min<int64_t>(256 * end, static_cast<int64_t>(w.size())));
@@ -171,7 +171,7 @@ float half_range(const std::vector<float> &w, const HalvedRow &x, int64_t begin,
     return c * x.scale;
 }
 
-// A row of F16 or BF16, and of BF16 what it is divided by to be numbers of binary16.
+// A row of F16 or BF16 as binary16 numbers, and the divisor of a BF16 row.
 std::vector<float> as_halves(gguf::Type type, std::vector<float> w, float &factor) {
     factor = 1;
     if (type != gguf::Type::BF16) return w;
@@ -212,7 +212,7 @@ double rounding_bound(gguf::Type type, std::span<const float> w, std::span<const
     double size = 0, noise = 0;
     for (size_t k = 0; k < w.size(); ++k) {
         const double product = static_cast<double>(w[k]) * static_cast<double>(x[k]);
-        // Of 11 bits of each number; or of the group's steps.
+        // Of 11 bits of each number, or of the group's steps.
         const double step = gguf::traits(type).quantized
                                 ? static_cast<double>(w[k]) * static_cast<double>(q.scale[k / 256])
                                 : product * 0x1p-10;

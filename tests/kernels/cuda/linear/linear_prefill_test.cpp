@@ -1,5 +1,5 @@
-// The kernel for many tokens in the emulator: bit for bit what the kernel for few computes, which linear_test
-// holds against the canonical order and double precision.
+// The prefill kernel in the emulator: bit for bit equal to the kernel for few tokens, which linear_test
+// compares with the canonical order and double precision.
 #include "kernels/cuda/linear/linear_prefill.h"
 
 #include <doctest/doctest.h>
@@ -24,7 +24,7 @@ namespace {
 
 enum class By { Few, Many };
 
-// A launch with the kernel for few tokens, in slices or groups, or with that for many.
+// Runs the kernel for few tokens, in slices or groups, or the prefill kernel.
 void multiply(Stream &stream, By kernel, gguf::Type type, const LinearParams &p, uint32_t grid,
               int32_t slice = kPrefillTokens) {
     const TileFormat format = tile_format(type);
@@ -104,7 +104,7 @@ TEST_CASE("cuda prefill: sums of a group are exact at their largest, those of mi
         std::mt19937 random(47);
         for (const tests::Fill fill : {tests::Fill::Ones, tests::Fill::Zeros}) {
             const Matrix matrix(stream, type, 16, 512, random, fill);
-            std::vector<float> x(8 * 512);  // all of a token's as large as they can be
+            std::vector<float> x(8 * 512);  // all values of a token as large as possible
             for (size_t i = 0; i < x.size(); ++i) x[i] = i / 512 % 2 == 0 ? 3.0f : -0.1f;
             const Input input(stream, x, 512, 8);
             const std::vector<float> expected = canonical(matrix, input, 8);
@@ -230,7 +230,7 @@ TEST_CASE("cuda prefill: weights are read once per 48 tokens, activations once p
     Stream stream;
     std::mt19937 random(41);
     for (const gguf::Type type : tests::kLinearTypes) {
-        if (!gguf::traits(type).quantized) continue;  // read through L1, which is not counted here
+        if (!gguf::traits(type).quantized) continue;  // read through L1, which is not counted
         CAPTURE(gguf::traits(type).name);
         const Matrix matrix(stream, type, 288, 256, random);
         const Input input(stream, random_activations(80 * 256, random), 256, 80);
@@ -241,7 +241,7 @@ TEST_CASE("cuda prefill: weights are read once per 48 tokens, activations once p
         CHECK(reports[0].traffic.at("weights").read == 2 * matrix.tiles.size());
         CHECK(reports[0].traffic.at("weights").streamed == 0);
         const bool sums = has_minimum(tile_format(type)), of_16 = has_groups_of_16(tile_format(type));
-        // Scales come four at a time.
+        // Scales are read four at a time.
         const uint64_t row = 2 * 256 + 4 * 4 + (sums ? of_16 ? 64 : 32 : 0);
         CHECK(reports[0].traffic.at("activations").read == 2 * 80 * row);
     }

@@ -27,7 +27,7 @@ DeviceMemory upload(Stream &stream, const std::vector<T> &values, const char *na
     DeviceMemory memory(std::max<size_t>(values.size() * sizeof(T), 16), name);
     name_region(memory.data(), memory.size(), name, region);
     if (!values.empty()) stream.copy_to_device(memory.data(), values.data(), values.size() * sizeof(T));
-    stream.wait();  // the values may be gone after this call
+    stream.wait();  // the values may be freed after this call
     return memory;
 }
 

@@ -34,7 +34,7 @@ Rows random_rows(testing::Random &random, int32_t width, int32_t rows) {
     return r;
 }
 
-// What the device wrote, as plain numbers.
+// The device's output as plain numbers.
 struct Quantized {
     std::vector<float> codes;  // [row][k]
     std::vector<float> scales;
@@ -46,19 +46,19 @@ struct Quantized {
 
 constexpr ActivationForms kBoth{true, true};
 
-// Integers only of widths that are multiples of 32.
+// Integers need widths that are multiples of 32.
 Quantized run(const Rows &r, bool norm, float eps, ActivationForms forms = kBoth) {
     forms.integers = forms.integers && r.width % 32 == 0;
     Stream stream;
     const int32_t row_floats = (r.width + 3) / 4 * 4;
-    std::vector<float> rows(static_cast<size_t>(row_floats * r.rows), NAN);  // between rows is anything
+    std::vector<float> rows(static_cast<size_t>(row_floats * r.rows), NAN);  // with undefined padding
     for (int row = 0; row < r.rows; ++row)
         std::copy_n(r.x.begin() + row * r.width, r.width, rows.begin() + row * row_floats);
     const simt::Buffer<float> x(stream, rows, "x"), weight(stream, r.weight, "norm weight", Region::Weights);
     const auto bytes = static_cast<size_t>(activation_bytes(r.width, r.rows, forms));
     const simt::Buffer<std::byte> memory(stream, bytes, "activations");
     const simt::Buffer<float> normed(stream, rows.size(), "normed");
-    // Bytes between the rows, which are not written.
+    // Bytes between the rows, which must not be written.
     stream.fill(memory.data(), 0, bytes);
     const Activations out = place_activations(memory.data(), r.width, r.rows, forms);
     simt::run_kernel(
@@ -94,7 +94,7 @@ Quantized run(const Rows &r, bool norm, float eps, ActivationForms forms = kBoth
     return q;
 }
 
-// Of groups of `size` values: two numbers per sum, in every block of 256, whole or not.
+// Groups of `size` values: two numbers per sum, in every block of 256, whole or not.
 void check_sums(const Rows &r, const Quantized &q, const std::vector<float> &sums, int size) {
     const int blocks = (r.width + 255) / 256, groups = 256 / size;
     REQUIRE(sums.size() == static_cast<size_t>(r.rows * blocks * 2 * groups));
@@ -148,7 +148,7 @@ TEST_CASE("cuda quantize: halves are the values to 11 bits, at any width") {
             CAPTURE(width);
             CAPTURE(norm);
             Rows r = random_rows(random, width, 1 + static_cast<int32_t>(random.below(3)));
-            // Squares stay within float32.
+            // Exponents for which the squares stay within float32.
             const int reach = norm ? 30 : 90;
             const float size = std::ldexp(1.0f, static_cast<int>(random.below(2 * reach)) - reach);
             for (float &v : r.x) v *= size;
@@ -164,7 +164,7 @@ TEST_CASE("cuda quantize: halves are the values to 11 bits, at any width") {
                 CHECK(largest / scale <= 0x1p15 * (1 + 1e-6));
                 for (size_t k = 0; k < y.size(); ++k) {
                     const double value = scale * static_cast<double>(q.halves[offset + k]);
-                    // Half a unit in the last place, down to the subnormal ones; and what the norm rounds.
+                    // Half a unit in the last place, down to subnormals; plus the rounding of the norm.
                     REQUIRE(std::abs(value - y[k]) <= std::abs(y[k]) * (0x1p-11 + 1e-6) + scale * 0x1p-25);
                 }
             }
@@ -191,7 +191,7 @@ TEST_CASE("cuda quantize: a row's bits do not depend on the rows beside it or th
 
 TEST_CASE("cuda quantize: zeros, tiny values and NaN") {
     Rows r{512, 1, std::vector<float>(512, 0.0f), std::vector<float>(512, 1.0f)};
-    r.x[300] = 1e-38f;  // the second group is as good as zero
+    r.x[300] = 1e-38f;  // the second group is practically zero
     Quantized q = run(r, false, 0);
     CHECK(q.scales[0] == 0.0f);
     CHECK(q.scales[1] == 0.0f);
@@ -206,7 +206,7 @@ TEST_CASE("cuda quantize: zeros, tiny values and NaN") {
     CHECK(std::isnan(q.half_scales[0]));
     r.x[5] = -std::numeric_limits<float>::infinity();
     CHECK(std::isnan(run(r, false, 0).half_scales[0]));
-    r.x[5] = 3.0e38f;  // and the largest there is, beside the smallest
+    r.x[5] = 3.0e38f;  // the largest number beside the smallest
     q = run(r, false, 0);
     CHECK(q.halves[5] * 0x1p-14f * (q.half_scales[0] * 0x1p14f) == doctest::Approx(3.0e38f).epsilon(1e-3));
     CHECK(q.halves[300] == 0.0f);

@@ -1,4 +1,4 @@
-// Weights read back out of tiles, one at a time, by the description at the head of kernels/cuda/linear/tiles.h: an
+// Reads weights back from tiles, one at a time, following the description in kernels/cuda/linear/tiles.h: an
 // independent inverse of repack.h.
 #pragma once
 
@@ -76,7 +76,7 @@ class TileReader {
                 return std::ldexp(1.0f, p.block[8 * p.row + group] - 128) *
                        static_cast<float>(gguf::kMXFP4Values[this->code(row, col)]);
             case TileFormat::NVFP4: {
-                const uint8_t bits = p.block[16 * p.row + p.k / 16];  // 0x7f: 240, which ggml means by 0xff
+                const uint8_t bits = p.block[16 * p.row + p.k / 16];  // 0x7f is 240; ggml writes 0xff
                 return 0.5f * gguf::ue4m3_to_f32(bits == 0x7f ? 0xff : bits) *
                        static_cast<float>(gguf::kMXFP4Values[this->code(row, col)]);
             }
@@ -129,7 +129,7 @@ class TileReader {
         const int i = p.k % 4, group = p.k / 32, t = p.k % 16 / 4;
         const int a = p.r + 2 * (p.k % 32 / 16), lane = 4 * p.g + t, g16 = p.k / 16;
         const uint8_t *high = p.block + p.layout.high;
-        // Read where the format has them.
+        // Called for formats that have nibbles.
         const auto nibble = [&] {
             return p.main[group / 2 * 512 + lane * 16 + a * 4 + i] >> (group % 2 * 4) & 15;
         };
@@ -172,7 +172,7 @@ class TileReader {
         const int in = static_cast<int>(row % 16);
         return {block, block + layout.side, layout, static_cast<int>(col % 256), in, in % 8, in / 8};
     }
-    // Byte k of the entry, and what is done to it.
+    // Byte k of the entry, with its signs applied.
     float codebook_value(const Place &p) const {
         using kernels::cuda::TileFormat;
         const int t = p.k % 16 / 4, lane = 4 * p.g + t, chunk = p.k / 64, s = p.k / 32 % 2, i = p.k % 4;

@@ -40,7 +40,7 @@ TEST_CASE("cuda tiles: planes are aligned, and no larger than the weights in the
         CAPTURE(gguf::traits(type).name);
         REQUIRE(has_tiles(type));
         const auto raw = static_cast<int64_t>(16 * gguf::row_bytes(type, 256));
-        // Those that become another format, and those that keep all signs.
+        // Types that become another format, and those that store all signs.
         constexpr std::pair<gguf::Type, int64_t> kRicher[] = {
             {gguf::Type::TQ1_0, 84},    {gguf::Type::TQ2_0, 84},         {gguf::Type::IQ1_S, 58},
             {gguf::Type::IQ1_M, 58},    {gguf::Type::IQ2_XXS, 70},       {gguf::Type::IQ2_XS, 78},
@@ -81,7 +81,7 @@ TEST_CASE("cuda tiles: every weight comes back, to the bit, and padding is zero"
                     for (int64_t c = 0; c < col_chunks(cols) * 64; ++c) {
                         const float value = reader.value(r, c);
                         const bool inside = r < rows && c < cols;
-                        // -0 and 0 are the same weight: minimums subtract 0 in one and not in the other.
+                        // -0 and 0 are the same weight: formats with minimums subtract 0, the others do not.
                         wrong += value != (inside ? expected[static_cast<size_t>(r * cols + c)] : 0.0f);
                     }
                 CHECK(wrong == 0);

@@ -1,5 +1,5 @@
-// What only a device can say, asked of it: one line and verdict each (scripts/gpu-check shows them, where
-// RUNNEL_DOUBTS is set). In the emulator the questions are asked, too; its times mean nothing.
+// Questions that only a device can answer, with one line and verdict each (scripts/gpu-check prints them if
+// RUNNEL_DOUBTS is set). The emulator runs them, too, but its times are meaningless.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ double seconds(Stream &stream, F work) {
     return best;
 }
 
-// A chain of launches, each of which adds one to what the one ahead has written.
+// A chain of launches, each of which adds one to the result of the previous one.
 class Chain {
   public:
     struct Options {
@@ -73,7 +73,7 @@ class Chain {
         for (int i = 0; i < 2; ++i) values_.emplace_back(stream, std::span(zeros).first(count), "values");
         for (const bool large : {false, true})
             prepare(step_kernel(large, false).handle, large ? kLargeShared : 0);
-        // Of these, the driver chooses the division.
+        // For these kernels, the driver chooses the division of L1 and shared memory.
         const char *before = std::getenv(kSwitchesVariable);
         const std::string kept = before ? before : "";
         setenv(kSwitchesVariable, "carveout", 1);
@@ -96,7 +96,7 @@ class Chain {
                     options.spins, options.late_trigger});
         }
     }
-    // Seconds of a launch; of the last run, whether every value is right.
+    // Seconds per launch; also whether every value of the last run is right.
     double time(const Options &options) {
         Graph graph;
         if (options.graph) {
@@ -213,8 +213,8 @@ TEST_CASE("doubts: the cost of a barrier of the grid") {
 TEST_CASE("doubts: whether a product with zero moves what an mma adds") {
     Stream stream;
     prepare(alignment_kernel().handle, 0);
-    // Row 0 of A: 2^-12 in column 0, zero in column 1; of B 2^-12 and `beside` there. The sum is 2^-24 if the
-    // second product counts for nothing, as attention has it of cells that it does not see.
+    // Row 0 of A: 2^-12 in column 0, zero in column 1; B: 2^-12 and `beside` in these. The sum is 2^-24 if
+    // the second product contributes nothing, as attention requires for cells that are not visible.
     const auto sum = [&](float beside, float zero) {
         const auto half = [](float x) { return uint32_t{gguf::f32_to_f16(x)}; };
         std::vector<uint32_t> a(128, 0), b(64, 0);

@@ -1,5 +1,5 @@
 // The inline assembly of device_nvcc.h, which the emulator does not run: every statement with its operands
-// put in, against what the PTX ISA says of their order. Change both or none.
+// substituted, compared with the operand order of the PTX ISA. Change both or neither.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ std::string without_spaces(const std::string &text) {
     return result;
 }
 
-// From the bracket that opens at text[at] to the one that closes it, both left out.
+// The text between the bracket that opens at text[at] and the one that closes it.
 std::string in_brackets(const std::string &text, size_t at) {
     int depth = 0;
     bool quoted = false;
@@ -35,8 +35,8 @@ std::string in_brackets(const std::string &text, size_t at) {
     return "";
 }
 
-// All string literals before the first colon outside of them, as one; and the expressions behind
-// constraints.
+// All string literals before the first colon outside of them, concatenated; and the
+// expressions of the constraints.
 struct Statement {
     std::string code;
     std::vector<std::string> operands;
@@ -54,7 +54,7 @@ struct Statement {
             i += operands.back().size() + 2;
         }
     }
-    // With operands in the places of %0, %1, ...
+    // The statement with operands in the places of %0, %1, ...
     std::string filled() const {
         std::string result;
         for (size_t i = 0; i < code.size(); ++i) {
@@ -76,8 +76,8 @@ std::vector<std::string> statements(const std::string &source) {
     for (size_t at = source.find("asm"); at != std::string::npos; at = source.find("asm", at + 1)) {
         const size_t open =
             source.find_first_not_of(' ', source.compare(at, 12, "asm volatile") == 0 ? at + 12 : at + 3);
-        if (open == std::string::npos || source[open] != '(') continue;  // a word of a comment
-        // (Strings that touch are one: "a" "b".)
+        if (open == std::string::npos || source[open] != '(') continue;  // part of a comment
+        // (Adjacent string literals are concatenated: "a" "b".)
         const Statement statement(in_brackets(source, open));
         if (!statement.code.empty()) all.push_back(statement.filled());
     }

@@ -1,4 +1,4 @@
-// Matrix kernels that quantize their output for the launch after them: the same bytes as a launch of its own.
+// Matrix kernels that quantize their output for the next launch write the same bytes as a separate launch.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -15,8 +15,8 @@ using namespace runnel::tests::device;
 
 namespace {
 
-// The output of a launch, and room for its prepared rows and the normalized ones: once by the launch itself,
-// once afterwards.
+// The output of a launch, with buffers for its prepared and normalized rows: one set written by the launch
+// itself, one by a separate launch.
 struct Prepared {
     Prepared(Stream &stream, int64_t rows, int tokens, ActivationForms which)
         : forms(which),
@@ -62,7 +62,8 @@ TEST_CASE("cuda prepare: the block that completes outputs quantizes them as a la
         ActivationForms forms;
         bool norm, gate;
     };
-    // Groups of 256 of any number of tokens; whole rows, for a norm or for halves, of one. W = 8, 2 and 1.
+    // Groups of 256 for any number of tokens; whole rows, for a norm or for halves, for
+    // one token. W = 8, 2 and 1.
     for (const Case &c : {Case{gguf::Type::Q4_K, 608, 2048, 1, {true, false}, false, true},
                           {gguf::Type::Q8_0, 800, 512, 3, {true, false}, false, false},
                           {gguf::Type::Q6_K, 256, 256, 8, {true, false}, false, true},

@@ -1,4 +1,4 @@
-// What the backend builds on: kernels/cuda/runtime/runtime.h, on the emulator and on a real device.
+// The interface below the backend, kernels/cuda/runtime/runtime.h, on the emulator and on a real device.
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,5 @@
-// Whole programs on the emulated device: against double precision and the CPU, and against themselves in
-// every other way of computing them, bit for bit.
+// Whole programs on the emulated device: compared with double precision and the CPU, and bit for bit with
+// every other way of computing them.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -85,7 +85,7 @@ TEST_CASE("cuda backend: tiny programs in every format agree with double precisi
 
 TEST_CASE("cuda backend: logits depend on neither chunks, nor graphs replayed, nor the order of threads") {
     const std::vector<int32_t> tokens = random_tokens(45, 50, 3);
-    // What one kernel prepares for the next one depends on the tokens and on the shape.
+    // Which kernel prepares the input of the next one depends on the number of tokens and on the shape.
     for (const TinyShape &shape : {TinyShape{.heads = 6, .kv_heads = 2, .type = gguf::Type::Q4_0},
                                    TinyShape{.width = 288,
                                    .feed_forward = 544,
@@ -112,8 +112,8 @@ TEST_CASE("cuda backend: logits depend on neither chunks, nor graphs replayed, n
     simt::settings() = {};
 }
 
-// Mixtures of experts in the manner of Mixtral, Qwen3, gpt-oss, DeepSeek and Llama 4, and the formats whose
-// kernels differ.
+// Mixtures of experts like those of Mixtral, Qwen3, gpt-oss, DeepSeek and Llama 4, and the
+// formats whose kernels differ.
 TEST_CASE("cuda backend: experts agree with double precision, whatever the chunks") {
     using Score = Routing::Score;
     const struct {
@@ -167,7 +167,7 @@ TEST_CASE("cuda backend: experts agree with double precision, whatever the chunk
         const Logits2 by_cpu = cpu.run(tokens, 36);
         std::vector<reference::Row> of_cpu;
         for (const auto &row : by_cpu) of_cpu.push_back(reference::to_row(row));
-        // The CPU's activations of 8 bits choose another expert now and then: that is not the GPU's error.
+        // The CPU's 8-bit activations sometimes choose another expert, which is not an error of the GPU.
         CHECK(distance(of_cpu, whole).kl < 1e-3 + 2 * distance(expected, by_cpu).kl);
         simt::settings().seed = 7;
         for (const size_t chunk : {size_t{5}, size_t{33}})
@@ -176,7 +176,7 @@ TEST_CASE("cuda backend: experts agree with double precision, whatever the chunk
     }
 }
 
-// In the manner of GPT-2, OLMo 2 and Falcon: what is not in a llama.
+// Features of GPT-2, OLMo 2 and Falcon that a llama does not have.
 TEST_CASE("cuda backend: norms, positions and activations of every kind agree with double precision") {
     const TinyProgram tiny({.layers = 1, .bias = true, .type = gguf::Type::Q8_0}, 53);
     for (const Gate::Act act : {Gate::Act::GeluErf, Gate::Act::GeluTanh, Gate::Act::ReluSquared}) {
@@ -199,13 +199,13 @@ TEST_CASE("cuda backend: norms, positions and activations of every kind agree wi
             if (norm) norm->kind = Norm::Kind::Layer, norm->bias = floats(1, 64);
             steps.push_back(step);
             if (norm == nullptr) continue;
-            // Behind it one of pieces, one that adds what it was given, and one without weights.
+            // After it: one with parts, one with an add, and one without weights.
             const Slot slot = norm->out;
             using Kind = Norm::Kind;
             steps.push_back(Norm{slot, slot, floats(1, 16), 1e-5f, Kind::Rms, kNoWeight, kNoSlot, 4});
             steps.push_back(Norm{slot, slot, floats(1, 64), 1e-5f, Kind::Layer, kNoWeight, slot, 2});
             steps.push_back(Norm{slot, slot, kNoWeight, 1e-5f});
-            // With a factor: alone, and on what it adds as well.
+            // With a scale: alone, and together with an add.
             steps.push_back(
                 Norm{.in = slot, .out = slot, .weight = floats(1, 64), .eps = 1e-5f, .scale = 0.75f});
             steps.push_back(Norm{
@@ -252,7 +252,7 @@ TEST_CASE("cuda backend: several sequences in a batch, each as by itself, and on
 
 namespace {
 
-// The text that greedy decoding gives: `count` tokens behind a prompt.
+// The text of greedy decoding: `count` tokens after a prompt.
 std::vector<int32_t> greedy(Runner &runner, std::vector<int32_t> prompt, int count) {
     std::vector<int32_t> text;
     Logits2 logits = runner.run(prompt, prompt.size());
@@ -265,7 +265,7 @@ std::vector<int32_t> greedy(Runner &runner, std::vector<int32_t> prompt, int cou
     return text;
 }
 
-// Attention with all that it offers but what the GPU has no kernels for.
+// Attention with all of its options except those without GPU kernels.
 Program with_attention_options(const TinyProgram &tiny, bool temperature, bool chunked) {
     Program program = tiny.program();
     for (Step &step : program.steps)
@@ -327,7 +327,7 @@ TEST_CASE("cuda backend: sinks, temperature, chunks and shared keys and values a
         if (auto *a = std::get_if<Attention>(&step)) a->window = 11, a->sink_cells = 3;
     compare(sinks, CacheType::F16);
     compare(sinks, CacheType::Q8_0);
-    // The second layer reads what the first has put into the cache.
+    // The second layer reads the cells that the first has appended.
     Program shared = tiny.program();
     bool first = true;
     for (Step &step : shared.steps)
@@ -358,7 +358,7 @@ TEST_CASE("cuda backend: latent layers and wide heads agree with double precisio
         {.layers = 1, .heads = 6, .kv_heads = 1, .head_dim_k = 40, .head_dim_v = 32, .head_norm = true}, 61);
     for (const auto &[k, v] : {std::pair{F16, F16}, {Q8_0, Q8_0}, {Q4_0, F16}})
         compare(with_latents(latent), k, v);
-    // As Gemma 4's full layers are, with a second one that reads the cells of the first.
+    // Like Gemma 4's full layers, with a second layer that reads the cells of the first.
     const TinyProgram wide({.heads = 2, .kv_heads = 1, .head_dim_k = 264, .head_dim_v = 272}, 62);
     Program shared = wide.program();
     bool first = true;
@@ -378,8 +378,8 @@ TEST_CASE("cuda backend: branches of latent layers read the cells they share wit
     Runner alone(cuda::make_cuda_backend(0), program);
     const Logits2 expected = alone.run(text, 40);
 
-    // 34 cells in the cache of both; of the 6 tokens behind them the branch shares 2 and goes on with the
-    // 3rd.
+    // Both have 34 cells in the cache; of the 6 tokens after them the branch shares 2 and continues
+    // differently from the 3rd.
     const auto backend = cuda::make_cuda_backend(0);
     backend->load(program, {{kBlocks}}, kMaxTokens);
     const std::vector<BlockId> trunk = {5, 2}, branch = {5, 9};

@@ -39,7 +39,7 @@ Logits random_logits(testing::Random &random, int32_t rows, int32_t vocab, bool 
     return l;
 }
 
-// Tokens of a row, first to last, by the order of select.h.
+// The tokens of a row in the order of select.h.
 std::vector<int32_t> sorted(const Logits &l, int32_t row) {
     std::vector<int32_t> tokens(static_cast<size_t>(l.vocab));
     for (int32_t i = 0; i < l.vocab; ++i) tokens[static_cast<size_t>(i)] = i;

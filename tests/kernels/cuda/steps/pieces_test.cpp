@@ -1,5 +1,5 @@
-// Steps on pieces of rows, in the emulator: random programs that fill slots, work on their pieces and hand
-// them out.
+// Steps on slices of rows, in the emulator: random programs that fill slots, process slices
+// of them and copy them out.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -33,8 +33,8 @@ int64_t between(std::mt19937 &random, int64_t least, int64_t most) {
     return least + static_cast<int64_t>(random() % static_cast<uint32_t>(most - least + 1));
 }
 
-// A program without a cache. Every slot is filled with a row of its own table per token, and handed out at
-// the end.
+// A program without a cache. Every slot is filled from a table of its own, one row per
+// token, and read at the end.
 class PiecesProgram {
   public:
     Slot slot(int64_t width, std::mt19937 &random) {
@@ -56,7 +56,7 @@ class PiecesProgram {
         program_.weights.push_back(weight);
         return static_cast<WeightId>(program_.weights.size() - 1);
     }
-    // The matrices' bytes as files have them.
+    // Random matrices as bytes in the file's layout.
     WeightId matrices(gguf::Type type, int64_t count, int64_t rows, int64_t cols, std::mt19937 &random) {
         bytes_.push_back(std::make_shared<const std::vector<std::byte>>(
             tests::random_weights(type, count * rows, cols, random)));
@@ -66,7 +66,7 @@ class PiecesProgram {
     void step(const Step &step) { program_.steps.push_back(step); }
 
     int64_t width(Slot slot) const { return program_.slots[static_cast<size_t>(slot)].width; }
-    // What the tables put into the slots.
+    // The initial content of the slots.
     std::vector<Rows> filled(const std::vector<int32_t> &tokens) const {
         std::vector<Rows> slots;
         for (size_t s = 0; s < tables_.size(); ++s) {
@@ -101,7 +101,7 @@ class OnDevice {
     explicit OnDevice(Program program) : program_(std::move(program)), backend_(cuda::make_cuda_backend(0)) {
         backend_->load(program_, {}, kMaxTokens);
     }
-    // What is in the slots behind the program's steps, of tokens that come in chunks.
+    // The content of the slots after the program's steps, for tokens that arrive in chunks.
     std::vector<Rows> execute(const std::vector<int32_t> &tokens, size_t chunk) {
         std::vector<Rows> slots(program_.slots.size());
         for (size_t at = 0; at < tokens.size(); at += chunk) {
@@ -132,12 +132,12 @@ std::vector<int32_t> random_tokens(int64_t count, std::mt19937 &random) {
     return tokens;
 }
 
-// `count` pieces of `width` that fit into a row of `row` floats. apart: they do not overlap.
+// `count` slices of `width` floats within a row of `row` floats. apart: they do not overlap.
 Pieces random_pieces(int64_t row, int64_t count, int64_t width, bool apart, std::mt19937 &random) {
     const int64_t most = count == 1 ? 0 : (row - width) / (count - 1);
     const int64_t stride = between(random, apart && count > 1 ? width : 0, most);
     const int64_t span = (count - 1) * stride + width, first = between(random, 0, row - span);
-    // Now and then from the last piece to the first.
+    // Sometimes from the last slice to the first.
     if (random() % 4 == 0) return {first + (count - 1) * stride, -stride};
     return {first, stride};
 }
@@ -194,11 +194,11 @@ TEST_CASE("cuda pieces: copies share a launch where none needs another's result,
     const Slot q = pieces.slot(4 * 96, random), latent = pieces.slot(128, random),
                turned = pieces.slot(32, random), query = pieces.slot(4 * 160, random),
                key = pieces.slot(160, random);
-    // As multi-head latent attention puts queries and keys together.
+    // As multi-head latent attention assembles queries and keys.
     pieces.step(Copy{q, query, {64, 96}, {128, 160}, 4, 32});
     pieces.step(Copy{latent, key, {}, {}, 1, 128});
     pieces.step(Copy{turned, key, {}, {128, 0}, 1, 32});
-    pieces.step(Copy{key, query, {}, {0, 160}, 4, 128});  // reads what the ones before have written
+    pieces.step(Copy{key, query, {}, {0, 160}, 4, 128});  // reads the output of the previous ones
     const Program program = pieces.finished();
     const cuda::Plan plan = cuda::plan(program);
     std::vector<size_t> sizes;
@@ -218,7 +218,7 @@ TEST_CASE("cuda pieces: copies share a launch where none needs another's result,
 
 namespace {
 
-// W_i of `type`, random sizes and pieces, between two slots.
+// W_i of `type`, random sizes and slices, between two slots.
 HeadLinear random_heads(PiecesProgram &pieces, gguf::Type type, std::mt19937 &random) {
     const auto block = static_cast<int64_t>(gguf::traits(type).block_size);
     const int64_t cols =
@@ -232,7 +232,7 @@ HeadLinear random_heads(PiecesProgram &pieces, gguf::Type type, std::mt19937 &ra
             pieces.matrices(type, heads, rows, cols, random)};
 }
 
-// What the step leaves of a token's rows `in` and `out`, in the canonical order of linear.h.
+// The result of the step for a token's rows `in` and `out`, in the canonical order of linear.h.
 std::vector<float> canonical_heads(const HeadLinear &step, const Weight &w, const std::vector<float> &in,
                                    std::vector<float> out) {
     const size_t bytes = gguf::row_bytes(w.type, w.cols);
@@ -245,7 +245,7 @@ std::vector<float> canonical_heads(const HeadLinear &step, const Weight &w, cons
     return out;
 }
 
-// How far outputs of a token are from double precision, in parts of what rounded activations may cost.
+// The error of a token's outputs, relative to the bound for rounded activations.
 double error_of_heads(const HeadLinear &step, const Weight &w, const std::vector<float> &in,
                       const std::vector<float> &out) {
     std::vector<float> values(static_cast<size_t>(w.cols));
@@ -293,7 +293,7 @@ TEST_CASE(
         double error = 0;
         size_t wrong = 0;
         for (size_t t = 0; t < tokens.size(); ++t) {
-            if (t % 16 < 2) {  // as it is slow
+            if (t % 16 < 2) {  // only some tokens, because it is slow
                 wrong += tests::not_canonical(type, whole[t],
                                               canonical_heads(step, w, expected[in][t], expected[out][t]));
                 error = std::max(error, error_of_heads(step, w, expected[in][t], whole[t]));
@@ -301,8 +301,8 @@ TEST_CASE(
         }
         CHECK(wrong == 0);
         CHECK(error < 1);
-        // By the kernels for up to 4, 8 and 16 tokens; a chunk of 17 takes that for many. (Two chunks of
-        // each.)
+        // Uses the kernels for up to 4, 8 and 16 tokens; a chunk of 17 uses the prefill
+        // kernel. (Two chunks each.)
         for (const size_t chunk : {size_t{3}, size_t{7}, size_t{16}, size_t{17}}) {
             CAPTURE(chunk);
             const auto two = static_cast<std::ptrdiff_t>(2 * chunk);
@@ -337,7 +337,7 @@ TEST_CASE("cuda pieces: matrices of heads are read once for 8 tokens and once pe
     CHECK(reports[reports.size() - 2].kernel == "quantize_pieces");
     CHECK(reports[reports.size() - 2].traffic.at("heads").written ==
           80 * kHeads * (kCols * 2 + 4 * 4 + kCols / 32 * 4 + kCols / 16 * 4));
-    // Of side planes, the four lanes of a row ask for the same bytes.
+    // The four lanes of a row read the same bytes of side planes.
     const uint64_t side =
         4 * kHeads * kRows / 16 * static_cast<uint64_t>(cuda::tile_layout(cuda::TileFormat::Q4_0).side);
     reports = traffic_of(gguf::Type::Q4_0, 8);
@@ -352,7 +352,7 @@ TEST_CASE("cuda pieces: matrices of heads are read once for 8 tokens and once pe
     reports = traffic_of(gguf::Type::F16, 8);
     CHECK(reports.back().kernel == "linear");
     CHECK(reports.back().traffic.at("matrices").streamed == kHeads * kRows * kCols * 2);
-    // F32 is read where it lies.
+    // F32 is read in place.
     reports = traffic_of(gguf::Type::F32, 8);
     CHECK(reports.back().kernel == "linear");
     CHECK(reports[reports.size() - 2].kernel == "embed");
