@@ -32,8 +32,9 @@ uint64_t hash(const std::vector<float> &values) {
     return h;
 }
 
-// Hashes of the values that ggml (llama.cpp b4748; for codebook formats its Python package gguf 0.19, for
-// NVFP4 xllamacpp 2026.10.11549) computes from random_bytes as blocks of 64 * 256 weights.
+// Hashes of the values that ggml (llama.cpp b4748; for codebook formats its Python package gguf
+// 0.19, for NVFP4 xllamacpp 2026.10.11549) computes from random_bytes as blocks of 64 * 256
+// weights.
 struct Expected {
     Type type;
     uint64_t hash;

@@ -1,26 +1,25 @@
-// The emulator of a CUDA device: runs the kernels of kernels/cuda/ on the host, checks every access, and
-// implements kernels/cuda/runtime/runtime.h in the tests.
+// The emulator of a CUDA device: runs the kernels of kernels/cuda/ on the host, checks every access, and implements
+// kernels/cuda/runtime/runtime.h in the tests.
 //
-// Each thread of a block is a fiber with its own stack. Blocks run one after the other in a random order
-// given by the seed, and so do the warps between barriers and the lanes between warp collectives. Kernel
-// sources are compiled with -fsanitize=thread, whose calls (trace.cpp) report every plain load and store; the
-// wrappers of device.h report theirs. These errors are found, each a Violation:
-//   - accesses out of bounds of a device allocation (of a named region, once it has any), of shared memory,
-//     or of memory that is not device memory; misaligned wide accesses;
-//   - reads of bytes never written; in shared memory, of bytes not written by this block; of cp.async targets
-//     not waited for;
-//   - races: two accesses of one byte, one of them a write, by threads that no barrier, warp_sync or fence +
-//     atomic + fence orders (vector clocks per warp). Another block may see a store at once or only after the
-//     kernel's end, so an unordered read is wrong with either value;
+// Each thread of a block is a fiber with its own stack. Blocks run one after the other in a random order given by the
+// seed, and so do the warps between barriers and the lanes between warp collectives. Kernel sources are compiled with
+// -fsanitize=thread, whose calls (trace.cpp) report every plain load and store; the wrappers of device.h report
+// theirs. These errors are found, each a Violation:
+//   - accesses out of bounds of a device allocation (of a named region, once it has any), of shared memory, or of
+//     memory that is not device memory; misaligned wide accesses;
+//   - reads of bytes never written; in shared memory, of bytes not written by this block; of cp.async targets not
+//     waited for;
+//   - races: two accesses of one byte, one of them a write, by threads that no barrier, warp_sync or fence + atomic +
+//     fence orders (vector clocks per warp). Another block may see a store at once or only after the kernel's end, so
+//     an unordered read is wrong with either value;
 //   - collectives that not all lanes reach, or at different places; barriers that some threads never reach;
-//   - programmatic dependent launches that touch more than weights before grid_dep_wait(), or never call it,
-//     or whose code was compiled for less than sm_90 and has no wait. A block of a dependent launch directly
-//     after another one runs up to its wait at a moment before that is complete, given by the seed; reading
-//     there what the other one writes is a race;
+//   - programmatic dependent launches that touch more than weights before grid_dep_wait(), or never call it, or whose
+//     code was compiled for less than sm_90 and has no wait. A block of a dependent launch directly after another one
+//     runs up to its wait at a moment before that is complete, given by the seed; reading there what the other one
+//     writes is a race;
 //   - ldg*_stream of memory that is not a weight, or that this launch writes before or after;
-//   - operations that a device rejects: launches of kernels with more shared memory than prepare() allowed,
-//     or into a graph without prepare(); allocations and prepare() while a graph is recorded; dependent
-//     launches before sm_90.
+//   - operations that a device rejects: launches of kernels with more shared memory than prepare() allowed, or into a
+//     graph without prepare(); allocations and prepare() while a graph is recorded; dependent launches before sm_90.
 // A Violation of a kernel ends the launch; it is thrown when the host waits for the stream.
 #pragma once
 
@@ -50,9 +49,8 @@ struct Settings {
     int code = 0;
     bool is_turing() const { return major < 8; }
     bool has_wait() const { return major >= 9 && (code == 0 || code >= 90); }  // grid_dep_wait()
-    // The device is lost at this call of runtime.h that gives it work or waits for it,
-    // counted from the assignment on; from then on every call fails, as after an Xid, until
-    // `calls` is below it again. 0: never.
+    // The device is lost at this call of runtime.h that gives it work or waits for it, counted from the
+    // assignment on; from then on every call fails, as after an Xid, until `calls` is below it again. 0: never.
     int64_t fail_at = 0, calls = 0;
     // The number of devices, and why there are none.
     int devices = 1;

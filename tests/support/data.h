@@ -1,4 +1,5 @@
-// The folder of shared test data beside the checkout. Tests that need it are skipped if it is absent.
+// The folder of shared test data beside the checkout. Tests that need it are skipped if it is
+// absent.
 #pragma once
 
 #include <filesystem>

@@ -1,5 +1,6 @@
-// The tensors and keys of each family's files, besides those that all share. Written from the converters and
-// loaders of llama.cpp and ik_llama.cpp, not from engine/model, which is tested with them.
+// The tensors and keys of each family's files, besides those that all share. Written from the
+// converters and loaders of llama.cpp and ik_llama.cpp, not from engine/model, which is tested with
+// them.
 #pragma once
 
 #include <optional>

@@ -237,8 +237,7 @@ void TinyProgram::add_varied_layer() {
     add_output_of_block(gate_);
 }
 
-// Multiplies queries, except their last dimensions, by one matrix per head, as in
-// multi-head latent attention.
+// Multiplies queries, except their last dimensions, by one matrix per head, as in multi-head latent attention.
 void TinyProgram::absorb_into_queries() {
     const int64_t head = shape_.head_dim_k, kept = head / 4;
     const Slot pieces = slot(shape_.heads * head);

@@ -151,8 +151,7 @@ class ToyBackend final : public kernels::Backend {
         const auto vocab = static_cast<size_t>(vocab_);
         return std::span(logits_).subspan(row * vocab, vocab);
     }
-    // The order of a device: values that are not finite first, then larger ones,
-    // the lower token among equals.
+    // The order of a device: values that are not finite first, then larger ones, the lower token among equals.
     std::vector<kernels::Candidate> sorted_row(size_t row) {
         std::vector<kernels::Candidate> all;
         for (const float l : row_of(row)) all.push_back({static_cast<int32_t>(all.size()), l});

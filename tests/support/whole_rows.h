@@ -1,4 +1,5 @@
-// Wraps a device and disables its top-k selection, so that tokens are chosen from full rows.
+// Wraps a device and disables its top-k selection, so that tokens are chosen from full
+// rows.
 #pragma once
 
 #include <memory>

@@ -18,8 +18,7 @@ namespace {
 constexpr BlockKey kRoot{1, 2};
 using Tokens = std::vector<int32_t>;
 
-// The content of a cell on a device: K and V depend on the whole text up to the
-// cell, so the cell stores that.
+// The content of a cell on a device: K and V depend on the whole text up to the cell, so the cell stores that.
 class Device {
   public:
     Device(PagedCache &cache, std::vector<Reach> reaches) : cache_(cache), reaches_(std::move(reaches)) {
@@ -282,8 +281,7 @@ TEST_CASE("paged cache: behind a window, memory stays the same however long the 
     device.check(same);
 }
 
-// Realistic lengths: most are short, some long. Contiguous reservation would take the
-// longest for every sequence.
+// Realistic lengths: most are short, some long. Contiguous reservation would take the longest for every sequence.
 TEST_CASE("paged cache: a trace of 1,000 sequences of mixed length wastes less than 4% of what it takes") {
     const uint32_t seed = 4;
     CAPTURE(seed);

@@ -29,8 +29,7 @@ TEST_CASE("bandwidth: what the meter reports is what it read in the time it took
             const double read =
                 static_cast<double>(bytes / static_cast<size_t>(threads) / 256 * 256) * threads * passes;
             CHECK(rate >= read / outside);
-            // No memory delivers a terabyte per second to three threads, so the
-            // reads were not optimized away.
+            // No memory delivers a terabyte per second to three threads, so the reads were not optimized away.
             CHECK(rate < 1e12);
         }
 }

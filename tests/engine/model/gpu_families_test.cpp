@@ -79,7 +79,8 @@ std::vector<reference::Row> logits_of(std::unique_ptr<Backend> backend, const Pr
     return all;
 }
 
-// The text generated after a prompt, and the logits of all tokens. If a text is given, generation follows it.
+// The text generated after a prompt, and the logits of all tokens. If a text is given, generation follows
+// it.
 struct Text {
     std::vector<int32_t> tokens;
     std::vector<reference::Row> logits;

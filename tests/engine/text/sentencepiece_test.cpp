@@ -80,7 +80,8 @@ TEST_CASE("charsmap: a value of another form is refused, a damaged one never rea
 }
 
 TEST_CASE("charsmap: a trie that goes round in circles takes no longer than others") {
-    // "a" leads back to the root: following it would take time quadratic in the text's length, here minutes.
+    // "a" leads back to the root: following it would take time quadratic in the text's length, here
+    // minutes.
     const json data = json::parse(testing::read_file("tests/data/sentencepiece.json"));
     std::string bytes("\0\4\0\0", 4);
     for (uint32_t unit = 0; unit < 256; ++unit) {

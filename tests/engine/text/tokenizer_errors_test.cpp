@@ -1,5 +1,4 @@
-// Tokenizer metadata that is missing, contradictory or malicious is rejected with a
-// message that names the key.
+// Tokenizer metadata that is missing, contradictory or malicious is rejected with a message that names the key.
 #include <doctest/doctest.h>
 
 #include <limits>

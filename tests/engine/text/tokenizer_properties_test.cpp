@@ -153,8 +153,9 @@ TEST_CASE("a text's encoding does not depend on words seen before it") {
 }
 
 TEST_CASE("long words are merged like short ones") {
-    // Long words use another code path of the merge. A word must encode like its parts if no piece can join
-    // them: \x01 is such a separator, because no vocabulary has a piece with it and another byte.
+    // Long words use another code path of the merge. A word must encode like its parts if no piece
+    // can join them: \x01 is such a separator, because no vocabulary has a piece with it and another
+    // byte.
     for_each_vocabulary([](const Tokenizer &tokenizer) {
         std::mt19937 random(7);
         const text::EncodeOptions options{.add_special = false, .continues = true};

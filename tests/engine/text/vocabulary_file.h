@@ -114,8 +114,7 @@ inline VocabularyFile sentencepiece_file(const std::vector<std::string> &pieces)
 }
 inline constexpr text::TokenId kFirstPiece = 3 + 256;  // of sentencepiece_file
 
-// A byte-level BPE vocabulary: printable ASCII and "\u0120" (the blank), the results of
-// `merges`, then `controls`.
+// A byte-level BPE vocabulary: printable ASCII and "\u0120" (the blank), the results of `merges`, then `controls`.
 inline VocabularyFile byte_pair_file(const std::vector<std::string> &merges,
                                      const std::vector<std::string> &controls,
                                      std::string_view pre = "gpt-2") {

@@ -78,7 +78,8 @@ inline void check_equal(const Logits2 &a, const Logits2 &b, const std::string &w
     }
 }
 
-// Mean KL divergence between two sets of logits, in nats; and how often the best token differs.
+// Mean KL divergence between two sets of logits, in nats; and how often the best token
+// differs.
 struct Distance {
     double kl = 0;
     int other_best = 0;

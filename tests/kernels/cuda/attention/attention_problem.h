@@ -33,8 +33,7 @@ struct Shape {
     bool rotates_v() const { return !latent && kernels::rotates_values(v_type); }
 };
 
-// Split: by rows, at 16. For wide heads: all splits side by side, all in order, or
-// as many side by side as fit.
+// Split: by rows, at 16. For wide heads: all splits side by side, all in order, or as many side by side as fit.
 enum class Way { Decode, Prefill, Split };
 
 // A batch on the host: inputs and exact results.

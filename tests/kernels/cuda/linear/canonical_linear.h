@@ -1,6 +1,5 @@
-// The canonical order of kernels/cuda/linear/linear.h on the host, from the file's bytes: the exact
-// results of the kernels. For F16 and BF16, the products of an mma are summed in the emulator's
-// order; devices may differ.
+// The canonical order of kernels/cuda/linear/linear.h on the host, from the file's bytes: the exact results of
+// the kernels. For F16 and BF16, the products of an mma are summed in the emulator's order; devices may differ.
 #pragma once
 
 #include <cstddef>
