@@ -89,7 +89,7 @@ void on_bus_error(int, siginfo_t *info, void *) {
         return;
     }
     constexpr std::string_view kMessage =
-        "runnel: the model file can no longer be read: it was cut short while in use, or its disk fails\n";
+        "runnel: the model file can no longer be read: it was truncated while in use, or its disk fails\n";
     [[maybe_unused]] const ssize_t written = write(2, kMessage.data(), kMessage.size());
     _exit(exit_code::kFailed);
 }

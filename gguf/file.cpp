@@ -46,7 +46,7 @@ Split read_split(const Part &part, const fs::path &path) {
     if (split.count <= 1) return {};
     if (split.count > kMaxParts || split.number < 0 || split.number >= split.count)
         throw FileError(shown(path) + ": split.no " + std::to_string(split.number) + " of split.count " +
-                        std::to_string(split.count) + " makes no sense");
+                        std::to_string(split.count) + " is invalid");
     return split;
 }
 
@@ -75,7 +75,7 @@ std::vector<fs::path> part_paths(const fs::path &path, const Split &split) {
 void expect_part(const Part &part, const Split &whole, int64_t number, const fs::path &path) {
     const Split split = read_split(part, path);
     if (split.number == number && split.count == whole.count) return;
-    throw FileError(shown(path) + ": says that it is part " + std::to_string(split.number + 1) + " of " +
+    throw FileError(shown(path) + ": its metadata says part " + std::to_string(split.number + 1) + " of " +
                     std::to_string(split.count) + " of a split model, not part " +
                     std::to_string(number + 1) + " of " + std::to_string(whole.count));
 }

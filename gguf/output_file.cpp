@@ -95,8 +95,9 @@ void check(const Target &target, const fs::path &name, const OutputOptions &opti
     if (S_ISREG(target.status.st_mode) &&
         (target.status.st_size == 0 || is_made(*target.id) || begins_with(target, options.own)))
         return;
-    throw OutputRefused(OutputRefused::Why::Exists,
-                        shown(name) + " exists already: --overwrite replaces it, or choose another name");
+    throw OutputRefused(
+        OutputRefused::Why::Exists,
+        shown(name) + " exists already: pass --overwrite to replace it, or choose another name");
 }
 
 std::string random_digits() {

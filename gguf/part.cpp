@@ -55,7 +55,7 @@ auto within(const auto &context, Read read) {
 void refuse_more(uint64_t count, uint64_t most, std::string_view things) {
     if (count > most)
         throw Malformed("claims " + std::to_string(count) + " " + std::string(things) + "; more than " +
-                        std::to_string(most) + " make no sense (damaged)");
+                        std::to_string(most) + " are implausible (damaged)");
 }
 
 std::string_view read_name(Cursor &cursor) {

@@ -89,7 +89,7 @@ Writer &Writer::operator=(Writer &&) noexcept = default;
 void Writer::add(std::string_view key, ValueType type, std::span<const std::byte> payload) {
     impl_->expect_open(false);
     if (!impl_->keys.emplace(key).second)
-        throw std::logic_error("metadata key " + quoted(key) + " is there already");
+        throw std::logic_error("metadata key " + quoted(key) + " exists already");
     append_string(impl_->metadata, key);
     append_number(impl_->metadata, static_cast<uint32_t>(type));
     append(impl_->metadata, payload);
@@ -128,7 +128,7 @@ bool Writer::has(std::string_view key) const {
 void Writer::add_tensor(std::string_view tensor, Type type, std::span<const int64_t> shape) {
     impl_->expect_open(false);
     if (!impl_->names.emplace(tensor).second)
-        throw std::logic_error("tensor " + quoted(tensor) + " is there already");
+        throw std::logic_error("tensor " + quoted(tensor) + " exists already");
     const int64_t row = shape.empty() ? 1 : shape[0];
     uint64_t rows = 1;
     bool valid = shape.size() <= 4 && row % traits(type).block_size == 0;

@@ -62,8 +62,7 @@ std::optional<int64_t> cpu_experts(const ModelOptions &options) {
 }  // namespace
 
 decode::EngineOptions engine_options(const ModelOptions &options) {
-    if (options.cache.sinks > 0 && options.cache.window == 0)
-        throw UsageError("--sinks needs a --window that leaves something out");
+    if (options.cache.sinks > 0 && options.cache.window == 0) throw UsageError("--sinks needs --window");
     gguf::note_model(options.path);
     return {.model = options.path,
             .threads = options.threads,
@@ -83,7 +82,7 @@ decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const 
 std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model) {
     if (flags.least > flags.most) throw UsageError("--draft-min is above --draft-max");
     if (!flags.model.empty() && flags.self_layers > 0)
-        throw UsageError("--draft-model and --self-draft cannot both guess: choose one");
+        throw UsageError("--draft-model and --self-draft exclude each other: choose one");
     decode::DraftingOptions options;
     if (!flags.model.empty()) {
         ModelOptions draft;
@@ -111,7 +110,7 @@ std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelO
     if (options->model) options->model->progress = load_progress(io, stop);
     if (const int32_t layers = engine.model().hyper.block_count; flags.self_layers >= layers)
         throw UsageError("--self-draft: the model has " + std::to_string(layers) +
-                         " layers, so its first 1 to " + std::to_string(layers - 1) + " can guess");
+                         " layers, so the draft can use the first 1 to " + std::to_string(layers - 1));
     auto made = std::make_unique<decode::Drafting>(*options, engine, sequences);
     for (const std::string &note : made->notes()) io.note(note);
     return made;
@@ -199,8 +198,8 @@ Json speculation_json(const decode::SpeculationCounts &counts) {
 }
 
 std::string speculation_text(const decode::SpeculationCounts &c) {
-    const char *remark = c.drafted == 0                  ? "; nothing worth a try"
-                         : c.plain_passes > 4 * c.passes ? "; mostly off, as it does not pay here"
+    const char *remark = c.drafted == 0                  ? "; no draft was worth verifying"
+                         : c.plain_passes > 4 * c.passes ? "; mostly off, because it is slower here"
                                                          : "";
     char text[256];
     std::snprintf(
@@ -211,9 +210,9 @@ std::string speculation_text(const decode::SpeculationCounts &c) {
         c.mean_accepted(), c.draft_seconds * 1e3, c.speedup(), remark);
     std::string line = text;
     if (c.branches > 0)
-        line += "         " + std::to_string(c.branches) + " branches beside them, " +
+        line += "         " + std::to_string(c.branches) + " alternative branches, " +
                 std::to_string(c.branches_accepted) + " taken\n";
-    if (!c.failure.empty()) line += "         the draft gave up: " + gguf::printable(c.failure, 1024) + "\n";
+    if (!c.failure.empty()) line += "         the draft failed: " + gguf::printable(c.failure, 1024) + "\n";
     return line;
 }
 

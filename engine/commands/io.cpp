@@ -117,7 +117,7 @@ std::string read_all(const std::string &path, int in, const decode::StopRequest 
         if (n < 0) throw InputError("cannot read " + name + ": " + reason());
         if (n == 0) break;
         used += static_cast<size_t>(n);
-        if (used > kLargestInput) throw InputError(name + " has 512 MiB or more: give it in parts");
+        if (used > kLargestInput) throw InputError(name + " has 512 MiB or more: split it");
     }
     text.resize(used);
     return text;

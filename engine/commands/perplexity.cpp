@@ -121,7 +121,7 @@ int32_t vocabulary_size(const std::string &path) {
 void check(const PerplexityOptions &options) {
     if (options.file.empty() == options.base.empty())
         throw UsageError(options.file.empty() ? "give the text with -f FILE (or a base with --kl-base FILE)"
-                                              : "--kl-base holds the text already: leave -f away");
+                                              : "--kl-base contains the text already: omit -f");
     if (!options.base.empty() && !options.save_logits.empty())
         throw UsageError("--save-logits and --kl-base exclude each other");
     if (options.chunks == 0) throw UsageError("--chunks: at least 1, or -1 for all");

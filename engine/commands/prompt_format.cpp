@@ -41,7 +41,7 @@ Json read_tools(const std::string &path) {
     } catch (const JsonError &error) {
         throw InputError(name + " is not JSON: " + error.what());
     }
-    throw InputError(name + " holds no tools: a JSON list of definitions is wanted");
+    throw InputError(name + " has no tools: expected a JSON list of definitions");
 }
 
 text::ChatPromptOptions prompt_options(const TemplateFlags &flags) {

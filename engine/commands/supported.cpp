@@ -77,8 +77,8 @@ std::string traits_of(const text::PreTokenizerKind &kind) {
         if (has) traits.append(traits.empty() ? "" : ", ").append(what);
     };
     add(kind.normalizes, "NFC");
-    add(kind.ignores_merges, "words of the vocabulary whole");
-    add(!kind.llama_patterns.empty(), "llama.cpp cuts differently");
+    add(kind.ignores_merges, "words in the vocabulary are one token");
+    add(!kind.llama_patterns.empty(), "llama.cpp splits differently");
     return traits;
 }
 

@@ -111,7 +111,7 @@ std::string render_row(Source &source, const Json &row, const jinja::RenderOptio
 Json parse_row(std::string_view text) {
     try {
         Json row = parse_json(text);
-        if (!row.is_object()) throw InputError("the template's variables are a JSON object");
+        if (!row.is_object()) throw InputError("the template's variables must be a JSON object");
         return row;
     } catch (const JsonError &error) {
         throw InputError(std::string("this is not JSON: ") + error.what());

@@ -80,7 +80,8 @@ LogitsReader::LogitsReader(const std::filesystem::path &path, int32_t vocab) : p
     int32_t counts[3] = {};
     if (!file_.read(magic, sizeof magic) || std::string_view(magic, sizeof magic) != kMagic ||
         !file_.read(reinterpret_cast<char *>(counts), sizeof counts))
-        fail("not a file of saved logits (made by --save-logits or llama-perplexity --kl-divergence-base)");
+        fail(
+            "not a file of saved logits (written by --save-logits or llama-perplexity --kl-divergence-base)");
     context_ = counts[0], vocab_ = counts[1], chunks_ = counts[2];
     if (vocab_ != vocab)
         fail("made for a vocabulary of " + std::to_string(vocab_) + ", but the model has " +
@@ -117,7 +118,7 @@ std::span<const float> LogitsReader::read() {
     float floats[2];
     std::memcpy(floats, row_.data(), sizeof floats);
     if (!std::isfinite(floats[0]) || !std::isfinite(floats[1]) || floats[0] < 0)
-        fail("damaged: a scale is not a number that it can be");
+        fail("damaged: an impossible scale");
     float most = floats[1];
     for (size_t i = 0; i < log_probabilities_.size(); ++i) {
         log_probabilities_[i] = floats[0] * static_cast<float>(row_[kScaleWords + i]) + floats[1];

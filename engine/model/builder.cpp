@@ -45,7 +45,7 @@ const gguf::Tensor &Builder::tensor(const std::string &name) const {
     if (!type.supported) fail(name, "its type " + std::string(type.name) + " is not supported yet");
     if (!type.quantized && tensor->type != gguf::Type::F32 && tensor->type != gguf::Type::F16 &&
         tensor->type != gguf::Type::BF16)
-        fail(name, "its type " + std::string(type.name) + " is not one that weights are stored in");
+        fail(name, "weights cannot have the type " + std::string(type.name));
     return *tensor;
 }
 
@@ -257,7 +257,8 @@ int32_t Builder::add_rope(kernels::RopeTable table) {
     // Numbers that are valid alone can be invalid together: a tiny divisor and a tiny factor.
     const auto finite = [](double number) { return std::isfinite(number); };
     if (!finite(table.magnitude) || !std::all_of(table.inv_freq.begin(), table.inv_freq.end(), finite))
-        metadata_.fail("rope.*", "together with the file's factors, these give rotations without end");
+        metadata_.fail("rope.*",
+                       "together with the file's factors, these give rotations that are not finite");
     program_.ropes.push_back(std::move(table));
     return static_cast<int32_t>(program_.ropes.size() - 1);
 }
@@ -267,8 +268,7 @@ int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
     if (hyper_.rope_dimensions == 0) metadata_.fail("rope.dimension_count", "0: nothing would be rotated");
     if (hyper_.rope_dimensions % 2 != 0)
         metadata_.fail("rope.dimension_count", std::to_string(hyper_.rope_dimensions) +
-                                                   " is odd (a file that does not say it means "
-                                                   "attention.key_length)");
+                                                   " is odd (the default is attention.key_length)");
     const double base = metadata_.real("rope.freq_base").value_or(10000);
     if (!(base > 1)) metadata_.fail("rope.freq_base", "must be greater than 1");
     const RopeScaling scaling = rope_scaling();
@@ -290,14 +290,14 @@ void Builder::check_all_used() const {
         const bool of_layer = t.name.starts_with("blk.");
         if ((!of_layer && !factor_of_used(t.name)) || used_.contains(t.name) || ignorable(t.name)) continue;
         const std::string name = gguf::printable(t.name);
-        if (!of_layer) fail(name, "factors are supported if they are one number");
+        if (!of_layer) fail(name, "only factors of one number are supported");
         const int64_t layer = std::strtoll(std::string(t.name.substr(4)).c_str(), nullptr, 10);
         if (layer >= hyper_.block_count && layer < hyper_.block_count + hyper_.draft_layers) continue;
         if (layer >= hyper_.block_count)
             metadata_.fail("block_count",
                            std::to_string(hyper_.block_count) + ", but there is a tensor " + name);
         if (name.ends_with(".scale"))
-            fail(name, "factors are supported if they are one number beside a matrix that is not of experts");
+            fail(name, "only factors of one number are supported, and not for experts");
         fail(name, "the architecture " + gguf::printable(hyper_.architecture) + " has no such weight");
     }
 }

@@ -33,8 +33,7 @@ Program first_layers(const Program &program, int32_t layers) {
     const Layers all = layers_of(program);
     if (layers < 1 || all.count <= layers)
         throw ModelError("the model has " + std::to_string(all.count) +
-                         " layers: its first ones, to draft with, can be 1 to " +
-                         std::to_string(all.count - 1));
+                         " layers: the draft can use the first 1 to " + std::to_string(all.count - 1));
     size_t begin = program.steps.size(), end = 0;  // range of the steps to remove
     for (size_t i = 0; i < program.steps.size(); ++i) {
         const int32_t layer = all.of_step[i];

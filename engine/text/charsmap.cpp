@@ -57,8 +57,8 @@ std::optional<Charsmap> Charsmap::load(const gguf::File &file) {
     if (bytes.empty()) return std::nullopt;
     const size_t trie = bytes.size() < 4 ? 0 : read_u32(bytes, 0);
     if (trie == 0 || trie % 4 != 0 || trie > bytes.size() - 4)
-        fail(kKey, "does not begin with the size of a trie that fits into its " +
-                       std::to_string(bytes.size()) + " bytes");
+        fail(kKey, "does not start with the size of a trie that fits in its " + std::to_string(bytes.size()) +
+                       " bytes");
     if (bytes.size() == 4 + trie || bytes.back() != 0) fail(kKey, "its replacements do not end in a zero");
     Charsmap map;
     for (size_t at = 4; at < 4 + trie; at += 4) map.units_.push_back(read_u32(bytes, at));
@@ -92,7 +92,7 @@ std::string Charsmap::normalize(std::string_view text, size_t limit) const {
         result += match.bytes > 0 ? match.replacement : text.substr(0, bytes);
         if (result.size() > limit)
             throw TokenizerError("the normalized text has more than " + std::to_string(limit) +
-                                 " bytes: encode it in parts");
+                                 " bytes: split it");
         text.remove_prefix(bytes);
     }
     return result;

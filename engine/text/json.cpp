@@ -81,8 +81,7 @@ class Builder {
         if (error.id == kNumberOverflow)
             throw JsonError(Kind::Syntax,
                             place + "the number '" + gguf::printable(token, 40) + "' is too large");
-        if (position > text_.size() || token.empty())
-            throw JsonError(Kind::Syntax, place + "it ends too early");
+        if (position > text_.size() || token.empty()) throw JsonError(Kind::Syntax, place + "unexpected end");
         const std::string found = gguf::printable(text_.substr(std::max<size_t>(position, 1) - 1, 1));
         throw JsonError(Kind::Syntax, place + "unexpected '" + found + "'");
     }

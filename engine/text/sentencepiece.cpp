@@ -102,7 +102,7 @@ SentencePieceEncoder::SentencePieceEncoder(const Vocabulary &vocabulary, TokenId
     : merges_(std::move(merges)), unknown_(unknown) {
     if (!merges_) {
         if (vocabulary.scores().empty())
-            fail("tokenizer.ggml.scores", "is missing, and this kind of tokenizer needs it");
+            fail("tokenizer.ggml.scores", "is missing, but this kind of tokenizer needs it");
         rank_pieces(vocabulary);
     }
     for (size_t byte = 0; byte < 256; ++byte)

@@ -85,7 +85,7 @@ const PreTokenizerKind &find_kind(std::string_view pre, std::string &note) {
     if (const PreTokenizerKind *kind = find_pre_tokenizer(pre)) return *kind;
     const std::string_view nearest = nearest_pre_tokenizer(pre);
     note = "tokenizer.ggml.pre: pre-tokenizer " + gguf::quoted(pre) +
-           " is not known: text is cut into words as for '" + std::string(nearest) +
+           " is unknown: text is split into words as for '" + std::string(nearest) +
            "', and the model may understand it less well";
     return *find_pre_tokenizer(nearest);
 }
@@ -275,8 +275,7 @@ std::string with_blanks(std::string_view text, std::span<const SpecialMatcher::S
 std::vector<TokenId> Tokenizer::Impl::encode(std::string_view text,
                                              std::span<const SpecialMatcher::Stretch> special_text,
                                              const EncodeOptions &options) const {
-    if (text.size() >= kMaxTextBytes)
-        throw TokenizerError("the text has 512 MiB or more: encode it in parts");
+    if (text.size() >= kMaxTextBytes) throw TokenizerError("the text has 512 MiB or more: split it");
     if (is_sentencepiece() && !remove_extra_blanks && text.find(kBlankMark) != text.npos) {
         std::vector<SpecialMatcher::Stretch> moved;
         const std::string blanks = with_blanks(text, special_text, moved);

@@ -43,7 +43,7 @@ class Planner {
 
     // The step at `i`, and the next one if they are fused.
     void next(size_t &i) {
-        expect(!plan_.logits, "steps behind the logits");
+        expect(!plan_.logits, "steps after the logits");
         if (fuse_gate(i))
             ++i;
         else
@@ -61,7 +61,7 @@ class Planner {
 
     void use_tiles(WeightId id, Count count = Count::One) {
         if (!has_tiles(weight(id).type))
-            refuse("weights of the type " + std::string(gguf::traits(weight(id).type).name) + " (" +
+            refuse("weights of type " + std::string(gguf::traits(weight(id).type).name) + " (" +
                    weight(id).name + ")");
         if (count == Count::One && weight(id).count != 1) refuse("experts (" + weight(id).name + ")");
         use(id, WeightUse::Tiles);
@@ -169,7 +169,7 @@ class Planner {
     void add(const HeadLinear &step) {
         const Weight &w = weight(step.weight);
         expect(step.in != step.out, "matrices of heads that overwrite their input");
-        expect(w.count <= kMaxHeads, "so many matrices of heads");
+        expect(w.count <= kMaxHeads, "this many matrices of heads");
         expect(apart(step.to, w.count, w.rows), "matrices of heads whose outputs overlap");
         use_tiles(step.weight, Count::Many);
         plan_.ops.push_back(step);
@@ -186,7 +186,7 @@ class Planner {
     }
     void add(const Copy &step) {
         expect(step.in != step.out, "a copy within a row");
-        expect(apart(step.to, step.count, step.width), "a copy to pieces that overlap");
+        expect(apart(step.to, step.count, step.width), "a copy to overlapping slices");
         auto *before = plan_.ops.size() > first_op_ ? std::get_if<CopyOp>(&plan_.ops.back()) : nullptr;
         const auto fits = [&](const Copy &other) { return independent(other, step); };
         if (before && before->copies.size() < kCopies && std::ranges::all_of(before->copies, fits))
@@ -199,7 +199,7 @@ class Planner {
         const CacheLayer &layer = program_.cache_layers[static_cast<size_t>(step.cache)];
         const bool latent = layer.head_dim_v == 0;
         expect(latent ? step.v == kNoSlot : (step.k == kNoSlot) == (step.v == kNoSlot),
-               "keys and values that are not where the layer has them");
+               "keys and values in other slots than the layer's");
         expect(step.head_dim_k % 8 == 0 && step.head_dim_v % 8 == 0 && step.head_dim_k <= kMaxWideK &&
                    step.head_dim_v <= (latent ? std::min(kMaxWideV, step.head_dim_k) : kMaxWideV),
                "heads of this size");
@@ -223,7 +223,7 @@ class Planner {
                 return Activation::GeluErf;
             case Gate::Act::Sigmoid:
             case Gate::Act::Identity:
-                refuse("gates of this kind");
+                refuse("this kind of activation");
         }
         return Activation::Silu;
     }
@@ -235,7 +235,7 @@ class Planner {
         const Weight &gate = weight(step.gate), &down = weight(step.down);
         const Routing &r = step.routing;
         expect(down.count <= kMaxExperts && r.used <= kMaxUsedExperts && r.groups <= kMaxExpertGroups,
-               "so many experts");
+               "this many experts");
         ExpertsOp op{step,
                      {},
                      TileFormat::F32,

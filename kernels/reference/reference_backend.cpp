@@ -26,7 +26,7 @@ class ReferenceBackend final : public Backend {
     DeviceInfo info() const override { return {"reference, double precision", "reference", 0, 0}; }
 
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
-        if (!program.parts.empty()) refuse("a share of a program");
+        if (!program.parts.empty()) refuse("a partition of a program");
         if (!rounds(cache.k) || !rounds(cache.v)) refuse("a cache of this type");
         program_ = program;
         cache_ = cache;

@@ -308,11 +308,11 @@ TEST_CASE("file: split sets that do not fit together") {
     set.write(3, 2, 3, {"a"});
     CHECK_SAYS(error_of(set.path(1)), "tensor 'a' appears twice");
     set.write(3, 1, 3, {"c"});
-    CHECK_SAYS(error_of(set.path(1)), "says that it is part 2 of 3 of a split model, not part 3 of 3");
+    CHECK_SAYS(error_of(set.path(1)), "its metadata says part 2 of 3 of a split model, not part 3 of 3");
     set.write(3, 2, 4, {"c"});
     CHECK_SAYS(error_of(set.path(1)), "part 3 of 4");
     set.write(3, 3, 3, {"c"});
-    CHECK_SAYS(error_of(set.path(1)), "makes no sense");
+    CHECK_SAYS(error_of(set.path(1)), "is invalid");
     set.write(3, 2, 3, {"c", "d"});
     CHECK_SAYS(error_of(set.path(2)), "split.tensors.count is 3, but the parts hold 4");
     std::filesystem::remove(set.path(3));

@@ -8,14 +8,14 @@ namespace {
 using enum Foreign::Meaning;
 
 constexpr std::string_view kOnOff = "on off auto 0 1 true false yes no enabled disabled";
-constexpr std::string_view kMapped = "weights are used where they lie in the mapped file";
+constexpr std::string_view kMapped = "weights are used in the mapped file";
 constexpr std::string_view kAttention = "attention is always computed in one pass";
 constexpr std::string_view kJinja = "chat templates are always interpreted";
-constexpr std::string_view kThreads = "one set of threads serves everything: -t N";
+constexpr std::string_view kThreads = "all work uses the same threads: -t N";
 constexpr std::string_view kNoRope = "the model's own RoPE settings are used";
 constexpr std::string_view kDownload = "download the GGUF file and give its path as MODEL";
 constexpr std::string_view kSampler = "use --temp, --top-k, --top-p, --min-p, --typical and the penalties";
-constexpr std::string_view kImages = "models run with text only";
+constexpr std::string_view kImages = "only text is supported";
 constexpr std::string_view kLora = "merge the adapter into the model first (llama-export-lora)";
 constexpr std::string_view kEmbed = "there are no embeddings or rankings";
 constexpr std::string_view kThink = "use --template-var enable_thinking=false or reasoning_effort=low";
@@ -27,10 +27,10 @@ constexpr std::string_view kPlacement = "use -ngl N, --cpu-moe or --n-cpu-moe N"
 constexpr std::string_view kOneGpu = "one GPU and the CPU share a model: --device cuda:N";
 constexpr std::string_view kImatrix = "that belongs to runnel imatrix";
 constexpr std::string_view kScores = "perplexity computes perplexity and KL divergence only";
-constexpr std::string_view kSliding = "window layers keep what they can still see, and roll back exactly";
-constexpr std::string_view kSharing = "prompts that begin alike share the cache; --cache-size bounds it";
-constexpr std::string_view kRetrieval = "it belongs to tools of llama.cpp that have no counterpart here";
-constexpr std::string_view kPaged = "the cache is always paged; --cache-size bounds it";
+constexpr std::string_view kSliding = "window layers cache their window only, and roll back exactly";
+constexpr std::string_view kSharing = "prompts with a common prefix share the cache; --cache-size limits it";
+constexpr std::string_view kRetrieval = "it belongs to tools of llama.cpp without a counterpart here";
+constexpr std::string_view kPaged = "the cache is always paged; --cache-size limits it";
 constexpr std::string_view kQuantized = "the file's own quantization is used: choose another file";
 
 constexpr Foreign kForeign[] = {
@@ -49,7 +49,7 @@ constexpr Foreign kForeign[] = {
     {"--kl-divergence-base --save-all-logits", "*", Missing,
      "use --save-logits FILE to write, --kl-base FILE to compare"},
     {"--kl-divergence", "", Nothing, "--kl-base asks for it", {}, "perplexity"},
-    {"--prompt", "*", Missing, "the text is the argument behind MODEL, or -f FILE", {}, "tokenize"},
+    {"--prompt", "*", Missing, "the text is the argument after MODEL, or -f FILE", {}, "tokenize"},
     {"--stdin", "", Nothing, "standard input is read without a prompt", {}, "tokenize"},
     {"--no-parse-special --show-count",
      "",
@@ -59,7 +59,7 @@ constexpr Foreign kForeign[] = {
      "tokenize"},
     {"-npp", "*", Same, "--n-prompt $", {}, "bench"},
     {"-ntg", "*", Same, "--n-gen $", {}, "bench"},
-    {"-pg", "*", Missing, "-p and -n measure prefill and decode apart", {}, "bench"},
+    {"-pg", "*", Missing, "-p and -n measure prefill and decode separately", {}, "bench"},
     {"-pps -tgs", "", Missing, kRetrieval, {}, "bench"},
     {"--output-format", "*", Missing, "results are text, or JSON with --json"},
     {"-o --output -oe", "*", Missing, "bench prints a table, or JSON with --json", {}, "bench"},
@@ -73,19 +73,20 @@ constexpr Foreign kForeign[] = {
     {"--repack -nr --no-repack", "", Nothing, kMapped},
     {"--no-host", "", Nothing, kMapped},
     {"--op-offload --no-op-offload", "", Nothing, "layers run where their weights are"},
-    {"-kvo --kv-offload -nkvo --no-kv-offload", "", Nothing, "keys and values are where their layer is"},
+    {"-kvo --kv-offload -nkvo --no-kv-offload", "", Nothing,
+     "keys and values are on the device of their layer"},
     {"-kvu --kv-unified -no-kvu --no-kv-unified", "", Nothing, kSharing},
     {"-cram --cache-ram", "*", Nothing, kSharing},
     {"-ctxcp --ctx-checkpoints --swa-checkpoints", "*", Nothing, kSliding},
     {"--swa-full", "", Nothing, kSliding},
     {"-dt --defrag-thold", "*", Nothing, kPaged},
-    {"-fit --fit", kOnOff, Nothing, "layers are placed by the memory that is free; runnel inspect shows it"},
-    {"-fitt --fit-target -fitc --fit-ctx", "*", Nothing, "layers are placed by the memory that is free"},
+    {"-fit --fit", kOnOff, Nothing, "layers are placed by free memory; runnel inspect shows the plan"},
+    {"-fitt --fit-target -fitc --fit-ctx", "*", Nothing, "layers are placed by free memory"},
     {"-fitp --fit-print", kOnOff, Missing, "runnel inspect MODEL shows the memory plan"},
     {"--check-tensors", "", Missing, "runnel doctor MODEL checks the whole file"},
     {"--warmup --no-warmup", "", Nothing, "nothing is computed before the prompt"},
     {"--jinja --no-jinja", "", Nothing, kJinja},
-    {"--no-display-prompt --no-escape --simple-io", "", Nothing, "that is how it always is"},
+    {"--no-display-prompt --no-escape --simple-io", "", Nothing, "this is always so"},
     {"--no-perf --no-show-timings", "", Nothing, "times are shown by --stats only"},
     {"-mli --multiline-input",
      "",
@@ -93,9 +94,9 @@ constexpr Foreign kForeign[] = {
      "pasted lines, \"\"\" and Ctrl-G make longer messages",
      {},
      "chat"},
-    {"-bs --backend-sampling", "", Nothing, "a GPU already chooses the candidates"},
+    {"-bs --backend-sampling", "", Nothing, "a GPU already selects the top-k candidates"},
     {"--spec-draft-backend-sampling --no-spec-draft-backend-sampling", "", Nothing,
-     "a GPU already chooses the candidates"},
+     "a GPU already selects the top-k candidates"},
     {"-cd --ctx-size-draft", "*", Nothing, "the draft's context is the model's"},
     {"-tb --threads-batch", "*", Nothing, kThreads},
     {"-td --threads-draft --spec-draft-threads -tbd --threads-batch-draft --spec-draft-threads-batch", "*",
@@ -118,7 +119,7 @@ constexpr Foreign kForeign[] = {
     {"--log-file --log-prompts-dir", "*", Missing, kLog},
     {"-ptc --print-token-count", "*", Missing, kLog},
     {"--offline", "", Nothing, "nothing is ever downloaded"},
-    {"--draft-p-split --spec-draft-p-split", "*", Nothing, "--draft-branches bounds the branches"},
+    {"--draft-p-split --spec-draft-p-split", "*", Nothing, "--draft-branches limits the branches"},
     {"--spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match", "*", Nothing, kLookup},
     {"--spec-ngram-size-n --spec-ngram-size-m --spec-ngram-check-rate --spec-ngram-min-hits", "*", Nothing,
      kLookup},
@@ -148,7 +149,7 @@ constexpr Foreign kForeign[] = {
     {"-lcs --lookup-cache-static -lcd --lookup-cache-dynamic", "*", Missing,
      "--lookup drafts from the text of the prompt and the answer"},
     {"--keep", "*", Missing, "--on-overflow shift keeps the system prompt", "0 -1"},
-    {"-bf --binary-file", "*", Missing, "-f FILE takes the bytes as they are"},
+    {"-bf --binary-file", "*", Missing, "-f FILE reads the bytes unchanged"},
     {"--in-file", "*", Missing, kImatrix},
     {"-ofreq --output-frequency --save-frequency --chunk --from-chunk", "*", Missing, kImatrix},
     {"--process-output --ppl --no-ppl --show-statistics --parse-special", "", Missing, kImatrix},
@@ -191,7 +192,7 @@ constexpr Foreign kForeign[] = {
      "there are no control vectors"},
     {"--mtp --dflash --eagle3 --spec-default", "", Missing, "use --lookup, -md MODEL or --self-draft N"},
     {"--spec-synth-len --spec-synth-rates", "*", Missing, "runnel bench measures drafts by acceptance"},
-    {"--reasoning-format", "*", Nothing, "reasoning is told apart from the answer; --show-thinking shows it"},
+    {"--reasoning-format", "*", Nothing, "reasoning is separated from the answer; --show-thinking shows it"},
     {"-rea --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message", "*", Missing,
      kThink, "on auto -1"},
     {"--reasoning-preserve --no-reasoning-preserve", "", Missing, kThink},
@@ -203,11 +204,11 @@ constexpr Foreign kForeign[] = {
      "chat"},
     {"-i --interactive -if --interactive-first --interactive-specials -ins --instruct -mli --multiline-input",
      "", Missing, kInteractive},
-    {"--in-prefix-bos", "", Missing, "the chat template makes the turns; --raw leaves it out"},
-    {"--in-prefix --in-suffix", "*", Missing, "the chat template makes the turns; --raw leaves it out"},
+    {"--in-prefix-bos", "", Missing, "the chat template writes the turns; --raw disables it"},
+    {"--in-prefix --in-suffix", "*", Missing, "the chat template writes the turns; --raw disables it"},
     {"--chat-template-name", "*", Missing, "use --chat-template FILE"},
     {"-o --output --output-file", "*", Missing,
-     "stdout carries the result: runnel run ... > FILE; chat has /save"},
+     "the result is on stdout: runnel run ... > FILE; chat has /save"},
     {"--context-file --chunk-size --chunk-separator --positive-file --negative-file --pca-batch --pca-iter "
      "--method",
      "*", Missing, kRetrieval},
@@ -219,7 +220,7 @@ constexpr Foreign kForeign[] = {
      "there is no server: runnel batch answers many prompts"},
 
     // --- ollama run
-    {"--keepalive", "*", Nothing, "a model is mapped, not kept by a service"},
+    {"--keepalive", "*", Nothing, "a model is mapped from its file, not kept by a service"},
     {"--nowordwrap", "", Nothing, "answers are not wrapped"},
     {"--insecure", "", Missing, kDownload},
     {"--think", "true false high medium low", Missing, kThink},
@@ -227,7 +228,7 @@ constexpr Foreign kForeign[] = {
     {"--truncate", kOnOff, Missing, "use --on-overflow"},
     {"--dimensions", "*", Missing, kEmbed},
     {"--experimental --experimental-yolo --experimental-websearch", "", Missing,
-     "models call no tools by themselves; --tools FILE describes tools"},
+     "runnel does not run tools; --tools FILE describes them to the model"},
 
     // --- mistral.rs
     {"--isq --quant -q4 -q8", "*", Missing, kQuantized},
@@ -254,8 +255,8 @@ constexpr Foreign kForeign[] = {
     {"--enable-thinking", "", Same, "--template-var enable_thinking=true"},
     {"--jinja-explicit", "*", Same, "--chat-template $"},
     {"--agent --enable-search --search --web", "", Missing,
-     "models call no tools by themselves; --tools FILE describes tools"},
-    {"--mcp-config", "*", Missing, "models call no tools by themselves; --tools FILE describes tools"},
+     "runnel does not run tools; --tools FILE describes them to the model"},
+    {"--mcp-config", "*", Missing, "runnel does not run tools; --tools FILE describes them to the model"},
 };
 
 struct Program {
@@ -264,10 +265,10 @@ struct Program {
 constexpr Program kPrograms[] = {
     {"show info gguf-dump gguf", "use runnel inspect MODEL"},
     {"pull download get fetch cp push", "download the GGUF file and give its path as MODEL"},
-    {"list ls ps rm stop", "models are files and run while the program runs: nothing to manage"},
+    {"list ls ps rm stop", "models are files: there is nothing to manage"},
     {"serve server daemon api",
      "there is no server: runnel batch answers many prompts, runnel chat MODEL < PIPE talks"},
-    {"create modelfile", "options in ~/.config/runnel/config.toml take the place of a Modelfile"},
+    {"create modelfile", "options in ~/.config/runnel/config.toml replace a Modelfile"},
     {"cli llama-cli main simple", "use runnel chat MODEL or runnel run MODEL PROMPT"},
     {"generate complete text prompt ask", "use runnel run MODEL PROMPT"},
     {"llama-bench benchmark batched-bench", "use runnel bench MODEL"},

@@ -22,7 +22,7 @@ Command perplexity_command() {
     table.in_group(Group::Prompt);
     table.text("-f,--file", o->file, "the text; -: standard input").takes("FILE");
     table
-        .add("--chunks", "N", "only so many chunks; -1: all",
+        .add("--chunks", "N", "number of chunks to use; -1: all",
              [o = o.get()](const std::string &text) {
                  o->chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
              })
@@ -57,7 +57,7 @@ Command inspect_command() {
     table.flag("--tensors", o->tensors, "list the tensors (JSON always does)");
     table.flag("--arrays", o->arrays, "metadata arrays in full length");
     table.flag("--supported", o->supported,
-               "without MODEL: the families and formats, and how they were checked");
+               "without MODEL: the supported families and formats, and how they were checked");
     table.in_group(Group::Context);
     table.number("-c,--ctx-size", o->context, whole_numbers(0, 1 << 30),
                  "context of the memory plan; 0: the model's own");
@@ -86,7 +86,7 @@ Command tokenize_command() {
     table.flag("--special", o->special, "the text of special tokens becomes those tokens");
     table.flag("--decode", o->decode, "ids to text");
     table.flag("--llama-compatible", o->llama_compatible,
-               "cut words as llama.cpp does where the model's own tokenizer does otherwise");
+               "split words as llama.cpp does where it differs from the model's own tokenizer");
     table.in_group(Group::Output);
     table.flag("--ids", o->ids, "the ids as one list");
     table.flag("--jsonl", o->jsonl, "a JSON string per line in, a list of ids per line out");
@@ -113,8 +113,7 @@ Command template_command() {
     auto o = std::make_shared<TemplateOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Prompt);
-    table.text("--at", o->at, "the date that the template sees: 2025-06-01, 2025-06-01T12:30:00")
-        .takes("DATE");
+    table.text("--at", o->at, "the date for the template: 2025-06-01, 2025-06-01T12:30:00").takes("DATE");
     table.text("--template-name", o->name, "one of several templates in the file: tool_use").takes("NAME");
     table.in_group(Group::Output);
     table.flag("--jsonl", o->jsonl,

@@ -59,7 +59,7 @@ Command with_common_options(Command command, Common &common) {
     table.flag("-q,--quiet,--log-disable", common.quiet, "errors only: no progress, notes or statistics");
     if (command.writes_files)
         table.flag("--overwrite", common.overwrite, "outputs may replace files that runnel did not make");
-    table.text("--config", common.config, "settings from a TOML file besides your own").takes("FILE").rare();
+    table.text("--config", common.config, "settings from another TOML file").takes("FILE").rare();
     table.flag("--version", common.version, "what this program is built from").rare();
     table.flag("-h,--help,--usage", common.help, "this help");
     table.flag("--help-all", common.help_all, "help with all options, and their other spellings");
@@ -127,24 +127,24 @@ void add_draft_options(OptionTable &table, DraftFlags &o) {
     table
         .number("--draft-max,--draft,--draft-n,--spec-draft-n-max,--num-draft-tokens", o.most,
                 whole_numbers(0, decode::kMostDrafts),
-                "most tokens drafted at a time; how many is chosen by what pays")
+                "most tokens drafted at a time; the number is adapted to the speed")
         .rare();
     table
         .number("--draft-min,--draft-n-min,--spec-draft-n-min", o.least,
-                whole_numbers(0, decode::kMostDrafts), "shorter drafts than this are not tried")
+                whole_numbers(0, decode::kMostDrafts), "do not verify drafts shorter than this")
         .rare();
     table
         .number("--draft-branches", o.branches, whole_numbers(1, decode::kMostDrafts),
-                "most continuations drafted side by side, as many as pay; 1: one")
+                "most alternative continuations to draft; the number is adapted; 1: one")
         .rare();
     table
         .number("--draft-p-min,--spec-draft-p-min", o.least_probability, NumberRange{0, 1, false, false},
-                "no drafted token of which the draft is less sure than this")
+                "least probability of a drafted token")
         .rare();
     table
         .choice("--draft-rule", o.rule,
                 {{"same", decode::DraftRule::Same}, {"rejection", decode::DraftRule::Rejection}},
-                "same: the text is the one without drafts; rejection: its distribution is")
+                "same: the text is that without drafts; rejection: only its distribution is")
         .takes("RULE")
         .rare();
     table
@@ -189,19 +189,18 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
                  })
             .by_default(shown_number(setting.get(o.sampling)));
     }
-    table.list("-r,--stop,--reverse-prompt", o.stops, "end the answer in front of this text; repeatable");
-    table.flag("--ignore-eos", o.ignore_eos, "go on when the model ends its answer").rare();
+    table.list("-r,--stop,--reverse-prompt", o.stops, "end the answer before this text; repeatable");
+    table.flag("--ignore-eos", o.ignore_eos, "continue when the model ends its answer").rare();
     table.list("-l,--logit-bias", o.logit_bias, "add to a token's logit; repeatable")
         .takes("ID+B|ID-B")
         .rare();
     add_constraint_options(table, o.constraint);
     table
-        .flag("--close", o.constraint.close,
-              "where -n cuts an answer that a grammar constrains, add the shortest valid ending")
+        .flag("--close", o.constraint.close, "if -n cuts a constrained answer, add its shortest valid ending")
         .rare();
     table
         .number("--deadline", o.deadline, NumberRange{0, NumberRange::kNone, false, false},
-                "stop after so many seconds with the text so far")
+                "stop after this many seconds with the text so far")
         .rare();
 }
 
@@ -260,7 +259,7 @@ void add_overflow_option(OptionTable &table, Overflow &overflow) {
         .choice(
             "--on-overflow", overflow,
             {{"error", Overflow::Error}, {"shift", Overflow::Shift}, {"drop-middle", Overflow::DropMiddle}},
-            "when text outgrows the context: error, shift (the oldest text goes, the system prompt "
+            "when text exceeds the context: error, shift (the oldest text goes, the system prompt "
             "stays) or drop-middle")
         .takes("WHAT");
 }

@@ -139,12 +139,12 @@ class Doctor {
                 break;
             case Absence::DriverFailed:
                 finding.remedy =
-                    "Start the machine anew, and install a current NVIDIA driver if that does not "
+                    "Restart the machine, and install a current NVIDIA driver if that does not "
                     "help (nvidia-smi tells whether it answers).";
                 break;
             default:
                 finding.remedy =
-                    "See whether nvidia-smi lists a GPU, and whether CUDA_VISIBLE_DEVICES hides it.";
+                    "Check whether nvidia-smi lists a GPU, and whether CUDA_VISIBLE_DEVICES hides it.";
         }
         add(std::move(finding));
     }
@@ -191,7 +191,7 @@ class Doctor {
         const auto name = architecture ? architecture->as_string() : std::nullopt;
         const bool known = name && std::ranges::find(supported, *name) != supported.end();
         finding.remedy =
-            known ? "Nothing runs it: download it again, compare its checksum with the publisher's, "
+            known ? "No program can run it: download it again, compare its checksum with the publisher's, "
                     "or take another conversion of the model."
                   : "This version of runnel does not run it: take a model of a family that it knows "
                     "(runnel inspect --supported), or a newer version.";
@@ -283,7 +283,7 @@ class Doctor {
         Finding finding{Area::Gpu, "memory", Verdict::Right, text};
         if (changed > 0) {
             finding.verdict = Verdict::Unstable;
-            finding.detail += ": " + std::to_string(changed) + " words came back changed";
+            finding.detail += ": " + std::to_string(changed) + " words changed";
         }
         add_of(gpu.name(), std::move(finding));
     }
@@ -304,7 +304,7 @@ class Doctor {
                 if (finite) look_at_text_on(gpu->name(), options, cpu);
         } catch (const text::TokenizerError &error) {
             Finding finding{Area::File, "tokenizer", Verdict::Wrong, error.what()};
-            finding.remedy = "Nothing runs it: take another conversion of the model.";
+            finding.remedy = "No program can run it: take another conversion of the model.";
             add(std::move(finding));
         } catch (const decode::DecodeError &error) {
             add_of("cpu", {Area::Text, "a text on the CPU", Verdict::Skipped, error.what()});

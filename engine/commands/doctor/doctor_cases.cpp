@@ -373,7 +373,7 @@ class Cases {
             name += (sliding ? ", window " : ", chunks of ") + std::to_string(step.window);
             if (window != step.window) name += " (here " + std::to_string(window) + ")";
         }
-        if (step.sink_cells > 0) name += ", first cells seen";
+        if (step.sink_cells > 0) name += ", with sink cells";
         if (step.softcap > 0) name += ", soft-cap";
         if (step.sinks != kNoWeight) name += ", sinks";
         if (step.q_norm != kNoWeight || step.k_norm != kNoWeight) name += ", norms";
@@ -484,7 +484,7 @@ class Cases {
                   type(step.rate), step.step != kNoSlot}))
             return;
         push_exact(
-            "gates of a scan, " + std::to_string(width(step.in)), "",
+            "scan gates, " + std::to_string(width(step.in)), "",
             [this, step, out] { return small().input(step.in).step(step).look_at(out); }, kExact);
     }
     // Keys and queries of length one; decays and strengths between 0 and 1.

@@ -103,12 +103,12 @@ void judge(const StepCase &step, const CheckedDevice &device, Finding &finding) 
     finding.detail = std::isfinite(d.all) ? "error " + scientific(d.all) : "results are not finite";
     if (!same_bits(whole, again)) {
         finding.verdict = Verdict::Unstable;
-        finding.detail += ", and another result the second time";
+        finding.detail += ", and another result at the second run";
     } else if (!(d.all <= tolerance) || !(d.worst_column <= 8 * tolerance)) {
         finding.verdict = Verdict::Wrong;
         if (std::isfinite(d.all))
-            finding.detail += ", of one column " + scientific(d.worst_column) + "; expected is below " +
-                              scientific(tolerance);
+            finding.detail +=
+                ", in one column " + scientific(d.worst_column) + "; expected below " + scientific(tolerance);
     } else if (device.same_bits && !step.rounded &&
                !same_bits(whole, Sequence(device.same_bits(), program, step.tokens).run(0, step.tokens))) {
         finding.verdict = Verdict::Wrong;
@@ -117,9 +117,8 @@ void judge(const StepCase &step, const CheckedDevice &device, Finding &finding) 
         const Distance of_parts = distance(parts, expected, program.vocab);
         const bool wrong = !(of_parts.all <= tolerance);
         finding.verdict = wrong ? Verdict::Wrong : Verdict::Varies;
-        finding.detail = wrong
-                             ? "error " + scientific(of_parts.all) + " where there are few tokens in a batch"
-                             : finding.detail + ", other bits where fewer tokens are in a batch";
+        finding.detail = wrong ? "error " + scientific(of_parts.all) + " with few tokens in a batch"
+                               : finding.detail + ", other bits with fewer tokens in a batch";
     }
 }
 

@@ -80,15 +80,16 @@ Finding describe(const gguf::Tensor &tensor, const gguf::DataScan &scan, Conditi
         const uint64_t byte = tensor.offset + *scan.first_broken * type.block_bytes;
         finding.numbers["first_byte"] = byte;
         const bool nvfp4 = tensor.type == gguf::Type::NVFP4;
-        finding.detail = std::to_string(scan.not_finite) + " of " + std::to_string(scan.blocks) +
-                         (type.quantized ? " blocks have scales that" : " values") +
-                         (nvfp4 ? " nothing writes (NaN or negative)" : " are no numbers (NaN or infinite)") +
-                         ", the first at byte " + std::to_string(byte);
+        finding.detail =
+            std::to_string(scan.not_finite) + " of " + std::to_string(scan.blocks) +
+            (type.quantized ? " blocks have scales that" : " values") +
+            (nvfp4 ? " no quantizer writes (NaN or negative)" : " are not finite (NaN or infinite)") +
+            ", the first at byte " + std::to_string(byte);
         if (tensor.part > 0) finding.detail += " of part " + std::to_string(tensor.part + 1);
     } else {
         if (condition == Condition::Zeros) finding.verdict = Verdict::Note;
         finding.detail = std::to_string(scan.zero_pages) + " of " + std::to_string(scan.pages) +
-                         " pages hold nothing but zeros: a download that was never finished looks like that";
+                         " pages contain only zeros, as after an unfinished download";
     }
     return finding;
 }

@@ -93,12 +93,12 @@ class Judge {
         if (faults(Area::Cpu) ==
             count([](const Finding &f) { return f.area == Area::Cpu && f.verdict == Verdict::Failed; }))
             return {"cpu",
-                    "The CPU did not do its work (" + named(Area::Cpu) +
-                        "): look at these lines, and free memory or choose fewer threads with -t.",
+                    "The CPU failed (" + named(Area::Cpu) +
+                        "): read these lines, and free memory or choose fewer threads with -t.",
                     exit_code::kFailed};
         return {"cpu",
                 "The CPU's results are wrong (" + named(Area::Cpu) +
-                    "). If another run says the same, RUNNEL_CPU=scalar goes around the kernels: please "
+                    "). If another run gives the same, RUNNEL_CPU=scalar avoids these kernels: please "
                     "report it. If not, memory or an overclocked CPU is at fault.",
                 exit_code::kFailed};
     }
@@ -119,9 +119,9 @@ class Judge {
         const std::string without = " Until then: --device cpu.";
         // (kernels/cuda/runtime/switches.h)
         const std::string halves =
-            " RUNNEL_CUDA_OFF=pdl,graphs,prefetch,carveout,trigger leaves parts of the GPU's work out, each "
+            " RUNNEL_CUDA_OFF=pdl,graphs,prefetch,carveout,trigger disables parts of the GPU's work, each "
             "by "
-            "its name: see which one makes the difference.";
+            "its name: find the one that makes the difference.";
         if (has(Verdict::Unstable))
             return {"gpu",
                     "The GPU is at fault: the same work gave different results (" +
@@ -136,31 +136,31 @@ class Judge {
                     exit_code::kFailed};
         if (has(Area::Gpu, Verdict::Failed))
             return {"driver",
-                    "The driver does not run the work it is given (" + named(Area::Gpu, Verdict::Failed) +
-                        "): start the machine anew, and install a current driver." + without,
+                    "The driver does not run the kernels (" + named(Area::Gpu, Verdict::Failed) +
+                        "): restart the machine, and install a current driver." + without,
                     exit_code::kFailed};
         const auto broken = std::find_if(findings_.begin(), findings_.end(),
                                          [&](const Finding &f) { return nothing_right(f.device); });
         if (broken != findings_.end())
             return {"driver",
                     "Nothing that the GPU" + (broken->device.empty() ? "" : " " + broken->device) +
-                        " computes is right: the driver and this program do not fit together, or the GPU is "
+                        " computes is right: the driver does not suit this program, or the GPU is "
                         "broken. Install a current driver." +
                         without,
                     exit_code::kFailed};
         const std::string what = faults(Area::Gpu) > 0 ? named(Area::Gpu) : named(Area::Text);
         return {"kernel",
-                "Part of what this program does on this GPU is wrong (" + what +
-                    "), every time in the same way: please report these lines." + halves + without,
+                "Some kernels are wrong on this GPU (" + what +
+                    "), in the same way every time: please report these lines." + halves + without,
                 exit_code::kFailed};
     }
 
     std::string all_well() const {
         const std::string noted = named(Area::File, Verdict::Note);
         std::string text = noted.empty()
-                               ? "Everything that was looked at is right."
-                               : "Nothing is wrong, but look at what is noted of the file (" + noted +
-                                     "): if its texts are bad, compare its checksum with the publisher's.";
+                               ? "All checks passed."
+                               : "All checks passed, but read the notes about the file (" + noted +
+                                     "): if its answers are bad, compare its checksum with the publisher's.";
         const std::string slow =
             list_of(findings_, [](const Finding &f) { return f.verdict == Verdict::Slow; });
         if (!slow.empty()) text += " Slower than the memory allows: " + slow + ".";

@@ -74,7 +74,7 @@ Finding check_text(const TextLogits &of) {
     if (!all_finite(of)) {
         finding.area = Finding::Area::File;
         finding.verdict = Verdict::Wrong;
-        finding.detail = "the model's own numbers overflow: a text makes logits that are not finite";
+        finding.detail = "the model's numbers overflow: the logits of a text are not finite";
         finding.remedy =
             "Its weights are damaged or were converted wrongly: download it again, compare its checksum with "
             "the publisher's, or take another conversion of the model.";
@@ -92,7 +92,7 @@ Finding check_text(const TextLogits &of) {
     if (of.tokens.size() > 1 && perplexity > of.vocab) {
         finding.verdict = Verdict::Note;
         finding.detail += ", worse than chance among " + std::to_string(of.vocab) +
-                          " tokens: a model without training, or a file with other weights than it says";
+                          " tokens: an untrained model, or a file with wrong weights";
     }
     return finding;
 }
@@ -121,7 +121,7 @@ Finding compare_texts(const TextLogits &cpu, const TextLogits &gpu, const TextLo
         std::memcmp(gpu.logits.data(), again.logits.data(), gpu.logits.size() * sizeof(float)) == 0;
     if (!equal) {
         finding.verdict = Verdict::Unstable;
-        finding.detail += ", and another result the second time";
+        finding.detail += ", and another result at the second run";
     } else if (!(sum <= kMostDivergence)) {
         finding.verdict = Verdict::Wrong;
     }

@@ -380,7 +380,8 @@ bool can_depend(const KernelHandle &kernel) {
     constexpr int kFirst = 90;
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel.entry);
-    if (error != cudaSuccess) fail(error, std::string("asking about the kernel ") + kernel.name);
+    if (error != cudaSuccess)
+        fail(error, std::string("querying the attributes of the kernel ") + kernel.name);
     return attributes.ptxVersion >= kFirst && attributes.binaryVersion >= kFirst;
 }
 
@@ -388,7 +389,7 @@ int resident_blocks(const KernelHandle &kernel, SharedBytes shared) {
     int blocks = 0;
     const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(
         &blocks, kernel.entry, kernel.threads, shared.on(on_turing(current_device())));
-    if (error != cudaSuccess) fail(error, std::string("asking how often fits the kernel ") + kernel.name);
+    if (error != cudaSuccess) fail(error, std::string("querying the occupancy of the kernel ") + kernel.name);
     return blocks;
 }
 

@@ -71,12 +71,12 @@ TEST_CASE("model: an epsilon, a scale or a rotation that would compute NaN is re
     for (const float bad : {kNan, 1.0f, 0.0f, -10.0f})
         check_refused(EditedModel().set("llama.rope.freq_base", bad), "rope.freq_base");
     check_refused(EditedModel().set("llama.rope.scaling.factor", -2.0f), "rope.scaling.factor");
-    check_refused(EditedModel().set("llama.rope.scaling.factor", 1e-310), "without end");
+    check_refused(EditedModel().set("llama.rope.scaling.factor", 1e-310), "not finite");
     check_refused(EditedModel()
                       .set("llama.rope.scaling.type", "yarn")
                       .set("llama.rope.scaling.factor", 1e10f)
                       .set("llama.rope.scaling.attn_factor", 3e38f),
-                  "without end");
+                  "not finite");
     for (const float bad : {kNan, kInf, 0.0f, -1.0f})
         check_refused(EditedModel().tensor("rope_freqs.weight", gguf::Type::F32, {8}, bad), "rope_freqs");
     check_refused(EditedModel().tensor("rope_freqs.weight", gguf::Type::F32, {9}, 1), "rope_freqs");
@@ -149,15 +149,15 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, one, kNan),
                   "blk.0.ffn_up.scale: is not a positive number");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, {3}, 1),
-                  "blk.0.ffn_up.scale: factors are supported if they are one number");
+                  "blk.0.ffn_up.scale: only factors of one number are supported");
     check_refused(EditedModel().tensor("output.scale", gguf::Type::F32, {3}, 1),
-                  "output.scale: factors are supported if they are one number");
+                  "output.scale: only factors of one number are supported");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F16, one),
                   "blk.0.ffn_up.scale: its type is f16, f32 is expected");
     ModelShape experts;
     experts.arch = "qwen3moe";
     check_refused(EditedModel(experts).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {4}, 1),
-                  "blk.0.ffn_up_exps.scale: factors are supported if they are one number beside a matrix");
+                  "blk.0.ffn_up_exps.scale: only factors of one number are supported, and not for experts");
 }
 
 TEST_CASE("model: hybrid families that are not there are refused with what is supported instead") {

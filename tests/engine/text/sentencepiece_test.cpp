@@ -58,7 +58,7 @@ TEST_CASE("charsmap: a value of another form is refused, a damaged one never rea
     const json &model = data["models"]["replaced"];
     const std::string whole = from_hex(model["charsmap"]), key = "tokenizer.ggml.precompiled_charsmap";
     auto file = file_of(model);
-    const std::string no_trie = key + ": does not begin with the size of a trie";
+    const std::string no_trie = key + ": does not start with the size of a trie";
     CHECK(file.bytes(key, "").error() == "");
     CHECK(file.bytes(key, "abc").error().starts_with(no_trie));
     CHECK(file.bytes(key, whole.substr(0, 400)).error().starts_with(no_trie));

@@ -104,7 +104,7 @@ TEST_CASE("byte-level BPE applies merges by rank inside the words of the pre-tok
     CHECK(tokenizer.model_name() == "gpt2/gpt-2");
 }
 
-TEST_CASE("llama-bpe takes words of the vocabulary whole and adds BOS") {
+TEST_CASE("llama-bpe keeps words in the vocabulary whole and adds BOS") {
     const std::vector<std::string> merges = {"b c", "a b"};
     auto file = byte_pair_file(merges, {"<|begin_of_text|>"}, "llama-bpe");
     std::vector<std::string> tokens;
@@ -243,7 +243,7 @@ TEST_CASE("ASCII without a token is dropped, other bytes become U+FFFD") {
     CHECK(encoded(loaded.tokenizer, "a\xFFz", kPlain) == Pieces{"a", "\u00EF", "\u00BF", "\u00BD", "z"});
 }
 
-TEST_CASE("GLM-4 takes words of the vocabulary whole, ChatGLM merges") {
+TEST_CASE("GLM-4 keeps words in the vocabulary whole, ChatGLM merges") {
     const std::vector<std::string> merges = {"a b", "b c", "a bc"};
     for (const char *pre : {"glm4", "glm5"})
         CHECK(encoded(byte_pair_file(merges, {}, pre).load().tokenizer, "abc", kPlain) == Pieces{"abc"});

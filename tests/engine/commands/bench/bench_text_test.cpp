@@ -85,7 +85,7 @@ TEST_CASE("tokenize follows the model, or llama.cpp where it is told to; an unkn
     const Result result = runnel_with({"tokenize", write_vocabulary(directory, "qwen9"), "--ids", "ab"});
     CHECK(result.code == 0);
     CHECK(json::parse(result.out).size() == 1);
-    CHECK(result.err.starts_with("runnel: tokenizer.ggml.pre: pre-tokenizer 'qwen9' is not known"));
+    CHECK(result.err.starts_with("runnel: tokenizer.ggml.pre: pre-tokenizer 'qwen9' is unknown"));
     CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
 }
 

@@ -550,7 +550,7 @@ TEST_CASE("doctor: as a program, on a machine that may have no GPU") {
     CHECK(all.err == "");
     CHECK(all.out.find("cpu  right") != std::string::npos);
     CHECK(all.out.find("file right") != std::string::npos);
-    CHECK(all.out.ends_with("Everything that was looked at is right.\n"));
+    CHECK(all.out.ends_with("All checks passed.\n"));
     const testing::Result as_json = run({"doctor", "-m", tiny.path.string(), "--quick", "--json"});
     CHECK(json::parse(as_json.out)["fault"] == "none");
     CHECK(run({"doctor", (tiny.directory / "none.gguf").string()}).code == exit_code::kUsage);

@@ -213,7 +213,7 @@ TEST_CASE("cuda pieces: copies share a launch where none needs another's result,
     Program overlapping = program;
     std::get<Copy>(overlapping.steps.back()).to.stride = 100;
     CHECK_THROWS_WITH_AS(cuda::plan(overlapping),
-                         "the GPU has no kernel for a copy to pieces that overlap yet", BackendError);
+                         "the GPU has no kernel for a copy to overlapping slices yet", BackendError);
 }
 
 namespace {
