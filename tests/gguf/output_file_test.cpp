@@ -70,7 +70,7 @@ size_t entries(const fs::path &folder) {
 
 }  // namespace
 
-TEST_CASE("output file: replaces only what is empty, its own, or meant") {
+TEST_CASE("output file: replaces only empty files, own files, or on request") {
     const TemporaryDirectory folder;
     const fs::path path = folder / "file";
     CHECK(!refusal(path));
@@ -142,7 +142,7 @@ TEST_CASE("output file: modes and links stay") {
     umask(before);
 }
 
-TEST_CASE("output file: what a killed process left goes, what a living one writes stays") {
+TEST_CASE("output file: files of killed processes are removed, those of running ones kept") {
     const TemporaryDirectory folder;
     const pid_t child = fork();
     if (child == 0) {

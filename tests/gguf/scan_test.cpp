@@ -81,7 +81,7 @@ TEST_CASE("scan: sound weights of every format have nothing to report") {
     }
 }
 
-TEST_CASE("scan: of random bytes, blocks whose values are no numbers") {
+TEST_CASE("scan: random bytes have blocks whose values are not finite") {
     std::mt19937 random(4);
     for (const gguf::Type type : all_types()) {
         if (type == gguf::Type::NVFP4) continue;  // has no such numbers: tested below

@@ -140,7 +140,7 @@ TEST_CASE("writer: misuse is refused") {
     CHECK_THROWS_AS(writer.write({}), std::logic_error);
 }
 
-TEST_CASE("writer: what the system refuses is said") {
+TEST_CASE("writer: errors of the system are reported") {
     const auto error_of = [](const std::filesystem::path &path, size_t bytes) {
         Writer writer;
         writer.add_tensor("t", Type::I8, {static_cast<int64_t>(bytes)});

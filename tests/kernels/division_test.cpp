@@ -134,7 +134,7 @@ void check_divisions(const Program &program, MakeDevice make, uint32_t seed, int
 
 }  // namespace
 
-TEST_CASE("division: on two CPUs, however the steps are handed out, every bit is that of one") {
+TEST_CASE("division: on two CPUs, any assignment of the steps gives the bits of one") {
     for (uint32_t seed = 1; seed <= 6; ++seed) {
         TinyShape shape{.layers = 3, .type = seed % 2 ? gguf::Type::Q8_0 : gguf::Type::F32};
         shape.varied = seed > 2;
@@ -144,14 +144,14 @@ TEST_CASE("division: on two CPUs, however the steps are handed out, every bit is
     }
 }
 
-TEST_CASE("division: among three and four devices, every bit is that of one") {
+TEST_CASE("division: three and four devices give the bits of one") {
     for (uint32_t seed = 31; seed <= 34; ++seed) {
         const TinyProgram tiny({.layers = 3, .varied = seed > 32, .type = gguf::Type::Q8_0}, seed);
         check_divisions(tiny.program(), one_cpu, seed, 4, CacheType::F16, CacheType::F16, 3 + seed % 2);
     }
 }
 
-TEST_CASE("division: on CPUs of several threads, and with packed caches, every bit is that of one") {
+TEST_CASE("division: CPUs with several threads and packed caches give the bits of one") {
     for (uint32_t seed = 21; seed <= 24; ++seed) {
         TinyShape shape{.layers = 2, .head_dim_k = 32, .head_dim_v = 32, .type = gguf::Type::Q8_0};
         if (seed == 24) shape.experts = {.count = 5, .routing = {.used = 2}, .shared = true};
@@ -161,7 +161,7 @@ TEST_CASE("division: on CPUs of several threads, and with packed caches, every b
     }
 }
 
-TEST_CASE("division: on two GPUs, however the steps are handed out, every bit is that of one") {
+TEST_CASE("division: on two GPUs, any assignment of the steps gives the bits of one") {
     const TinyProgram dense({.layers = 1, .head_norm = true, .bias = true, .type = gguf::Type::Q4_0}, 11);
     check_divisions(dense.program(), gpu_device, 11, 1);
     const TinyProgram experts(
@@ -171,7 +171,7 @@ TEST_CASE("division: on two GPUs, however the steps are handed out, every bit is
     check_divisions(packed.program(), gpu_device, 13, 1, CacheType::Q8_0, CacheType::Q4_0);
 }
 
-TEST_CASE("division: a share holds what its steps need, and nothing else") {
+TEST_CASE("division: a partition has what its steps need, and nothing else") {
     const TinyProgram tiny({.layers = 4, .type = gguf::Type::Q8_0}, 3);
     const Program &program = tiny.program();
     std::vector<uint8_t> device(program.steps.size(), 1);

@@ -54,7 +54,7 @@ std::vector<float> run(Backend &backend, const Program &program, const std::vect
 
 }  // namespace
 
-TEST_CASE("memory need: load() takes what was predicted, to the byte, and batches take nothing") {
+TEST_CASE("memory need: load() allocates exactly the predicted bytes, and batches none") {
     constexpr int32_t kTokens = 40, kBlocks = 12, kContext = 320;
     std::vector<TinyShape> shapes = {
         {.layers = 1, .bias = true, .type = gguf::Type::Q8_0},
@@ -158,7 +158,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("memory need: however a batch is cut, each launch has room") {
+TEST_CASE("memory need: the partial results of each launch of a batch fit") {
     testing::Random random(31);
     for (int round = 0; round < 300; ++round) {
         CAPTURE(round);

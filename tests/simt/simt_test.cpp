@@ -68,7 +68,7 @@ bool mentions_one(const std::string &text, std::string alternatives) {
 
 }  // namespace
 
-TEST_CASE("simt: every check fires on a kernel that is wrong in its way, in any order") {
+TEST_CASE("simt: every check finds its wrong kernel, in any order") {
     for (uint64_t seed = 1; seed <= 5; ++seed)
         for (const WrongKernel &wrong : wrong_kernels()) {
             const WithSeed with(seed);
@@ -111,7 +111,7 @@ TEST_CASE("simt: right kernels give the right results for every order") {
     }
 }
 
-TEST_CASE("simt: a dependent launch overlaps the one ahead, and gives the same") {
+TEST_CASE("simt: a dependent launch overlaps the previous one, with the same results") {
     for (uint64_t seed = 1; seed <= 20; ++seed) {
         const WithSeed with(seed);
         CAPTURE(seed);
@@ -144,7 +144,7 @@ TEST_CASE("simt: a dependent launch overlaps the one ahead, and gives the same")
     }
 }
 
-TEST_CASE("simt: weights that the launch ahead writes must not be read before the wait") {
+TEST_CASE("simt: weights that the previous launch writes must not be read before the wait") {
     for (uint64_t seed = 1; seed <= 10; ++seed) {
         const WithSeed with(seed);
         CAPTURE(seed);
@@ -247,7 +247,7 @@ TEST_CASE("simt: what a device refuses while a graph is recorded") {
     record([&] { launch(small.stream, block_sum_kernel(), {1, kSmallShared}, small.params()); });
 }
 
-TEST_CASE("simt: launches with what no prepare() allowed, or the device does not have") {
+TEST_CASE("simt: launches with more shared memory than prepare() allowed or the device has") {
     constexpr size_t kMuch = 50 << 10;
     Small small;
     const auto start = [&](LaunchShape shape) {

@@ -70,7 +70,7 @@ TEST_CASE("model maker: weights are scaled to keep activations near one") {
     CHECK(deviation("output.weight") == doctest::Approx(2.5 / 16).epsilon(0.02));
 }
 
-TEST_CASE("model maker: formats follow llama.cpp's habits") {
+TEST_CASE("model maker: formats follow llama.cpp's rules") {
     ModelShape shape;
     shape.width = 256, shape.ff = 512, shape.layers = 8, shape.type = "Q4_K_M";
     const TemporaryModel mix(shape);

@@ -171,7 +171,9 @@ TEST_CASE("paged cache: forks share all blocks, and a write copies one") {
     device.check(first);
 }
 
-TEST_CASE("paged cache: a text that begins like an earlier one takes its blocks, also after that is gone") {
+TEST_CASE(
+    "paged cache: a text shares the blocks of an earlier one with the same prefix, even after that has "
+    "ended") {
     PagedCache cache(layouts_of({{}}, 20), 0, kRoot);
     Device device(cache, {{}});
     std::mt19937 random(3);
@@ -207,7 +209,7 @@ TEST_CASE("paged cache: two sequences that compute the same text at the same tim
     device.check(b);
 }
 
-TEST_CASE("paged cache: kept blocks give way, the ends of texts that were used longest ago first") {
+TEST_CASE("paged cache: kept blocks are evicted, the last blocks of the least recently used texts first") {
     PagedCache cache(layouts_of({{}}, 8), 0, kRoot);
     Device device(cache, {{}});
     const auto text = [](int32_t token) { return Tokens(128, token); };
@@ -231,7 +233,7 @@ TEST_CASE("paged cache: kept blocks give way, the ends of texts that were used l
     CHECK(fourth.length() == 0);
 }
 
-TEST_CASE("paged cache: a text that is cut within a kept block writes there when nothing else is left") {
+TEST_CASE("paged cache: a truncated sequence writes to its kept block when no block is free") {
     PagedCache cache(layouts_of({{}}, 2), 0, kRoot);
     Device device(cache, {{}});
     SequenceCache sequence = cache.new_sequence();
@@ -249,7 +251,7 @@ TEST_CASE("paged cache: a text that is cut within a kept block writes there when
     device.check(sequence);
 }
 
-TEST_CASE("paged cache: behind a window, memory stays the same however long the text") {
+TEST_CASE("paged cache: with a window, memory does not grow with the text") {
     const std::vector<Reach> reaches = {{100, 0}, {50, 40}};
     const int32_t slack = 64;
     PagedCache cache(layouts_of(reaches, 40), slack, kRoot);

@@ -121,7 +121,7 @@ TEST_CASE("experts: groups that do not fit the experts are refused by key") {
 }
 
 // Both forms of a file have the same heads, so attention reads cells of the same shape.
-TEST_CASE("latent attention: one narrow head is cached, in files of either form") {
+TEST_CASE("latent attention: one narrow head is cached, for both forms of files") {
     for (const char *family : {"deepseek2", "deepseek2-joint", "deepseek2-lite"}) {
         CAPTURE(family);
         const TemporaryModel file(family_shape(family));

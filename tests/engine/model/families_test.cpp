@@ -92,7 +92,7 @@ TEST_CASE("families: what the CPU computes agrees with double precision") {
 
 // The peer's own rounding, mainly of binary16 products in attention, is a few thousandths; a family that is
 // implemented wrongly differs by at least tenths.
-TEST_CASE("families: logits, and those of the reference, are what peers have computed for the same file") {
+TEST_CASE("families: logits agree with those of peers for the same file") {
     REQUIRE(tests::peer_results().size() > 25);
     const auto tokens = tests::peer_tokens().first(tests::peer_tokens().size() - 1);
     for (const tests::PeerResult &peer : tests::peer_results()) {

@@ -46,7 +46,7 @@ void write_first_layers(const gguf::File &file, const std::string &arch, int32_t
 
 }  // namespace
 
-TEST_CASE("first layers: what a model of so many layers computes") {
+TEST_CASE("first layers: the result is that of a model with this many layers") {
     for (const char *arch : {"llama", "gemma2", "command-r", "olmo2", "qwen2moe", "deepseek2", "phi2"}) {
         CAPTURE(arch);
         ModelShape shape;

@@ -153,7 +153,7 @@ size_t check_same_text(const Program &program) {
 
 }  // namespace
 
-TEST_CASE("gpu families: every one says on the GPU what it says on the CPU") {
+TEST_CASE("gpu families: every family gives the same text on the GPU and the CPU") {
     for (size_t i = 0; i < testing::family_files().size(); i += kEvery) {
         const testing::FamilyFiles &family = testing::family_files()[i];
         CAPTURE(family.name);
@@ -173,7 +173,7 @@ TEST_CASE("gpu families: every one says on the GPU what it says on the CPU") {
     }
 }
 
-TEST_CASE("gpu families: a model of every format says on the GPU what it says on the CPU") {
+TEST_CASE("gpu families: every format gives the same text on the GPU and the CPU") {
     size_t formats = 0, ties = 0;
     for (uint32_t id = 0; id < 64; ++id) {
         const gguf::TypeTraits *traits = gguf::find_type(id);

@@ -104,7 +104,7 @@ TEST_CASE("model: tensors that are missing, of another shape or of a wrong type 
     check_refused(EditedModel(qwen3).without_tensor("blk.0.attn_q_norm.weight"), "attn_q_norm");
 }
 
-TEST_CASE("model: weights that the metadata has no place for are refused by name") {
+TEST_CASE("model: weights that the metadata does not account for are refused by name") {
     check_refused(EditedModel().set("llama.block_count", 1u),
                   "llama.block_count: 1, but there is a tensor blk.1.");
     check_refused(EditedModel().tensor("blk.0.attn_q_norm.weight", gguf::Type::F32, {16}, 1),
@@ -165,7 +165,7 @@ TEST_CASE("model: hybrid families that are not there are refused with what is su
                   "\"rwkv7\" is a hybrid or state-space model, which is not supported (supported: llama,");
 }
 
-TEST_CASE("model: what a file calls itself cannot disturb the message") {
+TEST_CASE("model: names in the file cannot disturb the message") {
     check_refused(EditedModel().set("general.architecture", "gpt\x1b[2J\nx"), "gpt\\x1b[2J\\x0ax");
     check_refused(EditedModel().set("general.architecture", std::string(100000, 'x').c_str()), "xxx...");
     check_refused(EditedModel().without("general.architecture"), "general.architecture");

@@ -88,7 +88,7 @@ TEST_CASE("chat prompt: a system message that the template refuses goes to the u
                       ("line 1, column 34: one only in: " + refuses).c_str());
 }
 
-TEST_CASE("chat prompt: what cannot be interpreted is recognized, and it is said") {
+TEST_CASE("chat prompt: a template that cannot be interpreted is recognized by its shape, with a note") {
     const std::vector<Message> chat = {{"user", "hi"}};
     // Looks right, but uses an unknown filter.
     const char *const broken =
@@ -108,7 +108,7 @@ TEST_CASE("chat prompt: what cannot be interpreted is recognized, and it is said
     CHECK(render(vocabulary(old), chat) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
 }
 
-TEST_CASE("chat prompt: reasoning goes where the template looks for it") {
+TEST_CASE("chat prompt: reasoning goes where the template reads it") {
     const std::vector<Message> chat = {{"user", "q"}, {"assistant", "a", "hm"}, {"user", "r"}};
     CHECK(render(vocabulary("{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }};{% endfor %}"),
                  chat) == "|q;hm|a;|r;");

@@ -168,7 +168,7 @@ TEST_CASE("an apostrophe in a template's default system message") {
         "<|im_start|>system\nYou're kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
 }
 
-TEST_CASE("a template made to be searched in vain takes no longer than its length allows") {
+TEST_CASE("recognizing a malicious template takes linear time") {
     constexpr int kShort = 1 << 10, kLong = 1 << 16;
     const auto seconds = [](int repeats) {
         std::string source = "{{ '<|im_start|>' }}";

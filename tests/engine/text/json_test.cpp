@@ -63,7 +63,7 @@ Json random_json(testing::Random &random, int depth) {
 
 }  // namespace
 
-TEST_CASE("json: what is written is read again") {
+TEST_CASE("json: written values read back") {
     for (uint64_t seed = 0; seed < 300; ++seed) {
         CAPTURE(seed);
         testing::Random random(seed);
@@ -76,7 +76,7 @@ TEST_CASE("json: what is written is read again") {
     CHECK(parse_json("18446744073709551615").get<uint64_t>() == UINT64_MAX);
 }
 
-TEST_CASE("json: what is none is refused in one line that says where") {
+TEST_CASE("json: invalid text is refused in one line with its position") {
     using Kind = JsonError::Kind;
     CHECK(failure("{\"a\": 1,\n \"b\": }").second == "line 2, column 7: unexpected '}'");
     CHECK(failure("{\"a\": [1, 2").second.find("unexpected end") != std::string::npos);

@@ -134,7 +134,7 @@ TEST_CASE("merging in windows gives what merging the whole word gives") {
     }
 }
 
-TEST_CASE("the work of merging grows with the word, not with its square") {
+TEST_CASE("the work of merging is linear in the word's length") {
     std::mt19937 random(9);
     for (const bool shuffled : {false, true}) {
         for (const size_t letters : {1, 2, 8}) {

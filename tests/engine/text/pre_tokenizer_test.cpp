@@ -121,7 +121,7 @@ TEST_CASE("an unknown pre-tokenizer is replaced by the nearest, and a note says 
     CHECK(with_pre_tokenizer(data, "kimi-k2").tokenizer.note().empty());
 }
 
-TEST_CASE("a megabyte of one kind of character takes no more than time in proportion") {
+TEST_CASE("a megabyte of one kind of character takes linear time") {
     for (const text::PreTokenizerKind &kind : text::pre_tokenizer_kinds()) {
         CAPTURE(kind.names.front());
         const text::PreTokenizer splitter(kind);
@@ -144,7 +144,7 @@ TEST_CASE("normalization form C") {
     CHECK_FALSE(text::is_surely_nfc("e\u0301"));
 }
 
-TEST_CASE("characters taken for inert are so") {
+TEST_CASE("characters classified as inert are inert") {
     size_t inert = 0;
     for (uint32_t c = 1; c < 0x20000; ++c) {
         if (c >= 0xD800 && c < 0xE000) continue;

@@ -37,7 +37,7 @@ Split split(const ReasoningStyle &style, const std::string &text, bool inside, t
 
 }  // namespace
 
-TEST_CASE("reasoning: told from the answer, however the text is cut") {
+TEST_CASE("reasoning: separated from the answer, however the text is split") {
     struct Case {
         ReasoningStyle style;
         const char *text;
@@ -73,7 +73,7 @@ TEST_CASE("reasoning: told from the answer, however the text is cut") {
         }
 }
 
-TEST_CASE("reasoning: whether the prompt has begun it") {
+TEST_CASE("reasoning: whether the prompt already begins it") {
     CHECK(kThink.begins_inside("...<|im_start|>assistant\n<think>\n"));
     CHECK_FALSE(kThink.begins_inside("...<|im_start|>assistant\n<think>\n\n</think>\n\n"));
     CHECK_FALSE(kThink.begins_inside("<|im_start|>assistant\n"));

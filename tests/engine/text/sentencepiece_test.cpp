@@ -79,7 +79,7 @@ TEST_CASE("charsmap: a value of another form is refused, a damaged one never rea
     }
 }
 
-TEST_CASE("charsmap: a trie that goes round in circles takes no longer than others") {
+TEST_CASE("charsmap: a cyclic trie takes linear time") {
     // "a" leads back to the root: following it would take time quadratic in the text's length, here
     // minutes.
     const json data = json::parse(testing::read_file("tests/data/sentencepiece.json"));
@@ -95,7 +95,7 @@ TEST_CASE("charsmap: a trie that goes round in circles takes no longer than othe
     CHECK(loaded.tokenizer.decode(loaded.tokenizer.encode(text, kPlain)) == text);
 }
 
-TEST_CASE("charsmap: bytes that are no UTF-8 are kept") {
+TEST_CASE("charsmap: invalid UTF-8 is kept") {
     const json data = json::parse(testing::read_file("tests/data/sentencepiece.json"));
     const auto loaded = file_of(data["models"]["replaced"]).load();
     const std::string broken = "\xff\xe3\x80 \xc3";
@@ -103,7 +103,7 @@ TEST_CASE("charsmap: bytes that are no UTF-8 are kept") {
     CHECK(loaded.tokenizer.note().empty());
 }
 
-TEST_CASE("gemma4: ends of turns, struck-out text, tokens that are never said") {
+TEST_CASE("gemma4: ends of turns, struck-out text, suppressed tokens") {
     const int32_t first = testing::kFirstPiece;
     auto file = testing::sentencepiece_file({"<eos>", "<turn|>", "<|tool_response>", "b", "a", "<image|>"});
     std::vector<int32_t> types(static_cast<size_t>(first) + 6, 1);

@@ -157,7 +157,7 @@ TEST_CASE("of special tokens the leftmost, then the longest is found; user-defin
     CHECK_FALSE(tokenizer.is_control(kFirstPiece + 2));
 }
 
-TEST_CASE("Phi-3's added tokens swallow the white space behind them") {
+TEST_CASE("Phi-3's added tokens include the white space after them") {
     auto file = sentencepiece_file(kHello).string("general.name", "Phi-3 mini");
     const auto loaded = file.load();
     CHECK(encoded(loaded.tokenizer, "</s> \n hello<s> hello", kParse) ==
@@ -179,7 +179,7 @@ TEST_CASE("segments are one text, but only special ones hold control tokens") {
     CHECK(encode({}).empty());
 }
 
-TEST_CASE("what ends a generation") {
+TEST_CASE("tokens that end a generation") {
     const auto ends = [](const std::vector<std::string> &controls) {
         const auto loaded = byte_pair_file({"a b"}, controls).load();
         Pieces found;

@@ -69,7 +69,7 @@ TEST_CASE("a UTF-8 stream gives out whole characters") {
     CHECK(stream.flush() == "");
 }
 
-TEST_CASE("a UTF-8 stream replaces what can never become valid, as soon as that is certain") {
+TEST_CASE("a UTF-8 stream replaces bytes that can no longer become valid at once") {
     check_all_cuts<Utf8Stream>("a\x80z", "a" + kBad + "z");
     check_all_cuts<Utf8Stream>("\xC0\x80", kBad + kBad);                        // overlong
     check_all_cuts<Utf8Stream>("\xE0\x80\x80", kBad + kBad + kBad);             // overlong
@@ -131,7 +131,7 @@ TEST_CASE("text for a terminal carries no control sequences") {
     check_all_cuts<TerminalFilter>("\u202E", "\u202E");
 }
 
-TEST_CASE("no byte of a control sequence passes, whatever comes") {
+TEST_CASE("no byte of a control sequence passes, for any input") {
     std::mt19937 random(2);
     for (int round = 0; round < 300; ++round) {
         const std::string bytes = random_bytes(random, random() % 24);

@@ -151,7 +151,7 @@ TEST_CASE("attention: a prompt in any chunks gives the same rows as token by tok
     }
 }
 
-TEST_CASE("attention: what a row does not see does not reach it") {
+TEST_CASE("attention: cells outside a row's window do not affect it") {
     Engine engine(5);
     for (const AttentionKernels *kernels : all_kernels()) {
         for (const int32_t window : {0, 40}) {
@@ -202,7 +202,7 @@ TEST_CASE("attention: large and equal scores") {
     CHECK(error_against_reference(sequence, 1196, 4, attend(attention_best(), sequence, 1196, 4)) < 1e-6);
 }
 
-TEST_CASE("attention: sink cells are seen from everywhere, with queries of their own") {
+TEST_CASE("attention: sink cells are visible to every row, with separate queries") {
     Engine engine(10);
     for (const int32_t sinks : {1, 4, 31, 32, 33, 100, 512})
         for (const int32_t window : {1, 30, 64, 600}) {

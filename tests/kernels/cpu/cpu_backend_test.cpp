@@ -205,7 +205,7 @@ TEST_CASE("cpu backend: logits agree with double precision") {
         }
 }
 
-TEST_CASE("cpu backend: whatever a program is made of, its logits agree with double precision") {
+TEST_CASE("cpu backend: random programs agree with double precision") {
     for (uint32_t seed = 100; seed < 140; ++seed) {
         CAPTURE(seed);
         const TinyShape shape{
@@ -274,7 +274,7 @@ TEST_CASE("cpu backend: chunks and threads change no bit of any kind of cache") 
 }
 
 // Tokens 16 apart, whose keys share bytes, computed by two threads at the same time.
-TEST_CASE("cpu backend: threads leave each other's keys alone") {
+TEST_CASE("cpu backend: threads do not overwrite each other's keys") {
     const TinyShape shape{.layers = 6, .heads = 1, .kv_heads = 1, .head_dim_k = 128};
     const TinyProgram tiny(shape, 31);
     const std::vector<int32_t> tokens = random_tokens(64, shape.vocab, 9);
@@ -284,7 +284,7 @@ TEST_CASE("cpu backend: threads leave each other's keys alone") {
         check_equal(runner.run(tokens, 32), expected, "run " + std::to_string(again));
 }
 
-TEST_CASE("cpu backend: a share that is the logits alone computes the rows that are asked for") {
+TEST_CASE("cpu backend: a partition with only the logits computes the requested rows") {
     const TinyShape shape{.layers = 1};
     const TinyProgram tiny(shape, 29);
     const Program &program = tiny.program();
@@ -394,7 +394,7 @@ TEST_CASE("cpu backend: rolling back to any earlier length continues as a fresh 
     }
 }
 
-TEST_CASE("cpu backend: only the logits asked for are computed, the same ones") {
+TEST_CASE("cpu backend: only the requested logits are computed, with the same bits") {
     const TinyProgram tiny({}, 19);
     auto backend = cpu::make_cpu_backend(2);
     backend->load(tiny.program(), {{kBlocks}}, kMaxTokens);
@@ -445,7 +445,7 @@ TEST_CASE("cpu backend: an instruction set that does not exist is refused") {
 
 // Only embedding, norm and output: still only the requested rows are computed, because the caller's
 // buffer has no space for more.
-TEST_CASE("cpu backend: a program without attention computes only the logits asked for") {
+TEST_CASE("cpu backend: a program without attention computes only the requested logits") {
     const TinyProgram tiny({.layers = 0}, 31);
     const std::vector<int32_t> tokens = random_tokens(20, 50, 8);
     std::vector<int32_t> positions(20);
@@ -466,7 +466,7 @@ TEST_CASE("cpu backend: a program without attention computes only the logits ask
     }
 }
 
-TEST_CASE("cpu backend: a linear step of any number of parts, several of them added to something") {
+TEST_CASE("cpu backend: a linear step of any number of parts, several of them with an add") {
     const TinyProgram tiny({.layers = 1}, 37);
     Program program = tiny.program();
     for (Step &step : program.steps) {

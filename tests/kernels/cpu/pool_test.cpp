@@ -84,7 +84,7 @@ TEST_CASE("loops visit every unit once, phase after phase") {
     }
 }
 
-TEST_CASE("an idle pool burns no CPU and wakes again") {
+TEST_CASE("an idle pool uses no CPU and wakes again") {
     Pool pool(2);
     std::atomic<int> calls{0};
     clockid_t clock{};  // CPU time of the other thread

@@ -185,7 +185,7 @@ TEST_CASE("cuda backend: blocks of every type are copied, kept and brought back"
     for (const CacheType type : {CacheType::F16, CacheType::Q8_0}) check(latent, type);
 }
 
-TEST_CASE("cuda backend: what does not fit, and what has no kernel, is said before anything is uploaded") {
+TEST_CASE("cuda backend: lack of memory and missing kernels are reported before the upload") {
     if (!simt::emulated()) {
         runnel::testing::skip("needs the emulator: its device has a size that tests set");
         return;

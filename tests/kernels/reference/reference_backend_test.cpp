@@ -104,7 +104,7 @@ TEST_CASE("reference: logits depend neither on chunks, nor on pages, nor on othe
     }
 }
 
-TEST_CASE("reference: a branch that shares tokens of another sequence is that sequence gone another way") {
+TEST_CASE("reference: a branch with shared tokens equals a separate sequence") {
     const TinyProgram tiny = random_program(5);
     std::vector<int32_t> texts[2] = {random_tokens(40, 1), {}};
     const std::vector<float> main_line = reference::logits_of(tiny.program(), texts[0]);
@@ -128,7 +128,7 @@ TEST_CASE("reference: a branch that shares tokens of another sequence is that se
     CHECK(std::equal(logits.begin() + 5 * kVocab, logits.end(), side_line.begin() + 36 * kVocab));
 }
 
-TEST_CASE("reference: blocks are kept and put back, batches are cancelled, and what it cannot do is said") {
+TEST_CASE("reference: blocks are saved and restored, batches cancelled, unsupported programs refused") {
     const TinyProgram tiny({.layers = 1}, 3);
     const std::vector<int32_t> texts[2] = {random_tokens(kTokens, 1), random_tokens(kTokens, 2)};
     Runner runner(tiny.program(), CacheType::BF16);

@@ -42,7 +42,7 @@ struct LargeTensorModel {
 
 }  // namespace
 
-TEST_CASE("doctor: a file that nothing can run is at fault") {
+TEST_CASE("doctor: a file that no program can run is at fault") {
     const TemporaryModel tiny(shape_of("llama", "Q8_0"));
     json report;
     // Every occurrence of a word in the file is another word of the same length.
@@ -64,7 +64,7 @@ TEST_CASE("doctor: a file that nothing can run is at fault") {
     CHECK(report["conclusion"].get<std::string>().find("newer version") != std::string::npos);
 }
 
-TEST_CASE("doctor: a damaged file is found out, whatever the damage") {
+TEST_CASE("doctor: every kind of damage to a file is found") {
     const LargeTensorModel large("Q8_0", 512, 1024);
     const TemporaryModel &tiny = large.model;
     const std::vector<std::byte> &bytes = large.bytes;
@@ -128,7 +128,7 @@ TEST_CASE("doctor: pages of zeros: some are noted, a download that was never fin
     CHECK(with_zeros(norm.offset, norm.bytes).size() == 1);
 }
 
-TEST_CASE("doctor: damage is not hidden behind what is noted of other tensors") {
+TEST_CASE("doctor: notes on other tensors do not hide damage") {
     ModelShape shape = shape_of("llama", "F16");
     shape.layers = 5, shape.width = 256, shape.ff = 2048;
     const TemporaryModel tiny(shape);

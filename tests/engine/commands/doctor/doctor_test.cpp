@@ -176,7 +176,7 @@ TEST_CASE("doctor: every kind of step is right on the CPU and on the emulated de
     }
 }
 
-TEST_CASE("doctor: a wrong kernel is named, and it alone") {
+TEST_CASE("doctor: only the wrong kernel is reported") {
     ModelShape shape = shape_of("llama", "Q4_K_M");
     shape.width = 256, shape.ff = 256;
     const TemporaryModel tiny(shape);
@@ -225,7 +225,7 @@ TEST_CASE("doctor: a wrong kernel is named, and it alone") {
     CHECK(about(findings, "matrix q6_K").detail.find("unspecified launch failure") != std::string::npos);
 }
 
-TEST_CASE("doctor: a wrong kernel of the CPU is found, be it by a bit") {
+TEST_CASE("doctor: a CPU kernel that is wrong by one bit is found") {
     const TemporaryModel tiny(shape_of("llama", "Q8_0"));
     const model::Model model = model::build(tiny.file);
     const auto with = [&](Faulty::Fault fault, auto affected) {
@@ -253,7 +253,7 @@ TEST_CASE("doctor: a wrong kernel of the CPU is found, be it by a bit") {
           Verdict::Skipped);
 }
 
-TEST_CASE("doctor: steps that differ are cases of their own, and windows hide something") {
+TEST_CASE("doctor: different steps are separate cases, and their windows take effect") {
     const TemporaryModel tiny(shape_of("gemma2", "F16"));
     const model::Model model = model::build(tiny.file);
     kernels::Program program = model.program;
@@ -294,7 +294,7 @@ TEST_CASE("doctor: steps that differ are cases of their own, and windows hide so
     CHECK(windows == 3);
 }
 
-TEST_CASE("doctor: what the GPU has no kernel for is told apart from what fails") {
+TEST_CASE("doctor: missing GPU kernels are distinguished from failures") {
     kernels::Program program;
     program.slots = {{"x", 256}};
     program.weights = {{"table", gguf::Type::Q8_K, 8, 256, nullptr}};
@@ -307,7 +307,7 @@ TEST_CASE("doctor: what the GPU has no kernel for is told apart from what fails"
     }
 }
 
-TEST_CASE("doctor: whom it blames") {
+TEST_CASE("doctor: the part at fault for each set of findings") {
     const auto step = [](const char *subject, Verdict verdict, const char *device = "cuda:0") {
         Finding finding{Area::Gpu, subject, verdict};
         finding.role = Finding::Role::Step, finding.device = device;
@@ -409,7 +409,7 @@ TEST_CASE("doctor: parts that are left out and machine code that is missing are 
     CHECK(detail("machine code").find("no machine code for the GPU (sm_90)") != std::string::npos);
 }
 
-TEST_CASE("doctor: a GPU of which nothing is right, and which of several it is") {
+TEST_CASE("doctor: a GPU with only wrong results is named among several") {
     const Emulated emulated;
     simt::settings().devices = 2;
     const TemporaryModel tiny(shape_of("llama", "Q8_0"));
@@ -471,7 +471,7 @@ TEST_CASE("doctor: a driver that is too old or fails is at fault, none at all is
     CHECK(fault("cpu", Absence::DriverTooOld) == "none");
 }
 
-TEST_CASE("doctor: numbers that overflow are the model's, unless the CPU counts wrong") {
+TEST_CASE("doctor: overflow is the model's fault, unless the CPU's kernels are wrong") {
     const TemporaryModel tiny(shape_of("llama", "Q8_0"));
     std::vector<std::byte> bytes = testing::read_bytes(tiny.path);
     const gguf::Tensor &norm = *tiny.file.find_tensor("output_norm.weight");
@@ -492,7 +492,7 @@ TEST_CASE("doctor: numbers that overflow are the model's, unless the CPU counts 
     CHECK(report["fault"] == "cpu");
 }
 
-TEST_CASE("doctor: texts are held against each other") {
+TEST_CASE("doctor: the texts of CPU and GPU are compared") {
     TextLogits cpu{{1, 2}, {0, 1, 2, 3, 2, 1}, 3}, gpu = cpu, noisy = cpu;
     CHECK(compare_texts(cpu, gpu, gpu, "a GPU").verdict == Verdict::Right);
     for (float &l : gpu.logits) l += 5;  // a distribution does not change by that

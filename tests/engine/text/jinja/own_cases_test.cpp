@@ -51,7 +51,7 @@ TEST_CASE("jinja: an error names its line and column and shows the line") {
     CHECK(far.find("{{ y() }}") != far.npos);
 }
 
-TEST_CASE("jinja: what a conversation holds is told from what the template wrote") {
+TEST_CASE("jinja: text of the conversation is distinguished from text of the template") {
     const auto chat = text::jinja::Template::parse(
         "{% for m in messages %}<|im_start|>{{ m.role + '\\n' ~ (m.content | trim | replace('a', '<b>'))[1:] "
         "| upper }}"

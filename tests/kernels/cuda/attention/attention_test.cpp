@@ -43,7 +43,7 @@ TEST_CASE("cuda attention: head sizes, groups and all types of the cache") {
             check(types, dim_k, dim_v);
 }
 
-TEST_CASE("cuda attention: packed keys and values behind everything that is done to a head") {
+TEST_CASE("cuda attention: packed keys and values after norm, RoPE and rotation") {
     using enum CacheType;
     uint64_t seed = 80;
     for (const auto &[k_type, v_type] : {std::pair{Q8_0, Q8_0}, {Q4_0, Q4_0}, {FP8, Q8_0}, {F16, Q4_0}}) {
@@ -62,7 +62,7 @@ TEST_CASE("cuda attention: packed keys and values behind everything that is done
     }
 }
 
-TEST_CASE("cuda attention: what is not finite stays visible in a packed cache") {
+TEST_CASE("cuda attention: values that are not finite are preserved in a packed cache") {
     for (const CacheType type : {CacheType::Q8_0, CacheType::Q4_0, CacheType::FP8}) {
         Shape shape{attention(2, 2, 32, 32), {{3, 1}}, {}};
         shape.k_type = shape.v_type = type;
@@ -105,7 +105,7 @@ TEST_CASE("cuda attention: windows, soft-cap and sinks") {
         }
 }
 
-TEST_CASE("cuda attention: sink cells are seen from everywhere, from in front of the window") {
+TEST_CASE("cuda attention: sink cells are visible to every row, as if before the window") {
     uint64_t seed = 70;
     for (const auto &[window, sinks] : {std::pair{40, 4}, {20, 300}, {5, 64}})
         for (const CacheType type : {CacheType::F16, CacheType::Q8_0}) {
@@ -122,7 +122,7 @@ TEST_CASE("cuda attention: sink cells are seen from everywhere, from in front of
         }
 }
 
-TEST_CASE("cuda attention: keys and values that another layer has put there") {
+TEST_CASE("cuda attention: keys and values appended by another layer") {
     Shape shape{attention(4, 2, 64, 64), {{300, 3}, {10, 70}}, {}};
     const Problem p = make_problem(shape, 90);
     const Result own = run(p, Way::Split);

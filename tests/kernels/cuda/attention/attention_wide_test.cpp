@@ -52,7 +52,7 @@ TEST_CASE("cuda wide attention: lengths around pages, steps and splits") {
     check_shape({attention(2, 1, 264, 8), {{250, 9}, {511, 2}}, {}}, 232);
 }
 
-TEST_CASE("cuda wide attention: random shapes and everything that is done to a head") {
+TEST_CASE("cuda wide attention: random shapes with norm, RoPE and rotation") {
     using Pairs = kernels::RopeTable::Pairs;
     for (uint64_t seed = 240; seed < 250; ++seed) {
         CAPTURE(seed);
@@ -93,7 +93,7 @@ TEST_CASE("cuda wide attention: random shapes and everything that is done to a h
     }
 }
 
-TEST_CASE("cuda wide attention: keys and values that another layer has put there") {
+TEST_CASE("cuda wide attention: keys and values appended by another layer") {
     for (const bool is_latent : {false, true}) {
         Shape shape{attention(4, 2, is_latent ? 48 : 272, 40), {{300, 3}, {10, 20}}, {}};
         shape.latent = is_latent;
@@ -115,7 +115,7 @@ TEST_CASE("cuda wide attention: a row's bits do not depend on the batch, the gri
     }
 }
 
-TEST_CASE("cuda wide attention: what goes side by side, and what in order") {
+TEST_CASE("cuda wide attention: which splits run side by side and which in order") {
     AttentionParams p{};
     p.heads = 128, p.kv_heads = 1, p.dim_k = 576, p.dim_v = 512;
     const int32_t room = wide_room(128, 1);

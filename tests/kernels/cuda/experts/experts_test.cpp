@@ -48,7 +48,7 @@ RouteScore on_device(Routing::Score score) {
 
 }  // namespace
 
-TEST_CASE("cuda experts: tokens go where the CPU sends them, ties to the first, with the same weights") {
+TEST_CASE("cuda experts: routing equals the CPU's, with ties to the first expert and the same weights") {
     using Score = Routing::Score;
     Stream stream;
     const struct {

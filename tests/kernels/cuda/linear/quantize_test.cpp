@@ -212,7 +212,7 @@ TEST_CASE("cuda quantize: zeros, tiny values and NaN") {
     CHECK(q.halves[300] == 0.0f);
 }
 
-TEST_CASE("cuda quantize: moves the bytes that were predicted") {
+TEST_CASE("cuda quantize: memory traffic is as predicted") {
     if (!simt::emulated()) {
         runnel::testing::skip("only the emulator counts bytes");
         return;

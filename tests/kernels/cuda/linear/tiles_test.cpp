@@ -54,7 +54,7 @@ TEST_CASE("cuda tiles: planes are aligned, and no larger than the weights in the
     CHECK(!has_tiles(gguf::Type::I32));
 }
 
-TEST_CASE("cuda tiles: every weight comes back, to the bit, and padding is zero") {
+TEST_CASE("cuda tiles: every weight reads back to the bit, and padding is zero") {
     for (const gguf::Type type : tests::kLinearTypes) {
         const uint32_t seed = 1000 + static_cast<uint32_t>(type);
         std::mt19937 random(seed);

@@ -52,7 +52,7 @@ struct Prepared {
 
 }  // namespace
 
-TEST_CASE("cuda prepare: the block that completes outputs quantizes them as a launch after it would") {
+TEST_CASE("cuda prepare: outputs are quantized like by a separate launch") {
     Stream stream;
     std::mt19937 random(61);
     struct Case {

@@ -24,7 +24,7 @@ std::vector<float> counting(size_t count) {
 
 }  // namespace
 
-TEST_CASE("runtime: what was prepared for one backend serves it when another prepares less") {
+TEST_CASE("runtime: preparing a kernel with less shared memory does not affect other backends") {
     constexpr size_t kMuch = 80 << 10, kLess = 60 << 10, kLittle = 0;
     const KernelHandle kernel = softcap_kernel().handle;
     Stream stream;

@@ -223,7 +223,7 @@ TEST_CASE("cuda backend: norms, positions and activations of every kind agree wi
     }
 }
 
-TEST_CASE("cuda backend: several sequences in a batch, each as by itself, and only the rows asked for") {
+TEST_CASE("cuda backend: sequences in a batch are independent, and only requested rows are computed") {
     const TinyProgram tiny({.type = gguf::Type::Q8_0}, 47);
     const std::vector<int32_t> first = random_tokens(9, 50, 1), second = random_tokens(4, 50, 2);
     Runner alone(cuda::make_cuda_backend(0), tiny.program());

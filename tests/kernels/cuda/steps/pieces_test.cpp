@@ -149,7 +149,7 @@ size_t launches_of(const std::string &kernel) {
 
 }  // namespace
 
-TEST_CASE("cuda pieces: copies give what they give one after the other, however many share a launch") {
+TEST_CASE("cuda pieces: copies in one launch give the same as one after the other") {
     for (const uint32_t seed : {1u, 2u, 3u, 4u, 5u, 6u}) {
         CAPTURE(seed);
         std::mt19937 random(seed);
@@ -360,7 +360,7 @@ TEST_CASE("cuda pieces: matrices of heads are read once for 8 tokens and once pe
     CHECK(!reports.back().traffic.contains("heads"));
 }
 
-TEST_CASE("cuda pieces: what matrices of heads cannot do is said before anything is uploaded") {
+TEST_CASE("cuda pieces: unsupported matrices of heads are reported before the upload") {
     std::mt19937 random(6);
     PiecesProgram pieces;
     const Slot in = pieces.slot(64, random), out = pieces.slot(64, random);
