@@ -443,7 +443,7 @@ struct Program {
     std::vector<Step> steps;
     int64_t vocab = 0;  // rows of the output matrix
 
-    // A device's partition of a split program (division.h) runs in parts, with steps of other devices in
+    // A device's partition of a split program (split_program.h) runs in parts, with steps of other devices in
     // between: part i is steps[parts[i - 1].end .. parts[i].end). The slots `in` are copied from other
     // devices before the part runs, the slots `out` to other devices after it (Backend::exchange). Slots,
     // weights, cache layers and ropes that the partition does not use are present with size 0.

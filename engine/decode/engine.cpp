@@ -12,7 +12,7 @@
 #include "engine/model/window.h"
 #include "gguf/base/timer.h"
 #include "kernels/device.h"
-#include "kernels/divided_backend.h"
+#include "kernels/split_backend.h"
 #include "kernels/steps.h"
 
 namespace runnel::decode {
@@ -191,10 +191,10 @@ std::unique_ptr<kernels::Backend> Engine::another_backend() const {
         backends.back()->on_load(progress_);
     }
     if (backends.size() == 1) return std::move(backends.front());
-    return kernels::make_divided_backend(
-        std::move(backends), [devices = devices_, placement = on_gpus_](const kernels::Program &p) {
-            return assign_steps(p, devices, placement);
-        });
+    return kernels::make_split_backend(std::move(backends),
+                                       [devices = devices_, placement = on_gpus_](const kernels::Program &p) {
+                                           return assign_steps(p, devices, placement);
+                                       });
 }
 
 std::unique_ptr<Executor> Engine::executor_beside(const kernels::Program &program, int32_t sequences,

@@ -9,7 +9,7 @@
 #include "engine/decode/error.h"
 #include "engine/model/layers.h"
 #include "gguf/base/bytes.h"
-#include "kernels/division.h"
+#include "kernels/split_program.h"
 #include "kernels/steps.h"
 
 namespace runnel::decode {
@@ -71,7 +71,7 @@ class Planner {
         const CacheShape shape{context->cells, context_.sequences, context_.batch, context_.slack,
                                context_.types};
         return PlacementPlan{share.placement, *context, need_of(share, shape, context->context),
-                             !share.division.programs.back().steps.empty(), ""};
+                             !share.split.programs.back().steps.empty(), ""};
     }
 
     // The GPUs have room for their parts, whatever the CPU has.
@@ -90,20 +90,20 @@ class Planner {
   private:
     struct Share {
         Placement placement;
-        kernels::Division division;
+        kernels::SplitProgram split;
     };
     size_t gpus() const { return devices_.size() - 1; }
     Share share_of(Placement placement) const {
         if (gpus() > 1) placement.each = split_layers(placement.gpu_layers, free_);
-        kernels::Division division =
-            kernels::divide(program_, assign_steps(program_, devices_, placement), devices_.size());
-        return {std::move(placement), std::move(division)};
+        kernels::SplitProgram split =
+            kernels::split_program(program_, assign_steps(program_, devices_, placement), devices_.size());
+        return {std::move(placement), std::move(split)};
     }
     // Of the first so many devices. Nothing is left where not even the weights fit.
     std::vector<CacheBudget> budgets(const Share &share, size_t count) const {
         std::vector<CacheBudget> all;
         for (size_t d = 0; d < count; ++d) {
-            const kernels::Program &program = share.division.programs[d];
+            const kernels::Program &program = share.split.programs[d];
             if (program.steps.empty()) continue;
             CacheBudget &budget = all.emplace_back(budget_of(*devices_[d], program, free_[d], context_));
             if (d < gpus() && context_.beside)
@@ -117,7 +117,7 @@ class Planner {
     kernels::MemoryNeed need_of(const Share &share, const CacheShape &shape, int64_t context) const {
         kernels::MemoryNeed sum;
         for (size_t d = 0; d < gpus(); ++d) {
-            const kernels::Program &program = share.division.programs[d];
+            const kernels::Program &program = share.split.programs[d];
             if (program.steps.empty()) continue;
             const kernels::MemoryNeed need =
                 devices_[d]->need(program, cache_config(program_, shape, context), context_.batch);

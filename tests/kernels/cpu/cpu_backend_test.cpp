@@ -18,7 +18,7 @@
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/plan.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/divided_backend.h"
+#include "kernels/split_backend.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
@@ -292,7 +292,7 @@ TEST_CASE("cpu backend: a partition with only the logits computes the requested 
     device.back() = 1;
     std::vector<std::unique_ptr<Backend>> two;
     for (int i = 0; i < 2; ++i) two.push_back(cpu::make_cpu_backend(1));
-    const auto backend = make_divided_backend(std::move(two), [&](const Program &) { return device; });
+    const auto backend = make_split_backend(std::move(two), [&](const Program &) { return device; });
     backend->load(program, {{kBlocks}}, kMaxTokens);
     const std::vector<int32_t> tokens = random_tokens(9, shape.vocab, 8);
     const Logits2 expected = Runner(program, 1).run(tokens, 9);

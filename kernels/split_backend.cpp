@@ -1,18 +1,18 @@
-#include "kernels/divided_backend.h"
+#include "kernels/split_backend.h"
 
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include "kernels/division.h"
+#include "kernels/split_program.h"
 
 namespace runnel::kernels {
 namespace {
 
 // "0-3 7": the layers whose K and V a partition keeps.
-std::string cached_layers(const Program &share) {
-    const auto &layers = share.cache_layers;
+std::string cached_layers(const Program &partition) {
+    const auto &layers = partition.cache_layers;
     std::string text;
     for (size_t i = 0; i < layers.size(); ++i) {
         if (layers[i].kv_heads == 0) continue;
@@ -25,9 +25,9 @@ std::string cached_layers(const Program &share) {
     return text;
 }
 
-class DividedBackend final : public Backend {
+class SplitBackend final : public Backend {
   public:
-    DividedBackend(std::vector<std::unique_ptr<Backend>> devices, AssignSteps assign)
+    SplitBackend(std::vector<std::unique_ptr<Backend>> devices, AssignSteps assign)
         : devices_(std::move(devices)), assign_(std::move(assign)) {}
 
     DeviceInfo info() const override {
@@ -39,19 +39,19 @@ class DividedBackend final : public Backend {
             all.memory_total += info.memory_total;
             all.memory_free += info.memory_free;
         }
-        for (const Program &share : division_.programs) all.kind += " [" + cached_layers(share) + "]";
+        for (const Program &partition : split_.programs) all.kind += " [" + cached_layers(partition) + "]";
         return all;
     }
 
     void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
-        division_ = divide(program, assign_(program), devices_.size());
+        split_ = split_program(program, assign_(program), devices_.size());
         cache_ = cache;
         logits_device_.reset();
         for (size_t d = 0; d < devices_.size(); ++d) {
-            const Program &share = division_.programs[d];
-            if (share.steps.empty()) continue;
-            devices_[d]->load(share, cache, max_tokens);
-            if (share.gives_logits()) logits_device_ = d;
+            const Program &partition = split_.programs[d];
+            if (partition.steps.empty()) continue;
+            devices_[d]->load(partition, cache, max_tokens);
+            if (partition.gives_logits()) logits_device_ = d;
         }
     }
     int64_t launches() const override {
@@ -103,14 +103,14 @@ class DividedBackend final : public Backend {
 
     void read_state(StateId slot, std::span<std::byte> bytes) override {
         for (size_t d = 0; d < devices_.size(); ++d) {
-            const size_t own = state_bytes(division_.programs[d]);
+            const size_t own = state_bytes(split_.programs[d]);
             if (own > 0) devices_[d]->read_state(slot, bytes.first(own));
             bytes = bytes.subspan(own);
         }
     }
     void write_state(StateId slot, std::span<const std::byte> bytes) override {
         for (size_t d = 0; d < devices_.size(); ++d) {
-            const size_t own = state_bytes(division_.programs[d]);
+            const size_t own = state_bytes(split_.programs[d]);
             if (own > 0) devices_[d]->write_state(slot, bytes.first(own));
             bytes = bytes.subspan(own);
         }
@@ -118,26 +118,26 @@ class DividedBackend final : public Backend {
 
   private:
     size_t block_bytes(size_t device, int32_t group) const {
-        return cache_block_bytes(division_.programs[device], group, cache_.k, cache_.v);
+        return cache_block_bytes(split_.programs[device], group, cache_.k, cache_.v);
     }
 
     // Runs the stages of a batch in order; run_part(device, part) returns false when the batch was cancelled.
     template <typename F>
     bool run(const Batch &batch, F &&run_part) {
         Batch part = batch;
-        for (const Division::Turn &turn : division_.turns) {
-            const auto &in = division_.programs[turn.device].parts[static_cast<size_t>(turn.part)].in;
+        for (const SplitProgram::Stage &stage : split_.stages) {
+            const auto &in = split_.programs[stage.device].parts[static_cast<size_t>(stage.part)].in;
             for (size_t i = 0; i < in.size(); ++i)
-                copy_rows(in[i], turn.from[i], turn.device, batch.tokens.size());
-            part.part = turn.part;
-            if (!run_part(turn.device, part)) return false;
+                copy_rows(in[i], stage.from[i], stage.device, batch.tokens.size());
+            part.part = stage.part;
+            if (!run_part(stage.device, part)) return false;
         }
         return true;
     }
 
     // Copies rows of a slot from one device to another.
     void copy_rows(Slot slot, size_t writer, size_t reader, size_t tokens) {
-        const auto width = division_.programs[reader].slots[static_cast<size_t>(slot)].width;
+        const auto width = split_.programs[reader].slots[static_cast<size_t>(slot)].width;
         const SlotRows to = devices_[reader]->exchange(slot), from = devices_[writer]->exchange(slot);
         for (size_t t = 0; t < tokens; ++t) {
             const auto row = static_cast<int64_t>(t);
@@ -147,16 +147,16 @@ class DividedBackend final : public Backend {
 
     std::vector<std::unique_ptr<Backend>> devices_;
     AssignSteps assign_;
-    Division division_;
+    SplitProgram split_;
     CacheConfig cache_;
     std::optional<size_t> logits_device_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_divided_backend(std::vector<std::unique_ptr<Backend>> devices,
-                                              AssignSteps assign) {
-    return std::make_unique<DividedBackend>(std::move(devices), std::move(assign));
+std::unique_ptr<Backend> make_split_backend(std::vector<std::unique_ptr<Backend>> devices,
+                                            AssignSteps assign) {
+    return std::make_unique<SplitBackend>(std::move(devices), std::move(assign));
 }
 
 }  // namespace runnel::kernels

@@ -1,4 +1,4 @@
-// Several devices as one Backend. Each runs its partition of the program (division.h) and keeps K and V of
+// Several devices as one Backend. Each runs its partition of the program (split_program.h) and keeps K and V of
 // its own layers; slots that another device needs are copied through host memory between the stages.
 #pragma once
 
@@ -16,7 +16,7 @@ using AssignSteps = std::function<std::vector<uint8_t>(const Program &)>;
 
 // A block's bytes are those of the first device, then the second, and so on. Top-k logits are selected by the
 // device that computes the logits, if it can. info().kind lists the layers of each device.
-std::unique_ptr<Backend> make_divided_backend(std::vector<std::unique_ptr<Backend>> devices,
-                                              AssignSteps assign);
+std::unique_ptr<Backend> make_split_backend(std::vector<std::unique_ptr<Backend>> devices,
+                                            AssignSteps assign);
 
 }  // namespace runnel::kernels

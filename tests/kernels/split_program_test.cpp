@@ -1,6 +1,6 @@
 // A program split over two devices gives the results of one device: bit for bit if both are of the same kind,
 // otherwise as close as the kinds are.
-#include "kernels/division.h"
+#include "kernels/split_program.h"
 
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/divided_backend.h"
+#include "kernels/split_backend.h"
 #include "tests/support/tiny_program.h"
 
 using namespace runnel;
@@ -77,10 +77,10 @@ std::vector<uint8_t> random_assignment(const Program &program, uint32_t seed, ui
     return device;
 }
 
-std::unique_ptr<Backend> divided(const std::vector<MakeDevice> &devices, std::vector<uint8_t> device) {
+std::unique_ptr<Backend> split_over(const std::vector<MakeDevice> &devices, std::vector<uint8_t> device) {
     std::vector<std::unique_ptr<Backend>> backends;
     for (const MakeDevice make : devices) backends.push_back(make());
-    return make_divided_backend(std::move(backends), [device](const Program &) { return device; });
+    return make_split_backend(std::move(backends), [device](const Program &) { return device; });
 }
 
 // Logits of a draft tree after the first `past` tokens, which fill block 3 - past / 32 and those after
@@ -103,8 +103,8 @@ std::vector<float> run_branch(Backend &backend, const Program &program, std::spa
     return logits;
 }
 
-void check_divisions(const Program &program, MakeDevice make, uint32_t seed, int rounds,
-                     CacheType k = CacheType::F16, CacheType v = CacheType::F16, uint32_t devices = 2) {
+void check_splits(const Program &program, MakeDevice make, uint32_t seed, int rounds,
+                  CacheType k = CacheType::F16, CacheType v = CacheType::F16, uint32_t devices = 2) {
     const std::vector<int32_t> tokens = random_tokens(kMaxTokens, seed);
     const CacheConfig cache{{kBlocks}, k, v};
     const auto whole = make();
@@ -115,8 +115,8 @@ void check_divisions(const Program &program, MakeDevice make, uint32_t seed, int
         CAPTURE(seed);
         CAPTURE(round);
         const auto backend =
-            divided(std::vector<MakeDevice>(devices, make),
-                    random_assignment(program, seed * 100 + static_cast<uint32_t>(round), devices));
+            split_over(std::vector<MakeDevice>(devices, make),
+                       random_assignment(program, seed * 100 + static_cast<uint32_t>(round), devices));
         backend->load(program, cache, kMaxTokens);
         REQUIRE(same(run(*backend, program, tokens, tokens.size()), expected));
         REQUIRE(same(run_branch(*backend, program, tokens, 37), guesses));
@@ -134,52 +134,52 @@ void check_divisions(const Program &program, MakeDevice make, uint32_t seed, int
 
 }  // namespace
 
-TEST_CASE("division: on two CPUs, any assignment of the steps gives the bits of one") {
+TEST_CASE("split program: on two CPUs, any assignment of the steps gives the bits of one") {
     for (uint32_t seed = 1; seed <= 6; ++seed) {
         TinyShape shape{.layers = 3, .type = seed % 2 ? gguf::Type::Q8_0 : gguf::Type::F32};
         shape.varied = seed > 2;
         if (seed == 2) shape.experts = {.count = 5, .routing = {.used = 2}, .shared = true};
         const TinyProgram tiny(shape, seed);
-        check_divisions(tiny.program(), one_cpu, seed, 6);
+        check_splits(tiny.program(), one_cpu, seed, 6);
     }
 }
 
-TEST_CASE("division: three and four devices give the bits of one") {
+TEST_CASE("split program: three and four devices give the bits of one") {
     for (uint32_t seed = 31; seed <= 34; ++seed) {
         const TinyProgram tiny({.layers = 3, .varied = seed > 32, .type = gguf::Type::Q8_0}, seed);
-        check_divisions(tiny.program(), one_cpu, seed, 4, CacheType::F16, CacheType::F16, 3 + seed % 2);
+        check_splits(tiny.program(), one_cpu, seed, 4, CacheType::F16, CacheType::F16, 3 + seed % 2);
     }
 }
 
-TEST_CASE("division: CPUs with several threads and packed caches give the bits of one") {
+TEST_CASE("split program: CPUs with several threads and packed caches give the bits of one") {
     for (uint32_t seed = 21; seed <= 24; ++seed) {
         TinyShape shape{.layers = 2, .head_dim_k = 32, .head_dim_v = 32, .type = gguf::Type::Q8_0};
         if (seed == 24) shape.experts = {.count = 5, .routing = {.used = 2}, .shared = true};
         const TinyProgram tiny(shape, seed);
         const CacheType k = seed % 2 ? CacheType::F16 : CacheType::Q8_0;
-        check_divisions(tiny.program(), cpu_device_of_threads, seed, 3, k, CacheType::Q4_0);
+        check_splits(tiny.program(), cpu_device_of_threads, seed, 3, k, CacheType::Q4_0);
     }
 }
 
-TEST_CASE("division: on two GPUs, any assignment of the steps gives the bits of one") {
+TEST_CASE("split program: on two GPUs, any assignment of the steps gives the bits of one") {
     const TinyProgram dense({.layers = 1, .head_norm = true, .bias = true, .type = gguf::Type::Q4_0}, 11);
-    check_divisions(dense.program(), gpu_device, 11, 1);
+    check_splits(dense.program(), gpu_device, 11, 1);
     const TinyProgram experts(
         {.layers = 1, .type = gguf::Type::Q8_0, .experts = {.count = 5, .routing = {.used = 2}}}, 12);
-    check_divisions(experts.program(), gpu_device, 12, 2);
+    check_splits(experts.program(), gpu_device, 12, 2);
     const TinyProgram packed({.layers = 1, .head_dim_k = 32, .head_dim_v = 32, .type = gguf::Type::Q8_0}, 13);
-    check_divisions(packed.program(), gpu_device, 13, 1, CacheType::Q8_0, CacheType::Q4_0);
+    check_splits(packed.program(), gpu_device, 13, 1, CacheType::Q8_0, CacheType::Q4_0);
 }
 
-TEST_CASE("division: a partition has what its steps need, and nothing else") {
+TEST_CASE("split program: a partition has what its steps need, and nothing else") {
     const TinyProgram tiny({.layers = 4, .type = gguf::Type::Q8_0}, 3);
     const Program &program = tiny.program();
     std::vector<uint8_t> device(program.steps.size(), 1);
     for (size_t i = program.steps.size() / 2; i < device.size(); ++i) device[i] = 0;
-    const Division division = divide(program, device, 2);
-    REQUIRE(division.turns.size() == 2);
-    CHECK(division.turns[0].device == 1);
-    const Program &head = division.programs[1], &tail = division.programs[0];
+    const SplitProgram split = split_program(program, device, 2);
+    REQUIRE(split.stages.size() == 2);
+    CHECK(split.stages[0].device == 1);
+    const Program &head = split.programs[1], &tail = split.programs[0];
     REQUIRE(head.parts.size() == 1);
     CHECK(head.parts[0].in.empty());
     CHECK(!head.parts[0].out.empty());
@@ -193,12 +193,12 @@ TEST_CASE("division: a partition has what its steps need, and nothing else") {
     CHECK(cache_block_bytes(head, 0) > 0);
     CHECK(cache_block_bytes(tail, 0) > 0);
     // All steps on one device: no partition for the other.
-    const Division none = divide(program, std::vector<uint8_t>(program.steps.size(), 0), 2);
+    const SplitProgram none = split_program(program, std::vector<uint8_t>(program.steps.size(), 0), 2);
     CHECK(none.programs[1].steps.empty());
     CHECK(none.turns.size() == 1);
 }
 
-TEST_CASE("division: attention that reads another layer's keys runs where they are") {
+TEST_CASE("split program: attention that reads another layer's keys runs where they are") {
     const TinyProgram tiny({.layers = 2}, 5);
     Program program = tiny.program();
     bool first = true;
@@ -207,5 +207,5 @@ TEST_CASE("division: attention that reads another layer's keys runs where they a
             if (!first) a->cache = 0, a->k = a->v = kNoSlot;
             first = false;
         }
-    check_divisions(program, one_cpu, 5, 4);
+    check_splits(program, one_cpu, 5, 4);
 }

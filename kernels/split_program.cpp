@@ -1,4 +1,4 @@
-#include "kernels/division.h"
+#include "kernels/split_program.h"
 
 #include <algorithm>
 #include <cassert>
@@ -27,35 +27,35 @@ std::vector<uint8_t> with_shared_cache(const Program &program, std::span<const u
 }
 
 // Distributes the steps in order and records which slots cross devices.
-class Divider {
+class Splitter {
   public:
-    Divider(const Program &program, size_t devices) : states_(program.slots.size()) {
+    Splitter(const Program &program, size_t devices) : states_(program.slots.size()) {
         for (State &state : states_) state.valid.resize(devices);
-        division_.programs.assign(devices, program);
-        for (Program &share : division_.programs) {
-            share.steps.clear();
-            share.parts.clear();
+        split_.programs.assign(devices, program);
+        for (Program &partition : split_.programs) {
+            partition.steps.clear();
+            partition.parts.clear();
         }
     }
 
     void add(const Step &step, size_t device) {
-        if (division_.turns.empty() || division_.turns.back().device != device) begin_part(device);
-        Program &share = division_.programs[device];
+        if (split_.stages.empty() || split_.stages.back().device != device) begin_part(device);
+        Program &partition = split_.programs[device];
         const auto reads = [&](Slot slot) { need(slot, device); };
         const auto writes = [&](Slot slot) {
             State &state = states_[static_cast<size_t>(slot)];
             state.valid.assign(state.valid.size(), false);
             state.valid[device] = true;
-            state.writer = division_.turns.size() - 1;
+            state.writer = split_.stages.size() - 1;
         };
         visit_slots(step, reads, writes);
-        share.steps.push_back(step);
-        share.parts.back().end = share.steps.size();
+        partition.steps.push_back(step);
+        partition.parts.back().end = partition.steps.size();
     }
 
-    Division finish() {
-        for (Program &share : division_.programs) drop_unused(share);
-        return std::move(division_);
+    SplitProgram finish() {
+        for (Program &partition : split_.programs) drop_unused(partition);
+        return std::move(split_);
     }
 
   private:
@@ -65,30 +65,31 @@ class Divider {
     };
 
     void begin_part(size_t device) {
-        Program &share = division_.programs[device];
-        division_.turns.push_back({device, static_cast<int32_t>(share.parts.size()), {}});
-        share.parts.push_back({share.steps.size(), {}, {}});
+        Program &partition = split_.programs[device];
+        split_.stages.push_back({device, static_cast<int32_t>(partition.parts.size()), {}});
+        partition.parts.push_back({partition.steps.size(), {}, {}});
     }
 
     void need(Slot slot, size_t device) {
         State &state = states_[static_cast<size_t>(slot)];
         if (state.valid[device] || !state.writer) return;
-        const Division::Turn &from = division_.turns[*state.writer];
-        insert(division_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
-        division_.programs[device].parts.back().in.push_back(slot);
-        division_.turns.back().from.push_back(from.device);
+        const SplitProgram::Stage &from = split_.stages[*state.writer];
+        insert(split_.programs[from.device].parts[static_cast<size_t>(from.part)].out, slot);
+        split_.programs[device].parts.back().in.push_back(slot);
+        split_.stages.back().from.push_back(from.device);
         state.valid[device] = true;
     }
 
-    void drop_unused(Program &share) const {
-        std::vector<bool> slots(share.slots.size()), weights(share.weights.size()),
-            layers(share.cache_layers.size()), ropes(share.ropes.size()), states(share.state_layers.size());
+    void drop_unused(Program &partition) const {
+        std::vector<bool> slots(partition.slots.size()), weights(partition.weights.size()),
+            layers(partition.cache_layers.size()), ropes(partition.ropes.size()),
+            states(partition.state_layers.size());
         const auto mark = [](std::vector<bool> &used) {
             return [&used](int32_t id) {
                 if (id >= 0) used[static_cast<size_t>(id)] = true;
             };
         };
-        for (const Step &step : share.steps) {
+        for (const Step &step : partition.steps) {
             visit_slots(step, mark(slots), mark(slots));
             visit_weights(step, mark(weights));
             visit_caches(step, [&](const CacheUse &use) { mark(layers)(use.cache); });
@@ -96,29 +97,29 @@ class Divider {
             visit_states(step, mark(states));
         }
         for (size_t i = 0; i < slots.size(); ++i)
-            if (!slots[i]) share.slots[i].width = 0;
+            if (!slots[i]) partition.slots[i].width = 0;
         for (size_t i = 0; i < weights.size(); ++i)
-            if (!weights[i]) share.weights[i].rows = share.weights[i].cols = 0;
+            if (!weights[i]) partition.weights[i].rows = partition.weights[i].cols = 0;
         for (size_t i = 0; i < layers.size(); ++i)
-            if (!layers[i]) share.cache_layers[i].kv_heads = 0;
+            if (!layers[i]) partition.cache_layers[i].kv_heads = 0;
         for (size_t i = 0; i < states.size(); ++i)
-            if (!states[i]) share.state_layers[i].floats = 0;
+            if (!states[i]) partition.state_layers[i].floats = 0;
         for (size_t i = 0; i < ropes.size(); ++i)
-            if (!ropes[i]) share.ropes[i].inv_freq.clear();
+            if (!ropes[i]) partition.ropes[i].inv_freq.clear();
     }
 
     std::vector<State> states_;  // per slot
-    Division division_;
+    SplitProgram split_;
 };
 
 }  // namespace
 
-Division divide(const Program &program, std::span<const uint8_t> device, size_t devices) {
+SplitProgram split_program(const Program &program, std::span<const uint8_t> device, size_t devices) {
     assert(device.size() == program.steps.size() && program.parts.empty());
     const std::vector<uint8_t> where = with_shared_cache(program, device);
-    Divider divider(program, devices);
-    for (size_t i = 0; i < program.steps.size(); ++i) divider.add(program.steps[i], where[i]);
-    return divider.finish();
+    Splitter splitter(program, devices);
+    for (size_t i = 0; i < program.steps.size(); ++i) splitter.add(program.steps[i], where[i]);
+    return splitter.finish();
 }
 
 }  // namespace runnel::kernels

@@ -15,17 +15,17 @@
 
 namespace runnel::kernels {
 
-struct Division {
-    struct Turn {
+struct SplitProgram {
+    struct Stage {
         size_t device;             // index into programs
         int32_t part;              // of the device's program
         std::vector<size_t> from;  // for each of the part's `in`: the device that wrote it
     };
     std::vector<Program> programs;  // one per device; without steps if the device is not used
-    std::vector<Turn> turns;
+    std::vector<Stage> stages;
 };
 
 // device[i] is the device of program.steps[i], below `devices`.
-Division divide(const Program &program, std::span<const uint8_t> device, size_t devices);
+SplitProgram split_program(const Program &program, std::span<const uint8_t> device, size_t devices);
 
 }  // namespace runnel::kernels
