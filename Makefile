@@ -4,19 +4,19 @@
 # make dist       a tarball and a Debian package in build/
 # make test       build and run the tests
 # make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
-# make ptx-test   the kernels' tests again on an interpreter of their PTX (tests/ptx/README.md); needs nvcc
-# make fuzz       libFuzzer on all that comes from outside (tests/fuzz/README.md); SECONDS=60: each target
-# make lint       formatting and the rules of the house
+# make ptx-test   the kernel tests again on an interpreter of the compiled PTX (tests/ptx/README.md); needs nvcc
+# make fuzz       libFuzzer on all code that reads untrusted input (tests/fuzz/README.md); SECONDS=60: per target
+# make lint       formatting, includes and other rules of the code base
 # make clean
 #
-# Every target installs what it needs first (scripts/setup) when something is missing. V=1 shows the commands.
+# Every target first installs missing dependencies (scripts/setup). V=1 shows the commands.
 
-# All cores, unless make is told otherwise: a newcomer types `make demo`.
+# All cores unless -j is given, so that a plain `make demo` is fast.
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
 endif
 
-# A line per file; V=1 shows the commands instead. Where the folder is empty the lines count towards the whole.
+# One line per file; V=1 shows the commands instead. In a fresh build folder the lines are numbered up to the total.
 V ?= 0
 ifeq ($(V),0)
 Q := @
@@ -29,7 +29,7 @@ BUILD ?= build
 from_scratch := $(if $(wildcard $(BUILD)/obj/main.o),,yes)
 CXX ?= g++
 OPT ?= -O3
-# -Wno-restrict: GCC 12 sees an overlap in std::string's operator+ where none is (GCC bug 105651).
+# -Wno-restrict: GCC 12 reports a false overlap in std::string's operator+ (GCC bug 105651).
 WARN = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-restrict -Werror
 # -ffp-contract=off: the order and rounding of every float operation is part of the product (kernels/cpu/README.md).
 SANITIZE ?=
@@ -38,33 +38,33 @@ LDLIBS = -l:libpcre2-8.a -l:libutf8proc.a -l:libedit.a -l:libtinfo.a -l:libbsd.a
 LDFLAGS += $(SANITIZE) -pthread -static-libstdc++ -static-libgcc
 
 ISA =
-# The same kernels are compiled for several instruction sets and chosen at run time: the file name says which.
+# The same kernels are compiled for several instruction sets, named in the file name, and chosen at run time.
 %_avx2.o: ISA = -mavx2 -mfma -mf16c -mbmi2
-# (GCC 12 takes the deliberately undefined operands of its own AVX-512 intrinsics for mistakes: PR 105593.)
+# (GCC 12 warns about the deliberately undefined operands of its own AVX-512 intrinsics: PR 105593.)
 %_avx512.o: ISA = -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512 \
   -Wno-uninitialized -Wno-maybe-uninitialized
 
-# CUDA: where nvcc is, kernels/cuda/ is compiled for CUDA_ARCHS and linked in (the runtime statically: the program
-# runs without a driver, too); elsewhere devices_absent.cpp says that there is none.
+# CUDA: if nvcc exists, kernels/cuda/ is compiled for CUDA_ARCHS and linked in (the runtime statically, so that the
+# program also runs without a driver); otherwise devices_absent.cpp takes its place.
 NVCC ?= $(firstword $(shell command -v nvcc; ls /usr/local/cuda/bin/nvcc 2>/dev/null))
 CUDA_ARCHS ?= $(if $(shell nvidia-smi -L 2>/dev/null),native,80 90)
 cuda_runtime := kernels/cuda/runtime/runtime.cpp
 cuda_kernels := $(shell find kernels/cuda -name '*.cu' | sort)
 cuda_host := $(filter-out $(cuda_runtime) kernels/cuda/devices_absent.cpp,$(shell find kernels/cuda -name '*.cpp' | sort))
-# Before sm_75 there is no ldmatrix and no mma of 8 columns, which the kernels are made of.
+# The kernels use ldmatrix and mma of 8 columns, which exist from sm_75 on.
 too_old := $(filter 50 52 53 60 61 62 70 72,$(CUDA_ARCHS))
 ifneq ($(too_old),)
 $(error CUDA_ARCHS: sm_$(firstword $(too_old)) is too old, the kernels need sm_75 (Turing, 2018): such a GPU runs models on the CPU)
 endif
 ifneq ($(NVCC),)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-# -fmad=false: as -ffp-contract=off. PTX of the newest architecture in the list serves the ones after it, but for that
-# of sm_75: kernels have versions for it that launches choose by the device, so no other may run them.
+# -fmad=false: the same as -ffp-contract=off. PTX of the newest architecture in the list serves later ones, except that
+# of sm_75: its versions of kernels are chosen by the device at launch, so no other device may run them.
 cuda_arch = -gencode arch=compute_$(1),code=sm_$(1)
 newest_arch = $(shell printf '%s\n' $(CUDA_ARCHS) | sort -n | tail -n 1)
 gencode = $(if $(filter native,$(CUDA_ARCHS)),-arch=native,$(foreach a,$(CUDA_ARCHS),$(call cuda_arch,$(a))) \
   $(if $(filter 75,$(newest_arch)),,-gencode arch=compute_$(newest_arch),code=compute_$(newest_arch)))
-# INSPECT=--no-compress: the tests then read the machine code in the objects (tests/gpu/), as CI has them do.
+# INSPECT=--no-compress: lets the tests read the machine code in the objects (tests/gpu/), as CI does.
 INSPECT ?=
 NVCCFLAGS += $(INSPECT) -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr -Werror all-warnings -I. -Xcompiler -Wall,-Wextra
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt
@@ -84,7 +84,7 @@ test_objects := $(tests:%.cpp=$(BUILD)/obj/%.o)
 .PHONY: all ptx ptx-test ptx-sample cuda-objects demo install uninstall dist test asan fuzz fuzz-setup fuzzers lint format clean setup
 all: $(BUILD)/runnel
 
-# Dependencies: asked of dpkg only when a header is not where the compiler finds it.
+# Dependencies: dpkg is queried only if the compiler does not find a header.
 setup:
 	@printf '%s\n' '#include <CLI/CLI.hpp>' '#include <doctest/doctest.h>' '#include <nlohmann/json.hpp>' \
 	  '#define PCRE2_CODE_UNIT_WIDTH 8' '#include <pcre2.h>' '#include <histedit.h>' '#include <utf8proc.h>' \
@@ -96,7 +96,7 @@ expected_objects = $(BUILD)/obj/main.o $(objects) $(if $(filter demo %/runnel-cp
 $(BUILD)/runnel: $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects)
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(cuda_objects) $(LDLIBS) $(CUDA_LIBS)
 
-# Without the CUDA code, whether or not there is nvcc: what the demo needs.
+# Without the CUDA code, even if nvcc exists: the demo does not need it.
 $(BUILD)/runnel-cpu: $(BUILD)/obj/main.o $(BUILD)/librunnel.a $(BUILD)/obj/kernels/cuda/devices_absent.o
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
@@ -104,8 +104,8 @@ $(BUILD)/librunnel.a: $(objects)
 	@rm -f $@
 	$(Q)ar rcs $@ $(objects)
 
-# In the tests the same kernel sources run in an emulator of the device (tests/simt/), which hears of every load
-# and store through the calls that -fsanitize=thread puts in; kernels/cuda/'s host code is the program's own.
+# In the tests the same kernel sources run in an emulator of the device (tests/simt/), which checks every load and
+# store through the calls that -fsanitize=thread inserts; the host code of kernels/cuda/ is that of the program.
 simt_objects := $(cuda_kernels:%.cu=$(BUILD)/simt/%.o) \
   $(patsubst %.cu,$(BUILD)/simt/%.o,$(wildcard tests/simt/*.cu tests/gpu/device/*.cu)) $(cuda_host:%.cpp=$(BUILD)/obj/%.o)
 # (Without -fsanitize=undefined for the matrix kernels: their many instances would take minutes to compile with it.)
@@ -121,7 +121,7 @@ $(BUILD)/libsimt.a: $(simt_objects)
 	@rm -f $@
 	$(Q)ar rcs $@ $(simt_objects)
 
-# Makes calls of libc fail, under the program (tests/fault/).
+# A preloaded library that makes libc calls of the program fail (tests/fault/).
 $(BUILD)/fault.so: tests/fault/fault.c Makefile
 	@mkdir -p $(@D)
 	$(call say,$@)cc -std=c11 -O1 -Wall -Wextra -Werror -shared -fPIC -o $@ $<
@@ -129,7 +129,7 @@ $(BUILD)/fault.so: tests/fault/fault.c Makefile
 $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a | $(BUILD)/fault.so
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
 
-# The test cases of the kernels on a real device (scripts/gpu-check); says so, with status 77, where there is none.
+# Runs the kernels' test cases on a real device (scripts/gpu-check); exits with status 77 if there is none.
 gpu_test_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(shell find tests/kernels/cuda -name '*.cpp' | sort) tests/gpu/device/main.cpp \
   tests/support/reference.cpp tests/support/skip.cpp tests/support/tiny_program.cpp) \
   $(patsubst %.cu,$(BUILD)/obj/%.cuda.o,$(wildcard tests/gpu/device/*.cu))
@@ -186,13 +186,13 @@ $(BUILD)/make-model: $(BUILD)/obj/tests/tools/make_model.o $(BUILD)/obj/tests/su
   $(filter $(BUILD)/obj/gguf/%,$(objects))
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^
 
-# Tests wait for what they test, not for themselves: at -O0 the cases take half the time to compile, and a third
-# with the sanitizers.
+# Tests spend their time in the code under test, so the cases are compiled with -O0, in half the time (with the
+# sanitizers a third).
 $(test_objects): OPT = -O1
 $(filter %_test.o,$(test_objects)): override OPT := -O0
-# The interpreter runs millions of instructions.
+# The PTX interpreter runs millions of instructions, so it is optimized.
 $(filter-out %_test.o,$(filter $(BUILD)/obj/tests/ptx/%,$(test_objects))): override OPT := -O2
-# Undefined behavior is looked for in the product; the cases would take a third longer to compile.
+# UBSan checks only the product; in the test cases it would cost a third more compile time.
 comma := ,
 $(filter %_test.o,$(test_objects)): override SANITIZE := $(subst address$(comma)undefined,address,$(SANITIZE))
 
@@ -215,7 +215,7 @@ $(shell mkdir -p $(BUILD) && echo '$(commit)' | cmp -s - $(BUILD)/commit || echo
 $(BUILD)/obj/engine/commands/version.o: $(BUILD)/commit
 $(BUILD)/obj/engine/commands/version.o: CXXFLAGS += -DRUNNEL_COMMIT='"$(commit)"'
 
-# (make-model: for the dry run of scripts/gpu-check. With sanitizers it is left away.)
+# (make-model: for the dry run of scripts/gpu-check; not built with sanitizers.)
 test: $(BUILD)/tests $(BUILD)/runnel $(if $(SANITIZE),,$(BUILD)/make-model)
 	@scripts/run-tests $(BUILD) $(TEST_ARGS)
 
@@ -223,7 +223,7 @@ asan: setup
 	$(MAKE) BUILD=build-asan NVCC= OPT=-O1 \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
-# The fuzzers: one program under a name for each target, of only the sources that read what comes from outside.
+# The fuzzers: one program, linked under a name per target, from only the sources that read untrusted input.
 FUZZ_CXX ?= $(or $(shell command -v clang++-14),clang++)
 FUZZ_BUILD = build-fuzz
 SECONDS ?= 60

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/models/expected.json: what others say about the demo models, for runnel's tests to be held against.
+"""Writes tests/models/expected.json: other programs' results for the demo models, which runnel's tests compare with.
 
   pip install tokenizers
   scripts/demo_expected.py --tokenizer /tmp/demo-train/tokenizer.json --peer PATH/llama.cpp/build/bin

@@ -115,7 +115,7 @@ class Data:
             self.held_out.append((torch.tensor(ids), len(text.encode())))
 
     def shuffle(self, step):
-        """Starts new epochs, in an order that depends on the step alone: a run gone on with sees other windows first."""
+        """Starts new epochs, in an order that depends on the step alone: a continued run starts with other windows."""
         generator = numpy.random.default_rng([SEED, step])
         for windows in (self.tales, self.others, self.talks):
             windows.generator, windows.queue = generator, []
@@ -176,7 +176,7 @@ class Optimizer:
 
 
 class Clock:
-    """How far a run is, from 0 to 1: by its steps, or by the time it may take."""
+    """Progress of a run from 0 to 1, by its steps or by its time limit."""
 
     def __init__(self, steps, minutes):
         self.steps, self.minutes, self.begin = steps, minutes, time.time()

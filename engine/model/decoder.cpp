@@ -44,9 +44,10 @@ class Decoder {
   private:
     void embed(WeightId table);
     void layer(int32_t layer);
-    void half(int32_t layer, const std::string &norm, const std::string &post_norm, bool feeds);
+    enum class Kind { Attention, FeedForward };
+    void sublayer(int32_t layer, const std::string &norm, const std::string &post_norm, Kind kind);
     void parallel(int32_t layer);
-    void branch(int32_t layer, bool feeds, const Branch &branch);
+    void branch(int32_t layer, Kind kind, const Branch &io);
     void norm(const std::string &name, Slot in, Slot out, Slot add = kNoSlot);
     Linear projections(int32_t layer, Slot in);
     Linear gate_and_up(int32_t layer, Slot in, Slot gate, Slot up);
@@ -107,25 +108,25 @@ void Decoder::embed(WeightId table) {
 
 void Decoder::layer(int32_t i) {
     if (t_.block == DecoderTraits::Block::Parallel) return parallel(i);
-    half(i, t_.attn_norm, t_.attn_post_norm, false);
+    sublayer(i, t_.attn_norm, t_.attn_post_norm, Kind::Attention);
     if (t_.one_half) return;
-    half(i, t_.ffn_norm, t_.ffn_post_norm, true);
+    sublayer(i, t_.ffn_norm, t_.ffn_post_norm, Kind::FeedForward);
 }
 
-// Attention, or the feed-forward network (`feeds`), with the norms around it.
-void Decoder::half(int32_t i, const std::string &before, const std::string &behind, bool feeds) {
+// Attention or the feed-forward network, with the norms before and after it.
+void Decoder::sublayer(int32_t i, const std::string &norm_before, const std::string &norm_after, Kind kind) {
     using Block = DecoderTraits::Block;
-    Branch way{.in = x(), .out = x(), .add = x(), .scale = static_cast<float>(t_.residual_scale)};
+    Branch io{.in = x(), .out = x(), .add = x(), .scale = static_cast<float>(t_.residual_scale)};
     if (t_.block != Block::PostNorm) {
-        way.in = normed();
-        norm(prefix(i) + before, x(), way.in);
+        io.in = normed();
+        norm(prefix(i) + norm_before, x(), io.in);
     }
     if (t_.block != Block::PreNorm) {
-        way.out = b_.slot("branch", h_.embedding_length);
-        way.add = kNoSlot;
+        io.out = b_.slot("branch", h_.embedding_length);
+        io.add = kNoSlot;
     }
-    branch(i, feeds, way);
-    if (t_.block != Block::PreNorm) norm(prefix(i) + behind, way.out, x(), x());
+    branch(i, kind, io);
+    if (t_.block != Block::PreNorm) norm(prefix(i) + norm_after, io.out, x(), x());
 }
 
 void Decoder::parallel(int32_t i) {
@@ -134,19 +135,19 @@ void Decoder::parallel(int32_t i) {
     norm(prefix(i) + t_.attn_norm, x(), normed());
     if (!t_.ffn_norm.empty()) norm(prefix(i) + t_.ffn_norm, x(), feed_in);
     const float scale = static_cast<float>(t_.residual_scale);
-    branch(i, false, {normed(), x(), x(), scale});
-    branch(i, true, {feed_in, x(), x(), scale});
+    branch(i, Kind::Attention, {normed(), x(), x(), scale});
+    branch(i, Kind::FeedForward, {feed_in, x(), x(), scale});
 }
 
-void Decoder::branch(int32_t i, bool feeds, const Branch &way) {
-    if (!feeds && t_.attention)
-        t_.attention(b_, i, way);
-    else if (!feeds)
-        attention(i, way);
+void Decoder::branch(int32_t i, Kind kind, const Branch &io) {
+    if (kind == Kind::Attention && t_.attention)
+        t_.attention(b_, i, io);
+    else if (kind == Kind::Attention)
+        attention(i, io);
     else if (t_.feed_forward)
-        t_.feed_forward(b_, i, way);
+        t_.feed_forward(b_, i, io);
     else
-        feed_forward(i, way);
+        feed_forward(i, io);
 }
 
 void Decoder::norm(const std::string &name, Slot in, Slot out, Slot add) {
@@ -242,16 +243,16 @@ void Decoder::norm_heads(int32_t i, Attention &attention) {
     }
 }
 
-void Decoder::attention(int32_t i, const Branch &way) {
+void Decoder::attention(int32_t i, const Branch &io) {
     const Slot attended = b_.slot("attended", size_.attended.value);
-    b_.add(projections(i, way.in));
+    b_.add(projections(i, io.in));
     Attention attention = describe(i, attended);
     norm_heads(i, attention);
     b_.add(attention);
     Linear::Part output = part(prefix(i) + "attn_output", size_.width, size_.attended,
-                               biases(DecoderTraits::Biases::All), way.out);
-    output.add = way.add;
-    output.scale = way.scale;
+                               biases(DecoderTraits::Biases::All), io.out);
+    output.add = io.add;
+    output.scale = io.scale;
     b_.add(Linear{attended, {output}});
 }
 
@@ -266,15 +267,15 @@ Linear Decoder::gate_and_up(int32_t i, Slot in, Slot gate, Slot up) {
              part(up_name, size_.hidden, size_.width, bias, up)}};
 }
 
-void Decoder::feed_forward(int32_t i, const Branch &way) {
+void Decoder::feed_forward(int32_t i, const Branch &io) {
     const Slot gate = b_.slot("gate", size_.hidden.value);
     const Slot up = t_.gated ? b_.slot("up", size_.hidden.value) : kNoSlot;
-    b_.add(gate_and_up(i, way.in, gate, up));
+    b_.add(gate_and_up(i, io.in, gate, up));
     b_.add(Gate{gate, up, gate, t_.act});
     Linear::Part down =
-        part(prefix(i) + "ffn_down", size_.width, size_.hidden, biases(DecoderTraits::Biases::All), way.out);
-    down.add = way.add;
-    down.scale = way.scale;
+        part(prefix(i) + "ffn_down", size_.width, size_.hidden, biases(DecoderTraits::Biases::All), io.out);
+    down.add = io.add;
+    down.scale = io.scale;
     b_.add(Linear{gate, {down}});
 }
 
