@@ -195,7 +195,7 @@ TEST_CASE("split program: a partition has what its steps need, and nothing else"
     // All steps on one device: no partition for the other.
     const SplitProgram none = split_program(program, std::vector<uint8_t>(program.steps.size(), 0), 2);
     CHECK(none.programs[1].steps.empty());
-    CHECK(none.turns.size() == 1);
+    CHECK(none.stages.size() == 1);
 }
 
 TEST_CASE("split program: attention that reads another layer's keys runs where they are") {
