@@ -9,6 +9,7 @@
 #include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
 #include "engine/model/first_layers.h"
+#include "engine/model/notes.h"
 #include "engine/model/window.h"
 #include "gguf/base/timer.h"
 #include "kernels/device.h"
@@ -55,12 +56,14 @@ bool bound_by_window(const kernels::Program &program) {
 
 Engine::Engine(const EngineOptions &options) : file_(gguf::File::open(options.model)) {
     std::future<text::Tokenizer> tokenizer = load_tokenizer(file_);
-    model_ = model::build(file_, options.context);
+    std::vector<std::string> notes;
+    model_ = model::build(file_, options.context, notes);
     if (options.cache.window > 0)
         model::impose_window(model_.program, options.cache.window, options.cache.sinks);
     start(options);
     tokenizer_ = std::make_unique<text::Tokenizer>(tokenizer.get());
     if (!tokenizer_->note().empty()) notes_.push_back(tokenizer_->note());
+    notes_.insert(notes_.end(), notes.begin(), notes.end());
     constexpr float kNever = -std::numeric_limits<float>::infinity();
     for (TokenId id = 0; id < model_.program.vocab; ++id)
         if (!tokenizer_->is_sampleable(id)) never_.emplace_back(id, kNever);

@@ -21,18 +21,23 @@ std::string text_of(Size size) {
     return std::to_string(size.value) + " (" + std::string(size.keys) + ")";
 }
 
-// Tensors that the computation does not need: leftovers of old converters, draft layers (nextn), and scales
-// of activations for other programs.
+// Tensors that the computation does not need: leftovers of old converters, draft layers (nextn), scales
+// of activations for other programs, and experts for images (vis).
 bool ignorable(std::string_view name) {
-    for (const std::string_view part : {".attn_rot_embd", ".nextn.", ".input_scale", ".attention.rotary_emb"})
+    for (const std::string_view part :
+         {".attn_rot_embd", ".nextn.", ".input_scale", ".attention.rotary_emb", ".vis_"})
         if (name.find(part) != std::string_view::npos) return true;
     return false;
 }
 
 }  // namespace
 
-Builder::Builder(const gguf::File &file, const HyperParameters &hyper, int64_t context)
-    : file_(&file), hyper_(hyper), metadata_(file), context_(context > 0 ? context : hyper.context_length) {}
+Builder::Builder(const gguf::File &file, const Metadata &metadata, const HyperParameters &hyper,
+                 int64_t context)
+    : file_(&file),
+      hyper_(hyper),
+      metadata_(metadata),
+      context_(context > 0 ? context : hyper.context_length) {}
 
 void Builder::fail(const std::string &tensor, const std::string &problem) const {
     throw ModelError(name_of(*file_) + ": tensor " + tensor + ": " + problem);
@@ -263,13 +268,25 @@ int32_t Builder::add_rope(kernels::RopeTable table) {
     return static_cast<int32_t>(program_.ropes.size() - 1);
 }
 
-int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
+bool Builder::has_position_axes() const {
+    const char *key = "rope.dimension_sections";
+    const auto sections = metadata_.reals(key);
+    if (!sections) return false;
+    if (sections->size() > 4) metadata_.fail(key, "has more than four entries");
+    for (const float pairs : *sections)
+        if (pairs < 0) metadata_.fail(key, "holds a negative number");
+    return sections->size() > 1 && (*sections)[0] > 0 && (*sections)[1] > 0;
+}
+
+int32_t Builder::rope(kernels::RopeTable::Pairs pairs, double base_factor) {
+    // With axes, pairs are halves; a family with adjacent pairs must handle axes itself.
+    if (pairs == kernels::RopeTable::Pairs::Halves) (void)has_position_axes();
     // In families without RoPE, heads may have any size.
     if (hyper_.rope_dimensions == 0) metadata_.fail("rope.dimension_count", "0: nothing would be rotated");
     if (hyper_.rope_dimensions % 2 != 0)
         metadata_.fail("rope.dimension_count", std::to_string(hyper_.rope_dimensions) +
                                                    " is odd (the default is attention.key_length)");
-    const double base = metadata_.real("rope.freq_base").value_or(10000);
+    const double base = metadata_.real("rope.freq_base").value_or(10000) * base_factor;
     if (!(base > 1)) metadata_.fail("rope.freq_base", "must be greater than 1");
     const RopeScaling scaling = rope_scaling();
     return add_rope(make_rope(pairs, hyper_.rope_dimensions, base, scaling, rope_divisors(scaling)));

@@ -25,7 +25,7 @@ struct Size {
 class Builder {
   public:
     // context: the context length in use, which some RoPE factors depend on; 0: the model's own.
-    Builder(const gguf::File &file, const HyperParameters &hyper, int64_t context);
+    Builder(const gguf::File &file, const Metadata &metadata, const HyperParameters &hyper, int64_t context);
 
     const HyperParameters &hyper() const { return hyper_; }
     const Metadata &metadata() const { return metadata_; }
@@ -77,8 +77,13 @@ class Builder {
     // Adds the state of a recurrent step. Returns an index into state_layers.
     int32_t state_layer(int64_t floats);
 
+    // Whether the file divides the rotated pairs between axes of positions (M-RoPE: time, height, width). A text
+    // token has the same position on every axis.
+    bool has_position_axes() const;
+
     // The frequencies given by the file's rope.* keys and tensors. Returns an index into ropes.
-    int32_t rope(kernels::RopeTable::Pairs pairs);
+    // base_factor: rope.freq_base is multiplied by it.
+    int32_t rope(kernels::RopeTable::Pairs pairs, double base_factor = 1);
     // Frequencies of a base without scaling; dimensions: how many are rotated, 0: rope.dimension_count.
     int32_t unscaled_rope(kernels::RopeTable::Pairs pairs, double base, int32_t dimensions = 0);
 

@@ -14,13 +14,13 @@ std::string prefix(int32_t layer) {
 
 // The sizes of a decoder's matrices, and the keys they come from.
 struct Sizes {
-    Sizes(const HyperParameters &h, int64_t kv_heads)
+    Sizes(const HyperParameters &h, int64_t heads, int64_t kv_heads, int64_t hidden_units)
         : width{h.embedding_length, "embedding_length"},
-          q{int64_t{h.head_count} * h.key_length, "attention.head_count * key_length"},
+          q{heads * h.key_length, "attention.head_count * key_length"},
           k{kv_heads * h.key_length, "attention.head_count_kv * key_length"},
           v{kv_heads * h.value_length, "attention.head_count_kv * value_length"},
-          attended{int64_t{h.head_count} * h.value_length, "attention.head_count * value_length"},
-          hidden{h.feed_forward_length, "feed_forward_length"} {}
+          attended{heads * h.value_length, "attention.head_count * value_length"},
+          hidden{hidden_units, "feed_forward_length"} {}
     Size width, q, k, v, attended, hidden;
 };
 
@@ -31,11 +31,12 @@ class Decoder {
         : b_(builder),
           h_(builder.hyper()),
           t_(traits),
+          width_(width > 0 ? width : h_.feed_forward_length),
+          heads_(h_.head_count),
           kv_heads_(kv_heads > 0 ? kv_heads : h_.head_count_kv),
-          size_(h_, kv_heads_) {
-        if (width > 0) size_.hidden.value = width;
-    }
+          size_(h_, heads_, kv_heads_, width_) {}
     void use_rope(int32_t rope) { rope_ = window_rope_ = rope; }
+    void take_sizes(int32_t layer);
 
     void emit();
     void attention(int32_t layer, const Branch &branch);
@@ -49,6 +50,7 @@ class Decoder {
     void parallel(int32_t layer);
     void branch(int32_t layer, Kind kind, const Branch &io);
     void norm(const std::string &name, Slot in, Slot out, Slot add = kNoSlot);
+    void gate_attended(int32_t layer, Slot in, Slot attended);
     Linear projections(int32_t layer, Slot in);
     Linear gate_and_up(int32_t layer, Slot in, Slot gate, Slot up);
     Linear::Part part(const std::string &tensor, Size rows, Size cols, bool bias_required, Slot out);
@@ -68,7 +70,8 @@ class Decoder {
     Builder &b_;
     const HyperParameters &h_;
     const DecoderTraits &t_;
-    int32_t kv_heads_;
+    int64_t width_;
+    int32_t heads_, kv_heads_;  // of the layer at hand, as size_
     Sizes size_;
     int32_t rope_ = -1, window_rope_ = -1;
     WeightId ones_ = kNoWeight;
@@ -79,7 +82,7 @@ void Decoder::emit() {
     const WeightId embedding = b_.matrix("token_embd.weight", vocab, size_.width);
     embed(embedding);
     if (t_.pairs) {
-        rope_ = window_rope_ = b_.rope(*t_.pairs);
+        rope_ = window_rope_ = b_.rope(*t_.pairs, t_.rope_base_factor);
         if (t_.window_rope_base) window_rope_ = b_.unscaled_rope(*t_.pairs, *t_.window_rope_base);
     }
     if (t_.after_embeddings) t_.after_embeddings(b_, x());
@@ -106,10 +109,25 @@ void Decoder::embed(WeightId table) {
     b_.add(embed);
 }
 
+// Sets the sizes of layer `i`, in families whose layers differ.
+void Decoder::take_sizes(int32_t i) {
+    const auto at = [&](const std::vector<int64_t> &sizes, int64_t same) {
+        return sizes.empty() ? same : sizes[static_cast<size_t>(i)];
+    };
+    heads_ = static_cast<int32_t>(at(t_.heads, heads_));
+    kv_heads_ = static_cast<int32_t>(at(t_.kv_heads, kv_heads_));
+    width_ = at(t_.hidden, width_);
+    if (kv_heads_ > 0 && heads_ % kv_heads_ != 0)
+        b_.metadata().fail("attention.head_count_kv",
+                           "does not divide attention.head_count in layer " + std::to_string(i));
+    size_ = Sizes(h_, heads_, kv_heads_, width_);
+}
+
 void Decoder::layer(int32_t i) {
     if (t_.block == DecoderTraits::Block::Parallel) return parallel(i);
-    sublayer(i, t_.attn_norm, t_.attn_post_norm, Kind::Attention);
-    if (t_.one_half) return;
+    take_sizes(i);
+    if (heads_ > 0) sublayer(i, t_.attn_norm, t_.attn_post_norm, Kind::Attention);
+    if (t_.one_half || (!t_.hidden.empty() && width_ == 0)) return;
     sublayer(i, t_.ffn_norm, t_.ffn_post_norm, Kind::FeedForward);
 }
 
@@ -151,11 +169,13 @@ void Decoder::branch(int32_t i, Kind kind, const Branch &io) {
 }
 
 void Decoder::norm(const std::string &name, Slot in, Slot out, Slot add) {
+    const bool behind = add != kNoSlot && t_.post_norm_epsilon > 0;
     b_.add(Norm{.in = in,
                 .out = out,
                 // (Files of Falcon-H1 lack the suffix, because of a converter's error.)
-                .weight = b_.vector(b_.has(name) ? name : name + ".weight", size_.width),
-                .eps = h_.norm_epsilon,
+                .weight = t_.norm_weights ? b_.vector(b_.has(name) ? name : name + ".weight", size_.width)
+                                          : kNoWeight,
+                .eps = behind ? static_cast<float>(t_.post_norm_epsilon) : h_.norm_epsilon,
                 .kind = t_.norm,
                 .bias = t_.norm_biases ? b_.vector(name + ".bias", size_.width) : kNoWeight,
                 .add = add});
@@ -182,27 +202,28 @@ Attention Decoder::describe(int32_t i, Slot out) {
     const double of_file = b_.metadata().real("attention.scale", 0).value_or(0);
     const double usual = t_.attention_scale != 0 ? t_.attention_scale : 1 / std::sqrt(double(h_.key_length));
     const bool is_full = full(i), windowed = !is_full || t_.full.empty();
+    const bool rotated =
+        t_.rotated.empty() ? windowed || t_.rope_on_full : t_.rotated[static_cast<size_t>(i)];
     const int32_t window = windowed ? static_cast<int32_t>(t_.window) : 0;
-    return {
-        .q = q(),
-        .k = k(),
-        .v = v(),
-        .out = out,
-        .cache = b_.cache_layer({kv_heads_, h_.key_length, h_.value_length}, window),
-        .heads = h_.head_count,
-        .kv_heads = kv_heads_,
-        .head_dim_k = h_.key_length,
-        .head_dim_v = h_.value_length,
-        .scale = static_cast<float>(of_file != 0 ? of_file : usual),
-        .window = window,
-        .rope = windowed          ? window_rope_
-                : t_.rope_on_full ? rope_
-                                  : -1,
-        .norm_eps = h_.norm_epsilon,
-        .window_kind = t_.window_kind,
-        .softcap = static_cast<float>(t_.attention_softcap),
-        .sinks = b_.optional_vector(prefix(i) + "attn_sinks.weight", {h_.head_count, "attention.head_count"}),
-        .temperature = is_full ? t_.temperature : Attention::Temperature{}};
+    return {.q = q(),
+            .k = k(),
+            .v = v(),
+            .out = out,
+            .cache = b_.cache_layer({kv_heads_, h_.key_length, h_.value_length}, window),
+            .heads = heads_,
+            .kv_heads = kv_heads_,
+            .head_dim_k = h_.key_length,
+            .head_dim_v = h_.value_length,
+            .scale = static_cast<float>(of_file != 0 ? of_file : usual),
+            .window = window,
+            .rope = !rotated   ? -1
+                    : windowed ? window_rope_
+                               : rope_,
+            .norm_eps = h_.norm_epsilon,
+            .window_kind = t_.window_kind,
+            .softcap = static_cast<float>(t_.attention_softcap),
+            .sinks = b_.optional_vector(prefix(i) + "attn_sinks.weight", {heads_, "attention.head_count"}),
+            .temperature = is_full ? t_.temperature : Attention::Temperature{}};
 }
 
 void Decoder::own_layer_norm(const std::string &tensor, Slot slot, int32_t heads) {
@@ -235,7 +256,7 @@ void Decoder::norm_heads(int32_t i, Attention &attention) {
         b_.add(Norm{q(), q(), b_.vector(q_name, size_.q), h_.norm_epsilon});
         b_.add(Norm{k(), k(), b_.vector(k_name, size_.k), h_.norm_epsilon});
     } else if (t_.head_norm == HeadNorm::OwnLayerNorm) {
-        own_layer_norm(q_name, q(), h_.head_count);
+        own_layer_norm(q_name, q(), heads_);
         own_layer_norm(k_name, k(), kv_heads_);
     } else if (t_.head_norm == HeadNorm::PlainAfterRope && attention.rope >= 0) {
         attention.q_norm = attention.k_norm = ones();
@@ -249,11 +270,18 @@ void Decoder::attention(int32_t i, const Branch &io) {
     Attention attention = describe(i, attended);
     norm_heads(i, attention);
     b_.add(attention);
+    if (t_.attention_gate) gate_attended(i, io.in, attended);
     Linear::Part output = part(prefix(i) + "attn_output", size_.width, size_.attended,
                                biases(DecoderTraits::Biases::All), io.out);
     output.add = io.add;
-    output.scale = io.scale;
+    output.scale = io.scale * static_cast<float>(t_.attention_out_scale);
     b_.add(Linear{attended, {output}});
+}
+
+void Decoder::gate_attended(int32_t i, Slot in, Slot attended) {
+    const Slot gate = b_.slot("attention gate", size_.attended.value);
+    b_.add(Linear{in, {part(prefix(i) + "attn_gate", size_.attended, size_.width, false, gate)}});
+    b_.add(Gate{gate, attended, attended, Gate::Act::Sigmoid});
 }
 
 Linear Decoder::gate_and_up(int32_t i, Slot in, Slot gate, Slot up) {
@@ -289,6 +317,7 @@ void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer
                     int32_t rope, int32_t kv_heads) {
     Decoder decoder(builder, traits, 0, kv_heads);
     decoder.use_rope(rope);
+    decoder.take_sizes(layer);
     decoder.attention(layer, branch);
 }
 
@@ -297,7 +326,15 @@ void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t la
     Decoder(builder, traits, width).feed_forward(layer, branch);
 }
 
-std::vector<bool> full_layers(const Builder &builder, int64_t period) {
+std::vector<int64_t> by_layer(const Builder &builder, const char *key, int64_t low, int64_t high,
+                              int64_t absent) {
+    const int64_t layers = int64_t{builder.hyper().block_count} + builder.hyper().draft_layers;
+    return builder.metadata()
+        .integers(key, layers, low, high)
+        .value_or(std::vector<int64_t>(static_cast<size_t>(layers), absent));
+}
+
+std::vector<bool> full_layers(const Builder &builder, int64_t period, bool first) {
     const int32_t layers = builder.hyper().block_count + builder.hyper().draft_layers;
     const char *key = "attention.sliding_window_pattern";
     std::vector<bool> full;
@@ -310,7 +347,7 @@ std::vector<bool> full_layers(const Builder &builder, int64_t period) {
         return full;
     }
     period = builder.metadata().integer(key, 0, INT32_MAX).value_or(period);
-    for (int32_t i = 0; i < layers; ++i) full.push_back(period > 0 && (i + 1) % period == 0);
+    for (int32_t i = 0; i < layers; ++i) full.push_back(period > 0 && (first ? i : i + 1) % period == 0);
     return full;
 }
 

@@ -81,7 +81,8 @@ Routing ExpertLayer::routing(float scale) const {
         default:
             break;
     }
-    r.selection_bias = b_.optional_vector(prefix_ + "exp_probs_b.bias", experts_);
+    r.selection_bias = b_.optional_vector(
+        prefix_ + (b_.has(prefix_ + "exp_probs_b.bias") ? "exp_probs_b.bias" : "exp_probs_b"), experts_);
     // DeepSeek-V2 scores a group by its best expert; V3, which has the bias, by the sum of its two best.
     r.group_best = r.selection_bias == kNoWeight ? 1 : 2;
     r.groups = static_cast<int32_t>(m.integer("expert_group_count", 0, experts_.value).value_or(1));
@@ -158,7 +159,18 @@ WeightId ExpertLayer::biases(const std::string &name, Size rows) {
 void ExpertLayer::shared(const Branch &branch) {
     const std::string gate_name = prefix_ + "ffn_gate_shexp.weight",
                       up_name = prefix_ + "ffn_up_shexp.weight";
-    const Size hidden{b_.rows_of(up_name), "rows of ffn_up_shexp"};
+    const bool merged = t_.gated && !b_.has(gate_name);
+    const Size hidden{merged ? b_.rows_of(up_name) / 2 : b_.rows_of(up_name), "rows of ffn_up_shexp"};
+    if (merged) {
+        const Slot gated = b_.slot("shared gate", hidden.value), upped = b_.slot("shared up", hidden.value);
+        b_.add(
+            b_.split(prefix_ + "ffn_up_shexp", width_, false, branch.in, {{hidden, gated}, {hidden, upped}}));
+        b_.add(Gate{gated, upped, gated, t_.act});
+        b_.add(Linear{gated,
+                      {{b_.matrix(prefix_ + "ffn_down_shexp.weight", width_, hidden), kNoWeight, branch.out,
+                        branch.add, branch.scale}}});
+        return;
+    }
     const WeightId gate = t_.gated ? b_.matrix(gate_name, hidden, width_) : kNoWeight,
                    up = b_.matrix(up_name, hidden, width_),
                    down = b_.matrix(prefix_ + "ffn_down_shexp.weight", width_, hidden);
@@ -192,8 +204,9 @@ void ExpertLayer::shared(const Branch &branch) {
 }
 
 // True for the last of every interleave_moe_layer_step layers, after the leading dense ones.
-bool layer_has_experts(const Builder &b, int32_t layer) {
+bool layer_has_experts(const Builder &b, const ExpertTraits &experts, int32_t layer) {
     const Metadata &m = b.metadata();
+    if (experts.by_presence) return b.has(prefix(layer) + "ffn_gate_inp.weight");
     const int64_t first = m.integer("leading_dense_block_count", 0, INT32_MAX).value_or(0),
                   step = m.integer("interleave_moe_layer_step", 0, INT32_MAX).value_or(1);
     return has_experts(b) && layer >= first && step > 0 && (layer + 1) % step == 0;
@@ -208,7 +221,7 @@ bool has_experts(const Builder &b) {
 void with_experts(DecoderTraits &traits, const ExpertTraits &experts) {
     const DecoderTraits dense = traits;
     traits.feed_forward = [dense, experts](Builder &b, int32_t layer, const Branch &branch) {
-        if (layer_has_experts(b, layer))
+        if (layer_has_experts(b, experts, layer))
             emit_experts(b, experts, layer, branch);
         else
             emit_feed_forward(b, dense, layer, branch);

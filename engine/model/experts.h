@@ -3,8 +3,8 @@
 // Layers with experts: from `leading_dense_block_count` on, every `interleave_moe_layer_step`-th. The tensors
 // of the file decide the rest: ffn_gate_up_exps (gate rows first) or ffn_gate_exps and ffn_up_exps; biases of
 // router and experts; exp_probs_b (a bias for the choice only); ffn_down_exps.scale, a factor for the output
-// of each expert; ffn_*_shexp, an expert for all tokens, whose output is added unscaled or, with
-// ffn_gate_inp_shexp, times the sigmoid of its own logit.
+// of each expert; ffn_*_shexp (or ffn_up_shexp with the gate's rows first), an expert for all tokens, whose
+// output is added unscaled or, with ffn_gate_inp_shexp, times the sigmoid of its own logit.
 #pragma once
 
 #include <optional>
@@ -22,6 +22,7 @@ struct ExpertTraits {
     kernels::Gate::Act act = kernels::Gate::Act::Silu;
     bool gated = true;  // false: an expert is Wdown act(Wup x)
     bool weights_on_input = false;
+    bool by_presence = false;  // layers with a router have experts, whatever the keys say
     // The input of the router, with a factor applied; kNoSlot: the experts' input.
     kernels::Slot router_in = kernels::kNoSlot;
     double router_scale = 1;

@@ -1,7 +1,6 @@
 #include "engine/model/families.h"
 
 #include <algorithm>
-#include <array>
 
 namespace runnel::model {
 
@@ -59,6 +58,23 @@ std::span<const Family> families() {
         {"granitehybrid", emit_granitehybrid, true, true},
         {"nemotron_h", emit_nemotron_h, true, true},
         {"nemotron_h_moe", emit_nemotron_h, true, true},
+        {"arcee", emit_arcee},
+        {"xverse", emit_adjacent},
+        {"chatglm", emit_adjacent},
+        {"orion", emit_orion},
+        {"qwen2vl", emit_qwen2},
+        {"qwen3vl", emit_qwen3},
+        {"qwen3vlmoe", emit_qwen3moe},
+        {"deci", emit_deci, true, true},
+        {"bailingmoe2", emit_bailingmoe2},
+        {"hy_v3", emit_bailingmoe2},
+        {"dots1", emit_dots1},
+        {"exaone-moe", emit_exaone_moe},
+        {"granite_swa", emit_granite_swa},
+        {"cohere2moe", emit_cohere2moe},
+        {"minicpm3", emit_minicpm3},
+        {"afmoe", emit_afmoe},
+        {"muse-glimmer", emit_muse_glimmer},
     };
     return kFamilies;
 }
@@ -68,21 +84,6 @@ const Family *find_family(std::string_view architecture) {
     const auto found =
         std::find_if(all.begin(), all.end(), [&](const Family &f) { return f.architecture == architecture; });
     return found == all.end() ? nullptr : &*found;
-}
-
-std::string_view other_kind(std::string_view architecture) {
-    static constexpr std::array<std::string_view, 10> kHybrids = {
-        "plamo2",     "kimi-linear", "bailingmoe3", "deepseek4", "rwkv6",
-        "rwkv6qwen2", "rwkv7",       "arwkv7",      "plamo3",    "minimax-01"};
-    static constexpr std::array<std::string_view, 9> kEncoders = {
-        "bert", "nomic-bert", "nomic-bert-moe",   "jina-bert-v2",   "modern-bert",
-        "t5",   "t5encoder",  "wavtokenizer-dec", "gemma-embedding"};
-    const auto among = [&](const auto &list) {
-        return std::find(list.begin(), list.end(), architecture) != list.end();
-    };
-    if (among(kHybrids)) return "a hybrid or state-space model";
-    if (among(kEncoders)) return "no language model that generates text";
-    return {};
 }
 
 }  // namespace runnel::model

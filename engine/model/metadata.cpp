@@ -20,7 +20,8 @@ std::string name_of(const gguf::File &file) {
     return gguf::printable(file.path().native(), 4096);
 }
 
-Metadata::Metadata(const gguf::File &file) : file_(&file) {
+Metadata::Metadata(const gguf::File &file)
+    : file_(&file), read_(std::make_shared<std::set<std::string, std::less<>>>()) {
     const gguf::Value *value = file.find("general.architecture");
     const auto name = value ? value->as_string() : std::nullopt;
     if (!name || name->empty())
@@ -30,7 +31,18 @@ Metadata::Metadata(const gguf::File &file) : file_(&file) {
 }
 
 const gguf::Value *Metadata::find(std::string_view key) const {
+    read_->emplace(key);
     return file_->find(architecture_ + "." + std::string(key));
+}
+
+std::vector<Metadata::Entry> Metadata::unread() const {
+    std::vector<Entry> entries;
+    for (const auto &[key, value] : file_->metadata()) {
+        if (!key.starts_with(architecture_ + ".")) continue;
+        const std::string_view name = std::string_view(key).substr(architecture_.size() + 1);
+        if (!read_->contains(name)) entries.emplace_back(name, &value);
+    }
+    return entries;
 }
 
 void Metadata::fail(std::string_view key, const std::string &problem) const {
@@ -100,6 +112,30 @@ std::optional<std::vector<bool>> Metadata::booleans(std::string_view key) const 
     for (const int64_t entry : value->as_ints()) flags.push_back(entry != 0);
     if (flags.size() != value->size()) fail(key, "not an array of booleans");
     return flags;
+}
+
+std::optional<std::vector<float>> Metadata::reals(std::string_view key) const {
+    const gguf::Value *value = find(key);
+    if (!value || value->type() != gguf::ValueType::Array) return std::nullopt;
+    std::vector<float> numbers = value->as_floats();
+    if (numbers.size() != value->size()) fail(key, "not an array of numbers");
+    for (const float number : numbers)
+        if (!std::isfinite(number)) fail(key, "holds what is not a finite number");
+    return numbers;
+}
+
+std::vector<float> Metadata::reals_of_file(const char *key, size_t count) const {
+    const auto refuse = [&](const char *problem) {
+        throw ModelError(name_of(*file_) + ": " + key + ": " + problem);
+    };
+    const gguf::Value *value = file_->find(key);
+    if (!value) refuse("missing");
+    std::vector<float> numbers = value->as_floats();
+    if (const auto one = value->as_float()) numbers.assign(count, static_cast<float>(*one));
+    if (numbers.size() != count) refuse("does not hold one number per layer");
+    for (const float number : numbers)
+        if (!std::isfinite(number)) refuse("holds what is not a finite number");
+    return numbers;
 }
 
 std::optional<std::string_view> Metadata::text(std::string_view key) const {

@@ -3,9 +3,12 @@
 
 #include <cfloat>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/model/model.h"
@@ -33,18 +36,29 @@ class Metadata {
     std::optional<bool> boolean(std::string_view key) const;
     std::optional<std::vector<bool>> booleans(std::string_view key) const;  // nullopt also for a scalar
     std::optional<std::string_view> text(std::string_view key) const;
+    std::optional<std::vector<float>> reals(std::string_view key) const;  // nullopt also for a scalar
+
+    // A key without the architecture's prefix: one number for all of `count`, or as many. ModelError without it.
+    std::vector<float> reals_of_file(const char *key, size_t count) const;
 
     int64_t required_integer(std::string_view key, int64_t low, int64_t high) const;
     double required_real(std::string_view key, double low = -FLT_MAX, double high = FLT_MAX) const;
+
+    // The key's value, or null. Every key that is read goes through here and is remembered.
+    const gguf::Value *find(std::string_view key) const;
+
+    // The keys of the architecture that are in the file and that neither this object nor a copy of it has read.
+    using Entry = std::pair<std::string_view, const gguf::Value *>;
+    std::vector<Entry> unread() const;
 
     [[noreturn]] void fail(std::string_view key, const std::string &problem) const;
 
   private:
     void check_range(std::string_view key, int64_t number, int64_t low, int64_t high) const;
-    const gguf::Value *find(std::string_view key) const;
 
     const gguf::File *file_;
     std::string architecture_;
+    std::shared_ptr<std::set<std::string, std::less<>>> read_;  // keys, shared by copies
 };
 
 }  // namespace runnel::model

@@ -4,6 +4,9 @@
 
 #include "engine/model/factors.h"
 #include "engine/model/families.h"
+#include "engine/model/notes.h"
+#include "engine/model/other_architectures.h"
+#include "engine/model/unread_keys.h"
 #include "gguf/printable.h"
 
 namespace runnel::model {
@@ -33,10 +36,7 @@ std::optional<int64_t> of_all_layers(const Metadata &m, std::string_view key, in
     return each ? std::optional(*std::max_element(each->begin(), each->end())) : std::nullopt;
 }
 
-}  // namespace
-
-HyperParameters read_hyper_parameters(const gguf::File &file) {
-    const Metadata m(file);
+HyperParameters read(const gguf::File &file, const Metadata &m) {
     HyperParameters h;
     h.architecture = m.architecture();
     h.vocab = vocabulary_rows(file);
@@ -57,15 +57,17 @@ HyperParameters read_hyper_parameters(const gguf::File &file) {
                             : expert_width.value_or(0) > 0
                                 ? *expert_width
                                 : m.required_integer("feed_forward_length", 1, kMaxWidth);
-    h.head_count = static_cast<int32_t>(
-        recurrent
-            ? std::max<int64_t>(1, of_all_layers(m, "attention.head_count", layers, 0, kMaxHeads).value_or(1))
-            : m.required_integer("attention.head_count", 1, kMaxHeads));
+    const auto heads = of_all_layers(m, "attention.head_count", layers, 1, kMaxHeads);
+    h.head_count = static_cast<int32_t>(recurrent ? std::max<int64_t>(1, heads.value_or(1))
+                                        : heads   ? *heads
+                                                  : m.required_integer("attention.head_count", 1, kMaxHeads));
     h.head_count_kv = static_cast<int32_t>(std::max<int64_t>(
         1, of_all_layers(m, "attention.head_count_kv", layers, 1, kMaxHeads).value_or(h.head_count)));
     if (h.head_count % h.head_count_kv != 0)
         m.fail("attention.head_count_kv", "does not divide attention.head_count");
-    const int64_t even_share = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);
+    int64_t even_share = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);
+    if (family && family->whole_heads_rotate)
+        even_share = m.integer("rope.dimension_count", 1, kMaxHeadDim).value_or(even_share);
     h.key_length =
         static_cast<int32_t>(m.integer("attention.key_length", 1, kMaxHeadDim).value_or(even_share));
     h.value_length =
@@ -79,24 +81,47 @@ HyperParameters read_hyper_parameters(const gguf::File &file) {
     return h;
 }
 
+[[noreturn]] void refuse_architecture(const gguf::File &file, const std::string &architecture) {
+    const std::string what(other_architecture(architecture));
+    throw ModelError(name_of(file) + ": architecture \"" + gguf::printable(architecture) + "\" is not " +
+                     (what.empty() ? "known" : "supported: " + what) +
+                     " (runnel inspect --supported lists what is)");
+}
+
+// Keys of tools that change what a file's weights mean.
+void refuse_rotated_weights(const gguf::File &file) {
+    for (const auto &[key, value] : file.metadata())
+        if (key.starts_with("prism."))
+            throw ModelError(name_of(file) + ": " + gguf::printable(key) +
+                             ": the weights are for rotated activations (Hadamard), which this version does "
+                             "not compute");
+}
+
+}  // namespace
+
+HyperParameters read_hyper_parameters(const gguf::File &file) {
+    return read(file, Metadata(file));
+}
+
 Model build(const gguf::File &file, int64_t context) {
+    std::vector<std::string> notes;
+    return build(file, context, notes);
+}
+
+Model build(const gguf::File &file, int64_t context, std::vector<std::string> &notes) {
     const Metadata metadata(file);
     const Family *family = find_family(metadata.architecture());
-    if (!family) {
-        std::string list;
-        for (const Family &f : families()) list += (list.empty() ? "" : ", ") + std::string(f.architecture);
-        const std::string kind(other_kind(metadata.architecture()));
-        throw ModelError(name_of(file) + ": architecture \"" + gguf::printable(metadata.architecture()) +
-                         "\" is " + (kind.empty() ? "" : kind + ", which is ") +
-                         "not supported (supported: " + list + ")");
-    }
+    if (!family) refuse_architecture(file, metadata.architecture());
     if (file.tensors().empty())
         throw ModelError(name_of(file) + ": holds metadata only, no tensors: it can be inspected, not run");
-    Builder builder(file, read_hyper_parameters(file), context);
+    refuse_rotated_weights(file);
+    Builder builder(file, metadata, read(file, metadata), context);
     family->emit(builder);
     HyperParameters hyper = builder.hyper();
     apply_factors(file, builder);
-    return {std::move(hyper), builder.take()};
+    Model model{std::move(hyper), builder.take()};
+    notes = check_unread_keys(metadata);
+    return model;
 }
 
 std::vector<std::string_view> supported_architectures() {

@@ -222,6 +222,7 @@ class Planner {
             case Gate::Act::GeluErf:
                 return Activation::GeluErf;
             case Gate::Act::Sigmoid:
+                return Activation::Sigmoid;
             case Gate::Act::Identity:
                 refuse("this kind of activation");
         }

@@ -160,6 +160,95 @@ void add_recurrent(std::vector<FamilyFiles> &list) {
     add(nemotron, alternating, ExpertFiles{.shared = Shared::Plain, .selection_bias = true});
 }
 
+// Families that are made of the others' facts.
+void add_dense(std::vector<FamilyFiles> &list) {
+    const FamilyFiles::Key sections = {"rope.dimension_sections", std::vector<int32_t>{2, 1, 1, 0}};
+    const auto add = [&](const std::string &name, FamilyFiles family) {
+        family.name = name;
+        if (family.arch.empty()) family.arch = name;
+        list.push_back(std::move(family));
+    };
+    add("glm4-axes", {.arch = "glm4",
+                      .norms = kSandwich,
+                      .biases = Biases::Qkv,
+                      .fused_gate_up = true,
+                      .rope_divisor = 2,
+                      .keys = {{"rope.dimension_sections", std::vector<int32_t>{1, 1, 2, 0}}}});
+    add("arcee", {.gated = false});
+    add("xverse", {});
+    add("chatglm", {.biases = Biases::Qkv, .fused_qkv = true, .fused_gate_up = true, .rope_divisor = 2});
+    add("orion", {.layer_norm = true, .norm_bias = true});
+    add("qwen2vl", {.biases = Biases::Qkv, .keys = {sections}});
+    add("qwen3vl", {.head_norm = HeadNorm::PerHead,
+                    .keys = {{"rope.dimension_sections", std::vector<int32_t>{3, 3, 2, 0}}}});
+    add("deci", {.layer_sizes = [](const LayerSizes &all, int64_t layer) -> LayerSizes {
+            if (layer == 1) return {0, 0, all.ff};
+            if (layer == 2) return {all.heads, 0, all.ff / 2};
+            if (layer == 3) return {0, 0, 0};
+            return {all.heads, layer % 2 == 0 ? all.kv_heads : all.heads, all.ff};
+        }});
+    add("minicpm3", {.latent = LatentFiles{.joint = true}, .branch_gain = 8});
+    add("muse-glimmer", {.norms = kSandwich,
+                         .head_norm = HeadNorm::PerHead,
+                         .attention_gate = true,
+                         .keys = {{"attention.sliding_window", kWindow},
+                                  {"rope.freq_base_swa", 5000.0f},
+                                  {"logit_scale", 0.7f},
+                                  {"final_logit_softcapping", 5.0f}}});
+}
+
+void add_mixtures(std::vector<FamilyFiles> &list) {
+    using Shared = ExpertFiles::Shared;
+    const auto add = [&](const std::string &name, FamilyFiles family, const ExpertFiles &experts) {
+        family.name = family.arch = name;
+        family.experts = experts;
+        list.push_back(std::move(family));
+    };
+    const FamilyFiles::Key sigmoid = {"expert_gating_func", uint32_t{2}},
+                           scale = {"expert_weights_scale", 1.5f}, normed = {"expert_weights_norm", true},
+                           window = {"attention.sliding_window", kWindow};
+    const ExpertFiles with_shared{.shared = Shared::Plain, .shared_count = true},
+        chosen{.shared = Shared::Plain, .selection_bias = true, .shared_count = true};
+    add("qwen3vlmoe",
+        {.head_norm = HeadNorm::PerHead,
+         .keys = {{"rope.dimension_sections", std::vector<int32_t>{3, 3, 2, 0}}}},
+        {});
+    add("bailingmoe2",
+        {.head_norm = HeadNorm::PerHead,
+         .fused_qkv = true,
+         .rope_divisor = 2,
+         .keys = {sigmoid, scale, normed}},
+        chosen);
+    ExpertFiles bare = chosen;
+    bare.bare_name = true, bare.shared_count = false;
+    add("hy_v3", {.head_norm = HeadNorm::PerHead, .keys = {sigmoid, scale, normed}}, bare);
+    add("dots1", {.head_norm = HeadNorm::PerHead, .keys = {sigmoid, scale, normed}}, chosen);
+    add("exaone-moe", {.head_norm = HeadNorm::PerHead, .keys = {window, sigmoid, scale, normed}}, chosen);
+    add("granite_swa",
+        {.sinks = true,
+         .window_period = 3,
+         .rope_period = 2,
+         .keys = {window,
+                  {"embedding_scale", 3.0f},
+                  {"residual_scale", 0.4f},
+                  {"logit_scale", 1.5f},
+                  {"attention.scale", 0.25f}}},
+        {.shared = Shared::Merged, .width_key = false});
+    add("cohere2moe",
+        {.norms = {"attn_norm"},
+         .layer_norm = true,
+         .tied = true,
+         .keys = {window, sigmoid, scale, normed, {"logit_scale", 0.7f}}},
+        with_shared);
+    add("afmoe",
+        {.norms = kSandwich,
+         .head_norm = HeadNorm::PerHead,
+         .attention_gate = true,
+         .branch_gain = 8,
+         .keys = {window, sigmoid, scale, normed}},
+        chosen);
+}
+
 std::vector<FamilyFiles> make_list() {
     std::vector<FamilyFiles> list = {
         {.name = "llama", .arch = "llama"},
@@ -281,6 +370,8 @@ std::vector<FamilyFiles> make_list() {
     list.push_back(gemma4("gemma4-31b", {.keys_are_values = true}));
     add_experts(list);
     add_recurrent(list);
+    add_dense(list);
+    add_mixtures(list);
     return list;
 }
 

@@ -3,6 +3,7 @@
 // them.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,11 +16,14 @@ namespace runnel::testing {
 
 // The feed-forward half of layers with experts.
 struct ExpertFiles {
-    enum class Shared { None, Plain, Gated };
+    enum class Shared { None, Plain, Gated, Merged };  // Merged: gate and up in one tensor
     Shared shared = Shared::None;
     bool biases = false;          // of router and experts
     bool selection_bias = false;  // exp_probs_b
+    bool bare_name = false;       // whose tensor has no suffix
     bool width_key = true;        // expert_feed_forward_length
+    bool dense_too = false;       // beside a dense network, with a norm of their own
+    bool shared_count = false;    // expert_shared_count is needed
 };
 
 // Multi-head latent attention.
@@ -46,14 +50,20 @@ struct Gemma4Files {
     }
 };
 
+// The sizes of one layer, of families whose layers differ.
+struct LayerSizes {
+    int64_t heads, kv_heads, ff;
+};
+
 struct FamilyFiles {
     enum class HeadNorm { None, PerHead, WholeRow, OwnWeights };  // [hd]; [heads * hd]; [hd, heads]
     enum class Biases { None, Qkv, All };
     using Key =
-        std::pair<std::string, std::variant<float, uint32_t, bool, std::string, std::vector<int32_t>>>;
+        std::pair<std::string,
+                  std::variant<float, uint32_t, bool, std::string, std::vector<int32_t>, std::vector<float>>>;
 
-    std::string name;                                            // of the variant: "command-r-plus"
-    std::string arch;                                            // general.architecture: "command-r"
+    std::string name = {};                                       // of the variant: "command-r-plus"
+    std::string arch = {};                                       // general.architecture: "command-r"
     std::vector<std::string> norms = {"attn_norm", "ffn_norm"};  // of every layer, [width]
     bool layer_norm = false;                                     // else RMS; selects the epsilon's key
     bool norm_bias = false;
@@ -64,6 +74,15 @@ struct FamilyFiles {
     int rope_divisor = 1;  // rotated dimensions: head size / this
     bool rope = true;      // has rope.* keys
     bool sinks = false;
+    bool attn_output_bias = false;  // also without the other biases
+    bool norms_have_weights = true;
+    bool attention_gate = false;  // attn_gate, of every attended value
+    bool narrow_values = false;   // half as wide as keys
+    bool double_ff_key = false;   // feed_forward_length counts gate and up
+    // Arrays of booleans: every so many-th layer is full (rotates); negative: the first of each. 0: no array.
+    int64_t window_period = 0, rope_period = 0;
+    // Sizes by layer, written as arrays; heads without K/V heads: attn_output alone.
+    std::function<LayerSizes(const LayerSizes &of_shape, int64_t layer)> layer_sizes = {};
     std::optional<ExpertFiles> experts = {};  // with ModelShape::experts.count > 0
     std::optional<LatentFiles> latent = {};
     std::optional<Gemma4Files> gemma4 = {};
@@ -71,7 +90,8 @@ struct FamilyFiles {
     // Size of the layers' additions to the residual stream: large if embeddings are multiplied, so that
     // layers determine the logits and not the token itself.
     float branch_gain = 1;
-    std::vector<Key> keys = {};  // values with which the feature matters in a small model
+    std::vector<Key> keys = {};           // values with which the feature matters in a small model
+    std::vector<Key> keys_by_layer = {};  // one such value for every layer; full key names
 };
 
 const std::vector<FamilyFiles> &family_files();

@@ -150,7 +150,8 @@ class Planner {
         if (family_.gemma4) plan_gemma4_begin();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
         layer_ = -1;
-        norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
+        if (family_.norms_have_weights)
+            norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
         if (!shape_.tied) matrix("output", Role::Output, shape_.width, shape_.vocab, 2.5f);
         if (family_.output_bias) vector("output.bias", shape_.vocab, 0);
         return std::move(tensors_);
@@ -169,7 +170,11 @@ class Planner {
     }
 
     void plan_layer() {
-        for (const std::string &name : family_.norms) norm(name);
+        for (const std::string &name : family_.norms) {
+            const bool absent =
+                (sizes().heads == 0 && name == "attn_norm") || (sizes().ff == 0 && name == "ffn_norm");
+            if (!absent) norm(name);
+        }
         if (family_.recurrent) return plan_recurrent_layer();
         if (family_.latent)
             plan_latent_attention();
@@ -177,10 +182,10 @@ class Planner {
             plan_gemma4_attention();
         else
             plan_attention();
-        if (family_.sinks) vector("attn_sinks.weight", shape_.heads, 1);
+        if (family_.sinks) vector("attn_sinks.weight", sizes().heads, 1);
         const bool mixed = has_experts();
         if (mixed) plan_experts();
-        if (!mixed || family_.gemma4) plan_feed_forward();
+        if (!mixed || family_.gemma4 || family_.experts->dense_too) plan_feed_forward();
         if (family_.gemma4) plan_gemma4_end();
     }
 
@@ -200,6 +205,11 @@ class Planner {
             plan_experts();
         else
             plan_feed_forward();
+    }
+
+    LayerSizes sizes() const {
+        const LayerSizes all{shape_.heads, shape_.kv_heads, shape_.ff};
+        return family_.layer_sizes ? family_.layer_sizes(all, layer_) : all;
     }
 
     bool has_experts() const {
@@ -288,7 +298,8 @@ class Planner {
         };
         router("ffn_gate_inp", {width, e.count});
         if (files.biases) vector("ffn_gate_inp.bias", e.count, 0);
-        if (files.selection_bias) vector("exp_probs_b.bias", e.count, 0);
+        if (files.selection_bias) vector(files.bare_name ? "exp_probs_b" : "exp_probs_b.bias", e.count, 0);
+        if (files.dense_too) norm("ffn_norm_exps");
         if (e.merged) {
             stack("ffn_gate_up_exps", Role::Plain, width, 2 * e.ff, 1);
         } else {
@@ -298,8 +309,9 @@ class Planner {
         stack("ffn_down_exps", Role::FfnDown, e.ff, width, 2 * residual());
         if (files.shared == ExpertFiles::Shared::None) return;
         if (files.shared == ExpertFiles::Shared::Gated) router("ffn_gate_inp_shexp", {width});
-        if (family_.gated) matrix("ffn_gate_shexp", Role::Plain, width, e.ff, 1);
-        matrix("ffn_up_shexp", Role::Plain, width, e.ff, 1);
+        const bool both = files.shared == ExpertFiles::Shared::Merged;
+        if (family_.gated && !both) matrix("ffn_gate_shexp", Role::Plain, width, e.ff, 1);
+        matrix("ffn_up_shexp", Role::Plain, width, both ? 2 * e.ff : e.ff, 1);
         matrix("ffn_down_shexp", Role::FfnDown, e.ff, width, 2 * residual());
     }
 
@@ -313,8 +325,12 @@ class Planner {
     }
 
     void plan_attention() {
-        const int64_t width = shape_.width, hd = shape_.head_dim, q = shape_.heads * hd,
-                      kv = shape_.kv_heads * hd;
+        const LayerSizes size = sizes();
+        const int64_t width = shape_.width, hd = shape_.head_dim, q = size.heads * hd,
+                      kv = size.kv_heads * hd, value = family_.narrow_values ? hd / 2 : hd;
+        if (size.heads == 0) return;
+        if (size.kv_heads == 0)
+            return matrix("attn_output", Role::AttentionOutput, width, width, 2 * residual());
         if (family_.fused_qkv) {
             matrix("attn_qkv", Role::Plain, width, q + 2 * kv, 1.2f);
             if (shape_.bias) vector("attn_qkv.bias", q + 2 * kv, 0);
@@ -322,7 +338,7 @@ class Planner {
             const bool gate = family_.recurrent && family_.recurrent->gated_attention;
             matrix("attn_q", Role::Plain, width, gate ? 2 * q : q, 1.2f);
             matrix("attn_k", Role::Plain, width, kv, 1.2f);
-            matrix("attn_v", Role::AttentionV, width, kv, 1);
+            matrix("attn_v", Role::AttentionV, width, size.kv_heads * value, 1);
             if (shape_.bias) {
                 vector("attn_q.bias", q, 0);
                 vector("attn_k.bias", kv, 0);
@@ -338,15 +354,19 @@ class Planner {
             vector("attn_q_norm.weight", whole ? q : hd, 1);
             vector("attn_k_norm.weight", whole ? kv : hd, 1);
         }
-        matrix("attn_output", Role::AttentionOutput, q, width, 2 * residual());
-        if (all_biases() || (shape_.bias && shape_.arch == "llama")) vector("attn_output.bias", width, 0);
+        if (family_.attention_gate) matrix("attn_gate", Role::Plain, width, q, 1);
+        matrix("attn_output", Role::AttentionOutput, size.heads * value, width, 2 * residual());
+        if (all_biases() || family_.attn_output_bias || (shape_.bias && shape_.arch == "llama"))
+            vector("attn_output.bias", width, 0);
     }
 
     void plan_feed_forward() {
         const int64_t width = shape_.width,
                       ff = family_.gemma4 ? family_.gemma4->hidden(layer_, shape_.layers, shape_.ff)
-                                          : shape_.ff,
+                           : family_.experts && family_.experts->dense_too ? width
+                                                                           : sizes().ff,
                       up = family_.fused_gate_up ? 2 * ff : ff;
+        if (ff == 0) return;
         if (family_.gated && !family_.fused_gate_up) matrix("ffn_gate", Role::Plain, width, ff, 1);
         matrix("ffn_up", Role::Plain, width, up, 1);
         if (all_biases()) vector("ffn_up.bias", up, 0);

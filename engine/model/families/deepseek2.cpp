@@ -163,17 +163,35 @@ ExpertTraits::Score default_score(const HyperParameters &h) {
 
 }  // namespace
 
+namespace {
+
+// The attention of every layer, over ropes[rope].
+DecoderTraits latent_attention(Builder &b, int32_t rope) {
+    b.program().ropes[static_cast<size_t>(rope)].first = static_cast<int32_t>(Latent(b).rank.value);
+    return {.attention = [rope](Builder &builder, int32_t layer, const Branch &branch) {
+        LatentAttention(builder, layer, rope).emit(branch);
+    }};
+}
+
+}  // namespace
+
 void emit_deepseek2(Builder &b) {
     if (b.metadata().real("attention.temperature_scale").value_or(0) != 0)
         b.metadata().fail("attention.temperature_scale", "is not supported for this architecture");
     const int32_t rope = b.rope(RopeTable::Pairs::Adjacent);
-    RopeTable &table = b.program().ropes[static_cast<size_t>(rope)];
-    table.magnitude = 1;
-    table.first = static_cast<int32_t>(Latent(b).rank.value);
-    DecoderTraits traits{.attention = [rope](Builder &builder, int32_t layer, const Branch &branch) {
-        LatentAttention(builder, layer, rope).emit(branch);
-    }};
+    b.program().ropes[static_cast<size_t>(rope)].magnitude = 1;
+    DecoderTraits traits = latent_attention(b, rope);
     with_experts(traits, {.score = default_score(b.hyper())});
+    emit_decoder(b, traits);
+}
+
+// minicpm3: MiniCPM 3 4B. Dense, with factors of embeddings, branches and logits that no key tells.
+void emit_minicpm3(Builder &b) {
+    const HyperParameters &h = b.hyper();
+    DecoderTraits traits = latent_attention(b, b.rope(RopeTable::Pairs::Halves));
+    traits.embedding_scale = 12;
+    traits.residual_scale = 1.4 / std::sqrt(double(h.block_count));
+    traits.logit_scale = 256 / double(h.embedding_length);
     emit_decoder(b, traits);
 }
 

@@ -28,6 +28,8 @@ struct Activate {
                 return gelu_erf_p(x);
             case Activation::ReluSquared:
                 return x > 0.0f ? x * x : x != x ? x : 0.0f;
+            case Activation::Sigmoid:
+                return 1.0f / (1.0f + exp_p(-x));
             default:
                 return silu_p(x);
         }

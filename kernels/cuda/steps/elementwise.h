@@ -8,7 +8,7 @@
 namespace runnel::kernels::cuda {
 
 // Gate::Act of program.h.
-enum class Activation : int32_t { Silu, GeluTanh, GeluErf, ReluSquared, SiluClamped };
+enum class Activation : int32_t { Silu, GeluTanh, GeluErf, ReluSquared, SiluClamped, Sigmoid };
 
 // out = act(gate) * up, or act(gate) without up. Any grid.
 struct ActivateParams {

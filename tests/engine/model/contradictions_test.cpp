@@ -32,9 +32,9 @@ bool names_one_of(const std::string &error, const std::vector<std::string_view> 
 bool is_optional(std::string_view tensor) {
     for (const std::string_view end :
          {"output.weight", "attn_sinks.weight", "layer_output_scale.weight", "exp_probs_b.bias",
-          "ffn_down_exps.scale", "ffn_gate_inp_shexp.weight", "ffn_gate_inp.bias", "ffn_gate_exps.bias",
-          "ffn_up_exps.bias", "ffn_down_exps.bias", "attn_q_norm.weight", "ssm_conv1d.bias",
-          "ssm_norm.weight"})
+          "exp_probs_b", "attn_output.bias", "attn_qkv.bias", "ffn_down_exps.scale",
+          "ffn_gate_inp_shexp.weight", "ffn_gate_inp.bias", "ffn_gate_exps.bias", "ffn_up_exps.bias",
+          "ffn_down_exps.bias", "attn_q_norm.weight", "ssm_conv1d.bias", "ssm_norm.weight"})
         if (tensor.ends_with(end)) return tensor != "attn_output.weight";
     const bool of_qkv = tensor.find("attn_q.") != tensor.npos || tensor.find("attn_k.") != tensor.npos ||
                         tensor.find("attn_v.") != tensor.npos;
@@ -65,13 +65,13 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
     if (no_attention && !family.recurrent->attention_too && !family.recurrent->alternating &&
         (ends(".head_count") || ends(".feed_forward_length")))
         return true;
-    if ((family.name == "llama4" || family.arch == "nemotron_h_moe") && ends(".leading_dense_block_count"))
-        return true;
+    for (const char *by_tensors : {"llama4", "nemotron_h_moe", "bailingmoe2", "hy_v3", "mimo2"})
+        if (family.arch == by_tensors && ends(".leading_dense_block_count")) return true;
     if (family.name == "granitehybrid" && ends("rope.dimension_count")) return true;  // nothing is rotated
     for (const std::string_view end :
          {".context_length", ".sliding_window", ".expert_used_count", ".expert_shared_count",
           ".expert_gating_func", ".expert_shared_feed_forward_length", ".vocab_size",
-          ".original_context_length", ".shared_kv_layers"})
+          ".original_context_length", ".shared_kv_layers", ".temperature_length"})
         if (key.ends_with(end)) return true;
     return false;
 }

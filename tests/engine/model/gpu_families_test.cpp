@@ -40,6 +40,7 @@ ModelShape shape_of(const std::string &arch) {
     const auto *files = testing::find_family_files(arch);
     // All experts: a choice between equally good ones would depend on rounding.
     if (files->experts) shape.experts.count = shape.experts.used = 2;
+    if (files->layer_sizes) shape.layers = 4;  // one of each kind
     if (files->gemma4) {
         shape.layers = files->gemma4->period + files->gemma4->shared_kv;
         if (files->gemma4->shared_kv == 0) shape.head_dim = 136;  // full layers: 272

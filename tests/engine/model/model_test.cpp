@@ -13,6 +13,8 @@
 #include <variant>
 #include <vector>
 
+#include "engine/model/notes.h"
+#include "engine/model/other_architectures.h"
 #include "tests/support/edited_model.h"
 
 using namespace runnel;
@@ -160,9 +162,68 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
                   "blk.0.ffn_up_exps.scale: only factors of one number are supported, and not for experts");
 }
 
-TEST_CASE("model: hybrid families that are not there are refused with what is supported instead") {
+TEST_CASE("model: an architecture that is not there is refused with its kind and what it would need") {
     check_refused(EditedModel().set("general.architecture", "rwkv7"),
-                  "\"rwkv7\" is a hybrid or state-space model, which is not supported (supported: llama,");
+                  "\"rwkv7\" is not supported: an RWKV model; it needs RWKV's time mixing (runnel inspect "
+                  "--supported lists what is)");
+    check_refused(EditedModel().set("general.architecture", "bert"), "generates no text");
+    check_refused(EditedModel().set("general.architecture", "llama17"), "\"llama17\" is not known");
+    const auto supported = model::supported_architectures();
+    for (const model::OtherArchitecture &other : model::other_architectures()) {
+        CAPTURE(other.name);
+        CHECK(std::ranges::find(supported, other.name) == supported.end());
+    }
+    // All names that llama.cpp of October 2026 has are in one of the two tables.
+    CHECK(supported.size() + model::other_architectures().size() >= 153);
+}
+
+TEST_CASE("model: a key that changes the mathematics and that the family does not read is refused") {
+    const auto edited = [](const char *key, auto value) { return EditedModel().set(key, value); };
+    check_refused(edited("llama.attention.clamp_kqv", 8.0f),
+                  "llama.attention.clamp_kqv: changes what the model computes");
+    check_refused(edited("llama.attention.max_alibi_bias", 8.0f), "llama.attention.max_alibi_bias");
+    check_refused(edited("llama.attention.causal", false), "llama.attention.causal");
+    check_refused(edited("llama.attention.indexer.top_k", 2048u), "llama.attention.indexer.top_k");
+    check_refused(edited("llama.logit_scale", 0.5f), "llama.logit_scale");
+    check_refused(edited("prism.hadamard.version", 1u),
+                  "prism.hadamard.version: the weights are for rotated");
+    gguf::Array sections(gguf::ValueType::I32);
+    for (const int32_t pairs : {4, 2, 2, 0}) sections.push(pairs);
+    check_refused(edited("llama.rope.dimension_sections", sections), "llama.rope.dimension_sections");
+    // With these values nothing changes.
+    CHECK(edited("llama.attention.clamp_kqv", 0.0f).error() == "");
+    CHECK(edited("llama.attention.causal", true).error() == "");
+    CHECK(edited("llama.logit_scale", 1.0f).error() == "");
+    CHECK(edited("llama.rope.freq_base_swa", 10000.0f).error() == "");
+}
+
+TEST_CASE("model: keys that nobody knows become notes, keys that say nothing about text do not") {
+    const auto notes = [](const char *key, auto value) {
+        const EditedModel model = EditedModel().set(key, value);
+        const gguf::File file = gguf::File::open(model.write());
+        std::vector<std::string> lines;
+        model::build(file, 0, lines);
+        return lines;
+    };
+    CHECK(notes("llama.vision.block_count", 3u).empty());
+    CHECK(notes("llama.pooling_type", 1u).empty());
+    CHECK(notes("llama.expert_weights_scale", 2.0f).empty());  // there are no experts
+    const auto unknown = notes("llama.attention.moonlight", 3u);
+    REQUIRE(unknown.size() == 1);
+    CHECK(unknown.front().starts_with("llama.attention.moonlight in the file is not known"));
+    CHECK(notes("llama.attention.sliding_window", 32u).size() == 1);
+    CHECK(notes("llama.attention.sliding_window", 100000u).empty());
+}
+
+TEST_CASE("model: glm4 with axes of positions rotates halves") {
+    const auto pairs = [](const char *family) {
+        ModelShape shape;
+        shape.arch = family;
+        const TemporaryModel file(shape);
+        return model::build(file.file).program.ropes.front().pairs;
+    };
+    CHECK(pairs("glm4") == kernels::RopeTable::Pairs::Adjacent);
+    CHECK(pairs("glm4-axes") == kernels::RopeTable::Pairs::Halves);
 }
 
 TEST_CASE("model: names in the file cannot disturb the message") {

@@ -67,6 +67,7 @@ TEST_CASE("cuda elementwise: rows are gathered, activations and soft-caps are th
     };
     check(Activation::Silu, true, [](double g, double u) { return g / (1 + std::exp(-g)) * u; });
     check(Activation::ReluSquared, false, [](double g, double) { return g > 0 ? g * g : 0; });
+    check(Activation::Sigmoid, true, [](double g, double u) { return u / (1 + std::exp(-g)); });
     check(Activation::GeluTanh, true, [](double g, double u) {
         return 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u;
     });

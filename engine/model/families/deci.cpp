@@ -1,0 +1,32 @@
+// deci: Nemotron 49B, 51B and 253B (Puzzle). llama whose layers differ: heads, K/V heads and hidden units by
+// layer, layers without attention (no heads), with one matrix in its place (heads, but none of K/V), or without a
+// feed-forward network.
+#include "engine/model/decoder.h"
+#include "engine/model/families.h"
+
+namespace runnel::model {
+
+void emit_deci(Builder &b) {
+    DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Adjacent,
+                         .heads = by_layer(b, "attention.head_count", 0, 4096, b.hyper().head_count),
+                         .kv_heads = by_layer(b, "attention.head_count_kv", 0, 4096, b.hyper().head_count_kv),
+                         .hidden = by_layer(b, "feed_forward_length", 0, 1 << 20, 0)};
+    for (size_t i = 0; i < traits.hidden.size(); ++i)
+        if (traits.hidden[i] == 0 && traits.heads[i] > 0)
+            b.metadata().fail("feed_forward_length",
+                              "0 in layer " + std::to_string(i) +
+                                  ", which has attention: what such a layer adds is not known");
+    const DecoderTraits plain = traits;
+    traits.attention = [plain](Builder &builder, int32_t layer, const Branch &branch) {
+        if (plain.kv_heads[static_cast<size_t>(layer)] > 0)
+            return emit_attention(builder, plain, layer, branch, 0);
+        const Size width{builder.hyper().embedding_length, "embedding_length"};
+        builder.add(kernels::Linear{
+            branch.in,
+            {{builder.matrix("blk." + std::to_string(layer) + ".attn_output.weight", width, width),
+              kernels::kNoWeight, branch.out, branch.add, branch.scale}}});
+    };
+    emit_decoder(b, traits);
+}
+
+}  // namespace runnel::model
