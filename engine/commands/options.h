@@ -12,6 +12,7 @@
 #include "engine/decode/engine.h"
 #include "engine/decode/sampler.h"
 #include "engine/decode/speculation/speculator.h"
+#include "engine/text/reasoning.h"
 
 namespace runnel::commands {
 
@@ -42,7 +43,10 @@ struct TemplateFlags {
     std::optional<std::string> file, name;  // a template instead of the file's, or the name of one of those
     std::optional<std::string> tools;       // a file with a JSON list of tool definitions
     std::vector<std::string> variables;     // "NAME=VALUE"
-    bool given() const { return file || name || tools || !variables.empty(); }
+    text::Thinking thinking = text::Thinking::Default;
+    bool given() const {
+        return file || name || tools || !variables.empty() || thinking != text::Thinking::Default;
+    }
 };
 
 using Overflow = completion::OverflowPolicy;
@@ -75,7 +79,8 @@ struct RunOptions {
     std::optional<std::string> file;  // "-": stdin
     std::optional<std::string> system, system_file;
     TemplateFlags chat;
-    bool raw = false, echo = false, json = false, show_thinking = false;
+    bool raw = false, echo = false, json = false;
+    std::optional<bool> show_thinking;  // default: no
     Overflow overflow = Overflow::Error;
     std::optional<std::string> prompt_cache;  // file of a prefilled prompt
     int32_t samples = 1, beams = 1;           // not both above 1
@@ -90,8 +95,9 @@ struct BatchOptions {
     std::optional<std::string> system, system_file;
     TemplateFlags chat;
     bool lines = false;  // every line is a prompt instead of JSON
-    bool raw = false, unordered = false, show_thinking = false;
+    bool raw = false, unordered = false;
     bool resume = false, force = false;  // continue the output file; also where settings or rows differ
+    std::optional<bool> show_thinking;   // default: no
     Overflow overflow = Overflow::Error;
     int32_t parallel = 32;
     Shard shard{1, 1};  // lines part, part + parts, ...
@@ -104,7 +110,7 @@ struct ChatOptions {
     StatsFlags stats;
     std::optional<std::string> system, system_file;
     TemplateFlags chat;
-    bool show_thinking = false;  // also if stdout is not a terminal
+    std::optional<bool> show_thinking;  // default: if stdout is a terminal
     Overflow overflow = Overflow::Shift;
     std::string color = "auto";
 };

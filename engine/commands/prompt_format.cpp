@@ -50,6 +50,7 @@ text::ChatPromptOptions prompt_options(const TemplateFlags &flags) {
     text::ChatPromptOptions options;
     if (flags.file) options.source = read_all(*flags.file, -1);
     options.name = flags.name;
+    options.thinking = flags.thinking;
     if (flags.tools) options.tools = read_tools(*flags.tools);
     options.variables = Json::object();
     for (const std::string &variable : flags.variables) add_variable(options.variables, variable);
@@ -63,6 +64,8 @@ completion::PromptFormat prompt_format(const decode::Engine &engine, const Templ
         return completion::PromptFormat(engine.file(), engine.tokenizer(), prompt_options(flags));
     } catch (const text::jinja::TemplateError &error) {
         throw InputError((flags.file ? *flags.file : "the chat template") + ": " + error.what());
+    } catch (const std::invalid_argument &error) {
+        throw UsageError(std::string("--think: ") + error.what());
     } catch (const std::out_of_range &error) {
         throw UsageError(error.what());
     }
@@ -87,6 +90,7 @@ std::string AnswerText::add(const completion::Piece &piece) {
     const bool is_reasoning = piece.channel == completion::Channel::Reasoning;
     if (piece.text.empty()) return {};
     if (is_reasoning) reasoning_ += piece.text;
+    began_ |= !is_reasoning;
     std::string text;
     if (is_reasoning != std::exchange(inside_, is_reasoning) && show_thinking_)
         text = inside_ ? format_->opening_mark() : format_->closing_mark();

@@ -31,12 +31,14 @@ class AnswerText {
     std::string add(const completion::Piece &piece);
     std::string end() const { return inside_ && show_thinking_ ? "\n" : ""; }
     const std::string &reasoning() const { return reasoning_; }
+    // There is more than reasoning.
+    bool began() const { return began_; }
 
   private:
     const completion::PromptFormat *format_;
     bool show_thinking_;
     std::string reasoning_;
-    bool inside_ = false;
+    bool inside_ = false, began_ = false;
 };
 
 }  // namespace runnel::commands

@@ -31,7 +31,7 @@ size_t fit(std::vector<TokenId> &prompt, std::optional<size_t> kept, size_t cont
 class PromptFormat {
   public:
     // File and tokenizer must outlive it. Throws jinja::TemplateError for a given source that is not a
-    // template, std::out_of_range for a name that the file does not have.
+    // template, std::out_of_range for a name that the file does not have, and what set_thinking() throws.
     PromptFormat(const gguf::File &file, const text::Tokenizer &tokenizer,
                  text::ChatPromptOptions options = {})
         : tokenizer_(&tokenizer), chat_(file, tokenizer, std::move(options)) {}
@@ -60,6 +60,9 @@ class PromptFormat {
         return {chat_.reasoning(), prompt.begins_inside};
     }
     const text::ReasoningStyle &reasoning() const { return chat_.reasoning(); }
+    // Throws std::invalid_argument if the template cannot do that.
+    void set_thinking(text::Thinking thinking) { chat_.set_thinking(thinking); }
+    text::Thinking thinking() const { return chat_.thinking(); }
     Vocabulary vocabulary() const;
     // How reasoning is shown among text: between these.
     std::string opening_mark() const;

@@ -1,7 +1,9 @@
 #include "engine/text/chat_prompt.h"
 
 #include <algorithm>
+#include <cctype>
 #include <ctime>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -42,6 +44,27 @@ std::string date(const jinja::Clock &clock) {
 
 jinja::Value content(const std::string &text) {
     return jinja::Value::string(jinja::MarkedText(text, jinja::Origin::Content));
+}
+
+// The names used in a template's code, without attributes, text and string literals.
+std::set<std::string, std::less<>> names_in(std::string_view source) {
+    std::set<std::string, std::less<>> names;
+    const auto in_name = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
+    for (size_t i = 0; i + 1 < source.size(); ++i) {
+        if (source[i] != '{' || (source[i + 1] != '{' && source[i + 1] != '%')) continue;
+        const char close = source[i + 1] == '{' ? '}' : '%';
+        for (i += 2; i + 1 < source.size() && !(source[i] == close && source[i + 1] == '}'); ++i) {
+            if (source[i] == '\'' || source[i] == '"') {
+                const char quote = source[i++];
+                while (i < source.size() && source[i] != quote) i += source[i] == '\\' ? 2 : 1;
+            } else if (in_name(source[i])) {
+                const size_t begin = i;
+                while (i + 1 < source.size() && in_name(source[i + 1])) ++i;
+                if (source[begin - 1] != '.') names.emplace(source.substr(begin, i + 1 - begin));
+            }
+        }
+    }
+    return names;
 }
 
 // Puts the system message in front of the first user message.
@@ -97,15 +120,43 @@ ChatPrompt::ChatPrompt(const gguf::File &file, const Tokenizer &tokenizer, ChatP
                                                     : std::string_view();
     has_template_ = options_.source || chosen;
     reasoning_ = find_reasoning_style(source, tokenizer);
-    if (options_.source) {
+    if (options_.source)
         template_ = jinja::Template::parse(source);
-    } else if (!has_template_ || !try_template(source)) {
+    else if (!has_template_ || !try_template(source))
         fall_back(source);
-        return;
-    }
+    set_thinking(options_.thinking);
+    if (!template_) return;
     const auto shape = recognize(source, date(options_.render.clock));
     if (shape && source.find("add_generation_prompt") == source.npos)
         generation_prompt_ = shape->generation_prompt;
+}
+
+void ChatPrompt::set_thinking(Thinking thinking) {
+    auto variables = nlohmann::ordered_json::object();
+    const std::string_view source = template_ ? std::string_view(template_->source()) : std::string_view();
+    const auto names = names_in(source);
+    const auto has = [&](const char *name) { return thinking != Thinking::Default && names.contains(name); };
+    const bool off = thinking == Thinking::Off, has_effort = has("reasoning_effort");
+    const bool has_none = source.find("'none'") != source.npos || source.find("\"none\"") != source.npos;
+    for (const char *name : {"enable_thinking", "thinking"})
+        if (has(name)) variables[name] = !off;
+    if (off && has("thinking_budget")) variables["thinking_budget"] = 0;
+    if (off && has_effort && has_none) variables["reasoning_effort"] = "none";
+    if (off && variables.empty())
+        throw std::invalid_argument(std::string("the chat template cannot turn reasoning off") +
+                                    (has_effort ? " (low is the least)" : ""));
+    if (thinking == Thinking::On && variables.empty() && reasoning_.kind == ReasoningStyle::Kind::None)
+        throw std::invalid_argument("the chat template knows no reasoning");
+    if (thinking == Thinking::Low || thinking == Thinking::Medium || thinking == Thinking::High) {
+        if (!has_effort)
+            throw std::invalid_argument("the chat template has no levels of reasoning, only on" +
+                                        std::string(variables.empty() ? "" : " and off"));
+        variables["reasoning_effort"] = thinking == Thinking::Low      ? "low"
+                                        : thinking == Thinking::Medium ? "medium"
+                                                                       : "high";
+    }
+    thinking_ = std::move(variables);
+    options_.thinking = thinking;
 }
 
 // Whether the template can be interpreted: it renders a plain question, or rejects it with
@@ -165,9 +216,10 @@ std::vector<Segment> ChatPrompt::interpret(std::span<const Message> messages,
     variables.set("add_generation_prompt", jinja::Value::boolean(add_generation_prompt));
     if (tokenizer_->bos()) variables.set_special("bos_token", tokens_.bos);
     if (tokenizer_->eos()) variables.set_special("eos_token", tokens_.eos);
-    if (options_.variables.is_object())
-        for (const auto &[name, value] : options_.variables.items())
-            variables.set(name, jinja::from_json(value));
+    for (const auto *more : {&thinking_, &options_.variables}) {
+        if (!more->is_object()) continue;
+        for (const auto &[name, value] : more->items()) variables.set(name, jinja::from_json(value));
+    }
     std::vector<Segment> segments = template_->render(variables, options_.render).segments();
     if (add_generation_prompt && !generation_prompt_.empty()) segments.push_back({generation_prompt_, true});
     return segments;

@@ -34,13 +34,14 @@ struct ChatPromptOptions {
     std::optional<std::string> name{};    // the name of one of the file's templates
     nlohmann::ordered_json tools{};       // a list of definitions, or null
     nlohmann::ordered_json variables{};   // an object of further variables for the template, or null
+    Thinking thinking = Thinking::Default;
     jinja::RenderOptions render{};
 };
 
 class ChatPrompt {
   public:
     // File and tokenizer must outlive it. Throws jinja::TemplateError if options.source is not a valid
-    // template, std::out_of_range for a name that the file does not have.
+    // template, std::out_of_range for a name that the file does not have, and what set_thinking() throws.
     ChatPrompt(const gguf::File &file, const Tokenizer &tokenizer, ChatPromptOptions options = {});
 
     // Whether there is a template, in the file or given; it may be one that cannot be interpreted.
@@ -50,6 +51,12 @@ class ChatPrompt {
     // Strings that end an answer in formats whose turns are plain text; otherwise the vocabulary's end tokens do.
     const std::vector<std::string> &stops() const { return stops_; }
     const ReasoningStyle &reasoning() const { return reasoning_; }
+
+    // Sets the template's variables that turn reasoning on or off and choose its effort: enable_thinking,
+    // thinking, reasoning_effort, thinking_budget. options.variables take precedence. Throws
+    // std::invalid_argument, and changes nothing, if the template lacks such a variable.
+    void set_thinking(Thinking thinking);
+    Thinking thinking() const { return options_.thinking; }
 
     // Text of the template is special, text of the messages is not: see Tokenizer::encode(segments).
     // Reasoning goes where the template reads it, or is dropped. A system message that the template rejects
@@ -65,6 +72,7 @@ class ChatPrompt {
     const Tokenizer *tokenizer_;
     TemplateTokens tokens_;
     ChatPromptOptions options_;
+    nlohmann::ordered_json thinking_ = nlohmann::ordered_json::object();  // variables
     jinja::Value tools_;
     std::optional<jinja::Template> template_;
     ChatShape shape_;                // used without template_

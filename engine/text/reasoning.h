@@ -13,6 +13,9 @@
 
 namespace runnel::text {
 
+// How a model is to reason; Default leaves it to its template.
+enum class Thinking { Default, Off, On, Low, Medium, High };
+
 struct ReasoningStyle {
     enum class Kind { None, Marks, Harmony } kind = Kind::None;
     std::string open, close;  // of Marks

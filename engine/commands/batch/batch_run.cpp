@@ -130,8 +130,8 @@ void BatchRun::take(const BatchInput::Next &next) {
     if (error.empty()) try {
             const Request request = request_of(row);
             const completion::RequestId id = queue_.submit(request);
-            waiting_.emplace(
-                id, Waiting{row.identity, place, next.bytes, AnswerText(format_, options_.show_thinking)});
+            waiting_.emplace(id, Waiting{row.identity, place, next.bytes,
+                                         AnswerText(format_, options_.show_thinking.value_or(false))});
             return;
         } catch (const std::runtime_error &problem) {
             error = problem.what();

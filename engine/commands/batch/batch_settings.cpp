@@ -50,6 +50,24 @@ const char *name_of(Overflow overflow) {
     return "drop-middle";
 }
 
+const char *name_of(text::Thinking thinking) {
+    switch (thinking) {
+        case text::Thinking::Default:
+            return "auto";
+        case text::Thinking::Off:
+            return "off";
+        case text::Thinking::On:
+            return "on";
+        case text::Thinking::Low:
+            return "low";
+        case text::Thinking::Medium:
+            return "medium";
+        case text::Thinking::High:
+            break;
+    }
+    return "high";
+}
+
 std::string hash_or_nothing(const std::string &text) {
     return text.empty() ? text : content_hash(text);
 }
@@ -111,8 +129,9 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     list.emplace_back("--chat-template", hash_of_file(options.chat.file));
     list.emplace_back("--template-name", gguf::printable(options.chat.name.value_or("")));
     list.emplace_back("--template-var", joined(options.chat.variables));
+    list.emplace_back("--think", name_of(options.chat.thinking));
     list.emplace_back("--tools", hash_of_file(options.chat.tools));
-    list.emplace_back("--show-thinking", text_of(options.show_thinking));
+    list.emplace_back("--show-thinking", text_of(options.show_thinking.value_or(false)));
     list.emplace_back("--lines", text_of(options.lines));
     list.emplace_back("--raw", text_of(options.raw));
     list.emplace_back("--on-overflow", name_of(options.overflow));

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "engine/commands/chat/chat_loop.h"
 #include "engine/commands/chat/editor.h"
@@ -22,6 +24,7 @@ std::span<const Chat::Command> Chat::commands() {
         {"/system", "[TEXT]", "show or set the system prompt; \"\" for none", &Chat::system},
         {"/set", "[NAME N]", "change a setting: /set temp 0.5", &Chat::change_setting},
         {"/format", "[WHAT]", "json, a schema's file, or text: what answers may be", &Chat::format},
+        {"/think", "[HOW]", "on, off, low, medium, high or auto: how the model reasons", &Chat::think},
         {"/show", "", "settings, and how full the context is", &Chat::show_state},
         {"/read", "FILE", "a message from a file", &Chat::read},
         {"/save", "FILE", "save the conversation as JSON", &Chat::save},
@@ -102,6 +105,23 @@ void Chat::format(const std::string &what) {
         flags = before;
         throw;
     }
+}
+void Chat::think(const std::string &how) {
+    using text::Thinking;
+    static constexpr std::pair<const char *, Thinking> kWords[] = {
+        {"auto", Thinking::Default}, {"on", Thinking::On},         {"off", Thinking::Off},
+        {"low", Thinking::Low},      {"medium", Thinking::Medium}, {"high", Thinking::High}};
+    for (const auto &[word, thinking] : kWords) {
+        if (how.empty() && thinking == model_.format().thinking())
+            return io_.err.try_write(std::string(word) + "\n");
+        if (how != word) continue;
+        try {
+            return model_.set_thinking(thinking);
+        } catch (const std::invalid_argument &error) {
+            throw InputError("/think " + how + ": " + error.what());
+        }
+    }
+    throw InputError("/think: on, off, low, medium, high or auto, not '" + gguf::printable(how, 40) + "'");
 }
 void Chat::show_state(const std::string &) {
     io_.err.try_write(list_settings(model_.settings()) + "messages " +

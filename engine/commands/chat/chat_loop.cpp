@@ -117,7 +117,7 @@ void Chat::answer_to(const std::string &message) {
 void Chat::answer() {
     try {
         text::Message answer =
-            model_.answer(transcript_, color_, terminal_ || options_.show_thinking, terminal_);
+            model_.answer(transcript_, color_, options_.show_thinking.value_or(terminal_), terminal_);
         if (answer.content.empty() && answer.reasoning.empty())
             transcript_.messages.pop_back();
         else

@@ -51,6 +51,7 @@ class Chat {
     void system(const std::string &text);
     void change_setting(const std::string &text);
     void format(const std::string &what);
+    void think(const std::string &how);
     void show_state(const std::string &);
     void read(const std::string &path);
     void save(const std::string &path);

@@ -35,6 +35,8 @@ class ChatModel {
     // Tokens of the conversation as the next prompt has it.
     size_t tokens_of(const Transcript &transcript) const;
     const completion::PromptFormat &format() const { return format_; }
+    // Of the answers from now on. Throws std::invalid_argument if the template cannot do that.
+    void set_thinking(text::Thinking thinking) { format_.set_thinking(thinking); }
     int32_t context() const { return engine_.executor().context(); }
 
     // Of the last answer.

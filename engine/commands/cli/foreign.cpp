@@ -18,7 +18,7 @@ constexpr std::string_view kSampler = "use --temp, --top-k, --top-p, --min-p, --
 constexpr std::string_view kImages = "only text is supported";
 constexpr std::string_view kLora = "merge the adapter into the model first (llama-export-lora)";
 constexpr std::string_view kEmbed = "there are no embeddings or rankings";
-constexpr std::string_view kThink = "use --template-var enable_thinking=false or reasoning_effort=low";
+constexpr std::string_view kThink = "use --think on, off, low, medium or high";
 constexpr std::string_view kLookup =
     "the length of drafts is chosen at run time; --lookup drafts from the text";
 constexpr std::string_view kLog = "use --stats, --stats-file FILE, or -q for errors only";
@@ -193,8 +193,8 @@ constexpr Foreign kForeign[] = {
     {"--mtp --dflash --eagle3 --spec-default", "", Missing, "use --lookup, -md MODEL or --self-draft N"},
     {"--spec-synth-len --spec-synth-rates", "*", Missing, "runnel bench measures drafts by acceptance"},
     {"--reasoning-format", "*", Nothing, "reasoning is separated from the answer; --show-thinking shows it"},
-    {"-rea --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message", "*", Missing,
-     kThink, "on auto -1"},
+    {"-rea --reasoning --reasoning-effort", "*", Same, "--think $"},
+    {"--reasoning-budget --reasoning-budget-message", "*", Missing, kThink, "-1"},
     {"--reasoning-preserve --no-reasoning-preserve", "", Missing, kThink},
     {"-i --interactive -if --interactive-first --interactive-specials -ins --instruct",
      "",
@@ -223,8 +223,6 @@ constexpr Foreign kForeign[] = {
     {"--keepalive", "*", Nothing, "a model is mapped from its file, not kept by a service"},
     {"--nowordwrap", "", Nothing, "answers are not wrapped"},
     {"--insecure", "", Missing, kDownload},
-    {"--think", "true false high medium low", Missing, kThink},
-    {"--hidethinking", "", Nothing, "reasoning is hidden without --show-thinking"},
     {"--truncate", kOnOff, Missing, "use --on-overflow"},
     {"--dimensions", "*", Missing, kEmbed},
     {"--experimental --experimental-yolo --experimental-websearch", "", Missing,
@@ -252,7 +250,7 @@ constexpr Foreign kForeign[] = {
     {"--truncate-sequence", "", Missing, "use --on-overflow drop-middle"},
     {"--throughput --throughput-log", "", Same, "--stats"},
     {"--interactive-mode", "", Missing, kInteractive},
-    {"--enable-thinking", "", Same, "--template-var enable_thinking=true"},
+    {"--enable-thinking", "", Same, "--think on"},
     {"--jinja-explicit", "*", Same, "--chat-template $"},
     {"--agent --enable-search --search --web", "", Missing,
      "runnel does not run tools; --tools FILE describes them to the model"},

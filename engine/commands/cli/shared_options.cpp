@@ -225,7 +225,7 @@ void add_system_options(OptionTable &table, std::optional<std::string> &text,
         .takes("FILE");
 }
 
-void add_template_options(OptionTable &table, TemplateFlags &o, bool &show_thinking) {
+void add_template_options(OptionTable &table, TemplateFlags &o, std::optional<bool> &show_thinking) {
     table.in_group(Group::Prompt);
     table
         .add("--chat-template,--chat-template-file", "FILE",
@@ -246,11 +246,33 @@ void add_template_options(OptionTable &table, TemplateFlags &o, bool &show_think
         .add("--chat-template-kwargs", "JSON", "variables of the template as a JSON object",
              [&o](const std::string &text) { add_variables(o.variables, text); })
         .rare();
+    using text::Thinking;
+    table
+        .choice(
+            "--think", o.thinking,
+            {{"auto", Thinking::Default},
+             {"on", Thinking::On},
+             {"off", Thinking::Off},
+             {"low", Thinking::Low},
+             {"medium", Thinking::Medium},
+             {"high", Thinking::High},
+             {"true", Thinking::On},
+             {"false", Thinking::Off}},
+            "how the model reasons before it answers, if its template can say so: on, off, low, medium or "
+            "high")
+        .takes("HOW")
+        .or_alone("on");
     table.text("--tools", o.tools, "tools that the model may call: a JSON list of definitions")
         .takes("FILE")
         .rare();
     table.in_group(Group::Output);
-    table.flag("--show-thinking", show_thinking, "the model's reasoning on stdout, too");
+    table.add("--show-thinking", "", "the model's reasoning on stdout, too",
+              [&show_thinking](const std::string &text) { show_thinking = truth(text); });
+    table
+        .add("--hide-thinking,--hidethinking", "",
+             "no reasoning on stdout: the default but for a chat in a terminal",
+             [&show_thinking](const std::string &text) { show_thinking = !truth(text); })
+        .rare();
 }
 
 void add_overflow_option(OptionTable &table, Overflow &overflow) {

@@ -24,7 +24,7 @@ void add_stats_options(OptionTable &table, StatsFlags &o);
 void add_system_options(OptionTable &table, std::optional<std::string> &text,
                         std::optional<std::string> &file);
 
-void add_template_options(OptionTable &table, TemplateFlags &o, bool &show_thinking);
+void add_template_options(OptionTable &table, TemplateFlags &o, std::optional<bool> &show_thinking);
 
 // How to handle text that exceeds the context.
 void add_overflow_option(OptionTable &table, Overflow &overflow);

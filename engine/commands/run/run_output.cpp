@@ -29,7 +29,7 @@ RunOutput::RunOutput(const RunOptions &options, const completion::PromptFormat &
 
 RunOutput::Answer &RunOutput::answer(int32_t sample) {
     while (answers_.size() <= static_cast<size_t>(sample)) {
-        answers_.push_back({AnswerText(format_, options_.show_thinking)});
+        answers_.push_back({AnswerText(format_, options_.show_thinking.value_or(false))});
         if (options_.echo) show(answers_.back(), prompt_);
     }
     return answers_[static_cast<size_t>(sample)];
@@ -124,6 +124,10 @@ void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     if (const int64_t forgotten = first().usage.forgotten; forgotten > 0)
         io_.note(context + " was full: " + std::to_string(forgotten) + " tokens were forgotten on the way");
     if (first().context_full) io_.note(context + " is full: the text ends here (a larger one with -c)");
+    if (first().reason == completion::FinishReason::Length && !answers_.front().text.began() &&
+        !answers_.front().text.reasoning().empty())
+        io_.note(
+            "the answer did not begin: the model was still reasoning (-n, --think and the context bound it)");
     write_stats(options_.stats, report, io_);
 }
 

@@ -140,6 +140,19 @@ TEST_CASE("run: reasoning stays away from stdout, unless it is asked for") {
     const std::string reasoning = result["reasoning"];
     CHECK(reasoning != "");
     CHECK(with({"--show-thinking"}).out == "<think>\n" + reasoning + "\n");
+    CHECK(with({"--show-thinking", "--hide-thinking"}).out == "");
+    CHECK(with({}).err.find("the answer did not begin") != std::string::npos);
+    CHECK(with({"--think", "on"}).out == "");
+    const Result never = with({"--think", "off"});
+    CHECK(never.code == 2);
+    CHECK(never.err == "runnel: --think: the chat template cannot turn reasoning off\n");
+    const std::string other = (directory / "switch.jinja").string();
+    write_text(other,
+               "{{ messages[0].content }}{% if enable_thinking %}<think>\n{% else %}</think>{% endif %}");
+    CHECK(json::parse(with({"--chat-template", other, "--think", "--json"}).out).contains("reasoning"));
+    CHECK(
+        !json::parse(with({"--chat-template", other, "--think", "off", "--json"}).out).contains("reasoning"));
+    CHECK(with({"--raw", "--think", "off"}).code == 2);
 }
 
 TEST_CASE("batch: templates, tools and reasoning as run has them") {

@@ -77,6 +77,44 @@ TEST_CASE("chat prompt: variables, tools, another template, named templates") {
     CHECK_THROWS_AS(render(file, chat, given), text::jinja::TemplateError);
 }
 
+TEST_CASE("chat prompt: reasoning is turned on and off by the variables that a template has") {
+    using text::Thinking;
+    const std::vector<Message> chat = {{"user", "hi"}};
+    const auto with = [&](const std::string &source, Thinking thinking) {
+        ChatPromptOptions options;
+        options.thinking = thinking;
+        return render(vocabulary(source), chat, options);
+    };
+    const std::string qwen = "{%- if enable_thinking is defined and enable_thinking is false %}no{% endif %}",
+                      granite = "thinking: {% if thinking %}yes{% endif %}{{ 'thinking' }}",
+                      oss = "{{ messages[0].thinking }}{{ reasoning_effort | default('medium') }}",
+                      mistral = oss + "{% if reasoning_effort == 'none' %}!{% endif %}",
+                      seed = "{{ thinking_budget }}", other = "thinking {{ 'enable_thinking' }}</think>";
+    CHECK(with(qwen, Thinking::Default) == "");
+    CHECK(with(qwen, Thinking::On) == "");
+    CHECK(with(qwen, Thinking::Off) == "no");
+    CHECK_THROWS_WITH_AS(with(qwen, Thinking::High),
+                         "the chat template has no levels of reasoning, only on and off",
+                         std::invalid_argument);
+    CHECK(with(granite, Thinking::On) == "thinking: yesthinking");
+    CHECK(with(granite, Thinking::Off) == "thinking: thinking");
+    CHECK(with(oss, Thinking::Default) == "medium");
+    CHECK(with(oss, Thinking::Low) == "low");
+    CHECK(with(oss, Thinking::High) == "high");
+    CHECK_THROWS_WITH_AS(with(oss, Thinking::Off),
+                         "the chat template cannot turn reasoning off (low is the least)",
+                         std::invalid_argument);
+    CHECK(with(mistral, Thinking::Off) == "none!");
+    CHECK(with(seed, Thinking::Off) == "0");
+    CHECK(with(other, Thinking::On) == with(other, Thinking::Default));  // it always reasons
+    CHECK_THROWS_AS(with(other, Thinking::Off), std::invalid_argument);
+    CHECK_THROWS_AS(with(kPlain, Thinking::Medium), std::invalid_argument);
+    ChatPromptOptions both;
+    both.thinking = Thinking::Off;
+    both.variables = {{"thinking", true}};
+    CHECK(render(vocabulary(granite), chat, both) == "thinking: yesthinking");
+}
+
 TEST_CASE("chat prompt: a system message that the template refuses goes to the user") {
     const std::string strict =
         std::string("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}") +

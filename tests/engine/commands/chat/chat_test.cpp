@@ -100,6 +100,19 @@ TEST_CASE("chat: reasoning stays away from a pipe, unless it is asked for") {
     CHECK(execute(p).out == "\n");
     p.arguments.emplace_back("--show-thinking");
     CHECK(execute(p).out.starts_with("<think>\n"));
+    p.input = "/think\n/think off\n/think much\n";
+    const Result r = execute(p);
+    CHECK(r.code == 5);
+    CHECK(r.err.find("auto\n") != std::string::npos);
+    CHECK(r.err.find("/think off: the chat template cannot turn reasoning off") != std::string::npos);
+    CHECK(r.err.find("/think: on, off, low, medium, high or auto, not 'much'") != std::string::npos);
+    std::ofstream(other)
+        << "{{ messages[-1].content }}{{ '</think>' if false }}{% if thinking %}<think>\n{% endif %}";
+    p.input = "/think on\nhello\n/think\n";
+    const Result on = execute(p);
+    CHECK(on.code == 0);
+    CHECK(on.err == "on\n");
+    CHECK(on.out.starts_with("<think>\n"));
 }
 
 // Types at a terminal: each step waits for the prompt that follows the step before it.
