@@ -82,7 +82,7 @@ void Decoder::emit() {
     const WeightId embedding = b_.matrix("token_embd.weight", vocab, size_.width);
     embed(embedding);
     if (t_.pairs) {
-        rope_ = window_rope_ = b_.rope(*t_.pairs, t_.rope_base_factor);
+        rope_ = window_rope_ = b_.rope(*t_.pairs);
         if (t_.window_rope_base) window_rope_ = b_.unscaled_rope(*t_.pairs, *t_.window_rope_base);
     }
     if (t_.after_embeddings) t_.after_embeddings(b_, x());
@@ -274,7 +274,7 @@ void Decoder::attention(int32_t i, const Branch &io) {
     Linear::Part output = part(prefix(i) + "attn_output", size_.width, size_.attended,
                                biases(DecoderTraits::Biases::All), io.out);
     output.add = io.add;
-    output.scale = io.scale * static_cast<float>(t_.attention_out_scale);
+    output.scale = io.scale;
     b_.add(Linear{attended, {output}});
 }
 

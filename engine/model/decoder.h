@@ -64,14 +64,12 @@ struct DecoderTraits {
     kernels::Attention::Window window_kind = kernels::Attention::Window::Sliding;
     bool rope_on_full = true;
     std::vector<bool> rotated = {};  // by layer: whether it has RoPE; empty: rope_on_full decides
-    double rope_base_factor = 1;     // rope.freq_base is multiplied by it
     // RoPE base of the layers that are not full; if set, their frequencies are not scaled.
     std::optional<double> window_rope_base = {};
 
     double attention_scale = 0;  // 0: 1 / sqrt(head size); the file's `attention.scale` takes precedence
     double attention_softcap = 0, logit_softcap = 0;  // 0: none
     bool attention_gate = false;  // attended values are multiplied by sigmoid(attn_gate x), x: what A reads
-    double attention_out_scale = 1;  // of A
     double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
     kernels::Attention::Temperature temperature = {};  // of full layers (all layers if `full` is empty)
 

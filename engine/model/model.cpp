@@ -65,9 +65,7 @@ HyperParameters read(const gguf::File &file, const Metadata &m) {
         1, of_all_layers(m, "attention.head_count_kv", layers, 1, kMaxHeads).value_or(h.head_count)));
     if (h.head_count % h.head_count_kv != 0)
         m.fail("attention.head_count_kv", "does not divide attention.head_count");
-    int64_t even_share = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);
-    if (family && family->whole_heads_rotate)
-        even_share = m.integer("rope.dimension_count", 1, kMaxHeadDim).value_or(even_share);
+    const int64_t even_share = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);
     h.key_length =
         static_cast<int32_t>(m.integer("attention.key_length", 1, kMaxHeadDim).value_or(even_share));
     h.value_length =

@@ -131,7 +131,8 @@ class Check {
             return {};
         }
         if (name == "attention.sliding_window" && window() == 0) return {};
-        const bool of_experts = name.starts_with("expert_") && m_.integer("expert_count", 0, INT32_MAX) == 0;
+        const bool of_experts =
+            name.starts_with("expert_") && m_.integer("expert_count", 0, INT32_MAX).value_or(0) == 0;
         if (of_experts || std::any_of(std::begin(kHarmless), std::end(kHarmless),
                                       [&](std::string_view known) { return matches(name, known); }))
             return {};
