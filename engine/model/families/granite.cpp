@@ -12,7 +12,8 @@ DecoderTraits granite_scales(const Builder &b) {
         const double value = m.real(key, 0).value_or(1);
         return value == 0 ? 1 : value;
     };
-    return {.embedding_scale = scale("embedding_scale"),
+    return {.attention_scale = m.real("attention.scale", 0).value_or(0),
+            .embedding_scale = scale("embedding_scale"),
             .residual_scale = scale("residual_scale"),
             .logit_scale = 1 / scale("logit_scale")};
 }
