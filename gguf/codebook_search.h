@@ -34,7 +34,7 @@ class CodebookSearch {
     std::vector<uint16_t> lists_;  // each: its length, then the entries
 };
 
-// One for each codebook, made at the first call: 20 to 60 ms and up to 3 MB for the largest, IQ1. Any thread may call.
+// One for each codebook, made at the first call. Any thread may call.
 const CodebookSearch &search_iq1();
 const CodebookSearch &search_iq2_xxs();
 const CodebookSearch &search_iq2_xs();

@@ -21,6 +21,9 @@ int bench_text(const BenchOptions &options, Io &io);
 int doctor(const DoctorOptions &options, Io &io);
 int devices(const DevicesOptions &options, Io &io);
 
+// `inspect FIRST --diff SECOND`: prints metadata and tensors that differ, with "-" for what one of them lacks.
+int inspect_difference(const std::string &first, const std::string &second, bool as_json, Io &io);
+
 // Prints `inspect --supported`.
 int print_supported(bool as_json, Io &io);
 

@@ -58,12 +58,15 @@ Command inspect_command() {
     table.flag("--arrays", o->arrays, "metadata arrays in full length");
     table.flag("--supported", o->supported,
                "without MODEL: the supported families and formats, and how they were checked");
+    auto other = std::make_shared<std::string>();
+    table.text("--diff", *other, "differences to this file: metadata, types, values").takes("FILE");
     table.in_group(Group::Context);
     table.number("-c,--ctx-size", o->context, whole_numbers(0, 1 << 30),
                  "context of the memory plan; 0: the model's own");
     command.needs_no_model = [o] { return o->supported; };
-    command.call = [o](const Words &words, Io &io) {
+    command.call = [o, other](const Words &words, Io &io) {
         o->path = words.model;
+        if (!other->empty()) return inspect_difference(o->path, *other, o->json, io);
         return inspect(*o, io);
     };
     return command;

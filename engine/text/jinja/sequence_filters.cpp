@@ -308,7 +308,7 @@ Value dictsort_filter(Runtime &runtime, const Value &input, Arguments &arguments
     const std::string_view by = bound[1] ? string_argument(*bound[1]).view() : "key";
     if (by != "key" && by != "value") fail("You can only sort by either \"key\" or \"value\"");
     if (!input.is(Type::Dict))
-        fail("dictsort wants a mapping, not '" + std::string(type_name(require_defined(input))) + "'");
+        fail("dictsort needs a mapping, not '" + std::string(type_name(require_defined(input))) + "'");
     const KeyOf key(runtime, nullptr, bound[0]);
     Keyed items;
     for (const Dict::Entry &entry : input.dict()->entries()) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -270,6 +271,32 @@ TEST_CASE("quantize: --prune-layers leaves layers out and renumbers the others")
     CHECK(refused("4").err.find("layers 0 to 3") != std::string::npos);
     CHECK(refused("0,1,2,3").code == 5);
     CHECK_FALSE(fs::exists(directory / "x"));
+}
+
+TEST_CASE("inspect: --diff tells what quantizing changed, and nothing of a file and itself") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = random_f16_model(directory).string(), out = (directory / "q").string();
+    REQUIRE(runnel_with({"quantize", in, out, "Q4_K_S", "--prune-layers", "1"}).code == 0);
+    CHECK(runnel_with({"inspect", in, "--diff", in}).out.starts_with("0 metadata keys and 0 tensors differ"));
+    const json all = json::parse(runnel_with({"inspect", in, "--diff", out, "--json"}).out);
+    std::map<std::string, json> tensors, keys;
+    for (const json &d : all["metadata"]) keys[d["key"]] = d;
+    for (const json &d : all["tensors"]) tensors[d["name"]] = d;
+    CHECK(keys.at("llama.block_count")["first"] == "2");
+    CHECK(keys.at("llama.block_count")["second"] == "1");
+    CHECK(keys.at("general.file_type")["second"] == "14");
+    CHECK(tensors.at("blk.1.attn_q.weight")["second"] == "-");
+    CHECK(tensors.at("blk.0.attn_q.weight")["first"] == "f16 256 x 256");
+    CHECK(tensors.at("blk.0.attn_q.weight")["second"] == "q4_K 256 x 256");
+    const double error = tensors.at("blk.0.attn_q.weight")["relative_error"];
+    CHECK(error > 0.001);
+    CHECK(error < 0.01);
+    CHECK_FALSE(tensors.contains("blk.0.attn_norm.weight"));
+    CHECK(all["same_tensors"] == 3);  // the norms that are left
+    const Result table = runnel_with({"inspect", out, "--diff", in});
+    CHECK(table.out.find("blk.1.attn_q.weight: - -> f16 256 x 256") != std::string::npos);
+    CHECK(runnel_with({"inspect", in, "--diff", (directory / "none").string()}).code == 3);
 }
 
 TEST_CASE("imatrix: from a text to a file that quantize takes, and its statistics") {
