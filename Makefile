@@ -4,6 +4,7 @@
 # make dist       a tarball and a Debian package in build/
 # make test       build and run the tests
 # make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# make tsan       run, batch, chat and others with several threads under ThreadSanitizer
 # make ptx-test   the kernel tests again on an interpreter of the compiled PTX (tests/ptx/README.md); needs nvcc
 # make fuzz       libFuzzer on all code that reads untrusted input (tests/fuzz/README.md); SECONDS=60: per target
 # make lint       formatting, includes and other rules of the code base
@@ -81,7 +82,7 @@ tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 objects := $(sources:%.cpp=$(BUILD)/obj/%.o)
 test_objects := $(tests:%.cpp=$(BUILD)/obj/%.o)
 
-.PHONY: all ptx ptx-test ptx-sample cuda-objects demo install uninstall dist test asan fuzz fuzz-setup fuzzers lint format clean setup
+.PHONY: all ptx ptx-test ptx-sample cuda-objects demo install uninstall dist test asan tsan fuzz fuzz-setup fuzzers lint format clean setup
 all: $(BUILD)/runnel
 
 # Dependencies: dpkg is queried only if the compiler does not find a header.
@@ -223,6 +224,11 @@ asan: setup
 	$(MAKE) BUILD=build-asan NVCC= OPT=-O1 \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
+# Only the program has the sanitizer: the cases start it. A race ends it with code 66, which no case accepts.
+tsan: $(BUILD)/tests
+	$(MAKE) BUILD=build-tsan NVCC= OPT=-O1 SANITIZE=-fsanitize=thread build-tsan/runnel
+	TSAN_OPTIONS=exitcode=66 RUNNEL=build-tsan/runnel $(BUILD)/tests -tc='run*,batch*,chat*,perplexity*,*samples*,speculation*,constrained*'
+
 # The fuzzers: one program, linked under a name per target, from only the sources that read untrusted input.
 FUZZ_CXX ?= $(or $(shell command -v clang++-14),clang++)
 FUZZ_BUILD = build-fuzz
@@ -269,7 +275,7 @@ format:
 	clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu')
 
 clean:
-	rm -rf build build-asan $(FUZZ_BUILD)
+	rm -rf build build-asan build-tsan $(FUZZ_BUILD)
 
 -include $(BUILD)/obj/tests/gpu/device/main.d $(tools:%.cpp=$(BUILD)/obj/%.d) $(objects:.o=.d) $(test_objects:.o=.d) $(BUILD)/obj/main.d \
   $(cuda_objects:.o=.d) $(simt_objects:.o=.d) $(fuzz_objects:.o=.d) \
