@@ -111,7 +111,8 @@ TEST_CASE("run: a constrained answer is valid, whatever the draws, drafts and sa
         {"--choice", "a cat", "--choice", "a dog", "--choice", "no", "--beams", "3", "--json", "-n", "20"});
     CAPTURE(beams.out);
     REQUIRE(beams.code == 0);
-    for (const json &beam : json::parse(beams.out)["beams"]) {
+    const json all_beams = json::parse(beams.out)["beams"];
+    for (const json &beam : all_beams) {
         CHECK(beam["complete"] == true);
         const std::string text = beam["text"];
         CHECK((text == "a cat" || text == "a dog" || text == "no"));
@@ -119,7 +120,8 @@ TEST_CASE("run: a constrained answer is valid, whatever the draws, drafts and sa
     const Result closed =
         run_demo({"--json-schema", kSchema, "--beams", "3", "--json", "-n", "30", "--close"});
     REQUIRE(closed.code == 0);
-    for (const json &beam : json::parse(closed.out)["beams"]) {
+    const json closed_beams = json::parse(closed.out)["beams"];
+    for (const json &beam : closed_beams) {
         CHECK(beam["complete"] == true);
         check_animal(json::parse(beam["text"].get<std::string>()));
     }
