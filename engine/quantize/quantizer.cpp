@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <limits>
+#include <mutex>
 #include <thread>
 
 #include "gguf/printable.h"
@@ -166,18 +167,27 @@ void copy_metadata(const gguf::File &source, const QuantizeRequest &request, ggu
         writer.add("quantize.imatrix.chunks_count", request.importance->chunks());
 }
 
-// Calls work(first, last) for pieces of [0, count) on several threads; rethrows what one of them threw.
+// Calls work(first, last) for pieces of [0, count) on several threads. Rethrows what the first piece that failed
+// threw: the same one for any number of threads.
 template <class Work>
 void in_parallel(int threads, int64_t count, int64_t piece, Work work) {
     std::atomic<int64_t> next{0};
     std::atomic<bool> failed{false};
+    std::mutex mutex;
+    int64_t failed_at = count;
     std::exception_ptr error;
     const auto run = [&] {
-        try {
-            for (int64_t at; !failed && (at = next.fetch_add(piece)) < count;)
+        while (!failed) {
+            const int64_t at = next.fetch_add(piece);
+            if (at >= count) return;
+            // A piece that was taken is always finished, and all before it were taken earlier.
+            try {
                 work(at, std::min(count, at + piece));
-        } catch (...) {
-            if (!failed.exchange(true)) error = std::current_exception();
+            } catch (...) {
+                const std::scoped_lock lock(mutex);
+                if (at < failed_at) failed_at = at, error = std::current_exception();
+                failed = true;
+            }
         }
     };
     {

@@ -167,14 +167,14 @@ TEST_CASE("quantize: types with codebooks are written with importance, and run")
 TEST_CASE("quantize: values that are not finite, or too large for a type, are refused by name and row") {
     if (absent()) return;
     const TemporaryDirectory directory;
-    const auto result = [&](float value, const char *type) {
+    const auto result = [&](float value, const char *type, int threads = 2) {
         ModelShape shape;
         shape.type = "F32", shape.width = 256, shape.ff = 512;
         EditedModel model(shape);
         model.tensor("blk.0.ffn_up.weight", gguf::Type::F32, {256, 512}, value);
         fs::copy_file(model.write(), directory / "in", fs::copy_options::overwrite_existing);
-        Result r = runnel_with(
-            {"quantize", (directory / "in").string(), (directory / "out").string(), type, "--overwrite"});
+        Result r = runnel_with({"quantize", (directory / "in").string(), (directory / "out").string(), type,
+                                "--overwrite", "--threads", std::to_string(threads)});
         if (r.code != 0) CHECK(names_in(directory) == std::vector<std::string>{"in"});
         return r;
     };
@@ -185,9 +185,13 @@ TEST_CASE("quantize: values that are not finite, or too large for a type, are re
     }
     for (const char *type : {"Q8_0", "Q5_K_S", "F16", "IQ3_S"}) {
         CAPTURE(type);
-        const Result r = result(1e30f, type);
-        CHECK(r.code == 5);
-        CHECK(r.err.find("blk.0.ffn_up.weight: row 0 has values too large for ") != r.err.npos);
+        // All rows are bad: the first is named whichever thread fails first.
+        for (const int threads : {1, 2, 16}) {
+            const Result r = result(1e30f, type, threads);
+            CHECK(r.code == 5);
+            CAPTURE(r.err);
+            CHECK(r.err.find("blk.0.ffn_up.weight: row 0 has values too large for ") != r.err.npos);
+        }
     }
     CHECK(result(1e30f, "BF16").code == 0);
 }
