@@ -22,12 +22,25 @@ std::optional<size_t> kept_tokens(OverflowPolicy policy, size_t fixed, size_t co
     return std::max(std::min(fixed, context / 2), context * 3 / 8);
 }
 
+namespace {
+
+// Returns the number of tokens that were removed.
 size_t fit(std::vector<TokenId> &prompt, std::optional<size_t> kept, size_t context) {
     if (!kept || prompt.size() <= context) return 0;
     const size_t wanted = std::max<size_t>(context - context / 4, 1), dropped = prompt.size() - wanted;
     const auto from = prompt.begin() + static_cast<std::ptrdiff_t>(std::min(*kept, wanted - 1));
     prompt.erase(from, from + static_cast<std::ptrdiff_t>(dropped));
     return dropped;
+}
+
+}  // namespace
+
+Prompt fitted(Prompt prompt, OverflowPolicy policy, size_t fixed, size_t context) {
+    if (prompt.tokens.empty())
+        throw DecodeError(DecodeError::Kind::BadInput, "the prompt is empty: it has no tokens");
+    prompt.shift_keeping = kept_tokens(policy, fixed, context);
+    prompt.left_out = static_cast<int64_t>(fit(prompt.tokens, prompt.shift_keeping, context));
+    return prompt;
 }
 
 Prompt PromptFormat::make(const Request &request, size_t context) const {
@@ -44,11 +57,7 @@ Prompt PromptFormat::make(const Request &request, size_t context) const {
         prompt.tokens = tokens.ids;
         fixed = tokens.fixed;
     }
-    if (prompt.tokens.empty())
-        throw DecodeError(DecodeError::Kind::BadInput, "the prompt is empty: it has no tokens");
-    prompt.shift_keeping = kept_tokens(request.overflow, fixed, context);
-    prompt.left_out = static_cast<int64_t>(fit(prompt.tokens, prompt.shift_keeping, context));
-    return prompt;
+    return fitted(std::move(prompt), request.overflow, fixed, context);
 }
 
 Prompt PromptFormat::render(std::span<const text::Message> turns) const {

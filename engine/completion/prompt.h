@@ -23,10 +23,13 @@ struct Prompt {
     int64_t left_out = 0;                      // tokens that did not fit
 };
 
-// Tokens of a text of `fixed` tokens of system prompt that stay in a full context; none for Error.
+// Number of tokens at the beginning of a text that stay when the context is full; none under Error. `fixed`: tokens
+// of system prompt at the beginning.
 std::optional<size_t> kept_tokens(OverflowPolicy policy, size_t fixed, size_t context);
-// A prompt that does not fit leaves a quarter of the context for the answer. Returns how many tokens went.
-size_t fit(std::vector<TokenId> &prompt, std::optional<size_t> kept, size_t context);
+// The prompt as it fits the context: one that is too long loses tokens behind those that the policy keeps, so that
+// a quarter of the context is left for the answer; under Error it is unchanged. Throws DecodeError{BadInput} for a
+// prompt without tokens.
+Prompt fitted(Prompt prompt, OverflowPolicy policy, size_t fixed, size_t context);
 
 class PromptFormat {
   public:

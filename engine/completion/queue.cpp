@@ -10,16 +10,9 @@
 
 namespace runnel::completion {
 
+using base::seconds_between, base::seconds_since;
 using decode::DecodeError;
 using decode::ScheduledSequence;
-
-namespace {
-
-double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::steady_clock::time_point to) {
-    return std::chrono::duration<double>(to - from).count();
-}
-
-}  // namespace
 
 CompletionQueue::CompletionQueue(decode::Engine &engine, const PromptFormat &format, QueueOptions options)
     : CompletionQueue(engine.executor(), vocabulary_of(engine.tokenizer()), std::move(options)) {
@@ -67,12 +60,7 @@ Prompt CompletionQueue::prompt_of(const Request &request) const {
     if (format_) return format_->make(request, context);
     const auto *tokens = std::get_if<Tokens>(&request.input);
     if (!tokens) throw DecodeError(DecodeError::Kind::BadInput, "there is no tokenizer: give tokens");
-    Prompt prompt{.tokens = tokens->ids};
-    if (prompt.tokens.empty())
-        throw DecodeError(DecodeError::Kind::BadInput, "the prompt is empty: it has no tokens");
-    prompt.shift_keeping = kept_tokens(request.overflow, tokens->fixed, context);
-    prompt.left_out = static_cast<int64_t>(fit(prompt.tokens, prompt.shift_keeping, context));
-    return prompt;
+    return fitted({.tokens = tokens->ids}, request.overflow, tokens->fixed, context);
 }
 
 decode::Sampler CompletionQueue::sampler_of(const Request &request) const {
@@ -244,7 +232,7 @@ decode::SpeculationCounts CompletionQueue::speculation() const {
 }
 
 double CompletionQueue::busy() const {
-    return busy_ + (step_began_ ? seconds_between(*step_began_, Clock::now()) : 0);
+    return busy_ + (step_began_ ? seconds_since(*step_began_) : 0);
 }
 
 bool CompletionQueue::step(const decode::StopRequest *stop) {
@@ -259,7 +247,7 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
     const bool going = scheduler_.step(stop);
     if (going) {
         const decode::Pass pass{static_cast<int32_t>(scheduler_.counts().tokens - computed),
-                                seconds_between(began, Clock::now())};
+                                seconds_since(began)};
         report_prefill();
         bool observed = false;  // by one of the sequences, for all
         const std::vector<ScheduledSequence *> ready(scheduler_.ready().begin(), scheduler_.ready().end());
@@ -304,7 +292,7 @@ void CompletionQueue::report_prefill() {
             timings.queued_seconds = seconds_between(answer.submitted, answer.began);
         }
         timings.prefill_tokens = answer.sequence.computed();
-        timings.prefill_seconds = seconds_between(answer.began, Clock::now());
+        timings.prefill_seconds = seconds_since(answer.began);
         const int64_t done = answer.sequence.sequence().cache().length();
         events_.push_back(Prefill{answer.id, done, static_cast<int64_t>(answer.done.usage.prompt_tokens),
                                   std::max<int64_t>(0, done - timings.prefill_tokens),
@@ -475,7 +463,7 @@ void CompletionQueue::advance_beams() {
             beams->done.kind = error.kind;
             going = false;
         }
-        const double seconds = seconds_between(beams->submitted, Clock::now());
+        const double seconds = seconds_since(beams->submitted);
         if (!started) {
             timings.prefill_tokens = beams->search->computed();
             timings.first_token_seconds = seconds;

@@ -9,7 +9,6 @@
 // runs beside it, and with or without drafts (under DraftRule::Same).
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -29,6 +28,7 @@
 #include "engine/decode/scheduler.h"
 #include "engine/decode/speculation/speculator.h"
 #include "engine/decode/stop_request.h"
+#include "gguf/base/timer.h"
 
 namespace runnel::completion {
 
@@ -83,7 +83,7 @@ class CompletionQueue {
     decode::SpeculationCounts speculation() const;
 
   private:
-    using Clock = std::chrono::steady_clock;
+    using Clock = base::Clock;
 
     // One answer in the making. Until its prompt is computed, it stands for all samples of its request.
     struct Entry {
