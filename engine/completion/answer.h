@@ -16,7 +16,7 @@ namespace runnel::completion {
 
 using text::TokenId;
 
-// What must be known about tokens.
+// The text of tokens, and which of them end generation.
 struct Vocabulary {
     std::function<std::string(TokenId)> text;  // bytes in running text
     std::function<bool(TokenId)> is_end;       // of generation
@@ -26,14 +26,14 @@ Vocabulary vocabulary_of(const text::Tokenizer &tokenizer);  // keeps a referenc
 struct Limits {
     int64_t max_tokens = -1;            // < 0: until the model ends or the context is full
     std::vector<std::string> stops{};   // strings that end the text; they are not part of it
-    std::vector<TokenId> end_tokens{};  // that end it beside the vocabulary's own
+    std::vector<TokenId> end_tokens{};  // tokens that end it, besides the vocabulary's own
     bool ignore_end = false;            // end-of-generation tokens are ordinary tokens
 };
 
 enum class FinishReason {
     Stop,       // the model ended, or a stop string came
     Length,     // max_tokens, or the end of the context
-    Deadline,   // the time of --deadline is over
+    Deadline,   // the --deadline has passed
     Interrupt,  // a stop was requested by the user
 };
 std::string_view name(FinishReason reason);  // "stop", "length", "deadline", "interrupt"
@@ -42,7 +42,7 @@ class Answer {
   public:
     Answer(Vocabulary vocabulary, Limits options);
 
-    // As many tokens as were asked for are there.
+    // max_tokens tokens were taken.
     bool complete() const { return remaining() == 0; }
     // How many more may come.
     int64_t remaining() const;

@@ -40,7 +40,7 @@ int64_t BeamSearch::computed() const {
     return computed;
 }
 
-// `parent`: whose constraint knows the tokens but the last.
+// `parent`: the beam whose constraint checks the tokens.
 Hypothesis BeamSearch::hypothesis(std::string text, const Answer &answer, const Beam &parent,
                                   double log_probability, size_t length) const {
     const double score = length > 0 ? log_probability / static_cast<double>(length) : 0;
@@ -136,7 +136,7 @@ bool BeamSearch::advance() {
         if (beam.session.has_logits()) look_ahead(beam);
     if (std::any_of(live_.begin(), live_.end(), [](const Beam &b) { return b.session.due(); })) return true;
     started_ = true;
-    over_ = live_.front().answer.complete() || !follow(continuations());  // complete: no token is wanted
+    over_ = live_.front().answer.complete() || !follow(continuations());  // complete: max_tokens is 0
     if (over_) return false;
     for (Beam &beam : live_) {
         beam.session.append({&beam.answer.tokens().back(), 1});

@@ -6,7 +6,7 @@
 // string, limit) are finished, the first `beams` others are followed. Finished ones compete by the mean
 // s / length (length: all tokens, the one that ended it included; Wu et al. 2016 with alpha = 1), `beams` of
 // them are kept. The search ends when these are all there and the best sequence followed has no better mean.
-// A constraint leaves continuations out; the probabilities of the others stay the model's.
+// A constraint removes continuations; the others keep the model's probabilities.
 // Sequences share the blocks of their common text.
 #pragma once
 
@@ -29,7 +29,7 @@ struct BeamOptions {
     Limits limits{};
     std::vector<std::pair<TokenId, float>> logit_bias{};  // -infinity forbids a token; ids of the vocabulary
     std::optional<decode::Constraint> constraint{};
-    bool close = false;  // where a limit ends a text, the shortest ending that the constraint wants is added
+    bool close = false;  // at a limit, append the shortest text that satisfies the constraint
 };
 
 struct Hypothesis {
@@ -38,12 +38,12 @@ struct Hypothesis {
     FinishReason reason = FinishReason::Stop;
     double log_probability = 0;
     double score = 0;                   // per token
-    std::optional<bool> complete = {};  // whether the text is all that the constraint wants
+    std::optional<bool> complete = {};  // whether the text satisfies the constraint
 };
 
 class BeamSearch {
   public:
-    // The scheduler, which must outlive it, computes at least options.beams sequences at a time. Throws
+    // The scheduler must outlive it and compute at least options.beams sequences at a time. Throws
     // DecodeError{BadInput} for a prompt that does not fit. Precondition: !prompt.empty().
     BeamSearch(decode::Executor &executor, decode::Scheduler &scheduler, Vocabulary vocabulary,
                BeamOptions options, std::span<const TokenId> prompt);
@@ -51,14 +51,14 @@ class BeamSearch {
     BeamSearch(const BeamSearch &) = delete;
     BeamSearch &operator=(const BeamSearch &) = delete;
 
-    // After each step of the scheduler: goes on by a token when all beams are computed. False when the search
+    // Call after each step of the scheduler: adds a token once all beams are computed. False when the search
     // is over. Throws DecodeError{Failed} for logits that are not finite, and what a constraint throws.
     bool advance();
 
-    // Best first. After a stop, with `reason`, also what was being followed.
+    // Best first. Includes the live beams, with `reason`, if the search is not over.
     std::vector<Hypothesis> results(FinishReason reason = FinishReason::Interrupt) const;
     bool over() const { return over_; }
-    // Tokens of the prompt and of all beams that passes have computed.
+    // Tokens computed so far, those of the prompt and of all beams.
     int64_t computed() const;
     bool started() const { return started_; }  // the prompt is computed
 
@@ -88,7 +88,7 @@ class BeamSearch {
     std::list<Beam> live_;  // best first
     std::vector<Hypothesis> finished_;
     std::vector<float> logits_;  // with the biases
-    int64_t computed_ = 0;       // by beams that are gone
+    int64_t computed_ = 0;       // of beams no longer followed
     bool over_ = false, started_ = false;
 };
 

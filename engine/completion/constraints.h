@@ -1,4 +1,4 @@
-// Constraints for the answers of one model: grammars are compiled once, however many requests share them.
+// Constraints for the answers of one model. Requests with the same grammar share its compiled form.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,17 @@ namespace runnel::completion {
 
 class Constraints {
   public:
-    // The tokenizer must outlive it. `rows`: logits of the model. `text`: of tokens, marks of reasoning
-    // included.
+    // The tokenizer must outlive it. `rows`: number of logits of the model. `text`: the text of a token,
+    // including reasoning marks.
     Constraints(const text::Tokenizer &tokenizer, int32_t rows,
                 std::function<std::string(text::TokenId)> text);
 
-    // For one answer. Where the model reasons, the grammar begins behind the reasoning: `begins_inside` says
-    // that the answer begins within it. Throws grammar::GrammarError.
+    // The constraint of one answer. If the model reasons, the grammar applies after the reasoning;
+    // `begins_inside`: the answer begins inside the reasoning. Throws grammar::GrammarError.
     decode::Constraint make(const grammar::Source &source, const text::ReasoningStyle &reasoning,
                             bool begins_inside);
 
-    // For drafts of forced text. This object must outlive it.
+    // For GrammarDraft. This object must outlive the result.
     decode::Words words() const;
 
   private:
@@ -41,8 +41,8 @@ class Constraints {
     const text::Tokenizer &tokenizer_;
     int32_t rows_;
     std::function<std::string(text::TokenId)> text_;
-    std::shared_ptr<grammar::TokenIndex> index_;  // made when it is first needed
-    std::list<Known> known_;                      // the newest use first
+    std::shared_ptr<grammar::TokenIndex> index_;  // made on first use
+    std::list<Known> known_;                      // most recently used first
 };
 
 }  // namespace runnel::completion

@@ -1,4 +1,4 @@
-// What a CompletionQueue reports: progress, pieces of text, and one end for every answer.
+// Events of a CompletionQueue: prefill progress, pieces of text, and one Done per answer.
 #pragma once
 
 #include <cstdint>
@@ -16,38 +16,38 @@ namespace runnel::completion {
 // A part of the prompt was computed.
 struct Prefill {
     RequestId id;
-    int64_t done, all;   // tokens of the prompt; done == all: the first token comes with this step
-    int64_t from_cache;  // of `done`
-    int64_t left_out;    // tokens that did not fit the context and are not part of `all`
+    int64_t done, all;   // tokens of the prompt; done == all: this step samples the first token
+    int64_t from_cache;  // those of `done` that were cached
+    int64_t left_out;    // tokens dropped to fit the context; not in `all`
 };
 
 enum class Channel { Answer, Reasoning };
 
-// A token and the text that is certain with it: possibly empty, in whole UTF-8 characters, bytes that can be
-// none replaced by U+FFFD.
+// A token and the text that it completes: possibly empty, in whole UTF-8 characters, with U+FFFD for invalid
+// bytes.
 struct Piece {
     RequestId id;
     int32_t sample;
     Channel channel;
     std::string text;
-    TokenId token;  // kNoToken for more text of the token before
+    TokenId token;  // kNoToken: more text of the previous token
 };
 
 struct Usage {
     size_t prompt_tokens = 0;
     size_t completion_tokens = 0;
-    int64_t left_out = 0;   // tokens of the prompt that did not fit the context
-    int64_t forgotten = 0;  // tokens that were dropped later, to go on in a full context
+    int64_t left_out = 0;   // tokens of the prompt dropped to fit the context
+    int64_t forgotten = 0;  // tokens dropped later by context shifts
 };
 
 struct Timings {
-    double queued_seconds = 0;       // from submit() to the first pass with a part of it
+    double queued_seconds = 0;       // from submit() to its first pass
     double first_token_seconds = 0;  // from submit() to the first token
-    double prefill_seconds = 0;      // from its first pass to the end of the prompt
-    int64_t prefill_tokens = 0;      // computed, those included that were computed again; others were cached
-    int64_t decode_tokens = 0;       // sampled after the first one
-    double decode_seconds = 0;       // the queue's time for those
-    // Wall time between tokens, in seconds: decode_tokens of them, 0 for a token of the same pass.
+    double prefill_seconds = 0;      // from its first pass to the last pass of the prompt
+    int64_t prefill_tokens = 0;      // computed, recomputed ones included; others were cached
+    int64_t decode_tokens = 0;       // sampled after the first
+    double decode_seconds = 0;       // time in step() for those
+    // Seconds from each token to the next: decode_tokens values, about 0 between tokens of one pass.
     std::vector<float> token_seconds = {};
 
     double prefill_rate() const {
@@ -58,23 +58,23 @@ struct Timings {
     }
 };
 
-// The end of an answer, whatever its cause.
+// The end of an answer, for any reason.
 struct Done {
     RequestId id = 0;
     int32_t sample = 0;
     FinishReason reason = FinishReason::Stop;
-    bool context_full = false;  // why the reason is Length
-    std::string error = {};     // not empty: there is no answer, or no more of it, and this is why
+    bool context_full = false;  // the reason is Length because the context is full
+    std::string error = {};     // not empty: why the answer failed or broke off
     decode::DecodeError::Kind kind = decode::DecodeError::Kind::BadInput;  // of that error
-    std::vector<TokenId> tokens = {};  // of the answer, without the one that ended it
-    // Of all tokens, the one that ended it included, in the model's own distribution (before sampling).
+    std::vector<TokenId> tokens = {};  // of the answer, without the end token
+    // Sum over all tokens, the end token included, in the model's distribution before sampling.
     double log_probability = 0;
-    double score = 0;  // of a beam: the mean of a token
+    double score = 0;  // of a beam: the mean log probability of its tokens
     Usage usage = {};
     Timings timings = {};
-    std::optional<decode::SpeculationCounts> speculation = {};  // none without drafts
-    std::optional<bool> complete = {};  // whether the text is all that its constraint wants; none without one
-    SequenceHandle kept = kNoSequence;
+    std::optional<decode::SpeculationCounts> speculation = {};  // nullopt without drafts
+    std::optional<bool> complete = {};  // whether the text satisfies its constraint; nullopt without one
+    SequenceHandle kept = kNoSequence;  // under Request::keep
 };
 
 using Event = std::variant<Prefill, Piece, Done>;

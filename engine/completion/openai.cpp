@@ -50,7 +50,7 @@ std::optional<int64_t> integer_of(const Json &object, const char *key, int64_t l
     return value->get<int64_t>();
 }
 
-// Any 64 bits, with or without sign.
+// Any integer of 64 bits, signed or unsigned.
 std::optional<uint64_t> seed_of(const Json &object) {
     const Json *value = find_value(object, "seed");
     if (!value) return std::nullopt;
@@ -72,7 +72,7 @@ std::vector<std::string> stops_of(const Json &object) {
     return stops;
 }
 
-// A string, or OpenAI's list of parts, of which only text can be used.
+// A string, or OpenAI's list of parts, all of which must be text.
 std::string content_of(const Json &message) {
     const Json *value = find_value(message, "content");
     if (!value) return {};
@@ -82,7 +82,7 @@ std::string content_of(const Json &message) {
     for (const Json &part : *value) {
         const Json *piece = part.is_object() && has_type(part, "text") ? find_value(part, "text") : nullptr;
         if (!piece || !piece->is_string())
-            throw BodyError("\"content\" has a part that is not text: only text can be answered");
+            throw BodyError("\"content\" has a part that is not text: only text is supported");
         text += piece->get<std::string>();
     }
     return text;
@@ -91,7 +91,7 @@ std::string content_of(const Json &message) {
 std::vector<text::Message> messages_of(const Json &object) {
     const Json *value = find_value(object, "messages");
     if (!value) return {};
-    if (!value->is_array() || value->empty()) fail("messages", "a list of messages, not an empty one");
+    if (!value->is_array() || value->empty()) fail("messages", "a non-empty list of messages");
     std::vector<text::Message> messages;
     for (const Json &message : *value) {
         if (!message.is_object()) fail("messages", "a list of objects with \"role\" and \"content\"");
@@ -139,7 +139,7 @@ std::optional<grammar::Source> response_format_of(const Json &value) {
     return schema_source("schema", *schema);
 }
 
-// "json": .., "regex": ..; `prefix` stands in front of the keys.
+// Reads "json", "regex" and so on; each key begins with `prefix`.
 void read_structured(const Json &object, const std::string &prefix, std::vector<grammar::Source> &found) {
     const auto read = [&](const char *name, auto make) {
         const std::string key = prefix + name;
@@ -164,19 +164,18 @@ std::optional<grammar::Source> constraint_of(const Json &object) {
         read_structured(*value, "", found);
     }
     read_structured(object, "guided_", found);
-    if (found.size() > 1) throw BodyError("the row has more than one constraint");
+    if (found.size() > 1) throw BodyError("there is more than one constraint: give only one");
     if (found.empty()) return std::nullopt;
     return found[0];
 }
 
-// What would change the answer and is not there must not be passed over in silence.
+// Throws for unsupported keys that would change the answer.
 void refuse_unsupported(const Json &object) {
     const Json *n = find_value(object, "n");
     if (n && *n != 1) throw BodyError("\"n\" other than 1 is not supported");
     for (const char *key : {"tools", "functions"}) {
         const Json *value = find_value(object, key);
-        const bool harmless = value && (value->empty() || (value->is_object() && has_type(*value, "text")));
-        if (value && !harmless) throw BodyError("\"" + std::string(key) + "\" is not supported");
+        if (value && !value->empty()) throw BodyError("\"" + std::string(key) + "\" is not supported");
     }
     for (const char *key : {"stream", "logprobs"}) {
         const Json *value = find_value(object, key);
@@ -192,9 +191,9 @@ Body parse_body(const Json &object) {
     body.prompt = text_value(object, "prompt");
     body.messages = messages_of(object);
     if (body.prompt && !body.messages.empty())
-        throw BodyError("there are both \"prompt\" and \"messages\": one of them is wanted");
+        throw BodyError("there are both \"prompt\" and \"messages\": give only one of them");
     if (!body.prompt && body.messages.empty())
-        throw BodyError("there is neither \"prompt\" nor \"messages\"");
+        throw BodyError("there is neither \"prompt\" nor \"messages\": give one of them");
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     body.max_tokens = integer_of(object, "max_tokens", -1, kMost);
     if (!body.max_tokens) body.max_tokens = integer_of(object, "max_completion_tokens", -1, kMost);

@@ -1,8 +1,8 @@
-// The bodies of OpenAI's API: from a request's JSON to a Request, from an answer to a response's JSON.
+// Bodies of OpenAI's API: from a request's JSON to a Request, and from an answer to a response's JSON.
 //
 // A body has "prompt": TEXT or "messages": [{"role": .., "content": ..}, ..], and optionally "max_tokens" (or
 // "max_completion_tokens"), "seed", "stop", and the sampling settings under their keys
-// (decode/sampling_settings.h). What would change the answer and is not supported is an error.
+// (decode/sampling_settings.h). An unsupported key that would change the answer is an error.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +23,18 @@ namespace runnel::completion {
 
 using Json = text::Json;
 
-// A value that cannot be used; what() names it.
+// An invalid or unsupported value; what() names its key.
 class BodyError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The value of a key, null where it is null or absent. `object` is an object.
+// The value of a key; null if it is null or absent. Precondition: `object` is an object.
 const Json *find_value(const Json &object, const char *key);
-// A string, or nothing where it is null or absent. Throws BodyError.
+// A string; nullopt if it is null or absent. Throws BodyError for another type.
 std::optional<std::string> text_value(const Json &object, const char *key);
 
 struct Body {
-    std::optional<std::string> prompt;  // or
+    std::optional<std::string> prompt;  // either this or messages
     std::vector<text::Message> messages;
     std::optional<int64_t> max_tokens;
     std::vector<std::string> stops;
@@ -43,11 +43,11 @@ struct Body {
     // "response_format" (json_object, json_schema), vLLM's "structured_outputs" and "guided_..".
     std::optional<grammar::Source> constraint;
 
-    // These settings over the others; stop strings are added. The input stays as it is.
+    // Overrides the request's settings with these and adds the stop strings. The input stays as it is.
     void apply(Request &request) const;
 };
 
-// Keys that have a meaning beside the sampling settings', and those of OpenAI's bodies that change no answer.
+// All known keys but those of the sampling settings, with OpenAI's keys that do not change the answer.
 std::span<const std::string> body_keys();
 // Throws BodyError. Precondition: `object` is an object.
 Body parse_body(const Json &object);
@@ -57,11 +57,11 @@ struct Reply {
     std::string text, reasoning;
     FinishReason reason = FinishReason::Stop;
     Usage usage = {};
-    std::optional<bool> complete = {};  // of a constraint
+    std::optional<bool> complete = {};  // Done::complete
 };
 enum class Endpoint { Chat, Completion };
-// Of the request `number`, which names the response: "chatcmpl-7". "created" is 0, because the same run is to
-// give the same bytes.
+// The response to request `number`, which is in its id: "chatcmpl-7". "created" is 0, so that equal runs
+// write equal bytes.
 Json response_body(Endpoint endpoint, const std::string &number, const std::string &model,
                    const Reply &reply);
 

@@ -63,7 +63,7 @@ Prompt PromptFormat::make(const Request &request, size_t context) const {
 Prompt PromptFormat::render(std::span<const text::Message> turns) const {
     try {
         const std::vector<text::Segment> segments = chat_.render(turns);
-        std::string end;  // the last segments are enough to see a mark
+        std::string end;  // a mark spans no more than the last segments
         for (size_t i = segments.size() - std::min<size_t>(segments.size(), 4); i < segments.size(); ++i)
             end += segments[i].text;
         return {tokenizer_->encode(segments), true, chat_.reasoning().begins_inside(end)};
@@ -76,8 +76,8 @@ Prompt PromptFormat::render(std::span<const text::Message> turns) const {
     }
 }
 
-// Tokens in front of the first message that is not the system prompt's: where the prompt begins to differ
-// from one that says nothing.
+// The number of tokens in front of the first message after the system prompt: what the prompt has in common
+// with one whose user message is empty.
 size_t PromptFormat::fixed_tokens(std::span<const text::Message> turns,
                                   std::span<const TokenId> tokens) const {
     std::vector<text::Message> silent;
@@ -93,7 +93,7 @@ size_t PromptFormat::fixed_tokens(std::span<const text::Message> turns,
 
 namespace {
 
-// Where the turn that begins at `from` ends: at the next message of the user.
+// The end of the turn that begins at `from`: the next message of the user.
 size_t end_of_turn(const std::vector<text::Message> &turns, size_t from) {
     size_t end = from + 1;
     while (end < turns.size() && turns[end].role != "user") ++end;

@@ -1,4 +1,4 @@
-// From a request's input to token ids: the chat template, and what is left of a prompt that outgrows the
+// From a request's input to token ids: applies the chat template and shortens a prompt that exceeds the
 // context.
 #pragma once
 
@@ -17,57 +17,55 @@ namespace runnel::completion {
 
 struct Prompt {
     std::vector<TokenId> tokens;
-    bool is_turn = false;        // of a conversation: its template's stop strings end the answer
-    bool begins_inside = false;  // the answer begins within the model's reasoning
-    std::optional<size_t> shift_keeping = {};  // what a full context keeps; none: the answer ends
-    int64_t left_out = 0;                      // tokens that did not fit
+    bool is_turn = false;        // of a conversation: the template's stop strings end the answer
+    bool begins_inside = false;  // the answer begins inside the model's reasoning
+    std::optional<size_t> shift_keeping = {};  // tokens that a context shift keeps; nullopt: no shift
+    int64_t left_out = 0;                      // tokens dropped to fit the context
 };
 
-// Number of tokens at the beginning of a text that stay when the context is full; none under Error. `fixed`: tokens
-// of system prompt at the beginning.
+// How many leading tokens a full context keeps, for a system prompt of `fixed` tokens; nullopt for Error.
 std::optional<size_t> kept_tokens(OverflowPolicy policy, size_t fixed, size_t context);
-// The prompt as it fits the context: one that is too long loses tokens behind those that the policy keeps, so that
-// a quarter of the context is left for the answer; under Error it is unchanged. Throws DecodeError{BadInput} for a
-// prompt without tokens.
+// Cuts a prompt that exceeds the context to 3/4 of it, behind the tokens that the policy keeps; under Error it stays
+// as it is. Throws DecodeError{BadInput} for a prompt without tokens.
 Prompt fitted(Prompt prompt, OverflowPolicy policy, size_t fixed, size_t context);
 
 class PromptFormat {
   public:
-    // File and tokenizer must outlive it. Throws jinja::TemplateError for a given source that is not a
+    // File and tokenizer must outlive it. Throws jinja::TemplateError if options.source is not a valid
     // template, std::out_of_range for a name that the file does not have, and what set_thinking() throws.
     PromptFormat(const gguf::File &file, const text::Tokenizer &tokenizer,
                  text::ChatPromptOptions options = {})
         : tokenizer_(&tokenizer), chat_(file, tokenizer, std::move(options)) {}
 
-    // There is a chat template, of the file or given.
+    // Whether there is a chat template, in the file or given.
     bool has_template() const { return chat_.has_template(); }
-    // What the user should know when it is not the template that is used; empty otherwise.
+    // A message for the user if the template is not used; empty otherwise.
     const std::string &note() const { return chat_.note(); }
-    // Strings that end an answer where turns are plain text; the vocabulary's end tokens do otherwise.
+    // Strings that end an answer if turns are plain text; otherwise the vocabulary's end tokens do.
     const std::vector<std::string> &stops() const { return chat_.stops(); }
 
-    // Throws DecodeError{BadInput} for an input without tokens, a conversation that the template refuses, a
-    // prompt that exceeds `context` under OverflowPolicy::Error.
+    // Throws DecodeError{BadInput} for an input without tokens and for a conversation that the template
+    // refuses. Under OverflowPolicy::Error the prompt may exceed `context`.
     Prompt make(const Request &request, size_t context) const;
-    // The conversation as token ids, whole.
+    // The whole conversation as token ids.
     std::vector<TokenId> encode(std::span<const text::Message> turns) const { return render(turns).tokens; }
 
-    // Where a conversation leaves less than a quarter of the context for the answer, its oldest turns go (of
-    // DropMiddle those behind the first one), down to half of it, so that this does not happen again with the
-    // next message. `turns` begins with the system prompt, if there is one. Returns how many messages went.
+    // If a conversation leaves less than a quarter of the context for the answer, drops its oldest turns (for
+    // DropMiddle those after the first) down to half of the context, so that the next message fits as well.
+    // The last turn and a system prompt at the front stay. Returns how many messages were dropped.
     size_t drop_old_turns(std::vector<text::Message> &turns, OverflowPolicy policy, size_t context) const;
 
-    // Tells reasoning from the answer's text; vocabulary() lets it see the marks, also those that are control
-    // tokens.
+    // Separates reasoning from the answer's text. Its input is text of vocabulary(), which includes the marks
+    // even if they are control tokens.
     text::ReasoningSplitter splitter(const Prompt &prompt) const {
         return {chat_.reasoning(), prompt.begins_inside};
     }
     const text::ReasoningStyle &reasoning() const { return chat_.reasoning(); }
-    // Throws std::invalid_argument if the template cannot do that.
+    // Throws std::invalid_argument if the template does not support it.
     void set_thinking(text::Thinking thinking) { chat_.set_thinking(thinking); }
     text::Thinking thinking() const { return chat_.thinking(); }
     Vocabulary vocabulary() const;
-    // How reasoning is shown among text: between these.
+    // The marks around reasoning where it is printed with the answer.
     std::string opening_mark() const;
     std::string closing_mark() const;
 

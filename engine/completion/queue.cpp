@@ -59,7 +59,7 @@ Prompt CompletionQueue::prompt_of(const Request &request) const {
     const auto context = static_cast<size_t>(executor_->context());
     if (format_) return format_->make(request, context);
     const auto *tokens = std::get_if<Tokens>(&request.input);
-    if (!tokens) throw DecodeError(DecodeError::Kind::BadInput, "there is no tokenizer: give tokens");
+    if (!tokens) throw DecodeError(DecodeError::Kind::BadInput, "there is no tokenizer: give token ids");
     return fitted({.tokens = tokens->ids}, request.overflow, tokens->fixed, context);
 }
 
@@ -81,7 +81,7 @@ Limits CompletionQueue::limits_of(const Request &request, const Prompt &prompt) 
 std::optional<decode::Constraint> CompletionQueue::constraint_of(const Request &request,
                                                                  const Prompt &prompt) {
     if (!request.constraint) return std::nullopt;
-    if (!engine_) throw DecodeError(DecodeError::Kind::BadInput, "there is no tokenizer for a constraint");
+    if (!engine_) throw DecodeError(DecodeError::Kind::BadInput, "a constraint needs the tokenizer");
     if (!constraints_)
         constraints_ =
             std::make_unique<Constraints>(engine_->tokenizer(), executor_->vocab(), turn_vocabulary_.text);
@@ -89,7 +89,7 @@ std::optional<decode::Constraint> CompletionQueue::constraint_of(const Request &
     return constraints_->make(*request.constraint, reasoning, prompt.begins_inside);
 }
 
-// Text that the grammar forces is the first guess.
+// Text that the grammar forces is drafted first.
 std::unique_ptr<decode::Speculator> CompletionQueue::speculator_of(const Entry &answer) {
     const bool constrained = answer.sampler.constraint() != nullptr;
     if (!constrained) return make_speculator_();
@@ -120,7 +120,7 @@ void CompletionQueue::start(RequestId id, const Request &request) {
     answer.done.id = id;
     answer.done.usage.prompt_tokens = prompt.tokens.size();
     answer.done.usage.left_out = prompt.left_out;
-    // No token is wanted, and no sequence. (A constraint may have to close what has not begun.)
+    // max_tokens is 0 and no sequence is kept: nothing to compute. (A constraint may have to add an ending.)
     if (answer.text.complete() && !request.keep && !request.constraint) {
         answer.text.end(FinishReason::Length);
         answer.done.reason = answer.text.reason();
@@ -133,7 +133,7 @@ void CompletionQueue::start(RequestId id, const Request &request) {
     size_t known = 0;
     if (request.continue_from != kNoSequence) {
         const auto found = kept_.find(request.continue_from);
-        if (found == kept_.end()) throw DecodeError(DecodeError::Kind::Failed, "the sequence was not kept");
+        if (found == kept_.end()) throw DecodeError(DecodeError::Kind::Failed, "the sequence was released");
         Kept &kept = found->second;
         decode::Sequence sequence = kept.sequence.sequence().fork();
         known = sequence.reuse(prompt.tokens);
@@ -161,7 +161,7 @@ void CompletionQueue::start_beams(RequestId id, const Request &request) {
     if (request.samples > 1 || request.beams > parallel_)
         throw DecodeError(DecodeError::Kind::BadInput,
                           "a search of " + std::to_string(request.beams) +
-                              " beams needs as many sequences at a time, and no samples");
+                              " beams needs one sample and as many parallel sequences as beams");
     const Clock::time_point now = Clock::now();
     const Prompt prompt = prompt_of(request);
     BeamOptions options{.beams = request.beams,
@@ -249,7 +249,7 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
         const decode::Pass pass{static_cast<int32_t>(scheduler_.counts().tokens - computed),
                                 seconds_since(began)};
         report_prefill();
-        bool observed = false;  // by one of the sequences, for all
+        bool observed = false;  // once per pass
         const std::vector<ScheduledSequence *> ready(scheduler_.ready().begin(), scheduler_.ready().end());
         for (ScheduledSequence *sequence : ready) {
             const auto found = by_sequence_.find(sequence);
@@ -270,7 +270,7 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
     return going;
 }
 
-// The token sampled last goes to the model only when another one is wanted: the last costs no pass.
+// Appends the last token of each answer that goes on, with drafts. The last token of an answer costs no pass.
 void CompletionQueue::append_next(const decode::StopRequest *stop) {
     std::vector<decode::Continuation> continuations;
     for (Entry *answer : std::exchange(going_on_, {})) {
@@ -300,7 +300,7 @@ void CompletionQueue::report_prefill() {
     }
 }
 
-// The prompt of several answers is computed: from here on each has a sequence of its own.
+// Once the prompt of several samples is computed, gives each of them a sequence of its own.
 void CompletionQueue::split(Entries::iterator answer) {
     const int32_t samples = std::exchange(answer->samples, 1);
     for (int32_t i = 1; i < samples; ++i) {
@@ -323,7 +323,7 @@ void CompletionQueue::split(Entries::iterator answer) {
     }
 }
 
-// Takes what comes next, by the rows of a sequence with the same tokens; the answer goes on or ends.
+// Takes the next tokens from the rows of `computed`, which has the same tokens. The answer goes on or ends.
 void CompletionQueue::advance(Entries::iterator answer, const ScheduledSequence &computed) {
     if (!answer->text.complete()) take(*answer, computed);
     if (answer->done.error.empty() && go_on(*answer))
@@ -373,7 +373,7 @@ void CompletionQueue::fail(Entry &answer, const DecodeError &error) {
     answer.done.kind = error.kind;
 }
 
-// Another token is wanted, and there is room to ask for it.
+// True if the answer goes on; shifts a full context if the request allows it. Ends the answer otherwise.
 bool CompletionQueue::go_on(Entry &answer) {
     if (answer.text.over()) return false;
     decode::Sequence &sequence = answer.sequence.sequence();
@@ -388,7 +388,7 @@ bool CompletionQueue::go_on(Entry &answer) {
     return false;
 }
 
-// A token is reported once, with or without text.
+// Reports a token exactly once, with or without text.
 void CompletionQueue::report_text(const Done &of, std::optional<text::ReasoningSplitter> &splitter,
                                   TokenId token, const std::string &text, bool over) {
     const auto report = [&](Channel channel, const std::string &part) {

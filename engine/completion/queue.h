@@ -1,12 +1,12 @@
-// The one door to completions: requests in at any time, events out.
+// Answers requests, submitted at any time, and reports the answers as events.
 //
 //   CompletionQueue queue(engine, format, {.parallel = 32});
 //   queue.submit({.input = RawText{"Once upon a time"}});
 //   while (queue.unfinished() > 0 && queue.step(&stop))
 //       for (const Event &event : queue.events()) ...       // Prefill, Piece, Done
 //
-// Every answer has its own sampler, limits and stop strings, and is the same as if it were alone: whatever
-// runs beside it, and with or without drafts (under DraftRule::Same).
+// Every answer has its own sampler, limits and stop strings. Its text does not depend on other requests nor,
+// under DraftRule::Same, on drafts.
 #pragma once
 
 #include <cstdint>
@@ -33,59 +33,59 @@
 namespace runnel::completion {
 
 struct QueueOptions {
-    int32_t parallel = 1;                // most answers that are computed at a time; others wait
-    decode::MakeSpeculator drafts = {};  // one for every answer; none: nothing is drafted
+    int32_t parallel = 1;                // maximum of answers computed at a time; others wait
+    decode::MakeSpeculator drafts = {};  // one for every answer; null: drafts of forced text only
 };
 
 class CompletionQueue {
   public:
     // Engine and format must outlive it.
     CompletionQueue(decode::Engine &engine, const PromptFormat &format, QueueOptions options);
-    // For requests of Tokens alone.
+    // For requests with Tokens as input and without constraints.
     CompletionQueue(decode::Executor &executor, Vocabulary vocabulary, QueueOptions options);
     CompletionQueue(const CompletionQueue &) = delete;
     CompletionQueue &operator=(const CompletionQueue &) = delete;
 
-    // Never ends a request: what cannot be answered is a Done of the next step().
+    // Reports no event: the next step() reports the Done of a request that cannot be answered.
     RequestId submit(const Request &request);
-    // Forgets a request: no event comes any more. False when it is not there.
+    // Removes a request, without any further event. False if it has no unfinished answer.
     bool cancel(RequestId id);
 
     // Computes one pass and takes the next tokens of every answer that is ready. False when a stop was
     // requested: no answer has changed then. Throws BackendError, and DecodeError{OutOfMemory} when the pool is
     // too small for a single answer.
     bool step(const decode::StopRequest *stop = nullptr);
-    // Ends all answers with what there is. The events are those of the answers' ends.
+    // Ends all answers with the text so far. The events are the rest of their text and their Done.
     void end_all(FinishReason reason);
-    // Of the last step() or end_all(), in order. Valid until the next one.
+    // Events of the last step() or end_all(), in order. Valid until the next call of either.
     std::span<const Event> events() const { return events_; }
-    // Answers (a request may have several) whose Done was not reported yet.
+    // Unfinished answers. Samples count as one until their prompt is computed; so do beams.
     size_t unfinished() const;
 
-    // The sequence of a request that has tokens in the cache, or null.
+    // The sequence of an unfinished answer (of the first sample), or null.
     const decode::Sequence *sequence(RequestId id) const;
-    // What Done::kept is the handle of, or null.
+    // The sequence of a handle from Done::kept; null after release().
     const decode::Sequence *kept(SequenceHandle handle) const;
-    // Gives a kept sequence's blocks back; the handle is then invalid.
+    // Frees a kept sequence and its blocks; the handle is then invalid.
     void release(SequenceHandle handle);
-    // The kept sequence goes on with drafts made anew: for other sampling options.
+    // Discards a kept sequence's speculator; the next answer makes its own, for other sampling options.
     void forget_drafts(SequenceHandle handle);
 
     struct Counts {
         int64_t started = 0;  // answers that have their first token
         int64_t finished = 0, failed = 0;
         int64_t prompt_tokens = 0, generated_tokens = 0;  // of finished answers
-        int64_t sampled_tokens = 0;                       // of all
+        int64_t sampled_tokens = 0;                       // of all answers
     };
     const Counts &counts() const { return counts_; }
     const decode::SchedulerCounts &schedule() const { return scheduler_.counts(); }
-    // Of all answers. The seconds of a pass are divided among its sequences.
+    // Of all answers but canceled ones. The seconds of a pass are divided among its sequences.
     decode::SpeculationCounts speculation() const;
 
   private:
     using Clock = base::Clock;
 
-    // One answer in the making. Until its prompt is computed, it stands for all samples of its request.
+    // One unfinished answer. Until its prompt is computed, it stands for all samples of its request.
     struct Entry {
         Entry(RequestId request, decode::ScheduledSequence scheduled, decode::Sampler chain, Answer answer)
             : id(request),
@@ -102,18 +102,18 @@ class CompletionQueue {
         int32_t samples = 1;
         bool logprobs = false, drafts = false, keep = false, close = false, closed = false;
         std::unique_ptr<decode::Speculator> speculator;  // from the first token on
-        decode::SpeculationCounts counted;               // by the speculator, for other answers
+        decode::SpeculationCounts counted;               // by the speculator, for earlier answers
         Done done;
-        size_t unused = 0;    // tokens behind the last one taken that the sequence has nevertheless
-        int64_t dropped = 0;  // tokens that a kept sequence dropped before
-        bool computing = false, started = false;  // has a part in a pass; has its first token
+        size_t unused = 0;    // tokens of the sequence behind the last one taken
+        int64_t dropped = 0;  // tokens that the continued sequence dropped before
+        bool computing = false, started = false;  // was part of a pass; has its first token
         Clock::time_point submitted, began, last_token;
-        double busy_at_start = 0;  // the queue's time at the first token
+        double busy_at_start = 0;  // busy() at the first token
     };
     using Entries = std::list<Entry>;
     struct Kept {
         decode::ScheduledSequence sequence;
-        std::unique_ptr<decode::Speculator> speculator;  // goes on with the next answer
+        std::unique_ptr<decode::Speculator> speculator;  // for the next answer
         int64_t dropped;
     };
 
@@ -157,17 +157,17 @@ class CompletionQueue {
     Vocabulary vocabulary_;
     const decode::Engine *engine_ = nullptr;
     const PromptFormat *format_ = nullptr;
-    Vocabulary turn_vocabulary_;  // shows the marks of reasoning
+    Vocabulary turn_vocabulary_;  // includes the marks of reasoning
     decode::MakeSpeculator make_speculator_;
-    std::unique_ptr<Constraints> constraints_;            // made with the first one
-    std::shared_ptr<decode::SharedCosts> grammar_costs_;  // of drafts of forced text alone
+    std::unique_ptr<Constraints> constraints_;            // made for the first constraint
+    std::shared_ptr<decode::SharedCosts> grammar_costs_;  // where only forced text is drafted
     int32_t parallel_;
     decode::Scheduler scheduler_;
     Entries answers_;
     std::unordered_map<const decode::ScheduledSequence *, Entries::iterator> by_sequence_;
     std::list<Beams> beams_;
-    std::vector<Entry *> going_on_;  // whose last token is not in the sequence yet
-    std::vector<Done> ended_;        // at submit()
+    std::vector<Entry *> going_on_;  // their last token is not in the sequence yet
+    std::vector<Done> ended_;        // by submit(), and not reported yet
     std::map<SequenceHandle, Kept> kept_;
     SequenceHandle last_handle_ = kNoSequence;
     RequestId last_id_ = 0;

@@ -1,4 +1,4 @@
-// What is asked for: an input, how to sample, when to stop.
+// A request: the input, the sampling settings and the limits.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@
 namespace runnel::completion {
 
 using RequestId = uint64_t;
-// A sequence that a queue keeps after a request.
+// Names a sequence that a queue keeps after a request.
 using SequenceHandle = uint64_t;
 inline constexpr SequenceHandle kNoSequence = 0;
 
-// Completed as it stands.
+// Text to complete, without a chat template.
 struct RawText {
     std::string text;
 };
@@ -27,35 +27,35 @@ struct RawText {
 struct Messages {
     std::vector<text::Message> turns;
 };
-// Completed as they stand.
+// Token ids to complete.
 struct Tokens {
     std::vector<TokenId> ids;
-    size_t fixed = 0;  // tokens in front that OverflowPolicy keeps
+    size_t fixed = 0;  // leading tokens that OverflowPolicy keeps
 };
 
-// A prompt or an answer that outgrows the context: an error, or the end of the answer; the oldest tokens
-// behind the system prompt go; the middle goes, beginning and end stay.
+// For a prompt or an answer that exceeds the context. Error refuses the prompt or ends the answer; Shift
+// drops the oldest tokens after the system prompt; DropMiddle keeps the beginning and the end.
 enum class OverflowPolicy { Error, Shift, DropMiddle };
 
 struct Request {
     std::variant<RawText, Messages, Tokens> input = {};
     decode::SamplingOptions sampling = {};
-    uint32_t stream = 0;  // of the sampler's noise: answers of one seed that are to differ
+    uint32_t stream = 0;  // of the sampler's noise: another stream, another answer to the same seed
     Limits limits = {};
-    // What the answer, behind its reasoning, may be. Ends of generation count then, whatever the limits say.
+    // The grammar of the answer after its reasoning. limits.ignore_end has no effect then.
     std::optional<grammar::Source> constraint = {};
-    bool close = false;  // where the limit ends it in the middle, the shortest valid ending is added
+    bool close = false;  // at a limit, append the shortest valid ending
     OverflowPolicy overflow = OverflowPolicy::Error;
     // Independent answers to one prompt, which is computed once; answer i draws from stream + i.
     int32_t samples = 1;
-    // The most probable answers, found by following so many (beams.h); not beside samples. Sampling options do
-    // not count, but for the biases.
+    // Above 1: beams of a search for the most probable answers (beams.h), with samples == 1. Of the sampling
+    // options, only the biases count.
     int32_t beams = 1;
-    bool logprobs = false;  // Done::log_probability is wanted
-    bool drafts = true;     // where the queue has any
-    // The prompt continues this sequence, as far as the tokens agree. The handle stays valid.
+    bool logprobs = false;  // compute Done::log_probability
+    bool drafts = true;     // allow drafts
+    // Reuses the cache of this sequence for the common prefix with the prompt. The handle stays valid.
     SequenceHandle continue_from = kNoSequence;
-    bool keep = false;  // Done carries the handle of the answer's sequence
+    bool keep = false;  // keep the answer's sequence; Done::kept is its handle
 };
 
 }  // namespace runnel::completion

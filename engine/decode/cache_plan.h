@@ -69,8 +69,8 @@ struct ContextPlan {
 ContextPlan plan_context(const kernels::Program &program, const kernels::Device &device, size_t free,
                          const ContextRequest &request);
 
-// What a device that runs a partition of the program (kernels/split_program.h) can give to its part of the cache, and
-// what a cache takes of it.
+// What a device that runs a partition of the program (kernels/split_program.h) can give to its part of the
+// cache, and what a cache takes of it.
 struct CacheBudget {
     size_t bytes;
     std::function<size_t(const kernels::CacheConfig &cache, const CacheShape &shape)> cost;

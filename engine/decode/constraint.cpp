@@ -8,7 +8,7 @@
 namespace runnel::decode {
 namespace {
 
-// What the grammar throws, as what decoding throws.
+// Rethrows GrammarLimit as DecodeError.
 template <class F>
 decltype(auto) guarded(F f) {
     try {
@@ -33,8 +33,8 @@ void Constraint::begin(size_t prompt_tokens) {
     states_.assign(1, {masks_->start(), inside ? 0 : free_ ? kBefore : kBehind});
 }
 
-// States of tokens that are still the same are known. Only the newest tokens are compared: drafts that were
-// not kept are no older.
+// Reuses the states of the tokens that are still the same. Only the newest tokens are compared: rejected
+// drafts are no older.
 Constraint::State Constraint::state_of(std::span<const TokenId> history) {
     constexpr size_t kNewest = 256;
     const auto length =
@@ -59,7 +59,7 @@ Constraint::State Constraint::advance(State state, TokenId token) {
     const std::string bytes = free_->text(token);
     const std::string &close = free_->close;
     for (size_t i = 0; i < bytes.size(); ++i) {
-        // The longest beginning of the mark that the text now ends with (the mark is short).
+        // The longest prefix of the mark that the text ends with (the mark is short).
         std::string tail = close.substr(0, static_cast<size_t>(state.matched)) + bytes[i];
         while (!tail.empty() && !close.starts_with(tail)) tail.erase(0, 1);
         state.matched = static_cast<int32_t>(tail.size());
@@ -70,7 +70,7 @@ Constraint::State Constraint::advance(State state, TokenId token) {
     return state;
 }
 
-// Anything but the end, and but tokens that go on behind the mark with what the grammar refuses.
+// All tokens but ends, and but those that continue after the mark with text that the grammar refuses.
 const grammar::Bits &Constraint::free_mask(State state) {
     const grammar::TokenIndex &index = masks_->index();
     if (anything_.empty()) {
@@ -137,7 +137,11 @@ std::string Constraint::ending(std::span<const TokenId> answer) const {
     own.begin(0);
     const State state = own.state_of(answer);
     if (state.matched >= 0 || state.grammar == grammar::kDead || masks_->accepts(state.grammar)) return {};
-    return guarded([&] { return masks_->machine().shortest_end(state.grammar).value_or(""); });
+    try {
+        return masks_->machine().shortest_end(state.grammar).value_or("");
+    } catch (const grammar::GrammarLimit &) {  // the search goes deeper than the grammar's limits
+        return {};
+    }
 }
 
 }  // namespace runnel::decode

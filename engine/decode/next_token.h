@@ -10,7 +10,7 @@
 
 namespace runnel::decode {
 
-// Before a pass: asks for as much of each row as the functions below need with this sampler.
+// Call before a pass: requests as much of each row as the functions below need with this sampler.
 inline void prepare_next(ScheduledSequence &entry, const Sampler &sampler) {
     entry.want_candidates(sampler.candidates_needed(entry.executor().most_candidates()));
 }

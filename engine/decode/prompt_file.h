@@ -22,8 +22,8 @@
 
 namespace runnel::decode {
 
-// Of a model: its size, metadata and tensor table, and the first and last 4 KiB of each tensor. Two files that
-// differ elsewhere only are taken for one: that is a file changed by hand.
+// A checksum of a model's size, metadata and tensor table, and of the first and last 4 KiB of each tensor.
+// Files that differ only elsewhere (changed by hand) have the same identity.
 Checksum::Value file_identity(const gguf::File &file);
 
 // What K and V depend on beside the tokens: the file's metadata and tensor table, the first and last 4 KiB of

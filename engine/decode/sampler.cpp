@@ -316,9 +316,9 @@ int32_t Sampler::candidates_needed(int32_t most) const {
     return std::min({needed, most, vocab_});
 }
 
-// Into result_: the candidates that the filters after top-k begin with. False when others might be among
-// them. Sure of its place is who comes, lowered as it is, before the last of the largest as the model made
-// it: nobody who is not among the largest does.
+// Into result_: the candidates that the filters after top-k begin with. False when tokens outside `largest`
+// might be among them. A penalized candidate that still ranks before the last of `largest`, unpenalized, is
+// certainly in the top-k: no token outside `largest` ranks before that one.
 bool Sampler::choose(std::span<const kernels::Candidate> largest, std::span<const TokenId> history) {
     std::vector<Candidate> &set = result_.candidates;
     set.clear();

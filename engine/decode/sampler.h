@@ -77,16 +77,16 @@ class Sampler {
     // Sequences (or attempts) of one seed that are to differ.
     void set_stream(uint32_t stream) { stream_ = stream; }
     uint32_t stream() const { return stream_; }
-    // The history is so many tokens shorter from now on: its noise does not come round again.
+    // The context shift removed `tokens` tokens from the history; their noise is not used again.
     void drop(int64_t tokens) {
         dropped_ += tokens;
         if (constraint_) constraint_->drop(tokens);
     }
-    // From here on, only what the constraint allows comes out.
+    // From now on, only tokens that the constraint allows are drawn.
     void constrain(Constraint constraint) { constraint_ = std::move(constraint); }
     Constraint *constraint() { return constraint_ ? &*constraint_ : nullptr; }
     const Constraint *constraint() const { return constraint_ ? &*constraint_ : nullptr; }
-    // An answer begins behind so many tokens.
+    // An answer begins after the first `prompt_tokens` tokens of the history.
     void begin_answer(size_t prompt_tokens) {
         if (constraint_) constraint_->begin(prompt_tokens);
     }

@@ -1,4 +1,4 @@
-// A sequence as a Scheduler sees it: what the next pass computes for it, and the rows that the last one gave.
+// A sequence of a Scheduler: what the next pass computes for it, and the rows of the last pass.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace runnel::decode {
 
-// Most drafts behind one token in a pass. With that token they are a continuation, which never waits behind a
-// prompt.
+// Maximum of drafts behind one token in a pass. The token and its drafts are a continuation, which never
+// waits behind a prompt.
 inline constexpr int32_t kMostDrafts = 31;
 
-// Drafts in place of a part of a sequence's drafts, computed in the same pass on a fork of the cache.
+// Other drafts in place of a part of a sequence's drafts, computed in the same pass on a fork of the cache.
 struct DraftBranch {
-    size_t from;  // they stand behind the first `from` tokens of the sequence
+    size_t from;  // they follow the first `from` tokens of the sequence
     std::vector<TokenId> tokens;
-    SequenceCache cache = {};  // while it is computed, and after that
-    LogitRows rows = {};       // behind each of its tokens; empty: no pass had room for it
+    SequenceCache cache = {};  // empty before its pass
+    LogitRows rows = {};       // one for each token; empty: no pass had room for it
 };
 
 class ScheduledSequence {
@@ -33,13 +33,13 @@ class ScheduledSequence {
     const std::vector<TokenId> &tokens() const { return sequence_.tokens(); }
     Executor &executor() const { return sequence_.executor(); }
 
-    // Appends tokens to compute; then rows() are those behind the last `rows` of them. Throws what
+    // Appends tokens to compute; rows() are then those of the last `rows` tokens. Throws what
     // Sequence::append does. Preconditions: !due(), 1 <= rows <= tokens.size(), rows <= batch_size().
     void append(std::span<const TokenId> tokens, int32_t rows = 1);
-    // Drafts behind the tokens that are due; each adds a row. Preconditions: due(), they fit free_cells(), and
+    // Appends drafts behind the due tokens; each adds a row. Preconditions: due(), they fit free_cells(), and
     // the rows fit batch_size().
     void append_drafts(std::span<const TokenId> drafts);
-    // Another continuation of the first `shared` drafts. Left out of a pass that has no room for it.
+    // Appends another continuation of the first `shared` drafts. A pass without room for it leaves it out.
     // Preconditions: more than `shared` drafts were appended; `tokens` is not empty and fits the context.
     void append_branch(size_t shared, std::span<const TokenId> tokens);
     // The largest `count` logits of each row are enough; 0: whole rows. Holds for the next pass only.
@@ -47,19 +47,19 @@ class ScheduledSequence {
 
     // Some tokens are not computed, or their rows are still wanted.
     bool due() const { return due_; }
-    // Behind the tokens that append() and append_drafts() named. Empty until computed; valid until the next
-    // step of the scheduler.
+    // The rows that append() and append_drafts() requested. Empty until computed; valid until the next step
+    // of the scheduler.
     const LogitRows &rows() const { return rows_; }
-    // [rows][vocab]; empty where only the largest are there.
+    // [rows][vocab]; empty if the pass selected candidates only.
     std::span<const float> logits() const { return rows_.whole(); }
     bool has_logits() const { return !logits().empty(); }
     std::span<const DraftBranch> branches() const { return branches_; }
     // Tokens of all branches.
     size_t branch_tokens() const;
-    // Tokens that passes have computed for it, those included that were computed again.
+    // Tokens computed for it so far, recomputed ones included.
     int64_t computed() const { return computed_; }
 
-    // The sequence goes on with the branch and all its tokens. Precondition: the branch was computed.
+    // Continues the sequence with the branch and all its tokens. Precondition: the branch was computed.
     void choose_branch(size_t branch);
     // Keeps the first `length` tokens and no branch; nothing is due.
     void truncate(size_t length);

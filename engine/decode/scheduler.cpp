@@ -18,7 +18,7 @@ std::span<const TokenId> attachable(const std::vector<TokenId> &tokens, int32_t 
     return std::span(tokens).first(tokens.size() - static_cast<size_t>(rows) + 1);
 }
 
-// One answer's next token, or a few drafts: what must not wait behind a prompt.
+// An answer's next token with its drafts, which must not wait behind a prompt.
 bool is_continuation(const ScheduledSequence &entry) {
     return entry.sequence().pending() <= 1 + size_t{kMostDrafts};
 }
@@ -62,7 +62,7 @@ void Scheduler::admit() {
         bool room = fits();
         while (!room && evict_idle()) room = fits();
         const bool alone = std::none_of(running_.begin(), running_.end(), is_due);
-        if (!room && !alone) {        // alone it may try
+        if (!room && !alone) {        // if no other sequence is due, try
             if (empty) next.evict();  // a waiting sequence holds no blocks it did not bring
             return;
         }
@@ -75,7 +75,7 @@ bool Scheduler::in_step(const ScheduledSequence &entry) const {
     return std::any_of(parts_.begin(), parts_.end(), [&](const Part &p) { return p.entry == &entry; });
 }
 
-// Another sequence of this step brings the text that this one lacks next: one of them is enough.
+// Another sequence of this step computes the block that this one lacks next: once is enough.
 bool Scheduler::computed_in_step(const ScheduledSequence &entry) const {
     const size_t from = static_cast<size_t>(entry.sequence().cache().length()),
                  to = from + size_t{cache::kBlockTokens};
@@ -89,7 +89,7 @@ bool Scheduler::computed_in_step(const ScheduledSequence &entry) const {
     });
 }
 
-// The oldest idle sequence that holds blocks. False when there is none.
+// Evicts the oldest idle sequence that holds blocks. False when there is none.
 bool Scheduler::evict_idle() {
     for (ScheduledSequence *entry : idle_)
         if (entry->sequence().cache().length() > 0) {
@@ -99,7 +99,7 @@ bool Scheduler::evict_idle() {
     return false;
 }
 
-// The newest that has no part in the step yet, `oldest` or one that came after it. False when there is none.
+// Evicts a sequence without a part in the step; running ones newest first, back to `oldest`. False if none.
 bool Scheduler::preempt_last(const ScheduledSequence &oldest) {
     const auto evict = [&](ScheduledSequence *entry) {
         entry->evict();

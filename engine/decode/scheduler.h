@@ -2,7 +2,7 @@
 // a sequence that brings several tokens and gets several rows of logits.
 //
 //   Scheduler scheduler(executor, {.parallel = 32});
-//   scheduler.add(sequence);                            // any number, at any time, with tokens appended
+//   scheduler.add(sequence);                              // any number, at any time, with tokens appended
 //   while (scheduler.step(&stop))
 //       for (ScheduledSequence *s : scheduler.ready()) {  // all their tokens are computed
 //           const TokenId id = sample(s->logits());
@@ -11,7 +11,7 @@
 //
 // Every step holds first the tokens of sequences that are being continued, then chunks of prompts, oldest
 // first, until batch_size() tokens are full: a long prompt never starves the others, and a step is as large
-// as there is work for. What place and blocks are left then go to branches of guesses. Sequences wait, first
+// as there is work for. What place and blocks are left then go to branches of drafts. Sequences wait, first
 // come first served, until the pool has blocks for all their tokens. When it runs dry nevertheless (answers
 // grow), the newest sequence gives its blocks back and waits at the head of the queue; its tokens are
 // computed again later. As logits depend on nothing but the tokens before them, the text is the same.
@@ -47,16 +47,16 @@ class Scheduler {
     void add(ScheduledSequence &entry);
     // Adds a sequence that is not computed and may be evicted when others need its blocks.
     void add_idle(ScheduledSequence &entry) { idle_.push_back(&entry); }
-    // Takes it out, whatever its state; it keeps its tokens and blocks.
+    // Removes a sequence in any state; it keeps its tokens and blocks.
     void remove(ScheduledSequence &entry);
 
-    // Runs one step; without anyone due, nothing. Returns false when a stop was requested: nothing has
-    // changed then, but that preempted sequences wait. Throws what Executor::add and run throw, and
+    // Runs one step, unless no sequence is due. Returns false when a stop was requested: nothing has changed
+    // then, except that preempted sequences wait. Throws what Executor::add and run throw, and
     // DecodeError{OutOfMemory} when the pool is too small for a single sequence, or is held by sequences
-    // that this scheduler does not know.
+    // outside this scheduler.
     bool step(const StopRequest *stop = nullptr);
 
-    // Whose tokens were all computed by the last step, in the order they came. Valid until the next call.
+    // Sequences whose tokens were all computed by the last step, in order. Valid until the next call.
     std::span<ScheduledSequence *const> ready() const { return ready_; }
 
     size_t running() const { return running_.size(); }

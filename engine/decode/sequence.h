@@ -31,8 +31,8 @@ class Sequence {
     size_t shift_context(size_t keeping);
 
     // Becomes the longest known prefix of `wanted`: what this sequence, or anything computed before, has in
-    // common with it. At least the last token of `wanted` is left to append, so that there are logits to go on
-    // from. Returns the length.
+    // common with it. At least the last token of `wanted` is left to append, so that its logits are
+    // computed. Returns the length.
     size_t reuse(std::span<const TokenId> wanted);
 
     // A second sequence of the same tokens, in the same blocks.

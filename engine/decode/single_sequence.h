@@ -21,7 +21,7 @@ class SingleSequence {
     SingleSequence &operator=(const SingleSequence &) = delete;
 
     // Appends tokens and computes them, at most batch_size() a pass. Then logits() are those behind the last
-    // one. False when a stop was requested: tokens() tells how far it came, and there are no logits. Throws
+    // one. False when a stop was requested: tokens() are those computed, and there are no logits. Throws
     // DecodeError{BadInput} if they do not fit (nothing is appended then), and what Scheduler::step throws
     // (the passes before are kept).
     bool feed(std::span<const TokenId> tokens, const StopRequest *stop = nullptr);

@@ -58,7 +58,7 @@ Expr brackets(const Expr &inside, const Expr &space) {
 
 namespace {
 
-// 2 and 2.0 are equal.
+// 2 and 2.0 are equal: both match.
 Expr exact_number(const std::string &spelled) {
     const Decimal value = Decimal::parse(spelled);
     if (!value.fraction.empty() || spelled.find('e') != spelled.npos) return literal(spelled);

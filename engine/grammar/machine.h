@@ -68,8 +68,8 @@ class Machine {
     // The only byte that can follow, where the text cannot end and no token node is; -1 otherwise.
     int forced_byte(StateId state);
 
-    // The shortest text that may end behind a state, found by looking at no more than so many states: empty
-    // where it may end already, nullopt where none was found. Throws GrammarLimit.
+    // The shortest text from a state to one that accepts, among at most `most_states` states: empty if the
+    // state itself accepts, nullopt if none was found. Throws GrammarLimit.
     std::optional<std::string> shortest_end(StateId state, size_t most_states = 50'000);
 
     // How many plain characters (plain_characters()) can follow, one by one and whatever they are: at least

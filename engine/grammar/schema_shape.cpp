@@ -388,7 +388,7 @@ void SchemaReader::read_keyword(Shape &shape, const SchemaRef &schema, const std
     } else if (key == "propertyNames") {
         shape.names.push_back({&value, schema.path + "/propertyNames"});
     } else if (key == "unevaluatedProperties") {
-        // What other places of the schema evaluate is seen only from where all of them are put together.
+        // Which properties are evaluated is known only where all parts of the schema are combined.
         static const Json kAnything = true;
         const bool outermost = absorbing_.size() == 1 && alone_;
         if (!value.is_boolean() || (value == false && !outermost))

@@ -121,7 +121,7 @@ class SchemaReader {
     std::vector<const Json *> absorbing_;
     std::map<std::string, Dfa> dfas_;
     size_t work_ = 0;
-    bool alone_ = false;  // what is read is all that holds at its place
+    bool alone_ = false;  // the schema being read is the only one at its place
 };
 
 }  // namespace runnel::grammar

@@ -21,8 +21,8 @@ struct Source {
     bool operator==(const Source &) const = default;
 };
 
-// Throws GrammarError. `notes`, if wanted: what of a schema was ignored. `behind_text`: up to four newlines may
-// stand in front.
+// Throws GrammarError. `notes`, if not null: what of a schema was ignored. `behind_text`: up to four newlines
+// are allowed in front.
 Program compile(const Source &source, const Tokenize &tokenize = nullptr,
                 std::vector<std::string> *notes = nullptr, bool behind_text = false);
 

@@ -15,7 +15,7 @@ namespace runnel::testing {
 
 struct Answered {
     std::string text;
-    std::vector<std::string> parts = {};  // of it, a piece each
+    std::vector<std::string> parts = {};  // the text of each piece
     std::vector<decode::TokenId> tokens;  // of the pieces
     completion::Done done = {};
 };
@@ -41,7 +41,7 @@ inline void gather(const completion::CompletionQueue &queue, AllAnswers &answers
     gather(queue, answers, [](AnswerKey) {});
 }
 
-// Until all is done; what a stop request ends is ended with what there is.
+// Steps until all answers are done; a stop request ends them with the text so far.
 inline AllAnswers answer_all(completion::CompletionQueue &queue, const decode::StopRequest *stop = nullptr) {
     AllAnswers answers;
     while (queue.unfinished() > 0) {

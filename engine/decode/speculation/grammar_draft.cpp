@@ -15,7 +15,7 @@ Draft GrammarDraft::draft(std::span<const TokenId> text, int32_t most, float, Sa
     std::string before;
     for (const TokenId id : text.last(std::min(text.size(), kTokensBefore))) before += words_.text(id);
     std::vector<TokenId> tokens = words_.tokens(before + forced);
-    // Those behind the text before, if one begins there.
+    // Keep the tokens after the text before, if a token begins there.
     size_t bytes = 0, first = 0;
     while (first < tokens.size() && bytes < before.size()) bytes += words_.text(tokens[first++]).size();
     if (bytes != before.size()) return draft;

@@ -1,4 +1,4 @@
-// Drafts of text that the grammar forces: a key that must come now, a bracket that must close.
+// Drafts of text that the grammar forces, such as the next key of an object or a closing bracket.
 #pragma once
 
 #include <functional>
@@ -9,15 +9,15 @@
 
 namespace runnel::decode {
 
-// Between text and tokens.
+// Converts between text and tokens.
 struct Words {
     std::function<std::string(TokenId)> text;
-    std::function<std::vector<TokenId>(const std::string &)> tokens;  // as in the middle of a text
+    std::function<std::vector<TokenId>(const std::string &)> tokens;  // in the middle of a text: without BOS
 };
 
-// The forced bytes are cut into tokens together with the text of the tokens before them, as the tokenizer
-// would cut the whole. The last token is left out where the text goes on behind it, for it might be cut
-// differently then. The model has the last word, as with every draft: where it cuts otherwise, its cut stays.
+// The forced bytes are tokenized together with the text of the tokens before them, as in the whole text. The
+// last token is left out: together with the text behind it, it might be tokenized differently. As any draft, it
+// is verified: where the model prefers other tokens for the same text, these are kept.
 class GrammarDraft final : public DraftSource {
   public:
     explicit GrammarDraft(Words words) : words_(std::move(words)) {}

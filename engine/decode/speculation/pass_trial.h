@@ -13,10 +13,10 @@ namespace runnel::decode {
 // Behind the tokens that a sequence has in the cache, on a fork of it: the sequence stays as it is.
 class PassTrial {
   public:
-    // `candidates` of each row are enough; 0: whole rows.
+    // `candidates`: how many of the largest logits of each row are selected; 0: whole rows.
     explicit PassTrial(const Sequence &sequence, int32_t candidates = 0);
 
-    // Of a pass of `tokens`, with logits behind each.
+    // Seconds of a pass of `tokens`, with logits behind each.
     // nullopt where there is no room, or a stop was requested. Throws BackendError.
     std::optional<double> seconds_of(int32_t tokens, const StopRequest *stop);
 

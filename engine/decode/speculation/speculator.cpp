@@ -123,7 +123,7 @@ void Speculator::give_up(Source &source, const std::string &why) {
     source.drafts.reset();
 }
 
-// Guesses end in front of the first token that the constraint refuses.
+// Cuts draft and branches in front of the first token that the constraint refuses.
 static void cut(Draft &draft, Constraint &constraint, std::span<const TokenId> text) {
     const size_t length = constraint.allowed(text, draft.tokens);
     std::vector<TokenId> history;
@@ -377,7 +377,7 @@ VerifyResult Speculator::verify(const ScheduledSequence &entry, const LogitRows 
     return result;
 }
 
-// Where the draft was wrong: what its source would have said instead.
+// Where the draft was wrong: the second choice of its source.
 std::optional<DraftLength::Round::Second> Speculator::second_choice(const VerifyResult &result,
                                                                     size_t accepted) const {
     if (accepted >= draft_.tokens.size() || accepted >= result.tokens.size()) return std::nullopt;

@@ -52,8 +52,8 @@ class SharedCosts {
     explicit SharedCosts(const PassCosts &measured) : costs_(measured), measured_(true) {}
 
     // Once enough tokens have come, or are sure to come (`wanted`), for it to take about a hundredth of their
-    // time, the costs are measured behind what `sequence` has in the cache, with so many candidates of
-    // each row (0: whole rows). Until then they are what passes turn out to take.
+    // time, the costs are measured behind what `sequence` has in the cache, with `candidates` of each
+    // row (0: whole rows). Until then they are what passes turn out to take.
     void measure(const Sequence &sequence, int32_t candidates, int64_t wanted,
                  const StopRequest *stop = nullptr);
     void observe(const Pass &pass);
@@ -90,11 +90,11 @@ struct SpeculationCounts {
     double speedup() const;
 };
 
-// What a pass brought.
+// The result of a pass.
 struct VerifyResult {
-    std::vector<TokenId> tokens;   // that follow, at least one: guesses that are kept, and one more
-    std::vector<LogitRow> rows;    // that they come from
-    std::optional<size_t> branch;  // of the sequence, that holds the guesses; none: its drafts do
+    std::vector<TokenId> tokens;   // that follow, at least one: accepted drafts and, as a rule, one more
+    std::vector<LogitRow> rows;    // the row of each token
+    std::optional<size_t> branch;  // of the sequence, that holds them; nullopt: its drafts do
 };
 
 class Speculator {
@@ -103,7 +103,7 @@ class Speculator {
     Speculator(std::vector<std::unique_ptr<DraftSource>> sources, const SpeculationOptions &options,
                std::shared_ptr<SharedCosts> costs = nullptr);
 
-    // A source that is asked before the others.
+    // Adds a source in front of the others.
     void add_first(std::unique_ptr<DraftSource> source);
 
     // Guesses what follows `text`, at most `most` tokens; other sequences bring `beside` tokens to the pass.
@@ -127,11 +127,11 @@ class Speculator {
     // How long the pass took that computed the drafts, divided among its sequences. Comes before verify(),
     // which forgets them.
     void passed(double seconds);
-    // What came of the pass for the sequence, which still has all guesses. `rows`: its own.
-    // Where a row of a guess cannot be sampled from, the tokens end in front of it. Throws what
+    // Verifies the drafts, all of which the sequence still has. `rows`: those of the sequence.
+    // If the row of a draft cannot be sampled from, the tokens end in front of it. Throws what
     // sample_next() does for the first row.
     VerifyResult verify(const ScheduledSequence &entry, const LogitRows &rows, Sampler &sampler);
-    // The pass did not come about.
+    // There was no pass: drops the drafts.
     void forget();
 
     SharedCosts *costs() const { return costs_.get(); }
@@ -171,16 +171,16 @@ class Speculator {
 // One for each sequence.
 using MakeSpeculator = std::function<std::unique_ptr<Speculator>()>;
 
-// A sequence that goes on behind `last`, with drafts or (null) without.
+// A sequence that continues with `last`, with drafts or (null) without.
 struct Continuation {
     ScheduledSequence *entry;
     TokenId last;       // sampled, not an end, and not in the sequence yet
-    int64_t remaining;  // tokens that are still wanted behind it
+    int64_t remaining;  // tokens still to come after it
     Speculator *speculator;
     Sampler *sampler;
 };
-// Appends the last token of each, and drafts behind it where everything in front is in the cache: as many as
-// fit the context, one of `sequences` equal shares of a pass, and what is still wanted.
+// Appends `last` to each and, if everything in front of it is in the cache, drafts: as many as fit the
+// context, one of `sequences` equal shares of a pass, and `remaining`.
 void append_with_drafts(std::span<const Continuation> continuations, int32_t sequences = 1,
                         const StopRequest *stop = nullptr);
 // The tokens that follow, at least one, with the rows that they come from. The sequence keeps all of them but

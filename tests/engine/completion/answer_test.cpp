@@ -1,4 +1,4 @@
-// One answer: where it ends, and what it gives out on the way.
+// One answer: where it ends, and the text it reports until then.
 #include <doctest/doctest.h>
 
 #include "engine/completion/queue.h"
@@ -13,7 +13,7 @@ namespace kernels = runnel::kernels;
 
 namespace {
 
-// A model that says its script, whatever the prompt: token i of the script follows prompt + i tokens.
+// A model that generates its script after any prompt: token i of the script follows prompt + i tokens.
 struct Rig {
     static constexpr TokenId kEnd = 0;
     std::vector<std::string> pieces;  // by id
@@ -73,7 +73,7 @@ TEST_CASE("answer: a token limit costs no step after the last token") {
     CHECK(generate(rig, {.max_tokens = 0}).text == "");
 }
 
-TEST_CASE("answer: stop strings over tokens") {
+TEST_CASE("answer: a stop string may span tokens") {
     Rig rig({"one ", "tw", "o th", "ree"});
     const Answered r = generate(rig, {.stops = {"two"}});
     CHECK(r.text == "one ");
@@ -82,7 +82,7 @@ TEST_CASE("answer: stop strings over tokens") {
     CHECK(generate(rig, {.stops = {"threx"}}).text == "one two three");
 }
 
-TEST_CASE("answer: whole characters only, and what can be none is replaced") {
+TEST_CASE("answer: text comes in whole characters, and invalid bytes are replaced") {
     Rig rig({"\xe2\x82", "\xac!", "\xff", "\xc3"});
     const Answered r = generate(rig, {});
     CHECK(r.parts[0] == "");
@@ -90,7 +90,7 @@ TEST_CASE("answer: whole characters only, and what can be none is replaced") {
     CHECK(r.text == "\xe2\x82\xac!\xef\xbf\xbd\xef\xbf\xbd");
 }
 
-TEST_CASE("answer: the end of the context is told") {
+TEST_CASE("answer: a full context is reported") {
     Rig rig({"a", "b", "c", "d", "e", "f"}, 5);
     const Answered r = generate(rig, {});
     CHECK(r.text == "abc");  // two fit after the prompt; the third needs no place
@@ -102,7 +102,7 @@ TEST_CASE("answer: the end of the context is told") {
     CHECK(refused.kind == DecodeError::Kind::BadInput);
 }
 
-TEST_CASE("answer: interrupts give what there is") {
+TEST_CASE("answer: an interrupt or a deadline keeps the text so far") {
     Rig rig({"a", "b", "c", "d"});
     StopRequest stop;
     rig.backend->on_execute = [&](const kernels::Batch &batch) {
@@ -119,7 +119,7 @@ TEST_CASE("answer: interrupts give what there is") {
     CHECK(r.done.reason == FinishReason::Deadline);
 }
 
-TEST_CASE("answer: ends can be ignored and added") {
+TEST_CASE("answer: end tokens can be ignored and added") {
     Rig rig({"a", "b"});
     Answered r = generate(rig, {.max_tokens = 4, .ignore_end = true});
     CHECK(r.text == "ab<end><end>");
@@ -147,8 +147,8 @@ TEST_CASE("answer: a conversation continues from what is in the cache") {
     CHECK(second.timings.prefill_tokens == 1);
 }
 
-TEST_CASE("answer: after a shift the noise does not come round again") {
-    // At such a temperature noise alone decides: where it came again, so would the tokens, half a context
+TEST_CASE("answer: a context shift does not repeat the noise") {
+    // At this temperature only the noise decides: if it repeated, the tokens would repeat half a context
     // later.
     constexpr int32_t kContext = 64;
     ToyRig rig({.context = kContext});

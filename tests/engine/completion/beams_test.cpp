@@ -105,7 +105,7 @@ std::vector<Hypothesis> search(Executor &executor, const std::vector<TokenId> &p
 
 }  // namespace
 
-TEST_CASE("beam search: as the reference, whatever the chunks and the size of the pool") {
+TEST_CASE("beam search: equals the reference for any chunks and pool size") {
     for (uint32_t seed = 0; seed < 80; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -130,7 +130,7 @@ TEST_CASE("beam search: as the reference, whatever the chunks and the size of th
     }
 }
 
-TEST_CASE("beam search: a constraint leaves texts out and the others' probabilities as they are") {
+TEST_CASE("beam search: a constraint removes texts and keeps the probabilities of the others") {
     namespace grammar = runnel::grammar;
     constexpr int32_t kVocab = 8;
     std::vector<std::string> texts;
@@ -175,7 +175,7 @@ TEST_CASE("beam search: a constraint leaves texts out and the others' probabilit
     }
 }
 
-TEST_CASE("beam search: with enough beams, the best of all continuations") {
+TEST_CASE("beam search: enough beams find the best of all continuations") {
     constexpr int32_t kVocab = 3;
     constexpr size_t kMost = 4;
     for (uint32_t seed = 0; seed < 20; ++seed) {
@@ -205,7 +205,7 @@ TEST_CASE("beam search: with enough beams, the best of all continuations") {
     }
 }
 
-TEST_CASE("beam search: a stop gives what there is; one beam is the greedy answer") {
+TEST_CASE("beam search: a stop returns the live beams; one beam is the greedy answer") {
     Rig rig(20, {.context = 200, .batch = 64, .sequences = 3});
     {
         CompletionQueue queue(rig.executor, letters(), {.parallel = 3});
@@ -236,7 +236,7 @@ TEST_CASE("beam search: a stop gives what there is; one beam is the greedy answe
     CHECK(one.results()[0].tokens == answer.done.tokens);
 }
 
-TEST_CASE("beam search: in a queue, beside other answers, as alone") {
+TEST_CASE("beam search: other answers in the queue do not change the results") {
     for (uint32_t seed = 0; seed < 20; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -274,7 +274,7 @@ TEST_CASE("beam search: more beams than sequences at a time are refused") {
     CHECK(answer_all(queue).begin()->second.done.error.find("5 beams") != std::string::npos);
 }
 
-TEST_CASE("samples: as many answers as alone with their streams, and the prompt computed once") {
+TEST_CASE("samples: each is the answer of its stream alone, and the prompt is computed once") {
     for (uint32_t seed = 0; seed < 30; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);

@@ -1,5 +1,5 @@
-// One loop: a request has the same answer alone, beside others, as one of several samples, with drafts, and
-// after its blocks had to be given up. The reference is a plain loop of its own.
+// A request has the same answer alone, beside others, as one of several samples, with drafts, and after
+// preemption. The reference is a plain loop over one sequence.
 #include "engine/completion/queue.h"
 
 #include <doctest/doctest.h>
@@ -28,7 +28,7 @@ namespace {
 
 constexpr int32_t kVocab = kToyVocab;
 
-// What a request without an end but its limit gives, token by token.
+// The answer to a request that ends only at its limit, token by token.
 struct Reference {
     std::vector<TokenId> tokens;
     int64_t forgotten = 0;
@@ -129,7 +129,7 @@ std::unique_ptr<Speculator> toy_speculator(uint32_t seed) {
 
 }  // namespace
 
-TEST_CASE("queue: a request has one answer, alone, among 32, as a sample, with drafts, after preemption") {
+TEST_CASE("queue: an answer is the same alone, among 32, as a sample, with drafts and after preemption") {
     int64_t preemptions = 0, accepted = 0, forgotten = 0;
     for (uint32_t seed = 0; seed < 12; ++seed) {
         CAPTURE(seed);
@@ -200,7 +200,7 @@ TEST_CASE("queue: a request has one answer, alone, among 32, as a sample, with d
     CHECK(forgotten > 1000);
 }
 
-TEST_CASE("queue: random schedules over a small pool give every answer as it is alone") {
+TEST_CASE("queue: random schedules over a small pool do not change the answers") {
     int64_t preemptions = 0, forgotten = 0;
     for (uint32_t seed = 0; seed < 60; ++seed) {
         CAPTURE(seed);
@@ -224,13 +224,13 @@ TEST_CASE("queue: random schedules over a small pool give every answer as it is 
             forgotten += expected[i].done.usage.forgotten;
         }
         preemptions += counts.preemptions;
-        CHECK(crowded.executor.free_blocks() == free);  // nothing is held
+        CHECK(crowded.executor.free_blocks() == free);  // no block is held
     }
     CHECK(preemptions > 20);  // the pools were small enough
     CHECK(forgotten > 1000);  // and so were the contexts
 }
 
-TEST_CASE("queue: on the CPU, tokens are the same alone, in any batch, chunk and preemption") {
+TEST_CASE("queue: on the CPU, batches, chunks and preemption do not change the tokens") {
     using namespace runnel::tests;
     int64_t preemptions = 0;
     for (uint32_t seed = 0; seed < 4; ++seed) {
@@ -302,7 +302,7 @@ TEST_CASE("queue: recurrent models on the CPU give the same tokens alone, beside
     CHECK(accepted > 0);
 }
 
-TEST_CASE("queue: a prompt that does not fit is an error of its own, reported by the next step") {
+TEST_CASE("queue: a prompt that does not fit fails only its request, in the next step") {
     ToyRig rig({.context = 32, .batch = 8});
     CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 2});
     std::mt19937 rng(1);
@@ -332,7 +332,7 @@ TEST_CASE("queue: a prompt that does not fit is an error of its own, reported by
     CHECK(queue.counts().failed == 6);
 }
 
-TEST_CASE("queue: where no token is wanted, nothing is computed, unless the sequence is to be kept") {
+TEST_CASE("queue: max_tokens = 0 computes nothing, unless the sequence is kept") {
     ToyRig rig({.context = 32, .batch = 8});
     CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 2});
     Request request{.input = Tokens{{1, 2, 3}}, .limits = {.max_tokens = 0}, .samples = 2};
@@ -357,7 +357,7 @@ TEST_CASE("queue: where no token is wanted, nothing is computed, unless the sequ
     CHECK(rig.backend->records.size() == 1);
 }
 
-TEST_CASE("queue: logits that are not finite end the answer that has them") {
+TEST_CASE("queue: logits that are not finite fail only their answer") {
     ToyRig rig({.context = 64, .batch = 16, .sequences = 2});
     rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
         if (prefix[0] == 7) logits[3] = std::numeric_limits<float>::quiet_NaN();
@@ -373,7 +373,7 @@ TEST_CASE("queue: logits that are not finite end the answer that has them") {
     CHECK(all.at({2, 0}).done.tokens.size() == 3);
 }
 
-TEST_CASE("queue: kept sequences continue, fork, and give way to others, with the text of a fresh prompt") {
+TEST_CASE("queue: kept sequences that continue, fork or were evicted give the text of a fresh prompt") {
     for (uint32_t seed = 0; seed < 40; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -421,13 +421,13 @@ TEST_CASE("queue: kept sequences continue, fork, and give way to others, with th
     }
 }
 
-TEST_CASE("queue: progress and times of an answer, whatever runs beside it") {
+TEST_CASE("queue: each answer has its own progress and times") {
     ToyRig rig({.context = 200, .batch = 16, .sequences = 4});
     CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 1});
     Request request{.input = Tokens{std::vector<TokenId>(40, 3)},
                     .limits = {.max_tokens = 6, .ignore_end = true}};
     queue.submit(request);
-    request.input = Tokens{std::vector<TokenId>(33, 3)};  // its first block is known by then
+    request.input = Tokens{std::vector<TokenId>(33, 3)};  // its first blocks are cached by then
     queue.submit(request);
     std::map<RequestId, std::vector<Prefill>> prefills;
     std::map<RequestId, Done> done;
@@ -464,7 +464,7 @@ TEST_CASE("queue: progress and times of an answer, whatever runs beside it") {
           done.at(1).timings.first_token_seconds - done.at(1).timings.queued_seconds);
 }
 
-TEST_CASE("queue: a stop changes nothing, and what is ended then has one end each") {
+TEST_CASE("queue: a stop changes no answer, and end_all() reports one Done for each") {
     ToyRig rig({.context = 64, .batch = 16, .sequences = 3});
     CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 2});
     Request request{.input = Tokens{{1, 2, 3}}, .limits = {.ignore_end = true}};

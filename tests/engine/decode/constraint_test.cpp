@@ -61,8 +61,7 @@ std::vector<TokenId> allowed_after(Constraint &constraint, const std::vector<Tok
 
 }  // namespace
 
-TEST_CASE(
-    "constraint: follows the answer behind the prompt, back and forth, with drafts and dropped tokens") {
+TEST_CASE("constraint: follows an answer forth and back, with drafts and dropped tokens") {
     Constraint constraint = constraint_of("root ::= \"a\" (\"b\" | \"c\") \"d\"* \"e\"");
     const std::vector<TokenId> prompt{kF, kF, kE};
     constraint.begin(prompt.size());
@@ -82,11 +81,11 @@ TEST_CASE(
     CHECK(constraint.complete(Ids{kA, kB, kD, kE}));
     CHECK(constraint.ending(Ids{kA}) == "be");
     CHECK(constraint.ending(Ids{kA, kB, kE}) == "");
-    // A copy goes its own way.
+    // A copy is independent.
     Constraint copy = constraint;
     CHECK(allowed_after(copy, with({kAb})) == Ids{kD, kE});
     CHECK(allowed_after(constraint, with({kA, kC, kE})) == Ids{kEnd});
-    // The context drops the prompt, and a part of the answer.
+    // A context shift drops the prompt and a part of the answer.
     CHECK(allowed_after(constraint, with({kA, kB, kD, kD})) == Ids{kD, kE});
     constraint.drop(4);
     CHECK(allowed_after(constraint, Ids{kB, kD, kD, kD}) == Ids{kD, kE});
@@ -114,7 +113,7 @@ TEST_CASE("constraint: reasoning is free until its mark, which may share a token
     CHECK(allowed_after(either, {kOpenBrace}) == Ids{kCloseBrace});
 }
 
-TEST_CASE("constraint: a masked draw has the model's probabilities over what is allowed") {
+TEST_CASE("constraint: a draw has the model's probabilities over the allowed tokens") {
     std::vector<float> logits(kTexts.size());
     for (size_t i = 0; i < logits.size(); ++i) logits[i] = std::sin(static_cast<float>(i) * 1.7f) * 2;
     for (const bool filtered : {false, true}) {
@@ -131,7 +130,7 @@ TEST_CASE("constraint: a masked draw has the model's probabilities over what is 
         std::map<TokenId, double> expected;
         for (const TokenId id : {kB, kC, kD, kE})
             expected[id] = std::exp(double{logits[static_cast<size_t>(id)]});
-        if (filtered)  // the mask comes first: the two best of what is allowed
+        if (filtered)  // the mask comes first: the two best allowed tokens
             while (expected.size() > 2)
                 expected.erase(std::min_element(expected.begin(), expected.end(),
                                                 [](auto &a, auto &b) { return a.second < b.second; }));
@@ -143,7 +142,7 @@ TEST_CASE("constraint: a masked draw has the model's probabilities over what is 
     }
 }
 
-TEST_CASE("constraint: the largest logits decide where enough of them are allowed, else the whole row does") {
+TEST_CASE("constraint: the largest logits decide if enough of them are allowed, otherwise the whole row") {
     const std::vector<float> logits{0, 5, 1, 0, 0, 9, 8, 0, 0, 0, 0, 0, 0, 7};
     const std::vector<kernels::Candidate> two{{kF, 9}, {kOpenBrace, 8}},
         many{{kF, 9}, {kOpenBrace, 8}, {kEnd, 7}, {kB, 5}};
@@ -156,7 +155,16 @@ TEST_CASE("constraint: the largest logits decide where enough of them are allowe
     CHECK(sampler.sample(logits, std::vector<TokenId>{kB}) == kEnd);
 }
 
-TEST_CASE("constraint: no token left is an error of the request, not a crash") {
+TEST_CASE("constraint: a search for an ending that exceeds the grammar's limits finds none") {
+    auto index = std::make_shared<grammar::TokenIndex>(kTexts, std::vector<TokenId>{kEnd});
+    const Source source{.kind = Source::Kind::Gbnf, .text = "root ::= \"a\" root \"bb\" | \"c\""};
+    grammar::Machine machine(grammar::compile(source), {.depth = 8});
+    const Constraint constraint(std::make_shared<grammar::Masks>(std::move(machine), index));
+    CHECK(constraint.ending(std::vector<TokenId>{kA}) == "cbb");
+    CHECK(constraint.ending(std::vector<TokenId>{kA, kA, kA, kA, kA, kA}) == "");
+}
+
+TEST_CASE("constraint: a grammar that allows no token throws DecodeError") {
     Constraint constraint = constraint_of("root ::= \"z\"");
     constraint.begin(0);
     CHECK_THROWS_AS(constraint.mask({}), DecodeError);
@@ -164,7 +172,7 @@ TEST_CASE("constraint: no token left is an error of the request, not a crash") {
 
 namespace {
 
-// Guesses the same again and again.
+// Drafts the same again and again.
 class Fixed final : public DraftSource {
   public:
     explicit Fixed(Draft draft) : draft_(std::move(draft)) {}
@@ -177,7 +185,7 @@ class Fixed final : public DraftSource {
 
 }  // namespace
 
-TEST_CASE("constraint: guesses of any source end in front of the first token that is refused") {
+TEST_CASE("constraint: drafts of any source end in front of the first refused token") {
     using Ids = std::vector<TokenId>;
     Sampler sampler(greedy(), static_cast<int32_t>(kTexts.size()));
     sampler.constrain(constraint_of("root ::= \"c\" \"abd\" [ef] \"a\""));
@@ -194,7 +202,7 @@ TEST_CASE("constraint: guesses of any source end in front of the first token tha
     CHECK(speculator.branches()[1].tokens == Ids{kF, kA});
 }
 
-TEST_CASE("constraint: forced text is a draft, cut as the tokenizer cuts it") {
+TEST_CASE("constraint: forced text is drafted in the tokens of the tokenizer") {
     Sampler sampler(greedy(), static_cast<int32_t>(kTexts.size()));
     sampler.constrain(constraint_of("root ::= \"c\" \"abd\" [ef]"));
     sampler.begin_answer(1);

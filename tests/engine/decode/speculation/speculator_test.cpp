@@ -162,7 +162,7 @@ TEST_CASE("speculator: roll-back at every position of a block, with every length
         }
 }
 
-TEST_CASE("speculator: an interrupt behind a pass with drafts leaves what the pass gave") {
+TEST_CASE("speculator: an interrupt after a pass with drafts keeps its tokens") {
     ToyRig rig({.context = 100, .batch = 64});
     StopRequest stop;
     CompletionQueue queue(rig.executor, toy_letters(), {.drafts = [] {
@@ -179,7 +179,7 @@ TEST_CASE("speculator: an interrupt behind a pass with drafts leaves what the pa
     const Answered answer = answer_all(queue, &stop).begin()->second;
     CHECK(answer.done.reason == FinishReason::Interrupt);
     CHECK(answer.done.tokens.size() == 9);
-    CHECK(queue.kept(answer.done.kept)->tokens().size() == 3 + 8);  // as without drafts: but for the last
+    CHECK(queue.kept(answer.done.kept)->tokens().size() == 3 + 8);  // all but the last, as without drafts
 }
 
 TEST_CASE("speculator: an interrupt during a pass with drafts leaves none of them") {
@@ -199,7 +199,7 @@ TEST_CASE("speculator: an interrupt during a pass with drafts leaves none of the
     CHECK(queue.kept(answer.done.kept)->pending() == 0);
 }
 
-TEST_CASE("speculator: an end within accepted tokens leaves nothing of those behind it") {
+TEST_CASE("speculator: an end token among accepted ones drops those behind it") {
     ToyRig plain({.context = 100, .batch = 64}), guessing({.context = 100, .batch = 64});
     const Tokens prompt{{1, 2, 3}};
     Request request{.input = {}, .limits = {.max_tokens = 20, .ignore_end = true}};
