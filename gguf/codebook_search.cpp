@@ -25,7 +25,7 @@ CodebookSearch::CodebookSearch(std::span<const uint16_t> codes, int weights, int
     : codes_(codes), places_(size_t{1} << (weights * bits), -1) {
     const size_t count = codes.size();
     for (size_t e = 0; e < count; ++e) places_[codes[e]] = static_cast<int32_t>(e);
-    // By weight, so that the distances to all entries are computed many at a time.
+    // [weights][entries], so that the loops over all entries vectorize.
     std::vector<uint8_t> levels(count * static_cast<size_t>(weights)), distances(count);
     for (int k = 0; k < weights; ++k)
         for (size_t e = 0; e < count; ++e)

@@ -1,4 +1,4 @@
-// Which entries of a codebook lie near a point: what the quantizers to IQ1 to IQ3 look up. Internal to gguf/.
+// Finds the entries of a codebook that are near a point, for the quantizers to IQ1..IQ3. Internal to gguf/.
 //
 // A point is a level for each weight of an entry, 0..2 for eight weights or 0..7 for four. Its key holds the
 // levels as the codes of codebook_codes.h do: two or three bits each, the first weight's in the lowest.
@@ -20,7 +20,7 @@ class CodebookSearch {
     // The number of the entry that is the point itself, or -1. Precondition here and below: no level above `top`.
     int entry(uint32_t key) const { return places_[key] >= 0 ? places_[key] : -1; }
 
-    // Of a point that is no entry; never empty.
+    // The neighbors of a point that is no entry; never empty.
     std::span<const uint16_t> neighbors(uint32_t key) const {
         const uint16_t *list = lists_.data() + (-1 - places_[key]);
         return {list + 1, list[0]};

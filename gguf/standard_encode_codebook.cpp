@@ -1,10 +1,10 @@
-// IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S: groups of weights with a scale, each eight or four of them an entry of
-// a codebook, with signs apart.
+// IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S: groups of weights with a scale; each eight or four of them are an entry
+// of a codebook, with separate signs.
 //
 // A group's scale is searched: for each candidate, magnitudes are rounded to odd numbers (2 level + 1), points
-// that are no entry go to the neighbor with the smallest weighted error, and the least-squares scale of the
-// result is compared. Formats differ in a few numbers (the Format structs) and in how signs are stored: of eight
-// weights either all, or seven when their number is even; then the least important sign is turned if it is odd.
+// that are no entry move to the neighbor with the smallest weighted error, and the least-squares scale of the
+// result is compared. Formats differ in a few numbers (the Format structs) and in how signs are stored: all eight
+// signs, or seven of them with even parity; for odd parity the least important sign is flipped.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -20,7 +20,7 @@ namespace {
 
 using Values = std::span<const float>;
 
-// What is rounded once more when the best scale is known.
+// Which entries are rounded again with the best scale.
 enum class Refit { OffEntries, AllIfAnyOff, All };
 
 struct FormatIQ2 {
@@ -63,7 +63,7 @@ template <class Format>
 struct Group {
     static constexpr int kCount = Format::kGroup, kEntries = Format::kGroup / Format::kWeights;
 
-    float x[kCount];  // magnitudes; one of eight may be negative, where its sign was turned
+    float x[kCount];  // magnitudes; one of eight may be negative if its sign was flipped
     float weights[kCount], roots[kCount];
     uint8_t signs[kCount / 8];
     uint8_t levels[kCount];
@@ -300,7 +300,7 @@ void standard_encode(Values x, Values importance, BlockIQ3_XXS &block) {
     }
 }
 
-// llama.cpp misplaces the groups of a block that follow a group of zeros, which makes them other values; here
+// llama.cpp misplaces the groups of a block that follow a group of zeros, which changes their values; here
 // they keep their place. All other blocks are the same.
 void standard_encode(Values x, Values importance, BlockIQ3_S &block) {
     block = {};

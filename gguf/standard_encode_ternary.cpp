@@ -1,7 +1,7 @@
 // IQ1_S and IQ1_M: groups of 32 or 16 weights, each a scale times -1, 0 or 1, all shifted by 1/8 up or down.
 //
-// Of a group with its values in order, the first are -1, the last are 1: all such splits are tried, with both
-// shifts (for IQ1_M of each half of the group), and the one whose least-squares scale explains most is kept.
+// The values of a group are sorted; the smallest become -1, the largest 1. All such splits are tried, with both
+// shifts (for IQ1_M of each half of the group), and the one with the least error at its best scale is kept.
 // Then each eight levels become an entry of the codebook.
 #include <algorithm>
 #include <cfloat>
@@ -20,7 +20,7 @@ namespace {
 using Values = std::span<const float>;
 
 constexpr float kShift = 0.125f;
-// What the levels stand for, shifted up or down.
+// The values of the levels, shifted up or down.
 constexpr float kUp[3] = {-1 + kShift, kShift, 1 + kShift};
 constexpr float kDown[3] = {-1 - kShift, -kShift, 1 - kShift};
 const float *points(bool down) {
@@ -106,7 +106,7 @@ Split best_split(Values x, Values weights, const int (&places)[16]) {
             float xq[2][2], qq[2][2];  // [shifted down][half]
             for (int down = 0; down < 2; ++down)
                 for (int h = 0; h < 2; ++h) {
-                    // Levels are one apart: of all values times the largest, what the lower ones have less.
+                    // All values at the highest level, less what the lower levels lack; levels are one apart.
                     const float *q = points(down != 0);
                     const float first = q[0] * q[0] - q[1] * q[1], second = q[1] * q[1] - q[2] * q[2];
                     xq[down][h] = sum_x[h][kCount] * q[2] - (sum_x[h][low] + sum_x[h][high]);

@@ -35,7 +35,7 @@ CacheConfig cache_for(const Program &program, int32_t context) {
 
 }  // namespace
 
-// Gate and up of single experts as ordinary steps: a part for each expert of each step.
+// Computes gate and up of single experts as ordinary steps, with a program part for each expert of each step.
 class ActivationRun::HiddenOfExperts {
   public:
     HiddenOfExperts(const Program &program, const Device &device, int32_t context) : program_(program) {
@@ -45,7 +45,7 @@ class ActivationRun::HiddenOfExperts {
         backend_->load(experts_, {}, context);
     }
 
-    // h of the last call's expert for `count` tokens; their inputs are written before.
+    // Write the inputs of `count` tokens to input(), call run() for an expert, then read hidden().
     SlotRows input(size_t step) { return backend_->exchange(steps_.at(step).in); }
     bool run(size_t step, size_t expert, int32_t count, const std::atomic<bool> *cancel) {
         const std::vector<int32_t> ids(static_cast<size_t>(count), 0);
@@ -125,7 +125,7 @@ class ActivationRun::HiddenOfExperts {
 ActivationRun::ActivationRun(const Program &program, const Device &device, int32_t context, bool with_output,
                              ActivationSink sink)
     : program_(program), context_(context), with_output_(with_output), sink_(std::move(sink)) {
-    // The logits themselves are never computed: they are the last part.
+    // The last part, the logits, is never run.
     begins_ = {0};
     for (size_t i = 1; i < program_.steps.size(); ++i)
         if (has_matrix(program_.steps[i])) begins_.push_back(i);
@@ -176,7 +176,7 @@ bool ActivationRun::run(std::span<const int32_t> tokens, const std::atomic<bool>
 }
 
 void ActivationRun::observe(const Linear &step) {
-    // Parts of one tensor (a fused Q, K and V) meet the same input: it counts once.
+    // Parts of one tensor (a fused Q, K and V) have the same input, which counts once.
     std::vector<std::string_view> names;
     for (const Linear::Part &part : step.parts) {
         const std::string_view name = program_.weights[static_cast<size_t>(part.weight)].name;

@@ -1,9 +1,9 @@
-// What goes into the matrices of a model while it reads a text: the rows of activations that each is multiplied
-// with, handed out one by one. Importance matrices are made of them (engine/quantize/importance_sums.h).
+// Observes the inputs of a model's matrices while it processes a text: calls a sink with every row of activations
+// that a matrix is multiplied with. Importance matrices are made from these (engine/quantize/importance_sums.h).
 //
-// The program runs as it is, on the CPU's own backend, but in parts that end in front of every matrix: there its
-// input is read. Inside a mixture of experts nothing can be read; what the last of an expert's matrices meets is
-// computed once more, for the tokens that chose the expert.
+// The program runs unchanged on the CPU backend, in parts that end before every step with a matrix: there its input
+// is read. The activations inside an Experts step cannot be read; the input of an expert's down matrix is computed
+// again for the tokens routed to that expert.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace runnel::kernels {
 
-// A row of input of matrix `matrix` of the tensor's `matrices` (experts, or heads); one if it has a single one.
+// Receives an input row of matrix number `matrix` of the tensor's `matrices` (experts or heads; otherwise 1).
 using ActivationSink = std::function<void(std::string_view tensor, int64_t matrix, int64_t matrices,
                                           std::span<const float> input)>;
 
@@ -31,8 +31,8 @@ class ActivationRun {
                   ActivationSink sink);
     ~ActivationRun();
 
-    // The tokens from position 0 on, with an empty cache. False when *cancel became true: what the sink was told
-    // of this text is then incomplete. Precondition: 0 < tokens.size() <= context.
+    // Processes the tokens from position 0 on, with an empty cache. False when *cancel became true; the sink then
+    // lacks rows of this text. Precondition: 0 < tokens.size() <= context.
     bool run(std::span<const int32_t> tokens, const std::atomic<bool> *cancel = nullptr);
 
   private:
@@ -50,7 +50,7 @@ class ActivationRun {
     int32_t context_;
     bool with_output_;
     ActivationSink sink_;
-    size_t tokens_ = 0;  // of the text at hand
+    size_t tokens_ = 0;  // in the current text
 };
 
 }  // namespace runnel::kernels

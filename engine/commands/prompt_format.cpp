@@ -10,7 +10,7 @@
 namespace runnel::commands {
 namespace {
 
-// true, 12, null, "text", [1] are what JSON says they are; everything else is text.
+// A value that is JSON (true, 12, null, "text", [1]) is parsed; everything else is text.
 void add_variable(Json &variables, const std::string &text) {
     const size_t equals = text.find('=');
     if (equals == 0 || equals == std::string::npos)

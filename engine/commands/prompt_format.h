@@ -1,4 +1,4 @@
-// How prompts are formatted, as flags and the model's file say.
+// The prompt format that the flags and the model's file select.
 #pragma once
 
 #include <optional>
@@ -11,27 +11,27 @@
 
 namespace runnel::commands {
 
-// Throws UsageError for an option that makes no sense, InputError for a template or tool definitions that
+// Throws UsageError for a contradictory or invalid option, InputError for a template or tool definitions that
 // cannot be used.
 completion::PromptFormat prompt_format(const decode::Engine &engine, const TemplateFlags &flags);
-// Throws UsageError for flags of a template that is not there, or not used (--raw).
+// Throws UsageError if template flags are given without a template or with --raw.
 void expect_template(const completion::PromptFormat &format, const TemplateFlags &flags, bool raw);
 
 // The system prompt of --system or --system-file; empty when there is none. Throws UsageError for both.
 std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,
                           int in, const decode::StopRequest *stop = nullptr);
 
-// An answer's pieces as text: reasoning left out, or put between its marks.
+// Converts an answer's pieces to text: omits the reasoning, or puts it between its marks.
 class AnswerText {
   public:
     AnswerText(const completion::PromptFormat &format, bool show_thinking)
         : format_(&format), show_thinking_(show_thinking) {}
 
-    // What is to be shown of a piece, and at the end.
+    // The text to show for a piece, and at the end of the answer.
     std::string add(const completion::Piece &piece);
     std::string end() const { return inside_ && show_thinking_ ? "\n" : ""; }
     const std::string &reasoning() const { return reasoning_; }
-    // There is more than reasoning.
+    // Whether there was text other than reasoning.
     bool began() const { return began_; }
 
   private:

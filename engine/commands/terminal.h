@@ -1,5 +1,5 @@
-// Terminal modes for line editing, restored however the program ends; and editing text in an external
-// editor.
+// Terminal modes for line editing and colors for answers, restored even if a signal ends the
+// program.
 #pragma once
 
 #include <termios.h>

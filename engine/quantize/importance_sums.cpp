@@ -28,7 +28,7 @@ bool was_met(const ImportanceSums::Entry &entry) {
     return std::ranges::any_of(entry.counts, [](int64_t count) { return count > 0; });
 }
 
-// Sums of one count that are those of several matrices side by side.
+// Splits an entry with one count into `matrices` side by side, each with that count.
 void split_count(ImportanceSums::Entry &entry, size_t matrices) {
     if (entry.counts.size() != 1 || matrices <= 1 || entry.sums.size() % matrices != 0) return;
     entry.counts.assign(matrices, entry.counts.front());
@@ -69,7 +69,7 @@ void ImportanceSums::merge(const ImportanceSums &other) {
         split_count(to, added.counts.size());
         if (to.sums.size() != added.sums.size() || to.counts.size() != added.counts.size())
             throw QuantizeError("tensor " + gguf::printable(name, 200) +
-                                " has another size in one of the files: they are of different models");
+                                " has different sizes in the files: they are of different models");
         for (size_t i = 0; i < to.sums.size(); ++i) to.sums[i] += added.sums[i];
         for (size_t i = 0; i < to.counts.size(); ++i) to.counts[i] += added.counts[i];
     }
@@ -99,7 +99,7 @@ ImportanceSums ImportanceSums::load(const std::filesystem::path &path) {
         for (size_t i = 0; i < static_cast<size_t>(counts->elements()); ++i) {
             const double count = value_at(*counts, i);
             if (!(count >= 0 && count < 0x1p53))
-                fail(path, "tensor " + gguf::quoted(name) + " has counts that are no counts");
+                fail(path, "tensor " + gguf::quoted(name) + " has invalid counts");
             entry.counts.push_back(static_cast<int64_t>(count));
         }
     }
@@ -122,7 +122,7 @@ void ImportanceSums::save(const std::filesystem::path &path, bool overwrite) con
         if (!was_met(entry)) continue;
         for (const double sum : entry.sums)
             if (!std::isfinite(static_cast<float>(sum)))
-                fail(path, "the activations in front of " + gguf::printable(name, 200) + " are not finite");
+                fail(path, "the input activations of " + gguf::printable(name, 200) + " are not finite");
         const auto matrices = static_cast<int64_t>(entry.counts.size());
         writer.add_tensor(name + std::string(kSums), gguf::Type::F32, {entry.columns, matrices});
         writer.add_tensor(name + std::string(kCounts), gguf::Type::F32, {1, matrices});

@@ -1,5 +1,5 @@
-// Importance matrices in the making: for every tensor, sums of squared activations by column, and how many were
-// added. Written in llama-imatrix's GGUF form, which llama-quantize and importance.h read; files can be added up.
+// Accumulates importance matrices: for every tensor, the sum of squared input activations by column, and the number
+// of rows. Files have llama-imatrix's GGUF form, which llama-quantize and importance.h read, and can be merged.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ struct ImportanceSums {
     struct Entry {
         int64_t columns = 0;
         std::vector<double> sums;  // [matrices][columns], of x^2
-        std::vector<int64_t>
-            counts;  // [matrices]: rows that were added; one matrix for all but experts and heads
+        // [matrices]: number of rows added. Only experts and heads have several matrices.
+        std::vector<int64_t> counts;
     };
     std::map<std::string, Entry, std::less<>> entries;
     std::vector<std::string> datasets;   // names of the texts
-    int64_t chunks = 0, chunk_size = 0;  // of text: how many, of how many tokens
+    int64_t chunks = 0, chunk_size = 0;  // of the texts; tokens per chunk
 
-    // A row of input of one of a tensor's matrices.
+    // Adds an input row of one of a tensor's matrices.
     void add(std::string_view tensor, int64_t matrix, int64_t matrices, std::span<const float> input);
 
     // Adds what another file holds. An entry with one count joins one with many. Throws QuantizeError for entries
@@ -37,14 +37,14 @@ struct ImportanceSums {
     void save(const std::filesystem::path &path, bool overwrite) const;
 };
 
-// Of the mean squares a_j = sum_j / count of one tensor, over all its matrices that were met.
+// Of the mean squares a_j = sum_j / count of one tensor, over all its matrices with rows.
 struct ImportanceStatistics {
     double sum = 0, smallest = 0, largest = 0, mean = 0, deviation = 0;
     double active = 0;    // share of a_j > 1e-5
-    double entropy = 0;   // of a_j / sum, in bits; as many as log2(number) if all are equal
+    double entropy = 0;   // of a_j / sum, in bits; log2(number) if all are equal
     double outliers = 0;  // share of a_j more than one deviation above the mean
     size_t met = 0, matrices = 0;
-    int64_t fewest = 0;  // rows of the matrix that met the fewest
+    int64_t fewest = 0;  // rows of the matrix with the fewest
 };
 ImportanceStatistics statistics_of(const ImportanceSums::Entry &entry);
 

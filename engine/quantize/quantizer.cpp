@@ -87,7 +87,7 @@ void check(const gguf::Tensor &tensor, Type type, const Mix &mix, const Quantize
                                                 : ", which needs an importance matrix: --imatrix FILE"));
 }
 
-// The name of a tensor when layers are pruned; empty: its layer is one of them.
+// The name of a tensor after pruning; empty if its layer is pruned.
 std::string pruned_name(std::string_view name, const std::set<int64_t> &pruned) {
     constexpr std::string_view kPrefix = "blk.";
     int64_t layer = -1;
@@ -110,7 +110,7 @@ void check_pruned(const ModelShape &model, const std::set<int64_t> &pruned) {
         throw QuantizeError("all layers would be pruned");
 }
 
-// Writes a value of the model's family without the pruned layers: their number, and arrays with an element each.
+// Writes the layer count, or an array with one element per layer, without the pruned layers. False: it is neither.
 bool write_pruned(std::string_view key, const gguf::Value &value, const ModelShape &model,
                   const std::set<int64_t> &pruned, gguf::Writer &writer) {
     if (pruned.empty() || !key.starts_with(model.architecture + ".")) return false;
@@ -217,8 +217,8 @@ float check_finite(const gguf::Tensor &tensor, int64_t row, std::span<const floa
     return largest;
 }
 
-// Blocks have scales in half precision: values this large may be beyond them. Sums of squares of values beyond
-// any scale are not finite, and nothing can be searched.
+// Blocks have half-precision scales, which may overflow from kLargeValue on. From kBeyondScales on, the sums of
+// squares of the scale searches overflow as well.
 constexpr float kLargeValue = 16384, kBeyondScales = 0x1p60f;
 
 void check_blocks(const gguf::Tensor &tensor, int64_t row, Type type, const std::byte *blocks, float largest,

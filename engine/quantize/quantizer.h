@@ -20,7 +20,7 @@ namespace runnel::quantize {
 
 enum class Method {
     Standard,  // llama.cpp's searches, in its bytes
-    Search,    // our own, with a smaller squared error; ignores importance. IQ1 to IQ3 have none: as Standard
+    Search,    // our own, with a smaller squared error; ignores importance. Not for IQ1 to IQ3: Standard then
 };
 
 struct QuantizeRequest {
@@ -28,7 +28,7 @@ struct QuantizeRequest {
     MixOptions types = {};
     Method method = Method::Standard;
     bool allow_requantize = false;           // from a quantized source: errors add up
-    std::set<int64_t> pruned = {};           // layers that are left out; those behind them move up
+    std::set<int64_t> pruned = {};           // layers to omit; later ones move up
     const Importance *importance = nullptr;  // or none
     std::string importance_file = {};        // its name, recorded in the metadata
     int threads = 1;
@@ -38,7 +38,7 @@ struct QuantizeRequest {
 
 struct PlannedTensor {
     const gguf::Tensor *source;
-    std::string name;  // in the file that is written: where layers are pruned, of another layer
+    std::string name;  // in the output, where pruning changes layer numbers
     gguf::Type type;
     uint64_t bytes;
     std::string note;
@@ -51,7 +51,7 @@ struct QuantizePlan {
 };
 
 // What would be written. Throws QuantizeError for types that runnel does not write, for a quantized source
-// without allow_requantize, for importance that does not fit the tensors, and for pruned layers that there are not.
+// without allow_requantize, for importance that does not fit the tensors, and for pruned layers that do not exist.
 QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &request);
 
 // Writes `plan` to `path`; memory is bounded by some 64 MiB, whatever the model's size. Returns false when

@@ -3,10 +3,10 @@
 //   FAULT=CALL:N:ERROR   the Nth call of CALL since main began (from 1 on) fails with ERROR: EIO, ENOSPC, EINTR,
 //                        ENOMEM; or "short": a read or write of half the bytes. "N+": the Nth and all later ones.
 //   FAULT_MARK=FILE      made when that happened: a sweep over N ends where it is missing
-//   FAULT=exploit:1:EIO  none fails: as the model is mapped, the process does what an attacker who had taken it over
-//                        would, and says on descriptor 2 what came of it: "exploit: file 13 made 13 program 1 ..."
-//   FAULT_LOG=FILE       what changes files is appended to FILE, a record each: KIND TAB PATH TAB NUMBER TAB SIZE LF,
-//                        then SIZE bytes and LF. create; write (NUMBER: where; the bytes); truncate (NUMBER: to);
+//   FAULT=exploit:1:EIO  no call fails: when the model is mapped, the process does what an attacker's code
+//                        would do, and reports the errors on descriptor 2: "exploit: file 13 made 13 program 1 ..."
+//   FAULT_LOG=FILE       each change of a file is appended to FILE as a record: KIND TAB PATH TAB NUMBER TAB SIZE LF,
+//                        then SIZE bytes and LF. create; write (NUMBER: offset; the bytes); truncate (NUMBER: size);
 //                        sync; unlink; rename (the bytes: the new path)
 // CALL: open read write fsync rename mmap malloc thread. Descriptor 2 never fails: what the program says is looked at.
 #define _GNU_SOURCE
@@ -47,8 +47,8 @@ __attribute__((constructor)) static void start(void) {
     call = name;
 }
 
-// Counting begins with main: what libraries do before it is theirs (the CUDA runtime, as it registers its kernels, does
-// not survive an allocation that fails).
+// Counting begins with main: calls of library constructors do not fail (the CUDA runtime does not survive a failed
+// allocation while it registers its kernels).
 static int (*program)(int, char **, char **);
 static int begin(int argc, char **argv, char **environment) {
     active = 1;

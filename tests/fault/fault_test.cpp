@@ -19,7 +19,7 @@
 
 using namespace runnel::testing;
 
-#ifndef __SANITIZE_ADDRESS__  // it has to come before every other library
+#ifndef __SANITIZE_ADDRESS__  // the sanitizer must be the first library
 
 namespace {
 

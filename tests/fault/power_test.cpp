@@ -1,9 +1,9 @@
-// A power failure: what commands write is recorded (FAULT_LOG of tests/fault/fault.c), and the files are made that the
-// disk may hold after any prefix of it. Outputs are the old or the new ones, whole; a batch goes on to the same bytes.
+// A power failure: records what commands write (FAULT_LOG of tests/fault/fault.c) and makes the files that the disk
+// may hold after any prefix of it. Outputs are the old or the new ones, complete; a batch resumes to the same bytes.
 //
-// The disk keeps of each file all changes up to its last sync, and of the later ones some first ones, the last of them
-// perhaps in part and with zeros where nothing arrived; of each folder's names the changes up to its last sync and some
-// first ones after that. RUNNEL_POWER=N tries N disks per prefix instead of 2.
+// The disk keeps all changes of a file up to its last sync, and a prefix of the later ones, whose end may be partial
+// and have zeros where nothing arrived; of a folder's names it keeps the changes up to its last sync and a prefix of
+// the later ones. RUNNEL_POWER=N tries N disks per prefix instead of 2.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 
 using namespace runnel::testing;
 
-#ifndef __SANITIZE_ADDRESS__  // the library has to come before every other one
+#ifndef __SANITIZE_ADDRESS__  // the sanitizer must be the first library
 
 namespace {
 
@@ -77,7 +77,7 @@ std::string content_of(const History &file, std::string text, Random &random) {
             if (i < kept) text.resize(change.number);
         } else if (i < kept) {
             write_at(text, change.number, change.bytes);
-        } else if (random.below(2)) {  // the one that was under way
+        } else if (random.below(2)) {  // the change in progress
             std::string part = change.bytes.substr(0, random.below(change.bytes.size() + 1));
             const size_t zeros = random.below(part.size() + 1);
             if (random.below(3) == 0) std::fill_n(part.begin(), zeros, '\0');
@@ -156,7 +156,7 @@ uint64_t disks() {
 
 }  // namespace
 
-TEST_CASE("power failure: what is saved is the old file or the new one, whole") {
+TEST_CASE("power failure: a saved file is the old or the new one, complete") {
     REQUIRE(program_under_test());
     const std::string model = demo_model();
     struct Save {
@@ -203,7 +203,7 @@ TEST_CASE("power failure: what is saved is the old file or the new one, whole") 
         }
 }
 
-TEST_CASE("power failure: a batch goes on to the bytes of one that was not disturbed") {
+TEST_CASE("power failure: a resumed batch has the bytes of an undisturbed one") {
     REQUIRE(program_under_test());
     const TemporaryDirectory directory, aside;
     const fs::path out = directory / "out", manifest = directory / "out.resume", in = aside / "in";
@@ -227,7 +227,7 @@ TEST_CASE("power failure: a batch goes on to the bytes of one that was not distu
     CHECK(read_file(out) == expected);
     const auto changes = parse_log(read_file(log / "log"), directory.path().string());
     CHECK(changes.size() >= 2 * 4 + 4);
-    // The files as they are: the manifest knows the output by its identity, so that is kept.
+    // Hard links keep the inodes alive: the manifest identifies the output by its inode.
     fs::create_hard_link(out, aside / "out");
     fs::create_hard_link(manifest, aside / "manifest");
     arguments.emplace_back("--resume");

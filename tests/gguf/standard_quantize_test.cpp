@@ -90,7 +90,7 @@ uint64_t hash_of(const std::vector<std::byte> &bytes, uint64_t hash) {
 
 constexpr uint64_t kStart = 0xcbf29ce484222325;
 
-// Of what is written for five shapes of tensors; one has a block of zeros.
+// The hash of the output for five shapes of tensors; one has a block of zeros.
 uint64_t hash_ordinary(Type type, bool with_importance) {
     constexpr int64_t kShapes[][2] = {{1, 256}, {3, 512}, {7, 768}, {2, 2048}, {16, 256}};
     uint64_t hash = kStart, seed = 0;
@@ -108,8 +108,8 @@ uint64_t hash_ordinary(Type type, bool with_importance) {
     return hash;
 }
 
-// Of rows of zeros, with a block of zeros, tiny, large, of one value, of one sign, with few different values, and
-// with zeros at the ends of blocks; every third column has no importance.
+// The hash for rows of zeros, with a block of zeros, tiny, large, of one value, of one sign, with few different
+// values, and with zeros at the ends of blocks; every third column has no importance.
 uint64_t hash_special(Type type, bool with_importance) {
     constexpr size_t kColumns = 512;
     std::vector<float> in = values(300, 8 * kColumns), importance = positive(400, kColumns);
@@ -158,7 +158,7 @@ TEST_CASE("quantize: groups of zeros stay zeros and move nothing else, in all ty
         std::vector<std::byte> blocks(row_bytes(type, 512));
         quantize_standard(type, in, 512, importance, blocks.data());
         dequantize_row(type, blocks.data(), out.data(), 512);
-        // Correlation with what went in: from IQ1's 0.8 up to 0.98.
+        // Correlation with the input: from IQ1's 0.8 up to 0.98.
         double xy = 0, xx = 0, yy = 0;
         for (size_t i = 0; i < 512; ++i) {
             xy += double{in[i]} * out[i];
@@ -169,7 +169,7 @@ TEST_CASE("quantize: groups of zeros stay zeros and move nothing else, in all ty
     }
 }
 
-TEST_CASE("quantize: codebook tables are made once, by whichever thread comes first") {
+TEST_CASE("quantize: concurrent threads share the codebook tables and write the same blocks") {
     const std::vector<float> in = values(9, 256), importance = positive(10, 256);
     std::vector<std::vector<std::byte>> outs(3);
     {

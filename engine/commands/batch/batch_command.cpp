@@ -40,7 +40,7 @@ Command batch_command() {
         .takes("FILE");
     table.flag("--unordered", o->unordered, "answers as they are done, not in the order of the input");
     table.flag("--resume", o->resume, "continue the output of a run that was interrupted or killed");
-    table.flag("--force", o->force, "with --resume: also where the model, options or rows are others now")
+    table.flag("--force", o->force, "with --resume: continue even if the model, options or rows have changed")
         .rare();
     add_stats_options(table, o->stats);
     command.writes_files = true;

@@ -1,5 +1,5 @@
-// The rows of `runnel batch`: lines of the input that are this run's, as far as no earlier run has answered
-// them.
+// The rows of `runnel batch`: the input lines of this run's shard, except those that an earlier run has
+// answered.
 #pragma once
 
 #include <cstdint>
@@ -18,24 +18,24 @@ namespace runnel::commands {
 
 class BatchInput {
   public:
-    // Opens the input. All are kept. Throws UsageError for an input that cannot be opened, or is the output.
+    // Opens the input. Keeps both references. Throws UsageError if it cannot be opened or is the output.
     BatchInput(const BatchOptions &options, Io &io);
 
     struct Next {
-        // PassedOver: a line that is not this run's, or was answered before; NotYet: no line came in time.
+        // PassedOver: a line of another shard, a blank or an answered one; NotYet: no line came in time.
         enum class State { Row, PassedOver, NotYet, End } state;
         Row row = {};                   // may have an error
-        std::string_view content = {};  // its line, until the next one is read
-        uint64_t bytes = 0;             // of its line
+        std::string_view content = {};  // its line, valid until next()
+        uint64_t bytes = 0;             // size of its line
     };
-    // The next line, for which it waits so many milliseconds. Throws UsageError and InputError where `output`
-    // is the one of another run, InputError where reading fails.
+    // Waits up to `milliseconds` for the next line. Throws UsageError or InputError if `output` belongs to
+    // another run, InputError if reading fails.
     Next next(int milliseconds, const BatchOutput &output);
 
-    int64_t rows() const { return rows_; }  // seen, with those that were written before
+    int64_t rows() const { return rows_; }  // read, including those written before
     int64_t kept() const { return kept_; }  // written before
-    // Bytes of the input; 0: not known. Of these, bytes of lines that next() has passed over, and of those the
-    // part that was written before.
+    // Size of the input in bytes (0: unknown); bytes of the lines that next() has passed over; those of them
+    // whose answers were written before.
     uint64_t size() const { return size_; }
     uint64_t passed() const { return passed_; }
     uint64_t kept_bytes() const { return kept_bytes_; }
@@ -51,7 +51,7 @@ class BatchInput {
     std::string line_;
     uint64_t size_ = 0, read_ = 0, passed_ = 0, kept_bytes_ = 0;
     int64_t rows_ = 0, kept_ = 0;
-    std::set<std::string> unknown_keys_;  // noted
+    std::set<std::string> unknown_keys_;  // those with a note
 };
 
 }  // namespace runnel::commands

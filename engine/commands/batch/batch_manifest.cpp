@@ -110,17 +110,17 @@ BatchManifest::BatchManifest(const std::string &path) : path_(path), name_(gguf:
     struct stat status {};
     if (stat(path.c_str(), &status) != 0) return;
     if (!S_ISREG(status.st_mode))
-        throw UsageError(name_ + " is not a file: it is where what --resume needs is kept");
+        throw UsageError(name_ + " is not a regular file: batch keeps its record for --resume there");
     read(read_all(path, -1, nullptr, InputFile::Replaceable::Yes));
 }
 
 void BatchManifest::read(const std::string &text) {
-    // One that was cut within its first line, or never reached the disk, is as good as none.
+    // A manifest that was cut within its first line, or begins with zeros, counts as none.
     const std::string_view begin = std::string_view(text).substr(0, kBegin.size());
     const bool ours = kBegin.starts_with(begin) || begin.find_first_not_of('\0') == begin.npos;
     if (!ours)
         throw UsageError(name_ +
-                         " was not written by runnel batch, which keeps there what --resume needs: "
+                         " was not written by runnel batch, which keeps its record for --resume there: "
                          "choose another output");
     for (size_t at = 0, end; (end = text.find('\n', at)) != text.npos; at = end + 1) {
         const std::optional<Json> object = object_of(std::string_view(text).substr(at, end - at));
@@ -147,7 +147,7 @@ void BatchManifest::go_on(const std::string &output, const BatchSettings &settin
     if (good_ <= header_) settings_.reset();
     rows_.resize(rows);
     begins_.resize(rows);
-    // (Never through a link: the name is nobody's choice.)
+    // O_NOFOLLOW: this name is derived from the output's, so the user did not choose a link.
     file_.emplace(open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666), true);
     if (file_->get() < 0) fail();
     gguf::refuse_if_read(file_->get(), path_);
@@ -175,7 +175,7 @@ void BatchManifest::append(const ManifestRow &row) {
 void BatchManifest::write(const std::string &line) {
     try {
         Output(file_->get(), name_).write(line);
-    } catch (const OutputError &) {  // a full disk: no part of a line stays
+    } catch (const OutputError &) {  // a full disk: remove the partial line
         if (ftruncate(file_->get(), static_cast<off_t>(good_)) != 0) fail();
         throw;
     }

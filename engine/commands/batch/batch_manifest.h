@@ -1,14 +1,14 @@
-// What the answers in a batch output were made of, in a file beside it (OUT.resume): so that --resume goes on
-// only with the same model, options and rows, and knows its own bytes from others.
+// The manifest of a batch output, a file beside it (OUT.resume): records what the answers were computed from, so
+// that --resume continues only with the same model, options and rows, and recognizes its own lines.
 //
-// Lines of JSON, appended. A header first, and again where the settings change:
+// JSON lines. A header comes first, and again where the settings change:
 //   {"runnel_batch": 1, "output": "DEVICE:INODE:BIRTH", "settings": {"NAME": "VALUE", ...}}
-// then, in front of each line of the output, before that is written:
+// then a record for each line of the output, written before that line:
 //   {"line": 12, "at": 3456, "bytes": 210, "row": "HASH", "answer": "HASH"}
-// line: of the input; at, bytes: where its answer is in the output; row, answer: hashes of both.
+// line: its number in the input; at, bytes: place of its answer in the output; row, answer: hashes of both.
 //
 // After a crash or a power failure either file may end anywhere, or hold zeros where nothing reached the disk.
-// Records count up to the first that is not whole.
+// The first incomplete record and all after it are ignored.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,13 @@
 
 namespace runnel::commands {
 
-// 32 hexadecimal digits; against accidents, not against forgers.
+// 32 hexadecimal digits. Detects accidental changes, not forgeries.
 std::string content_hash(std::string_view bytes);
 
-// What changes the text of answers, by the names that people know it by.
+// The settings that determine the text of answers: name ("--temp", "the model") and value.
 using BatchSettings = std::vector<std::pair<std::string, std::string>>;
 
-// "--temp was 0.8 and is 0.5; ..."; empty: none differs.
+// "--temp was 0.8 and is 0.5; ..."; empty if none differs.
 std::string differences(const BatchSettings &before, const BatchSettings &now);
 
 struct ManifestRow {
@@ -39,8 +39,8 @@ struct ManifestRow {
 
 class BatchManifest {
   public:
-    // Reads what is there; nothing is changed. Throws UsageError when it cannot be opened and when it is no
-    // manifest, which is left alone.
+    // Reads the manifest, if it exists, and changes nothing. Throws UsageError if the file cannot be opened or
+    // is not a manifest.
     explicit BatchManifest(const std::string &path);
 
     bool exists() const { return settings_.has_value(); }
@@ -48,8 +48,8 @@ class BatchManifest {
     const std::optional<BatchSettings> &settings() const { return settings_; }
     const std::vector<ManifestRow> &rows() const { return rows_; }  // by their place in the output
 
-    // Cuts it down to its first `rows` records; then a header, if those are others. Throws OutputError, as do
-    // the others.
+    // Truncates it to its first `rows` records and adds a header if output or settings have changed. This and
+    // the functions below throw OutputError.
     void go_on(const std::string &output, const BatchSettings &settings, size_t rows);
     void append(const ManifestRow &row);
     void sync();
@@ -61,10 +61,10 @@ class BatchManifest {
     [[noreturn]] void fail() const;
 
     std::string path_, name_;
-    std::optional<Descriptor> file_;  // opened to be written
+    std::optional<Descriptor> file_;  // open for writing
     uint64_t good_ = 0;               // bytes of whole lines
-    uint64_t header_ = 0;             // where the last header is
-    std::vector<uint64_t> begins_;    // where each record is
+    uint64_t header_ = 0;             // offset of the last header
+    std::vector<uint64_t> begins_;    // offset of each record
     std::string output_;
     std::optional<BatchSettings> settings_;
     std::vector<ManifestRow> rows_;

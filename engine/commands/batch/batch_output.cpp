@@ -58,7 +58,7 @@ std::string identity_of(int fd) {
     return std::to_string(id->device) + ":" + std::to_string(id->inode) + ":" + std::to_string(id->born);
 }
 
-// The names in a folder reach the disk by a sync of their own.
+// A new name in a folder reaches the disk only when the folder itself is synced.
 void sync_folder_of(const std::string &path) {
     const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     const Descriptor file(open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC),
@@ -66,7 +66,7 @@ void sync_folder_of(const std::string &path) {
     if (file.get() >= 0) std::ignore = fsync(file.get());
 }
 
-// Lines with what else a file holds, read one after the other.
+// Reads a file line by line; the last line may lack its line end.
 class Lines {
   public:
     Lines(int fd, const std::string &name) : reader_(fd, name, std::numeric_limits<size_t>::max() / 2) {}
@@ -93,8 +93,8 @@ bool has_zeros(const Lines &lines) {
     return lines.text().find('\0') != std::string::npos;
 }
 
-// What a run can have left behind the lines that are vouched for: lines whose record in the manifest did not
-// reach the disk, part of a line, zeros for pages that did not.
+// What a crash can leave after the lines that the manifest vouches for: lines whose record did not reach the
+// disk, part of a line, zeros for pages that did not reach it.
 bool may_be_left_over(const Lines &lines) {
     if (has_zeros(lines)) return true;
     return lines.whole() ? parse_written(lines.text()).has_value() : lines.text().starts_with('{');
@@ -108,7 +108,7 @@ bool may_be_left_over(const Lines &lines) {
 [[noreturn]] void refuse_changed(const std::string &name, int64_t number) {
     throw InputError(name + " line " + std::to_string(number) + " has changed since it was written (" + name +
                      std::string(kManifest) +
-                     " says so). --resume --force goes on with it, --overwrite replaces all");
+                     " has its hash): --resume --force keeps it, --overwrite replaces the file");
 }
 
 }  // namespace
@@ -156,7 +156,7 @@ WrittenRows WrittenRows::recover(int fd, const std::string &name, const BatchMan
             written.add(std::move(*row), {}, lines.end());
             continue;
         }
-        // Behind what is vouched for, in the file that the manifest was begun for.
+        // After the lines that are vouched for, in the file that the manifest was made for.
         const bool same = written.count() > 0 || manifest.output() == identity_of(fd);
         cut = true;
         if (manifest.exists() && same && may_be_left_over(lines)) continue;
@@ -166,8 +166,8 @@ WrittenRows WrittenRows::recover(int fd, const std::string &name, const BatchMan
             throw InputError(
                 name + " line " + std::to_string(lines.number()) + " is not in " + name +
                 std::string(kManifest) +
-                ", which says what the answers were made of: another runnel or another run wrote "
-                "it. --resume --force goes on with its rows, --overwrite replaces it");
+                ", which records what the answers were computed from: another run or an older runnel wrote "
+                "it. --resume --force keeps its rows, --overwrite replaces the file");
     }
     std::stable_sort(written.rows_.begin(), written.rows_.end(),
                      [](const Entry &a, const Entry &b) { return a.row.line < b.row.line; });
@@ -182,14 +182,13 @@ BatchOutput::BatchOutput(const std::optional<std::string> &path, const Options &
       out_(file_.get(), name_),
       regular_(is_regular(file_.get())) {
     if (path && regular_) manifest_.emplace(*path + std::string(kManifest));
-    if (options.resume && !manifest_)
-        throw UsageError("--resume needs a file to go on with: name it with -o");
+    if (options.resume && !manifest_) throw UsageError("--resume needs an output file: name it with -o");
     if (!manifest_ || size_of(file_.get()) == 0) return;
     if (options.resume)
         before_ = WrittenRows::recover(file_.get(), name_, *manifest_, options.force);
     else if (!options.overwrite)
-        throw UsageError(name_ +
-                         " is not empty: --resume goes on with the answers in it, --overwrite replaces it");
+        throw UsageError(
+            name_ + " is not empty: --resume continues after the answers in it, --overwrite replaces it");
     if (options.ordered && !before_.in_order())
         throw UsageError(name_ + " was written with --unordered: resume it with --unordered");
 }
@@ -206,7 +205,7 @@ void BatchOutput::begin(const BatchSettings &settings) {
     if (before_.count() > 0 && manifest_->settings() && !options_.force)
         if (const std::string what = differences(*manifest_->settings(), settings); !what.empty())
             throw UsageError(name_ + " was written with other settings: " + what +
-                             ". --resume --force goes on, and the answers are of both kinds");
+                             ". --resume --force continues with the new settings");
     size_ = before_.bytes();
     if (size_of(file_.get()) != size_ && ftruncate(file_.get(), static_cast<off_t>(size_)) != 0)
         throw OutputError("cannot repair " + name_ + ": " + reason());
@@ -223,14 +222,14 @@ bool BatchOutput::answered(const RowIdentity &row, std::string_view content) con
     if (!entry) {
         if (options_.ordered && row.line < before_.last())
             throw UsageError("the output has later lines than " + std::to_string(row.line) +
-                             ", but not that one: resume it with the --shard and --unordered of before");
+                             ", but not that one: resume it with its original --shard and --unordered");
         return false;
     }
     if (entry->row.id != row.id && !options_.force)
-        throw InputError(line + " has another id than the output says: was it written for another input?");
+        throw InputError(line + " has another id than in the output: was that written for another input?");
     if (!entry->hash.empty() && entry->hash != content_hash(content) && !options_.force)
         throw InputError(line + " has changed since " + name_ +
-                         " got its answer: choose another output, or keep that answer with --resume --force");
+                         " was written: choose another output, or keep the old answer with --resume --force");
     return true;
 }
 
@@ -249,7 +248,7 @@ void BatchOutput::put(uint64_t place, std::string line) {
     }
 }
 
-// In front of the line: whatever ends this process, no line is there that the manifest does not know.
+// Before the line itself, so that the manifest knows every line however this process ends.
 void BatchOutput::record(uint64_t place, const std::string &line) {
     if (!manifest_) return;
     auto record = open_.extract(place);
@@ -263,7 +262,7 @@ void BatchOutput::write(uint64_t place, const std::string &line) {
     record(place, line);
     try {
         out_.write(line);
-    } catch (const OutputError &) {  // a full disk: no part of a line stays
+    } catch (const OutputError &) {  // a full disk: remove the partial line
         if (manifest_) std::ignore = ftruncate(file_.get(), static_cast<off_t>(size_));
         throw;
     }

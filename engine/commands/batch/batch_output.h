@@ -1,11 +1,11 @@
 // Where the lines of `runnel batch` go: each written whole as soon as it may be, in the order of the input or
-// as they come. Beside a file lies its manifest (batch_manifest.h).
+// as they come. A file has a manifest beside it (batch_manifest.h).
 //
 // What is durable: a line is one write() of the complete line, so once it is counted as written it survives
-// the end of this process, whatever ends it (kill -9 included). Against a power failure, a regular file and
-// its manifest are also synced to the disk every five seconds and at the end. What a crash leaves behind the
-// last whole line that the manifest vouches for is cut off by --resume, and computed again; what this program
-// cannot have written is never touched.
+// the end of this process, even by kill -9. Against a power failure, a regular file and
+// its manifest are also synced to the disk every five seconds and at the end. After a
+// crash, --resume cuts off what follows the last line that the manifest vouches for, and computes it again. It
+// refuses a file with content that this program cannot have written.
 #pragma once
 
 #include <chrono>
@@ -27,7 +27,7 @@ class WrittenRows {
   public:
     struct Entry {
         WrittenRow row;
-        std::string hash;  // of the line of the input; empty: not known
+        std::string hash;  // of the input line; empty: unknown
     };
     // The row that answers this line of the input, if there is one.
     const Entry *find(int64_t line) const;
@@ -35,14 +35,14 @@ class WrittenRows {
     int64_t count() const { return static_cast<int64_t>(rows_.size()); }
     int64_t failed() const;
     bool in_order() const { return in_order_; }
-    uint64_t bytes() const { return bytes_; }    // of the lines that count; what is behind them goes
-    size_t vouched() const { return vouched_; }  // by the first records of the manifest
-    // Records for lines that no manifest vouched for; without the hash of their row.
+    uint64_t bytes() const { return bytes_; }    // of the lines that count; the rest is cut off
+    size_t vouched() const { return vouched_; }  // number of lines that the manifest vouches for
+    // New records for lines that count by `force`; they lack the hash of their row.
     const std::vector<ManifestRow> &adopted() const { return adopted_; }
 
-    // Reads a file from its beginning. The lines that the manifest vouches for count. Throws InputError when
-    // a line is another than the manifest says, when there is something behind the last that `batch` cannot
-    // have left there, and when there is no manifest. With `force`, all lines of answers count.
+    // Reads a file from its beginning. The lines that the manifest vouches for count. Throws InputError if a
+    // line differs from its record, if the rest cannot be what a crash of `batch` leaves, and if a file with
+    // lines has no manifest. With `force`, all lines that are answers count.
     static WrittenRows recover(int fd, const std::string &name, const BatchManifest &manifest, bool force);
 
   private:
@@ -58,25 +58,25 @@ class WrittenRows {
 class BatchOutput {
   public:
     struct Options {
-        bool resume = false;     // go on with what an earlier run has written,
-        bool force = false;      // even if settings or rows are others now
+        bool resume = false;     // continue what an earlier run has written,
+        bool force = false;      // even if settings or rows have changed
         bool overwrite = false;  // or empty the file, whatever it holds
         bool ordered = true;
     };
     // path: a file, or nullopt for standard output. Throws UsageError when it cannot be opened, is being
-    // written by another process or holds something that is neither to be continued nor overwritten. Nothing
-    // is changed yet.
+    // written by another process, or holds data that these options neither continue nor overwrite. Changes no
+    // content yet.
     BatchOutput(const std::optional<std::string> &path, const Options &options);
 
     const WrittenRows &before() const { return before_; }
-    // A setting that the earlier run had.
+    // A setting of the earlier run, if its answers are kept.
     std::optional<std::string> earlier(const std::string &setting) const;
-    // Makes the file ready: empties it, or repairs it. Throws UsageError when the earlier run had other
-    // settings, naming them, OutputError.
+    // Prepares the file: empties it, or cuts off an incomplete end. Throws OutputError, and UsageError that
+    // names the settings if those of the earlier run differ.
     void begin(const BatchSettings &settings);
 
-    // Whether the earlier run has answered this row; `content`: the line of the input. Throws UsageError and
-    // InputError when it cannot have been this row.
+    // Whether the earlier run has answered this row; `content`: the input line. Throws UsageError or InputError
+    // if the output was written for other rows.
     bool answered(const RowIdentity &row, std::string_view content) const;
     // Announces the next row in the order of the input; returns its place.
     uint64_t reserve(const RowIdentity &row, std::string_view content);
@@ -106,7 +106,7 @@ class BatchOutput {
     WrittenRows before_;
     uint64_t places_ = 0, next_ = 0;
     std::map<uint64_t, std::string> held_;
-    std::map<uint64_t, ManifestRow> open_;  // by place: what the manifest is to say
+    std::map<uint64_t, ManifestRow> open_;  // by place: records of lines that are not written yet
     int64_t written_ = 0;
     uint64_t size_ = 0;  // of a regular file, up to its last whole line
     std::chrono::steady_clock::time_point synced_ = std::chrono::steady_clock::now();

@@ -1,4 +1,4 @@
-// What `runnel batch` tells when it ends.
+// The statistics and notes at the end of `runnel batch`.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@ namespace runnel::commands {
 
 struct BatchTotals {
     uint64_t seed;
-    int64_t rows, written, kept, errors;  // seen; written now, and before; with errors
+    int64_t rows, written, kept, errors;  // read; written now, and before; with errors
     int64_t forgotten;                    // tokens
     double seconds;
     bool drafts;
 };
 
-// --stats and notes.
+// Writes the statistics and notes.
 void report_batch(const BatchOptions &options, const BatchTotals &totals, decode::Engine &engine,
                   const completion::CompletionQueue &queue, Io &io);
 

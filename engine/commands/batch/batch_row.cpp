@@ -25,7 +25,7 @@ bool is_known(std::string_view key, std::span<const std::string> known) {
 
 const std::vector<std::string> kEnvelope = {"id", "custom_id", "method", "url", "body"};
 
-// Keys of `object` that are in none of these lists. Throws BodyError for one that looks like a slip.
+// Adds the keys of `object` that are not known to `unknown`. Throws BodyError for a likely typing error.
 void note_unknown(const Json &object, std::span<const std::string> known, std::vector<std::string> &unknown) {
     std::vector<std::string> candidates(known.begin(), known.end());
     for (const decode::SamplingSetting &setting : decode::sampling_settings())

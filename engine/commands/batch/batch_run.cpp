@@ -18,10 +18,10 @@ using decode::StopRequest;
 
 namespace {
 
-// Finished lines that wait for one in front of them, per sequence in flight: beyond that no more is read.
+// Finished lines that may wait for an earlier one, per sequence in flight; beyond that no rows are read.
 constexpr size_t kHeldPerSequence = 64;
 
-// Without --seed, a run that goes on with another draws as that did.
+// Without --seed, a resumed run uses the seed of the earlier one.
 decode::SamplingOptions sampling_of(const BatchOptions &options, const BatchOutput &output) {
     GenerationFlags flags = options.generation;
     if (const auto seed = flags.seed ? std::nullopt : output.earlier(kSeedSetting)) {
@@ -58,13 +58,13 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
 int BatchRun::loop() {
     try {
         answer_all();
-    } catch (const kernels::BackendError &) {  // a GPU that was lost: what is written stays
+    } catch (const kernels::BackendError &) {  // a lost GPU: what is written stays
         output_.close();
         note_stop();
         throw;
     } catch (const ClosedPipe &) {
         throw OutputError(output_.name() + " was closed after " + std::to_string(output_.written()) +
-                          " rows: the other answers are not delivered");
+                          " rows: the other answers are not written");
     }
     output_.close();
     const bool finished = ended_ && queue_.unfinished() == 0;
@@ -100,21 +100,21 @@ void BatchRun::answer_all() {
     }
 }
 
-// Every row that was taken has its line in the output or, after a stop, is known to be unanswered.
+// Throws unless every row that was taken has its line in the output or, after a stop, still waits for it.
 void BatchRun::expect_every_row(bool finished) const {
     const uint64_t open = finished ? 0 : waiting_.size() + output_.held();
     if (output_.missing() != open)
         throw OutputError(std::to_string(output_.missing() - open) + " of " + std::to_string(input_.rows()) +
-                          " rows were taken and not written: this is a bug of runnel, the output is not "
+                          " rows were read and not written: this is a bug in runnel, the output is not "
                           "complete");
 }
 
-// As many as keep the queue supplied; waits for input only when there is nothing else to do.
+// Reads enough rows to keep the queue supplied; waits for input only if there is nothing else to do.
 void BatchRun::read_rows() {
     const size_t parallel = static_cast<size_t>(options_.parallel);
     while (!ended_ && !stop_.requested() && queue_.unfinished() < 2 * parallel &&
            output_.held() < kHeldPerSequence * parallel) {
-        constexpr int kPatience = 100;  // milliseconds, then the stop request is looked at again
+        constexpr int kPatience = 100;  // milliseconds between checks for a stop request
         BatchInput::Next next = input_.next(queue_.unfinished() == 0 ? kPatience : 0, output_);
         using State = BatchInput::Next::State;
         ended_ = next.state == State::End;
@@ -143,7 +143,7 @@ void BatchRun::take(const BatchInput::Next &next) {
 Request BatchRun::request_of(const Row &row) {
     const completion::Body &body = row.body;
     if (body.prompt && body.prompt->empty()) throw InputError("the prompt is empty");
-    // Rows that name no seed share one, and are to differ nevertheless.
+    // Rows without a seed share the run's; the line number as the stream makes their draws differ.
     Request request{.input = completion::RawText{body.prompt.value_or("")},
                     .sampling = sampling_,
                     .stream = body.seed ? 0 : static_cast<uint32_t>(row.identity.line),
@@ -189,7 +189,7 @@ void BatchRun::fail(const RowIdentity &row, uint64_t place, uint64_t bytes, cons
 
 void BatchRun::note_stop() {
     io_.note("stopped after " + std::to_string(output_.written() + input_.kept()) + " rows" +
-             (options_.output ? ": go on with --resume" : ""));
+             (options_.output ? ": continue with --resume" : ""));
 }
 
 double BatchRun::seconds() const {

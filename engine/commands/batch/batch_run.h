@@ -1,4 +1,4 @@
-// `runnel batch` at work: rows go into a completion queue, answers come out and are written.
+// The loop of `runnel batch`: submits rows to a completion queue and writes the answers.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@ namespace runnel::commands {
 
 class BatchRun {
   public:
-    // All are kept.
+    // Keeps all references.
     BatchRun(const BatchOptions &options, decode::Engine &engine, BatchInput &input, BatchOutput &output,
              decode::StopRequest &stop, Io &io);
 
@@ -32,7 +32,7 @@ class BatchRun {
     struct Waiting {
         RowIdentity row;
         uint64_t place;  // in the output
-        uint64_t bytes;  // of its line
+        uint64_t bytes;  // size of its line
         AnswerText text;
         std::string answer = {};
     };
@@ -64,7 +64,7 @@ class BatchRun {
     completion::CompletionQueue queue_;
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     std::map<completion::RequestId, Waiting> waiting_;
-    bool noted_ = false;  // that the conversation's shape is a guess
+    bool noted_ = false;  // format_.note() was shown
     bool ended_ = false;  // the input
     uint64_t answered_bytes_ = 0;
     int64_t errors_, forgotten_ = 0;

@@ -1,4 +1,4 @@
-// What decides the text of a batch's answers beside the rows, for the manifest of its output.
+// The settings that, with the rows, determine the text of a batch's answers; for the manifest of its output.
 #pragma once
 
 #include <optional>
@@ -13,9 +13,9 @@ namespace runnel::commands {
 
 inline constexpr const char *kSeedSetting = "--seed";
 
-// How rows are divided and computed together (--parallel, -b, -t, --unordered) is no part of it: it changes no
-// byte. Neither are drafts, unless the rule is rejection. Of texts and files the hash is kept. Throws what
-// reading the files throws.
+// Leaves out --parallel, -b, -t and --unordered, which change no byte of an answer, and drafts unless the rule is
+// rejection. The value of a text or a file is its hash. Throws what reading the
+// files throws.
 BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine,
                              const decode::SamplingOptions &sampling, const std::string &system,
                              const std::optional<grammar::Source> &constraint);

@@ -64,7 +64,7 @@ struct Row {
 };
 
 // What the device's memory and tensor cores give, measured on it. Of a GPU once, before the model takes its
-// memory: nobody shares it; of the CPU around every test.
+// memory, when nothing else uses it; of the CPU around every test.
 class Limits {
   public:
     Limits(const decode::DeviceChoice &choice, int threads) {

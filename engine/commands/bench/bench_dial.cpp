@@ -81,7 +81,7 @@ std::vector<TokenId> ForcedModel::made_up(int32_t count) {
 
 namespace {
 
-// An engine's sampler never gives ids that stand for no token; these options do the same.
+// The options of the engine's sampler, which exclude the ids that are no tokens.
 decode::SamplingOptions options_of(const decode::Engine &engine, const decode::SamplingOptions &how) {
     return engine.sampler(how).options();
 }
@@ -105,7 +105,7 @@ void TimedAnswer::step(PassTimes &times) {
     const auto start = Clock::now();
     if (!queue_.step(&stop_)) throw Interrupted{};
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    bool first = true;  // tokens that come without a pass of their own take no time
+    bool first = true;  // further tokens of the same pass take no time
     for (const completion::Event &event : queue_.events()) {
         if (const auto *done = std::get_if<completion::Done>(&event)) expect_answer(*done);
         const auto *piece = std::get_if<completion::Piece>(&event);

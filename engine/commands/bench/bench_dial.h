@@ -64,7 +64,7 @@ class PassTimes {
 // One answer in the making, pass by pass.
 class TimedAnswer {
   public:
-    // The first token is there then. All are kept, but for the prompt; without `speculators`, nothing is
+    // Computes the first token. Keeps all references, but not the prompt; without `speculators`, nothing is
     // drafted. Throws what CompletionQueue::step does, and Interrupted.
     TimedAnswer(decode::Executor &executor, decode::Engine &engine, const decode::SamplingOptions &how,
                 std::span<const text::TokenId> prompt, int32_t tokens, decode::MakeSpeculator speculators,
@@ -72,10 +72,10 @@ class TimedAnswer {
 
     // What so many tokens more take, or as many as there are left. Throws Interrupted.
     PassTimes advance(int32_t tokens);
-    // So far; those included that advance() has not counted yet.
+    // All tokens so far, including those that advance() has not counted yet.
     const std::vector<text::TokenId> &tokens() const { return tokens_; }
     decode::SpeculationCounts speculation() const { return queue_.speculation(); }
-    // Null when the answer is over.
+    // Null when the answer has ended.
     const decode::Sequence *sequence() const { return queue_.sequence(id_); }
 
   private:

@@ -17,7 +17,7 @@ Command chat_command() {
         .summary = "talk to a model in the terminal",
         .description =
             "A conversation with a model. Ctrl-C stops the answer, Ctrl-D leaves, /help "
-            "lists the commands. What was typed is remembered for later chats, unless RUNNEL_NO_HISTORY is "
+            "lists the commands. Later chats remember the lines typed here, unless RUNNEL_NO_HISTORY is "
             "1. Without a terminal, every line of standard input is a "
             "message.",
         .examples = {"chat model.gguf", "chat model.gguf -sys \"Answer in one sentence.\" --temp 0.5",

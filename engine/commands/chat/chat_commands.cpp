@@ -19,17 +19,17 @@ std::span<const Chat::Command> Chat::commands() {
         {"/exit", "", "leave (also /bye, Ctrl-D)", &Chat::leave},
         {"/clear", "", "forget the conversation (also /reset)", &Chat::clear},
         {"/regen", "", "another answer to your last message", &Chat::regenerate},
-        {"/undo", "", "take your last message and its answer back", &Chat::undo},
+        {"/undo", "", "remove your last message and its answer", &Chat::undo},
         {"/edit", "[TEXT]", "change your last message and ask again", &Chat::edit},
         {"/system", "[TEXT]", "show or set the system prompt; \"\" for none", &Chat::system},
         {"/set", "[NAME N]", "change a setting: /set temp 0.5", &Chat::change_setting},
-        {"/format", "[WHAT]", "json, a schema's file, or text: what answers may be", &Chat::format},
+        {"/format", "[WHAT]", "constrain answers: json, a schema file, or text for none", &Chat::format},
         {"/think", "[HOW]", "on, off, low, medium, high or auto: how the model reasons", &Chat::think},
         {"/show", "", "settings, and how full the context is", &Chat::show_state},
         {"/read", "FILE", "a message from a file", &Chat::read},
         {"/save", "FILE", "save the conversation as JSON", &Chat::save},
-        {"/load", "FILE", "go on with a saved conversation", &Chat::load},
-        {"/stats", "", "numbers of the last answer", &Chat::stats},
+        {"/load", "FILE", "continue a saved conversation", &Chat::load},
+        {"/stats", "", "statistics of the last answer", &Chat::stats},
     };
     return kCommands;
 }

@@ -29,7 +29,7 @@ Chat::Chat(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<d
       transcript_{system_prompt(options.system, options.system_file, io.in), {}} {}
 
 int Chat::loop() {
-    // Between answer and line, Ctrl-C has nothing to stop; that is no reason to leave.
+    // Between an answer and the next prompt, Ctrl-C must not end the program.
     if (terminal_) signal(SIGINT, [](int) {});
     greet();
     lines_ = terminal_ ? make_terminal_lines(history_path()) : make_plain_lines(io_.in);
@@ -81,7 +81,7 @@ void Chat::obey(const std::string &line) {
     remember_failure(exit_code::kUsage);
 }
 
-// At a terminal, what a person asked for and cannot have is a line, and the chat goes on.
+// Reports an error of a command in one line; the chat continues.
 template <class Work>
 void Chat::attempt(Work work) {
     const auto say = [&](const std::exception &error, int code) {
@@ -113,7 +113,7 @@ void Chat::answer_to(const std::string &message) {
     answer();
 }
 
-// The last message is the user's; what cannot be answered is forgotten.
+// Answers the last message, which is the user's, and removes it if it has no answer.
 void Chat::answer() {
     try {
         text::Message answer =
@@ -130,7 +130,7 @@ void Chat::answer() {
         return;
     }
     if (!model_.interrupted() || terminal_) return;
-    over_ = true;  // nobody is there to go on
+    over_ = true;  // without a terminal, an interrupt ends the chat
     code_ = exit_code::kInterrupted;
 }
 

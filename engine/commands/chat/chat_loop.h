@@ -16,7 +16,7 @@ namespace runnel::commands {
 
 class Chat {
   public:
-    // All are kept.
+    // Keeps all references.
     Chat(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
          Io &io);
 
@@ -35,7 +35,7 @@ class Chat {
     void obey(const std::string &line);
     template <class Work>
     void attempt(Work work);
-    // A script learns at the end that one of its commands failed; a person has read it.
+    // Without a terminal, the exit code is that of the first command that fails.
     void remember_failure(int code);
     bool agrees(const std::string &question);
     void answer_to(const std::string &message);

@@ -92,7 +92,7 @@ text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_r
                 queue_.end_all(finish_reason(stop));
                 take_events();
             }
-        } catch (...) {  // the chat may go on
+        } catch (...) {  // the chat may continue
             queue_.cancel(id);
             throw;
         }

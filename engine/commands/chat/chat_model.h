@@ -1,4 +1,4 @@
-// The model's side of a chat: answers to a conversation, whose sequence stays between the turns.
+// The model's side of a chat: answers a conversation and keeps its sequence between the turns.
 #pragma once
 
 #include <cstdint>
@@ -18,26 +18,25 @@ namespace runnel::commands {
 
 class ChatModel {
   public:
-    // All are kept.
+    // Keeps all references.
     ChatModel(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
               Io &io);
 
-    // Answers the conversation, whose last message is the user's. Old turns that the context has no room for
-    // are taken out of it. Pieces go to stdout as they come; `color`, `shows_reasoning`: chat_view.h. Throws
-    // DecodeError: BadInput for a conversation that cannot be answered.
+    // Answers the conversation, whose last message is the user's. Removes old turns for which the context has
+    // no room. Pieces go to stdout as they come; `color`, `shows_reasoning`: chat_view.h. Throws DecodeError:
+    // BadInput for a conversation that cannot be answered.
     text::Message answer(Transcript &transcript, bool color, bool shows_reasoning, bool is_terminal);
     // The next answer draws other tokens for the same conversation.
     void vary() { ++stream_; }
 
     GenerationFlags &settings() { return settings_; }
-    // Takes changed settings over. Throws UsageError.
+    // Applies changes of settings(). Throws UsageError.
     void apply_settings();
-    // Tokens of the conversation as the next prompt has it.
+    // Number of tokens of the conversation in the next prompt.
     size_t tokens_of(const Transcript &transcript) const;
     const completion::PromptFormat &format() const { return format_; }
-    // Of the answers from now on. Throws std::invalid_argument if the template cannot do that.
+    // For all later answers. Throws std::invalid_argument if the template does not support it.
     void set_thinking(text::Thinking thinking) { format_.set_thinking(thinking); }
-    int32_t context() const { return engine_.executor().context(); }
 
     // Of the last answer.
     const std::optional<Report> &report() const { return report_; }

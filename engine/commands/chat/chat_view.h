@@ -1,5 +1,5 @@
-// How a chat shows an answer on its way out: in color, reasoning dimmed, or between its marks where there is
-// no color.
+// Shows an answer of a chat piece by piece: in color with dimmed reasoning, or without color and with reasoning
+// between its marks.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@ namespace runnel::commands {
 
 class ChatView {
   public:
-    // All are kept. Colors end with it, also when the answer ends with an error.
+    // Keeps both references. The destructor ends the colors, also after an error.
     ChatView(Output &out, bool colors, bool shows_reasoning, const completion::PromptFormat &format)
         : out_(out), colors_(colors), shows_reasoning_(shows_reasoning), format_(format) {
         if (!colors_) return;
@@ -35,7 +35,7 @@ class ChatView {
     Output &out_;
     bool colors_, shows_reasoning_;
     const completion::PromptFormat &format_;
-    std::optional<ColorScope> guard_;  // a signal leaves no color behind, either
+    std::optional<ColorScope> guard_;  // ends the colors on a signal
     bool inside_ = false;
 };
 

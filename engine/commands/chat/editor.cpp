@@ -15,7 +15,17 @@
 namespace runnel::commands {
 namespace {
 
-// A file of its own that is gone at the end.
+bool write_all(int fd, std::string_view bytes) {
+    while (!bytes.empty()) {
+        const ssize_t n = write(fd, bytes.data(), bytes.size());
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        bytes.remove_prefix(static_cast<size_t>(n));
+    }
+    return true;
+}
+
+// A temporary file; the destructor removes it.
 class ScratchFile {
   public:
     ScratchFile() : path_((std::filesystem::temp_directory_path() / "runnel-XXXXXX.txt").string()) {
@@ -28,15 +38,7 @@ class ScratchFile {
     }
     ScratchFile(const ScratchFile &) = delete;
     ScratchFile &operator=(const ScratchFile &) = delete;
-    bool write(std::string_view text) const {
-        while (fd_ >= 0 && !text.empty()) {
-            const ssize_t n = ::write(fd_, text.data(), text.size());
-            if (n < 0 && errno == EINTR) continue;
-            if (n <= 0) return false;
-            text.remove_prefix(static_cast<size_t>(n));
-        }
-        return fd_ >= 0;
-    }
+    bool write(std::string_view text) const { return fd_ >= 0 && write_all(fd_, text); }
     const std::string &path() const { return path_; }
 
   private:
@@ -50,7 +52,7 @@ const char *editor() {
     return "vi";
 }
 
-// $EDITOR may be a command with options, so a shell reads it; the file is an argument, never part of it.
+// A shell parses $EDITOR, which may have options. The path is an argument, never part of the command.
 bool run_editor(const std::string &path) {
     const std::string command = std::string(editor()) + " \"$1\"";
     const pid_t child = fork();
@@ -69,7 +71,7 @@ bool run_editor(const std::string &path) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// The descriptors of this process to the one that starts editors; -1: there is none.
+// This process's pipe ends to the helper process that starts editors; -1: there is none.
 struct Helper {
     int ask = -1, answer = -1;
 };
@@ -86,17 +88,7 @@ bool read_byte(int fd, char &byte) {
     return n == 1;
 }
 
-bool write_all(int fd, std::string_view bytes) {
-    while (!bytes.empty()) {
-        const ssize_t n = write(fd, bytes.data(), bytes.size());
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        bytes.remove_prefix(static_cast<size_t>(n));
-    }
-    return true;
-}
-
-// Paths come in, each with a zero behind it; a byte goes out when the editor is done. Until the chat is over.
+// Reads paths that end with a zero byte, runs the editor for each and answers with a byte, until the chat ends.
 [[noreturn]] void serve(int asked, int answers) {
     signal(SIGINT, SIG_IGN);  // keys are meant for the chat, or for the editor
     signal(SIGQUIT, SIG_IGN);

@@ -1,4 +1,4 @@
-// $VISUAL or $EDITOR for a text of a chat.
+// Edits a text of a chat with $VISUAL or $EDITOR.
 #pragma once
 
 #include <optional>
@@ -6,13 +6,13 @@
 
 namespace runnel::commands {
 
-// Forks a process that starts the editors of this one from now on: a confined process can start none itself
-// (sandbox/). It ends when this one does. Precondition: no other thread runs. Where it cannot be forked, editors
-// are started directly.
+// Forks a helper process that starts the editors from now on, because a confined process cannot (sandbox/). The
+// helper ends with this process. Precondition: no other thread runs. If the fork fails, editors are started
+// directly.
 void start_editor_helper();
 
-// The text as it is after $VISUAL, $EDITOR or vi had it, without line ends at its end; nullopt when there is
-// no such program, it failed, or the file could not be written or read (then stderr has its own words).
+// The text as edited with $VISUAL, $EDITOR or vi, without trailing line ends; nullopt if there is no such
+// program, it fails, or the file cannot be written or read. Writes no message of its own.
 std::optional<std::string> edit_in_editor(const std::string &text);
 
 }  // namespace runnel::commands

@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using OwnedHistory = std::unique_ptr<History, void (*)(History *)>;
 
-// Opened and locked; -1 when there is no such file. O_NONBLOCK: a named pipe must not hold up the chat.
+// Opens or creates the file and locks it; -1 on failure. O_NONBLOCK: a named pipe must not block the chat.
 Descriptor open_locked(const fs::path &path) {
     constexpr int kTries = 100;
     for (int i = 0; i < kTries && !path.empty(); ++i) {
@@ -35,7 +35,7 @@ Descriptor open_locked(const fs::path &path) {
         }, named{};
         if (file.get() < 0 || fstat(file.get(), &opened) != 0 || !S_ISREG(opened.st_mode)) break;
         if (flock(file.get(), LOCK_EX) != 0) break;
-        // Another chat may have written it anew while this one waited.
+        // Another chat may have replaced the file while this one waited for the lock.
         if (stat(path.c_str(), &named) != 0 || named.st_ino != opened.st_ino || named.st_dev != opened.st_dev)
             continue;
         fchmod(file.get(), 0600);
@@ -44,8 +44,8 @@ Descriptor open_locked(const fs::path &path) {
     return Descriptor(-1, false);
 }
 
-// As libedit writes it: a first line that names the format, then a line for each. Empty when that fails.
-// (libedit sets the mode of what it writes to: a stream in memory, which has none, will not do.)
+// The history as libedit saves it: a line that names the format, then a line per entry. Empty on failure.
+// (libedit sets the mode of the file that it writes to, so a stream in memory is not enough.)
 std::string written(History *history) {
     const int fd = memfd_create("history", MFD_CLOEXEC);
     const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(fd < 0 ? nullptr : fdopen(fd, "w+"),
@@ -100,7 +100,7 @@ void HistoryFile::load(History *history, int most) const {
         anew.write(std::as_bytes(std::span(newest)));
         anew.commit();
     } catch (const gguf::WriteError &) {
-        // It stays as long as it is.
+        // The file keeps its length.
     }
 }
 

@@ -1,5 +1,5 @@
-// The lines of earlier chats in a file that any number of chats add to: under a lock, a line at a time, so that
-// none takes the lines of another away.
+// The lines typed in earlier chats, in a file to which concurrent chats append: line by line and under a lock, so
+// that no chat loses the lines of another.
 #pragma once
 
 #include <histedit.h>
@@ -9,17 +9,17 @@
 
 namespace runnel::commands {
 
-// $XDG_STATE_HOME/runnel/history, by default ~/.local/state/runnel/history; its folder is made if need be.
-// Empty when there is no such place, and with RUNNEL_NO_HISTORY=1 in the environment.
+// $XDG_STATE_HOME/runnel/history, by default ~/.local/state/runnel/history; creates the folder if needed.
+// Empty without both $XDG_STATE_HOME and $HOME, and with RUNNEL_NO_HISTORY=1 in the environment.
 std::filesystem::path history_path();
 
 class HistoryFile {
   public:
-    // In libedit's format, for its owner alone. What is no regular file, or cannot be opened, is left alone:
-    // then nothing is remembered, and that is no reason to stop. Empty: the same.
+    // A file in libedit's format, mode 0600. If the path is empty, cannot be opened or is not a regular file,
+    // nothing is remembered; that is not an error.
     explicit HistoryFile(std::filesystem::path path) : path_(std::move(path)) {}
 
-    // Reads the newest `most` lines. A file of more than twice as many is written anew with those.
+    // Reads the newest `most` lines. A file with more than twice as many is rewritten with those.
     void load(History *history, int most) const;
     // Adds a line.
     void append(const std::string &line) const;

@@ -93,7 +93,7 @@ class TerminalLines final : public LineSource {
         return Event::Line;
     }
 
-    // Saved at once: a program that is killed forgets nothing.
+    // Saved at once, so that a killed program loses nothing.
     void remember(const std::string &line) override {
         HistEvent event;
         if (line.empty()) return;
@@ -111,8 +111,8 @@ class TerminalLines final : public LineSource {
     // of its lines would be a message.)
     static unsigned char insert_paste(EditLine *e) {
         constexpr std::wstring_view kEnd = L"\x1b[201~";
-        constexpr wchar_t kCtrlC =
-            3;  // no terminal pastes it: the end mark is missing, and the line is given up
+        // Terminals do not paste this byte: the end mark was lost, so the line is given up.
+        constexpr wchar_t kCtrlC = 3;
         std::wstring text;
         for (wchar_t c = 0; !text.ends_with(kEnd); text.push_back(c)) {
             if (el_wgetc(e, &c) != 1) return CC_EOF;

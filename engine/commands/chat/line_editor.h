@@ -14,7 +14,7 @@ class LineSource {
     virtual ~LineSource() = default;
     // The next line, without its line end.
     virtual Event read(const std::string &prompt, std::string &line) = 0;
-    // Adds a line to what the arrow keys show, now and in later chats.
+    // Adds a line to the history, for this chat and later ones.
     virtual void remember(const std::string &) {}
     // The next line is here already: reading it does not wait.
     virtual bool has_line() const { return false; }

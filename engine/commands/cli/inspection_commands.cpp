@@ -59,7 +59,8 @@ Command inspect_command() {
     table.flag("--supported", o->supported,
                "without MODEL: the supported families and formats, and how they were checked");
     auto other = std::make_shared<std::string>();
-    table.text("--diff", *other, "differences to this file: metadata, types, values").takes("FILE");
+    table.text("--diff", *other, "differences from MODEL to this file: metadata, types, values")
+        .takes("FILE");
     table.in_group(Group::Context);
     table.number("-c,--ctx-size", o->context, whole_numbers(0, 1 << 30),
                  "context of the memory plan; 0: the model's own");

@@ -258,7 +258,7 @@ void add_template_options(OptionTable &table, TemplateFlags &o, std::optional<bo
              {"high", Thinking::High},
              {"true", Thinking::On},
              {"false", Thinking::Off}},
-            "how the model reasons before it answers, if its template can say so: on, off, low, medium or "
+            "how the model reasons before it answers, if its template supports it: on, off, low, medium or "
             "high")
         .takes("HOW")
         .or_alone("on");
@@ -266,11 +266,11 @@ void add_template_options(OptionTable &table, TemplateFlags &o, std::optional<bo
         .takes("FILE")
         .rare();
     table.in_group(Group::Output);
-    table.add("--show-thinking", "", "the model's reasoning on stdout, too",
+    table.add("--show-thinking", "", "print the model's reasoning on stdout, too",
               [&show_thinking](const std::string &text) { show_thinking = truth(text); });
     table
         .add("--hide-thinking,--hidethinking", "",
-             "no reasoning on stdout: the default but for a chat in a terminal",
+             "print no reasoning on stdout: the default except for a chat in a terminal",
              [&show_thinking](const std::string &text) { show_thinking = !truth(text); })
         .rare();
 }

@@ -25,7 +25,7 @@ using quantize::ImportanceStatistics;
 using quantize::ImportanceSums;
 using namespace std::chrono_literals;
 
-// Experts that met fewer rows than this have no importance to speak of.
+// Experts with fewer rows than this have no reliable importance.
 constexpr int64_t kFewRows = 16;
 
 // "imatrix [####------]  40%  4 of 10 chunks  21 s left", at most five times a second.
@@ -70,11 +70,11 @@ void check(const ImatrixOptions &o) {
     if (o.chunks == 0) throw UsageError("--chunks: at least 1, or -1 for all");
 }
 
-// The chunks, one behind the other, each with the token that the model begins texts with in front.
+// The chunks, concatenated. BOS replaces the first token of each if the tokenizer adds it.
 std::vector<text::TokenId> chunks_of(const ImatrixOptions &options, const text::Tokenizer &tokenizer,
                                      const decode::StopRequest &stop, Io &io) {
     std::string text = read_all(options.text, io.in, &stop);
-    if (text.ends_with('\n')) text.pop_back();  // as llama.cpp reads prompts from files
+    if (text.ends_with('\n')) text.pop_back();  // llama.cpp also drops it from prompt files
     std::vector<text::TokenId> tokens = tokenizer.encode(text);
     const auto size = static_cast<size_t>(options.chunk_size);
     size_t chunks = tokens.size() / size;
@@ -99,7 +99,7 @@ void measure(const ImatrixOptions &options, const decode::StopRequest &stop, Io 
     ImportanceSums own;
     own.chunk_size = options.chunk_size;
     own.datasets = {options.text == "-" ? "stdin" : options.text};
-    // Matrices that a family computes are in no file.
+    // Matrices that a model family computes are not in the file.
     const auto sink = [&](std::string_view tensor, int64_t matrix, int64_t matrices,
                           std::span<const float> input) {
         if (file.find_tensor(tensor)) own.add(tensor, matrix, matrices, input);
@@ -115,7 +115,7 @@ void measure(const ImatrixOptions &options, const decode::StopRequest &stop, Io 
     sums.merge(own);
 }
 
-// One line about experts that the text hardly reaches.
+// Notes in one line how many experts the text hardly reaches.
 void warn_of_experts(const ImportanceSums &sums, Io &io) {
     size_t unmet = 0, few = 0;
     for (const auto &[name, entry] : sums.entries)
@@ -124,9 +124,8 @@ void warn_of_experts(const ImportanceSums &sums, Io &io) {
             few += count > 0 && count < kFewRows;
         }
     if (unmet + few > 0)
-        io.note("of the experts' matrices, " + std::to_string(unmet) + " met no token and " +
-                std::to_string(few) + " fewer than " + std::to_string(kFewRows) +
-                ": a longer or more varied text would reach them");
+        io.note("matrices of experts: " + std::to_string(unmet) + " without a token, " + std::to_string(few) +
+                " with fewer than " + std::to_string(kFewRows) + ": use a longer or more varied text");
 }
 
 std::string table(const ImportanceSums &sums) {

@@ -14,7 +14,7 @@ struct ImatrixOptions {
     std::vector<std::string> merged;  // files whose sums are added
     std::string shown;                // a file whose statistics are printed, without a model
     int32_t chunk_size = 512;         // tokens
-    int64_t chunks = -1;              // at most so many; -1: all
+    int64_t chunks = -1;              // number of chunks to use; -1: all
     bool with_output = false;         // also the output matrix
     bool json = false;
     int threads = 0;  // 0: the physical cores

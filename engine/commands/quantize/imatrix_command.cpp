@@ -22,9 +22,9 @@ Command imatrix_command() {
     OptionTable &table = command.options;
     table.in_group(Group::Prompt);
     table.text("-f,--file", o->text, "the text; -: standard input").takes("FILE");
-    table.number("-c,--ctx-size", o->chunk_size, whole_numbers(16, 1 << 20), "tokens of a chunk");
+    table.number("-c,--ctx-size", o->chunk_size, whole_numbers(16, 1 << 20), "tokens per chunk");
     table
-        .add("--chunks", "N", "only so many chunks; -1: all",
+        .add("--chunks", "N", "number of chunks to use; -1: all",
              [o = o.get()](const std::string &text) {
                  o->chunks = static_cast<int64_t>(number_in(whole_numbers(-1), text));
              })
@@ -32,9 +32,9 @@ Command imatrix_command() {
     table.flag("--process-output", o->with_output, "also the output matrix");
     table.in_group(Group::Output);
     table.text("-o,--output", o->output, "the file to write").takes("FILE");
-    table.list("--merge,--in-file", o->merged, "add the sums of such a file; may be given several times")
+    table.list("--merge,--in-file", o->merged, "add the sums of an importance matrix; repeatable")
         .takes("FILE");
-    table.text("--show", o->shown, "print the statistics of such a file, without a model").takes("FILE");
+    table.text("--show", o->shown, "print the statistics of an importance matrix").takes("FILE");
     table.flag("--json", o->json, "with --show: as JSON");
     table.in_group(Group::Device);
     table.number("-t,--threads", o->threads, whole_numbers(0, 4096), "CPU threads; 0: the physical cores");

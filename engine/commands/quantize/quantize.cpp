@@ -1,4 +1,4 @@
-// (GCC 12 takes <regex> with the sanitizers for uninitialized: PR 105562.)
+// (With the sanitizers, GCC 12 falsely reports <regex> as uninitialized: PR 105562.)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include "engine/commands/quantize/quantize.h"
 

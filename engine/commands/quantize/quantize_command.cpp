@@ -40,7 +40,7 @@ Command quantize_command() {
         {{"standard", quantize::Method::Standard}, {"search", quantize::Method::Search}},
         "standard: llama.cpp's bytes; search: our own search for Q2_K to Q6_K and IQ4, without --imatrix");
     table.numbers("--prune-layers", o->pruned, whole_numbers(0, 1 << 20),
-                  "leave these layers out, from 0; those behind them move up");
+                  "omit these layers, numbered from 0; later ones move up");
     table.flag("--dry-run", o->dry_run, "print the types and sizes, write nothing");
     table.flag("--json", o->json, "with --dry-run: as JSON");
     table.flag("--overwrite", o->overwrite, "replace OUT if it exists");

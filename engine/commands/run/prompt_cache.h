@@ -1,4 +1,4 @@
-// --prompt-cache: what an earlier run computed of this prompt, and what this one leaves for the next.
+// --prompt-cache: loads the prompt that an earlier run computed, and saves this run's prompt for the next.
 #pragma once
 
 #include <optional>
@@ -15,12 +15,12 @@ namespace runnel::commands {
 
 class PromptCache {
   public:
-    // Loads the file, if there is a path. All are kept. Throws UsageError for a file that is something else.
+    // Loads the file, if there is a path. Keeps all references. Throws UsageError for another kind of file.
     PromptCache(const std::optional<std::string> &path, const ModelOptions &options, decode::Engine &engine,
                 Io &io);
 
-    // Saves the prompt, which is the first `prompt_tokens` of the sequence, unless the file holds just that.
-    // A file that cannot be written is no reason not to answer. Does nothing the second time.
+    // Saves the prompt, which is the first `prompt_tokens` of the sequence, unless the file has it already.
+    // If the file cannot be written, that is only noted. A second call does nothing.
     void keep(const decode::Sequence *sequence, size_t prompt_tokens);
 
   private:

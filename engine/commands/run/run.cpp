@@ -36,7 +36,7 @@ std::string gather_prompt(const RunOptions &options, Io &io, const StopRequest &
     if (options.file) {
         more = without_last_newline(read_all(*options.file, io.in, &stop));
     } else if (!options.prompt || has_input(io.in)) {
-        // A pipe that nobody writes to or closes, inherited by accident, looks like a hang otherwise.
+        // Otherwise an inherited pipe that is never written to or closed looks like a hang.
         if (options.prompt && !input_ready(io.in, kPatience))
             io.note("waiting for the rest of the prompt on standard input (none is meant: add </dev/null)");
         more = without_last_newline(read_all("-", io.in, &stop));
@@ -76,7 +76,7 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
     return request;
 }
 
-// Sequences at a time, which share the prompt.
+// Number of concurrent sequences, which share the prompt.
 int32_t sequences_of(const RunOptions &options) {
     return std::max({options.samples, options.beams, options.verify_drafts ? 2 : 1});
 }
@@ -90,7 +90,7 @@ decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const
     return engine;
 }
 
-// Sends a request through a queue, and its events to where they belong.
+// Submits a request to a queue and passes its events to the output and the prompt cache.
 class Run {
   public:
     Run(const RunOptions &options, Engine &engine, completion::CompletionQueue &queue, PromptCache &cache,
@@ -109,7 +109,7 @@ class Run {
             take_events();
         }
     }
-    // The request without drafts.
+    // The answer without drafts (--spec-verify).
     const completion::Done &plain() const { return plain_; }
 
   private:
@@ -155,7 +155,7 @@ int run(const RunOptions &options, Io &io) {
     if (options.generation.deadline)
         deadline.emplace(stop, std::chrono::duration<double>(*options.generation.deadline));
 
-    sampling_options(options.generation);  // checks them before a model is loaded
+    sampling_options(options.generation);  // checks the options before the model is loaded
     check_draft_flags(options);
     const decode::EngineOptions engine_flags = engine_options_of(options, io, stop);
     note_inputs(

@@ -7,7 +7,7 @@
 namespace runnel::commands {
 namespace {
 
-// Of a beam, or the mean of a sample's tokens, the one that ended it included.
+// A beam's score, or a sample's mean log-probability over its tokens, including the one that ended it.
 double score(const completion::Done &done) {
     if (done.score != 0) return done.score;
     const size_t length = done.tokens.size() + (done.reason == completion::FinishReason::Stop ? 1 : 0);
@@ -35,7 +35,7 @@ RunOutput::Answer &RunOutput::answer(int32_t sample) {
     return answers_[static_cast<size_t>(sample)];
 }
 
-// Text to a terminal is made harmless; a pipe gets what the model said.
+// A terminal gets printable text; a pipe gets the text unchanged.
 void RunOutput::show(Answer &answer, const std::string &text) {
     if (streams_)
         io_.out.write(io_.out.is_terminal() ? text::printable_for_terminal(text) : text);
@@ -61,7 +61,7 @@ bool RunOutput::interrupted() const {
     });
 }
 
-// Of all answers: they share the prompt, and what came after it took as long as the longest.
+// All answers together. They share the prompt; the decode time is that of the slowest.
 Report RunOutput::summary(const decode::Engine &engine, uint64_t seed) const {
     Report all = report(options_.model.path, seed, engine, first());
     for (const Answer &answer : std::span(answers_).subspan(1)) {
@@ -127,7 +127,7 @@ void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     if (first().reason == completion::FinishReason::Length && !answers_.front().text.began() &&
         !answers_.front().text.reasoning().empty())
         io_.note(
-            "the answer did not begin: the model was still reasoning (-n, --think and the context bound it)");
+            "the answer did not begin: the model was still reasoning (raise -n or -c, or change --think)");
     write_stats(options_.stats, report, io_);
 }
 

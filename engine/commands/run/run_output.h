@@ -1,4 +1,4 @@
-// What `run` writes: one answer as it comes, or several when all are there, as text or as JSON.
+// The output of `run`: one answer as it is generated, or several at the end, as text or as JSON.
 #pragma once
 
 #include <string>
@@ -19,13 +19,13 @@ namespace runnel::commands {
 // best one.
 class RunOutput {
   public:
-    // All are kept. `prompt`: the text, for --echo.
+    // Keeps all references. `prompt`: the text, for --echo.
     RunOutput(const RunOptions &options, const completion::PromptFormat &format, const std::string &prompt,
               Io &io);
 
     void add(const completion::Piece &piece);
     void add(const completion::Done &done);
-    // All answers are done: writes what is left, then the statistics.
+    // After the last answer: writes the rest, then the statistics.
     void finish(decode::Engine &engine, uint64_t seed);
 
     bool interrupted() const;  // any of them
@@ -34,7 +34,7 @@ class RunOutput {
   private:
     struct Answer {
         AnswerText text;
-        std::string shown = {};  // where it is not streamed
+        std::string shown = {};  // the text, unless it is streamed
         completion::Done done = {};
     };
     Answer &answer(int32_t sample);

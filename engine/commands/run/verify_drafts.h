@@ -11,7 +11,7 @@
 
 namespace runnel::commands {
 
-// Throws UsageError for options of drafts that make no sense together.
+// Throws UsageError for contradictory draft options.
 void check_draft_flags(const RunOptions &options);
 // Throws DecodeError{OutOfMemory} where the cache does not hold the text twice.
 void expect_room_for_two(const decode::Executor &executor);
@@ -20,7 +20,7 @@ struct DraftComparison {
     std::string difference;  // empty: there is none
     size_t compared;         // tokens
 };
-// A request that was stopped is compared as far as both came.
+// If the request was stopped, only the tokens that both answers have are compared.
 DraftComparison compare_answers(const completion::Done &drafted, const completion::Done &plain, bool stopped,
                                 const text::Tokenizer &tokenizer);
 

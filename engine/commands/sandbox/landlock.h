@@ -26,7 +26,7 @@ inline uint64_t all_rights(int version) {
     return (uint64_t{1} << bits) - 1;
 }
 
-// 0 where the kernel has none, or it is switched off.
+// 0 if the kernel lacks Landlock or has it disabled.
 inline int version() {
     const long found = syscall(444, nullptr, size_t{0}, 1u);
     return found > 0 ? static_cast<int>(found) : 0;

@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace landlock;
 
-// What the program itself looks up: memory, CPUs and their limits, time zones.
+// Files that the program itself reads: memory, CPUs and their limits, time zones.
 constexpr const char *kSystemFiles[] = {"/proc/meminfo",       "/proc/cpuinfo",       "/proc/self/cgroup",
                                         "/proc/self/status",   "/proc/self/maps",     "/proc/self/mountinfo",
                                         "/sys/devices/system", "/sys/fs/cgroup",      "/sys/kernel/mm",
@@ -37,7 +37,7 @@ bool is_folder(int fd) {
     return fstat(fd, &status) == 0 && S_ISDIR(status.st_mode);
 }
 
-// What is not there, or has no place in a file system (a pipe), needs no rule.
+// A path that is missing, or not in a file system (a pipe), needs no rule.
 void allow(int ruleset, const fs::path &path, uint64_t rights) {
     const Descriptor file(open(path.c_str(), O_PATH | O_CLOEXEC), true);
     if (file.get() < 0) return;
@@ -45,7 +45,7 @@ void allow(int ruleset, const fs::path &path, uint64_t rights) {
     add(ruleset, {rights, file.get()});
 }
 
-// "NAME-00001-of-00003.gguf": also its sisters.
+// "NAME-00001-of-00003.gguf": also the other parts.
 std::vector<fs::path> parts_of(const fs::path &path) {
     std::vector<fs::path> parts{path};
     const std::string name = path.filename();
@@ -69,7 +69,7 @@ void allow_output(int ruleset, const fs::path &path, uint64_t all) {
     allow(ruleset, file, (kReadFile | kWriteFile | kTruncate) & all);
     const fs::file_status status = fs::status(file, error);
     if (fs::exists(status) && !fs::is_regular_file(status))
-        return;  // /dev/stdout, a FIFO: nothing is made there
+        return;  // /dev/stdout, a FIFO: no file is created
     const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
     allow(ruleset, folder,
           (kReadFile | kReadFolder | kWriteFile | kMakeFile | kRemoveFile | kTruncate) & all);
@@ -86,7 +86,7 @@ bool confine_files(const SandboxPaths &paths) {
     allow(ruleset.get(), "/dev/null", kReadFile | (kWriteFile & all));
     for (const std::string &path : paths.inputs)
         if (!path.empty() && path != "-")
-            for (const fs::path &part : parts_of(path)) {  // (of a folder, named by mistake, not its files)
+            for (const fs::path &part : parts_of(path)) {  // (a folder named by mistake: not its files)
                 std::error_code error;
                 allow(ruleset.get(), part, fs::is_directory(part, error) ? kReadFolder : kReadFile);
             }
@@ -100,9 +100,9 @@ bool confine_files(const SandboxPaths &paths) {
 SandboxState enter_sandbox(const SandboxPaths &paths) {
     SandboxState &now = state();
     now = {};
-    tzset();  // reads the time zone
+    tzset();  // loads the time zone
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
-        now.text = "off: this kernel has none";
+        now.text = "off: this kernel lacks PR_SET_NO_NEW_PRIVS";
         return now;
     }
     try {
@@ -111,7 +111,7 @@ SandboxState enter_sandbox(const SandboxPaths &paths) {
     } catch (const std::bad_alloc &) {
     }
     if (paths.files == SandboxPaths::Files::All) {
-        now.text = now.calls ? "on: programs and network (a chat names files at any time)"
+        now.text = now.calls ? "on: programs and network (a chat may open any file)"
                              : "off: this kernel has no seccomp";
         return now;
     }

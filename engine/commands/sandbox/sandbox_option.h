@@ -10,11 +10,11 @@
 
 namespace runnel::commands {
 
-// Confines the process, unless --no-sandbox was given or `device` (as --device says it) may be a GPU.
+// Confines the process, unless --no-sandbox was given or `device` (a value of --device) may be a GPU.
 using Confine = std::function<void(const SandboxPaths &paths, const std::string &device)>;
 
 Confine add_sandbox_option(OptionTable &table);
-// The --device of the two that may be a GPU.
+// Of the devices of model and draft, the one that may be a GPU.
 std::string gpu_wish(const ModelOptions &model, const DraftFlags &draft);
 
 }  // namespace runnel::commands

@@ -88,7 +88,7 @@ bool forbid_calls() {
     const auto load = [](size_t offset) {
         return sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset));
     };
-    // Where the loaded value is not `value`, the next instruction is skipped.
+    // Skips the next instruction unless the loaded value is `value`.
     const auto if_equal = [](uint32_t value) {
         return sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1);
     };
@@ -106,7 +106,7 @@ bool forbid_calls() {
         filter.push_back(if_equal(call));
         filter.push_back(answer(refuse));
     }
-    // Its flags lie in memory, where no filter looks: libc takes clone() then.
+    // A filter cannot read clone3's flags, which are in memory. On ENOSYS libc uses clone() instead.
     filter.push_back(if_equal(kClone3));
     filter.push_back(answer(absent));
     // clone() for threads only.

@@ -1,10 +1,10 @@
-// A filter of system calls: everything but what starts programs, reaches the network or leaves the sandbox.
+// A filter that refuses the system calls that start programs, reach the network or leave the sandbox.
 #pragma once
 
 namespace runnel::commands {
 
-// For this thread and those that it starts. False where the kernel or the machine has no such thing; nothing has
-// changed then. Precondition: PR_SET_NO_NEW_PRIVS.
+// Installs the filter for this thread and those that it starts later. False, without effect, if the kernel or the
+// architecture does not support it. Precondition: PR_SET_NO_NEW_PRIVS.
 bool forbid_calls();
 
 }  // namespace runnel::commands

@@ -130,7 +130,7 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
         CHECK(run_with({"-p", prompt, "--prompt-cache", letter, "--overwrite"}).code == 0);
         CHECK(read_file(letter).starts_with("runnelKV"));
     }
-    SUBCASE("a prompt that is shorter than a block is not kept, and that is said") {
+    SUBCASE("a prompt that is shorter than a block is not saved, with a note") {
         std::filesystem::remove(file);
         const Result result = run_with({"-p", "short", "--prompt-cache", file, "--raw"});
         CHECK(result.code == 0);

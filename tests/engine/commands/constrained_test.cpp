@@ -1,4 +1,4 @@
-// Constrained answers and `runnel grammar` from outside. Needs $RUNNEL (default build/runnel).
+// Constrained answers and `runnel grammar`, run as programs. Needs $RUNNEL (default build/runnel).
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -63,7 +63,7 @@ TEST_CASE("grammar: what may come next") {
     CHECK(runnel_with({"grammar", "--regex", "[a-c]x?", "--show", "a"}).out == "end: yes\nnext: x\n");
 }
 
-TEST_CASE("grammar: what cannot be used is a line on stderr and exit code 5, wrong usage 2") {
+TEST_CASE("grammar: an invalid constraint or input is a line on stderr with exit code 5, wrong usage 2") {
     if (absent()) return;
     const auto code = [](std::vector<std::string> arguments, std::optional<std::string> input = "") {
         arguments.insert(arguments.begin(), "grammar");
@@ -83,7 +83,7 @@ TEST_CASE("grammar: what cannot be used is a line on stderr and exit code 5, wro
     CHECK(code({"--regex", "a"}) == 2);
 }
 
-TEST_CASE("run: a constrained answer is valid, whatever the draws, drafts and samples") {
+TEST_CASE("run: a constrained answer is valid at any temperature, with drafts, samples and beams") {
     if (absent()) return;
     for (const char *temperature : {"0", "3"}) {
         const Result plain =
@@ -129,7 +129,7 @@ TEST_CASE("run: a constrained answer is valid, whatever the draws, drafts and sa
           0);
 }
 
-TEST_CASE("run: a limit in the middle is said, and closed on request") {
+TEST_CASE("run: an answer that -n cuts is not complete; --close completes it") {
     if (absent()) return;
     const json cut = json::parse(run_demo({"--json-schema", kSchema, "-n", "5", "--json"}).out);
     CHECK(cut["finish_reason"] == "length");
@@ -147,7 +147,7 @@ TEST_CASE("run: a limit in the middle is said, and closed on request") {
     check_message(bad);
 }
 
-TEST_CASE("batch: every row has its own constraint, and the text that it has alone") {
+TEST_CASE("batch: each row has its own constraint, and the same text for any --parallel") {
     if (absent()) return;
     const std::string rows =
         R"({"id":1,"prompt":"A cat","response_format":{"type":"json_object"},"max_tokens":40})"

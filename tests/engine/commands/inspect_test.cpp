@@ -80,7 +80,7 @@ TEST_CASE("inspect, bench and devices speak JSON") {
     CHECK(runnel_with({"run", "--help"}).out.find("--temp") != std::string::npos);
 }
 
-// A file may claim any size: with holes it takes no room on the disk.
+// A file may claim any size; a sparse file takes no space on the disk.
 TEST_CASE("inspect reads no more of long arrays and texts than it shows") {
     if (absent()) return;
     using runnel::gguf::ValueType;
@@ -114,7 +114,7 @@ TEST_CASE("inspect reads no more of long arrays and texts than it shows") {
     const std::string text = runnel_with({"inspect", path}).out;
     CHECK(text.find("(100000000 in all)") != std::string::npos);
     CHECK(text.find("(200000000 bytes in all)") != std::string::npos);
-#ifndef __SANITIZE_ADDRESS__  // which reserves more
+#ifndef __SANITIZE_ADDRESS__  // the sanitizer reserves more
     const std::string limited = "ulimit -v 900000; " + shell_word(*program_under_test()) + " inspect " +
                                 shell_word(path) + " --json >/dev/null";
     CHECK(std::system(limited.c_str()) == 0);

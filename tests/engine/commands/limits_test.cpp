@@ -23,7 +23,7 @@
 
 using namespace runnel::testing;
 
-#ifndef __SANITIZE_ADDRESS__  // it needs terabytes of address space
+#ifndef __SANITIZE_ADDRESS__  // the sanitizer needs terabytes of address space
 
 namespace {
 

@@ -184,7 +184,7 @@ TEST_CASE("lost device: batch keeps what is written, and goes on from there") {
     emulated->calls = 0, emulated->fail_at = calls * 3 / 4;
     const Outcome lost = batch_on("cuda", in, out, false);
     CHECK(lost.error.find("unspecified launch failure") != std::string::npos);
-    CHECK(lost.err.find("go on with --resume") != std::string::npos);
+    CHECK(lost.err.find("continue with --resume") != std::string::npos);
     const std::string part = text_of(out);
     CHECK(all.starts_with(part));
     CHECK(part.ends_with('\n'));

@@ -154,13 +154,13 @@ TEST_CASE("quantize: types with codebooks are written with importance, and run")
         REQUIRE(r.code == 0);
         CHECK(runnel_with({"run", out.string(), "ab", "-n", "3", "--temp", "0"}).code == 0);
     }
-    // The matrix never has an entry for the table of embeddings.
+    // The importance matrix has no entry for the token embeddings.
     const Result table = runnel_with({"quantize", in.string(), out.string(), "IQ2_XS", "--imatrix", imatrix,
                                       "--token-embedding-type", "IQ2_XS", "--overwrite"});
     CHECK(table.code == 5);
     CHECK(table.err.find("token_embd.weight would become iq2_xs, and the importance matrix has no entry") !=
           table.err.npos);
-    // IQ3_S and IQ3_M can do without.
+    // IQ3_M needs no importance.
     CHECK(runnel_with({"quantize", in.string(), out.string(), "IQ3_M", "--overwrite"}).code == 0);
 }
 
@@ -277,7 +277,7 @@ TEST_CASE("quantize: --prune-layers leaves layers out and renumbers the others")
     CHECK_FALSE(fs::exists(directory / "x"));
 }
 
-TEST_CASE("inspect: --diff tells what quantizing changed, and nothing of a file and itself") {
+TEST_CASE("inspect: --diff lists what quantizing changed, and no difference of a file from itself") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string in = random_f16_model(directory).string(), out = (directory / "q").string();
@@ -303,7 +303,7 @@ TEST_CASE("inspect: --diff tells what quantizing changed, and nothing of a file 
     CHECK(runnel_with({"inspect", in, "--diff", (directory / "none").string()}).code == 2);
 }
 
-TEST_CASE("imatrix: from a text to a file that quantize takes, and its statistics") {
+TEST_CASE("imatrix: writes a file that quantize reads, and shows its statistics") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string in = random_f16_model(directory).string(), out = (directory / "a.imatrix").string(),
@@ -318,7 +318,7 @@ TEST_CASE("imatrix: from a text to a file that quantize takes, and its statistic
     CAPTURE(made.err);
     REQUIRE(made.code == 0);
     CHECK(made.out == "");
-    CHECK(make({}).code == 2);  // not without --overwrite, as another run could have made it
+    CHECK(make({}).code == 2);  // needs --overwrite: the file exists
     const Result shown = runnel_with({"imatrix", "--show", out, "--json"});
     REQUIRE(shown.code == 0);
     const json statistics = json::parse(shown.out);
@@ -326,7 +326,7 @@ TEST_CASE("imatrix: from a text to a file that quantize takes, and its statistic
     CHECK(statistics["tensors"].size() == 14);  // seven matrices in each of two layers
     for (const json &tensor : statistics["tensors"]) CHECK(tensor["fewest_rows"] == 128);
     CHECK(runnel_with({"imatrix", "--show", out}).out.find("blk.1.ffn_down.weight") != std::string::npos);
-    // Twice the same file has twice the sums and the same means.
+    // A file merged with itself has twice the sums and the same means.
     const std::string both = (directory / "both.imatrix").string();
     REQUIRE(runnel_with({"imatrix", "--merge", out, "--merge", out, "-o", both}).code == 0);
     REQUIRE(json::parse(runnel_with({"imatrix", "--show", both, "--json"}).out)["chunks"] == 4);
@@ -337,7 +337,7 @@ TEST_CASE("imatrix: from a text to a file that quantize takes, and its statistic
     const gguf::File one = gguf::File::open(directory / "one"), two = gguf::File::open(directory / "two");
     for (const gguf::Tensor &t : one.tensors())
         CHECK(std::equal(t.data, t.data + t.bytes, two.find_tensor(t.name)->data));
-    // What cannot be done is said in one line.
+    // Errors are one line.
     CHECK(runnel_with({"imatrix", in, "-f", text, "-o", in, "--overwrite"}).code != 0);
     const Result none = runnel_with({"imatrix", in, "-o", both});
     CHECK(none.code == 2);

@@ -1,4 +1,4 @@
-// What code that took the process over could do behind enter_sandbox: played by a child process of the tests.
+// What an attacker's code can do after enter_sandbox; a child process of the tests acts as that code.
 #include "engine/commands/sandbox/sandbox.h"
 
 #include <doctest/doctest.h>
@@ -30,7 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The errno of what `attack` does in a confined child; 0: it succeeded.
+// The errno of `attack` in a confined child; 0: it succeeded.
 int refused_with(const SandboxPaths &paths, const std::function<bool()> &attack) {
     const pid_t child = fork();
     REQUIRE(child >= 0);
@@ -57,7 +57,7 @@ bool confines_files() {
 
 }  // namespace
 
-TEST_CASE("sandbox: no file is opened but the inputs, none is made but the outputs") {
+TEST_CASE("sandbox: only the inputs can be opened, and only the outputs created") {
     if (!confines_files()) return;
     const TemporaryDirectory directory, elsewhere;
     const fs::path input = directory / "input", secret = elsewhere / "secret";
@@ -77,7 +77,7 @@ TEST_CASE("sandbox: no file is opened but the inputs, none is made but the outpu
     CHECK(refused_with(paths, [&] { return rename(secret.c_str(), (elsewhere / "moved").c_str()) == 0; }) ==
           EACCES);
     CHECK(fs::file_size(secret) == 1);
-    // As an output is written.
+    // The steps that write an output are allowed.
     CHECK(refused_with(paths, [&] {
               const fs::path partial = directory / "out" / "result.partial",
                              result = directory / "out" / "result";
@@ -85,7 +85,7 @@ TEST_CASE("sandbox: no file is opened but the inputs, none is made but the outpu
                      opening(result, O_RDWR | O_TRUNC)();
           }) == 0);
     CHECK(fs::exists(directory / "out" / "result"));
-    // A thread of the process is confined as it is.
+    // Threads of the process are confined as well.
     CHECK(refused_with(paths, [&] {
               bool opened = false;
               int error = 0;
@@ -95,7 +95,7 @@ TEST_CASE("sandbox: no file is opened but the inputs, none is made but the outpu
           }) == EACCES);
 }
 
-TEST_CASE("sandbox: no program is started, no process, no socket") {
+TEST_CASE("sandbox: programs, processes and sockets are refused") {
     CHECK(refused_with({}, [] { return execl("/bin/true", "true", static_cast<char *>(nullptr)) == 0; }) ==
           EPERM);
     CHECK(refused_with({}, [] { return fork() >= 0; }) == EPERM);
@@ -112,7 +112,7 @@ TEST_CASE("sandbox: no program is started, no process, no socket") {
     if (landlock::version() >= 6) CHECK(refused_with({}, [] { return kill(getppid(), 0) == 0; }) == EPERM);
 }
 
-TEST_CASE("sandbox: the parts of a model in parts, and outputs behind links") {
+TEST_CASE("sandbox: all parts of a split model can be read, and outputs behind links written") {
     if (!confines_files()) return;
     const TemporaryDirectory directory;
     for (const char *name : {"m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "n-00002-of-00002.gguf"})
@@ -127,7 +127,7 @@ TEST_CASE("sandbox: the parts of a model in parts, and outputs behind links") {
     CHECK(refused_with(paths, opening(directory / "far" / "new", O_WRONLY | O_CREAT)) == 0);
 }
 
-TEST_CASE("sandbox: what holds is said by --stats, and --no-sandbox leaves it away") {
+TEST_CASE("sandbox: --stats shows what is enforced, and --no-sandbox disables it") {
     REQUIRE(program_under_test());
     const std::string model = demo_model();
     const auto run = [&](std::vector<std::string> more) {
@@ -145,17 +145,17 @@ TEST_CASE("sandbox: what holds is said by --stats, and --no-sandbox leaves it aw
     CHECK(on.out == off.out);
 }
 
-TEST_CASE("sandbox: a chat reaches files, and neither programs nor sockets") {
+TEST_CASE("sandbox: a chat can open files, but not start programs or make sockets") {
     const SandboxPaths all{.files = SandboxPaths::Files::All};
     CHECK(refused_with(all, opening("/etc/passwd")) == 0);
     CHECK(refused_with(all, [] { return fork() >= 0; }) == EPERM);
     CHECK(refused_with(all, [] { return socket(AF_INET, SOCK_STREAM, 0) >= 0; }) == EPERM);
-    CHECK(sandbox_state().text == "off");  // of the tests
+    CHECK(sandbox_state().text == "off");  // the tests are not confined
 }
 
-#ifndef __SANITIZE_ADDRESS__  // the library has to come before every other one
+#ifndef __SANITIZE_ADDRESS__  // the sanitizer must be the first library
 
-TEST_CASE("sandbox: code that takes a command over as it maps the model reaches nothing else") {
+TEST_CASE("sandbox: code that takes over a command while it maps the model is confined") {
     REQUIRE(program_under_test());
     const fs::path library = fs::absolute(fs::path(*program_under_test()).parent_path() / "fault.so");
     REQUIRE(fs::exists(library));

@@ -29,8 +29,7 @@ ImportanceSums sample() {
 
 }  // namespace
 
-TEST_CASE(
-    "imatrix: a file holds the sums and is read by quantize as mean squares, ones where nothing was met") {
+TEST_CASE("imatrix: a file holds the sums; quantize reads mean squares, and ones for experts without rows") {
     const TemporaryDirectory directory;
     sample().save(directory / "a", false);
     const ImportanceSums sums = ImportanceSums::load(directory / "a");
@@ -46,7 +45,7 @@ TEST_CASE(
     CHECK(read.dataset() == "text");
 }
 
-TEST_CASE("imatrix: files of one model add up, in any order; those of others are refused") {
+TEST_CASE("imatrix: files of one model merge in any order; those of different models are refused") {
     ImportanceSums all = sample(), other = sample();
     other.entries.erase("blk.0.a.weight");
     other.add("blk.0.b.weight", 0, 1, std::vector<float>{7});
@@ -63,7 +62,7 @@ TEST_CASE("imatrix: files of one model add up, in any order; those of others are
     ImportanceSums wrong;
     wrong.add("blk.0.a.weight", 0, 1, std::vector<float>{1, 2});
     CHECK_THROWS_AS(all.merge(wrong), QuantizeError);
-    // One count for matrices side by side, as llama-imatrix writes heads, joins a count for each.
+    // An entry with one count for all heads, as llama-imatrix writes it, merges with a count for each.
     ImportanceSums heads, flat;
     heads.add("h", 1, 2, std::vector<float>{1, 2});
     flat.add("h", 0, 1, std::vector<float>{1, 1, 1, 1});

@@ -1,5 +1,5 @@
-// `runnel batch` killed at random moments and resumed: the output is the one of an undisturbed run. Needs
-// $RUNNEL (default build/runnel); RUNNEL_KILLS=50 makes so many kills per kind of batch.
+// `runnel batch` killed at random moments and resumed: the output is that of an undisturbed run. Needs
+// $RUNNEL (default build/runnel); RUNNEL_KILLS=50 sets the number of kills per kind of batch.
 #include <doctest/doctest.h>
 #include <signal.h>
 
@@ -66,9 +66,9 @@ std::string sorted(const std::string &text) {
     return all;
 }
 
-// A run that goes on with `out` and is killed when that has grown to `target` bytes, or somewhat later. It gets
-// the rows that lead there and some more, and waits for others: however late the kill comes, it cannot have
-// ended.
+// Resumes `out` and kills the run when that has grown to `target` bytes, or a little later. The input has the rows
+// needed for that and some more, and stays open, so that the run cannot end before the kill, however late that
+// comes.
 void run_and_kill(Process run, const std::string &out, size_t target, Random &random) {
     const auto delay = std::chrono::microseconds(random.below(3000));
     std::thread killer;
@@ -97,7 +97,7 @@ void run_and_kill(Process run, const std::string &out, size_t target, Random &ra
 
 }  // namespace
 
-TEST_CASE("batch: kill -9 at random moments, then --resume: complete, nothing twice, the same bytes") {
+TEST_CASE("batch: killed at random moments and resumed, the output has the bytes of an undisturbed run") {
     if (absent()) return;
     const char *wanted = std::getenv("RUNNEL_KILLS");
     const auto kills = static_cast<size_t>(wanted && *wanted ? std::atoi(wanted) : 3);
@@ -144,7 +144,7 @@ TEST_CASE("batch: kill -9 at random moments, then --resume: complete, nothing tw
             CHECK(now.size() >=
                   before.size() - std::min(before.size(), before.size() - before.rfind('\n') - 1));
         }
-        for (int i = 0; i < 2; ++i) {  // the second time nothing is left to do
+        for (int i = 0; i < 2; ++i) {  // the second run has nothing to do
             CHECK(execute(with({"-i", in, "-o", out, "--resume"})).code == 5);
             const std::string got = text_of(out);
             CHECK((kind.ordered ? got : sorted(got)) == (kind.ordered ? expected : sorted(expected)));

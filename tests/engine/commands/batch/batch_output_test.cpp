@@ -1,5 +1,5 @@
-// The output of a batch and its manifest: what a crash or a power failure leaves is repaired, what is not ours
-// stays.
+// The output of a batch and its manifest: what a crash or a power failure leaves is repaired, other content
+// is refused.
 #include "engine/commands/batch/batch_output.h"
 
 #include <doctest/doctest.h>
@@ -59,7 +59,7 @@ int64_t run(const fs::path &out, BatchOutput::Options options, int64_t rows = kR
     for (int64_t line = 1; line <= rows; ++line)
         if (!output.answered(row_of(line), content_of(line)))
             computed.emplace_back(output.reserve(row_of(line), content_of(line)), line);
-    // As they come.
+    // Answers may come in any order: here in reverse.
     std::reverse(computed.begin(), computed.end());
     for (const auto &[place, line] : computed) output.put(place, answer_of(line));
     output.close();
@@ -108,7 +108,7 @@ const BatchOutput::Options kResume{.resume = true};
 
 }  // namespace
 
-TEST_CASE("batch output: --resume goes on with the same model, options and rows only") {
+TEST_CASE("batch output: --resume continues only with the same model, options and rows") {
     const TemporaryDirectory folder;
     const fs::path out = folder / "out.jsonl";
     CHECK(run(out, {}, 5) == 5);
@@ -122,7 +122,7 @@ TEST_CASE("batch output: --resume goes on with the same model, options and rows 
     CHECK(get(out) == all_answers(true));
     CHECK(run(out, kResume) == 0);
     CHECK(BatchOutput(out.string(), kResume).earlier("--seed") == "7");
-    // A row without an id that is another now.
+    // A row without an id whose content has changed.
     {
         BatchOutput output(out.string(), kResume);
         output.begin(kSettings);
@@ -135,7 +135,7 @@ TEST_CASE("batch output: --resume goes on with the same model, options and rows 
     CHECK(get(out) == all_answers(true));
 }
 
-TEST_CASE("batch output: what runnel did not write stays as it is") {
+TEST_CASE("batch output: content that runnel did not write is refused and stays") {
     const TemporaryDirectory folder;
     const fs::path out = folder / "out.jsonl", manifest = folder / "out.jsonl.resume";
     const BatchOutput::Options force{.resume = true, .force = true};
@@ -149,7 +149,7 @@ TEST_CASE("batch output: what runnel did not write stays as it is") {
             CHECK(!fs::exists(manifest));
         }
     }
-    // Also where the manifest of a file that was there is left.
+    // Also if the manifest of a removed output still exists.
     fs::remove(out);
     run(out, {});
     const std::string left = get(manifest);
@@ -160,12 +160,12 @@ TEST_CASE("batch output: what runnel did not write stays as it is") {
         put(manifest, left);
         refused<InputError>(out, kResume);
     }
-    // And behind answers.
+    // Also after answers.
     fs::remove(out);
     run(out, {.overwrite = true});
     put(out, get(out) + "a note of mine\n");
     refused<InputError>(out, kResume);
-    // A line that is another than it was; with force it counts, and so do those behind it.
+    // An edited line is refused; with force it counts, and so do those after it.
     fs::remove(out);
     run(out, {});
     std::string edited = get(out);
@@ -175,11 +175,11 @@ TEST_CASE("batch output: what runnel did not write stays as it is") {
     CHECK(run(out, force) == 0);
     CHECK(get(out) == edited);
     CHECK(run(out, kResume) == 0);
-    // A manifest that is something else.
+    // Another file under the manifest's name.
     put(folder / "b.jsonl.resume", "a diary");
     CHECK_THROWS_AS(run(folder / "b.jsonl", {.overwrite = true}), UsageError);
     CHECK(get(folder / "b.jsonl.resume") == "a diary");
-    // Answers of an older runnel, which kept no manifest, go on by force.
+    // Answers of an older runnel, which wrote no manifest, are continued with force.
     put(out, answer_of(1) + answer_of(2));
     fs::remove(manifest);
     CHECK(refused<InputError>(out, kResume).find("--force") != std::string::npos);
@@ -189,9 +189,9 @@ TEST_CASE("batch output: what runnel did not write stays as it is") {
     CHECK(get(out) == all_answers(true));
 }
 
-// The writes of a run, in order: header, then for each row its record and its line. A power failure keeps all
-// up to the last sync, and of what came after it any part, of each file by itself; pages that did not reach the
-// disk may be zeros.
+// A run writes a header, then for each row its record and its line. A power failure keeps everything up to the
+// last sync and any part of what follows, independently for each file; pages that did not reach the disk may be
+// zeros.
 TEST_CASE("batch output: a power failure after any write is repaired") {
     const TemporaryDirectory folder;
     for (const bool ordered : {true, false}) {
@@ -206,7 +206,7 @@ TEST_CASE("batch output: a power failure after any write is repaired") {
             if (records[i] == '\n') record_ends.push_back(i + 1);
         REQUIRE(record_ends.size() == kRows + 1);
         REQUIRE(line_ends.size() == kRows + 1);
-        // Of what is not synced some bytes, and zeros in some of them.
+        // Keeps some of the bytes that are not synced, and replaces some of those by zeros.
         const auto torn = [](const std::string &text, size_t synced, size_t written, Random &random) {
             std::string left = text.substr(0, synced + random.below(written - synced + 1));
             if (left.size() > synced && random.below(3) == 0) {

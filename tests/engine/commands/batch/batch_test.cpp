@@ -287,7 +287,7 @@ TEST_CASE("batch: --resume does not touch what is not its own") {
     refused("{\"id\": \"b\", \"line\": 2, \"text\": \"\"}\n{\"id\": \"a\", \"line\": 1, \"text\": \"\"}\n", 2,
             "--unordered");
     refused("{\"id\": \"a\", \"line\": 1, \"text\": \"\"}\nno line end", 5, "line 2 was not written");
-    // A line that was edited since: nothing behind it is cut off.
+    // An edited line is refused, and nothing after it is cut off.
     std::filesystem::remove(out);
     REQUIRE(batch({"-i", in, "-o", out, "-n", "2", "--overwrite"}).code == 0);
     std::string edited = text_of(out);
@@ -340,7 +340,7 @@ TEST_CASE("batch: --resume refuses another model, other options and edited rows,
     write_text(in, second + first);
     refused({"-n", "9", "--temp", "1"}, 5, "line 1 of the input has changed");
     write_text(in, first + second);
-    // The seed that nobody named goes on as well: as if the run had never stopped.
+    // Without --seed, the resumed run continues with the same seed: the output is that of one undisturbed run.
     REQUIRE(batch({"-i", in, "-o", out, "-n", "9", "--temp", "1", "--resume"}).code == 0);
     const std::string all = text_of(out), whole = (directory / "whole.jsonl").string();
     CHECK(all.starts_with(before));

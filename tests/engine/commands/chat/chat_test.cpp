@@ -160,7 +160,7 @@ TEST_CASE("chat: a pasted text and an edited one are one message each; a signal 
 
 namespace {
 
-// Chats at a terminal, line by line, each typed at the prompt that follows the one before.
+// Runs a chat in a terminal and types each line at the next prompt.
 Result chat_in_terminal(const std::string &state, const std::vector<std::string> &lines,
                         std::vector<std::string> environment = {}) {
     Process p = chat_process({});
@@ -179,7 +179,7 @@ Result chat_in_terminal(const std::string &state, const std::vector<std::string>
 
 }  // namespace
 
-TEST_CASE("chat: two chats at once keep each other's history") {
+TEST_CASE("chat: concurrent chats keep each other's history") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string state = directory.path().string();
@@ -199,7 +199,7 @@ TEST_CASE("chat: two chats at once keep each other's history") {
     CHECK(std::count(text.begin(), text.end(), '\n') == 1 + 1 + 15);
     for (const char *name : {"alpha", "beta", "gamma"})
         for (int i = 0; i < 5; ++i) CHECK(text.find(name + std::to_string(i) + "\n") != std::string::npos);
-    // Later chats know them: the last line but three, by the arrow key.
+    // Later chats load them: the up arrow, twice, repeats an earlier line.
     const Result again = chat_in_terminal(state, {"\x1b[A\x1b[A\n", "\x04"});
     CHECK(again.code == 0);
     CHECK(std::count(text.begin(), text.end(), '\n') + 1 == [&] {
@@ -210,7 +210,7 @@ TEST_CASE("chat: two chats at once keep each other's history") {
     CHECK(read_file(history).find("not to be kept") == std::string::npos);
 }
 
-TEST_CASE("chat: a history that is a pipe or a link holds up nothing, a long one is cut") {
+TEST_CASE("chat: a history that is a pipe or a link is ignored, a long one is shortened") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::filesystem::path folder = directory / "runnel", history = folder / "history";
@@ -234,7 +234,7 @@ TEST_CASE("chat: a history that is a pipe or a link holds up nothing, a long one
     CHECK(text.find("line\\0404999\nhello\n") != std::string::npos);
 }
 
-TEST_CASE("chat: Ctrl-C ends a paste whose end never came") {
+TEST_CASE("chat: Ctrl-C ends a paste without an end mark") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const Result r =
@@ -244,7 +244,7 @@ TEST_CASE("chat: Ctrl-C ends a paste whose end never came") {
     CHECK(r.out.find("^C") != std::string::npos);
 }
 
-TEST_CASE("chat: a command that fails in a pipe shows in the exit code") {
+TEST_CASE("chat: without a terminal, the exit code is that of the command that failed") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string text = (directory / "text").string();

@@ -520,7 +520,7 @@ TEST_CASE("doctor: speeds of the emulated device are measured and judged") {
         CheckedDevice cpu{Area::Cpu, [] { return kernels::cpu::make_cpu_backend(1); }, 0.1};
         Finding finding{Area::Cpu, step.name, Verdict::Right};
         measure(step, model.program, cpu, finding);
-        CHECK(!finding.numbers.contains("share"));  // nobody has measured the memory
+        CHECK(!finding.numbers.contains("share"));  // the memory bandwidth was not measured
         cpu.bytes_per_second = 1e30;
         step.bytes = kLargeMatrix;  // as if it were one
         // Where others disturb the shorter of two runs, nothing is measured.
@@ -564,7 +564,7 @@ TEST_CASE("doctor: as a program, on a machine that may have no GPU") {
     CHECK(damaged.code == exit_code::kModelFile);
     CHECK(damaged.out.find("file WRONG") != std::string::npos);
     CHECK(damaged.out.find("The file is damaged") != std::string::npos);
-    // What never was a model is not damaged.
+    // A file that never was a model is not called damaged.
     testing::write_file(tiny.directory / "letter.gguf",
                         std::as_bytes(std::span("dear reader, this is a text")));
     const testing::Result letter =
