@@ -279,7 +279,7 @@ bool Builder::has_position_axes() const {
 }
 
 int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
-    // With axes, pairs are halves; a family with adjacent pairs must handle axes itself.
+    // Checks the axes and marks their key as read; families with adjacent pairs must do so themselves.
     if (pairs == kernels::RopeTable::Pairs::Halves) (void)has_position_axes();
     // In families without RoPE, heads may have any size.
     if (hyper_.rope_dimensions == 0) metadata_.fail("rope.dimension_count", "0: nothing would be rotated");

@@ -77,8 +77,8 @@ class Builder {
     // Adds the state of a recurrent step. Returns an index into state_layers.
     int32_t state_layer(int64_t floats);
 
-    // Whether the file divides the rotated pairs between axes of positions (M-RoPE: time, height, width). A text
-    // token has the same position on every axis.
+    // Whether the file assigns the rotated pairs to several position axes (M-RoPE: time, height, width). A
+    // text token has the same position on every axis.
     bool has_position_axes() const;
 
     // The frequencies given by the file's rope.* keys and tensors. Returns an index into ropes.

@@ -71,7 +71,7 @@ class Decoder {
     const HyperParameters &h_;
     const DecoderTraits &t_;
     int64_t width_;
-    int32_t heads_, kv_heads_;  // of the layer at hand, as size_
+    int32_t heads_, kv_heads_;  // of the current layer, like size_
     Sizes size_;
     int32_t rope_ = -1, window_rope_ = -1;
     WeightId ones_ = kNoWeight;
@@ -169,13 +169,12 @@ void Decoder::branch(int32_t i, Kind kind, const Branch &io) {
 }
 
 void Decoder::norm(const std::string &name, Slot in, Slot out, Slot add) {
-    const bool behind = add != kNoSlot && t_.post_norm_epsilon > 0;
+    const bool post_norm = add != kNoSlot && t_.post_norm_epsilon > 0;
     b_.add(Norm{.in = in,
                 .out = out,
                 // (Files of Falcon-H1 lack the suffix, because of a converter's error.)
-                .weight = t_.norm_weights ? b_.vector(b_.has(name) ? name : name + ".weight", size_.width)
-                                          : kNoWeight,
-                .eps = behind ? static_cast<float>(t_.post_norm_epsilon) : h_.norm_epsilon,
+                .weight = b_.vector(b_.has(name) ? name : name + ".weight", size_.width),
+                .eps = post_norm ? static_cast<float>(t_.post_norm_epsilon) : h_.norm_epsilon,
                 .kind = t_.norm,
                 .bias = t_.norm_biases ? b_.vector(name + ".bias", size_.width) : kNoWeight,
                 .add = add});

@@ -41,8 +41,8 @@ struct DecoderTraits {
     std::optional<kernels::RopeTable::Pairs> pairs = {};  // none: no RoPE
     Block block = Block::PreNorm;
     kernels::Norm::Kind norm = kernels::Norm::Kind::Rms;
-    bool norm_biases = false, norm_weights = true;  // which tensors norms have
-    double post_norm_epsilon = 0;                   // of norms behind the halves; 0: as the others
+    bool norm_biases = false;
+    double post_norm_epsilon = 0;  // of the norms after both halves; 0: the file's
     HeadNorm head_norm = HeadNorm::None;
     Biases biases = Biases::WhenPresent;
     kernels::Gate::Act act = kernels::Gate::Act::Silu;
@@ -55,7 +55,7 @@ struct DecoderTraits {
     std::string output_norm = "output_norm";
     bool one_half = false;  // a layer consists of the attention half only
 
-    // Sizes by layer; empty: all layers have the file's one. A layer with 0 lacks that half.
+    // Sizes per layer; empty: the file's for all. A layer with 0 heads or hidden units lacks that half.
     std::vector<int64_t> heads = {}, kv_heads = {}, hidden = {};
 
     // If `full` is not empty, layers are of two kinds: full[layer] or not.
@@ -63,13 +63,13 @@ struct DecoderTraits {
     int64_t window = 0;  // of layers that are not full (all layers if `full` is empty); 0: none
     kernels::Attention::Window window_kind = kernels::Attention::Window::Sliding;
     bool rope_on_full = true;
-    std::vector<bool> rotated = {};  // by layer: whether it has RoPE; empty: rope_on_full decides
+    std::vector<bool> rotated = {};  // per layer: has RoPE; empty: rope_on_full decides
     // RoPE base of the layers that are not full; if set, their frequencies are not scaled.
     std::optional<double> window_rope_base = {};
 
     double attention_scale = 0;  // 0: 1 / sqrt(head size); the file's `attention.scale` takes precedence
     double attention_softcap = 0, logit_softcap = 0;  // 0: none
-    bool attention_gate = false;  // attended values are multiplied by sigmoid(attn_gate x), x: what A reads
+    bool attention_gate = false;  // A's attended values are multiplied by sigmoid(attn_gate x), x: its input
     double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
     kernels::Attention::Temperature temperature = {};  // of full layers (all layers if `full` is empty)
 
@@ -98,7 +98,7 @@ void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t la
 // window layers.
 std::vector<bool> full_layers(const Builder &builder, int64_t period, bool first = false);
 
-// The value of each layer, from a key that holds one number for all layers or one for each.
+// Values per layer, from a key with one number for all layers or one for each; `absent`: without the key.
 std::vector<int64_t> by_layer(const Builder &builder, const char *key, int64_t low, int64_t high,
                               int64_t absent);
 

@@ -22,7 +22,7 @@ struct ExpertTraits {
     kernels::Gate::Act act = kernels::Gate::Act::Silu;
     bool gated = true;  // false: an expert is Wdown act(Wup x)
     bool weights_on_input = false;
-    bool by_presence = false;  // layers with a router have experts, whatever the keys say
+    bool by_presence = false;  // layers with a router tensor have experts; keys are ignored
     // The input of the router, with a factor applied; kNoSlot: the experts' input.
     kernels::Slot router_in = kernels::kNoSlot;
     double router_scale = 1;

@@ -120,21 +120,7 @@ std::optional<std::vector<float>> Metadata::reals(std::string_view key) const {
     std::vector<float> numbers = value->as_floats();
     if (numbers.size() != value->size()) fail(key, "not an array of numbers");
     for (const float number : numbers)
-        if (!std::isfinite(number)) fail(key, "holds what is not a finite number");
-    return numbers;
-}
-
-std::vector<float> Metadata::reals_of_file(const char *key, size_t count) const {
-    const auto refuse = [&](const char *problem) {
-        throw ModelError(name_of(*file_) + ": " + key + ": " + problem);
-    };
-    const gguf::Value *value = file_->find(key);
-    if (!value) refuse("missing");
-    std::vector<float> numbers = value->as_floats();
-    if (const auto one = value->as_float()) numbers.assign(count, static_cast<float>(*one));
-    if (numbers.size() != count) refuse("does not hold one number per layer");
-    for (const float number : numbers)
-        if (!std::isfinite(number)) refuse("holds what is not a finite number");
+        if (!std::isfinite(number)) fail(key, "has an entry that is not a finite number");
     return numbers;
 }
 

@@ -38,16 +38,13 @@ class Metadata {
     std::optional<std::string_view> text(std::string_view key) const;
     std::optional<std::vector<float>> reals(std::string_view key) const;  // nullopt also for a scalar
 
-    // A key without the architecture's prefix: one number for all of `count`, or as many. ModelError without it.
-    std::vector<float> reals_of_file(const char *key, size_t count) const;
-
     int64_t required_integer(std::string_view key, int64_t low, int64_t high) const;
     double required_real(std::string_view key, double low = -FLT_MAX, double high = FLT_MAX) const;
 
-    // The key's value, or null. Every key that is read goes through here and is remembered.
+    // The key's value, or null. All getters use this function, which records the key as read.
     const gguf::Value *find(std::string_view key) const;
 
-    // The keys of the architecture that are in the file and that neither this object nor a copy of it has read.
+    // The file's keys of this architecture that neither this object nor a copy of it has read.
     using Entry = std::pair<std::string_view, const gguf::Value *>;
     std::vector<Entry> unread() const;
 

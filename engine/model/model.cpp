@@ -83,16 +83,16 @@ HyperParameters read(const gguf::File &file, const Metadata &m) {
     const std::string what(other_architecture(architecture));
     throw ModelError(name_of(file) + ": architecture \"" + gguf::printable(architecture) + "\" is not " +
                      (what.empty() ? "known" : "supported: " + what) +
-                     " (runnel inspect --supported lists what is)");
+                     " (runnel inspect --supported lists all that are)");
 }
 
-// Keys of tools that change what a file's weights mean.
+// Quantization tools mark rotated weights with keys prism.*.
 void refuse_rotated_weights(const gguf::File &file) {
     for (const auto &[key, value] : file.metadata())
         if (key.starts_with("prism."))
             throw ModelError(name_of(file) + ": " + gguf::printable(key) +
-                             ": the weights are for rotated activations (Hadamard), which this version does "
-                             "not compute");
+                             ": the weights need activations that are rotated (Hadamard), which is not "
+                             "supported");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a user should know of a file that can be run.
+// Notes for the user about a model file.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace runnel::model {
 
-// build(), and a line for every key of the model's architecture that this version does not know.
+// Like build() in model.h; sets `notes` to one line per unknown key of the model's architecture.
 Model build(const gguf::File &file, int64_t context, std::vector<std::string> &notes);
 
 }  // namespace runnel::model

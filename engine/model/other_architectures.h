@@ -1,4 +1,4 @@
-// The architectures that other programs run and this one does not.
+// Architectures that llama.cpp runs and this version does not.
 #pragma once
 
 #include <span>
@@ -8,10 +8,10 @@ namespace runnel::model {
 
 struct OtherArchitecture {
     std::string_view name;  // general.architecture
-    std::string_view what;  // what kind of model it is, and what it would need
+    std::string_view what;  // the kind of model, and the missing feature
 };
 
-// Those of llama.cpp that are not in families().
+// The architectures of llama.cpp that are not in families().
 std::span<const OtherArchitecture> other_architectures();
 
 // OtherArchitecture::what; empty for a name that is not in the table.

@@ -390,13 +390,13 @@ std::vector<int32_t> kv_heads_of_layers(const Builder &b) {
 std::vector<bool> recurrent_layers(const Builder &b, int64_t interval) {
     const int32_t count = b.hyper().block_count + b.hyper().draft_layers;
     const char *key = "attention.recurrent_layers";
+    interval = b.metadata().integer("full_attention_interval", 1, INT32_MAX).value_or(interval);
     if (const auto flags = b.metadata().booleans(key)) {
         if (flags->size() != static_cast<size_t>(count))
             b.metadata().fail(key, "has " + std::to_string(flags->size()) + " entries, " +
                                        b.hyper().architecture + ".block_count is " + std::to_string(count));
         return *flags;
     }
-    interval = b.metadata().integer("full_attention_interval", 1, INT32_MAX).value_or(interval);
     std::vector<bool> recurrent;
     for (int32_t i = 0; i < count; ++i) recurrent.push_back((i + 1) % interval != 0);
     return recurrent;

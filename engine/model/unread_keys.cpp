@@ -8,8 +8,8 @@
 namespace runnel::model {
 namespace {
 
-// Keys that change the mathematics, and the values (one or two) with which they do not. A name that ends with a
-// dot stands for all keys that begin with it.
+// Keys that change what the model computes, except with their neutral values (one or two). A name that ends in
+// a dot is a prefix.
 struct Mathematical {
     std::string_view name;
     double neutral = 0, also_neutral = 0;
@@ -49,7 +49,7 @@ constexpr Mathematical kMathematical[] = {
     {"swin_norm"},
 };
 
-// What tensors show as well, what is for other uses of the file, and what has a meaning beside keys that are read.
+// Keys to ignore: tensors show the same, they do not concern text, or they only qualify other keys.
 constexpr std::string_view kHarmless[] = {
     "adapters.",
     "attention.sliding_window_pattern",
@@ -61,20 +61,20 @@ constexpr std::string_view kHarmless[] = {
     "embedding_length_out",
     "expert_shared_count",
     "expert_shared_feed_forward_length",
-    "expert_weights_norm",  // where the family decides
+    "expert_weights_norm",  // the family decides
     "leading_dense_block_count",
     "mm.",
     "n_deepstack_layers",
     "pooling_type",
     "projector.",
-    // Of families that rotate nothing: rope() reads them.
+    // Builder::rope() reads these; families without RoPE do not call it.
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scale_linear",
     "rope.scaling.",
     "skip_loop_final_norm",
     "tensor_data_layout",
-    "use_parallel_residual",  // where tensors show it
+    "use_parallel_residual",  // tensors show it
     "vision.",
     "vocab_size",
 };
@@ -83,7 +83,7 @@ bool matches(std::string_view name, std::string_view pattern) {
     return pattern.ends_with('.') ? name.starts_with(pattern) : name == pattern;
 }
 
-// The numbers of a value; nothing if it holds something else.
+// The numbers of a scalar or an array; nullopt if it holds anything else.
 std::optional<std::vector<double>> numbers(const gguf::Value &value) {
     std::vector<double> all;
     const auto push = [&](const gguf::Value &one) {
@@ -105,7 +105,7 @@ bool is_neutral(const Mathematical &key, const gguf::Value &value) {
            });
 }
 
-// M-RoPE with one section turns as plain RoPE does.
+// M-RoPE with one section equals plain RoPE.
 bool has_one_section(const gguf::Value &value) {
     const auto sections = numbers(value);
     return sections && (sections->size() < 2 || (*sections)[0] == 0 || (*sections)[1] == 0);
@@ -115,8 +115,8 @@ class Check {
   public:
     explicit Check(const Metadata &metadata) : m_(metadata) {}
 
-    // Empty, or a note.
-    std::string look_at(std::string_view name, const gguf::Value &value) const {
+    // Returns a note, or an empty string.
+    std::string check_key(std::string_view name, const gguf::Value &value) const {
         for (const Mathematical &key : kMathematical)
             if (matches(name, key.name)) {
                 if (!is_neutral(key, value)) refuse(name);
@@ -126,7 +126,7 @@ class Check {
             if (!has_one_section(value)) refuse(name);
             return {};
         }
-        if (name.ends_with("_swa")) {  // of window layers: the same as of the others, or a matter of windows
+        if (name.ends_with("_swa")) {  // neutral without windows, or if equal to the plain key
             if (!same_as_plain(name, value) && window() != 0) refuse(name);
             return {};
         }
@@ -137,20 +137,19 @@ class Check {
                                       [&](std::string_view known) { return matches(name, known); }))
             return {};
         return gguf::printable(m_.architecture()) + "." + gguf::printable(name) +
-               " in the file is not known to this version: if it matters, answers differ from the model's";
+               ": unknown to this version; if it changes the computation, the answers are wrong";
     }
 
   private:
     [[noreturn]] void refuse(std::string_view name) const {
-        m_.fail(gguf::printable(name),
-                "changes what the model computes, and this version does not compute that for " +
-                    gguf::printable(m_.architecture()));
+        m_.fail(gguf::printable(name), "changes what the model computes, and is not supported for " +
+                                           gguf::printable(m_.architecture()));
     }
     bool same_as_plain(std::string_view name, const gguf::Value &value) const {
         const gguf::Value *plain = m_.find(name.substr(0, name.size() - 4));
         return plain && numbers(*plain) && numbers(*plain) == numbers(value);
     }
-    // 0: none, or one that holds every text.
+    // The window in tokens; 0: none, or one that covers the whole context.
     int64_t window() const {
         const int64_t cells = m_.integer("attention.sliding_window", INT32_MIN, UINT32_MAX).value_or(0);
         return cells < 1 || cells >= m_.integer("context_length", 0, INT32_MAX).value_or(0) ? 0 : cells;
@@ -166,7 +165,7 @@ std::vector<std::string> check_unread_keys(const Metadata &metadata) {
     const std::vector<Metadata::Entry> unread = metadata.unread();
     const Check check(metadata);
     for (const auto &[name, value] : unread)
-        if (std::string note = check.look_at(name, *value); !note.empty()) notes.push_back(std::move(note));
+        if (std::string note = check.check_key(name, *value); !note.empty()) notes.push_back(std::move(note));
     return notes;
 }
 

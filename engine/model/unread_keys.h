@@ -1,4 +1,4 @@
-// What a file's metadata says and nothing has read.
+// Checks the metadata keys that the model's family has not read.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace runnel::model {
 
-// Looks at the keys of the model's architecture that nothing has read through `metadata` or a copy of it. One that
-// changes what the model computes throws ModelError, unless its value leaves the computation as it is; keys that
-// say nothing about text (sizes that tensors show, image and sound parts, pooling) are passed over. Returns a
-// note for each of the others.
+// Checks the keys of the model's architecture that were not read through `metadata` or a copy of it. Throws
+// ModelError for a key that changes what the model computes, unless its value is neutral. Ignores keys without
+// an effect on text (sizes that tensors show, image and audio parts, pooling). Returns one note for each other
+// key.
 std::vector<std::string> check_unread_keys(const Metadata &metadata);
 
 }  // namespace runnel::model

@@ -144,9 +144,9 @@ void ChatPrompt::set_thinking(Thinking thinking) {
     if (off && has_effort && has_none) variables["reasoning_effort"] = "none";
     if (off && variables.empty())
         throw std::invalid_argument(std::string("the chat template cannot turn reasoning off") +
-                                    (has_effort ? " (low is the least)" : ""));
+                                    (has_effort ? " (the lowest level is low)" : ""));
     if (thinking == Thinking::On && variables.empty() && reasoning_.kind == ReasoningStyle::Kind::None)
-        throw std::invalid_argument("the chat template knows no reasoning");
+        throw std::invalid_argument("the chat template has no reasoning");
     if (thinking == Thinking::Low || thinking == Thinking::Medium || thinking == Thinking::High) {
         if (!has_effort)
             throw std::invalid_argument("the chat template has no levels of reasoning, only on" +

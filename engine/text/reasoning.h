@@ -13,7 +13,7 @@
 
 namespace runnel::text {
 
-// How a model is to reason; Default leaves it to its template.
+// The reasoning mode; Default: the template's own.
 enum class Thinking { Default, Off, On, Low, Medium, High };
 
 struct ReasoningStyle {

@@ -1,5 +1,5 @@
-// What the lanes of a warp do together: shfl, vote, bar.warp.sync, ldmatrix and mma (PTX ISA 9.7.9, 9.7.13,
-// 9.7.14). All lanes have arrived when one of these runs.
+// The collectives of a warp: shfl, vote, bar.warp.sync, ldmatrix and mma (PTX ISA 9.7.9, 9.7.13, 9.7.14). They
+// run when all lanes have arrived.
 #include <algorithm>
 #include <cstring>
 
@@ -12,8 +12,7 @@ namespace {
 
 void expect_full_mask(Warp &w, const Step &s, size_t input) {
     w.for_lanes([&](int lane) {
-        if (w.row<uint32_t>(s.s[input])[lane] != kAllLanes)
-            throw Error("a member mask that is not all lanes");
+        if (w.row<uint32_t>(s.s[input])[lane] != kAllLanes) throw Error("a member mask without all lanes");
     });
 }
 
@@ -77,8 +76,8 @@ void add_vote(Operations &all, const std::string &spelling) {
 
 // --- matrices ----------------------------------------------------------------------------------------------
 
-// Rows of 8 16-bit values, whose addresses lanes 8 m to 8 m + 7 give for matrix m. Register m of lane l holds
-// row l / 4, columns 2 (l mod 4) (low half) and 2 (l mod 4) + 1; of the transposed matrix with kTransposed.
+// Lanes 8 m to 8 m + 7 hold the addresses of the rows of matrix m, 8 16-bit values each. Register m of lane l gets
+// row l / 4, columns 2 (l mod 4) (low half) and 2 (l mod 4) + 1; with kTransposed, of the transposed matrix.
 template <size_t kMatrices, bool kTransposed>
 void run_ldmatrix(Warp &w, const Step &s) {
     uint16_t values[kMatrices][8][8];
@@ -118,8 +117,8 @@ float half_at(uint32_t pair, size_t i, bool is_bf16) {
 //   A is at row g, or g + 8 if i mod 4 >= 2, column 2 t + i mod 2, + 8 if i >= 4;
 //   B is at row 2 t + i mod 2, + 8 if i >= 2, column g;
 //   C and D is at row g, or g + 8 if i >= 2, column 2 t + i mod 2.
-// Products are exact. The ISA does not say how sums round: here each product is added in the order of the
-// columns of A, beginning with C, and each sum is rounded to nearest.
+// Products are exact. The ISA does not specify the rounding of sums: here products are added to C in the
+// order of A's columns, and each sum is rounded to nearest.
 template <size_t kDepth, bool kBf16>
 void run_mma(Warp &w, const Step &s) {
     constexpr size_t kA = kDepth / 4, kB = kDepth / 8;  // registers

@@ -10,7 +10,7 @@ namespace runnel::ptx {
 
 namespace {
 
-// The number of two of which one is NaN; -0 lies below +0.
+// If one operand is NaN, the result is the other one; -0 < +0.
 float greater(float a, float b) {
     if (a != a) return canonical(b);
     if (b != b) return a;
@@ -34,7 +34,7 @@ uint32_t on_halves(uint32_t a, uint32_t b, uint32_t c) {
     return result;
 }
 
-// To an integer: NaN gives 0, what is out of range the nearest end.
+// To an integer: NaN gives 0, values out of range are clamped.
 template <class T>
 T clamped(float x) {
     if (x != x) return 0;
@@ -77,7 +77,7 @@ void add_floats(Operations &all) {
     add_map(all, "min.f32", [](float a, float b) -> float { return lesser(a, b); });
     add_map(all, "neg.f32", [](uint32_t a) -> uint32_t { return a ^ 0x80000000u; });
     add_map(all, "abs.f32", [](uint32_t a) -> uint32_t { return a & 0x7fffffffu; });
-    // Sums and products of two f16 are exact in f64, and so is what a third one may move of a product's rounding.
+    // f64 is exact for sums and products of two f16, and wide enough to round a fused third operand correctly.
     add_map(all, "add.rn.f16x2", [](uint32_t a, uint32_t b) -> uint32_t {
         return on_halves<[](double x, double y, double) { return x + y; }>(a, b, 0);
     });
@@ -105,7 +105,7 @@ static void add_integer_conversion(Operations &all, const std::string &spelling)
                            b.output(0, bits_of<To>);
                            b.input(1, bits_of<From>, true);
                            if (sizeof(From) == 8 || !s.inputs_wide) return;
-                           // The low bits of a register of 64.
+                           // The low bits of a 64-bit register.
                            s.run = [](Warp &w, const Step &step) {
                                struct Convert {
                                    To operator()(uint64_t a) const {

@@ -10,7 +10,7 @@ namespace {
 
 template <class T>
 using Unsigned = std::make_unsigned_t<T>;
-// What C++ does not promote to int, so that products wrap.
+// An unsigned type that is not promoted to int, so that products wrap.
 template <class T>
 using Wrapping = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
 
@@ -23,7 +23,7 @@ Wrapping<T> extended(T value) {
     return static_cast<Wrapping<T>>(static_cast<Unsigned<T>>(value));
 }
 
-// Unspecified by the ISA for a zero divisor: all ones here.
+// Division by zero is unspecified in the ISA; here it gives all ones.
 template <class T>
 T quotient(T a, T b) {
     if (b == 0) return static_cast<T>(-1);
@@ -39,7 +39,7 @@ T remainder(T a, T b) {
     return static_cast<T>(a % b);
 }
 
-// Counts of the width and more shift everything out.
+// Shift counts of the width or more shift out all bits.
 template <class T>
 T shifted_left(T a, uint32_t count) {
     return count >= 8 * sizeof(T) ? T{0} : wrapped<T>(extended(a) << count);
@@ -69,7 +69,7 @@ void add_arithmetic(Operations &all, const std::string &type) {
     }
 }
 
-// 16 and 32 bits, to twice the width.
+// Products of 16 and 32 bits, with twice the width.
 template <class T, class Wide>
 void add_wide(Operations &all, const std::string &type) {
     add_map(all, "mul.wide." + type,
@@ -114,8 +114,8 @@ void add_selection(Operations &all, const std::string &type) {
     add_map(all, "selp." + type, [](T a, T b, bool p) -> T { return p ? a : b; });
 }
 
-// Byte n of the result is the byte of b:a that nibble n of the selector names; its top bit: that byte's sign,
-// repeated.
+// Byte n of the result is the byte of b:a selected by nibble n. If the nibble's top bit is set, it is that byte's
+// sign, replicated.
 uint32_t permuted(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = uint64_t{b} << 32 | a;
     uint32_t result = 0;
@@ -128,7 +128,7 @@ uint32_t permuted(uint32_t a, uint32_t b, uint32_t selector) {
     return result;
 }
 
-// Bit i of the table: the result for bits a, b, c that make up i = 4a + 2b + c.
+// Bit i = 4a + 2b + c of the table is the result for bits a, b, c.
 uint32_t looked_up(uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
     uint32_t result = 0;
     for (uint32_t i = 0; i < 8; ++i)
@@ -153,7 +153,7 @@ uint32_t extracted(uint32_t a, uint32_t position, uint32_t length) {
 
 // --- mov ---------------------------------------------------------------------------------------------------
 
-// Lists pack and unpack, lowest part first.
+// Lists are packed and unpacked, lowest part first.
 void run_pack(Warp &w, const Step &s) {
     w.for_lanes([&](int lane) {
         uint64_t value = 0;

@@ -1,4 +1,4 @@
-// The interpreter on PTX written by hand: what the ISA says of each kind of instruction, and what it must refuse.
+// The interpreter on hand-written PTX: results as specified by the ISA, and errors that it must detect.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -30,7 +30,7 @@ bool fails_with(const std::string &body, const std::string &words, const Setting
     return found;
 }
 
-// One instruction of up to three words, which are in the input of threads 0 to 2; d is stored.
+// The result %r0 of instructions whose inputs are %r1 to %r3, also as %f1 to %f3, and %h1.
 uint32_t value_of(const std::string &instruction, uint32_t a, uint32_t b = 0, uint32_t c = 0) {
     std::vector<uint32_t> in(64);
     in[0] = a, in[1] = b, in[2] = c;
@@ -47,15 +47,15 @@ uint32_t bits(float x) {
 
 }  // namespace
 
-TEST_CASE("ptx: what is not supported is an error that names line and instruction") {
+TEST_CASE("ptx: an unsupported instruction is an error with line and instruction") {
     CHECK(fails_with("madc.hi.u32 %r1, %r2, %r3, %r4;", "unknown instruction madc.hi.u32"));
     CHECK(fails_with("add.ftz.f32 %f1, %f2, %f3;",
                      "test.ptx:21: add.ftz.f32: unknown instruction add.ftz.f32"));
     CHECK(fails_with("add.s32 %r1, %r2, %unknown;", "the address of %unknown"));
     CHECK(fails_with("add.s32 %r1, %r2, %d1;", "%d1 has 64 bits, the operand 32"));
     CHECK(fails_with("add.s32 %r1, %r2;", "too few operands"));
-    CHECK(fails_with("add.s32 %r1, %r2, 1, 2;", "one too many"));
-    CHECK(fails_with("bra nowhere;", "a branch to no label"));
+    CHECK(fails_with("add.s32 %r1, %r2, 1, 2;", "is unexpected"));
+    CHECK(fails_with("bra nowhere;", "a branch to an unknown label"));
     CHECK(fails_with(".local .b8 x[4];", "unknown directive '.local'"));
     CHECK_THROWS_AS(Module(".entry test(", "test.ptx"), Error);
     CHECK_THROWS_AS(Module(".version 9.0\n.func f() {}", "test.ptx"), Error);
@@ -128,7 +128,7 @@ TEST_CASE("ptx: floats: ties, signs of zero, NaN and the order of pairs") {
     }
 }
 
-TEST_CASE("ptx: 16-bit floats: every value comes back, ties go to even") {
+TEST_CASE("ptx: 16-bit floats: every value round-trips, ties go to even") {
     for (uint32_t h = 0; h < 0x7c00; ++h) {
         const double value =
             h < 0x400 ? std::ldexp(h, -24) : std::ldexp(0x400 + (h & 0x3ff), static_cast<int>(h >> 10) - 25);
@@ -150,8 +150,8 @@ TEST_CASE("ptx: 16-bit floats: every value comes back, ties go to even") {
     }
 }
 
-TEST_CASE("ptx: lanes that diverge meet again, and collectives need all of them") {
-    // Odd lanes add 100, each lane loops as often as its index says, then neighbors exchange.
+TEST_CASE("ptx: diverged lanes reconverge, and collectives need all lanes") {
+    // Odd lanes add 100, even ones 1000; lane t loops t + 1 times; then neighbors exchange values.
     const std::string body =
         "and.b32 %r1, %t, 1;\nsetp.eq.s32 %p1, %r1, 0;\nmov.u32 %r2, %t;\n@%p1 bra EVEN;\nadd.s32 %r2, %r2, "
         "100;\n"
@@ -176,7 +176,7 @@ TEST_CASE("ptx: lanes that diverge meet again, and collectives need all of them"
 }
 
 TEST_CASE("ptx: barriers and shared memory") {
-    // The other warp's word.
+    // Each thread reads the word of a thread of the other warp.
     const std::string body =
         "ld.global.u32 %r1, [%in];\nshl.b32 %r2, %t, 2;\nadd.s32 %r3, %s, %r2;\n"
         "st.shared.u32 [%r3], %r1;\nbar.sync 0;\nxor.b32 %r2, %r2, 128;\nadd.s32 %r3, %s, %r2;\n"
@@ -193,12 +193,12 @@ TEST_CASE("ptx: barriers and shared memory") {
         for (uint32_t i = 0; i < 64; ++i) REQUIRE(out[i] == (i ^ 32) * (i ^ 32));
         found |= run_body(without, in, setting) != out;
     }
-    CHECK(found);  // the seeded fault: no barrier
+    CHECK(found);  // without the barrier, some schedule gives another result
     CHECK(fails_with("ld.shared.u32 %r1, [arena+1024];", "of 1024 bytes of shared memory"));
     CHECK(fails_with("ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [arena+8];", "not aligned"));
 }
 
-TEST_CASE("ptx: global memory: bounds, alignment and what is constant") {
+TEST_CASE("ptx: global memory: bounds, alignment and constant ranges") {
     CHECK(fails_with("st.global.u32 [%out+4], %r1;",
                      "test.ptx:21: st.global.u32 (block 0, thread 63): 4 bytes"));
     CHECK(fails_with("ld.global.u32 %r1, [%in+1];", "not aligned"));
@@ -207,8 +207,8 @@ TEST_CASE("ptx: global memory: bounds, alignment and what is constant") {
     CHECK(fails_with("mov.b64 %d1, P;\nld.global.u32 %r1, [%d1];", "0x7000000000000000"));
     Setting constant;
     constant.input = Range::Kind::Constant;
-    CHECK(fails_with("st.global.u32 [%in], %r1;", "in, which is constant", constant));
-    // .nc promises that nobody writes there in this launch, before or after.
+    CHECK(fails_with("st.global.u32 [%in], %r1;", "in, which is constant memory", constant));
+    // .nc requires that the launch never writes this memory, neither before nor after.
     CHECK(fails_with("ld.global.nc.u32 %r1, [%in];\nst.global.u32 [%in], %r1;", ".nc"));
     CHECK(fails_with("st.global.u32 [%in], %r1;\nld.global.nc.L1::no_allocate.u32 %r1, [%in];", ".nc"));
     CHECK(error_of("ld.global.nc.u32 %r1, [%in];\nst.global.u32 [%out], %r1;") == "");
@@ -218,7 +218,7 @@ TEST_CASE("ptx: global memory: bounds, alignment and what is constant") {
     CHECK(fails_with("ld.global.nc.u32 %r1, [%base];\nst.global.u32 [%base+4], %r1;", ".nc", weights));
 }
 
-TEST_CASE("ptx: a dependent launch waits before it touches what the one ahead may write") {
+TEST_CASE("ptx: a dependent launch accesses only weights before its wait") {
     Setting setting;
     setting.dependent = true;
     CHECK(error_of("griddepcontrol.wait;\nld.global.u32 %r1, [%in];", setting) == "");
@@ -233,7 +233,7 @@ TEST_CASE("ptx: a dependent launch waits before it touches what the one ahead ma
     CHECK(error_of("ld.global.u32 %r1, [%in];\ngriddepcontrol.wait;", setting) == "");
 }
 
-TEST_CASE("ptx: cp.async arrives at its wait, reads nothing for zeros") {
+TEST_CASE("ptx: cp.async arrives at its wait, and reads nothing if it writes zeros") {
     const std::string address =
         "shl.b32 %r1, %t, 4;\nadd.s32 %r2, %s, %r1;\nand.b32 %r3, %t, 15;\nmul.wide.u32 %d1, %r3, 16;\n"
         "add.s64 %d2, %base, %d1;\nst.shared.v4.u32 [%r2], {%t, %t, %t, %t};\n";
@@ -254,17 +254,17 @@ TEST_CASE("ptx: cp.async arrives at its wait, reads nothing for zeros") {
         for (uint32_t t = 0; t < 64; ++t) {
             REQUIRE(all[t] == in[4 * (t % 16) + 3]);
             REQUIRE(zeros[t] == 0);
-            REQUIRE(early[t] == (late ? t : in[4 * (t % 16) + 3]));  // the seeded fault: no wait
+            REQUIRE(early[t] == (late ? t : in[4 * (t % 16) + 3]));  // a wait for too few groups
         }
     }
     CHECK(fails_with(address + "mov.u32 %r4, 16;\nadd.s64 %d2, %d2, 8;\n" + copy, "not aligned"));
 }
 
-TEST_CASE("ptx: atomics give back the old value, in whatever order") {
+TEST_CASE("ptx: atomics of all threads take effect, in any order") {
     std::vector<uint32_t> in(64);
     const std::vector<uint32_t> out =
         run_body("atom.global.inc.u32 %r1, [%to], 5;\natom.global.add.u32 %r2, [%to+4], 3;", in);
-    CHECK(out[0] != 0xaaaaaaaau);  // 0xaaaaaaaa >= 5: wraps to 0 first, then 63 more
+    CHECK(out[0] != 0xaaaaaaaau);  // 0xaaaaaaaa >= 5: the first wraps to 0, 63 more follow
     CHECK(out[0] == 63 % 6);
     CHECK(out[1] == 0xaaaaaaaau + 64 * 3);
 }

@@ -1,4 +1,4 @@
-// Loads, stores, atomics, cp.async and what orders them (PTX ISA 9.7.9, 9.7.13).
+// Loads, stores, atomics, cp.async and fences (PTX ISA 9.7.9, 9.7.13).
 #include <algorithm>
 #include <cstring>
 
@@ -23,7 +23,7 @@ const std::byte *BlockMemory::parameter_at(uint64_t address, size_t bytes) const
         throw Error("a read of " + std::to_string(bytes) + " bytes at " +
                     std::to_string(static_cast<int64_t>(offset)) + " of " +
                     std::to_string(parameters.size()) + " bytes of parameters");
-    if (offset % bytes != 0) throw Error("a read of parameters that is not aligned");
+    if (offset % bytes != 0) throw Error("an unaligned read of parameters");
     return parameters.data() + offset;
 }
 
@@ -43,7 +43,7 @@ const std::byte *readable(Warp &w, const Step &s, int lane, size_t bytes, Access
     return w.memory.parameter_at(address, bytes);
 }
 
-// Into registers of the type's size or wider ones: by sign or with zeros.
+// Loads into registers of the type's size, or sign- or zero-extended into wider ones.
 template <Space kSpace, class T, int kParts, Access kAccess>
 void run_load(Warp &w, const Step &s) {
     w.for_lanes([&](int lane) {
@@ -53,7 +53,7 @@ void run_load(Warp &w, const Step &s) {
             const auto extended = static_cast<uint64_t>(values[i]);
             if (s.outputs_wide >> i & 1u)
                 w.row<uint64_t>(s.d[i])[lane] = extended;
-            else  // (A register of 16 bits holds no more.)
+            else  // a 16-bit register has no more bits
                 w.row<uint32_t>(s.d[i])[lane] =
                     static_cast<uint32_t>(extended) & (s.outputs_short >> i & 1u ? 0xffffu : 0xffffffffu);
         }
@@ -91,7 +91,7 @@ template <class T, int kParts>
 void add_accesses(Operations &all, const std::string &type) {
     const std::string vector = kParts == 1 ? "" : ".v" + std::to_string(kParts);
     const std::string end = vector + "." + type;
-    // Generic addresses of these kernels only ever mean global memory: another one is out of bounds.
+    // These kernels use generic addresses for global memory only; others are out of bounds.
     add_load<Space::Global, T, kParts>(all, "ld" + end);
     add_load<Space::Global, T, kParts>(all, "ld.global" + end);
     add_load<Space::Global, T, kParts, Access::ReadNc>(all, "ld.global.nc" + end);
@@ -165,7 +165,7 @@ void arrive(Warp &w, const AsyncCopy &copy, size_t bytes) {
 
 constexpr size_t kCopied = 16;
 
-// [shared], [global], 16, bytes to read: 16, or 0 for zeros, which reads nothing.
+// [shared], [global], 16, bytes to read: 16, or 0, which reads nothing and writes zeros.
 void run_copy(Warp &w, const Step &s) {
     w.for_lanes([&](int lane) {
         const auto to = static_cast<uint32_t>(w.input(s, 0, lane) + static_cast<uint64_t>(s.offset));
@@ -188,7 +188,7 @@ void run_commit(Warp &w, const Step &) {
     });
 }
 
-// All but the youngest groups.
+// Waits for all but the newest groups.
 void run_wait_group(Warp &w, const Step &s) {
     w.for_lanes([&](int lane) {
         auto &groups = w.lanes[static_cast<size_t>(lane)].committed;
@@ -224,7 +224,7 @@ void add_memory(Operations &all) {
                                               b.address(0, Binder::Space::Shared);
                                               b.address(1, Binder::Space::Global);
                                               if (b.immediate(2) != static_cast<int64_t>(kCopied))
-                                                  throw Error("cp.async of another size than 16");
+                                                  throw Error("cp.async: only a size of 16 is supported");
                                               b.input(3, 32);
                                           }});
     all.add("cp.async.commit_group", {run_commit, [](Binder &, Step &) {}});
@@ -235,7 +235,7 @@ void add_memory(Operations &all) {
                                                  }});
     all.add("prefetch.global.L2",
             {run_nothing, [](Binder &b, Step &) { b.address(0, Binder::Space::Global); }});
-    // One thing happens at a time here, so nothing is left to order.
+    // Instructions run one at a time, so fences have no effect.
     all.add("membar.gl", {run_nothing, [](Binder &, Step &) {}});
     all.add("fence.acq_rel.gpu", {run_nothing, [](Binder &, Step &) {}});
     add_map(all, "cvta.to.global.u64", [](uint64_t a) -> uint64_t { return a; });

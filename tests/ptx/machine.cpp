@@ -15,17 +15,17 @@ namespace {
 
 constexpr uint32_t kUnset = 0xdeadbeefu;  // registers before they are written
 
-// Lanes at one step.
+// Lanes at the same step.
 struct Group {
     uint32_t at, lanes;
-    bool waits = false;  // for the others, at a collective
+    bool waits = false;  // for the other lanes, at a collective
 };
 
 struct RunningWarp {
     explicit RunningWarp(BlockMemory &memory) : warp(memory) {}
     Warp warp;
     std::vector<Group> groups;
-    uint32_t waited = kAllLanes;  // lanes that griddepcontrol.wait let through
+    uint32_t waited = kAllLanes;  // lanes that are past griddepcontrol.wait
     int index = 0;                // in the block
     bool at_barrier = false;
     bool finished() const { return groups.empty(); }
@@ -43,9 +43,9 @@ class Machine {
     Machine(const Program &program, const Grid &grid, GlobalMemory &memory, const Schedule &schedule)
         : program_(program), grid_(grid), memory_(memory), schedule_(schedule), random_(schedule.seed) {
         if (grid.threads <= 0 || grid.threads % kLanes != 0 || grid.blocks == 0)
-            fail("a grid of no whole warps");
+            fail("a grid without blocks, or with blocks that are not whole warps");
         if (program.threads != 0 && grid.threads != program.threads)
-            fail("launched with " + std::to_string(grid.threads) + " threads, made for " +
+            fail("launched with " + std::to_string(grid.threads) + " threads, compiled for " +
                  std::to_string(program.threads));
         if (grid.parameters.size() != program.parameter_bytes)
             fail("launched with " + std::to_string(grid.parameters.size()) +
@@ -109,7 +109,7 @@ class Machine {
         blocks_.push_back(std::move(block));
     }
 
-    // One warp, for a while.
+    // Runs one random warp for a random number of steps.
     void run_turn() {
         std::vector<std::pair<size_t, RunningWarp *>> ready;
         for (size_t b = 0; b < blocks_.size(); ++b)
@@ -150,7 +150,7 @@ class Machine {
         }
     }
 
-    // Those at one step are one group again.
+    // Joins groups at the same step.
     static void merge(RunningWarp &w) {
         auto &groups = w.groups;
         std::erase_if(groups, [](const Group &x) { return x.lanes == 0; });
@@ -172,12 +172,12 @@ class Machine {
         }
         if (best == w.groups.size()) {
             w.warp.lane = -1;
-            fail(block, w, w.groups[0].at, "not all lanes of the warp come here");
+            fail(block, w, w.groups[0].at, "not all lanes of the warp reach this instruction");
         }
         return best;
     }
 
-    // Lanes of the group for which the guard holds.
+    // The lanes of the group whose guard is true.
     static uint32_t guarded(RunningWarp &w, const Step &s, uint32_t lanes) {
         if (s.guard < 0) return lanes;
         const uint32_t *p = w.warp.row<uint32_t>(s.guard);
@@ -186,7 +186,7 @@ class Machine {
         return lanes & (s.negated ? ~holds : holds);
     }
 
-    // Of one group. Returns whether there are other groups now than before.
+    // Runs one step of a group. Returns whether the groups have changed.
     bool step(const RunningBlock &block, RunningWarp &w, Group &now) {
         const Step &s = program_.steps[now.at];
         switch (s.kind) {

@@ -1,5 +1,5 @@
-// Runs a grid of an entry. Warps run in lock step: of the lanes that have diverged, those at the lowest step
-// go first, so that structured code meets again by itself; a collective waits until all lanes have come.
+// Runs a grid of an entry. Warps run in lock step. After divergence the lanes at the lowest step run first, so
+// structured code reconverges; a collective waits for all lanes of the warp.
 #pragma once
 
 #include <cstddef>
@@ -13,23 +13,23 @@ namespace runnel::ptx {
 
 struct Grid {
     uint32_t blocks = 1;
-    int threads = 32;   // of a block, whole warps
-    size_t shared = 0;  // bytes that the launch gives
+    int threads = 32;   // per block, a multiple of 32
+    size_t shared = 0;  // bytes of dynamic shared memory
     std::span<const std::byte> parameters;
     // A programmatic dependent launch: before griddepcontrol.wait only constant memory may be read.
     bool dependent = false;
 };
 
-// What a device may do in any way. Results must not depend on it.
+// Choices that a device is free to make. Results must not depend on them.
 struct Schedule {
-    uint64_t seed = 1;           // of the order of blocks and warps, and of when the next warp gets its turn
-    int resident_blocks = 1;     // that run interleaved
+    uint64_t seed = 1;           // for the order of blocks and warps, and the number of steps before a switch
+    int resident_blocks = 1;     // number of blocks that run interleaved
     bool late_copies = true;     // cp.async arrives at its wait, else at once
-    bool highest_first = false;  // of diverged lanes
+    bool highest_first = false;  // diverged lanes at the highest step run first
 };
 
-// Returns the number of warp steps. Throws Error, with file, line, block and thread. All of shared memory holds
-// 0xff before it is written.
+// Returns the number of warp steps. Throws Error with file, line, block and thread. All bytes of shared memory
+// are initialized to 0xff.
 uint64_t run(const Program &program, const Grid &grid, GlobalMemory &memory, const Schedule &schedule = {});
 
 }  // namespace runnel::ptx

@@ -1,5 +1,5 @@
-// mma and ldmatrix on PTX written by hand, against a product of whole matrices; and the faults of inline assembly
-// that they must show: operands in the wrong order, a wrong row of a fragment.
+// mma and ldmatrix on hand-written PTX, compared with a product of whole matrices. Typical faults of inline
+// assembly must change the result: operands in the wrong order, a wrong row of a fragment.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ struct Product {
 
 using Half = uint16_t (*)(double);
 
-// Word l of register r at 32 r + l, by the figures of the ISA: A, then B, then C.
+// A, then B, then C in the layouts of the ISA's figures: register r of lane l is word 32 r + l.
 std::vector<uint32_t> fragments(const Product &p, Half half) {
     std::vector<uint32_t> words;
     const auto pair = [&](float low, float high) {
@@ -62,7 +62,7 @@ std::vector<uint32_t> fragments(const Product &p, Half half) {
     return words;
 }
 
-// What the lanes hold of D behind the instruction; %r0 to %r5 hold A and B in order, %f0 to %f3 C.
+// D after the instruction; %r0 to %r5 hold A, then B; %f0 to %f3 hold C.
 std::vector<float> multiply(const Product &p, Half half, const std::string &instruction) {
     std::string body =
         "and.b32 %r20, %t, 31;\nmul.wide.u32 %d1, %r20, 4;\nadd.s64 %in, %base, %d1;\nadd.s64 %out, %to, "
@@ -91,7 +91,7 @@ std::string mma(const std::string &shape, const std::string &type, const std::st
 
 }  // namespace
 
-TEST_CASE("ptx: mma is the product of the matrices that the fragments make up") {
+TEST_CASE("ptx: mma multiplies the matrices in its fragments") {
     testing::Random random(5);
     const std::string c = "{%f0, %f1, %f2, %f3}";
     for (int i = 0; i < 4; ++i) {
@@ -115,9 +115,9 @@ TEST_CASE("ptx: an mma with swapped operands or a wrong row of a fragment gives 
           c + ", " + a + ", " + b + ", {%f2, %f3, %f0, %f1}",
           "{%f1, %f0, %f2, %f3}, " + a + ", " + b + ", " + c})
         CHECK_MESSAGE(multiply(p, to_f16, mma("m16n8k16", "f16", wrong)) != p.result(), wrong);
-    // The types: bf16 taken for f16.
+    // The wrong type: bf16 read as f16.
     CHECK(multiply(p, to_bf16, mma("m16n8k16", "f16", c + ", " + a + ", " + b + ", " + c)) != p.result());
-    // A and B with each other have other numbers of registers.
+    // Swapped A and B have the wrong numbers of registers.
     CHECK_THROWS_AS(multiply(p, to_f16, mma("m16n8k16", "f16", c + ", " + b + ", " + a + ", " + c)), Error);
 }
 

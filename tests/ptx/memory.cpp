@@ -34,10 +34,10 @@ Range &GlobalMemory::find(uint64_t address, size_t bytes) {
     };
     if (last_ < ranges_.size() && holds(ranges_[last_])) return ranges_[last_];
     const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), address, begins_after);
-    if (after == ranges_.begin()) throw Error(hex(address) + " lies before all memory");
+    if (after == ranges_.begin()) throw Error(hex(address) + " is below all memory ranges");
     Range &range = *(after - 1);
     if (!holds(range))
-        throw Error(std::to_string(bytes) + " bytes at " + hex(address) + ", which is byte " +
+        throw Error(std::to_string(bytes) + " bytes at " + hex(address) + " are out of bounds: byte " +
                     std::to_string(address - range.begin) + " of the " + std::to_string(range.bytes) +
                     " of " + range.name);
     last_ = static_cast<size_t>(after - 1 - ranges_.begin());
@@ -52,17 +52,17 @@ std::byte *GlobalMemory::at(uint64_t address, size_t bytes, Access access, bool 
     const size_t offset = address - range.begin;
     const bool write = access == Access::Write;
     if (range.kind == Range::Kind::Constant && write)
-        throw Error("a write to " + range.name + ", which is constant");
+        throw Error("a write to " + range.name + ", which is constant memory");
     if (range.kind == Range::Kind::Constant) return range.data + offset;
     if (before_wait && (write || range.kind == Range::Kind::Data))
         throw Error("an access of " + range.name +
-                    " before griddepcontrol.wait: the launch ahead may still work");
+                    " before griddepcontrol.wait: the previous launch may not be complete");
     if (access == Access::Read) return range.data + offset;
     const uint8_t now = write ? kWritten : kReadNc, against = write ? kReadNc : kWritten;
     const auto mark = [&](uint8_t &marks) {
         if (marks & against)
             throw Error(".nc: " + range.name + ", byte " + std::to_string(offset) +
-                        ", is read as constant and written in one launch");
+                        ", is read with .nc and written in one launch");
         marks |= now;
     };
     if (range.kind == Range::Kind::Weights) {

@@ -1,5 +1,5 @@
-// Conversions between float formats: to nearest, ties to even; every NaN becomes the format's canonical one,
-// as the PTX ISA has it.
+// Conversions between float formats: to nearest, ties to even. Every NaN becomes the format's canonical NaN, as
+// the PTX ISA specifies.
 #pragma once
 
 #include <bit>
@@ -16,7 +16,7 @@ inline float canonical(float x) {
     return x == x ? x : std::bit_cast<float>(kNan32);
 }
 
-// `kept` of the double's 52 fraction bits, exponents from -`bias` + 1 on; below that, subnormal numbers.
+// Keeps kKept of the double's 52 fraction bits. Exponents below 1 - kBias give subnormal numbers.
 // Overflow becomes infinity, as without .sat or .satfinite.
 template <int kKept, int kBias>
 uint16_t round_to_16(double x) {
@@ -28,7 +28,7 @@ uint16_t round_to_16(double x) {
     const uint64_t magnitude = bits & ~(uint64_t{1} << 63);
     uint64_t rounded;
     if (magnitude < uint64_t{1023 - kBias + 1} << 52) {
-        // The spacing of subnormal numbers is the spacing of doubles from 2^(52 + 1 - bias - kept) on.
+        // Doubles from 2^(52 + 1 - kBias - kKept) on have the spacing of the format's subnormal numbers.
         constexpr uint64_t kMagic = uint64_t{1023 + 52 + 1 - kBias - kKept} << 52;
         rounded = std::bit_cast<uint64_t>(std::bit_cast<double>(magnitude) + std::bit_cast<double>(kMagic)) -
                   kMagic;
@@ -49,7 +49,7 @@ inline uint16_t to_bf16(double x) {
 
 inline float from_f16(uint16_t h) {
     const uint32_t sign = (h & 0x8000u) << 16, magnitude = h & 0x7fffu;
-    // The exponent is too small by 127 - 15: times 2^112, exact for subnormal numbers too.
+    // The exponent is too small by 127 - 15; a factor of 2^112 is exact for subnormal numbers, too.
     float x = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
     if (magnitude >= 0x7c00u) x = std::bit_cast<float>(magnitude == 0x7c00u ? 0x7f800000u : kNan32);
     return std::bit_cast<float>(std::bit_cast<uint32_t>(x) | (magnitude > 0x7c00u ? 0 : sign));

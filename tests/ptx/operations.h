@@ -1,4 +1,4 @@
-// Instructions ready to run: an operation, its registers, and the warp whose lanes it runs for.
+// The operations of instructions, their operands as rows, and the warps that run them.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ namespace runnel::ptx {
 inline constexpr int kLanes = 32;
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// Where the windows of shared memory (32-bit addresses) and of the parameters lie.
+// The base addresses of shared memory (32 bits) and of the parameters.
 inline constexpr uint32_t kSharedBase = 0x400;
 inline constexpr uint64_t kParameterBase = uint64_t{0x70} << 56;
 
@@ -29,14 +29,14 @@ struct Warp;
 struct Step;
 using Run = void (*)(Warp &, const Step &);
 
-// A row of 32 values, one per lane: of a register (>= 0), or ~the number of a constant. Predicates and what
-// has up to 32 bits lie in rows of uint32_t (16-bit values with zeros above), the rest in rows of uint64_t.
+// A row has 32 values, one per lane. Its number is >= 0 for a register, ~n for constant n. Narrow rows (uint32_t)
+// hold predicates and values of up to 32 bits (16-bit values zero-extended), wide rows (uint64_t) the others.
 using Row = int32_t;
 
 struct Step {
     enum class Kind {
-        Plain,       // each lane for itself
-        Collective,  // runs once all lanes of the warp have come
+        Plain,       // lanes are independent
+        Collective,  // runs when all lanes of the warp have arrived
         Branch,      // to `target`
         Return,
         Barrier,  // of the block; all lanes
@@ -47,16 +47,16 @@ struct Step {
     std::array<Row, 4> d{};
     std::array<Row, 10> s{};
     uint8_t outputs = 0, inputs = 0;
-    uint16_t outputs_wide = 0, inputs_wide = 0;  // bit i: row i is of uint64_t
+    uint16_t outputs_wide = 0, inputs_wide = 0;  // bit i: row i is wide
     uint16_t outputs_short = 0;                  // bit i: output i is a register of 16 bits
-    int64_t offset = 0, second_offset = 0;       // of addresses; the count of cp.async.wait_group
+    int64_t offset = 0, second_offset = 0;       // address offsets; the count of cp.async.wait_group
     uint32_t target = 0;
-    Row guard = -1;  // of uint32_t; -1: none
+    Row guard = -1;  // a narrow row; -1: none
     bool negated = false;
     int line = 0;
 };
 
-// What an operation makes of its operands: fills rows, offset and kind of a Step, or throws Error.
+// Operation::bind fills rows, offsets and kind of a Step from the operands, or throws Error.
 class Binder;
 struct Operation {
     Run run = nullptr;
@@ -66,7 +66,7 @@ struct Operation {
 class Operations {
   public:
     static const Operations &all();
-    // Null: not supported.
+    // Null if the instruction is not supported.
     const Operation *find(const std::string &spelling) const;
     void add(const std::string &spelling, Operation operation);
 
@@ -74,25 +74,25 @@ class Operations {
     std::unordered_map<std::string, Operation> known_;
 };
 
-// Operands of the instruction at hand, as rows. Widths are checked: a register of another size than the type's
-// is an Error, but where the ISA lets loads, stores and cvt have a wider one (`or_wider`).
+// Converts the operands of one instruction to rows. A register whose width is not the type's is an Error, except
+// where the ISA allows loads, stores and cvt a wider one (`or_wider`).
 class Binder {
   public:
     virtual ~Binder() = default;
     virtual size_t count() const = 0;                // operands
-    virtual size_t parts(size_t operand) const = 0;  // of a list; 0: it is none
+    virtual size_t parts(size_t operand) const = 0;  // of a list; 0: not a list
     virtual void output(size_t operand, int bits, bool or_wider = false) = 0;
     virtual void input(size_t operand, int bits, bool or_wider = false) = 0;
-    // Every part of a list; a single operand counts as a list of one.
+    // All parts of a list; a single operand is a list of one.
     virtual void outputs(size_t operand, size_t parts, int bits, bool or_wider = false) = 0;
     virtual void inputs(size_t operand, size_t parts, int bits, bool or_wider = false) = 0;
     enum class Space { Global, Shared, Parameter };
     virtual void shuffle_outputs(size_t operand) = 0;       // d|p
-    virtual void address(size_t operand, Space space) = 0;  // one input; its offset, or second_offset
+    virtual void address(size_t operand, Space space) = 0;  // one input, and offset or second_offset
     virtual int64_t immediate(size_t operand) = 0;
 };
 
-// The part of a block that instructions touch.
+// The memory that the instructions of a block access.
 struct BlockMemory {
     GlobalMemory &global;
     std::span<const std::byte> parameters;
@@ -125,11 +125,11 @@ struct Warp {
             return r >= 0 ? &narrow[static_cast<size_t>(r) * kLanes]
                           : const_cast<T *>(&(*narrow_constants)[static_cast<size_t>(~r) * kLanes]);
     }
-    // Of either kind, as Step::inputs_wide and outputs_wide have it.
+    // An input from a narrow or a wide row.
     uint64_t input(const Step &s, size_t i, int of_lane) {
         return s.inputs_wide >> i & 1u ? row<uint64_t>(s.s[i])[of_lane] : row<uint32_t>(s.s[i])[of_lane];
     }
-    // For every lane that runs; f(lane). `lane` is known to messages meanwhile.
+    // Calls f(lane) for every active lane; sets `lane` for error messages.
     template <class F>
     void for_lanes(F f) {
         for (lane = 0; lane < kLanes; ++lane)
@@ -143,12 +143,12 @@ struct Warp {
     const std::vector<uint32_t> *narrow_constants = nullptr;
     const std::vector<uint64_t> *wide_constants = nullptr;
     std::array<Lane, kLanes> lanes;
-    uint32_t active = 0;  // the lanes that the running step is for
-    int lane = -1;        // the one of them at hand
+    uint32_t active = 0;  // lanes of the running step
+    int lane = -1;        // the current one, or -1
     bool before_wait = false;
 };
 
-// --- operations that work on each lane's values alone --------------------------------------------------------
+// --- operations on the values of single lanes ----------------------------------------------------------------
 
 template <class T>
 using Storage = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
@@ -196,7 +196,7 @@ void add_map(Operations &all, const std::string &spelling, R (*)(A...)) {
                  (b.input(i++, bits_of<A>), ...);
              }});
 }
-// d = f(a, b, ...), of a lambda that captures nothing; the types are those of its signature.
+// d = f(a, b, ...) for a lambda without captures, whose signature gives the operand types.
 template <class F>
 void add_map(Operations &all, const std::string &spelling, F f) {
     add_map<F>(all, spelling, +f);

@@ -15,7 +15,7 @@ bool in_word(char c) {
            c == ':';
 }
 
-// Words, numbers and single characters; comments and space are left out.
+// Reads words, numbers and single characters; skips comments and white space.
 class Reader {
   public:
     Reader(std::string_view text, const std::string &file, size_t at = 0, int line = 1)
@@ -28,7 +28,7 @@ class Reader {
     bool done() const { return at_ >= text_.size(); }
     char peek() const { return done() ? '\0' : text_[at_]; }
 
-    // Letters, digits and what names have; "" at anything else. A label's colon is left out, "L1::x" is one.
+    // Letters, digits and in_word() characters; may be "". Excludes a label's colon; "L1::x" is one word.
     std::string_view word() {
         const size_t begin = at_;
         while (at_ < text_.size() && in_word(text_[at_])) {
@@ -51,7 +51,7 @@ class Reader {
     void expect(char c) {
         if (!take(c)) fail(std::string("expected '") + c + "'");
     }
-    // Up to `c`, which is taken.
+    // Skips up to and including `c`.
     void skip_to(char c) {
         while (!done() && text_[at_] != c) {
             if (text_[at_] == '\n') ++line_;
@@ -104,7 +104,7 @@ class Reader {
     int line_;
 };
 
-// Of ".b8", ".u64", ".pred" and the like; 1 for predicates.
+// The width of ".b8", ".u64" and similar types; 1 for ".pred".
 int bits_of(const Reader &in, std::string_view type) {
     static const std::unordered_map<std::string_view, int> known = {
         {".pred", 1}, {".b8", 8},   {".u8", 8},   {".s8", 8},   {".b16", 16}, {".u16", 16},
@@ -115,7 +115,7 @@ int bits_of(const Reader &in, std::string_view type) {
     return found->second;
 }
 
-// ".align 8 .b8 name[88]": name, and where it lies behind `offset`.
+// Parses ".align 8 .b8 name[88]"; the result is placed at or after `offset`, aligned.
 struct Declared {
     std::string name;
     size_t offset, bytes, element;
@@ -149,7 +149,8 @@ class BodyReader {
         for (const Instruction &i : entry_.instructions) {
             if (i.spelling.substr(0, 3) != "bra") continue;
             if (i.operands.size() != 1 || !entry_.labels.count(i.operands[0].name))
-                throw Error(entry_.name + ", line " + std::to_string(i.line) + ": a branch to no label");
+                throw Error(entry_.name + ", line " + std::to_string(i.line) +
+                            ": a branch to an unknown label");
         }
     }
 
@@ -295,7 +296,7 @@ Module::Module(std::string text, std::string file) : text_(std::move(text)), fil
                 } while (in.take(','));
                 in.expect('}');
             }
-            if (table.bytes.size() > d.bytes) in.fail("more values than " + d.name + " has room for");
+            if (table.bytes.size() > d.bytes) in.fail("too many values for " + d.name);
             table.bytes.resize(d.bytes);
             in.expect(';');
         } else if (word == ".entry") {

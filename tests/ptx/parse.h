@@ -1,5 +1,5 @@
-// The text of PTX as nvcc writes it, taken apart: entries with their instructions, registers and parameters,
-// shared memory, tables. What an instruction means is not known here (operations.h).
+// Parses PTX as nvcc writes it: entries with their instructions, registers and parameters, shared memory, and
+// tables. The semantics of instructions are in operations.h.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace runnel::ptx {
 
-// Text that cannot be read or is not supported, and what a running kernel does wrong.
+// Invalid or unsupported PTX, or an error of a running kernel.
 class Error : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -27,8 +27,8 @@ struct Operand {
     };
     Kind kind = Kind::Immediate;
     int reg = -1;           // index into Entry::registers
-    uint64_t bits = 0;      // integers sign-extended; floats as they are written: 0f3f800000
-    bool is_float = false;  // written that way
+    uint64_t bits = 0;      // integers sign-extended; floats as bits: 0f3f800000
+    bool is_float = false;  // an immediate written as 0f...
     std::string name;
     int64_t offset = 0;
     std::vector<Operand> parts;
@@ -58,7 +58,7 @@ struct Entry {
     int threads = 0;  // .maxntid; 0: not stated
     std::vector<Register> registers;
     std::vector<Instruction> instructions;
-    std::map<std::string, size_t> labels;  // index of the instruction behind it
+    std::map<std::string, size_t> labels;  // index of the next instruction
 };
 
 struct Shared {
@@ -69,7 +69,7 @@ struct Table {
     std::vector<std::byte> bytes;
 };
 
-// A file. Entries are read when they are asked for: a file may have megabytes of them.
+// A file. entry() parses one entry at a time, because a file may have megabytes of them.
 class Module {
   public:
     // file: for messages. Throws Error.
@@ -79,8 +79,8 @@ class Module {
     int target() const { return target_; }  // 90: sm_90
     std::vector<std::string> entries() const;
     Entry entry(const std::string &name) const;  // throws Error
-    // Static shared memory by name, from offset 0 on. The one extern array has all that the launch gives and
-    // 0 bytes here; it begins behind the others.
+    // Static shared memory by name, from offset 0 on. The one extern array stands for the dynamic shared memory
+    // of the launch: it has 0 bytes here and follows the others.
     const std::map<std::string, Shared> &shared() const { return shared_; }
     const std::map<std::string, Table> &tables() const { return tables_; }
 

@@ -38,7 +38,7 @@ class Constants {
     std::map<T, Row> known_;
 };
 
-// Fills steps. Registers have the number kSpecials + their index until rows are given out.
+// Fills steps. Registers are numbered kSpecials + index until RowAllocator assigns rows.
 class StepBinder : public Binder {
   public:
     StepBinder(const Module &module, const Entry &entry, Program &program)
@@ -58,7 +58,7 @@ class StepBinder : public Binder {
     }
     void finish() const {
         for (size_t i = 0; i < now_->operands.size(); ++i)
-            if (!used_.count(i)) throw Error("operand " + std::to_string(i) + " is one too many");
+            if (!used_.count(i)) throw Error("operand " + std::to_string(i) + " is unexpected");
     }
 
     size_t count() const override { return now_->operands.size(); }
@@ -85,7 +85,7 @@ class StepBinder : public Binder {
     void address(size_t operand, Space space) override {
         const Operand &o = take(operand);
         if (o.kind != Operand::Kind::Address)
-            throw Error("operand " + std::to_string(operand) + " is no address");
+            throw Error("operand " + std::to_string(operand) + " is not an address");
         (step_->inputs == 0 ? step_->offset : step_->second_offset) = o.offset;
         const int bits = space == Space::Shared ? 32 : 64;
         if (o.reg >= 0) {
@@ -97,7 +97,7 @@ class StepBinder : public Binder {
         const bool is_shared = symbols_.count(o.name) > 0;
         const bool is_parameter = entry_.parameters.count(o.name) > 0;
         if (is_shared != (space == Space::Shared) || is_parameter != (space == Space::Parameter))
-            throw Error(o.name + " lies in another state space");
+            throw Error(o.name + " is in another state space");
         add_row(bits == 64,
                 bits == 64 ? wide_.row(symbol(o.name)) : narrow_.row(static_cast<uint32_t>(symbol(o.name))));
     }
@@ -135,7 +135,7 @@ class StepBinder : public Binder {
 
     int check(const Operand &o, int bits, bool or_wider) const {
         const Register &r = entry_.registers[static_cast<size_t>(o.reg)];
-        // There are no registers of 8 bits: such values lie in wider ones.
+        // 8-bit registers do not exist: such values are in wider ones.
         const bool fits = r.bits == bits || (r.bits > bits && bits > 1 && (or_wider || bits == 8));
         if (!fits)
             throw Error(r.name + " has " + std::to_string(r.bits) + " bits, the operand " +
@@ -143,7 +143,7 @@ class StepBinder : public Binder {
         return r.bits;
     }
     void add_output(const Operand &o, int bits, bool or_wider) {
-        if (o.kind != Operand::Kind::Register) throw Error("a result that is no register");
+        if (o.kind != Operand::Kind::Register) throw Error("a result that is not a register");
         const int has = check(o, bits, or_wider);
         if (step_->outputs >= step_->d.size()) throw Error("too many results");
         if (has == 64) step_->outputs_wide |= static_cast<uint16_t>(1u << step_->outputs);
@@ -201,7 +201,7 @@ void bind_control(StepBinder &binder, const Entry &entry, const Instruction &i, 
     } else if (i.spelling == "griddepcontrol.wait") {
         step.kind = Step::Kind::Wait;
     } else if (i.spelling == "griddepcontrol.launch_dependents") {
-        step.run = [](Warp &, const Step &) {};  // a permission for the next launch, which runs later here
+        step.run = [](Warp &, const Step &) {};  // no effect: launches do not overlap here
     } else {
         throw Error("unknown instruction " + i.spelling);
     }
@@ -209,7 +209,7 @@ void bind_control(StepBinder &binder, const Entry &entry, const Instruction &i, 
 
 // --- rows --------------------------------------------------------------------------------------------------
 
-// Where each register is live, as one interval of steps, and rows such that no two overlap in one.
+// Computes each register's live interval of steps, and assigns rows so that none has overlapping intervals.
 class RowAllocator {
   public:
     RowAllocator(const Entry &entry, Program &program) : entry_(entry), program_(program) {
@@ -219,7 +219,7 @@ class RowAllocator {
     }
 
   private:
-    // Registers, 64 to a word.
+    // A set of registers, 64 per word.
     struct Set {
         explicit Set(size_t registers) : words((registers + 63) / 64) {}
         void add(size_t r) { words[r / 64] |= uint64_t{1} << (r % 64); }
@@ -236,14 +236,14 @@ class RowAllocator {
         void include(size_t at) { first = std::min(first, at), last = std::max(last, at); }
     };
 
-    // f(register) for what a step reads.
+    // Calls f(register) for every register that a step reads.
     template <class F>
     static void for_reads(const Step &s, F f) {
         for (size_t i = 0; i < s.inputs; ++i)
             if (s.s[i] >= kSpecials) f(static_cast<size_t>(s.s[i] - kSpecials));
         if (s.guard < kSpecials) return;
         f(static_cast<size_t>(s.guard - kSpecials));
-        for_writes(s, f);  // where the guard is false the old value stays
+        for_writes(s, f);  // a false guard keeps the old value
     }
     template <class F>
     static void for_writes(const Step &s, F f) {
@@ -311,7 +311,7 @@ class RowAllocator {
         }
     }
 
-    // A row is free again one step behind the last use: a step may write while it still reads.
+    // A row is free from the step after its last use: a step may write a result before it reads all inputs.
     void give_rows() {
         std::vector<size_t> order;
         for (size_t r = 0; r < intervals_.size(); ++r)
@@ -362,7 +362,7 @@ Program compile(const Module &module, const Entry &entry) {
     for (const auto &[name, shared] : module.shared())
         program.static_shared = std::max(program.static_shared, shared.offset + shared.bytes);
     for (const auto &[name, table] : module.tables()) {
-        auto *data = const_cast<std::byte *>(table.bytes.data());  // (constant: nothing writes to it)
+        auto *data = const_cast<std::byte *>(table.bytes.data());  // never written: the range is constant
         program.tables.push_back(
             {name, reinterpret_cast<uint64_t>(data), table.bytes.size(), data, Range::Kind::Constant});
     }
@@ -391,7 +391,7 @@ Program compile(const Module &module, const Entry &entry) {
         program.steps.push_back(step);
         program.spellings.push_back(i.spelling);
     }
-    // (A label may stand behind the last instruction.)
+    // A label may follow the last instruction.
     Step end;
     end.kind = Step::Kind::Return;
     program.steps.push_back(end);

@@ -17,6 +17,7 @@
 
 #include "tests/gpu/cubin.h"
 #include "tests/simt/memory.h"
+#include "tests/support/listener.h"
 #include "tests/support/random.h"
 
 namespace runnel::ptx {
@@ -33,7 +34,7 @@ uintptr_t load_address() {
     dl_iterate_phdr(
         [](dl_phdr_info *info, size_t, void *to) {
             *static_cast<uintptr_t *>(to) = info->dlpi_addr;
-            return 1;  // the first is the program itself
+            return 1;  // the first object is the program itself
         },
         &base);
     return base;
@@ -48,7 +49,7 @@ T at(const std::string &bytes, size_t offset) {
     return value;
 }
 
-// Names of the kernels' entries in this program, from its symbol table: they are local to their files.
+// The kernels' entries in this program, from its symbol table, because their symbols are local.
 std::map<const void *, std::string> entry_names() {
     const std::string self = read_file("/proc/self/exe");
     const auto header = at<Elf64_Ehdr>(self, 0);
@@ -77,7 +78,7 @@ bool same_half(uint32_t a, uint32_t b) {
     return a == b || (is_nan(a) && is_nan(b));
 }
 
-// The first byte that differs, if any does.
+// The offset of the first difference, if there is one.
 std::optional<size_t> difference(const std::byte *a, const std::byte *b, size_t bytes) {
     for (size_t i = 0; i < bytes;) {
         const size_t n = std::min<size_t>(4096, bytes - i);
@@ -97,7 +98,7 @@ std::optional<size_t> difference(const std::byte *a, const std::byte *b, size_t 
     return std::nullopt;
 }
 
-// Kernels that leave keys of 64 bits in any order (select.cu: the next launch sorts them).
+// The kernel that writes 64-bit keys in any order (select.cu; the next launch sorts them).
 const char *const kUnordered = "CandidateChunk";
 
 bool same_keys(const std::byte *a, const std::byte *b, size_t bytes) {
@@ -141,7 +142,7 @@ Replay::Replay(const std::vector<std::filesystem::path> &paths) : names_(entry_n
         for (const auto &file : std::filesystem::recursive_directory_iterator(path))
             if (file.path().extension() == ".ptx") read(file.path());
     }
-    if (texts_.empty()) throw Error("no PTX where RUNNEL_PTX says");
+    if (texts_.empty()) throw Error("RUNNEL_PTX: no PTX entries in these paths");
     counts_.entries = texts_.size();
 }
 
@@ -174,7 +175,7 @@ Replay::Text *Replay::find(const simt::LaunchCall &call) {
     return text == texts_.end() ? nullptr : text->second.get();
 }
 
-// Weights are read where they are, and copied by the first write (of the kernel that makes tiles).
+// Weights are not copied before the first write to them (by the kernel that makes tiles).
 void Replay::copy_memory() {
     memory_ = GlobalMemory();
     copies_.clear();
@@ -206,7 +207,7 @@ void Replay::before(const simt::LaunchCall &call) {
         grid.threads = call.kernel.threads;
         grid.shared = call.shape.shared.on(false);
         grid.parameters = call.params;
-        // (Text for less than sm_90 has no wait; a driver that compiles it launches nothing as dependent.)
+        // (PTX for less than sm_90 has no wait, and its launches are not dependent.)
         grid.dependent = call.shape.dependent && running_->module->target() >= 90;
         counts_.steps += run(program, grid, memory_,
                              {seed, seed >> 8 & 1u ? 1 : 3, (seed >> 9 & 1u) != 0, (seed >> 10 & 1u) != 0});
@@ -231,7 +232,7 @@ void Replay::after(const simt::LaunchCall &call) {
 }
 
 Replay *replay() {
-    static const std::unique_ptr<Replay> asked_for = []() -> std::unique_ptr<Replay> {
+    static const std::unique_ptr<Replay> instance = []() -> std::unique_ptr<Replay> {
         const char *paths = std::getenv("RUNNEL_PTX");
         if (!paths) return nullptr;
         std::istringstream list(paths);
@@ -239,15 +240,15 @@ Replay *replay() {
         for (std::string path; std::getline(list, path, ':');) all.emplace_back(path);
         return std::make_unique<Replay>(all);
     }();
-    return asked_for.get();
+    return instance.get();
 }
 
 namespace {
 
-// Begins before the first test case, and says at the end what was repeated.
-class ReplayListener : public doctest::IReporter {
+// Observes launches from the first test case on, and reports the counts at the end.
+class ReplayListener : public testing::Listener {
   public:
-    explicit ReplayListener(const doctest::ContextOptions &) {}
+    using Listener::Listener;
     void test_run_start() override { simt::observe_launches(replay()); }
     void test_run_end(const doctest::TestRunStats &) override {
         if (!replay()) return;
@@ -263,16 +264,6 @@ class ReplayListener : public doctest::IReporter {
                     static_cast<unsigned long long>(counts.turing), static_cast<unsigned long long>(without));
         for (const auto &[name, n] : counts.without_text) std::printf("[ptx]   %s\n", name.c_str());
     }
-    void report_query(const doctest::QueryData &) override {}
-    void test_case_start(const doctest::TestCaseData &) override {}
-    void test_case_reenter(const doctest::TestCaseData &) override {}
-    void test_case_end(const doctest::CurrentTestCaseStats &) override {}
-    void test_case_exception(const doctest::TestCaseException &) override {}
-    void subcase_start(const doctest::SubcaseSignature &) override {}
-    void subcase_end() override {}
-    void log_assert(const doctest::AssertData &) override {}
-    void log_message(const doctest::MessageData &) override {}
-    void test_case_skipped(const doctest::TestCaseData &) override {}
 };
 DOCTEST_REGISTER_LISTENER("ptx", 1, ReplayListener);
 

@@ -1,4 +1,4 @@
-// Repeats launches of the emulated device on the interpreter and compares the memory that both leave.
+// Repeats launches of the emulated device on the interpreter, and compares the resulting memory.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,22 @@
 
 namespace runnel::ptx {
 
-// Every launch of a kernel whose PTX is there runs on a copy of the device's memory first, in an order of its own,
-// and then in the emulator; the memory must be the same afterwards to the bit (a NaN equals a NaN). A difference, and
-// what the interpreter finds wrong, is a Violation of the launch. Launches of other kernels, and those of devices
-// of sm_75, for which kernels have another version, are counted.
+// Every launch of a kernel with PTX first runs on the interpreter, with a copy of the device's memory and a schedule
+// of its own, and then in the emulator. Afterwards both memories must be bit-identical (all NaNs are equal). A
+// difference or an Error of the interpreter is a Violation of the launch. Other launches are only counted: of kernels
+// without PTX, and on devices of sm_75, which have their own versions of kernels.
 class Replay : public simt::LaunchObserver {
   public:
-    // Files, and folders with all *.ptx below them. Throws Error if there is none.
+    // paths: files, and folders that are searched for *.ptx. Throws Error if there are no entries.
     explicit Replay(const std::vector<std::filesystem::path> &paths);
     ~Replay() override;
 
     void before(const simt::LaunchCall &call) override;
     void after(const simt::LaunchCall &call) override;
 
-    // The file with the kernel's text, by body_name(); empty: there is none.
+    // The file with the PTX of a kernel, given by its body_name(); empty if there is none.
     std::string file_of(const std::string &kernel) const;
-    // Reads all entries. Throws Error for what is not supported.
+    // Compiles all entries. Throws Error if one is not supported.
     void compile_all();
 
     struct Counts {
@@ -45,7 +45,7 @@ class Replay : public simt::LaunchObserver {
 
     std::vector<std::unique_ptr<Module>> modules_;
     std::map<std::string, std::unique_ptr<Text>> texts_;  // by body_name()
-    std::map<const void *, std::string> names_;           // of entries of this program
+    std::map<const void *, std::string> names_;           // of the kernels' entries in this program
     GlobalMemory memory_;
     std::vector<std::vector<std::byte>> copies_;
     Text *running_ = nullptr;
@@ -53,7 +53,7 @@ class Replay : public simt::LaunchObserver {
     Counts counts_;
 };
 
-// The one that the environment asks for: RUNNEL_PTX=PATH[:PATH...]. Null: none.
+// The Replay for RUNNEL_PTX=PATH[:PATH...]; null if the variable is not set.
 Replay *replay();
 
 }  // namespace runnel::ptx

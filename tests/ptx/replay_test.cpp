@@ -1,4 +1,4 @@
-// The text that nvcc made (RUNNEL_PTX; `make ptx-sample`), and faults put into it: each must be found in a launch.
+// nvcc's PTX (RUNNEL_PTX; `make ptx-sample`), and faults injected into it, each of which a launch must find.
 #include "tests/ptx/replay.h"
 
 #include <doctest/doctest.h>
@@ -24,7 +24,7 @@ namespace {
 const bool kNoText = std::getenv("RUNNEL_PTX") == nullptr;
 const char *const kSoftcap = "Softcap", *const kLinear = "Linear<(TileFormat)14, 1, false>";
 
-// The file with the kernel's text, in which every match of the pattern is replaced.
+// The PTX file of a kernel with every match of the pattern replaced.
 std::string changed(const std::string &kernel, const std::string &pattern, const std::string &by) {
     const std::string file = ptx::replay()->file_of(kernel);
     REQUIRE_MESSAGE(!file.empty(), kernel);
@@ -62,7 +62,7 @@ void run_linear() {
     stream.wait();
 }
 
-// What the launches throw with such text; empty: nothing.
+// The error of the launches with this PTX; empty if there is none.
 std::string found(const std::string &text, void (*launches)()) {
     const testing::TemporaryDirectory folder;
     const std::filesystem::path file = folder / "changed.ptx";
@@ -81,11 +81,11 @@ std::string found(const std::string &text, void (*launches)()) {
 
 }  // namespace
 
-TEST_CASE("ptx: every entry of the text at hand is supported" * doctest::skip(kNoText)) {
+TEST_CASE("ptx: every entry of nvcc's PTX is supported" * doctest::skip(kNoText)) {
     CHECK_NOTHROW(ptx::replay()->compile_all());
 }
 
-TEST_CASE("ptx: faults put into a kernel's text are found in its launch" * doctest::skip(kNoText)) {
+TEST_CASE("ptx: faults injected into a kernel's PTX are found in its launch" * doctest::skip(kNoText)) {
     const auto softcap = [](const std::string &pattern, const std::string &by) {
         return found(changed(kSoftcap, pattern, by), run_softcap);
     };
@@ -100,13 +100,13 @@ TEST_CASE("ptx: faults put into a kernel's text are found in its launch" * docte
     };
     CHECK(softcap("no such thing|$", "") == "");
     CHECK(linear("no such thing|$", "") == "");
-    // x is read and written.
+    // The kernel writes the values that it reads.
     CHECK(says(softcap("ld\\.global\\.f32", "ld.global.nc.f32"), ".nc"));
     CHECK(says(softcap("griddepcontrol\\.wait;", ""), "griddepcontrol.wait"));
     CHECK(says(linear("griddepcontrol\\.wait;", ""), "griddepcontrol.wait"));
     // Operands in the wrong order.
     CHECK(differs(linear("sub\\.rn\\.f16x2 (\\S+), (\\S+), (\\S+);", "sub.rn.f16x2 $1, $3, $2;")));
-    // Fragments: A's rows and columns that are 8 further, its rows, B's halves.
+    // Fragments in the wrong order: A's rows and columns + 8, A's rows + 8, B's halves.
     const std::string mma =
         "(mma\\.sync\\S+ \\{[^}]*\\}, )\\{(\\S+), (\\S+), (\\S+), (\\S+)\\}, \\{(\\S+), (\\S+)\\}";
     CHECK(differs(linear(mma, "$1{$2, $4, $3, $5}, {$6, $7}")));

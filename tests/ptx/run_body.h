@@ -1,4 +1,4 @@
-// Bodies of PTX written by hand, run on two buffers.
+// Runs hand-written PTX bodies on two buffers.
 #pragma once
 
 #include <bit>
@@ -11,8 +11,8 @@
 
 namespace runnel::ptx {
 
-// The body finds in %in and %out the addresses of its thread's words in two buffers, in %base and %to those of
-// the buffers; %t is its index.
+// For the body: %in and %out are the addresses of the thread's words in two buffers, %base and %to those of the
+// buffers, and %t is the thread's index.
 inline const std::string kHead =
     ".version 9.0\n.target sm_90\n.address_size 64\n"
     ".extern .shared .align 128 .b8 arena[];\n"
@@ -32,7 +32,7 @@ struct Setting {
     Schedule schedule = {};
 };
 
-// What the body leaves in a buffer of as many words as `in`.
+// The output buffer after the run; it has as many words as `in`.
 inline std::vector<uint32_t> run_body(const std::string &body, std::vector<uint32_t> in,
                                       const Setting &setting = {}) {
     std::vector<uint32_t> out(in.size(), 0xaaaaaaaau);

@@ -134,7 +134,7 @@ void read_shared(Launch &launch, const void *p, size_t bytes) {
     const SharedBytes at = shared_range(launch, p, bytes);
     for (size_t i = at.offset; i < at.offset + bytes; ++i) {
         if (at.shadow.writers[i] >> 30 != launch.this_run())
-            launch.fail("reads byte " + std::to_string(i) + " of shared memory, which nobody has written");
+            launch.fail("reads byte " + std::to_string(i) + " of shared memory, which was never written");
         note_read(launch, launch.this_run(), at.shadow.writers[i], at.shadow.readers[i], "shared memory", i);
     }
 }
@@ -144,7 +144,7 @@ void expect_initialized(Launch &launch, const GlobalBytes &at, size_t bytes) {
     for (size_t i = 0; i < bytes; ++i)
         if (!written[i])
             launch.fail("reads byte " + std::to_string(at.offset + i - at.region.begin) + " of " +
-                        at.region.name + ", which nobody has written");
+                        at.region.name + ", which was never written");
 }
 
 void expect_waited(Launch &launch, const NamedRegion &region, const char *what) {
@@ -234,7 +234,7 @@ void on_atomic(void *p, size_t bytes) {
     if (is_shared(p)) {
         const SharedBytes at = shared_range(launch, p, bytes);
         if (at.shadow.writers[at.offset] >> 30 != launch.this_run())
-            launch.fail("an atomic on shared memory that nobody has written");
+            launch.fail("an atomic on shared memory that was never written");
         write_shared(launch, p, bytes, mine);
         return;
     }

@@ -354,8 +354,7 @@ void Launch::fail(const std::string &what) {
     for (;;) lane_->fiber.leave();
 }
 
-// --- which accesses are known to whom
-// ------------------------------------------------------------------------
+// --- which accesses a lane knows to have happened -----------------------------------------------------------
 
 Access Launch::stamp() const {
     const Warp &w = *lane_->warp;
@@ -403,7 +402,7 @@ void Launch::hand_over(const void *atomic) {
 
 std::string Launch::describe(const Access &access) const {
     std::string text = "thread " + std::to_string(access.warp * kLanes + access.lane);
-    if (access.block < first_run_) return text + " of the launch ahead";
+    if (access.block < first_run_) return text + " of the previous launch";
     if (access.block >= first_run_ + order_.size()) return text + " of the launch behind";
     if (access.block != this_run_) text += " of block " + std::to_string(order_[access.block - first_run_]);
     return text;

@@ -133,7 +133,7 @@ class Memory {
 
 Memory &memory();
 
-// Held by whoever uses the device: the emulator does one thing at a time.
+// Held during all use of the device: the emulator runs one operation at a time.
 std::recursive_mutex &device_lock();
 
 }  // namespace runnel::simt

@@ -1,12 +1,12 @@
-// Who hears of every launch on the emulated device.
+// An observer of the launches on the emulated device.
 #pragma once
 
 #include "tests/simt/block.h"
 
 namespace runnel::simt {
 
-// Called under device_lock(), right before a launch runs and right after it ran without a Violation. Either may
-// throw one, as the launch itself would.
+// before() is called right before a launch, after() right after a launch without a Violation; both with
+// device_lock() held. Both may throw a Violation, which counts as one of the launch.
 class LaunchObserver {
   public:
     virtual ~LaunchObserver() = default;
@@ -14,7 +14,7 @@ class LaunchObserver {
     virtual void after(const LaunchCall &call) = 0;
 };
 
-// From the next launch on; null: nobody. The observer outlives its use.
+// Sets the observer from the next launch on; null: none. The caller keeps it alive until it is replaced.
 void observe_launches(LaunchObserver *observer);
 
 }  // namespace runnel::simt

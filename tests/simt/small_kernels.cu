@@ -24,8 +24,7 @@ DEVICE int global_index() {
     return block_index() * block_threads() + thread_index();
 }
 
-// --- correct kernels
-// -----------------------------------------------------------------------------------------
+// --- correct kernels -----------------------------------------------------------------------------------------
 
 DEVICE float sum_of_block(float mine, float *partial) {
     mine = warp_sum(mine);
@@ -90,8 +89,7 @@ struct WriteWeights : Common {
     }
 };
 
-// --- wrong kernels
-// -------------------------------------------------------------------------------------------
+// --- wrong kernels -------------------------------------------------------------------------------------------
 
 struct MissingBarrier : Common {
     static constexpr const char *kName = "missing barrier";
@@ -382,7 +380,7 @@ WrongKernel wrong(const char *message, bool dependent = false) {
 
 std::vector<WrongKernel> wrong_kernels() {
     return {
-        wrong<MissingBarrier>("which nobody has written|race: write and read|race: read and write"),
+        wrong<MissingBarrier>("which was never written|race: write and read|race: read and write"),
         wrong<MissingWarpSync>("race: "),
         wrong<WriteAfterRead>("race: "),
         wrong<SameTarget>("race: write and write"),
@@ -393,14 +391,14 @@ std::vector<WrongKernel> wrong_kernels() {
         wrong<SharedTooLarge>("bytes of shared memory, the launch gives"),
         wrong<GlobalBeyond>("out of bounds"),
         wrong<WildPointer>("which is no device memory"),
-        wrong<SharedUnwritten>("which nobody has written"),
-        wrong<GlobalUnwritten>("which nobody has written"),
+        wrong<SharedUnwritten>("which was never written"),
+        wrong<GlobalUnwritten>("which was never written"),
         wrong<DivergentShuffle>("diverged"),
         wrong<TwoPlaces>("diverged"),
         wrong<EarlyReturn>("never reached"),
         wrong<BarrierPlaces>("different places"),
         wrong<NoAsyncWait>("cp_async_wait is missing"),
-        wrong<AsyncNoBarrier>("nobody has written|race: |cp_async_wait is missing"),
+        wrong<AsyncNoBarrier>("was never written|race: |cp_async_wait is missing"),
         wrong<AsyncLeft>("without waiting for its cp_async16"),
         wrong<EarlyRead>("before grid_dep_wait", true),
         wrong<EarlyWrite>("before grid_dep_wait", true),

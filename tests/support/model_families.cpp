@@ -160,7 +160,7 @@ void add_recurrent(std::vector<FamilyFiles> &list) {
     add(nemotron, alternating, ExpertFiles{.shared = Shared::Plain, .selection_bias = true});
 }
 
-// Families that are made of the others' facts.
+// Dense families with few differences from others.
 void add_dense(std::vector<FamilyFiles> &list) {
     const FamilyFiles::Key sections = {"rope.dimension_sections", std::vector<int32_t>{2, 1, 1, 0}};
     const auto add = [&](const std::string &name, FamilyFiles family) {

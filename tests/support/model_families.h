@@ -20,10 +20,9 @@ struct ExpertFiles {
     Shared shared = Shared::None;
     bool biases = false;          // of router and experts
     bool selection_bias = false;  // exp_probs_b
-    bool bare_name = false;       // whose tensor has no suffix
+    bool bare_name = false;       // exp_probs_b without the suffix .bias
     bool width_key = true;        // expert_feed_forward_length
-    bool dense_too = false;       // beside a dense network, with a norm of their own
-    bool shared_count = false;    // expert_shared_count is needed
+    bool shared_count = false;    // has the key expert_shared_count
 };
 
 // Multi-head latent attention.
@@ -50,7 +49,7 @@ struct Gemma4Files {
     }
 };
 
-// The sizes of one layer, of families whose layers differ.
+// The sizes of one layer, for families whose layers differ.
 struct LayerSizes {
     int64_t heads, kv_heads, ff;
 };
@@ -59,8 +58,7 @@ struct FamilyFiles {
     enum class HeadNorm { None, PerHead, WholeRow, OwnWeights };  // [hd]; [heads * hd]; [hd, heads]
     enum class Biases { None, Qkv, All };
     using Key =
-        std::pair<std::string,
-                  std::variant<float, uint32_t, bool, std::string, std::vector<int32_t>, std::vector<float>>>;
+        std::pair<std::string, std::variant<float, uint32_t, bool, std::string, std::vector<int32_t>>>;
 
     std::string name = {};                                       // of the variant: "command-r-plus"
     std::string arch = {};                                       // general.architecture: "command-r"
@@ -74,14 +72,10 @@ struct FamilyFiles {
     int rope_divisor = 1;  // rotated dimensions: head size / this
     bool rope = true;      // has rope.* keys
     bool sinks = false;
-    bool attn_output_bias = false;  // also without the other biases
-    bool norms_have_weights = true;
-    bool attention_gate = false;  // attn_gate, of every attended value
-    bool narrow_values = false;   // half as wide as keys
-    bool double_ff_key = false;   // feed_forward_length counts gate and up
-    // Arrays of booleans: every so many-th layer is full (rotates); negative: the first of each. 0: no array.
+    bool attention_gate = false;  // attn_gate, for every attended value
+    // Periods of boolean arrays: the last layer of each period is full (has RoPE). 0: no array.
     int64_t window_period = 0, rope_period = 0;
-    // Sizes by layer, written as arrays; heads without K/V heads: attn_output alone.
+    // Sizes per layer, written as arrays; a layer with heads but 0 K/V heads has attn_output only.
     std::function<LayerSizes(const LayerSizes &of_shape, int64_t layer)> layer_sizes = {};
     std::optional<ExpertFiles> experts = {};  // with ModelShape::experts.count > 0
     std::optional<LatentFiles> latent = {};
@@ -90,8 +84,7 @@ struct FamilyFiles {
     // Size of the layers' additions to the residual stream: large if embeddings are multiplied, so that
     // layers determine the logits and not the token itself.
     float branch_gain = 1;
-    std::vector<Key> keys = {};           // values with which the feature matters in a small model
-    std::vector<Key> keys_by_layer = {};  // one such value for every layer; full key names
+    std::vector<Key> keys = {};  // values with which the feature matters in a small model
 };
 
 const std::vector<FamilyFiles> &family_files();

@@ -51,8 +51,7 @@ ModelShape complete(ModelShape shape) {
     return shape;
 }
 
-// --- the list of tensors
-// -------------------------------------------------------------------------------------
+// --- the list of tensors -------------------------------------------------------------------------------------
 
 struct Plan {
     std::string name;
@@ -150,8 +149,7 @@ class Planner {
         if (family_.gemma4) plan_gemma4_begin();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
         layer_ = -1;
-        if (family_.norms_have_weights)
-            norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
+        norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
         if (!shape_.tied) matrix("output", Role::Output, shape_.width, shape_.vocab, 2.5f);
         if (family_.output_bias) vector("output.bias", shape_.vocab, 0);
         return std::move(tensors_);
@@ -185,7 +183,7 @@ class Planner {
         if (family_.sinks) vector("attn_sinks.weight", sizes().heads, 1);
         const bool mixed = has_experts();
         if (mixed) plan_experts();
-        if (!mixed || family_.gemma4 || family_.experts->dense_too) plan_feed_forward();
+        if (!mixed || family_.gemma4) plan_feed_forward();
         if (family_.gemma4) plan_gemma4_end();
     }
 
@@ -299,7 +297,6 @@ class Planner {
         router("ffn_gate_inp", {width, e.count});
         if (files.biases) vector("ffn_gate_inp.bias", e.count, 0);
         if (files.selection_bias) vector(files.bare_name ? "exp_probs_b" : "exp_probs_b.bias", e.count, 0);
-        if (files.dense_too) norm("ffn_norm_exps");
         if (e.merged) {
             stack("ffn_gate_up_exps", Role::Plain, width, 2 * e.ff, 1);
         } else {
@@ -327,7 +324,7 @@ class Planner {
     void plan_attention() {
         const LayerSizes size = sizes();
         const int64_t width = shape_.width, hd = shape_.head_dim, q = size.heads * hd,
-                      kv = size.kv_heads * hd, value = family_.narrow_values ? hd / 2 : hd;
+                      kv = size.kv_heads * hd;
         if (size.heads == 0) return;
         if (size.kv_heads == 0)
             return matrix("attn_output", Role::AttentionOutput, width, width, 2 * residual());
@@ -338,7 +335,7 @@ class Planner {
             const bool gate = family_.recurrent && family_.recurrent->gated_attention;
             matrix("attn_q", Role::Plain, width, gate ? 2 * q : q, 1.2f);
             matrix("attn_k", Role::Plain, width, kv, 1.2f);
-            matrix("attn_v", Role::AttentionV, width, size.kv_heads * value, 1);
+            matrix("attn_v", Role::AttentionV, width, kv, 1);
             if (shape_.bias) {
                 vector("attn_q.bias", q, 0);
                 vector("attn_k.bias", kv, 0);
@@ -355,16 +352,14 @@ class Planner {
             vector("attn_k_norm.weight", whole ? kv : hd, 1);
         }
         if (family_.attention_gate) matrix("attn_gate", Role::Plain, width, q, 1);
-        matrix("attn_output", Role::AttentionOutput, size.heads * value, width, 2 * residual());
-        if (all_biases() || family_.attn_output_bias || (shape_.bias && shape_.arch == "llama"))
-            vector("attn_output.bias", width, 0);
+        matrix("attn_output", Role::AttentionOutput, q, width, 2 * residual());
+        if (all_biases() || (shape_.bias && shape_.arch == "llama")) vector("attn_output.bias", width, 0);
     }
 
     void plan_feed_forward() {
         const int64_t width = shape_.width,
                       ff = family_.gemma4 ? family_.gemma4->hidden(layer_, shape_.layers, shape_.ff)
-                           : family_.experts && family_.experts->dense_too ? width
-                                                                           : sizes().ff,
+                                          : sizes().ff,
                       up = family_.fused_gate_up ? 2 * ff : ff;
         if (ff == 0) return;
         if (family_.gated && !family_.fused_gate_up) matrix("ffn_gate", Role::Plain, width, ff, 1);
@@ -406,8 +401,7 @@ class Planner {
     std::vector<Plan> tensors_;
 };
 
-// --- weights
-// -------------------------------------------------------------------------------------------------
+// --- weights -------------------------------------------------------------------------------------------------
 
 // Fills row `row` of the tensor.
 void draw(const Plan &plan, uint64_t seed, int64_t row, std::span<float> out) {

@@ -1,6 +1,5 @@
 #include "tests/support/model_metadata.h"
 
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <utility>
@@ -92,11 +91,6 @@ void add_value(gguf::Writer &writer, const std::string &key,
         for (const int32_t number : *numbers) array.push(number);
         return writer.add(key, array);
     }
-    if (const auto *reals = std::get_if<std::vector<float>>(&value)) {
-        gguf::Array array(gguf::ValueType::F32);
-        for (const float real : *reals) array.push(real);
-        return writer.add(key, array);
-    }
     if (const auto *real = std::get_if<float>(&value)) writer.add(key, *real);
     if (const auto *number = std::get_if<uint32_t>(&value)) writer.add(key, *number);
     if (const auto *flag = std::get_if<bool>(&value)) writer.add(key, *flag);
@@ -108,17 +102,11 @@ void add_arrays(const ModelShape &shape, const FamilyFiles &family, gguf::Writer
     const auto pattern = [&](const std::string &name, int64_t period, bool last) {
         if (period == 0) return;
         gguf::Array flags(gguf::ValueType::Bool);
-        for (int64_t i = 0; i < shape.layers; ++i)
-            flags.push(((period > 0 ? i + 1 : i) % std::abs(period) == 0) == last);
+        for (int64_t i = 0; i < shape.layers; ++i) flags.push(((i + 1) % period == 0) == last);
         writer.add(family.arch + "." + name, flags);
     };
     pattern("attention.sliding_window_pattern", family.window_period, false);
     pattern("attention.rope_pattern", family.rope_period, true);
-    for (const auto &[name, value] : family.keys_by_layer) {
-        gguf::Array reals(gguf::ValueType::F32);
-        for (int64_t i = 0; i < shape.layers; ++i) reals.push(std::get<float>(value));
-        writer.add(name, reals);
-    }
     if (!family.layer_sizes) return;
     gguf::Array heads(gguf::ValueType::I32), kv_heads(gguf::ValueType::I32), ff(gguf::ValueType::I32);
     for (int64_t i = 0; i < shape.layers; ++i) {
@@ -149,8 +137,7 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     add_size("embedding_length", shape.width);
     add_size("block_count", shape.layers);
     const bool same = !family.layer_sizes;
-    if (!family.gemma4 && !family.recurrent && same)
-        add_size("feed_forward_length", family.double_ff_key ? 2 * shape.ff : shape.ff);
+    if (!family.gemma4 && !family.recurrent && same) add_size("feed_forward_length", shape.ff);
     if (!family.recurrent && same) add_size("attention.head_count", shape.heads);
     add_arrays(shape, family, writer);
     if (family.recurrent) {
@@ -162,7 +149,7 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     } else {
         if (same) add_size("attention.head_count_kv", shape.kv_heads);
         add_size("attention.key_length", shape.head_dim);
-        add_size("attention.value_length", family.narrow_values ? shape.head_dim / 2 : shape.head_dim);
+        add_size("attention.value_length", shape.head_dim);
     }
     if (family.experts) add_expert_metadata(shape, *family.experts, add_size);
     add_size("vocab_size", shape.vocab);

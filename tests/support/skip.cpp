@@ -1,9 +1,9 @@
 #include "tests/support/skip.h"
 
-#include <doctest/doctest.h>
-
 #include <cstdio>
 #include <set>
+
+#include "tests/support/listener.h"
 
 namespace runnel::testing {
 namespace {
@@ -12,8 +12,8 @@ std::string running;            // the current test case
 std::set<std::string> skipped;  // names of cases
 
 // Tracks the current test case, and reports at the end how many were skipped.
-struct SkipListener : doctest::IReporter {
-    explicit SkipListener(const doctest::ContextOptions &) {}
+struct SkipListener : Listener {
+    using Listener::Listener;
     void test_case_start(const doctest::TestCaseData &data) override { running = data.m_name; }
     void test_case_reenter(const doctest::TestCaseData &data) override { running = data.m_name; }
     void test_run_end(const doctest::TestRunStats &) override {
@@ -21,15 +21,6 @@ struct SkipListener : doctest::IReporter {
         std::printf("[skips] %zu test cases skipped in whole or in part\n", skipped.size());
         std::fflush(stdout);
     }
-    void report_query(const doctest::QueryData &) override {}
-    void test_run_start() override {}
-    void test_case_end(const doctest::CurrentTestCaseStats &) override {}
-    void test_case_exception(const doctest::TestCaseException &) override {}
-    void subcase_start(const doctest::SubcaseSignature &) override {}
-    void subcase_end() override {}
-    void log_assert(const doctest::AssertData &) override {}
-    void log_message(const doctest::MessageData &) override {}
-    void test_case_skipped(const doctest::TestCaseData &) override {}
 };
 DOCTEST_REGISTER_LISTENER("skips", 1, SkipListener);
 

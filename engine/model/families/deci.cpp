@@ -1,6 +1,6 @@
-// deci: Nemotron 49B, 51B and 253B (Puzzle). llama whose layers differ: heads, K/V heads and hidden units by
-// layer, layers without attention (no heads), with one matrix in its place (heads, but none of K/V), or without a
-// feed-forward network.
+// deci: Nemotron 49B, 51B and 253B (Puzzle). Like llama, but heads, K/V heads and hidden units differ by layer. A
+// layer may have no attention (0 heads), one matrix instead of it (heads, but 0 K/V heads), or neither attention
+// nor a feed-forward network.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 
@@ -13,9 +13,8 @@ void emit_deci(Builder &b) {
                          .hidden = by_layer(b, "feed_forward_length", 0, 1 << 20, 0)};
     for (size_t i = 0; i < traits.hidden.size(); ++i)
         if (traits.hidden[i] == 0 && traits.heads[i] > 0)
-            b.metadata().fail("feed_forward_length",
-                              "0 in layer " + std::to_string(i) +
-                                  ", which has attention: what such a layer adds is not known");
+            b.metadata().fail("feed_forward_length", "0 in layer " + std::to_string(i) +
+                                                         ", which has attention: this is not supported");
     const DecoderTraits plain = traits;
     traits.attention = [plain](Builder &builder, int32_t layer, const Branch &branch) {
         if (plain.kv_heads[static_cast<size_t>(layer)] > 0)

@@ -161,11 +161,7 @@ ExpertTraits::Score default_score(const HyperParameters &h) {
     return flash ? ExpertTraits::Score::Sigmoid : ExpertTraits::Score::Softmax;
 }
 
-}  // namespace
-
-namespace {
-
-// The attention of every layer, over ropes[rope].
+// Latent attention in every layer, with ropes[rope].
 DecoderTraits latent_attention(Builder &b, int32_t rope) {
     b.program().ropes[static_cast<size_t>(rope)].first = static_cast<int32_t>(Latent(b).rank.value);
     return {.attention = [rope](Builder &builder, int32_t layer, const Branch &branch) {
@@ -185,7 +181,7 @@ void emit_deepseek2(Builder &b) {
     emit_decoder(b, traits);
 }
 
-// minicpm3: MiniCPM 3 4B. Dense, with factors of embeddings, branches and logits that no key tells.
+// minicpm3: MiniCPM 3 4B. Dense. The factors of embeddings, branches and logits are not in its keys.
 void emit_minicpm3(Builder &b) {
     const HyperParameters &h = b.hyper();
     DecoderTraits traits = latent_attention(b, b.rope(RopeTable::Pairs::Halves));

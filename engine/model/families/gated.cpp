@@ -1,5 +1,5 @@
-// Families whose attended values are multiplied by the sigmoid of a gate, element by element, before the output
-// matrix.
+// Families with a gate on the attention output: each value is multiplied by the sigmoid of its own gate, before
+// the output matrix.
 #include <cmath>
 
 #include "engine/model/experts.h"
@@ -7,8 +7,8 @@
 
 namespace runnel::model {
 
-// afmoe: Arcee Trinity. Norms before and behind both halves; three window layers of four, dense layers first,
-// and every fourth layer without RoPE, whether there are windows or not.
+// afmoe: Arcee Trinity. Norms before and after both halves; three of four layers have windows; the first layers
+// are dense. Every fourth layer has no RoPE, even in models without windows.
 void emit_afmoe(Builder &b) {
     const Metadata &m = b.metadata();
     DecoderTraits traits{.pairs = kernels::RopeTable::Pairs::Halves,
@@ -25,8 +25,8 @@ void emit_afmoe(Builder &b) {
     emit_decoder(b, traits);
 }
 
-// muse-glimmer: Muse-Glimmer 30B. Embeddings are normed without weights; norms before and behind both halves,
-// those behind with an epsilon of their own; three window layers that rotate, then a full one that does not.
+// muse-glimmer: Muse-Glimmer 30B. A norm of the embeddings without weights; norms before and after both halves,
+// the latter with their own epsilon; three window layers with RoPE, then a full one without.
 void emit_muse_glimmer(Builder &b) {
     const Metadata &m = b.metadata();
     const double base = m.real("rope.freq_base").value_or(10000);

@@ -1,6 +1,6 @@
-// glm4: GLM-4-0414 and GLM-Z1. Norms before and behind both halves of a layer; half of each head is rotated;
-// fused gate and up matrices. Files of GLM-4.1V and 4.6V-Flash, which have axes of positions, hold the rows of
-// queries and keys in the order of halves.
+// glm4: GLM-4-0414 and GLM-Z1. Norms before and after both halves of a layer; half of each head is rotated;
+// fused gate and up matrices. Files of GLM-4.1V and 4.6V-Flash have position axes (M-RoPE), and rows of queries
+// and keys in the order for rotated halves.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

@@ -1,4 +1,4 @@
-// Mixtures of experts that differ from others by a fact or two.
+// Mixture-of-experts families with few differences from others.
 #include "engine/model/experts.h"
 #include "engine/model/families.h"
 
@@ -15,14 +15,14 @@ void emit_dots1(Builder &b) {
     emit_decoder(b, traits);
 }
 
-// bailingmoe2: Ling 2 and Ring 2. hy_v3: Hy3, where only the tensors show which layers have experts.
+// bailingmoe2: Ling 2 and Ring 2. hy_v3: Hy3, whose layers with experts are known by their tensors only.
 void emit_bailingmoe2(Builder &b) {
     DecoderTraits traits{.pairs = Pairs::Halves, .head_norm = HeadNorm::PerHead};
     with_experts(traits, {.score = Score::Sigmoid, .by_presence = true});
     emit_decoder(b, traits);
 }
 
-// exaone-moe: K-EXAONE. Three window layers that rotate, then a full one that does not.
+// exaone-moe: K-EXAONE. Three window layers with RoPE, then a full one without.
 void emit_exaone_moe(Builder &b) {
     DecoderTraits traits{.pairs = Pairs::Halves,
                          .head_norm = HeadNorm::PerHead,
@@ -33,8 +33,8 @@ void emit_exaone_moe(Builder &b) {
     emit_decoder(b, traits);
 }
 
-// granite_swa: Granite 4 with windows and attention sinks, dense or with experts. attention.rope_pattern tells
-// the layers that rotate.
+// granite_swa: Granite 4 with windows and attention sinks, dense or with experts. attention.rope_pattern
+// selects the layers with RoPE.
 void emit_granite_swa(Builder &b) {
     const Metadata &m = b.metadata();
     DecoderTraits traits = granite_scales(b);
@@ -50,8 +50,8 @@ void emit_granite_swa(Builder &b) {
     emit_decoder(b, traits);
 }
 
-// cohere2moe: North Mini Code. Both halves of a layer read the same norm; a full layer, then three window
-// layers that rotate, as dense layers at the beginning do; experts and the shared one count as one half each.
+// cohere2moe: North Mini Code. Both halves of a layer share one norm; one full layer, then three window layers.
+// Window layers and the leading dense layers have RoPE. Routed and shared experts are each weighted by 1/2.
 void emit_cohere2moe(Builder &b) {
     const Metadata &m = b.metadata();
     DecoderTraits traits{.pairs = Pairs::Adjacent,

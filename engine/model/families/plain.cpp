@@ -1,4 +1,4 @@
-// Families that differ from llama or from another family by a fact or two.
+// Dense families with few differences from llama.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"
 

@@ -162,10 +162,10 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
                   "blk.0.ffn_up_exps.scale: only factors of one number are supported, and not for experts");
 }
 
-TEST_CASE("model: an architecture that is not there is refused with its kind and what it would need") {
+TEST_CASE("model: an unsupported architecture is refused with its kind and the missing feature") {
     check_refused(EditedModel().set("general.architecture", "rwkv7"),
                   "\"rwkv7\" is not supported: an RWKV model; it needs RWKV's time mixing (runnel inspect "
-                  "--supported lists what is)");
+                  "--supported lists all that are)");
     check_refused(EditedModel().set("general.architecture", "bert"), "generates no text");
     check_refused(EditedModel().set("general.architecture", "llama17"), "\"llama17\" is not known");
     const auto supported = model::supported_architectures();
@@ -173,11 +173,11 @@ TEST_CASE("model: an architecture that is not there is refused with its kind and
         CAPTURE(other.name);
         CHECK(std::ranges::find(supported, other.name) == supported.end());
     }
-    // All names that llama.cpp of October 2026 has are in one of the two tables.
+    // llama.cpp of October 2026 has 153 architectures; each is in one of the two tables.
     CHECK(supported.size() + model::other_architectures().size() >= 153);
 }
 
-TEST_CASE("model: a key that changes the mathematics and that the family does not read is refused") {
+TEST_CASE("model: a key that changes the computation is refused if the family does not read it") {
     const auto edited = [](const char *key, auto value) { return EditedModel().set(key, value); };
     check_refused(edited("llama.attention.clamp_kqv", 8.0f),
                   "llama.attention.clamp_kqv: changes what the model computes");
@@ -186,18 +186,18 @@ TEST_CASE("model: a key that changes the mathematics and that the family does no
     check_refused(edited("llama.attention.indexer.top_k", 2048u), "llama.attention.indexer.top_k");
     check_refused(edited("llama.logit_scale", 0.5f), "llama.logit_scale");
     check_refused(edited("prism.hadamard.version", 1u),
-                  "prism.hadamard.version: the weights are for rotated");
+                  "prism.hadamard.version: the weights need activations that are rotated");
     gguf::Array sections(gguf::ValueType::I32);
     for (const int32_t pairs : {4, 2, 2, 0}) sections.push(pairs);
     check_refused(edited("llama.rope.dimension_sections", sections), "llama.rope.dimension_sections");
-    // With these values nothing changes.
+    // Neutral values.
     CHECK(edited("llama.attention.clamp_kqv", 0.0f).error() == "");
     CHECK(edited("llama.attention.causal", true).error() == "");
     CHECK(edited("llama.logit_scale", 1.0f).error() == "");
     CHECK(edited("llama.rope.freq_base_swa", 10000.0f).error() == "");
 }
 
-TEST_CASE("model: keys that nobody knows become notes, keys that say nothing about text do not") {
+TEST_CASE("model: an unknown key gives a note, a key without an effect on text gives none") {
     const auto notes = [](const char *key, auto value) {
         const EditedModel model = EditedModel().set(key, value);
         const gguf::File file = gguf::File::open(model.write());
@@ -210,12 +210,12 @@ TEST_CASE("model: keys that nobody knows become notes, keys that say nothing abo
     CHECK(notes("llama.expert_weights_scale", 2.0f).empty());  // there are no experts
     const auto unknown = notes("llama.attention.moonlight", 3u);
     REQUIRE(unknown.size() == 1);
-    CHECK(unknown.front().starts_with("llama.attention.moonlight in the file is not known"));
+    CHECK(unknown.front().starts_with("llama.attention.moonlight: unknown to this version"));
     CHECK(notes("llama.attention.sliding_window", 32u).size() == 1);
     CHECK(notes("llama.attention.sliding_window", 100000u).empty());
 }
 
-TEST_CASE("model: glm4 with axes of positions rotates halves") {
+TEST_CASE("model: glm4 with position axes rotates halves") {
     const auto pairs = [](const char *family) {
         ModelShape shape;
         shape.arch = family;

@@ -102,7 +102,7 @@ TEST_CASE("chat prompt: reasoning is turned on and off by the variables that a t
     CHECK(with(oss, Thinking::Low) == "low");
     CHECK(with(oss, Thinking::High) == "high");
     CHECK_THROWS_WITH_AS(with(oss, Thinking::Off),
-                         "the chat template cannot turn reasoning off (low is the least)",
+                         "the chat template cannot turn reasoning off (the lowest level is low)",
                          std::invalid_argument);
     CHECK(with(mistral, Thinking::Off) == "none!");
     CHECK(with(seed, Thinking::Off) == "0");
