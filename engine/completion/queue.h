@@ -104,8 +104,8 @@ class CompletionQueue {
         std::unique_ptr<decode::Speculator> speculator;  // from the first token on
         decode::SpeculationCounts counted;               // by the speculator, for earlier answers
         Done done;
-        size_t unused = 0;    // tokens of the sequence behind the last one taken
-        int64_t dropped = 0;  // tokens that the continued sequence dropped before
+        size_t unused = 0;                        // tokens of the sequence behind the last one taken
+        int64_t dropped = 0;                      // tokens that the continued sequence dropped before
         bool computing = false, started = false;  // was part of a pass; has its first token
         Clock::time_point submitted, began, last_token;
         double busy_at_start = 0;  // busy() at the first token
