@@ -5,6 +5,7 @@
 //   FAULT_MARK=FILE      made when that happened: a sweep over N ends where it is missing
 //   FAULT=exploit:1:EIO  no call fails: when the model is mapped, the process does what an attacker's code
 //                        would do, and reports the errors on descriptor 2: "exploit: file 13 made 13 program 1 ..."
+//   FAULT=landlock:1:EIO the kernel has no Landlock; "seccomp", no seccomp; "sandbox", neither.
 //   FAULT_LOG=FILE       each change of a file is appended to FILE as a record: KIND TAB PATH TAB NUMBER TAB SIZE LF,
 //                        then SIZE bytes and LF. create; write (NUMBER: offset; the bytes); truncate (NUMBER: size);
 //                        sync; unlink; rename (the bytes: the new path)
@@ -21,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -37,6 +39,7 @@ __attribute__((constructor)) static void start(void) {
     static char name[16], number[16], kind[16];
     const char *fault = getenv("FAULT");
     mark = getenv("FAULT_MARK");
+    syscall(SYS_getpid);  // finds the real one, while no call fails
     if (getenv("FAULT_LOG"))
         record_to = (int)syscall(SYS_openat, AT_FDCWD, getenv("FAULT_LOG"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (!fault || sscanf(fault, "%15[a-z]:%15[0-9+]:%15s", name, number, kind) != 3) return;
@@ -245,6 +248,35 @@ void *mmap(void *where, size_t size, int protection, int flags, int fd, off_t of
 }
 void *mmap64(void *where, size_t size, int protection, int flags, int fd, off_t offset) {
     return mmap(where, size, protection, flags, fd, offset);
+}
+
+// Kernels without a mechanism of the sandbox.
+static int lacks(const char *what) { return active && (!strcmp(call, what) || !strcmp(call, "sandbox")); }
+long syscall(long number, ...) {
+    REAL(long, "syscall", long, ...);
+    long a[6];
+    va_list more;
+    va_start(more, number);
+    for (int i = 0; i < 6; ++i) a[i] = va_arg(more, long);
+    va_end(more);
+    if (number >= 444 && number <= 446 && lacks("landlock")) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+int prctl(int option, ...) {
+    REAL(int, "prctl", int, ...);
+    unsigned long a[4];
+    va_list more;
+    va_start(more, option);
+    for (int i = 0; i < 4; ++i) a[i] = va_arg(more, unsigned long);
+    va_end(more);
+    if (option == PR_SET_SECCOMP && lacks("seccomp")) {
+        errno = EINVAL;
+        return -1;
+    }
+    return real(option, a[0], a[1], a[2], a[3]);
 }
 
 void *__libc_malloc(size_t);

@@ -31,8 +31,8 @@ struct SandboxState {
     std::string text = "off";           // "files, programs and network", "off: ..."
 };
 
-// Confines this process and all threads that it starts later; this cannot be undone. Never throws; the result
-// shows which mechanisms the kernel lacks.
+// Confines this process and all threads that it starts later; this cannot be undone. The result shows which
+// mechanisms the kernel lacks. Throws std::bad_alloc: the command must not run unconfined because memory is short.
 SandboxState enter_sandbox(const SandboxPaths &paths);
 
 // The state of this process: the last result of enter_sandbox, or the reason given to stay_outside.

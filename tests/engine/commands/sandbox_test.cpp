@@ -192,4 +192,27 @@ TEST_CASE("sandbox: code that takes over a command while it maps the model is co
         }
 }
 
+TEST_CASE("sandbox: on a kernel that lacks a mechanism, commands run and --stats names it") {
+    REQUIRE(program_under_test());
+    const std::string library = fs::absolute(fs::path(*program_under_test()).parent_path() / "fault.so");
+    const auto stats = [&](const std::string &command, const std::string &missing) {
+        Process p = process({command, demo_model(), "-n", "2", "--temp", "0", "--device", "cpu", "--stats"});
+        p.input = "Once\n";
+        p.environment = {"LD_PRELOAD=" + library, "FAULT=" + missing + ":1:EIO", "RUNNEL_NO_HISTORY=1"};
+        const Result r = execute(p);
+        CAPTURE(r.err);
+        CHECK(r.code == 0);
+        CHECK(!r.out.empty());
+        const size_t at = r.err.find("sandbox  ");
+        REQUIRE(at != std::string::npos);
+        return r.err.substr(at + 9, r.err.find('\n', at) - at - 9);
+    };
+    CHECK(stats("run", "landlock") ==
+          "on: programs and network (this kernel has no Landlock: files are not confined)");
+    if (landlock::version() > 0)
+        CHECK(stats("run", "seccomp") ==
+              "on: files (this kernel has no seccomp: programs and network are not confined)");
+    CHECK(stats("run", "sandbox") == "off: this kernel has neither Landlock nor seccomp");
+}
+
 #endif
