@@ -110,7 +110,7 @@ class ActivationRun::HiddenOfExperts {
                 linear.parts.push_back({slice(step.up, e, 0, hidden),
                                         bias_slice(step.up_bias, e, hidden, 0, hidden), second, kNoSlot});
             experts_.steps.push_back(linear);
-            experts_.steps.push_back(Gate{first, gated ? second : kNoSlot, first, step.act});
+            experts_.steps.push_back(Activation{first, gated ? second : kNoSlot, first, step.act});
             experts_.parts.push_back({experts_.steps.size(), {in}, {first}});
         }
     }

@@ -68,7 +68,7 @@ bool Program::gives_logits() const {
 std::optional<GatedLinear> gated_linear(const Program &program, size_t index) {
     if (index + 1 >= program.steps.size()) return std::nullopt;
     const auto *linear = std::get_if<Linear>(&program.steps[index]);
-    const auto *act = std::get_if<Gate>(&program.steps[index + 1]);
+    const auto *act = std::get_if<Activation>(&program.steps[index + 1]);
     if (linear == nullptr || act == nullptr || linear->parts.size() != 2) return std::nullopt;
     GatedLinear gated{linear->in, linear->parts[0], linear->parts[1], act};
     if (gated.gate.out != act->gate) std::swap(gated.gate, gated.up);

@@ -136,7 +136,7 @@ struct Linear {
 };
 
 // Equal slices of a row: slice i begins at first + i * stride. A stride of 0 repeats one slice.
-struct Pieces {
+struct StridedSlices {
     int64_t first = 0, stride = 0;
 };
 
@@ -144,7 +144,7 @@ struct Pieces {
 // matrices from keys and values to queries and outputs (DeepSeek-V2, 2024).
 struct HeadLinear {
     Slot in, out;
-    Pieces from, to;
+    StridedSlices from, to;
     WeightId weight;  // count = heads, [width of an output slice][width of an input slice]
     int32_t layer = -1;
 
@@ -158,7 +158,7 @@ struct HeadLinear {
 // For every i < count: slice i of out[t] = slice i of in[t], `width` floats each. in and out differ.
 struct Copy {
     Slot in, out;
-    Pieces from, to;
+    StridedSlices from, to;
     int32_t count = 1;
     int64_t width;
     int32_t layer = -1;
@@ -234,11 +234,29 @@ struct Attention {
 //   GeluTanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)));  GeluErf: x / 2 * (1 + erf(x / sqrt(2)))
 //   ReluSquared: max(x, 0)^2
 //   SiluClamped: with g = min(gate, 7), u = min(max(up, -7), 7): g / (1 + exp(-1.702 g)) * (u + 1); needs up
-//   (gpt-oss);  Sigmoid: 1 / (1 + exp(-x));  Identity: x
-struct Gate {
-    enum class Act { Silu, GeluTanh, GeluErf, ReluSquared, SiluClamped, Sigmoid, Identity };
+//   (gpt-oss);  Sigmoid: 1 / (1 + exp(-x));  Identity: x;  Relu: max(x, 0)
+//   Clamp: min(max(x, negative), positive)
+//   XIelu: positive * x^2 + beta * x for x > 0, else negative * (exp(min(x, eps)) - 1 - x) + beta * x
+//   (Huang & Schlag 2025; Apertus)
+struct Activation {
+    enum class Kind {
+        Silu,
+        GeluTanh,
+        GeluErf,
+        ReluSquared,
+        SiluClamped,
+        Sigmoid,
+        Identity,
+        Relu,
+        Clamp,
+        XIelu
+    };
+    struct Parameters {  // of Clamp and XIelu
+        float positive = 0, negative = 0, beta = 0, eps = 0;
+    };
     Slot gate, up, out;
-    Act act = Act::Silu;
+    Kind act = Kind::Silu;
+    Parameters parameters = {};
     int32_t layer = -1;
 
     static constexpr bool kMixesTokens = false;
@@ -269,7 +287,7 @@ struct Routing {
 //   out[t] = add[t] + sum of w_e * (Wdown_e h_e + bdown_e)  over the chosen experts e in ascending order,
 //   h_e = act(Wgate_e x + bgate_e) * (Wup_e x + bup_e),  x = in[t].
 // With weights_on_input, w_e multiplies Wgate_e x and Wup_e x instead (Llama 4).
-// Biases are F32: one row per expert.
+// Biases are F32: one row per expert. act is a kind without parameters.
 struct Experts {
     Slot in;
     Slot logits;  // [t][experts], from the router
@@ -280,7 +298,7 @@ struct Experts {
     WeightId up = kNoWeight;  // [width][cols]; none: `gate` holds both
     WeightId down;            // [rows][width]
     WeightId gate_bias = kNoWeight, up_bias = kNoWeight, down_bias = kNoWeight;  // [experts][rows of each]
-    Gate::Act act = Gate::Act::Silu;
+    Activation::Kind act = Activation::Kind::Silu;
     bool weights_on_input = false;
     int32_t layer = -1;
 
@@ -401,7 +419,7 @@ struct Logits {
     }
 };
 
-using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Attention, Gate, Experts, ShortConv,
+using Step = std::variant<Embed, Norm, Linear, HeadLinear, Copy, Attention, Activation, Experts, ShortConv,
                           ScanGate, LinearScan, SelectiveScan, Logits>;
 
 template <class S>

@@ -156,11 +156,11 @@ void for_each_step(const Program &program, F &&f) {
         if (const auto *s = std::get_if<S>(&step)) f(*s);
 }
 
-// A Linear with two matrices and the Gate that reads both; devices compute the pair in one pass.
+// A Linear with two matrices and the Activation that reads both; devices compute the pair in one pass.
 struct GatedLinear {
     Slot in;
     Linear::Part gate, up;
-    const Gate *act;
+    const Activation *act;
 };
 // The pair at steps[index] and steps[index + 1], or nullopt if they are other steps.
 std::optional<GatedLinear> gated_linear(const Program &program, size_t index);

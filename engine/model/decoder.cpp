@@ -280,7 +280,7 @@ void Decoder::attention(int32_t i, const Branch &io) {
 void Decoder::gate_attended(int32_t i, Slot in, Slot attended) {
     const Slot gate = b_.slot("attention gate", size_.attended.value);
     b_.add(Linear{in, {part(prefix(i) + "attn_gate", size_.attended, size_.width, false, gate)}});
-    b_.add(Gate{gate, attended, attended, Gate::Act::Sigmoid});
+    b_.add(Activation{gate, attended, attended, Activation::Kind::Sigmoid});
 }
 
 Linear Decoder::gate_and_up(int32_t i, Slot in, Slot gate, Slot up) {
@@ -298,7 +298,7 @@ void Decoder::feed_forward(int32_t i, const Branch &io) {
     const Slot gate = b_.slot("gate", size_.hidden.value);
     const Slot up = t_.gated ? b_.slot("up", size_.hidden.value) : kNoSlot;
     b_.add(gate_and_up(i, io.in, gate, up));
-    b_.add(Gate{gate, up, gate, t_.act});
+    b_.add(Activation{gate, up, gate, t_.act});
     Linear::Part down =
         part(prefix(i) + "ffn_down", size_.width, size_.hidden, biases(DecoderTraits::Biases::All), io.out);
     down.add = io.add;

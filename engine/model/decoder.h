@@ -45,7 +45,7 @@ struct DecoderTraits {
     double post_norm_epsilon = 0;  // of the norms after both halves; 0: the file's
     HeadNorm head_norm = HeadNorm::None;
     Biases biases = Biases::WhenPresent;
-    kernels::Gate::Act act = kernels::Gate::Act::Silu;
+    kernels::Activation::Kind act = kernels::Activation::Kind::Silu;
     bool gated = true;               // false: F(x) = Wdown act(Wup x)
     bool learned_positions = false;  // position_embd.weight is added to the embeddings
 

@@ -165,7 +165,7 @@ void ExpertLayer::shared(const Branch &branch) {
         const Slot gated = b_.slot("shared gate", hidden.value), upped = b_.slot("shared up", hidden.value);
         b_.add(
             b_.split(prefix_ + "ffn_up_shexp", width_, false, branch.in, {{hidden, gated}, {hidden, upped}}));
-        b_.add(Gate{gated, upped, gated, t_.act});
+        b_.add(Activation{gated, upped, gated, t_.act});
         b_.add(Linear{gated,
                       {{b_.matrix(prefix_ + "ffn_down_shexp.weight", width_, hidden), kNoWeight, branch.out,
                         branch.add, branch.scale}}});
@@ -193,13 +193,13 @@ void ExpertLayer::shared(const Branch &branch) {
     if (!t_.gated) {
         const Slot inner = b_.slot("shared up", hidden.value);
         b_.add(Linear{branch.in, {{up, kNoWeight, inner, kNoSlot}}});
-        b_.add(Gate{inner, kNoSlot, inner, t_.act});
+        b_.add(Activation{inner, kNoSlot, inner, t_.act});
         b_.add(Linear{inner, {{down, kNoWeight, branch.out, branch.add, branch.scale}}});
         return;
     }
     const Slot gated = b_.slot("shared gate", hidden.value), upped = b_.slot("shared up", hidden.value);
     b_.add(Linear{branch.in, {{gate, kNoWeight, gated, kNoSlot}, {up, kNoWeight, upped, kNoSlot}}});
-    b_.add(Gate{gated, upped, gated, t_.act});
+    b_.add(Activation{gated, upped, gated, t_.act});
     b_.add(Linear{gated, {{down, kNoWeight, branch.out, branch.add, branch.scale}}});
 }
 

@@ -19,7 +19,7 @@ struct ExpertTraits {
     // Whether the weights of the chosen experts are divided by their sum; nullopt: the file's
     // `expert_weights_norm` (absent: no).
     std::optional<bool> normalize = std::nullopt;
-    kernels::Gate::Act act = kernels::Gate::Act::Silu;
+    kernels::Activation::Kind act = kernels::Activation::Kind::Silu;
     bool gated = true;  // false: an expert is Wdown act(Wup x)
     bool weights_on_input = false;
     bool by_presence = false;  // layers with a router tensor have experts; keys are ignored

@@ -90,7 +90,7 @@ void apply_factors(const gguf::File &file, Builder &builder) {
                        [](kernels::Norm &) {},
                        [](kernels::Copy &) {},
                        [](kernels::Attention &) {},
-                       [](kernels::Gate &) {},
+                       [](kernels::Activation &) {},
                        [](kernels::ShortConv &) {},
                        [](kernels::ScanGate &) {},
                        [](kernels::LinearScan &) {},

@@ -130,7 +130,7 @@ class GatedDelta : Mixer {
                     .weight = b_.vector(name("ssm_norm.weight"), {value_dims_, "ssm.inner_size / heads"}),
                     .eps = b_.hyper().norm_epsilon,
                     .parts = heads});
-        b_.add(Gate{z_, out, out, Gate::Act::Silu});
+        b_.add(Activation{z_, out, out, Activation::Kind::Silu});
         project("ssm_out", values_, out, branch);
     }
 
@@ -174,7 +174,7 @@ class GatedDelta : Mixer {
         } else {
             b_.add(Linear{in, {part("ssm_beta", heads_, beta_), part("ssm_alpha", heads_, alpha_)}});
         }
-        b_.add(Gate{beta_, kNoSlot, beta_, Gate::Act::Sigmoid});
+        b_.add(Activation{beta_, kNoSlot, beta_, Activation::Kind::Sigmoid});
         b_.add(ScanGate{.in = alpha_,
                         .decay = alpha_,
                         .bias = b_.vector(name("ssm_dt.bias"), heads_),
@@ -237,7 +237,7 @@ class Mamba2 : Mixer {
                           .dv = static_cast<int32_t>(dims),
                           .neighbors = true,
                           .state = b_.state_layer(inner * state_.value)});
-        b_.add(Gate{z, y, y, Gate::Act::Silu});
+        b_.add(Activation{z, y, y, Activation::Kind::Silu});
         if (normed_ || b_.has(name("ssm_norm.weight"))) {
             const Size group{inner / groups_.value, "ssm.inner_size / ssm.group_count"};
             b_.add(Norm{.in = y,
@@ -282,7 +282,7 @@ class Mamba : Mixer {
                              .rate = rates(),
                              .skip = b_.vector(name("ssm_d"), inner_),
                              .state = b_.state_layer(inner * state_.value)});
-        b_.add(Gate{z, y, y, Gate::Act::Silu});
+        b_.add(Activation{z, y, y, Activation::Kind::Silu});
         project("ssm_out", inner_, y, branch);
     }
 
@@ -323,9 +323,9 @@ class GatedConv : Mixer {
                    x = b_.slot("conv in", n), y = b_.slot("conv out", n);
         b_.add(b_.split(name("shortconv.in_proj"), width_, false, branch.in,
                         {{width_, before}, {width_, behind}, {width_, x}}));
-        b_.add(Gate{before, x, x, Gate::Act::Identity});
+        b_.add(Activation{before, x, x, Activation::Kind::Identity});
         conv("shortconv.conv", size("shortconv.l_cache", 2, kMaxTaps), width_, 0, n, false, x, y);
-        b_.add(Gate{behind, y, y, Gate::Act::Identity});
+        b_.add(Activation{behind, y, y, Activation::Kind::Identity});
         project("shortconv.out_proj", width_, y, branch);
     }
 };
@@ -368,7 +368,7 @@ class GatedAttention : Mixer {
                          .q_norm = b_.vector(name("attn_q_norm.weight"), of_head),
                          .k_norm = b_.vector(name("attn_k_norm.weight"), of_head),
                          .norm_eps = h.norm_epsilon});
-        b_.add(Gate{gate, attended, attended, Gate::Act::Sigmoid});
+        b_.add(Activation{gate, attended, attended, Activation::Kind::Sigmoid});
         project("attn_output", q, attended, branch);
     }
 };

@@ -261,7 +261,7 @@ CpuBackend::WorkSpace CpuBackend::work_space() const {
                        [&](const Attention &s) { enlarge(need.scratch, AttentionRunner::scratch_bytes(s)); },
                        [](const Norm &) {},
                        [](const Copy &) {},
-                       [](const Gate &) {},
+                       [](const Activation &) {},
                        [](const Experts &) {},
                        [](const ShortConv &) {},
                        [](const ScanGate &) {},
@@ -379,8 +379,8 @@ void CpuBackend::prepare(const PreparePhase &phase, int32_t rows, int32_t t0, in
         std::visit(Overloaded{
                        [](std::monostate) {},
                        [&](const Norm &norm) { normalize(norm, t); },
-                       [&](const Gate &gate) {
-                           isa_.vector->gate(gate.act, row(gate.gate, t) + col0,
+                       [&](const Activation &gate) {
+                           isa_.vector->gate(gate.act, gate.parameters, row(gate.gate, t) + col0,
                                              gate.up == kNoSlot ? nullptr : row(gate.up, t) + col0,
                                              col1 - col0, row(gate.out, t) + col0);
                        },

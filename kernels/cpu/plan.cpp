@@ -37,7 +37,7 @@ PackedInput packed_input_of(const Step &step, const Program &program) {
                           [](const Norm &) { return PackedInput{}; },
                           [](const Copy &) { return PackedInput{}; },
                           [](const Attention &) { return PackedInput{}; },
-                          [](const Gate &) { return PackedInput{}; },
+                          [](const Activation &) { return PackedInput{}; },
                           [](const ShortConv &) { return PackedInput{}; },
                           [](const ScanGate &) { return PackedInput{}; },
                           [](const LinearScan &) { return PackedInput{}; },
@@ -126,7 +126,7 @@ class Planner {
                            phases.push_back(AppendPhase{s});
                            phases.push_back(AttendPhase{s});
                        },
-                       [&](const Gate &s) { prepare(s, s.out, formats_wanted(s.out, index)); },
+                       [&](const Activation &s) { prepare(s, s.out, formats_wanted(s.out, index)); },
                        [&](const HeadLinear &s) { phases.push_back(HeadsPhase{s}); },
                        [&](const Copy &s) { phases.push_back(CopyPhase{s}); },
                        [&](const Experts &s) { push_experts(s, phases); },

@@ -27,7 +27,7 @@ struct EmbedPhase {
 
 // Computes the slot that the next multiply reads, if a step precedes it, and packs it in every required format.
 struct PreparePhase {
-    std::variant<std::monostate, Norm, Gate> step;
+    std::variant<std::monostate, Norm, Activation> step;
     Slot slot;
     FormatSet formats;  // none: only runs the step
 };

@@ -131,32 +131,50 @@ inline void map_gate(const float *gate, const float *up, int64_t n, float *out, 
 }
 
 template <typename L>
-void apply_gate(Gate::Act act, const float *gate, const float *up, int64_t n, float *out) noexcept {
+inline typename L::Float xielu(const Activation::Parameters &a, typename L::Float x) {
+    const auto zero = L::zero(), above = L::max(zero, x), below = L::min(zero, x);
+    const auto curve = L::sub(L::sub(exponential<L>(L::min(L::set(a.eps), below)), L::set(1.0f)), below);
+    const auto is_below = L::min(L::set(1.0f), L::max(zero, L::mul(L::set(-1e30f), x)));
+    const auto rest = L::fma(L::mul(L::set(a.negative), is_below), curve, L::mul(L::set(a.beta), x));
+    return L::fma(L::mul(L::set(a.positive), above), above, rest);
+}
+
+template <typename L>
+void apply_gate(Activation::Kind act, const Activation::Parameters &parameters, const float *gate,
+                const float *up, int64_t n, float *out) noexcept {
     switch (act) {
-        case Gate::Act::Silu:
+        case Activation::Kind::Silu:
             return map_gate<L>(gate, up, n, out,
                                [](auto g) { return logistic_share<L>(g, L::sub(L::zero(), g)); });
-        case Gate::Act::GeluTanh:
+        case Activation::Kind::GeluTanh:
             return map_gate<L>(gate, up, n, out, [](auto g) { return gelu_tanh<L>(g); });
-        case Gate::Act::GeluErf:
+        case Activation::Kind::GeluErf:
             return map_gate<L>(gate, up, n, out, [](auto g) { return gelu_erf<L>(g); });
-        case Gate::Act::ReluSquared:
+        case Activation::Kind::ReluSquared:
             return map_gate<L>(gate, up, n, out, [](auto g) {
                 const auto r = L::max(L::zero(), g);
                 return L::mul(r, r);
             });
-        case Gate::Act::SiluClamped:
+        case Activation::Kind::SiluClamped:
             return map<L>(gate, up, n, out, [](auto x, auto y) {
                 const auto limit = L::set(7.0f), g = L::min(limit, x);
                 const auto u = L::min(limit, L::max(L::set(-7.0f), y));
                 const auto share = logistic_share<L>(g, L::mul(L::set(-1.702f), g));
                 return L::mul(share, L::add(u, L::set(1.0f)));
             });
-        case Gate::Act::Sigmoid:
+        case Activation::Kind::Sigmoid:
             return map_gate<L>(gate, up, n, out,
                                [](auto g) { return logistic_share<L>(L::set(1.0f), L::sub(L::zero(), g)); });
-        case Gate::Act::Identity:
+        case Activation::Kind::Identity:
             return map_gate<L>(gate, up, n, out, [](auto g) { return g; });
+        case Activation::Kind::Relu:
+            return map_gate<L>(gate, up, n, out, [](auto g) { return L::max(L::zero(), g); });
+        case Activation::Kind::Clamp:
+            return map_gate<L>(gate, up, n, out, [&](auto g) {
+                return L::min(L::set(parameters.positive), L::max(L::set(parameters.negative), g));
+            });
+        case Activation::Kind::XIelu:
+            return map_gate<L>(gate, up, n, out, [&](auto g) { return xielu<L>(parameters, g); });
     }
 }
 

@@ -493,7 +493,7 @@ void CudaBackend::enqueue(const CopyOp &op) {
 }
 
 void CudaBackend::enqueue(const ActivateOp &op) {
-    const Gate &g = op.step;
+    const Activation &g = op.step;
     const bool has_up = g.up != kNoSlot;
     const ActivateParams params{slot(g.gate),
                                 has_up ? slot(g.up) : nullptr,
@@ -503,7 +503,11 @@ void CudaBackend::enqueue(const ActivateOp &op) {
                                 stride(g.out),
                                 static_cast<int32_t>(width(g.out)),
                                 tokens_,
-                                op.activation};
+                                op.activation,
+                                g.parameters.positive,
+                                g.parameters.negative,
+                                g.parameters.beta,
+                                g.parameters.eps};
     run(activate_kernel(), tokens_ * ((width(g.out) + 255) / 256), 0, params);
 }
 

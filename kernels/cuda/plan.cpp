@@ -163,7 +163,7 @@ class Planner {
         plan_.ops.push_back(std::move(op));
     }
     // Whether the slices that are written do not overlap.
-    static bool apart(const Pieces &to, int64_t count, int64_t width) {
+    static bool apart(const StridedSlices &to, int64_t count, int64_t width) {
         return count == 1 || std::abs(to.stride) >= width;
     }
     void add(const HeadLinear &step) {
@@ -209,26 +209,32 @@ class Planner {
         plan_.ops.push_back(AttentionOp{step, {}});
         written(step.out);
     }
-    static Activation activation_of(Gate::Act act) {
+    static ActivationKind activation_of(Activation::Kind act) {
         switch (act) {
-            case Gate::Act::Silu:
-                return Activation::Silu;
-            case Gate::Act::GeluTanh:
-                return Activation::GeluTanh;
-            case Gate::Act::ReluSquared:
-                return Activation::ReluSquared;
-            case Gate::Act::SiluClamped:
-                return Activation::SiluClamped;
-            case Gate::Act::GeluErf:
-                return Activation::GeluErf;
-            case Gate::Act::Sigmoid:
-                return Activation::Sigmoid;
-            case Gate::Act::Identity:
+            case Activation::Kind::Silu:
+                return ActivationKind::Silu;
+            case Activation::Kind::GeluTanh:
+                return ActivationKind::GeluTanh;
+            case Activation::Kind::ReluSquared:
+                return ActivationKind::ReluSquared;
+            case Activation::Kind::SiluClamped:
+                return ActivationKind::SiluClamped;
+            case Activation::Kind::GeluErf:
+                return ActivationKind::GeluErf;
+            case Activation::Kind::Sigmoid:
+                return ActivationKind::Sigmoid;
+            case Activation::Kind::Relu:
+                return ActivationKind::Relu;
+            case Activation::Kind::Clamp:
+                return ActivationKind::Clamp;
+            case Activation::Kind::XIelu:
+                return ActivationKind::XIelu;
+            case Activation::Kind::Identity:
                 refuse("this kind of activation");
         }
-        return Activation::Silu;
+        return ActivationKind::Silu;
     }
-    void add(const Gate &step) {
+    void add(const Activation &step) {
         plan_.ops.push_back(ActivateOp{step, activation_of(step.act)});
         written(step.out);
     }
@@ -250,7 +256,7 @@ class Planner {
                      activation_of(step.act)};
         add_in(op, {step.gate, step.gate_bias, gate.rows, 0});
         if (step.up != kNoWeight) add_in(op, {step.up, step.up_bias, weight(step.up).rows, op.width});
-        op.fused = op.in.size() == 1 && op.in[0].parts.size() == 2 && step.act == Gate::Act::Silu;
+        op.fused = op.in.size() == 1 && op.in[0].parts.size() == 2 && step.act == Activation::Kind::Silu;
         use_tiles(step.down, Count::Many);
         op.down = tile_format(down.type);
         expect(!forms_of(op.down).integers || op.width % 32 == 0,
@@ -283,11 +289,11 @@ class Planner {
         plan_.logits = step;
     }
 
-    // Fuses a Linear of gate and up with the Gate after it, if nothing else reads their outputs.
+    // Fuses a Linear of gate and up with the Activation after it, if nothing else reads their outputs.
     bool fuse_gate(size_t index) {
         const auto gated = gated_linear(program_, index);
-        if (index + 1 >= part_.end || !gated || gated->act->act != Gate::Act::Silu) return false;
-        const Gate *gate = gated->act;
+        if (index + 1 >= part_.end || !gated || gated->act->act != Activation::Kind::Silu) return false;
+        const Activation *gate = gated->act;
         Linear::Part first = gated->gate, second = gated->up;
         const auto plain = [](const Linear::Part &part) { return part.add == kNoSlot && part.scale == 1; };
         if (!plain(first) || !plain(second)) return false;

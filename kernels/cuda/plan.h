@@ -52,8 +52,8 @@ struct CopyOp {
 };
 
 struct ActivateOp {
-    Gate step;
-    Activation activation;
+    Activation step;
+    ActivationKind activation;
 };
 
 // A mixture of experts; see expert_runner.h. The matrices of a launch share their format.
@@ -75,7 +75,7 @@ struct ExpertsOp {
     int64_t in_width, width, out_width;  // of the input, of an expert, of the output
     bool gated;                          // there is an `up` to multiply the activation with
     bool fused;                          // the launch of gate and up also applies the activation
-    Activation activation;
+    ActivationKind activation;
 };
 
 using Op =

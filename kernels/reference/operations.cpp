@@ -111,8 +111,8 @@ Row attention_heads(const Attention &step, std::span<const double> q, std::span<
 
 namespace {
 
-double activation(Gate::Act act, double x) {
-    using Act = Gate::Act;
+double activation(Activation::Kind act, double x, const Activation::Parameters &parameters) {
+    using Act = Activation::Kind;
     switch (act) {
         case Act::Silu:
             return x / (1 + std::exp(-x));
@@ -128,18 +128,27 @@ double activation(Gate::Act act, double x) {
             return 1 / (1 + std::exp(-x));
         case Act::Identity:
             return x;
+        case Act::Relu:
+            return std::max(x, 0.0);
+        case Act::Clamp:
+            return std::clamp(x, double{parameters.negative}, double{parameters.positive});
+        case Act::XIelu:
+            return parameters.beta * x +
+                   (x > 0 ? parameters.positive * x * x
+                          : parameters.negative * (std::expm1(std::min(x, double{parameters.eps})) - x));
     }
     return 0;
 }
 
 }  // namespace
 
-Row gate(Gate::Act act, std::span<const double> gate, std::span<const double> up) {
+Row gate(Activation::Kind act, std::span<const double> gate, std::span<const double> up,
+         const Activation::Parameters &parameters) {
     Row out(gate.size());
     for (size_t i = 0; i < gate.size(); ++i) {
         double factor = up.empty() ? 1 : up[i];
-        if (act == Gate::Act::SiluClamped) factor = std::clamp(factor, -7.0, 7.0) + 1;
-        out[i] = activation(act, gate[i]) * factor;
+        if (act == Activation::Kind::SiluClamped) factor = std::clamp(factor, -7.0, 7.0) + 1;
+        out[i] = activation(act, gate[i], parameters) * factor;
     }
     return out;
 }
@@ -154,7 +163,7 @@ Row short_conv(const ShortConv &step, std::span<const double> x, std::span<const
     for (size_t c = 0; c < n; ++c) {
         for (size_t j = 0; j < taps; ++j) out[c] += weight[j * n + c] * window[j * n + c];
         if (!bias.empty()) out[c] += bias[c];
-        if (step.silu) out[c] = activation(Gate::Act::Silu, out[c]);
+        if (step.silu) out[c] = activation(Activation::Kind::Silu, out[c], {});
     }
     state.assign(window.begin() + static_cast<std::ptrdiff_t>(n), window.end());
     return out;

@@ -43,7 +43,8 @@ double temperature(const Attention::Temperature &temperature, int32_t position);
 double softcap(double x, double c);
 
 // act(gate) * up, or act(gate) if up is empty
-Row gate(Gate::Act act, std::span<const double> gate, std::span<const double> up);
+Row gate(Activation::Kind act, std::span<const double> gate, std::span<const double> up,
+         const Activation::Parameters &parameters = {});
 
 // The recurrent steps, for one token. `state` is the state before the token, empty for the first token of a
 // sequence. x: the token's input; weights are shaped as the step defines.

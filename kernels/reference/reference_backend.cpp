@@ -199,11 +199,11 @@ class ReferenceBackend final : public Backend {
                 std::copy_n(row(s.in, t).begin() + s.from.first + i * s.from.stride, s.width,
                             row(s.out, t).begin() + s.to.first + i * s.to.stride);
     }
-    void run(const Gate &s) {
+    void run(const Activation &s) {
         for (size_t t = 0; t < tokens(); ++t)
-            std::ranges::copy(
-                gate(s.act, row(s.gate, t), s.up == kNoSlot ? std::span<double>() : row(s.up, t)),
-                row(s.out, t).begin());
+            std::ranges::copy(gate(s.act, row(s.gate, t),
+                                   s.up == kNoSlot ? std::span<double>() : row(s.up, t), s.parameters),
+                              row(s.out, t).begin());
     }
     // --- recurrent steps
 

@@ -161,7 +161,7 @@ void TinyProgram::add_experts() {
 
 void TinyProgram::add_feed_forward() {
     program_.steps.push_back(Linear{normed_, {part(normed_, gate_, kNoSlot), part(normed_, up_, kNoSlot)}});
-    program_.steps.push_back(Gate{gate_, up_, gate_});
+    program_.steps.push_back(Activation{gate_, up_, gate_});
     program_.steps.push_back(Linear{gate_, {part(gate_, x_, x_)}});
 }
 
@@ -229,11 +229,15 @@ void TinyProgram::add_varied_layer() {
     program_.steps.push_back(a);
     add_output_of_block(attended_);
     const bool plain = chance(0.5);
-    const auto act = static_cast<Gate::Act>(random_() % (plain ? 4 : 5));
+    using Kind = Activation::Kind;
+    static constexpr Kind kKinds[] = {Kind::Silu,    Kind::GeluTanh, Kind::GeluErf, Kind::ReluSquared,
+                                      Kind::Sigmoid, Kind::Relu,     Kind::Clamp,   Kind::XIelu};
+    const Kind act = !plain && chance(0.2) ? Kind::SiluClamped : kKinds[random_() % std::size(kKinds)];
     program_.steps.push_back(varied_norm(x_, normed_, kNoSlot));
     program_.steps.push_back(Linear{normed_, {part(normed_, gate_, kNoSlot)}});
     if (!plain) program_.steps.push_back(Linear{normed_, {part(normed_, up_, kNoSlot)}});
-    program_.steps.push_back(Gate{gate_, plain ? kNoSlot : up_, gate_, act});
+    program_.steps.push_back(
+        Activation{gate_, plain ? kNoSlot : up_, gate_, act, {0.8f, -0.9f, 0.5f, -1e-6f}});
     add_output_of_block(gate_);
 }
 
@@ -241,7 +245,7 @@ void TinyProgram::add_varied_layer() {
 void TinyProgram::absorb_into_queries() {
     const int64_t head = shape_.head_dim_k, kept = head / 4;
     const Slot pieces = slot(shape_.heads * head);
-    const Pieces whole{0, head}, last{head - kept, head};
+    const StridedSlices whole{0, head}, last{head - kept, head};
     program_.steps.push_back(Copy{q_, pieces, last, last, shape_.heads, kept});
     program_.steps.push_back(
         HeadLinear{q_, pieces, whole, whole, matrices(gguf::Type::F32, shape_.heads, head - kept, kept)});

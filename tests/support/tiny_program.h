@@ -21,7 +21,7 @@ struct TinyExperts {
     bool weights_on_input = false;
     bool scales = false;  // a factor for each expert
     bool shared = false;  // an expert for all tokens beside them
-    kernels::Gate::Act act = kernels::Gate::Act::Silu;
+    kernels::Activation::Kind act = kernels::Activation::Kind::Silu;
 };
 
 struct TinyShape {

@@ -274,7 +274,7 @@ class Cases {
     // Gate and up with the activation after them, which devices compute in one pass.
     void gated(const GatedLinear &both) {
         const Linear::Part first = both.gate, second = both.up;
-        const Gate gate = *both.act;
+        const Activation gate = *both.act;
         const Weight &w = weight(first.weight), &v = weight(second.weight);
         if (seen({kGated, type(first.weight), type(second.weight), w.rows, w.cols, v.rows, type(first.bias),
                   type(second.bias), first.add != kNoSlot, second.add != kNoSlot,
@@ -297,7 +297,7 @@ class Cases {
             Small plain = small();
             plain.input(in).input(first.add).input(second.add);
             const Slot a = some_rows(plain, in, first), b = some_rows(plain, in, second);
-            return plain.step(Gate{a, b, a, gate.act}).look_at(a);
+            return plain.step(Activation{a, b, a, gate.act, gate.parameters}).look_at(a);
         };
         push(name, w.name, program, reference, 2 * kMatrix);
     }
@@ -382,9 +382,10 @@ class Cases {
         return name;
     }
 
-    void add(const Gate &step) {
+    void add(const Activation &step) {
         static constexpr const char *kNames[] = {"SiLU",          "GELU (tanh)", "GELU (erf)", "squared ReLU",
-                                                 "SiLU, clamped", "sigmoid",     "product"};
+                                                 "SiLU, clamped", "sigmoid",     "product",    "ReLU",
+                                                 "clamp",         "xIELU"};
         if (seen({kGate, static_cast<int64_t>(step.act), width(step.gate), step.up != kNoSlot,
                   step.out == step.gate, step.out == step.up}))
             return;
@@ -508,7 +509,8 @@ class Cases {
                 part.input(slot).step(unit);
             }
             for (const Slot slot : {step.decay, step.strength})
-                if (slot != kNoSlot) part.input(slot).step(Gate{slot, kNoSlot, slot, Gate::Act::Sigmoid});
+                if (slot != kNoSlot)
+                    part.input(slot).step(Activation{slot, kNoSlot, slot, Activation::Kind::Sigmoid});
             return part.input(step.v).step(step).look_at(step.out);
         };
         push_exact(name, "", program, 10 * kExact);
@@ -518,7 +520,7 @@ class Cases {
         const auto program = [this, step] {
             Small part = small();
             part.input(step.x).input(step.b).input(step.c).input(step.dt);
-            return part.step(Gate{step.dt, kNoSlot, step.dt, Gate::Act::Sigmoid})
+            return part.step(Activation{step.dt, kNoSlot, step.dt, Activation::Kind::Sigmoid})
                 .step(step)
                 .look_at(step.out);
         };

@@ -29,7 +29,7 @@ class Sample {
             Linear{x,
                    {{matrix(gguf::Type::Q4_K, kHidden, kWidth), kNoWeight, h, kNoSlot},
                     {matrix(gguf::Type::Q4_K, kHidden, kWidth), kNoWeight, u, kNoSlot}}});
-        program_.steps.push_back(Gate{h, u, h});
+        program_.steps.push_back(Activation{h, u, h});
         add_attention(64, 8, 2);
         add_attention(128, 4, 4);
         Experts experts{};

@@ -11,7 +11,7 @@ void emit_falcon(Builder &b) {
                      .block = DecoderTraits::Block::Parallel,
                      .norm = kernels::Norm::Kind::Layer,
                      .norm_biases = true,
-                     .act = kernels::Gate::Act::GeluErf,
+                     .act = kernels::Activation::Kind::GeluErf,
                      .gated = false,
                      .attn_norm = two_norms ? "attn_norm_2" : "attn_norm",
                      .ffn_norm = two_norms ? "attn_norm" : ""});

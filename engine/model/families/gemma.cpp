@@ -9,7 +9,7 @@ namespace runnel::model {
 
 void emit_gemma(Builder &b) {
     emit_decoder(b, {.pairs = kernels::RopeTable::Pairs::Halves,
-                     .act = kernels::Gate::Act::GeluTanh,
+                     .act = kernels::Activation::Kind::GeluTanh,
                      .embedding_scale = std::sqrt(double(b.hyper().embedding_length))});
 }
 

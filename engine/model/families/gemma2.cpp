@@ -14,7 +14,7 @@ void emit_gemma2(Builder &b) {
     const double share = double(h.embedding_length) / h.head_count;
     emit_decoder(b, {.pairs = kernels::RopeTable::Pairs::Halves,
                      .block = DecoderTraits::Block::Sandwich,
-                     .act = kernels::Gate::Act::GeluTanh,
+                     .act = kernels::Activation::Kind::GeluTanh,
                      .full = full_layers(b, 2),
                      .window = sliding_window(b, 4096),
                      .attention_scale = h.block_count == 46 ? 1 / std::sqrt(share) : 0,

@@ -15,7 +15,7 @@ void emit_gemma3(Builder &b) {
     emit_decoder(b, {.pairs = kernels::RopeTable::Pairs::Halves,
                      .block = DecoderTraits::Block::Sandwich,
                      .head_norm = DecoderTraits::HeadNorm::PerHead,
-                     .act = kernels::Gate::Act::GeluTanh,
+                     .act = kernels::Activation::Kind::GeluTanh,
                      .full = full_layers(b, 6),
                      .window = sliding_window(b, 0),
                      .window_rope_base = m.real("rope.freq_base_swa").value_or(10000),

@@ -129,7 +129,7 @@ class Gemma4 {
     Gemma4 &operator=(const Gemma4 &) = delete;
 
     DecoderTraits traits() {
-        DecoderTraits t{.block = DecoderTraits::Block::Sandwich, .act = Gate::Act::GeluTanh};
+        DecoderTraits t{.block = DecoderTraits::Block::Sandwich, .act = Activation::Kind::GeluTanh};
         t.logit_softcap = b_.metadata().real("final_logit_softcapping", 0).value_or(0);
         t.embedding_scale = std::sqrt(double(h_.embedding_length));
         t.attention = [this](Builder &, int32_t layer, const Branch &way) { attention(layer, way); };
@@ -229,7 +229,7 @@ void Gemma4::attention(int32_t layer, const Branch &way) {
 }
 
 void Gemma4::feed_forward(int32_t layer, const Branch &way) {
-    const DecoderTraits dense{.act = Gate::Act::GeluTanh};
+    const DecoderTraits dense{.act = Activation::Kind::GeluTanh};
     const bool mixed = has_experts(b_) && b_.has(name(layer, "ffn_gate_inp.weight"));
     const Slot out = mixed ? b_.slot("dense branch", width_.value) : way.out;
     emit_feed_forward(b_, dense, layer, {way.in, out, way.add}, layers_.hidden(layer));
@@ -245,7 +245,7 @@ void Gemma4::experts(int32_t layer, const Branch &way) {
     norm(name(layer, "ffn_gate_inp.scale"), way.in, router_in);
     norm(name(layer, "pre_ffw_norm_2.weight"), way.in, normed);
     const ExpertTraits traits{.normalize = true,
-                              .act = Gate::Act::GeluTanh,
+                              .act = Activation::Kind::GeluTanh,
                               .router_in = router_in,
                               .router_scale = 1 / std::sqrt(double(width_.value))};
     emit_experts(b_, traits, layer, {normed, way.out, kNoSlot});
@@ -279,7 +279,7 @@ void Gemma4::add_own_embedding(int32_t layer) {
     b_.add(Linear{x_, {part(name(layer, "inp_gate.weight"), p, width_, gate)}});
     b_.add(Copy{
         .in = layer_inputs(), .out = input, .from = {.first = layer * p.value}, .to = {}, .width = p.value});
-    b_.add(Gate{gate, input, gate, Gate::Act::GeluTanh});
+    b_.add(Activation{gate, input, gate, Activation::Kind::GeluTanh});
     b_.add(Linear{gate, {part(name(layer, "proj.weight"), width_, p, out)}});
     norm(name(layer, "post_norm.weight"), out, x_, x_);
 }

@@ -8,7 +8,7 @@ void emit_gpt2(Builder &b) {
     emit_decoder(b, {.norm = kernels::Norm::Kind::Layer,
                      .norm_biases = true,
                      .biases = DecoderTraits::Biases::All,
-                     .act = kernels::Gate::Act::GeluTanh,
+                     .act = kernels::Activation::Kind::GeluTanh,
                      .gated = false,
                      .learned_positions = true});
 }

@@ -13,7 +13,7 @@ void emit_gpt_oss(Builder &b) {
     traits.full = full_layers(b, 2);
     with_experts(traits, {.score = ExpertTraits::Score::SelectedSoftmax,
                           .normalize = false,
-                          .act = kernels::Gate::Act::SiluClamped});
+                          .act = kernels::Activation::Kind::SiluClamped});
     emit_decoder(b, traits);
 }
 

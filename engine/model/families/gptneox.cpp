@@ -12,7 +12,7 @@ void emit_gptneox(Builder &b) {
                      .norm = kernels::Norm::Kind::Layer,
                      .norm_biases = true,
                      .biases = DecoderTraits::Biases::All,
-                     .act = kernels::Gate::Act::GeluErf,
+                     .act = kernels::Activation::Kind::GeluErf,
                      .gated = false});
 }
 

@@ -9,7 +9,7 @@ void emit_nemotron(Builder &b) {
     emit_decoder(b, {.pairs = kernels::RopeTable::Pairs::Halves,
                      .norm = kernels::Norm::Kind::Layer,
                      .norm_biases = true,
-                     .act = kernels::Gate::Act::ReluSquared,
+                     .act = kernels::Activation::Kind::ReluSquared,
                      .gated = false});
 }
 

@@ -16,7 +16,7 @@ void emit_nemotron_h(Builder &b) {
                                             .value_or(std::vector<int64_t>(count, 0));
     if (b.metadata().integer("moe_latent_size", 0, 1 << 20).value_or(0) > 0)
         b.metadata().fail("moe_latent_size", "latent experts are not supported yet");
-    const DecoderTraits plain{.act = kernels::Gate::Act::ReluSquared, .gated = false};
+    const DecoderTraits plain{.act = kernels::Activation::Kind::ReluSquared, .gated = false};
     DecoderTraits traits{.one_half = true};
     traits.attention = [=](Builder &builder, int32_t layer, const Branch &branch) {
         const auto i = static_cast<size_t>(layer);

@@ -11,7 +11,7 @@ void emit_phi2(Builder &b) {
                      .norm = kernels::Norm::Kind::Layer,
                      .norm_biases = true,
                      .biases = DecoderTraits::Biases::All,
-                     .act = kernels::Gate::Act::GeluTanh,
+                     .act = kernels::Activation::Kind::GeluTanh,
                      .gated = false,
                      .ffn_norm = ""});
 }

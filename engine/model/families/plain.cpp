@@ -4,7 +4,7 @@
 
 namespace runnel::model {
 
-using Act = kernels::Gate::Act;
+using Act = kernels::Activation::Kind;
 using Pairs = kernels::RopeTable::Pairs;
 using Norms = kernels::Norm::Kind;
 

@@ -10,7 +10,7 @@ void emit_starcoder2(Builder &b) {
                      .norm = kernels::Norm::Kind::Layer,
                      .norm_biases = true,
                      .biases = DecoderTraits::Biases::All,
-                     .act = kernels::Gate::Act::GeluTanh,
+                     .act = kernels::Activation::Kind::GeluTanh,
                      .gated = false,
                      .window = sliding_window(b, 0)});
 }

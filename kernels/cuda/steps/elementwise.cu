@@ -20,16 +20,23 @@ struct Activate {
         return g / (1.0f + exp_p(-1.702f * g)) * (u + 1.0f);
     }
 
-    static DEVICE float activated(Activation activation, float x) {
-        switch (activation) {
-            case Activation::GeluTanh:
+    static DEVICE float activated(const Params &p, float x) {
+        switch (p.activation) {
+            case ActivationKind::GeluTanh:
                 return 0.5f * x * (1.0f + tanh_p(0.797884560802865f * (x + 0.044715f * x * x * x)));
-            case Activation::GeluErf:
+            case ActivationKind::GeluErf:
                 return gelu_erf_p(x);
-            case Activation::ReluSquared:
+            case ActivationKind::ReluSquared:
                 return x > 0.0f ? x * x : x != x ? x : 0.0f;
-            case Activation::Sigmoid:
+            case ActivationKind::Sigmoid:
                 return 1.0f / (1.0f + exp_p(-x));
+            case ActivationKind::Relu:
+                return x < 0.0f ? 0.0f : x;
+            case ActivationKind::Clamp:
+                return x > p.positive ? p.positive : x < p.negative ? p.negative : x;
+            case ActivationKind::XIelu:
+                if (x > 0.0f) return (p.positive * x + p.beta) * x;
+                return p.negative * (exp_p(x < p.eps ? x : p.eps) - 1.0f - x) + p.beta * x;
             default:
                 return silu_p(x);
         }
@@ -43,9 +50,8 @@ struct Activate {
             const int64_t row = i / p.width, col = i % p.width;
             const float gate = p.gate[row * p.gate_stride + col];
             const float up = p.up ? p.up[row * p.up_stride + col] : 1.0f;
-            p.out[row * p.out_stride + col] = p.activation == Activation::SiluClamped
-                                                  ? clamped(gate, up)
-                                                  : activated(p.activation, gate) * up;
+            p.out[row * p.out_stride + col] =
+                p.activation == ActivationKind::SiluClamped ? clamped(gate, up) : activated(p, gate) * up;
         }
     }
 };

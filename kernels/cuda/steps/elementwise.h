@@ -7,8 +7,18 @@
 
 namespace runnel::kernels::cuda {
 
-// Gate::Act of program.h.
-enum class Activation : int32_t { Silu, GeluTanh, GeluErf, ReluSquared, SiluClamped, Sigmoid };
+// Activation::Kind of program.h.
+enum class ActivationKind : int32_t {
+    Silu,
+    GeluTanh,
+    GeluErf,
+    ReluSquared,
+    SiluClamped,
+    Sigmoid,
+    Relu,
+    Clamp,
+    XIelu
+};
 
 // out = act(gate) * up, or act(gate) without up. Any grid.
 struct ActivateParams {
@@ -16,7 +26,8 @@ struct ActivateParams {
     float *out;
     int64_t gate_stride, up_stride, out_stride;
     int32_t width, rows;
-    Activation activation;
+    ActivationKind activation;
+    float positive = 0, negative = 0, beta = 0, eps = 0;  // Activation::Parameters
 };
 Kernel<ActivateParams> activate_kernel();
 

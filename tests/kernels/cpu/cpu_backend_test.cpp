@@ -162,7 +162,7 @@ std::vector<TinyShape> mixtures() {
         mixture({.count = 4,
                  .routing = {.score = Score::SelectedSoftmax, .used = 4},
                  .biases = true,
-                 .act = Gate::Act::SiluClamped}),
+                 .act = Activation::Kind::SiluClamped}),
         mixture({.count = 16,
                  .routing = {.score = Score::Sigmoid,
                              .used = 5,

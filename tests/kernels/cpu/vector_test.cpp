@@ -150,29 +150,33 @@ TEST_CASE("exp is within 1.25 ulp, exact at 0 and saturates") {
 }
 
 TEST_CASE("gates: against double precision, bit-equal between instruction sets") {
+    constexpr Activation::Parameters kNumbers{0.8f, -0.9f, 0.5f, -1e-6f};
     Random random(3);
-    for (const Gate::Act act :
-         {Gate::Act::Silu, Gate::Act::GeluTanh, Gate::Act::GeluErf, Gate::Act::ReluSquared,
-          Gate::Act::SiluClamped, Gate::Act::Sigmoid, Gate::Act::Identity})
+    for (const Activation::Kind act :
+         {Activation::Kind::Silu, Activation::Kind::GeluTanh, Activation::Kind::GeluErf,
+          Activation::Kind::ReluSquared, Activation::Kind::SiluClamped, Activation::Kind::Sigmoid,
+          Activation::Kind::Identity, Activation::Kind::Relu, Activation::Kind::Clamp,
+          Activation::Kind::XIelu})
         for (const int64_t n : kLengths)
             for (const bool has_up : {true, false}) {
-                if (act == Gate::Act::SiluClamped && !has_up) continue;
+                if (act == Activation::Kind::SiluClamped && !has_up) continue;
                 CAPTURE(n);
                 CAPTURE(has_up);
                 CAPTURE(static_cast<int>(act));
                 const Floats gate = random.normal(static_cast<size_t>(n), 8),
                              up = random.normal(static_cast<size_t>(n), 5);
                 const float *factors = has_up ? up.data() : nullptr;
-                const auto expected = reference::gate(act, reference::to_row(gate),
-                                                      has_up ? reference::to_row(up) : reference::Row{});
+                const auto expected =
+                    reference::gate(act, reference::to_row(gate),
+                                    has_up ? reference::to_row(up) : reference::Row{}, kNumbers);
                 Floats scalar(gate.size());
-                vector_scalar().gate(act, gate.data(), factors, n, scalar.data());
+                vector_scalar().gate(act, kNumbers, gate.data(), factors, n, scalar.data());
                 for (size_t i = 0; i < gate.size(); ++i)
                     CHECK(scalar[i] == doctest::Approx(expected[i]).epsilon(8e-6).scale(1));
                 for (const VectorKernels *kernels : all_kernels()) {
                     CAPTURE(kernels->name);
                     Floats out = gate;
-                    kernels->gate(act, out.data(), factors, n, out.data());
+                    kernels->gate(act, kNumbers, out.data(), factors, n, out.data());
                     CHECK(same_bits(out, scalar));
                 }
             }
@@ -183,19 +187,20 @@ TEST_CASE("gates saturate, and NaN stays") {
     for (const VectorKernels *kernels : all_kernels()) {
         CAPTURE(kernels->name);
         Floats out(8);
-        for (const Gate::Act act : {Gate::Act::Silu, Gate::Act::GeluTanh, Gate::Act::GeluErf}) {
+        for (const Activation::Kind act :
+             {Activation::Kind::Silu, Activation::Kind::GeluTanh, Activation::Kind::GeluErf}) {
             CAPTURE(static_cast<int>(act));
-            kernels->gate(act, extreme.data(), ones.data(), 8, out.data());
+            kernels->gate(act, {}, extreme.data(), ones.data(), 8, out.data());
             CHECK(std::fabs(out[1]) < 1e-30f);
             CHECK(out[3] == 0);
             CHECK(out[4] == 90);
             CHECK(std::isnan(out[7]));
         }
-        kernels->gate(Gate::Act::ReluSquared, extreme.data(), nullptr, 8, out.data());
+        kernels->gate(Activation::Kind::ReluSquared, {}, extreme.data(), nullptr, 8, out.data());
         CHECK(out[1] == 0);
         CHECK(out[4] == 8100);
         CHECK(std::isnan(out[7]));
-        kernels->gate(Gate::Act::SiluClamped, extreme.data(), extreme.data(), 8, out.data());
+        kernels->gate(Activation::Kind::SiluClamped, {}, extreme.data(), extreme.data(), 8, out.data());
         CHECK(out[5] == doctest::Approx(56));
         CHECK(std::isnan(out[7]));
     }

@@ -130,7 +130,7 @@ TEST_CASE("cuda backend: experts agree with double precision, whatever the chunk
          {.count = 4,
           .routing = {.score = Score::SelectedSoftmax, .used = 3},
           .biases = true,
-          .act = Gate::Act::SiluClamped}},
+          .act = Activation::Kind::SiluClamped}},
         {gguf::Type::F16,
          {.count = 16,
           .routing = {.score = Score::Sigmoid,
@@ -179,7 +179,8 @@ TEST_CASE("cuda backend: experts agree with double precision, whatever the chunk
 // Features of GPT-2, OLMo 2 and Falcon that a llama does not have.
 TEST_CASE("cuda backend: norms, positions and activations of every kind agree with double precision") {
     const TinyProgram tiny({.layers = 1, .bias = true, .type = gguf::Type::Q8_0}, 53);
-    for (const Gate::Act act : {Gate::Act::GeluErf, Gate::Act::GeluTanh, Gate::Act::ReluSquared}) {
+    for (const Activation::Kind act :
+         {Activation::Kind::GeluErf, Activation::Kind::GeluTanh, Activation::Kind::ReluSquared}) {
         Program program = tiny.program();
         std::mt19937 random(5);
         std::normal_distribution<float> value(0, 1);
@@ -194,7 +195,7 @@ TEST_CASE("cuda backend: norms, positions and activations of every kind agree wi
         std::vector<Step> steps;
         for (Step step : program.steps) {
             if (auto *embed = std::get_if<Embed>(&step)) embed->positions = floats(17, 64);
-            if (auto *gate = std::get_if<Gate>(&step)) gate->act = act;
+            if (auto *gate = std::get_if<Activation>(&step)) gate->act = act;
             auto *norm = std::get_if<Norm>(&step);
             if (norm) norm->kind = Norm::Kind::Layer, norm->bias = floats(1, 64);
             steps.push_back(step);

@@ -55,23 +55,29 @@ TEST_CASE("cuda elementwise: rows are gathered, activations and soft-caps are th
     for (float &x : a) x = value(random);
     for (float &x : b) x = value(random);
     const simt::Buffer<float> gate(stream, a, "gate"), up(stream, b, "up"), out(stream, a.size(), "out");
-    const auto check = [&](Activation activation, bool has_up, auto expected) {
-        simt::run_kernel(
-            stream, activate_kernel(), {2, 0},
-            {gate.data(), has_up ? up.data() : nullptr, out.data(), 70, 70, 70, 70, 3, activation});
+    const auto check = [&](ActivationKind activation, bool has_up, auto expected) {
+        simt::run_kernel(stream, activate_kernel(), {2, 0},
+                         {gate.data(), has_up ? up.data() : nullptr, out.data(), 70, 70, 70, 70, 3,
+                          activation, 0.8f, -0.9f, 0.5f, -1e-6f});
         const std::vector<float> y = out.read();
         for (size_t i = 0; i < a.size(); ++i)
             CHECK(static_cast<double>(y[i]) ==
                   doctest::Approx(expected(static_cast<double>(a[i]), static_cast<double>(b[i])))
                       .epsilon(1e-5));
     };
-    check(Activation::Silu, true, [](double g, double u) { return g / (1 + std::exp(-g)) * u; });
-    check(Activation::ReluSquared, false, [](double g, double) { return g > 0 ? g * g : 0; });
-    check(Activation::Sigmoid, true, [](double g, double u) { return u / (1 + std::exp(-g)); });
-    check(Activation::GeluTanh, true, [](double g, double u) {
+    check(ActivationKind::Silu, true, [](double g, double u) { return g / (1 + std::exp(-g)) * u; });
+    check(ActivationKind::ReluSquared, false, [](double g, double) { return g > 0 ? g * g : 0; });
+    check(ActivationKind::Sigmoid, true, [](double g, double u) { return u / (1 + std::exp(-g)); });
+    check(ActivationKind::Relu, true, [](double g, double u) { return g > 0 ? g * u : 0; });
+    check(ActivationKind::Clamp, false,
+          [](double g, double) { return std::clamp(g, double{-0.9f}, double{0.8f}); });
+    check(ActivationKind::XIelu, false, [](double g, double) {
+        return 0.5 * g + (g > 0 ? double{0.8f} * g * g : double{-0.9f} * (std::expm1(g) - g));
+    });
+    check(ActivationKind::GeluTanh, true, [](double g, double u) {
         return 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u;
     });
-    check(Activation::SiluClamped, true, [](double g, double u) {
+    check(ActivationKind::SiluClamped, true, [](double g, double u) {
         g = std::min(g, 7.0), u = std::max(-7.0, std::min(u, 7.0));
         return g / (1 + std::exp(-1.702 * g)) * (u + 1);
     });

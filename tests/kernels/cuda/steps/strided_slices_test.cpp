@@ -133,7 +133,7 @@ std::vector<int32_t> random_tokens(int64_t count, std::mt19937 &random) {
 }
 
 // `count` slices of `width` floats within a row of `row` floats. apart: they do not overlap.
-Pieces random_pieces(int64_t row, int64_t count, int64_t width, bool apart, std::mt19937 &random) {
+StridedSlices random_slices(int64_t row, int64_t count, int64_t width, bool apart, std::mt19937 &random) {
     const int64_t most = count == 1 ? 0 : (row - width) / (count - 1);
     const int64_t stride = between(random, apart && count > 1 ? width : 0, most);
     const int64_t span = (count - 1) * stride + width, first = between(random, 0, row - span);
@@ -165,9 +165,9 @@ TEST_CASE("cuda pieces: copies in one launch give the same as one after the othe
             const int64_t a = pieces.width(in) / unit, b = pieces.width(out) / unit;
             const int64_t count = between(random, 1, std::min<int64_t>(b, 9));
             const int64_t width = between(random, 1, std::min(a, b / count));
-            Pieces from = random_pieces(a, count, width, false, random),
-                   to = random_pieces(b, count, width, true, random);
-            for (Pieces *p : {&from, &to}) p->first *= unit, p->stride *= unit;
+            StridedSlices from = random_slices(a, count, width, false, random),
+                          to = random_slices(b, count, width, true, random);
+            for (StridedSlices *p : {&from, &to}) p->first *= unit, p->stride *= unit;
             copies.push_back({in, out, from, to, static_cast<int32_t>(count), width * unit});
             pieces.step(copies.back());
         }
@@ -226,9 +226,9 @@ HeadLinear random_heads(PiecesProgram &pieces, gguf::Type type, std::mt19937 &ra
                   heads = between(random, 1, 3), rows = between(random, 1, 20);
     const Slot in = pieces.slot(heads * cols + between(random, 0, 9), random),
                out = pieces.slot(heads * rows + between(random, 0, 9), random);
-    Pieces from = random_pieces(pieces.width(in), heads, cols, false, random);
+    StridedSlices from = random_slices(pieces.width(in), heads, cols, false, random);
     if (random() % 2 == 0) from.first = from.first / 4 * 4, from.stride = from.stride / 4 * 4;
-    return {in, out, from, random_pieces(pieces.width(out), heads, rows, true, random),
+    return {in, out, from, random_slices(pieces.width(out), heads, rows, true, random),
             pieces.matrices(type, heads, rows, cols, random)};
 }
 
