@@ -278,7 +278,7 @@ bool Builder::has_position_axes() const {
     return sections->size() > 1 && (*sections)[0] > 0 && (*sections)[1] > 0;
 }
 
-int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
+int32_t Builder::rope(kernels::RopeTable::Pairs pairs, double base_factor) {
     // Checks the axes and marks their key as read; families with adjacent pairs must do so themselves.
     if (pairs == kernels::RopeTable::Pairs::Halves) (void)has_position_axes();
     // In families without RoPE, heads may have any size.
@@ -286,7 +286,7 @@ int32_t Builder::rope(kernels::RopeTable::Pairs pairs) {
     if (hyper_.rope_dimensions % 2 != 0)
         metadata_.fail("rope.dimension_count", std::to_string(hyper_.rope_dimensions) +
                                                    " is odd (the default is attention.key_length)");
-    const double base = metadata_.real("rope.freq_base").value_or(10000);
+    const double base = metadata_.real("rope.freq_base").value_or(10000) * base_factor;
     if (!(base > 1)) metadata_.fail("rope.freq_base", "must be greater than 1");
     const RopeScaling scaling = rope_scaling();
     return add_rope(make_rope(pairs, hyper_.rope_dimensions, base, scaling, rope_divisors(scaling)));

@@ -82,7 +82,7 @@ class Builder {
     bool has_position_axes() const;
 
     // The frequencies given by the file's rope.* keys and tensors. Returns an index into ropes.
-    int32_t rope(kernels::RopeTable::Pairs pairs);
+    int32_t rope(kernels::RopeTable::Pairs pairs, double base_factor = 1);
     // Frequencies of a base without scaling; dimensions: how many are rotated, 0: rope.dimension_count.
     int32_t unscaled_rope(kernels::RopeTable::Pairs pairs, double base, int32_t dimensions = 0);
 

@@ -50,6 +50,7 @@ class Decoder {
     void parallel(int32_t layer);
     void branch(int32_t layer, Kind kind, const Branch &io);
     void norm(const std::string &name, Slot in, Slot out, Slot add = kNoSlot);
+    void clamp_qkv();
     void gate_attended(int32_t layer, Slot in, Slot attended);
     Linear projections(int32_t layer, Slot in);
     Linear gate_and_up(int32_t layer, Slot in, Slot gate, Slot up);
@@ -82,7 +83,7 @@ void Decoder::emit() {
     const WeightId embedding = b_.matrix("token_embd.weight", vocab, size_.width);
     embed(embedding);
     if (t_.pairs) {
-        rope_ = window_rope_ = b_.rope(*t_.pairs);
+        rope_ = window_rope_ = b_.rope(*t_.pairs, t_.rope_base_factor);
         if (t_.window_rope_base) window_rope_ = b_.unscaled_rope(*t_.pairs, *t_.window_rope_base);
     }
     if (t_.after_embeddings) t_.after_embeddings(b_, x());
@@ -173,7 +174,8 @@ void Decoder::norm(const std::string &name, Slot in, Slot out, Slot add) {
     b_.add(Norm{.in = in,
                 .out = out,
                 // (Files of Falcon-H1 lack the suffix, because of a converter's error.)
-                .weight = b_.vector(b_.has(name) ? name : name + ".weight", size_.width),
+                .weight = t_.norm_weights ? b_.vector(b_.has(name) ? name : name + ".weight", size_.width)
+                                          : kNoWeight,
                 .eps = post_norm ? static_cast<float>(t_.post_norm_epsilon) : h_.norm_epsilon,
                 .kind = t_.norm,
                 .bias = t_.norm_biases ? b_.vector(name + ".bias", size_.width) : kNoWeight,
@@ -266,6 +268,7 @@ void Decoder::norm_heads(int32_t i, Attention &attention) {
 void Decoder::attention(int32_t i, const Branch &io) {
     const Slot attended = b_.slot("attended", size_.attended.value);
     b_.add(projections(i, io.in));
+    clamp_qkv();
     Attention attention = describe(i, attended);
     norm_heads(i, attention);
     b_.add(attention);
@@ -273,8 +276,16 @@ void Decoder::attention(int32_t i, const Branch &io) {
     Linear::Part output = part(prefix(i) + "attn_output", size_.width, size_.attended,
                                biases(DecoderTraits::Biases::All), io.out);
     output.add = io.add;
-    output.scale = io.scale;
+    output.scale = io.scale * static_cast<float>(t_.attention_out_scale);
     b_.add(Linear{attended, {output}});
+}
+
+void Decoder::clamp_qkv() {
+    const float limit = static_cast<float>(t_.qkv_limit);
+    if (limit == 0) return;
+    for (const Slot slot : {q(), k(), v()})
+        b_.add(Activation{
+            slot, kNoSlot, slot, Activation::Kind::Clamp, {.positive = limit, .negative = -limit}});
 }
 
 void Decoder::gate_attended(int32_t i, Slot in, Slot attended) {
@@ -298,7 +309,9 @@ void Decoder::feed_forward(int32_t i, const Branch &io) {
     const Slot gate = b_.slot("gate", size_.hidden.value);
     const Slot up = t_.gated ? b_.slot("up", size_.hidden.value) : kNoSlot;
     b_.add(gate_and_up(i, io.in, gate, up));
-    b_.add(Activation{gate, up, gate, t_.act});
+    Activation activation{gate, up, gate, t_.act};
+    if (!t_.act_parameters.empty()) activation.parameters = t_.act_parameters[static_cast<size_t>(i)];
+    b_.add(activation);
     Linear::Part down =
         part(prefix(i) + "ffn_down", size_.width, size_.hidden, biases(DecoderTraits::Biases::All), io.out);
     down.add = io.add;

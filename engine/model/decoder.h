@@ -39,14 +39,16 @@ struct DecoderTraits {
     enum class Biases { WhenPresent, Qkv, All };  // which of the matrices' biases are required
 
     std::optional<kernels::RopeTable::Pairs> pairs = {};  // none: no RoPE
+    double rope_base_factor = 1;                          // of rope.freq_base
     Block block = Block::PreNorm;
     kernels::Norm::Kind norm = kernels::Norm::Kind::Rms;
-    bool norm_biases = false;
-    double post_norm_epsilon = 0;  // of the norms after both halves; 0: the file's
+    bool norm_biases = false, norm_weights = true;  // which tensors norms have
+    double post_norm_epsilon = 0;                   // of the norms after both halves; 0: the file's
     HeadNorm head_norm = HeadNorm::None;
     Biases biases = Biases::WhenPresent;
     kernels::Activation::Kind act = kernels::Activation::Kind::Silu;
-    bool gated = true;               // false: F(x) = Wdown act(Wup x)
+    std::vector<kernels::Activation::Parameters> act_parameters = {};  // by layer, of kinds that have some
+    bool gated = true;                                                 // false: F(x) = Wdown act(Wup x)
     bool learned_positions = false;  // position_embd.weight is added to the embeddings
 
     // Names of the norms' tensors, without ".weight". ffn_norm = "": F shares A's norm (Parallel only).
@@ -69,7 +71,9 @@ struct DecoderTraits {
 
     double attention_scale = 0;  // 0: 1 / sqrt(head size); the file's `attention.scale` takes precedence
     double attention_softcap = 0, logit_softcap = 0;  // 0: none
+    double qkv_limit = 0;         // q, k and v are clamped to [-limit, limit]; 0: they are not
     bool attention_gate = false;  // A's attended values are multiplied by sigmoid(attn_gate x), x: its input
+    double attention_out_scale = 1;  // of A
     double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
     kernels::Attention::Temperature temperature = {};  // of full layers (all layers if `full` is empty)
 

@@ -15,6 +15,8 @@ struct Family {
     bool layers_differ = false;
     // Some layers have no attention, or no feed-forward network: entries of those arrays may be 0.
     bool recurrent = false;
+    // Without attention.key_length, heads have rope.dimension_count dimensions, not embedding_length / heads.
+    bool whole_heads_rotate = false;
 };
 
 std::span<const Family> families();
@@ -69,16 +71,32 @@ void emit_starcoder2(Builder &);
 void emit_stablelm(Builder &);
 void emit_phi2(Builder &);
 void emit_adjacent(Builder &);
+void emit_halves(Builder &);
 void emit_arcee(Builder &);
+void emit_baichuan(Builder &);
 void emit_orion(Builder &);
+void emit_qwen(Builder &);
+void emit_hunyuan_vl(Builder &);
+void emit_plamo(Builder &);
+void emit_maincoder(Builder &);
 void emit_deci(Builder &);
+void emit_openelm(Builder &);
+void emit_deepseek(Builder &);
+void emit_deepseek2_ocr(Builder &);
 void emit_bailingmoe2(Builder &);
 void emit_dots1(Builder &);
 void emit_exaone_moe(Builder &);
+void emit_mellum(Builder &);
 void emit_granite_swa(Builder &);
+void emit_mimo2(Builder &);
 void emit_cohere2moe(Builder &);
+void emit_arctic(Builder &);
 void emit_minicpm3(Builder &);
 void emit_afmoe(Builder &);
 void emit_muse_glimmer(Builder &);
+void emit_olmo(Builder &);
+void emit_dbrx(Builder &);
+void emit_apertus(Builder &);
+void emit_smallthinker(Builder &);
 
 }  // namespace runnel::model

@@ -124,6 +124,20 @@ std::optional<std::vector<float>> Metadata::reals(std::string_view key) const {
     return numbers;
 }
 
+std::vector<float> Metadata::reals_of_file(const char *key, size_t count) const {
+    const auto refuse = [&](const char *problem) {
+        throw ModelError(name_of(*file_) + ": " + key + ": " + problem);
+    };
+    const gguf::Value *value = file_->find(key);
+    if (!value) refuse("missing");
+    std::vector<float> numbers = value->as_floats();
+    if (const auto one = value->as_float()) numbers.assign(count, static_cast<float>(*one));
+    if (numbers.size() != count) refuse("does not have one number per layer");
+    for (const float number : numbers)
+        if (!std::isfinite(number)) refuse("has an entry that is not a finite number");
+    return numbers;
+}
+
 std::optional<std::string_view> Metadata::text(std::string_view key) const {
     const gguf::Value *value = find(key);
     if (!value) return std::nullopt;

@@ -38,6 +38,10 @@ class Metadata {
     std::optional<std::string_view> text(std::string_view key) const;
     std::optional<std::vector<float>> reals(std::string_view key) const;  // nullopt also for a scalar
 
+    // A key without the architecture's prefix: an array of `count` numbers, or one number for all. ModelError if it
+    // is absent.
+    std::vector<float> reals_of_file(const char *key, size_t count) const;
+
     int64_t required_integer(std::string_view key, int64_t low, int64_t high) const;
     double required_real(std::string_view key, double low = -FLT_MAX, double high = FLT_MAX) const;
 

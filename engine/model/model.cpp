@@ -65,11 +65,11 @@ HyperParameters read(const gguf::File &file, const Metadata &m) {
         1, of_all_layers(m, "attention.head_count_kv", layers, 1, kMaxHeads).value_or(h.head_count)));
     if (h.head_count % h.head_count_kv != 0)
         m.fail("attention.head_count_kv", "does not divide attention.head_count");
-    const int64_t even_share = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);
-    h.key_length =
-        static_cast<int32_t>(m.integer("attention.key_length", 1, kMaxHeadDim).value_or(even_share));
-    h.value_length =
-        static_cast<int32_t>(m.integer("attention.value_length", 1, kMaxHeadDim).value_or(even_share));
+    int64_t head = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);
+    if (family && family->whole_heads_rotate)
+        head = m.integer("rope.dimension_count", 1, kMaxHeadDim).value_or(head);
+    h.key_length = static_cast<int32_t>(m.integer("attention.key_length", 1, kMaxHeadDim).value_or(head));
+    h.value_length = static_cast<int32_t>(m.integer("attention.value_length", 1, kMaxHeadDim).value_or(head));
     const auto of_layer_norm = m.real("attention.layer_norm_epsilon", 0, 1);
     h.norm_epsilon = static_cast<float>(
         of_layer_norm ? m.real("attention.layer_norm_rms_epsilon", 0, 1).value_or(*of_layer_norm)

@@ -177,17 +177,53 @@ void add_dense(std::vector<FamilyFiles> &list) {
     add("arcee", {.gated = false});
     add("xverse", {});
     add("chatglm", {.biases = Biases::Qkv, .fused_qkv = true, .fused_gate_up = true, .rope_divisor = 2});
+    add("paddleocr", {.tied = true, .keys = {sections}});
+    add("pangu-embedded", {.biases = Biases::Qkv, .attn_output_bias = true});
+    add("baichuan", {});
     add("orion", {.layer_norm = true, .norm_bias = true});
+    add("qwen", {.biases = Biases::Qkv, .fused_qkv = true, .double_ff_key = true});
     add("qwen2vl", {.biases = Biases::Qkv, .keys = {sections}});
     add("qwen3vl", {.head_norm = HeadNorm::PerHead,
                     .keys = {{"rope.dimension_sections", std::vector<int32_t>{3, 3, 2, 0}}}});
+    add("hunyuan_vl",
+        {.head_norm = HeadNorm::PerHead,
+         .tied = true,
+         .keys = {sections, {"rope.scaling.alpha", 50.0f}, {"rope.scaling.type", std::string("none")}}});
+    add("plamo", {.norms = {"attn_norm"}});
+    add("maincoder", {.head_norm = HeadNorm::PerHead});
+    add("jais2", {.layer_norm = true, .norm_bias = true, .biases = Biases::All, .gated = false});
+    add("starcoder", {.layer_norm = true,
+                      .norm_bias = true,
+                      .biases = Biases::All,
+                      .fused_qkv = true,
+                      .gated = false,
+                      .positions = true,
+                      .rope = false});
+    add("codeshell",
+        {.layer_norm = true, .norm_bias = true, .biases = Biases::All, .fused_qkv = true, .gated = false});
     add("deci", {.layer_sizes = [](const LayerSizes &all, int64_t layer) -> LayerSizes {
             if (layer == 1) return {0, 0, all.ff};
             if (layer == 2) return {all.heads, 0, all.ff / 2};
             if (layer == 3) return {0, 0, 0};
             return {all.heads, layer % 2 == 0 ? all.kv_heads : all.heads, all.ff};
         }});
+    add("openelm", {.head_norm = HeadNorm::PerHead,
+                    .fused_qkv = true,
+                    .tied = true,
+                    .layer_sizes = [](const LayerSizes &all, int64_t layer) -> LayerSizes {
+                        return {all.heads, layer % 2 == 0 ? all.kv_heads : all.heads,
+                                layer % 3 == 0 ? all.ff : 2 * all.ff};
+                    }});
     add("minicpm3", {.latent = LatentFiles{.joint = true}, .branch_gain = 8});
+    add("olmo", {.norms = {},
+                 .layer_norm = true,
+                 .norms_have_weights = false,
+                 .keys = {{"attention.clamp_kqv", 0.8f}}});
+    add("apertus",
+        {.head_norm = HeadNorm::PerHead,
+         .gated = false,
+         .keys_by_layer = {
+             {"xielu.alpha_n", 0.3f}, {"xielu.alpha_p", 0.4f}, {"xielu.beta", 0.5f}, {"xielu.eps", -1e-6f}}});
     add("muse-glimmer", {.norms = kSandwich,
                          .head_norm = HeadNorm::PerHead,
                          .attention_gate = true,
@@ -213,6 +249,9 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
         {.head_norm = HeadNorm::PerHead,
          .keys = {{"rope.dimension_sections", std::vector<int32_t>{3, 3, 2, 0}}}},
         {});
+    add("deepseek", {.keys = {scale}}, with_shared);
+    add("deepseek2-ocr", {.keys = {scale}}, with_shared);
+    add("bailingmoe", {.keys = {scale, normed}}, with_shared);
     add("bailingmoe2",
         {.head_norm = HeadNorm::PerHead,
          .fused_qkv = true,
@@ -224,6 +263,7 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
     add("hy_v3", {.head_norm = HeadNorm::PerHead, .keys = {sigmoid, scale, normed}}, bare);
     add("dots1", {.head_norm = HeadNorm::PerHead, .keys = {sigmoid, scale, normed}}, chosen);
     add("exaone-moe", {.head_norm = HeadNorm::PerHead, .keys = {window, sigmoid, scale, normed}}, chosen);
+    add("mellum", {.head_norm = HeadNorm::PerHead, .keys = {window}}, {});
     add("granite_swa",
         {.sinks = true,
          .window_period = 3,
@@ -234,11 +274,36 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
                   {"logit_scale", 1.5f},
                   {"attention.scale", 0.25f}}},
         {.shared = Shared::Merged, .width_key = false});
+    add("mimo2",
+        {.rope_divisor = 2,
+         .sinks = true,
+         .narrow_values = true,
+         .window_period = 3,
+         .layer_sizes = [](const LayerSizes &all, int64_t layer) -> LayerSizes {
+             return {all.heads, layer % 3 == 2 ? all.kv_heads : all.heads, all.ff};
+         },
+         .keys = {window, sigmoid, {"rope.freq_base_swa", 5000.0f}, {"attention.value_scale", 0.7f}}},
+        {.selection_bias = true});
     add("cohere2moe",
         {.norms = {"attn_norm"},
          .layer_norm = true,
          .tied = true,
          .keys = {window, sigmoid, scale, normed, {"logit_scale", 0.7f}}},
+        with_shared);
+    add("dbrx",
+        {.norms = {"attn_norm", "attn_output_norm"},
+         .layer_norm = true,
+         .fused_qkv = true,
+         .keys = {{"attention.clamp_kqv", 0.8f}}},
+        {.width_key = false});
+    add("smallthinker", {.keys = {window, sigmoid}}, {});
+    add("arctic", {}, {.width_key = false, .dense_too = true});
+    add("mistral4",
+        {.latent = LatentFiles{},
+         .keys = {scale,
+                  normed,
+                  {"attention.temperature_scale", 0.3f},
+                  {"attention.temperature_length", uint32_t{24}}}},
         with_shared);
     add("afmoe",
         {.norms = kSandwich,

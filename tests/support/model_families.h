@@ -22,6 +22,7 @@ struct ExpertFiles {
     bool selection_bias = false;  // exp_probs_b
     bool bare_name = false;       // exp_probs_b without the suffix .bias
     bool width_key = true;        // expert_feed_forward_length
+    bool dense_too = false;       // beside a dense network; experts have a norm of their own
     bool shared_count = false;    // has the key expert_shared_count
 };
 
@@ -72,6 +73,10 @@ struct FamilyFiles {
     int rope_divisor = 1;  // rotated dimensions: head size / this
     bool rope = true;      // has rope.* keys
     bool sinks = false;
+    bool attn_output_bias = false;  // also without the other biases
+    bool norms_have_weights = true;
+    bool narrow_values = false;   // values half as wide as keys
+    bool double_ff_key = false;   // feed_forward_length counts gate and up
     bool attention_gate = false;  // attn_gate, for every attended value
     // Periods of boolean arrays: the last layer of each period is full (has RoPE). 0: no array.
     int64_t window_period = 0, rope_period = 0;
@@ -85,6 +90,8 @@ struct FamilyFiles {
     // layers determine the logits and not the token itself.
     float branch_gain = 1;
     std::vector<Key> keys = {};  // values with which the feature matters in a small model
+    // Full names of keys with an array of one value, repeated for every layer.
+    std::vector<std::pair<std::string, float>> keys_by_layer = {};
 };
 
 const std::vector<FamilyFiles> &family_files();

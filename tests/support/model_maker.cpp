@@ -149,7 +149,8 @@ class Planner {
         if (family_.gemma4) plan_gemma4_begin();
         for (layer_ = 0; layer_ < shape_.layers; ++layer_) plan_layer();
         layer_ = -1;
-        norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
+        if (family_.norms_have_weights)
+            norm(family_.recurrent ? family_.recurrent->final_norm : "output_norm");
         if (!shape_.tied) matrix("output", Role::Output, shape_.width, shape_.vocab, 2.5f);
         if (family_.output_bias) vector("output.bias", shape_.vocab, 0);
         return std::move(tensors_);
@@ -183,7 +184,7 @@ class Planner {
         if (family_.sinks) vector("attn_sinks.weight", sizes().heads, 1);
         const bool mixed = has_experts();
         if (mixed) plan_experts();
-        if (!mixed || family_.gemma4) plan_feed_forward();
+        if (!mixed || family_.gemma4 || family_.experts->dense_too) plan_feed_forward();
         if (family_.gemma4) plan_gemma4_end();
     }
 
@@ -297,6 +298,7 @@ class Planner {
         router("ffn_gate_inp", {width, e.count});
         if (files.biases) vector("ffn_gate_inp.bias", e.count, 0);
         if (files.selection_bias) vector(files.bare_name ? "exp_probs_b" : "exp_probs_b.bias", e.count, 0);
+        if (files.dense_too) norm("ffn_norm_exps");
         if (e.merged) {
             stack("ffn_gate_up_exps", Role::Plain, width, 2 * e.ff, 1);
         } else {
@@ -324,7 +326,7 @@ class Planner {
     void plan_attention() {
         const LayerSizes size = sizes();
         const int64_t width = shape_.width, hd = shape_.head_dim, q = size.heads * hd,
-                      kv = size.kv_heads * hd;
+                      kv = size.kv_heads * hd, value = family_.narrow_values ? hd / 2 : hd;
         if (size.heads == 0) return;
         if (size.kv_heads == 0)
             return matrix("attn_output", Role::AttentionOutput, width, width, 2 * residual());
@@ -335,7 +337,7 @@ class Planner {
             const bool gate = family_.recurrent && family_.recurrent->gated_attention;
             matrix("attn_q", Role::Plain, width, gate ? 2 * q : q, 1.2f);
             matrix("attn_k", Role::Plain, width, kv, 1.2f);
-            matrix("attn_v", Role::AttentionV, width, kv, 1);
+            matrix("attn_v", Role::AttentionV, width, size.kv_heads * value, 1);
             if (shape_.bias) {
                 vector("attn_q.bias", q, 0);
                 vector("attn_k.bias", kv, 0);
@@ -352,14 +354,16 @@ class Planner {
             vector("attn_k_norm.weight", whole ? kv : hd, 1);
         }
         if (family_.attention_gate) matrix("attn_gate", Role::Plain, width, q, 1);
-        matrix("attn_output", Role::AttentionOutput, q, width, 2 * residual());
-        if (all_biases() || (shape_.bias && shape_.arch == "llama")) vector("attn_output.bias", width, 0);
+        matrix("attn_output", Role::AttentionOutput, size.heads * value, width, 2 * residual());
+        if (all_biases() || family_.attn_output_bias || (shape_.bias && shape_.arch == "llama"))
+            vector("attn_output.bias", width, 0);
     }
 
     void plan_feed_forward() {
         const int64_t width = shape_.width,
                       ff = family_.gemma4 ? family_.gemma4->hidden(layer_, shape_.layers, shape_.ff)
-                                          : sizes().ff,
+                           : family_.experts && family_.experts->dense_too ? width
+                                                                           : sizes().ff,
                       up = family_.fused_gate_up ? 2 * ff : ff;
         if (ff == 0) return;
         if (family_.gated && !family_.fused_gate_up) matrix("ffn_gate", Role::Plain, width, ff, 1);

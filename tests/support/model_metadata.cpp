@@ -107,6 +107,11 @@ void add_arrays(const ModelShape &shape, const FamilyFiles &family, gguf::Writer
     };
     pattern("attention.sliding_window_pattern", family.window_period, false);
     pattern("attention.rope_pattern", family.rope_period, true);
+    for (const auto &[name, value] : family.keys_by_layer) {
+        gguf::Array reals(gguf::ValueType::F32);
+        for (int64_t i = 0; i < shape.layers; ++i) reals.push(value);
+        writer.add(name, reals);
+    }
     if (!family.layer_sizes) return;
     gguf::Array heads(gguf::ValueType::I32), kv_heads(gguf::ValueType::I32), ff(gguf::ValueType::I32);
     for (int64_t i = 0; i < shape.layers; ++i) {
@@ -137,7 +142,8 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     add_size("embedding_length", shape.width);
     add_size("block_count", shape.layers);
     const bool same = !family.layer_sizes;
-    if (!family.gemma4 && !family.recurrent && same) add_size("feed_forward_length", shape.ff);
+    if (!family.gemma4 && !family.recurrent && same)
+        add_size("feed_forward_length", family.double_ff_key ? 2 * shape.ff : shape.ff);
     if (!family.recurrent && same) add_size("attention.head_count", shape.heads);
     add_arrays(shape, family, writer);
     if (family.recurrent) {
@@ -149,7 +155,7 @@ void add_metadata(const ModelShape &shape, gguf::Writer &writer) {
     } else {
         if (same) add_size("attention.head_count_kv", shape.kv_heads);
         add_size("attention.key_length", shape.head_dim);
-        add_size("attention.value_length", shape.head_dim);
+        add_size("attention.value_length", family.narrow_values ? shape.head_dim / 2 : shape.head_dim);
     }
     if (family.experts) add_expert_metadata(shape, *family.experts, add_size);
     add_size("vocab_size", shape.vocab);

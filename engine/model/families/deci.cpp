@@ -28,4 +28,13 @@ void emit_deci(Builder &b) {
     emit_decoder(b, traits);
 }
 
+// openelm: OpenELM. Heads and hidden units differ by layer; query and key heads are normed.
+void emit_openelm(Builder &b) {
+    emit_decoder(b, {.pairs = kernels::RopeTable::Pairs::Halves,
+                     .head_norm = DecoderTraits::HeadNorm::PerHead,
+                     .heads = by_layer(b, "attention.head_count", 1, 4096, b.hyper().head_count),
+                     .kv_heads = by_layer(b, "attention.head_count_kv", 1, 4096, b.hyper().head_count_kv),
+                     .hidden = by_layer(b, "feed_forward_length", 1, 1 << 20, 0)});
+}
+
 }  // namespace runnel::model

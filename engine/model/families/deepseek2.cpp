@@ -26,6 +26,7 @@ struct Latent {
     Size rank, rotated, plain, value;  // c, r, the rest of a query head, a value head
     int64_t q_rank;                    // 0: queries come straight from the layer's input
     float scale;                       // of q . k
+    Attention::Temperature temperature = {};
 };
 
 Latent::Latent(const Builder &b) : heads(b.hyper().head_count) {
@@ -46,6 +47,11 @@ Latent::Latent(const Builder &b) : heads(b.hyper().head_count) {
                  multiplier = m.real("rope.scaling.yarn_log_multiplier").value_or(0);
     const double gain = factor > 1 ? 1 + multiplier * std::log(factor) : 1;
     scale = static_cast<float>(gain * gain / std::sqrt(static_cast<double>(key)));
+    // Mistral Large 3 and Small 4: queries grow with the logarithm of their position.
+    temperature.beta = static_cast<float>(m.real("attention.temperature_scale").value_or(0));
+    if (temperature.beta != 0)
+        temperature.length =
+            static_cast<int32_t>(m.required_integer("attention.temperature_length", 1, INT32_MAX));
 }
 
 class LatentAttention {
@@ -79,7 +85,8 @@ class LatentAttention {
                          .head_dim_k = static_cast<int32_t>(width),
                          .head_dim_v = static_cast<int32_t>(rank),
                          .scale = l_.scale,
-                         .rope = rope_});
+                         .rope = rope_,
+                         .temperature = l_.temperature});
         b_.add(HeadLinear{sum, attended, {0, rank}, {0, l_.value.value}, v});
         b_.add(Linear{attended,
                       {{b_.matrix(prefix_ + "output.weight", width_,
@@ -171,9 +178,8 @@ DecoderTraits latent_attention(Builder &b, int32_t rope) {
 
 }  // namespace
 
+// deepseek2 and mistral4 (Mistral Small 4).
 void emit_deepseek2(Builder &b) {
-    if (b.metadata().real("attention.temperature_scale").value_or(0) != 0)
-        b.metadata().fail("attention.temperature_scale", "is not supported for this architecture");
     const int32_t rope = b.rope(RopeTable::Pairs::Adjacent);
     b.program().ropes[static_cast<size_t>(rope)].magnitude = 1;
     DecoderTraits traits = latent_attention(b, rope);

@@ -8,6 +8,22 @@ using HeadNorm = DecoderTraits::HeadNorm;
 using Pairs = kernels::RopeTable::Pairs;
 using Score = ExpertTraits::Score;
 
+// deepseek (DeepSeek MoE 16B), bailingmoe (Ling 1): llama with experts and a shared one.
+void emit_deepseek(Builder &b) {
+    DecoderTraits traits{.pairs = Pairs::Adjacent};
+    with_experts(traits, {});
+    emit_decoder(b, traits);
+}
+
+// deepseek2-ocr: the text part of DeepSeek-OCR.
+void emit_deepseek2_ocr(Builder &b) {
+    if (sliding_window(b, 0) > 0)
+        b.metadata().fail("attention.sliding_window", "is not supported for this architecture");
+    DecoderTraits traits{.pairs = Pairs::Halves};
+    with_experts(traits, {});
+    emit_decoder(b, traits);
+}
+
 // dots1: dots.llm1.
 void emit_dots1(Builder &b) {
     DecoderTraits traits{.pairs = Pairs::Halves, .head_norm = HeadNorm::PerHead};
@@ -33,6 +49,21 @@ void emit_exaone_moe(Builder &b) {
     emit_decoder(b, traits);
 }
 
+// mellum: Mellum 2. Like qwen3moe, but three of four layers have a window; their RoPE is not scaled.
+void emit_mellum(Builder &b) {
+    DecoderTraits traits{.pairs = Pairs::Halves, .head_norm = HeadNorm::PerHead};
+    traits.window = sliding_window(b, 0);
+    if (traits.window > 0) {
+        traits.full = full_layers(b, 4);
+        const double base = b.metadata().real("rope.freq_base").value_or(10000);
+        traits.window_rope_base = base;
+        // The model has one base; files repeat it in this key.
+        (void)b.metadata().real("rope.freq_base_swa");
+    }
+    with_experts(traits, {.normalize = true});
+    emit_decoder(b, traits);
+}
+
 // granite_swa: Granite 4 with windows and attention sinks, dense or with experts. attention.rope_pattern
 // selects the layers with RoPE.
 void emit_granite_swa(Builder &b) {
@@ -47,6 +78,23 @@ void emit_granite_swa(Builder &b) {
         traits.rotated = *rotated;
     }
     if (has_experts(b)) with_experts(traits, {.normalize = true});
+    emit_decoder(b, traits);
+}
+
+// mimo2: MiMo-V2. Full and window layers differ in K/V heads and RoPE; sinks on the layers whose tensor the file
+// has; values narrower than keys; the output of attention is multiplied by attention.value_scale.
+void emit_mimo2(Builder &b) {
+    const Metadata &m = b.metadata();
+    const double base = m.real("rope.freq_base").value_or(10000);
+    const double value_scale = m.real("attention.value_scale").value_or(0);
+    DecoderTraits traits{.pairs = Pairs::Halves,
+                         .heads = by_layer(b, "attention.head_count", 1, 4096, b.hyper().head_count),
+                         .kv_heads = by_layer(b, "attention.head_count_kv", 1, 4096, b.hyper().head_count_kv),
+                         .full = full_layers(b, 0),
+                         .window = m.required_integer("attention.sliding_window", 1, INT32_MAX),
+                         .window_rope_base = m.real("rope.freq_base_swa").value_or(base),
+                         .attention_out_scale = value_scale == 0 ? 1 : value_scale};
+    with_experts(traits, {.score = Score::Sigmoid, .normalize = true, .by_presence = true});
     emit_decoder(b, traits);
 }
 
@@ -70,6 +118,30 @@ void emit_cohere2moe(Builder &b) {
         Branch half = branch;
         if (builder.has("blk." + std::to_string(layer) + ".ffn_up_shexp.weight")) half.scale *= 0.5f;
         whole(builder, layer, half);
+    };
+    emit_decoder(b, traits);
+}
+
+// arctic: Snowflake Arctic. After attention, a dense network as wide as the residual stream; beside both, experts
+// that read the layer's input.
+void emit_arctic(Builder &b) {
+    const DecoderTraits dense{.pairs = Pairs::Adjacent};
+    const auto for_experts = [](Builder &builder) {
+        return builder.slot("normed for experts", builder.hyper().embedding_length);
+    };
+    DecoderTraits traits = dense;
+    traits.attention = [=](Builder &builder, int32_t layer, const Branch &branch) {
+        const HyperParameters &h = builder.hyper();
+        const std::string name = "blk." + std::to_string(layer) + ".ffn_norm_exps.weight";
+        builder.add(kernels::Norm{.in = branch.add,
+                                  .out = for_experts(builder),
+                                  .weight = builder.vector(name, {h.embedding_length, "embedding_length"}),
+                                  .eps = h.norm_epsilon});
+        emit_attention(builder, dense, layer, branch, 0);
+    };
+    traits.feed_forward = [=](Builder &builder, int32_t layer, const Branch &branch) {
+        emit_feed_forward(builder, dense, layer, branch, builder.hyper().embedding_length);
+        emit_experts(builder, {.normalize = true}, layer, {for_experts(builder), branch.out, branch.out});
     };
     emit_decoder(b, traits);
 }

@@ -5,6 +5,7 @@
 namespace runnel::model {
 
 using Act = kernels::Activation::Kind;
+using Block = DecoderTraits::Block;
 using Pairs = kernels::RopeTable::Pairs;
 using Norms = kernels::Norm::Kind;
 
@@ -13,14 +14,47 @@ void emit_adjacent(Builder &b) {
     emit_decoder(b, {.pairs = Pairs::Adjacent});
 }
 
+// pangu-embedded; the text part of paddleocr, which has position axes (M-RoPE).
+void emit_halves(Builder &b) {
+    emit_decoder(b, {.pairs = Pairs::Halves});
+}
+
 // arcee: AFM-4.5B. Squared ReLU without a gate.
 void emit_arcee(Builder &b) {
     emit_decoder(b, {.pairs = Pairs::Adjacent, .act = Act::ReluSquared, .gated = false});
 }
 
+// baichuan: Baichuan 7B. The 13B model has no RoPE; only the number of layers tells it apart.
+void emit_baichuan(Builder &b) {
+    if (b.hyper().block_count == 40)
+        b.metadata().fail(
+            "block_count",
+            "40: Baichuan 13B needs attention biases by distance (ALiBi), which are not computed");
+    emit_decoder(b, {.pairs = Pairs::Adjacent});
+}
+
 // orion: layer norms with biases.
 void emit_orion(Builder &b) {
     emit_decoder(b, {.pairs = Pairs::Halves, .norm = Norms::Layer, .norm_biases = true});
+}
+
+// qwen: Qwen 1. Its files count gate and up together as feed_forward_length.
+void emit_qwen(Builder &b) {
+    DecoderTraits traits{.pairs = Pairs::Halves, .biases = DecoderTraits::Biases::Qkv};
+    if (b.hyper().feed_forward_length % 2 != 0)
+        b.metadata().fail("feed_forward_length", "is odd, but counts gate and up together");
+    traits.hidden.assign(static_cast<size_t>(b.hyper().block_count), b.hyper().feed_forward_length / 2);
+    emit_decoder(b, traits);
+}
+
+// plamo: PLaMo 13B. Both halves of a layer read the same norm.
+void emit_plamo(Builder &b) {
+    emit_decoder(b, {.pairs = Pairs::Halves, .block = Block::Parallel, .ffn_norm = ""});
+}
+
+// maincoder: query and key heads are normed after RoPE.
+void emit_maincoder(Builder &b) {
+    emit_decoder(b, {.pairs = Pairs::Adjacent, .head_norm = DecoderTraits::HeadNorm::PerHeadAfterRope});
 }
 
 }  // namespace runnel::model

@@ -32,9 +32,10 @@ bool names_one_of(const std::string &error, const std::vector<std::string_view> 
 bool is_optional(std::string_view tensor) {
     for (const std::string_view end :
          {"output.weight", "attn_sinks.weight", "layer_output_scale.weight", "exp_probs_b.bias",
-          "exp_probs_b", "attn_output.bias", "attn_qkv.bias", "ffn_down_exps.scale",
-          "ffn_gate_inp_shexp.weight", "ffn_gate_inp.bias", "ffn_gate_exps.bias", "ffn_up_exps.bias",
-          "ffn_down_exps.bias", "attn_q_norm.weight", "ssm_conv1d.bias", "ssm_norm.weight"})
+          "exp_probs_b", "attn_output.bias", "attn_qkv.bias", "ffn_down_exps.scale", "ffn_up.bias",
+          "ffn_down.bias", "ffn_gate_inp_shexp.weight", "ffn_gate_inp.bias", "ffn_gate_exps.bias",
+          "ffn_up_exps.bias", "ffn_down_exps.bias", "attn_q_norm.weight", "ssm_conv1d.bias",
+          "ssm_norm.weight"})
         if (tensor.ends_with(end)) return tensor != "attn_output.weight";
     const bool of_qkv = tensor.find("attn_q.") != tensor.npos || tensor.find("attn_k.") != tensor.npos ||
                         tensor.find("attn_v.") != tensor.npos;
@@ -79,7 +80,7 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
 // Keys that a message may name instead: those multiplied with it, or with the same meaning.
 std::vector<std::string_view> relatives(std::string_view key) {
     const std::string_view name = key.substr(key.find('.') + 1);
-    if (name == "block_count") return {name, "blk.6.", "blk.5.", "sliding_window_pattern"};
+    if (name == "block_count") return {name, "blk.6.", "blk.5.", "sliding_window_pattern", "per layer"};
     if (name == "leading_dense_block_count" || name == "interleave_moe_layer_step") return {name, "ffn_"};
     if (name == "attention.q_lora_rank") return {name, "attn_q"};
     if (name == "expert_count") return {name, "ffn_"};

@@ -62,10 +62,14 @@ ModelShape tiny(const std::string &arch) {
 ModelShape as_recorded(const std::string &arch) {
     ModelShape shape;
     shape.arch = arch, shape.width = 64, shape.ff = 96;
-    shape.layers = arch == "gemma2" ? 26 : arch == "exaone4-32b" ? 64 : arch == "deepseek2-lite" ? 27 : 7;
+    shape.layers = arch == "gemma2"           ? 26
+                   : arch == "exaone4-32b"    ? 64
+                   : arch == "deepseek2-lite" ? 27
+                   : arch == "baichuan"       ? 32
+                                              : 7;
     shape.heads = 4, shape.kv_heads = 2, shape.vocab = 320, shape.context = 512, shape.seed = 11;
-    for (const char *same :
-         {"dots1", "olmo2", "olmo3", "olmoe", "gpt2", "gptneox", "gptneox-sequential", "phi2"})
+    for (const char *same : {"dots1", "qwen", "deepseek2-ocr", "olmo2", "olmo3", "olmoe", "gpt2", "gptneox",
+                             "gptneox-sequential", "phi2"})
         if (arch == same) shape.kv_heads = 4;
     if (arch == "gemma4-26b" || arch == "deepseek2-lite") shape.experts.used = 8;
     shape.threads = 1;

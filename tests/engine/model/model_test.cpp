@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -224,6 +225,86 @@ TEST_CASE("model: glm4 with position axes rotates halves") {
     };
     CHECK(pairs("glm4") == kernels::RopeTable::Pairs::Adjacent);
     CHECK(pairs("glm4-axes") == kernels::RopeTable::Pairs::Halves);
+}
+
+TEST_CASE("model: baichuan with 40 layers is refused, because it needs ALiBi") {
+    ModelShape shape;
+    shape.arch = "baichuan", shape.layers = 40;
+    check_refused(EditedModel(shape), "baichuan.block_count: 40");
+}
+
+TEST_CASE("model: hunyuan_vl multiplies the base of RoPE by a power of alpha") {
+    ModelShape shape;
+    shape.arch = "hunyuan_vl";
+    const auto frequencies = [&](float alpha) {
+        kernels::Program program;
+        CHECK(EditedModel(shape).set("hunyuan_vl.rope.scaling.alpha", alpha).built(program) == "");
+        return program.ropes.front().inv_freq;
+    };
+    const auto plain = frequencies(1), scaled = frequencies(100);
+    // Heads of 16: base * 100^(16 / 14), so pair j turns 100^(-2 j / 14) times as fast.
+    REQUIRE(plain.size() == 8);
+    for (size_t j = 0; j < 8; ++j)
+        CHECK(scaled[j] / plain[j] == doctest::Approx(std::pow(100.0, -2.0 * static_cast<double>(j) / 14)));
+}
+
+TEST_CASE("model: apertus needs xIELU's four numbers, one for all layers or one for each") {
+    ModelShape shape;
+    shape.arch = "apertus", shape.layers = 3;
+    const auto numbers = [](std::initializer_list<float> values) {
+        gguf::Array array(gguf::ValueType::F32);
+        for (const float value : values) array.push(value);
+        return array;
+    };
+    check_refused(EditedModel(shape).without("xielu.beta"), "xielu.beta: missing");
+    check_refused(EditedModel(shape).set("xielu.eps", numbers({0, 0})),
+                  "xielu.eps: does not have one number");
+    check_refused(EditedModel(shape).set("xielu.alpha_n", numbers({0, INFINITY, 0})), "xielu.alpha_n");
+    kernels::Program program;
+    CHECK(EditedModel(shape).set("xielu.beta", 0.25f).set("xielu.alpha_n", 0.0f).built(program) == "");
+    for (const kernels::Step &step : program.steps)
+        if (const auto *activation = std::get_if<kernels::Activation>(&step)) {
+            CHECK(activation->parameters.beta == 0.25f);
+            CHECK(activation->parameters.negative == doctest::Approx(0.25 + std::log(2.0)));  // softplus(0)
+        }
+}
+
+TEST_CASE("model: smallthinker has windows of 4096 and full layers without RoPE, or neither") {
+    ModelShape shape;
+    shape.arch = "smallthinker", shape.layers = 5, shape.context = 8192;
+    const auto attention = [](const EditedModel &model) {
+        kernels::Program program;
+        CHECK(model.built(program) == "");
+        std::vector<std::pair<int32_t, bool>> layers;  // window, whether it rotates
+        for (const kernels::Step &step : program.steps)
+            if (const auto *a = std::get_if<kernels::Attention>(&step))
+                layers.emplace_back(a->window, a->rope >= 0);
+        return layers;
+    };
+    using Layers = std::vector<std::pair<int32_t, bool>>;
+    CHECK(attention(EditedModel(shape)) ==
+          Layers{{0, false}, {4096, true}, {4096, true}, {4096, true}, {0, false}});
+    CHECK(attention(EditedModel(shape).without("smallthinker.attention.sliding_window")) ==
+          Layers{{0, true}, {0, true}, {0, true}, {0, true}, {0, true}});
+}
+
+TEST_CASE("model: bailingmoe without key_length has heads of rope.dimension_count") {
+    ModelShape shape;
+    shape.arch = "bailingmoe", shape.head_dim = 32;  // width / heads: 16
+    kernels::Program program;
+    const EditedModel model = EditedModel(shape)
+                                  .without("bailingmoe.attention.key_length")
+                                  .without("bailingmoe.attention.value_length");
+    CHECK(model.built(program) == "");
+    for (const kernels::Step &step : program.steps)
+        if (const auto *a = std::get_if<kernels::Attention>(&step)) CHECK(a->head_dim_k == 32);
+}
+
+TEST_CASE("model: deepseek2-ocr with a window is refused") {
+    ModelShape shape;
+    shape.arch = "deepseek2-ocr", shape.kv_heads = 4;
+    check_refused(EditedModel(shape).set("deepseek2-ocr.attention.sliding_window", 64u),
+                  "deepseek2-ocr.attention.sliding_window: is not supported");
 }
 
 TEST_CASE("model: names in the file cannot disturb the message") {
