@@ -37,6 +37,7 @@ struct GenerationFlags {
     bool ignore_eos = false;
     std::optional<double> deadline;  // seconds
     ConstraintFlags constraint;
+    int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives of each token; -1: none are wanted
 };
 
 struct TemplateFlags {

@@ -169,6 +169,20 @@ std::optional<grammar::Source> constraint_of(const Json &object) {
     return found[0];
 }
 
+constexpr int64_t kMostLogprobs = 1000;
+
+std::optional<int32_t> logprobs_of(const Json &object) {
+    const auto top = integer_of(object, "top_logprobs", 0, kMostLogprobs);
+    const Json *value = find_value(object, "logprobs");
+    if (value && value->is_number())
+        return static_cast<int32_t>(*integer_of(object, "logprobs", 0, kMostLogprobs));
+    if (value && !value->is_boolean()) fail("logprobs", "true, false or a whole number");
+    const bool wanted = value && value->get<bool>();
+    if (top && *top > 0 && !wanted) throw BodyError("\"top_logprobs\" needs \"logprobs\": true");
+    if (!value) return std::nullopt;
+    return wanted ? static_cast<int32_t>(top.value_or(0)) : -1;
+}
+
 // Throws for unsupported keys that would change the answer.
 void refuse_unsupported(const Json &object) {
     const Json *n = find_value(object, "n");
@@ -177,10 +191,8 @@ void refuse_unsupported(const Json &object) {
         const Json *value = find_value(object, key);
         if (value && !value->empty()) throw BodyError("\"" + std::string(key) + "\" is not supported");
     }
-    for (const char *key : {"stream", "logprobs"}) {
-        const Json *value = find_value(object, key);
-        if (value && *value != false) throw BodyError("\"" + std::string(key) + "\" is not supported");
-    }
+    if (const Json *value = find_value(object, "stream"); value && *value != false)
+        throw BodyError("\"stream\" is not supported");
 }
 
 }  // namespace
@@ -201,6 +213,9 @@ Body parse_body(const Json &object) {
     body.seed = seed_of(object);
     read_sampling(object, body);
     body.constraint = constraint_of(object);
+    body.logprobs = logprobs_of(object);
+    if (const auto top = integer_of(object, "prompt_logprobs", 0, kMostLogprobs))
+        body.prompt_logprobs = static_cast<int32_t>(*top);
     return body;
 }
 
@@ -229,6 +244,7 @@ std::span<const std::string> body_keys() {
                                                    "stream_options",
                                                    "logprobs",
                                                    "top_logprobs",
+                                                   "prompt_logprobs",
                                                    "user",
                                                    "metadata",
                                                    "store",
@@ -243,6 +259,11 @@ void Body::apply(Request &request) const {
     request.sampling.seed = seed.value_or(request.sampling.seed);
     request.limits.max_tokens = max_tokens.value_or(request.limits.max_tokens);
     request.limits.stops.insert(request.limits.stops.end(), stops.begin(), stops.end());
+    if (logprobs) {
+        request.logprobs = *logprobs >= 0;
+        request.top_logprobs = *logprobs;
+    }
+    request.prompt_logprobs = prompt_logprobs.value_or(request.prompt_logprobs);
     if (!constraint) return;
     const grammar::SchemaOptions how =
         request.constraint ? request.constraint->options : grammar::SchemaOptions();
@@ -258,6 +279,9 @@ Json response_body(Endpoint endpoint, const std::string &number, const std::stri
     if (chat && !reply.reasoning.empty()) choice["message"]["reasoning_content"] = reply.reasoning;
     if (!chat) choice["text"] = reply.text;
     choice["logprobs"] = nullptr;
+    if (reply.logprobs)
+        choice["logprobs"] = chat ? chat_logprobs(*reply.logprobs) : completion_logprobs(*reply.logprobs);
+    if (reply.prompt_logprobs) choice["prompt_logprobs"] = prompt_logprobs(*reply.prompt_logprobs);
     choice["finish_reason"] = name(reply.reason);
     if (reply.complete && !*reply.complete) choice["complete"] = false;
     const size_t prompt = reply.usage.prompt_tokens, completion = reply.usage.completion_tokens;

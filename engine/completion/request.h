@@ -51,8 +51,10 @@ struct Request {
     // Above 1: beams of a search for the most probable answers (beams.h), with samples == 1. Of the sampling
     // options, only the biases count.
     int32_t beams = 1;
-    bool logprobs = false;  // compute Done::log_probability
-    bool drafts = true;     // allow drafts
+    bool logprobs = false;         // compute Done::log_probability and Done::logprobs,
+    int32_t top_logprobs = 0;      // with the most probable tokens at each position
+    int32_t prompt_logprobs = -1;  // >= 0: compute Done::prompt_logprobs with so many alternatives
+    bool drafts = true;            // allow drafts
     // Reuses the cache of this sequence for the common prefix with the prompt. The handle stays valid.
     SequenceHandle continue_from = kNoSequence;
     bool keep = false;  // keep the answer's sequence; Done::kept is its handle

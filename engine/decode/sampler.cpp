@@ -45,13 +45,6 @@ size_t walk_in_order(std::vector<Candidate> &set, Less less, More more) {
 
 }  // namespace
 
-double log_probability(std::span<const float> logits, TokenId id) {
-    const double top = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
-    for (const float l : logits) sum += std::exp(double{l} - top);
-    return double{logits[static_cast<size_t>(id)]} - top - std::log(sum);
-}
-
 double Distribution::probability_of(TokenId id) const {
     for (const Candidate &c : candidates)
         if (c.id == id) return c.probability;

@@ -51,9 +51,6 @@ struct SamplingOptions {
     uint64_t seed = 0;
 };
 
-// log softmax(logits)[id], before any sampling; the sum in double.
-double log_probability(std::span<const float> logits, TokenId id);
-
 struct Candidate {
     TokenId id;
     float logit;         // after the chain, before the temperature

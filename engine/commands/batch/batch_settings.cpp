@@ -125,6 +125,8 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     list.emplace_back("--ignore-eos", text_of(g.ignore_eos));
     list.emplace_back("the grammar", hash_of(constraint));
     list.emplace_back("--close", text_of(g.constraint.close));
+    list.emplace_back("--logprobs", text_of(g.logprobs));
+    list.emplace_back("--prompt-logprobs", text_of(g.prompt_logprobs));
     list.emplace_back("the system prompt", hash_or_nothing(system));
     list.emplace_back("--chat-template", hash_of_file(options.chat.file));
     list.emplace_back("--template-name", gguf::printable(options.chat.name.value_or("")));

@@ -204,6 +204,17 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
         .rare();
 }
 
+void add_logprob_options(OptionTable &table, GenerationFlags &o) {
+    const NumberRange range = whole_numbers(-1, 1000);
+    table.number("--logprobs", o.logprobs, range,
+                 "in JSON, the log-probability of each token in the model's own distribution (before biases, "
+                 "masks and sampling) and the N most probable tokens; -1: off");
+    table
+        .number("--prompt-logprobs", o.prompt_logprobs, range,
+                "the same of the prompt's tokens; with -n 0, a text is only scored")
+        .rare();
+}
+
 void add_stats_options(OptionTable &table, StatsFlags &o) {
     table.in_group(Group::Output);
     table.flag("--stats,--verbose,-v,--show-timings,--perf", o.print,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/completion/logprobs.h"
 #include "engine/text/utf8.h"
 
 namespace runnel::commands {
@@ -75,8 +76,13 @@ Report RunOutput::summary(const decode::Engine &engine, uint64_t seed) const {
     return all;
 }
 
-Json RunOutput::json(const Report &report) const {
+Json RunOutput::json(const Report &report, const text::Tokenizer &tokenizer) const {
     const Answer &one = answers_.front();
+    const GenerationFlags &generation = options_.generation;
+    const auto add_logprobs = [&](Json &to, const completion::Done &done) {
+        if (generation.logprobs >= 0)
+            to["logprobs"] = completion::chat_logprobs(completion::spell(done.logprobs, tokenizer));
+    };
     Json json = {{"text", one.shown},
                  {"tokens", one.done.tokens},
                  {"prompt_tokens", report.prompt_tokens},
@@ -84,6 +90,10 @@ Json RunOutput::json(const Report &report) const {
                  {"finish_reason", name(one.done.reason)},
                  {"timings", timings_json(report)}};
     if (one.done.complete) json["complete"] = *one.done.complete;
+    if (!many_) add_logprobs(json, one.done);
+    if (generation.prompt_logprobs >= 0)
+        json["prompt_logprobs"] =
+            completion::prompt_logprobs(completion::spell(one.done.prompt_logprobs, tokenizer));
     if (!one.text.reasoning().empty()) json["reasoning"] = one.text.reasoning();
     if (many_) {
         Json list = Json::array();
@@ -99,6 +109,7 @@ Json RunOutput::json(const Report &report) const {
                             {"logprob", done.log_probability},
                             {"score", score(done)}});
             if (done.complete) list.back()["complete"] = *done.complete;
+            add_logprobs(list.back(), done);
         }
         json["best"] = best;
         json[options_.beams > 1 ? "beams" : "samples"] = std::move(list);
@@ -117,7 +128,7 @@ void RunOutput::write_text() {
 void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     const Report report = summary(engine, seed);
     if (options_.json)
-        io_.out.write(dump(json(report)));
+        io_.out.write(dump(json(report, engine.tokenizer())));
     else
         write_text();
     const std::string context = "the context of " + std::to_string(engine.executor().context()) + " tokens";

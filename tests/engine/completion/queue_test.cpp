@@ -4,6 +4,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <random>
@@ -28,6 +30,12 @@ namespace {
 
 constexpr int32_t kVocab = kToyVocab;
 
+double log_softmax(std::span<const float> logits, TokenId id) {
+    double sum = 0;
+    for (const float l : logits) sum += std::exp(double{l});
+    return double{logits[static_cast<size_t>(id)]} - std::log(sum);
+}
+
 // The answer to a request that ends only at its limit, token by token.
 struct Reference {
     std::vector<TokenId> tokens;
@@ -43,7 +51,7 @@ Reference reference(Executor &executor, const Request &request) {
     REQUIRE(sequence.feed(prompt.ids));
     while (static_cast<int64_t>(result.tokens.size()) < request.limits.max_tokens) {
         const TokenId id = sampler.sample(sequence.logits(), sequence.tokens());
-        result.log_probability += log_probability(sequence.logits(), id);
+        result.log_probability += log_softmax(sequence.logits(), id);
         result.tokens.push_back(id);
         if (static_cast<int64_t>(result.tokens.size()) == request.limits.max_tokens) break;
         if (sequence.sequence().free_cells() == 0) {
