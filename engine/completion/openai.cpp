@@ -1,5 +1,6 @@
 #include "engine/completion/openai.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace runnel::completion {
@@ -37,6 +38,32 @@ void read_sampling(const Json &object, Body &body) {
         if (!value.is_number() || !setting->range.contains(value.get<double>()))
             fail(key.c_str(), setting->range.words().c_str());
         body.sampling.emplace_back(setting, value.get<double>());
+    }
+}
+
+std::optional<std::vector<std::string>> texts_of(const Json &object, const char *key) {
+    const Json *value = find_value(object, key);
+    if (!value) return std::nullopt;
+    const auto is_text = [](const Json &one) { return one.is_string(); };
+    if (!value->is_array() || !std::ranges::all_of(*value, is_text)) fail(key, "a list of strings");
+    return value->get<std::vector<std::string>>();
+}
+
+std::optional<decode::SamplerOrder> samplers_of(const Json &object) {
+    const Json *value = find_value(object, "samplers");
+    if (!value) return std::nullopt;
+    std::string text;
+    if (value->is_string()) {
+        text = value->get<std::string>();
+    } else {
+        const std::vector<std::string> names =
+            texts_of(object, "samplers").value_or(std::vector<std::string>());
+        for (const std::string &name : names) text += (text.empty() ? "" : ";") + name;
+    }
+    try {
+        return decode::parse_samplers(text);
+    } catch (const std::invalid_argument &error) {
+        fail("samplers", error.what());
     }
 }
 
@@ -212,6 +239,11 @@ Body parse_body(const Json &object) {
     body.stops = stops_of(object);
     body.seed = seed_of(object);
     read_sampling(object, body);
+    body.samplers = samplers_of(object);
+    body.dry_breakers = texts_of(object, "dry_sequence_breakers");
+    constexpr size_t kMostBreakers = 64;
+    if (body.dry_breakers && body.dry_breakers->size() > kMostBreakers)
+        throw BodyError("\"dry_sequence_breakers\" has more than 64 texts");
     body.constraint = constraint_of(object);
     body.logprobs = logprobs_of(object);
     if (const auto top = integer_of(object, "prompt_logprobs", 0, kMostLogprobs))
@@ -226,6 +258,8 @@ std::span<const std::string> body_keys() {
                                                    "max_completion_tokens",
                                                    "stop",
                                                    "seed",
+                                                   "samplers",
+                                                   "dry_sequence_breakers",
                                                    "model",
                                                    "n",
                                                    "tools",
@@ -256,6 +290,8 @@ std::span<const std::string> body_keys() {
 
 void Body::apply(Request &request) const {
     for (const auto &[setting, value] : sampling) setting->set(request.sampling, value);
+    request.sampling.samplers = samplers.value_or(request.sampling.samplers);
+    request.sampling.dry_breakers = dry_breakers.value_or(request.sampling.dry_breakers);
     request.sampling.seed = seed.value_or(request.sampling.seed);
     request.limits.max_tokens = max_tokens.value_or(request.limits.max_tokens);
     request.limits.stops.insert(request.limits.stops.end(), stops.begin(), stops.end());

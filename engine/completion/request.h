@@ -44,7 +44,8 @@ struct Request {
     Limits limits = {};
     // The grammar of the answer after its reasoning. limits.ignore_end has no effect then.
     std::optional<grammar::Source> constraint = {};
-    bool close = false;  // at a limit, append the shortest valid ending
+    bool close = false;            // at a limit, append the shortest valid ending
+    int64_t thinking_budget = -1;  // most tokens of reasoning; < 0: no limit
     OverflowPolicy overflow = OverflowPolicy::Error;
     // Independent answers to one prompt, which is computed once; answer i draws from stream + i.
     int32_t samples = 1;

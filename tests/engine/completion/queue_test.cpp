@@ -71,6 +71,12 @@ Request random_request(std::mt19937 &rng, int32_t context, int32_t vocab) {
     request.sampling.temperature = rng() % 2 ? 0.0f : 1.5f;
     request.sampling.repeat_penalty = rng() % 3 ? 1.0f : 1.2f;
     request.sampling.seed = rng();
+    if (rng() % 4 == 0) request.sampling.xtc_probability = 0.5f, request.sampling.xtc_threshold = 0.04f;
+    if (rng() % 4 == 0) request.sampling.dry_multiplier = 0.8f;
+    if (rng() % 4 == 0) request.sampling.dynatemp_range = 0.5f;
+    if (rng() % 4 == 0) request.sampling.adaptive_target = 0.2f;
+    if (rng() % 6 == 0) request.sampling.mirostat = 1 + static_cast<int32_t>(rng() % 2);
+    if (rng() % 6 == 0) request.sampling.samplers = parse_samplers("tmkxd");
     request.stream = static_cast<uint32_t>(rng() % 3);
     request.limits.max_tokens = static_cast<int64_t>(rng() % static_cast<size_t>(context));
     request.limits.ignore_end = rng() % 4 != 0;
