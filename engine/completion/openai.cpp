@@ -238,6 +238,7 @@ Body parse_body(const Json &object) {
     if (!body.max_tokens) body.max_tokens = integer_of(object, "max_completion_tokens", -1, kMost);
     body.stops = stops_of(object);
     body.seed = seed_of(object);
+    body.thinking_budget = integer_of(object, "thinking_budget", -1, kMost);
     read_sampling(object, body);
     body.samplers = samplers_of(object);
     body.dry_breakers = texts_of(object, "dry_sequence_breakers");
@@ -258,6 +259,7 @@ std::span<const std::string> body_keys() {
                                                    "max_completion_tokens",
                                                    "stop",
                                                    "seed",
+                                                   "thinking_budget",
                                                    "samplers",
                                                    "dry_sequence_breakers",
                                                    "model",
@@ -290,6 +292,7 @@ std::span<const std::string> body_keys() {
 
 void Body::apply(Request &request) const {
     for (const auto &[setting, value] : sampling) setting->set(request.sampling, value);
+    request.thinking_budget = thinking_budget.value_or(request.thinking_budget);
     request.sampling.samplers = samplers.value_or(request.sampling.samplers);
     request.sampling.dry_breakers = dry_breakers.value_or(request.sampling.dry_breakers);
     request.sampling.seed = seed.value_or(request.sampling.seed);

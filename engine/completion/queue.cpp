@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "engine/completion/thinking_budget.h"
 #include "engine/decode/next_token.h"
 #include "engine/decode/speculation/grammar_draft.h"
 
@@ -157,6 +158,13 @@ void CompletionQueue::start(RequestId id, const Request &request) {
         answer.sampler.begin_answer(prompt.tokens.size());
         answer.close = request.close;
         answer.drafts = request.drafts;
+    }
+    if (request.thinking_budget >= 0 && prompt.is_turn && engine_) {
+        const text::ReasoningStyle &style = format_->reasoning();
+        answer.sampler.force(ThinkingBudget(style, prompt.begins_inside, request.thinking_budget,
+                                            ThinkingBudget::closing_tokens(style, engine_->tokenizer()),
+                                            turn_vocabulary_.text,
+                                            static_cast<int64_t>(prompt.tokens.size()) + answer.dropped));
     }
     if (scores_prompt) {
         answer.unread = prompt.tokens;

@@ -151,6 +151,7 @@ Request BatchRun::request_of(const Row &row) {
                     .limits = limits_,
                     .constraint = constraint_,
                     .close = options_.generation.constraint.close,
+                    .thinking_budget = options_.chat.thinking_budget,
                     .overflow = options_.overflow,
                     .logprobs = options_.generation.logprobs >= 0,
                     .top_logprobs = options_.generation.logprobs,

@@ -132,6 +132,8 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     list.emplace_back("--template-name", gguf::printable(options.chat.name.value_or("")));
     list.emplace_back("--template-var", joined(options.chat.variables));
     list.emplace_back("--think", name_of(options.chat.thinking));
+    if (options.chat.thinking_budget >= 0)
+        list.emplace_back("--thinking-budget", text_of(options.chat.thinking_budget));
     list.emplace_back("--tools", hash_of_file(options.chat.tools));
     list.emplace_back("--show-thinking", text_of(options.show_thinking.value_or(false)));
     list.emplace_back("--lines", text_of(options.lines));

@@ -183,7 +183,7 @@ constexpr Foreign kForeign[] = {
     {"--spec-synth-len --spec-synth-rates", "*", Missing, "runnel bench measures drafts by acceptance"},
     {"--reasoning-format", "*", Nothing, "reasoning is separated from the answer; --show-thinking shows it"},
     {"-rea --reasoning --reasoning-effort", "*", Same, "--think $"},
-    {"--reasoning-budget --reasoning-budget-message", "*", Missing, kThink, "-1"},
+    {"--reasoning-budget-message", "*", Missing, kThink},
     {"--reasoning-preserve --no-reasoning-preserve", "", Missing, kThink},
     {"-i --interactive -if --interactive-first --interactive-specials -ins --instruct",
      "",

@@ -290,6 +290,11 @@ void add_template_options(OptionTable &table, TemplateFlags &o, std::optional<bo
             "high")
         .takes("HOW")
         .or_alone("on");
+    table
+        .number("--thinking-budget,--reasoning-budget", o.thinking_budget,
+                whole_numbers(-1, int64_t{1} << 31),
+                "most tokens of reasoning, then the answer begins; -1: no limit")
+        .rare();
     table.text("--tools", o.tools, "tools that the model may call: a JSON list of definitions")
         .takes("FILE")
         .rare();

@@ -135,10 +135,10 @@ void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     if (const int64_t forgotten = first().usage.forgotten; forgotten > 0)
         io_.note(context + " was full: " + std::to_string(forgotten) + " tokens were forgotten on the way");
     if (first().context_full) io_.note(context + " is full: the text ends here (a larger one with -c)");
-    if (first().reason == completion::FinishReason::Length && !answers_.front().text.began() &&
-        !answers_.front().text.reasoning().empty())
+    if (!interrupted() && !answers_.front().text.began() && !answers_.front().text.reasoning().empty())
         io_.note(
-            "the answer did not begin: the model was still reasoning (raise -n or -c, or change --think)");
+            "the answer did not begin: the model was still reasoning (-n, --think, --thinking-budget and the "
+            "context bound it)");
     write_stats(options_.stats, report, io_);
 }
 

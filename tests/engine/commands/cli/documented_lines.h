@@ -219,7 +219,7 @@ constexpr DocumentedLine kDocumentedLines[] = {
     {"chat -m m.gguf -sysf sys.txt --no-warmup",
      "model=m.gguf system-file=sys.txt (--no-warmup)"},
     {"chat -m m.gguf --reasoning-budget 0",
-     "! has no --reasoning-budget: use --think on, off, low, medium or high"},
+     "model=m.gguf thinking-budget=0"},
     {"chat -m m.gguf --reasoning-format none",
      "model=m.gguf (--reasoning-format)"},
     {"chat -m m.gguf --reasoning off",
