@@ -9,6 +9,7 @@
 
 #include "engine/completion/request.h"
 #include "engine/decode/error.h"
+#include "engine/decode/log_probabilities.h"
 #include "engine/decode/speculation/speculator.h"
 
 namespace runnel::completion {
@@ -69,6 +70,8 @@ struct Done {
     std::vector<TokenId> tokens = {};  // of the answer, without the end token
     // Sum over all tokens, the end token included, in the model's distribution before sampling.
     double log_probability = 0;
+    // Request::logprobs: of each of `tokens`. Request::prompt_logprobs: of the prompt's second token and after.
+    std::vector<decode::TokenLogProbabilities> logprobs = {}, prompt_logprobs = {};
     double score = 0;  // of a beam: the mean log probability of its tokens
     Usage usage = {};
     Timings timings = {};

@@ -1,5 +1,6 @@
 #include "engine/completion/openai.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace runnel::completion {
@@ -37,6 +38,32 @@ void read_sampling(const Json &object, Body &body) {
         if (!value.is_number() || !setting->range.contains(value.get<double>()))
             fail(key.c_str(), setting->range.words().c_str());
         body.sampling.emplace_back(setting, value.get<double>());
+    }
+}
+
+std::optional<std::vector<std::string>> texts_of(const Json &object, const char *key) {
+    const Json *value = find_value(object, key);
+    if (!value) return std::nullopt;
+    const auto is_text = [](const Json &one) { return one.is_string(); };
+    if (!value->is_array() || !std::ranges::all_of(*value, is_text)) fail(key, "a list of strings");
+    return value->get<std::vector<std::string>>();
+}
+
+std::optional<decode::SamplerOrder> samplers_of(const Json &object) {
+    const Json *value = find_value(object, "samplers");
+    if (!value) return std::nullopt;
+    std::string text;
+    if (value->is_string()) {
+        text = value->get<std::string>();
+    } else {
+        const std::vector<std::string> names =
+            texts_of(object, "samplers").value_or(std::vector<std::string>());
+        for (const std::string &name : names) text += (text.empty() ? "" : ";") + name;
+    }
+    try {
+        return decode::parse_samplers(text);
+    } catch (const std::invalid_argument &error) {
+        fail("samplers", error.what());
     }
 }
 
@@ -169,6 +196,20 @@ std::optional<grammar::Source> constraint_of(const Json &object) {
     return found[0];
 }
 
+constexpr int64_t kMostLogprobs = 1000;
+
+std::optional<int32_t> logprobs_of(const Json &object) {
+    const auto top = integer_of(object, "top_logprobs", 0, kMostLogprobs);
+    const Json *value = find_value(object, "logprobs");
+    if (value && value->is_number())
+        return static_cast<int32_t>(*integer_of(object, "logprobs", 0, kMostLogprobs));
+    if (value && !value->is_boolean()) fail("logprobs", "true, false or a whole number");
+    const bool wanted = value && value->get<bool>();
+    if (top && *top > 0 && !wanted) throw BodyError("\"top_logprobs\" needs \"logprobs\": true");
+    if (!value) return std::nullopt;
+    return wanted ? static_cast<int32_t>(top.value_or(0)) : -1;
+}
+
 // Throws for unsupported keys that would change the answer.
 void refuse_unsupported(const Json &object) {
     const Json *n = find_value(object, "n");
@@ -177,10 +218,8 @@ void refuse_unsupported(const Json &object) {
         const Json *value = find_value(object, key);
         if (value && !value->empty()) throw BodyError("\"" + std::string(key) + "\" is not supported");
     }
-    for (const char *key : {"stream", "logprobs"}) {
-        const Json *value = find_value(object, key);
-        if (value && *value != false) throw BodyError("\"" + std::string(key) + "\" is not supported");
-    }
+    if (const Json *value = find_value(object, "stream"); value && *value != false)
+        throw BodyError("\"stream\" is not supported");
 }
 
 }  // namespace
@@ -199,8 +238,17 @@ Body parse_body(const Json &object) {
     if (!body.max_tokens) body.max_tokens = integer_of(object, "max_completion_tokens", -1, kMost);
     body.stops = stops_of(object);
     body.seed = seed_of(object);
+    body.thinking_budget = integer_of(object, "thinking_budget", -1, kMost);
     read_sampling(object, body);
+    body.samplers = samplers_of(object);
+    body.dry_breakers = texts_of(object, "dry_sequence_breakers");
+    constexpr size_t kMostBreakers = 64;
+    if (body.dry_breakers && body.dry_breakers->size() > kMostBreakers)
+        throw BodyError("\"dry_sequence_breakers\" has more than 64 texts");
     body.constraint = constraint_of(object);
+    body.logprobs = logprobs_of(object);
+    if (const auto top = integer_of(object, "prompt_logprobs", 0, kMostLogprobs))
+        body.prompt_logprobs = static_cast<int32_t>(*top);
     return body;
 }
 
@@ -211,6 +259,9 @@ std::span<const std::string> body_keys() {
                                                    "max_completion_tokens",
                                                    "stop",
                                                    "seed",
+                                                   "thinking_budget",
+                                                   "samplers",
+                                                   "dry_sequence_breakers",
                                                    "model",
                                                    "n",
                                                    "tools",
@@ -229,6 +280,7 @@ std::span<const std::string> body_keys() {
                                                    "stream_options",
                                                    "logprobs",
                                                    "top_logprobs",
+                                                   "prompt_logprobs",
                                                    "user",
                                                    "metadata",
                                                    "store",
@@ -240,9 +292,17 @@ std::span<const std::string> body_keys() {
 
 void Body::apply(Request &request) const {
     for (const auto &[setting, value] : sampling) setting->set(request.sampling, value);
+    request.thinking_budget = thinking_budget.value_or(request.thinking_budget);
+    request.sampling.samplers = samplers.value_or(request.sampling.samplers);
+    request.sampling.dry_breakers = dry_breakers.value_or(request.sampling.dry_breakers);
     request.sampling.seed = seed.value_or(request.sampling.seed);
     request.limits.max_tokens = max_tokens.value_or(request.limits.max_tokens);
     request.limits.stops.insert(request.limits.stops.end(), stops.begin(), stops.end());
+    if (logprobs) {
+        request.logprobs = *logprobs >= 0;
+        request.top_logprobs = *logprobs;
+    }
+    request.prompt_logprobs = prompt_logprobs.value_or(request.prompt_logprobs);
     if (!constraint) return;
     const grammar::SchemaOptions how =
         request.constraint ? request.constraint->options : grammar::SchemaOptions();
@@ -258,6 +318,9 @@ Json response_body(Endpoint endpoint, const std::string &number, const std::stri
     if (chat && !reply.reasoning.empty()) choice["message"]["reasoning_content"] = reply.reasoning;
     if (!chat) choice["text"] = reply.text;
     choice["logprobs"] = nullptr;
+    if (reply.logprobs)
+        choice["logprobs"] = chat ? chat_logprobs(*reply.logprobs) : completion_logprobs(*reply.logprobs);
+    if (reply.prompt_logprobs) choice["prompt_logprobs"] = prompt_logprobs(*reply.prompt_logprobs);
     choice["finish_reason"] = name(reply.reason);
     if (reply.complete && !*reply.complete) choice["complete"] = false;
     const size_t prompt = reply.usage.prompt_tokens, completion = reply.usage.completion_tokens;

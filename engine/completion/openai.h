@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/completion/event.h"
+#include "engine/completion/logprobs.h"
 #include "engine/completion/request.h"
 #include "engine/decode/sampling_settings.h"
 #include "engine/text/json.h"
@@ -40,8 +41,15 @@ struct Body {
     std::vector<std::string> stops;
     std::optional<uint64_t> seed;
     std::vector<std::pair<const decode::SamplingSetting *, double>> sampling;
+    // "samplers": names or letters as text, or a list of names; "dry_sequence_breakers": a list of texts.
+    std::optional<decode::SamplerOrder> samplers;
+    std::optional<std::vector<std::string>> dry_breakers;
     // "response_format" (json_object, json_schema), vLLM's "structured_outputs" and "guided_..".
     std::optional<grammar::Source> constraint;
+    // Alternatives of each token: "logprobs": true with "top_logprobs" (chat), or "logprobs": N (completions);
+    // vLLM's "prompt_logprobs". -1: log-probabilities are not wanted.
+    std::optional<int32_t> logprobs, prompt_logprobs;
+    std::optional<int64_t> thinking_budget;
 
     // Overrides the request's settings with these and adds the stop strings. The input stays as it is.
     void apply(Request &request) const;
@@ -58,6 +66,7 @@ struct Reply {
     FinishReason reason = FinishReason::Stop;
     Usage usage = {};
     std::optional<bool> complete = {};  // Done::complete
+    std::optional<std::vector<SpelledToken>> logprobs = {}, prompt_logprobs = {};
 };
 enum class Endpoint { Chat, Completion };
 // The response to request `number`, which is in its id: "chatcmpl-7". "created" is 0, so that equal runs

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "engine/completion/thinking_budget.h"
 #include "engine/decode/next_token.h"
 #include "engine/decode/speculation/grammar_draft.h"
 
@@ -113,6 +114,9 @@ void CompletionQueue::start(RequestId id, const Request &request) {
     answer.shift_keeping = prompt.shift_keeping;
     answer.samples = request.samples;
     answer.logprobs = request.logprobs;
+    answer.top_logprobs = request.top_logprobs;
+    answer.prompt_logprobs = request.prompt_logprobs;
+    const bool scores_prompt = request.prompt_logprobs >= 0;
     answer.drafts = request.drafts && make_speculator_;
     answer.keep = request.keep;
     answer.submitted = now;
@@ -121,7 +125,7 @@ void CompletionQueue::start(RequestId id, const Request &request) {
     answer.done.usage.prompt_tokens = prompt.tokens.size();
     answer.done.usage.left_out = prompt.left_out;
     // max_tokens is 0 and no sequence is kept: nothing to compute. (A constraint may have to add an ending.)
-    if (answer.text.complete() && !request.keep && !request.constraint) {
+    if (answer.text.complete() && !request.keep && !request.constraint && !scores_prompt) {
         answer.text.end(FinishReason::Length);
         answer.done.reason = answer.text.reason();
         for (int32_t i = 0; i < request.samples; ++i) {
@@ -136,7 +140,10 @@ void CompletionQueue::start(RequestId id, const Request &request) {
         if (found == kept_.end()) throw DecodeError(DecodeError::Kind::Failed, "the sequence was released");
         Kept &kept = found->second;
         decode::Sequence sequence = kept.sequence.sequence().fork();
-        known = sequence.reuse(prompt.tokens);
+        if (!scores_prompt)
+            known = sequence.reuse(prompt.tokens);
+        else
+            sequence.truncate(0);
         answer.sequence = ScheduledSequence(std::move(sequence));
         if (answer.drafts) answer.speculator = std::move(kept.speculator);
         answer.dropped = kept.dropped;
@@ -152,12 +159,28 @@ void CompletionQueue::start(RequestId id, const Request &request) {
         answer.close = request.close;
         answer.drafts = request.drafts;
     }
+    if (request.thinking_budget >= 0 && prompt.is_turn && engine_) {
+        const text::ReasoningStyle &style = format_->reasoning();
+        answer.sampler.force(ThinkingBudget(style, prompt.begins_inside, request.thinking_budget,
+                                            ThinkingBudget::closing_tokens(style, engine_->tokenizer()),
+                                            turn_vocabulary_.text,
+                                            static_cast<int64_t>(prompt.tokens.size()) + answer.dropped));
+    }
+    if (scores_prompt) {
+        answer.unread = prompt.tokens;
+        read_prompt(answer);
+        insert(std::move(answer));
+        return;
+    }
     answer.sequence.append(std::span(prompt.tokens).subspan(known));
     if (!answer.logprobs) decode::prepare_next(answer.sequence, answer.sampler);
     insert(std::move(answer));
 }
 
 void CompletionQueue::start_beams(RequestId id, const Request &request) {
+    if (request.logprobs || request.prompt_logprobs >= 0)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "a search with beams gives no log-probabilities of tokens");
     if (request.samples > 1 || request.beams > parallel_)
         throw DecodeError(DecodeError::Kind::BadInput,
                           "a search of " + std::to_string(request.beams) +
@@ -260,6 +283,7 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
                 if (costs && !std::exchange(observed, true)) costs->observe(pass);
                 answer->speculator->passed(pass.seconds / static_cast<double>(ready.size()));
             }
+            if (score_prompt(*answer)) continue;
             if (answer->samples > 1) split(answer);
             advance(answer, *sequence);
         }
@@ -309,6 +333,7 @@ void CompletionQueue::split(Entries::iterator answer) {
         more.splitter = answer->splitter;
         more.shift_keeping = answer->shift_keeping;
         more.logprobs = answer->logprobs;
+        more.top_logprobs = answer->top_logprobs;
         more.drafts = answer->drafts;
         more.keep = answer->keep;
         more.close = answer->close;
@@ -334,22 +359,54 @@ void CompletionQueue::advance(Entries::iterator answer, const ScheduledSequence 
 
 void CompletionQueue::take(Entry &answer, const ScheduledSequence &computed) {
     try {
+        const decode::LogitRows &all = computed.rows();
         const auto [tokens, rows, branch] =
-            decode::take_tokens(answer.sequence, computed.rows(), answer.speculator.get(), answer.sampler);
+            decode::take_tokens(answer.sequence, answer.started ? all : all.part(all.size() - 1, 1),
+                                answer.speculator.get(), answer.sampler);
         answer.unused = tokens.size();
         for (size_t i = 0; i < tokens.size() && !answer.text.over() && !answer.text.complete(); ++i) {
-            if (answer.logprobs)
-                answer.done.log_probability += decode::log_probability(rows[i].whole(), tokens[i]);
+            if (answer.logprobs) {
+                answer.done.logprobs.push_back(
+                    decode::log_probabilities(rows[i].whole(), tokens[i], answer.top_logprobs));
+                answer.done.log_probability += answer.done.logprobs.back().token.log_probability;
+            }
             count_token(answer);
             --answer.unused;
             const size_t before = answer.text.tokens().size();
             const std::string text = answer.text.take(tokens[i]);
             const bool is_token = answer.text.tokens().size() > before;  // not an end
+            if (answer.logprobs && !is_token) answer.done.logprobs.pop_back();
             emit(answer, is_token ? tokens[i] : text::kNoToken, text);
         }
     } catch (const DecodeError &error) {
         fail(answer, error);
     }
+}
+
+// A scored prompt is read in parts, because all rows of a part are there at once.
+void CompletionQueue::read_prompt(Entry &answer) {
+    constexpr size_t kMostRows = 64;
+    const size_t count =
+        std::min({answer.unread.size(), kMostRows, static_cast<size_t>(executor_->batch_size())});
+    answer.sequence.append(std::span(answer.unread).first(count), static_cast<int32_t>(count));
+    answer.unread.erase(answer.unread.begin(), answer.unread.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
+// True when more of the prompt has to be read first.
+bool CompletionQueue::score_prompt(Entry &answer) {
+    if (answer.prompt_logprobs < 0 || answer.started) return false;
+    const std::vector<TokenId> &tokens = answer.sequence.tokens();
+    const decode::LogitRows &rows = answer.sequence.rows();
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const size_t next = tokens.size() - rows.size() + i + 1;
+        if (next == tokens.size() && answer.unread.empty()) break;
+        answer.done.prompt_logprobs.push_back(decode::log_probabilities(
+            rows[i].whole(), next < tokens.size() ? tokens[next] : answer.unread.front(),
+            answer.prompt_logprobs));
+    }
+    if (answer.unread.empty()) return false;
+    read_prompt(answer);
+    return true;
 }
 
 void CompletionQueue::count_token(Entry &answer) {

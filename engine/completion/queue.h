@@ -100,7 +100,10 @@ class CompletionQueue {
         std::optional<text::ReasoningSplitter> splitter;
         std::optional<size_t> shift_keeping;
         int32_t samples = 1;
-        bool logprobs = false, drafts = false, keep = false, close = false, closed = false;
+        bool logprobs = false;
+        int32_t top_logprobs = 0, prompt_logprobs = -1;
+        std::vector<TokenId> unread;  // of a prompt that is scored: not in the sequence yet
+        bool drafts = false, keep = false, close = false, closed = false;
         std::unique_ptr<decode::Speculator> speculator;  // from the first token on
         decode::SpeculationCounts counted;               // by the speculator, for earlier answers
         Done done;
@@ -138,6 +141,8 @@ class CompletionQueue {
     void split(Entries::iterator answer);
     void advance(Entries::iterator answer, const decode::ScheduledSequence &computed);
     void take(Entry &answer, const decode::ScheduledSequence &computed);
+    void read_prompt(Entry &answer);
+    bool score_prompt(Entry &answer);
     void count_token(Entry &answer);
     bool go_on(Entry &answer);
     void fail(Entry &answer, const decode::DecodeError &error);

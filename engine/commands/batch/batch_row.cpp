@@ -125,6 +125,8 @@ std::string answer_line(const RowIdentity &row, const completion::Reply &reply, 
     out["prompt_tokens"] = reply.usage.prompt_tokens;
     out["completion_tokens"] = reply.usage.completion_tokens;
     out["finish_reason"] = name(reply.reason);
+    if (reply.logprobs) out["logprobs"] = chat_logprobs(*reply.logprobs);
+    if (reply.prompt_logprobs) out["prompt_logprobs"] = prompt_logprobs(*reply.prompt_logprobs);
     if (reply.complete) out["complete"] = *reply.complete;
     if (!reply.reasoning.empty()) out["reasoning"] = reply.reasoning;
     if (const int64_t lost = reply.usage.left_out + reply.usage.forgotten; lost > 0)

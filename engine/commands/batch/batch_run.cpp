@@ -131,7 +131,8 @@ void BatchRun::take(const BatchInput::Next &next) {
             const Request request = request_of(row);
             const completion::RequestId id = queue_.submit(request);
             waiting_.emplace(id, Waiting{row.identity, place, next.bytes,
-                                         AnswerText(format_, options_.show_thinking.value_or(false))});
+                                         AnswerText(format_, options_.show_thinking.value_or(false)),
+                                         request.logprobs, request.prompt_logprobs >= 0});
             return;
         } catch (const std::runtime_error &problem) {
             error = problem.what();
@@ -150,7 +151,11 @@ Request BatchRun::request_of(const Row &row) {
                     .limits = limits_,
                     .constraint = constraint_,
                     .close = options_.generation.constraint.close,
-                    .overflow = options_.overflow};
+                    .thinking_budget = options_.chat.thinking_budget,
+                    .overflow = options_.overflow,
+                    .logprobs = options_.generation.logprobs >= 0,
+                    .top_logprobs = options_.generation.logprobs,
+                    .prompt_logprobs = options_.generation.prompt_logprobs};
     body.apply(request);
     if (body.prompt && (row.raw || options_.raw || !format_.has_template())) {
         if (!row.raw && !system_.empty())
@@ -175,8 +180,11 @@ void BatchRun::finish(const completion::Done &done) {
         return fail(waiting.row, waiting.place, waiting.bytes, done.error);
     }
     forgotten_ += done.usage.left_out + done.usage.forgotten;
-    const completion::Reply reply{waiting.answer + waiting.text.end(), waiting.text.reasoning(), done.reason,
-                                  done.usage, done.complete};
+    completion::Reply reply{waiting.answer + waiting.text.end(), waiting.text.reasoning(), done.reason,
+                            done.usage, done.complete};
+    if (waiting.logprobs) reply.logprobs = completion::spell(done.logprobs, engine_.tokenizer());
+    if (waiting.prompt_logprobs)
+        reply.prompt_logprobs = completion::spell(done.prompt_logprobs, engine_.tokenizer());
     output_.put(waiting.place, answer_line(waiting.row, reply, options_.model.path));
     answered_bytes_ += waiting.bytes;
 }

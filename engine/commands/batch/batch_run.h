@@ -34,6 +34,7 @@ class BatchRun {
         uint64_t place;  // in the output
         uint64_t bytes;  // size of its line
         AnswerText text;
+        bool logprobs, prompt_logprobs;
         std::string answer = {};
     };
 

@@ -54,6 +54,7 @@ completion::Request ChatModel::request_of(const Transcript &transcript) const {
             .limits = limits(settings_),
             .constraint = constraint_,
             .close = settings_.constraint.close,
+            .thinking_budget = options_.chat.thinking_budget,
             .overflow = options_.overflow,
             .continue_from = kept_,
             .keep = true};
@@ -101,6 +102,11 @@ text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_r
     expect_answer(*done);
     io_.out.write("\n");
     finish(*done);
+    if (done->reason != completion::FinishReason::Interrupt && answer.content.empty() &&
+        !answer.reasoning.empty())
+        io_.note(
+            "the answer did not begin: the model was still reasoning (/think off and --thinking-budget bound "
+            "it)");
     return answer;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/completion/logprobs.h"
 #include "engine/text/utf8.h"
 
 namespace runnel::commands {
@@ -75,8 +76,13 @@ Report RunOutput::summary(const decode::Engine &engine, uint64_t seed) const {
     return all;
 }
 
-Json RunOutput::json(const Report &report) const {
+Json RunOutput::json(const Report &report, const text::Tokenizer &tokenizer) const {
     const Answer &one = answers_.front();
+    const GenerationFlags &generation = options_.generation;
+    const auto add_logprobs = [&](Json &to, const completion::Done &done) {
+        if (generation.logprobs >= 0)
+            to["logprobs"] = completion::chat_logprobs(completion::spell(done.logprobs, tokenizer));
+    };
     Json json = {{"text", one.shown},
                  {"tokens", one.done.tokens},
                  {"prompt_tokens", report.prompt_tokens},
@@ -84,6 +90,10 @@ Json RunOutput::json(const Report &report) const {
                  {"finish_reason", name(one.done.reason)},
                  {"timings", timings_json(report)}};
     if (one.done.complete) json["complete"] = *one.done.complete;
+    if (!many_) add_logprobs(json, one.done);
+    if (generation.prompt_logprobs >= 0)
+        json["prompt_logprobs"] =
+            completion::prompt_logprobs(completion::spell(one.done.prompt_logprobs, tokenizer));
     if (!one.text.reasoning().empty()) json["reasoning"] = one.text.reasoning();
     if (many_) {
         Json list = Json::array();
@@ -99,6 +109,7 @@ Json RunOutput::json(const Report &report) const {
                             {"logprob", done.log_probability},
                             {"score", score(done)}});
             if (done.complete) list.back()["complete"] = *done.complete;
+            add_logprobs(list.back(), done);
         }
         json["best"] = best;
         json[options_.beams > 1 ? "beams" : "samples"] = std::move(list);
@@ -117,17 +128,17 @@ void RunOutput::write_text() {
 void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     const Report report = summary(engine, seed);
     if (options_.json)
-        io_.out.write(dump(json(report)));
+        io_.out.write(dump(json(report, engine.tokenizer())));
     else
         write_text();
     const std::string context = "the context of " + std::to_string(engine.executor().context()) + " tokens";
     if (const int64_t forgotten = first().usage.forgotten; forgotten > 0)
         io_.note(context + " was full: " + std::to_string(forgotten) + " tokens were forgotten on the way");
     if (first().context_full) io_.note(context + " is full: the text ends here (a larger one with -c)");
-    if (first().reason == completion::FinishReason::Length && !answers_.front().text.began() &&
-        !answers_.front().text.reasoning().empty())
+    if (!interrupted() && !answers_.front().text.began() && !answers_.front().text.reasoning().empty())
         io_.note(
-            "the answer did not begin: the model was still reasoning (raise -n or -c, or change --think)");
+            "the answer did not begin: the model was still reasoning (-n, --think, --thinking-budget and the "
+            "context bound it)");
     write_stats(options_.stats, report, io_);
 }
 

@@ -40,7 +40,7 @@ class RunOutput {
     Answer &answer(int32_t sample);
     void show(Answer &answer, const std::string &text);
     Report summary(const decode::Engine &engine, uint64_t seed) const;
-    Json json(const Report &report) const;
+    Json json(const Report &report, const text::Tokenizer &tokenizer) const;
     void write_text();
 
     const RunOptions &options_;
