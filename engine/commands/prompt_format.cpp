@@ -71,6 +71,27 @@ completion::PromptFormat prompt_format(const decode::Engine &engine, const Templ
     }
 }
 
+std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
+                                              const completion::PromptFormat &format, Io &io) {
+    if (!flags.tools) {
+        if (flags.tool_choice || flags.one_call)
+            throw UsageError("--tool-choice and --no-parallel-tool-calls need --tools");
+        return nullptr;
+    }
+    std::vector<std::string> notes;
+    auto use = std::make_shared<text::ToolUse>(text::read_tools(read_tools(*flags.tools), &notes));
+    use->parallel = !flags.one_call;
+    try {
+        if (flags.tool_choice) use->choose(*flags.tool_choice);
+    } catch (const std::invalid_argument &error) {
+        throw UsageError("--tool-choice " + gguf::quoted(*flags.tool_choice) + ": " + error.what());
+    }
+    if (!format.tool_format())
+        notes.push_back("the chat template writes no tool calls, or in an unknown way: they stay in the text");
+    for (const std::string &note : notes) io.note(note);
+    return use;
+}
+
 void expect_template(const completion::PromptFormat &format, const TemplateFlags &flags, bool raw) {
     if (!flags.given()) return;
     if (raw) throw UsageError("--raw completes text without a chat template");

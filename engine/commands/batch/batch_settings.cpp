@@ -131,6 +131,9 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     list.emplace_back("--template-var", joined(options.chat.variables));
     list.emplace_back("--think", name_of(options.chat.thinking));
     list.emplace_back("--tools", hash_of_file(options.chat.tools));
+    if (options.chat.tool_choice)
+        list.emplace_back("--tool-choice", gguf::printable(*options.chat.tool_choice, 1000));
+    if (options.chat.one_call) list.emplace_back("--no-parallel-tool-calls", text_of(true));
     list.emplace_back("--show-thinking", text_of(options.show_thinking.value_or(false)));
     list.emplace_back("--lines", text_of(options.lines));
     list.emplace_back("--raw", text_of(options.raw));
