@@ -5,6 +5,7 @@
 
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
+#include "engine/grammar/tool_grammar.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -88,6 +89,8 @@ std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
     }
     if (!format.tool_format())
         notes.push_back("the chat template writes no tool calls, or in an unknown way: they stay in the text");
+    if (format.tool_format())
+        for (std::string &problem : grammar::schema_problems(*use)) notes.push_back(std::move(problem));
     for (const std::string &note : notes) io.note(note);
     return use;
 }

@@ -73,7 +73,7 @@ decode::Sampler CompletionQueue::sampler_of(const Request &request) const {
 
 Limits CompletionQueue::limits_of(const Request &request, const Prompt &prompt) const {
     Limits limits = request.limits;
-    limits.ignore_end = limits.ignore_end && !request.constraint;
+    limits.ignore_end = limits.ignore_end && !request.constraint && !tools_of(request);
     if (prompt.is_turn)
         limits.stops.insert(limits.stops.end(), format_->stops().begin(), format_->stops().end());
     return limits;
@@ -81,13 +81,19 @@ Limits CompletionQueue::limits_of(const Request &request, const Prompt &prompt) 
 
 std::optional<decode::Constraint> CompletionQueue::constraint_of(const Request &request,
                                                                  const Prompt &prompt) {
-    if (!request.constraint) return std::nullopt;
+    const std::shared_ptr<const text::ToolUse> tools = tools_of(request);
+    const bool required = tools && tools->choice == text::ToolUse::Choice::Required;
+    if (required && request.constraint)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "an answer cannot be constrained and a required tool call at once");
+    if (!request.constraint && !tools) return std::nullopt;
     if (!engine_) throw DecodeError(DecodeError::Kind::BadInput, "a constraint needs the tokenizer");
     if (!constraints_)
         constraints_ =
             std::make_unique<Constraints>(engine_->tokenizer(), executor_->vocab(), call_vocabulary_.text);
     const text::ReasoningStyle reasoning = prompt.is_turn ? format_->reasoning() : text::ReasoningStyle();
-    return constraints_->make(*request.constraint, reasoning, prompt.begins_inside);
+    if (request.constraint) return constraints_->make(*request.constraint, reasoning, prompt.begins_inside);
+    return constraints_->make_calls(*format_->tool_format(), *tools, reasoning, prompt.begins_inside);
 }
 
 // Text that the grammar forces is drafted first.
@@ -569,7 +575,10 @@ void CompletionQueue::finish(Entries::iterator answer) {
     done.reason = answer->text.reason();
     done.tokens = answer->text.tokens();
     done.usage.completion_tokens = done.tokens.size();
-    if (const decode::Constraint *constraint = answer->sampler.constraint(); constraint && done.error.empty())
+    // Of calls that may as well be text there is nothing to be complete.
+    const bool may_call = answer->tools && answer->tools->choice == text::ToolUse::Choice::Auto;
+    const decode::Constraint *constraint = answer->sampler.constraint();
+    if (constraint && done.error.empty() && !may_call)
         done.complete = answer->closed || constraint->complete(done.tokens);
     if (answer->keep) done.kept = keep(*answer);
     for (int32_t i = 0; i < answer->samples; ++i) {

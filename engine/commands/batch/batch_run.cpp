@@ -9,6 +9,7 @@
 #include "engine/commands/batch/batch_settings.h"
 #include "engine/commands/generation.h"
 #include "engine/decode/error.h"
+#include "engine/grammar/tool_grammar.h"
 
 namespace runnel::commands {
 
@@ -167,7 +168,11 @@ Request BatchRun::request_of(const Row &row) {
     if (!system_.empty() && messages.front().role != "system")
         messages.insert(messages.begin(), {"system", system_});
     if (!std::exchange(noted_, true) && !format_.note().empty()) io_.note(format_.note());
-    request.input = completion::Messages{std::move(messages), body.tool_use(tools_)};
+    const auto tools = body.tool_use(tools_);
+    if (body.tools)
+        for (const std::string &problem : grammar::schema_problems(*tools))
+            io_.note("line " + std::to_string(row.identity.line) + ": " + problem);
+    request.input = completion::Messages{std::move(messages), tools};
     return request;
 }
 
