@@ -88,7 +88,8 @@ std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
         throw UsageError("--tool-choice " + gguf::quoted(*flags.tool_choice) + ": " + error.what());
     }
     if (!format.tool_format())
-        notes.push_back("the chat template writes no tool calls, or in an unknown way: they stay in the text");
+        notes.push_back(
+            "the chat template writes no tool calls, or in an unknown way: they stay in the text");
     if (format.tool_format())
         for (std::string &problem : grammar::schema_problems(*use)) notes.push_back(std::move(problem));
     for (const std::string &note : notes) io.note(note);

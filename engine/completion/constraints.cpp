@@ -14,7 +14,8 @@ std::shared_ptr<grammar::Masks> Constraints::masks_of(const grammar::Source &sou
                                                       bool behind_reasoning,
                                                       const std::function<grammar::Program()> &compile) {
     for (auto known = known_.begin(); known != known_.end(); ++known) {
-        if (known->behind_reasoning != behind_reasoning || known->tools != tools || !(known->source == source))
+        if (known->behind_reasoning != behind_reasoning || known->tools != tools ||
+            !(known->source == source))
             continue;
         known_.splice(known_.begin(), known_, known);
         return known->masks;
@@ -80,13 +81,16 @@ grammar::Expr Constraints::mark(std::string_view text) const {
 
 std::optional<decode::Constraint> Constraints::make_calls(const text::ToolFormat &format,
                                                           const text::ToolUse &tools,
-                                                          const ReasoningStyle &reasoning, bool begins_inside) {
+                                                          const ReasoningStyle &reasoning,
+                                                          bool begins_inside) {
     const bool required = tools.choice == text::ToolUse::Choice::Required;
     // gpt-oss calls in a channel of its own, so a call is always waited for.
     const bool harmony = reasoning.kind == ReasoningStyle::Kind::Harmony;
     const bool begun = harmony || !required;
     if (begun && format.bare) return std::nullopt;
-    const std::string_view begin = !begun ? std::string_view() : harmony ? format.before : format.triggers().front();
+    const std::string_view begin = !begun    ? std::string_view()
+                                   : harmony ? format.before
+                                             : format.triggers().front();
     std::optional<decode::FreeText> free;
     if (begun)
         free = {.close = std::string(begin), .text = text_, .may_end = !required};
@@ -97,13 +101,13 @@ std::optional<decode::Constraint> Constraints::make_calls(const text::ToolFormat
                             tools.definitions.dump(-1, ' ', false, text::Json::error_handler_t::replace);
     const bool behind = free && !begun;
     const auto compile = [&] {
-        grammar::Grammar calls = grammar::tool_grammar(
-            format, tools, [this](std::string_view text) { return mark(text); },
-            {.begun = begin, .schema = {}});
+        grammar::Grammar calls =
+            grammar::tool_grammar(format, tools, [this](std::string_view text) { return mark(text); },
+                                  {.begun = begin, .schema = {}});
         if (behind) {
             const grammar::Expr root = grammar::rule(calls.root);
-            calls.root = calls.add(
-                "text", grammar::sequence({grammar::repeat(grammar::literal("\n"), 0, 4), root}));
+            calls.root =
+                calls.add("text", grammar::sequence({grammar::repeat(grammar::literal("\n"), 0, 4), root}));
         }
         return grammar::compile(std::move(calls));
     };

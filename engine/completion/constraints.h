@@ -50,7 +50,8 @@ class Constraints {
     std::shared_ptr<grammar::Masks> masks_of(const grammar::Source &source, const std::string &tools,
                                              bool behind_reasoning,
                                              const std::function<grammar::Program()> &compile);
-    std::optional<decode::FreeText> free_text(const text::ReasoningStyle &reasoning, bool begins_inside) const;
+    std::optional<decode::FreeText> free_text(const text::ReasoningStyle &reasoning,
+                                              bool begins_inside) const;
     grammar::Expr mark(std::string_view text) const;
 
     const text::Tokenizer &tokenizer_;

@@ -75,7 +75,7 @@ struct Done {
     Usage usage = {};
     Timings timings = {};
     std::optional<decode::SpeculationCounts> speculation = {};  // nullopt without drafts
-    std::optional<bool> complete = {};  // whether the text satisfies its constraint; nullopt without one
+    std::optional<bool> complete = {};       // whether the text satisfies its constraint; nullopt without one
     std::vector<text::ToolCall> calls = {};  // tool calls; their text is in no Piece
     std::string note = {};                   // why text that looks like a tool call is none; usually empty
     SequenceHandle kept = kNoSequence;       // under Request::keep

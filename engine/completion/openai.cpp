@@ -231,9 +231,10 @@ std::string message_calls(const Json &message) {
         const Json *arguments = find_value(*function, "arguments");
         if (!name || (arguments && !arguments->is_string() && !arguments->is_object()))
             fail("tool_calls", kWanted);
-        list.push_back({{"id", text_value(call, "id").value_or("")},
-                        {"type", "function"},
-                        {"function", {{"name", *name}, {"arguments", arguments ? *arguments : Json::object()}}}});
+        list.push_back(
+            {{"id", text_value(call, "id").value_or("")},
+             {"type", "function"},
+             {"function", {{"name", *name}, {"arguments", arguments ? *arguments : Json::object()}}}});
     }
     return list.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -28,7 +28,8 @@ struct RawText {
 // A conversation; the answer is its next turn.
 struct Messages {
     std::vector<text::Message> turns;
-    std::shared_ptr<const text::ToolUse> tools = {};  // that may be called; null: none, or as the template has it
+    std::shared_ptr<const text::ToolUse> tools =
+        {};  // that may be called; null: none, or as the template has it
 };
 // Token ids to complete.
 struct Tokens {

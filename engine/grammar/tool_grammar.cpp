@@ -51,7 +51,8 @@ class Importer {
         for (Expr &part : copy->parts) part = moved(part);
         if (copy->properties) {
             auto list = std::make_shared<PropertyList>(*copy->properties);
-            for (PropertyList::Property &property : list->properties) property.member = moved(property.member);
+            for (PropertyList::Property &property : list->properties)
+                property.member = moved(property.member);
             list->extra = moved(list->extra);
             list->separator = moved(list->separator);
             copy->properties = std::move(list);
@@ -141,9 +142,7 @@ class ToolCompiler {
         if (!format_.counted) return empty();
         return sequence({literal(":"), repeat(one_of(CharSet{{'0', '9'}}), 1, 3)});
     }
-    Expr id_characters() const {
-        return repeat(one_of(CharSet{{'0', '9'}, {'A', 'Z'}, {'a', 'z'}}), 9, 9);
-    }
+    Expr id_characters() const { return repeat(one_of(CharSet{{'0', '9'}, {'A', 'Z'}, {'a', 'z'}}), 9, 9); }
     Expr id() const {
         if (format_.id_mark.empty()) return empty();
         return optional(sequence({mark_(format_.id_mark), id_characters()}));
@@ -161,8 +160,10 @@ class ToolCompiler {
                 member(key("id"), sequence({literal("\""), id_characters(), literal("\"")}), space_);
             parts.push_back(optional(sequence({comma(space_), member_of_id})));
         } else if (!format_.id_key.empty()) {
-            const Expr count = sequence({literal("\""), repeat(one_of(CharSet{{'0', '9'}}), 1, 3), literal("\"")});
-            parts.insert(parts.begin(), sequence({member(key(format_.id_key), count, space_), comma(space_)}));
+            const Expr count =
+                sequence({literal("\""), repeat(one_of(CharSet{{'0', '9'}}), 1, 3), literal("\"")});
+            parts.insert(parts.begin(),
+                         sequence({member(key(format_.id_key), count, space_), comma(space_)}));
         }
         return braces(sequence(std::move(parts)), space_);
     }
@@ -176,9 +177,7 @@ class ToolCompiler {
             return any_object();
         }
     }
-    Expr any_object() {
-        return Importer(grammar_, json_grammar(options_.schema.whitespace, true)).root();
-    }
+    Expr any_object() { return Importer(grammar_, json_grammar(options_.schema.whitespace, true)).root(); }
 
     // Each declared property, written by `write`, in order.
     Expr properties(const Tool &tool, const Expr &separator,
@@ -232,15 +231,17 @@ class ToolCompiler {
     Expr parameter(const Tool &tool, const std::string &name, const Json &schema) {
         const bool raw = is_string(schema);
         const Expr type = format_.typed ? literal(raw ? "true\">" : "false\">") : empty();
-        const Expr inner = raw ? raw_string(schema, text::first_word(format_.end_value)) : value(tool, name, schema);
+        const Expr inner =
+            raw ? raw_string(schema, text::first_word(format_.end_value)) : value(tool, name, schema);
         return sequence({mark_(format_.parameter), literal(name), mark_(format_.value), type, inner,
                          mark_(format_.end_value)});
     }
     Expr python_argument(const Tool &tool, const std::string &name, const Json &schema) {
         const Json *type = find(schema, "type");
         const bool truth = type && *type == "boolean";
-        const Expr inner = truth ? choice({literal("True"), literal("False"), literal("true"), literal("false")})
-                                 : value(tool, name, schema);
+        const Expr inner =
+            truth ? choice({literal("True"), literal("False"), literal("true"), literal("false")})
+                  : value(tool, name, schema);
         return sequence({literal(name + "="), inner});
     }
     Expr field(const Tool &tool, const std::string &name, const Json &schema) {

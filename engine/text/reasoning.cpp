@@ -39,7 +39,8 @@ bool ReasoningStyle::is_mark(std::string_view piece) const {
 }
 
 ReasoningStyle find_reasoning_style(std::string_view source, const Tokenizer &tokenizer) {
-    if (tokenizer.find(kChannel) && tokenizer.find(kMessage)) return {ReasoningStyle::Kind::Harmony, {}, {}, {}};
+    if (tokenizer.find(kChannel) && tokenizer.find(kMessage))
+        return {ReasoningStyle::Kind::Harmony, {}, {}, {}};
     for (const auto &[open, close] : kMarks)
         if (source.find(close) != source.npos || (tokenizer.find(open) && tokenizer.find(close)))
             return {ReasoningStyle::Kind::Marks, std::string(open), std::string(close), {}};

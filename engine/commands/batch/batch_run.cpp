@@ -185,8 +185,12 @@ void BatchRun::finish(const completion::Done &done) {
         return fail(waiting.row, waiting.place, waiting.bytes, done.error);
     }
     forgotten_ += done.usage.left_out + done.usage.forgotten;
-    const completion::Reply reply{waiting.answer + waiting.text.end(), waiting.text.reasoning(), done.reason,
-                                  done.usage, done.complete, done.calls};
+    const completion::Reply reply{waiting.answer + waiting.text.end(),
+                                  waiting.text.reasoning(),
+                                  done.reason,
+                                  done.usage,
+                                  done.complete,
+                                  done.calls};
     odd_calls_ += !done.note.empty();
     output_.put(waiting.place, answer_line(waiting.row, reply, options_.model.path));
     answered_bytes_ += waiting.bytes;

@@ -61,7 +61,7 @@ class BatchRun {
     completion::Limits limits_;
     std::optional<grammar::Source> constraint_;
     std::shared_ptr<const text::ToolUse> tools_;  // of rows that bring none
-    std::unique_ptr<decode::Drafting> drafts_;  // or none
+    std::unique_ptr<decode::Drafting> drafts_;    // or none
     completion::CompletionQueue queue_;
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     std::map<completion::RequestId, Waiting> waiting_;

@@ -56,7 +56,7 @@ class ChatModel {
     std::optional<grammar::Source> constraint_;
     completion::PromptFormat format_;
     std::shared_ptr<const text::ToolUse> tools_;  // or none
-    std::unique_ptr<decode::Drafting> drafts_;  // or none
+    std::unique_ptr<decode::Drafting> drafts_;    // or none
     completion::CompletionQueue queue_;
     completion::SequenceHandle kept_ = completion::kNoSequence;  // of the last answer
     std::optional<Report> report_;

@@ -10,10 +10,7 @@ using Body = ToolFormat::Body;
 
 // ｜ is U+FF5C, ▁ is U+2581.
 constexpr ToolFormat kFormats[] = {
-    {.name = "Mistral (list)",
-     .body = Body::List,
-     .before = "[TOOL_CALLS]",
-     .id_key = "id"},
+    {.name = "Mistral (list)", .body = Body::List, .before = "[TOOL_CALLS]", .id_key = "id"},
     {.name = "Mistral",
      .body = Body::Named,
      .before = "[TOOL_CALLS]",
@@ -40,10 +37,7 @@ constexpr ToolFormat kFormats[] = {
      .name_key = "tool_name",
      .arguments_key = "parameters",
      .id_key = "tool_call_id"},
-    {.name = "LFM2",
-     .body = Body::Python,
-     .before = "<|tool_call_start|>",
-     .after = "<|tool_call_end|>"},
+    {.name = "LFM2", .body = Body::Python, .before = "<|tool_call_start|>", .after = "<|tool_call_end|>"},
     {.name = "DeepSeek V3.2",
      .body = Body::Parameters,
      .before = "<｜DSML｜invoke name=\"",
@@ -69,10 +63,7 @@ constexpr ToolFormat kFormats[] = {
      .after = "\n```<｜tool▁call▁end｜>",
      .open = "<｜tool▁calls▁begin｜>",
      .close = "<｜tool▁calls▁end｜>"},
-    {.name = "Gemma 4",
-     .body = Body::Fields,
-     .before = "<|tool_call>call:",
-     .after = "<tool_call|>"},
+    {.name = "Gemma 4", .body = Body::Fields, .before = "<|tool_call>call:", .after = "<tool_call|>"},
     {.name = "MiniMax",
      .body = Body::Parameters,
      .before = "<invoke name=\"",
@@ -108,25 +99,15 @@ constexpr ToolFormat kFormats[] = {
      .parameter = "<arg_key>",
      .value = "</arg_key>\n<arg_value>",
      .end_value = "</arg_value>\n"},
-    {.name = "Hermes",
-     .body = Body::Object,
-     .before = "<tool_call>\n",
-     .after = "\n</tool_call>"},
-    {.name = "Granite 3",
-     .body = Body::List,
-     .before = "<|tool_call|>"},
-    {.name = "Nemotron",
-     .body = Body::List,
-     .before = "<TOOLCALL>",
-     .after = "</TOOLCALL>"},
+    {.name = "Hermes", .body = Body::Object, .before = "<tool_call>\n", .after = "\n</tool_call>"},
+    {.name = "Granite 3", .body = Body::List, .before = "<|tool_call|>"},
+    {.name = "Nemotron", .body = Body::List, .before = "<TOOLCALL>", .after = "</TOOLCALL>"},
     {.name = "Apertus",
      .body = Body::List,
      .before = "<|tools_prefix|>",
      .after = "<|tools_suffix|>",
      .name_key = ""},
-    {.name = "Firefunction",
-     .body = Body::List,
-     .before = "functools"},
+    {.name = "Firefunction", .body = Body::List, .before = "functools"},
     {.name = "Command R+",
      .body = Body::List,
      .before = "Action:\n```json\n",
@@ -175,8 +156,8 @@ bool ToolFormat::is_mark(std::string_view piece) const {
     constexpr std::string_view kQuote = "<|\"|>";
     if (piece.empty()) return false;
     if (body == Body::Fields && piece == kQuote) return true;
-    const std::string_view marks[] = {before,  between,   after, open,      close, short_before,
-                                      id_mark, parameter, value, end_value};
+    const std::string_view marks[] = {before,       between, after,     open,  close,
+                                      short_before, id_mark, parameter, value, end_value};
     return std::ranges::any_of(marks, [&](std::string_view mark) { return mark.find(piece) != mark.npos; });
 }
 

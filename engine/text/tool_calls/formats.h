@@ -30,9 +30,9 @@ struct ToolFormat {
     std::string_view short_before = {};      // what some models write instead of `before`
     bool bare = false;                       // `before` may be absent: a call is the whole answer
     std::string_view name_key = "name", arguments_key = "arguments", id_key = {};  // of Object and List
-    std::string_view id_mark = {};                              // Named: between name and an id
+    std::string_view id_mark = {};                                // Named: between name and an id
     std::string_view parameter = {}, value = {}, end_value = {};  // of Parameters
-    bool typed = false;  // `value` is followed by true or false (is it a string?) and ">
+    bool typed = false;    // `value` is followed by true or false (is it a string?) and ">
     bool counted = false;  // Named: a number follows the name, behind a colon
     bool repeats = true;   // more than one call in an answer
 

@@ -60,9 +60,9 @@ class LiteralReader {
     }
 
   private:
-    static inline const std::pair<std::string_view, Json> kWords[] = {
-        {"True", true},   {"true", true},    {"False", false},
-        {"false", false}, {"None", nullptr}, {"null", nullptr}};
+    static inline const std::pair<std::string_view, Json> kWords[] = {{"True", true},    {"true", true},
+                                                                      {"False", false},  {"false", false},
+                                                                      {"None", nullptr}, {"null", nullptr}};
 
     std::optional<std::string> key(bool name_only) {
         const char c = cursor_.peek();

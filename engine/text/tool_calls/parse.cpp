@@ -11,7 +11,7 @@ namespace runnel::text {
 namespace {
 
 using Body = ToolFormat::Body;
-constexpr size_t kMostFailures = 32;     // each may read the text to its end
+constexpr size_t kMostFailures = 32;      // each may read the text to its end
 constexpr size_t kMostParameters = 1000;  // of one call
 
 std::string dumped(const Json &json) {

@@ -84,8 +84,8 @@ TEST_CASE("tools: a call of a certain tool is valid by construction, in every wa
     for (const std::string &source : {kHermes, kParameters, kNamed, kLlama}) {
         CAPTURE(source);
         const Files files(source);
-        const Result r = files.run({"--json", "--tool-choice", "pick", "--no-parallel-tool-calls", "-n", "400",
-                                    "--temp", "1.5", "-s", "5"});
+        const Result r = files.run({"--json", "--tool-choice", "pick", "--no-parallel-tool-calls", "-n",
+                                    "400", "--temp", "1.5", "-s", "5"});
         CAPTURE(r.err);
         REQUIRE(r.code == 0);
         const json answer = json::parse(r.out);
@@ -115,12 +115,12 @@ TEST_CASE("tools: batch rows with tools, calls and results") {
                  {"parallel_tool_calls", false},
                  {"max_tokens", 400}};
     const json first = {{"custom_id", "a"}, {"url", "/v1/chat/completions"}, {"body", body}};
-    body["messages"].push_back({{"role", "assistant"},
-                                {"content", nullptr},
-                                {"tool_calls",
-                                 json::array({{{"id", "abcdefgh1"},
-                                               {"type", "function"},
-                                               {"function", {{"name", "stop"}, {"arguments", "{}"}}}}})}});
+    body["messages"].push_back(
+        {{"role", "assistant"},
+         {"content", nullptr},
+         {"tool_calls", json::array({{{"id", "abcdefgh1"},
+                                      {"type", "function"},
+                                      {"function", {{"name", "stop"}, {"arguments", "{}"}}}}})}});
     body["messages"].push_back({{"role", "tool"}, {"tool_call_id", "abcdefgh1"}, {"content", "done"}});
     body["tools"] = json::array({{{"name", "own"}, {"parameters", {{"properties", {{"a", {{"if", 1}}}}}}}}});
     body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "own"}}}};

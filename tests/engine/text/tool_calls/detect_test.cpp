@@ -68,9 +68,9 @@ TEST_CASE("tool format: found by what the template writes") {
     CHECK(format_name(with_template(kParameters)) == "Qwen3-Coder");
     CHECK(format_name(with_template(chat("{\"name\": \"{{ t.function.name }}\", \"parameters\": "
                                          "{{ t.function.arguments | tojson }}}"))) == "Llama 3");
-    CHECK(format_name(with_template(chat("[{{ t.function.name }}({% for k, v in t.function.arguments.items() %}"
-                                         "{{ k }}={{ v | tojson }}{{ '' if loop.last else ', ' }}{% endfor %})]"
-                                         ))) == "Llama 4");
+    CHECK(format_name(with_template(
+              chat("[{{ t.function.name }}({% for k, v in t.function.arguments.items() %}"
+                   "{{ k }}={{ v | tojson }}{{ '' if loop.last else ', ' }}{% endfor %})]"))) == "Llama 4");
     CHECK(format_name(with_template(chat(""))) == "");
     CHECK(format_name(with_template("{{ messages[0].content }}")) == "");
     CHECK(format_name(with_template("{{ raise_exception('no tools') }}")) == "");

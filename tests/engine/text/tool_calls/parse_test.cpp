@@ -68,15 +68,16 @@ std::string python_value(const Json &value) {
 }
 
 std::string python(const std::vector<Made> &calls) {
-    return "[" + joined(
-                     calls,
-                     [](const Made &call) {
-                         std::string text;
-                         for (const auto &[key, value] : call.arguments.items())
-                             text += (text.empty() ? "" : ", ") + key + "=" + python_value(value);
-                         return call.name + "(" + text + ")";
-                     },
-                     ", ") +
+    return "[" +
+           joined(
+               calls,
+               [](const Made &call) {
+                   std::string text;
+                   for (const auto &[key, value] : call.arguments.items())
+                       text += (text.empty() ? "" : ", ") + key + "=" + python_value(value);
+                   return call.name + "(" + text + ")";
+               },
+               ", ") +
            "]";
 }
 
@@ -101,8 +102,8 @@ const std::map<std::string, Write> &writers() {
              return joined(
                  calls,
                  [](const Made &c) {
-                     return "<tool_call>\n{\"name\": \"" + c.name + "\", \"arguments\": " + c.arguments.dump() +
-                            "}\n</tool_call>";
+                     return "<tool_call>\n{\"name\": \"" + c.name +
+                            "\", \"arguments\": " + c.arguments.dump() + "}\n</tool_call>";
                  },
                  "\n");
          }},
@@ -135,13 +136,13 @@ const std::map<std::string, Write> &writers() {
          }},
         {"MiniMax",
          [](const auto &calls) {
-             return "<minimax:tool_call>\n" + joined(calls,
-                                                     [](const Made &c) {
-                                                         return "<invoke name=\"" + c.name + "\">\n" +
-                                                                each(c.arguments, "<parameter name=\"", "\">",
-                                                                     "</parameter>\n") +
-                                                                "</invoke>\n";
-                                                     }) +
+             return "<minimax:tool_call>\n" +
+                    joined(calls,
+                           [](const Made &c) {
+                               return "<invoke name=\"" + c.name + "\">\n" +
+                                      each(c.arguments, "<parameter name=\"", "\">", "</parameter>\n") +
+                                      "</invoke>\n";
+                           }) +
                     "</minimax:tool_call>";
          }},
         {"DeepSeek V3.2",
@@ -221,12 +222,12 @@ const std::map<std::string, Write> &writers() {
          }},
         {"DeepSeek V3.1",
          [](const auto &calls) {
-             return "<｜tool▁calls▁begin｜>" + joined(calls,
-                                                    [](const Made &c) {
-                                                        return "<｜tool▁call▁begin｜>" + c.name +
-                                                               "<｜tool▁sep｜>" + c.arguments.dump() +
-                                                               "<｜tool▁call▁end｜>";
-                                                    }) +
+             return "<｜tool▁calls▁begin｜>" +
+                    joined(calls,
+                           [](const Made &c) {
+                               return "<｜tool▁call▁begin｜>" + c.name + "<｜tool▁sep｜>" +
+                                      c.arguments.dump() + "<｜tool▁call▁end｜>";
+                           }) +
                     "<｜tool▁calls▁end｜>";
          }},
         {"Functionary 3.1",
@@ -240,7 +241,8 @@ const std::map<std::string, Write> &writers() {
         {"Llama 4", [](const auto &calls) { return python(calls); }},
         {"Llama 3",
          [](const auto &calls) {
-             return "{\"name\": \"" + calls[0].name + "\", \"parameters\": " + calls[0].arguments.dump() + "}";
+             return "{\"name\": \"" + calls[0].name + "\", \"parameters\": " + calls[0].arguments.dump() +
+                    "}";
          }},
         {"Gemma 4",
          [](const auto &calls) {
@@ -395,9 +397,9 @@ TEST_CASE("tool calls: what cannot be read is content, with a note") {
     CHECK(parse_tool_calls(format_of("Llama 3"), tools, "{\"name\": \"Bob\", \"parameters\": {}}").content ==
           "{\"name\": \"Bob\", \"parameters\": {}}");
     // One that fails does not take the others with it.
-    const ParsedAnswer two = parse_tool_calls(
-        format_of("Hermes"), tools,
-        "<tool_call>{\"name\": \"g\"}</tool_call> <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>");
+    const ParsedAnswer two = parse_tool_calls(format_of("Hermes"), tools,
+                                              "<tool_call>{\"name\": \"g\"}</tool_call> "
+                                              "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>");
     REQUIRE(two.calls.size() == 1);
     CHECK(two.calls[0].arguments == "{}");
     CHECK(two.content == "<tool_call>{\"name\": \"g\"}</tool_call>");
@@ -424,26 +426,31 @@ TEST_CASE("tool calls: spellings beside the written one") {
         CHECK(answer.calls.size() == 1);
         return answer.calls.empty() ? std::string() : answer.calls[0].id + answer.calls[0].arguments;
     };
-    const auto ends_with = [](const std::string &text, const std::string &end) { return text.ends_with(end); };
+    const auto ends_with = [](const std::string &text, const std::string &end) {
+        return text.ends_with(end);
+    };
     CHECK(ends_with(arguments("Hermes", "<tool_call>{\"arguments\":{\"city\":\"Rome\"},\"name\":\"f\"}"),
                     "{\"city\":\"Rome\"}"));
-    CHECK(ends_with(arguments("Hermes", "<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"n\\\":1}\"}</tool_call>"),
-                    "{\"n\":1}"));
+    CHECK(ends_with(
+        arguments("Hermes", "<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"n\\\":1}\"}</tool_call>"),
+        "{\"n\":1}"));
     // The declared type decides: a string of digits stays one, what is not declared is JSON if it can be.
     CHECK(ends_with(arguments("Qwen3-Coder",
                               "<function=f>\n<parameter=city>\n12\n</parameter>\n<parameter=n>\n12\n"
                               "</parameter>\n</function>"),
                     R"({"city":"12","n":12})"));
-    CHECK(ends_with(arguments("GLM", "<tool_call>f<arg_key>n</arg_key><arg_value>True</arg_value></tool_call>"),
-                    R"({"n":true})"));
+    CHECK(
+        ends_with(arguments("GLM", "<tool_call>f<arg_key>n</arg_key><arg_value>True</arg_value></tool_call>"),
+                  R"({"n":true})"));
     CHECK(arguments("Mistral", "[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{}") == "123456789{}");
     CHECK(arguments("Mistral (list)", R"([TOOL_CALLS][{"name":"f","arguments":{},"id":"abc123def"}])") ==
           "abc123def{}");
     CHECK(arguments("Kimi",
                     "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
                     "{}<|tool_call_end|><|tool_calls_section_end|>") == "functions.f:0{}");
-    CHECK(ends_with(arguments("Llama 3", "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"city\": \"x\"}}"),
-                    R"({"city":"x"})"));
+    CHECK(
+        ends_with(arguments("Llama 3", "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"city\": \"x\"}}"),
+                  R"({"city":"x"})"));
     CHECK(ends_with(arguments("Llama 4", R"([f(city='it\'s é', x=None, y={"a": (1, 2)})])"),
                     R"({"city":"it's é","x":null,"y":{"a":[1,2]}})"));
 }
