@@ -119,6 +119,7 @@ std::shared_ptr<const text::ToolUse> CompletionQueue::tools_of(const Request &re
     const text::ToolUse &tools = *messages->tools;
     using Choice = text::ToolUse::Choice;
     const bool can_call = !tools.tools.empty() && tools.choice != Choice::None;
+    if (request.constraint && tools.choice == Choice::Auto) return nullptr;  // leaves no place for calls
     if (can_call && format_->tool_format()) return messages->tools;
     if (tools.choice == Choice::Required)
         throw DecodeError(DecodeError::Kind::BadInput,

@@ -78,11 +78,21 @@ const grammar::Bits &Constraint::free_mask(State state) {
         for (TokenId id = 0; id < index.rows(); ++id) {
             if (!index.is_sampleable(id) || (index.is_end(id) && !free_->may_end)) continue;
             grammar::set_bit(anything_, id);
-            if (free_->text(id).find(free_->close.back()) != std::string::npos) over_mark_.push_back(id);
+            const std::string text = free_->text(id);
+            if (text.find(free_->close) != std::string::npos)
+                over_mark_.insert(over_mark_.begin(), id);
+            else if (text.find(free_->close.back()) != std::string::npos)
+                over_mark_.push_back(id);
         }
+        // First those that hold the whole mark, then kNoToken.
+        const auto whole = std::ranges::find_if(
+            over_mark_, [&](TokenId id) { return free_->text(id).find(free_->close) == std::string::npos; });
+        over_mark_.insert(whole, text::kNoToken);
     }
     mask_ = anything_;
     for (const TokenId id : over_mark_) {
+        if (id == text::kNoToken && state.matched == 0) break;
+        if (id == text::kNoToken) continue;
         const State next = advance(state, id);
         if (next.matched < 0 && next.grammar == grammar::kDead) grammar::clear_bit(mask_, id);
     }
