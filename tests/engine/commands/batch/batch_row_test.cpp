@@ -125,20 +125,20 @@ TEST_CASE("batch row: tools, their calls and results") {
     CHECK(use->tools.size() == 2);
 
     // The tools of the command line count where a row has none.
-    completion::Body body;
+    runnel::completion::Body body;
     CHECK(!body.tool_use(nullptr));
     CHECK(body.tool_use(use) == use);
     body.tool_choice = "none";
     CHECK(!body.tool_use(nullptr));
-    CHECK(body.tool_use(use)->choice == text::ToolUse::Choice::None);
+    CHECK(body.tool_use(use)->choice == runnel::text::ToolUse::Choice::None);
     body.tool_choice = "required";
-    CHECK_THROWS_AS(body.tool_use(nullptr), completion::BodyError);
+    CHECK_THROWS_AS(body.tool_use(nullptr), runnel::completion::BodyError);
     body.tool_choice = "h";
-    CHECK_THROWS_AS(body.tool_use(use), completion::BodyError);
+    CHECK_THROWS_AS(body.tool_use(use), runnel::completion::BodyError);
 }
 
 TEST_CASE("batch row: calls are written as OpenAI has them") {
-    completion::Reply reply{.text = "", .reasoning = "", .calls = {{"abc", "f", "{\"n\":1}"}}};
+    runnel::completion::Reply reply{.text = "", .reasoning = "", .calls = {{"abc", "f", "{\"n\":1}"}}};
     RowIdentity identity;
     identity.line = 4;
     const Json plain = Json::parse(answer_line(identity, reply, "m"));
@@ -152,7 +152,7 @@ TEST_CASE("batch row: calls are written as OpenAI has them") {
     CHECK(chat["finish_reason"] == "tool_calls");
     CHECK(chat["message"]["content"].is_null());
     CHECK(chat["message"]["tool_calls"] == plain["tool_calls"]);
-    reply.reason = completion::FinishReason::Length;
+    reply.reason = runnel::completion::FinishReason::Length;
     CHECK(Json::parse(answer_line(identity, reply, "m"))["response"]["body"]["choices"][0]["finish_reason"] ==
           "length");
 }
