@@ -165,7 +165,7 @@ Report report(const std::string &model, uint64_t seed, const decode::Engine &eng
             done.timings,
             done.usage.prompt_tokens,
             done.usage.completion_tokens,
-            std::string(name(done.reason)),
+            std::string(finish_name(done)),
             engine.placement(),
             done.speculation};
 }

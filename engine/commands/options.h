@@ -42,9 +42,11 @@ struct GenerationFlags {
 };
 
 struct TemplateFlags {
-    std::optional<std::string> file, name;  // a template instead of the file's, or the name of one of those
-    std::optional<std::string> tools;       // a file with a JSON list of tool definitions
-    std::vector<std::string> variables;     // "NAME=VALUE"
+    std::optional<std::string> file, name;   // a template instead of the file's, or the name of one of those
+    std::optional<std::string> tools;        // a file with a JSON list of tool definitions
+    std::optional<std::string> tool_choice;  // "auto", "required", "none" or a tool's name
+    bool one_call = false;                   // no more than one tool call in an answer
+    std::vector<std::string> variables;      // "NAME=VALUE"
     text::Thinking thinking = text::Thinking::Default;
     int64_t thinking_budget = -1;  // tokens; -1: no limit
     bool given() const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "engine/decode/error.h"
 #include "engine/decode/log_probabilities.h"
 #include "engine/decode/speculation/speculator.h"
+#include "engine/text/tool_calls/tools.h"
 
 namespace runnel::completion {
 
@@ -76,9 +78,15 @@ struct Done {
     Usage usage = {};
     Timings timings = {};
     std::optional<decode::SpeculationCounts> speculation = {};  // nullopt without drafts
-    std::optional<bool> complete = {};  // whether the text satisfies its constraint; nullopt without one
-    SequenceHandle kept = kNoSequence;  // under Request::keep
+    std::optional<bool> complete = {};       // whether the text satisfies its constraint; nullopt without one
+    std::vector<text::ToolCall> calls = {};  // tool calls; their text is in no Piece
+    std::string note = {};                   // why text that looks like a tool call is none; usually empty
+    SequenceHandle kept = kNoSequence;       // under Request::keep
 };
+// "tool_calls" for an answer that ended with calls, otherwise the name of its reason.
+inline std::string_view finish_name(const Done &done) {
+    return !done.calls.empty() && done.reason == FinishReason::Stop ? "tool_calls" : name(done.reason);
+}
 
 using Event = std::variant<Prefill, Piece, Done>;
 

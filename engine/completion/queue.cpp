@@ -20,6 +20,7 @@ CompletionQueue::CompletionQueue(decode::Engine &engine, const PromptFormat &for
     engine_ = &engine;
     format_ = &format;
     turn_vocabulary_ = format.vocabulary();
+    call_vocabulary_ = format.vocabulary(true);
 }
 
 CompletionQueue::CompletionQueue(decode::Executor &executor, Vocabulary vocabulary, QueueOptions options)
@@ -73,7 +74,7 @@ decode::Sampler CompletionQueue::sampler_of(const Request &request) const {
 
 Limits CompletionQueue::limits_of(const Request &request, const Prompt &prompt) const {
     Limits limits = request.limits;
-    limits.ignore_end = limits.ignore_end && !request.constraint;
+    limits.ignore_end = limits.ignore_end && !request.constraint && !tools_of(request);
     if (prompt.is_turn)
         limits.stops.insert(limits.stops.end(), format_->stops().begin(), format_->stops().end());
     return limits;
@@ -81,13 +82,19 @@ Limits CompletionQueue::limits_of(const Request &request, const Prompt &prompt) 
 
 std::optional<decode::Constraint> CompletionQueue::constraint_of(const Request &request,
                                                                  const Prompt &prompt) {
-    if (!request.constraint) return std::nullopt;
+    const std::shared_ptr<const text::ToolUse> tools = tools_of(request);
+    const bool required = tools && tools->choice == text::ToolUse::Choice::Required;
+    if (required && request.constraint)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "an answer cannot be constrained and a required tool call at once");
+    if (!request.constraint && !tools) return std::nullopt;
     if (!engine_) throw DecodeError(DecodeError::Kind::BadInput, "a constraint needs the tokenizer");
     if (!constraints_)
         constraints_ =
-            std::make_unique<Constraints>(engine_->tokenizer(), executor_->vocab(), turn_vocabulary_.text);
+            std::make_unique<Constraints>(engine_->tokenizer(), executor_->vocab(), call_vocabulary_.text);
     const text::ReasoningStyle reasoning = prompt.is_turn ? format_->reasoning() : text::ReasoningStyle();
-    return constraints_->make(*request.constraint, reasoning, prompt.begins_inside);
+    if (request.constraint) return constraints_->make(*request.constraint, reasoning, prompt.begins_inside);
+    return constraints_->make_calls(*format_->tool_format(), *tools, reasoning, prompt.begins_inside);
 }
 
 // Text that the grammar forces is drafted first.
@@ -106,11 +113,31 @@ std::unique_ptr<decode::Speculator> CompletionQueue::speculator_of(const Entry &
     return speculator;
 }
 
+// The tools whose calls are looked for in the answer; null: none.
+std::shared_ptr<const text::ToolUse> CompletionQueue::tools_of(const Request &request) const {
+    const auto *messages = std::get_if<Messages>(&request.input);
+    if (!messages || !messages->tools || !format_) return nullptr;
+    const text::ToolUse &tools = *messages->tools;
+    using Choice = text::ToolUse::Choice;
+    const bool can_call = !tools.tools.empty() && tools.choice != Choice::None;
+    if (request.constraint && tools.choice == Choice::Auto) return nullptr;  // leaves no place for calls
+    if (can_call && format_->tool_format()) return messages->tools;
+    if (tools.choice == Choice::Required)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "a tool call is required, but the chat template writes none, or in an unknown way");
+    return nullptr;
+}
+
+const Vocabulary &CompletionQueue::vocabulary_of_answer(const Prompt &prompt, bool with_calls) const {
+    return with_calls ? call_vocabulary_ : prompt.is_turn ? turn_vocabulary_ : vocabulary_;
+}
+
 void CompletionQueue::start(RequestId id, const Request &request) {
     const Clock::time_point now = Clock::now();
+    const auto tools = tools_of(request);
     const Prompt prompt = prompt_of(request);
     Entry answer(id, ScheduledSequence(*executor_), sampler_of(request),
-                 Answer(prompt.is_turn ? turn_vocabulary_ : vocabulary_, limits_of(request, prompt)));
+                 Answer(vocabulary_of_answer(prompt, tools != nullptr), limits_of(request, prompt)));
     answer.shift_keeping = prompt.shift_keeping;
     answer.samples = request.samples;
     answer.logprobs = request.logprobs;
@@ -120,7 +147,9 @@ void CompletionQueue::start(RequestId id, const Request &request) {
     answer.drafts = request.drafts && make_speculator_;
     answer.keep = request.keep;
     answer.submitted = now;
-    if (prompt.is_turn) answer.splitter = format_->splitter(prompt);
+    if (prompt.is_turn) answer.splitter = format_->splitter(prompt, tools != nullptr);
+    answer.tools = tools;
+    if (tools) answer.calls.emplace(*format_->tool_format(), *tools, prompt.tokens.size());
     answer.done.id = id;
     answer.done.usage.prompt_tokens = prompt.tokens.size();
     answer.done.usage.left_out = prompt.left_out;
@@ -186,6 +215,7 @@ void CompletionQueue::start_beams(RequestId id, const Request &request) {
                           "a search of " + std::to_string(request.beams) +
                               " beams needs one sample and as many parallel sequences as beams");
     const Clock::time_point now = Clock::now();
+    const auto tools = tools_of(request);
     const Prompt prompt = prompt_of(request);
     BeamOptions options{.beams = request.beams,
                         .limits = limits_of(request, prompt),
@@ -194,12 +224,16 @@ void CompletionQueue::start_beams(RequestId id, const Request &request) {
                         .close = request.close};
     beams_.push_back({.id = id,
                       .search = std::make_unique<BeamSearch>(*executor_, scheduler_,
-                                                             prompt.is_turn ? turn_vocabulary_ : vocabulary_,
+                                                             vocabulary_of_answer(prompt, tools != nullptr),
                                                              std::move(options), prompt.tokens),
                       .splitter = {},
+                      .calls = {},
+                      .tools = {},
                       .submitted = now});
     Beams &beams = beams_.back();
-    if (prompt.is_turn) beams.splitter = format_->splitter(prompt);
+    if (prompt.is_turn) beams.splitter = format_->splitter(prompt, tools != nullptr);
+    beams.tools = tools;
+    if (tools) beams.calls.emplace(*format_->tool_format(), *tools, prompt.tokens.size());
     beams.done.id = id;
     beams.done.usage = {.prompt_tokens = prompt.tokens.size(), .left_out = prompt.left_out};
 }
@@ -331,6 +365,8 @@ void CompletionQueue::split(Entries::iterator answer) {
         Entry more(answer->id, ScheduledSequence(answer->sequence.sequence().fork()), answer->sampler,
                    answer->text);
         more.splitter = answer->splitter;
+        more.calls = answer->calls;
+        more.tools = answer->tools;
         more.shift_keeping = answer->shift_keeping;
         more.logprobs = answer->logprobs;
         more.top_logprobs = answer->top_logprobs;
@@ -446,9 +482,11 @@ bool CompletionQueue::go_on(Entry &answer) {
 }
 
 // Reports a token exactly once, with or without text.
-void CompletionQueue::report_text(const Done &of, std::optional<text::ReasoningSplitter> &splitter,
-                                  TokenId token, const std::string &text, bool over) {
-    const auto report = [&](Channel channel, const std::string &part) {
+void CompletionQueue::report_text(Done &of, std::optional<text::ReasoningSplitter> &splitter,
+                                  std::optional<text::ToolCallSplitter> &calls, TokenId token,
+                                  const std::string &text, bool over) {
+    const auto report = [&](Channel channel, std::string part) {
+        if (calls && channel == Channel::Answer) part = calls->push(part);
         if (token == text::kNoToken && part.empty()) return;
         events_.push_back(Piece{of.id, of.sample, channel, part, std::exchange(token, text::kNoToken)});
     };
@@ -460,10 +498,16 @@ void CompletionQueue::report_text(const Done &of, std::optional<text::ReasoningS
     report_all(splitter->push(text));
     if (over) report_all(splitter->flush());
     report(Channel::Answer, "");
+    if (!over || !calls) return;
+    text::ParsedAnswer rest = calls->flush();
+    of.calls = std::move(rest.calls);
+    of.note = std::move(rest.note);
+    if (!rest.content.empty())
+        events_.push_back(Piece{of.id, of.sample, Channel::Answer, rest.content, text::kNoToken});
 }
 
 void CompletionQueue::emit(Entry &answer, TokenId token, const std::string &text) {
-    report_text(answer.done, answer.splitter, token, text, answer.text.over());
+    report_text(answer.done, answer.splitter, answer.calls, token, text, answer.text.over());
 }
 
 void CompletionQueue::end(Entry &answer, FinishReason reason) {
@@ -558,7 +602,8 @@ void CompletionQueue::finish(Beams &beams, FinishReason reason) {
         done.score = found[i].score;
         done.complete = found[i].complete;
         std::optional<text::ReasoningSplitter> splitter = beams.splitter;
-        report_text(done, splitter, text::kNoToken, found[i].text, true);
+        std::optional<text::ToolCallSplitter> calls = beams.calls;
+        report_text(done, splitter, calls, text::kNoToken, found[i].text, true);
         count(done);
         events_.push_back(std::move(done));
     }
@@ -588,7 +633,10 @@ void CompletionQueue::finish(Entries::iterator answer) {
     done.reason = answer->text.reason();
     done.tokens = answer->text.tokens();
     done.usage.completion_tokens = done.tokens.size();
-    if (const decode::Constraint *constraint = answer->sampler.constraint(); constraint && done.error.empty())
+    // Of calls that may as well be text there is nothing to be complete.
+    const bool may_call = answer->tools && answer->tools->choice == text::ToolUse::Choice::Auto;
+    const decode::Constraint *constraint = answer->sampler.constraint();
+    if (constraint && done.error.empty() && !may_call)
         done.complete = answer->closed || constraint->complete(done.tokens);
     if (answer->keep) done.kept = keep(*answer);
     for (int32_t i = 0; i < answer->samples; ++i) {

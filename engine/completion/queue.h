@@ -28,6 +28,7 @@
 #include "engine/decode/scheduler.h"
 #include "engine/decode/speculation/speculator.h"
 #include "engine/decode/stop_request.h"
+#include "engine/text/tool_calls/parse.h"
 #include "gguf/base/timer.h"
 
 namespace runnel::completion {
@@ -98,6 +99,8 @@ class CompletionQueue {
         decode::Sampler sampler;
         Answer text;
         std::optional<text::ReasoningSplitter> splitter;
+        std::optional<text::ToolCallSplitter> calls;
+        std::shared_ptr<const text::ToolUse> tools;  // of `calls`
         std::optional<size_t> shift_keeping;
         int32_t samples = 1;
         bool logprobs = false;
@@ -124,6 +127,8 @@ class CompletionQueue {
         RequestId id;
         std::unique_ptr<BeamSearch> search;
         std::optional<text::ReasoningSplitter> splitter;
+        std::optional<text::ToolCallSplitter> calls;
+        std::shared_ptr<const text::ToolUse> tools;
         Done done = {};
         Clock::time_point submitted = {};
     };
@@ -147,8 +152,11 @@ class CompletionQueue {
     bool go_on(Entry &answer);
     void fail(Entry &answer, const decode::DecodeError &error);
     void emit(Entry &answer, TokenId token, const std::string &text);
-    void report_text(const Done &of, std::optional<text::ReasoningSplitter> &splitter, TokenId token,
-                     const std::string &text, bool over);
+    void report_text(Done &of, std::optional<text::ReasoningSplitter> &splitter,
+                     std::optional<text::ToolCallSplitter> &calls, TokenId token, const std::string &text,
+                     bool over);
+    std::shared_ptr<const text::ToolUse> tools_of(const Request &request) const;
+    const Vocabulary &vocabulary_of_answer(const Prompt &prompt, bool with_calls) const;
     void advance_beams();
     void finish(Beams &beams, FinishReason reason);
     void end(Entry &answer, FinishReason reason);
@@ -163,6 +171,7 @@ class CompletionQueue {
     const decode::Engine *engine_ = nullptr;
     const PromptFormat *format_ = nullptr;
     Vocabulary turn_vocabulary_;  // includes the marks of reasoning
+    Vocabulary call_vocabulary_;  // and those of tool calls
     decode::MakeSpeculator make_speculator_;
     std::unique_ptr<Constraints> constraints_;            // made for the first constraint
     std::shared_ptr<decode::SharedCosts> grammar_costs_;  // where only forced text is drafted

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -11,6 +12,7 @@
 #include "engine/decode/sampler.h"
 #include "engine/grammar/source.h"
 #include "engine/text/chat_template.h"
+#include "engine/text/tool_calls/tools.h"
 
 namespace runnel::completion {
 
@@ -26,6 +28,8 @@ struct RawText {
 // A conversation; the answer is its next turn.
 struct Messages {
     std::vector<text::Message> turns;
+    std::shared_ptr<const text::ToolUse> tools =
+        {};  // that may be called; null: none, or as the template has it
 };
 // Token ids to complete.
 struct Tokens {

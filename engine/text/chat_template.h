@@ -31,7 +31,9 @@ namespace runnel::text {
 struct Message {
     std::string role;  // "system", "user", "assistant"; others in shapes that write the role's name
     std::string content;
-    std::string reasoning{};  // of an answer: the model's reasoning; not part of the content
+    std::string reasoning{};             // of an answer: the model's reasoning; not part of the content
+    std::string tool_calls{};            // of an answer: OpenAI's list of calls, as JSON; empty: none
+    std::string tool_call_id{}, name{};  // of a tool's result
 };
 
 // The pieces of text around messages. In the strings below, "{bos}" and "{eos}" stand for these tokens' texts.

@@ -135,6 +135,9 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     if (options.chat.thinking_budget >= 0)
         list.emplace_back("--thinking-budget", text_of(options.chat.thinking_budget));
     list.emplace_back("--tools", hash_of_file(options.chat.tools));
+    if (options.chat.tool_choice)
+        list.emplace_back("--tool-choice", gguf::printable(*options.chat.tool_choice, 1000));
+    if (options.chat.one_call) list.emplace_back("--no-parallel-tool-calls", text_of(true));
     list.emplace_back("--show-thinking", text_of(options.show_thinking.value_or(false)));
     list.emplace_back("--lines", text_of(options.lines));
     list.emplace_back("--raw", text_of(options.raw));

@@ -298,6 +298,12 @@ void add_template_options(OptionTable &table, TemplateFlags &o, std::optional<bo
     table.text("--tools", o.tools, "tools that the model may call: a JSON list of definitions")
         .takes("FILE")
         .rare();
+    table
+        .text("--tool-choice", o.tool_choice,
+              "with --tools: auto (the model decides), required, none, or the tool that must be called")
+        .takes("auto|required|none|NAME")
+        .rare();
+    table.flag("--no-parallel-tool-calls", o.one_call, "at most one tool call in an answer").rare();
     table.in_group(Group::Output);
     table.add("--show-thinking", "", "print the model's reasoning on stdout, too",
               [&show_thinking](const std::string &text) { show_thinking = truth(text); });

@@ -72,7 +72,7 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
         std::vector<text::Message> turns;
         if (!system.empty()) turns.push_back({"system", system});
         turns.push_back({"user", text});
-        request.input = completion::Messages{std::move(turns)};
+        request.input = completion::Messages{std::move(turns), tool_use(options.chat, format, io)};
     } else if (!system.empty()) {
         throw UsageError("the file has no chat template, so there is no place for a system prompt");
     }

@@ -4,6 +4,7 @@
 
 #include "engine/completion/logprobs.h"
 #include "engine/text/utf8.h"
+#include "gguf/printable.h"
 
 namespace runnel::commands {
 namespace {
@@ -87,7 +88,7 @@ Json RunOutput::json(const Report &report, const text::Tokenizer &tokenizer) con
                  {"tokens", one.done.tokens},
                  {"prompt_tokens", report.prompt_tokens},
                  {"completion_tokens", one.done.tokens.size()},
-                 {"finish_reason", name(one.done.reason)},
+                 {"finish_reason", finish_name(one.done)},
                  {"timings", timings_json(report)}};
     if (one.done.complete) json["complete"] = *one.done.complete;
     if (!many_) add_logprobs(json, one.done);
@@ -95,6 +96,7 @@ Json RunOutput::json(const Report &report, const text::Tokenizer &tokenizer) con
         json["prompt_logprobs"] =
             completion::prompt_logprobs(completion::spell(one.done.prompt_logprobs, tokenizer));
     if (!one.text.reasoning().empty()) json["reasoning"] = one.text.reasoning();
+    if (!one.done.calls.empty()) json["tool_calls"] = text::calls_json(one.done.calls);
     if (many_) {
         Json list = Json::array();
         size_t best = 0;
@@ -105,11 +107,12 @@ Json RunOutput::json(const Report &report, const text::Tokenizer &tokenizer) con
             list.push_back({{"text", answers_[i].shown.substr(echoed)},
                             {"tokens", done.tokens},
                             {"completion_tokens", done.tokens.size()},
-                            {"finish_reason", name(done.reason)},
+                            {"finish_reason", finish_name(done)},
                             {"logprob", done.log_probability},
                             {"score", score(done)}});
             if (done.complete) list.back()["complete"] = *done.complete;
             add_logprobs(list.back(), done);
+            if (!done.calls.empty()) list.back()["tool_calls"] = text::calls_json(done.calls);
         }
         json["best"] = best;
         json[options_.beams > 1 ? "beams" : "samples"] = std::move(list);
@@ -125,12 +128,24 @@ void RunOutput::write_text() {
     io_.out.write(io_.out.is_terminal() ? text::printable_for_terminal(text) + "\n" : text);
 }
 
+// Text has no place for calls: they are in --json.
+void RunOutput::note_calls() const {
+    for (const Answer &answer : answers_) {
+        if (!answer.done.note.empty()) io_.note(answer.done.note);
+        if (options_.json) continue;
+        for (const text::ToolCall &call : answer.done.calls)
+            io_.note("the model calls " + gguf::printable(call.name) + " with " +
+                     gguf::printable(call.arguments, 1000) + " (--json: tool_calls)");
+    }
+}
+
 void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     const Report report = summary(engine, seed);
     if (options_.json)
         io_.out.write(dump(json(report, engine.tokenizer())));
     else
         write_text();
+    note_calls();
     const std::string context = "the context of " + std::to_string(engine.executor().context()) + " tokens";
     if (const int64_t forgotten = first().usage.forgotten; forgotten > 0)
         io_.note(context + " was full: " + std::to_string(forgotten) + " tokens were forgotten on the way");
