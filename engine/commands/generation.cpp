@@ -10,7 +10,7 @@
 #include "engine/commands/load_progress.h"
 #include "engine/commands/sandbox/sandbox.h"
 #include "engine/decode/error.h"
-#include "engine/decode/random.h"
+#include "gguf/base/random_seed.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
 
@@ -138,7 +138,7 @@ decode::SamplingOptions sampling_options(const GenerationFlags &flags) {
                                                       {"--frequency-penalty", options.frequency_penalty}};
     for (const auto &[name, value] : numbers)
         if (!std::isfinite(value)) throw UsageError(std::string(name) + ": not a finite number");
-    options.seed = flags.seed.value_or(decode::random_seed());
+    options.seed = flags.seed.value_or(base::random_seed());
     for (const std::string &bias : flags.logit_bias) options.logit_bias.push_back(parse_bias(bias));
     return options;
 }
@@ -154,10 +154,6 @@ completion::Limits limits(const GenerationFlags &flags) {
 completion::FinishReason finish_reason(const decode::StopRequest &stop) {
     const bool deadline = stop.reason() == decode::StopRequest::Reason::Deadline;
     return deadline ? completion::FinishReason::Deadline : completion::FinishReason::Interrupt;
-}
-
-void expect_answer(const completion::Done &done) {
-    if (!done.error.empty()) throw decode::DecodeError(done.kind, done.error);
 }
 
 Report report(const std::string &model, uint64_t seed, const decode::Engine &engine,
