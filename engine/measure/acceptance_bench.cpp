@@ -22,8 +22,8 @@ constexpr int32_t kFixedTokens = 12;  // for a fixed length
 constexpr double kCostSteps = 40;     // for measuring the costs of passes at first
 constexpr std::array<int32_t, 5> kTimed{2, 8, 4, 16, 32};  // passes, one in a turn
 
-// Tokens per plain step of drafts that are always `length` long. right[i]: the draft of token i is; token 0
-// is there before the first pass.
+// Tokens per plain step with drafts that are always `length` long. right[i]: the draft of token i is right. Token
+// 0 is known before the first pass.
 double bound_of(const PassCosts &costs, const std::vector<bool> &right, size_t length) {
     double steps = 0;
     for (size_t at = 1; at < right.size();) {
@@ -52,8 +52,9 @@ ForcedModel::ForcedModel(Engine &engine) : engine_(engine) {
                 .context = own.context(), .batch = own.batch_size(), .sequences = 3, .types = own.types()});
     } catch (const kernels::BackendError &error) {
         if (error.kind != kernels::BackendError::Kind::OutOfMemory) throw;
-        throw DecodeError(DecodeError::Kind::OutOfMemory,
-                          std::string("texts that are given need the model a second time: ") + error.what());
+        throw DecodeError(
+            DecodeError::Kind::OutOfMemory,
+            std::string("measuring on given texts loads the model a second time: ") + error.what());
     }
 }
 

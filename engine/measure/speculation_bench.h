@@ -33,7 +33,7 @@ class SpeculationBench {
     // On a text that the model itself writes. Throws what AcceptanceBench::measure() does.
     SpeedComparison compare(const std::string &name, const std::vector<TokenId> &prompt, float temperature,
                             const MakeSpeculator &speculators);
-    // With drafts from the text so far, on a given text: the prompt once more, with changes.
+    // On a given text, which repeats the prompt with changes; drafts come from the text so far.
     SpeedComparison edit();
     // With synthetic drafts of this acceptance.
     AcceptanceRow measure(double acceptance) { return synthetic_.measure(acceptance); }

@@ -11,7 +11,7 @@
 
 namespace runnel::base {
 
-// 128 bits over all bytes that were added, in whatever pieces.
+// A 128-bit hash of all bytes added; it does not matter how they are split over calls.
 class Checksum {
   public:
     using Value = std::array<uint64_t, 2>;

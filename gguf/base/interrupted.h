@@ -3,7 +3,7 @@
 
 namespace runnel::base {
 
-// Thrown where a stop request ends a computation that has nothing to show for it.
+// Thrown where a stop request ends a computation that has no partial result.
 struct Interrupted {};
 
 }  // namespace runnel::base

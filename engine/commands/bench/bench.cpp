@@ -113,7 +113,7 @@ int bench(const BenchOptions &options, Io &io) {
     engine_flags.sequences = most;
     if (engine_flags.context == 0) engine_flags.context = needed;
     if (engine_flags.context < needed)
-        throw UsageError("the tests need a context of " + std::to_string(needed) + " tokens: leave -c away");
+        throw UsageError("the tests need a context of " + std::to_string(needed) + " tokens: omit -c");
     const int threads = options.model.threads > 0 ? options.model.threads : kernels::cpu::physical_cores();
     DeviceLimits limits(engine_flags.device, threads);
     Engine engine(engine_flags);

@@ -103,8 +103,7 @@ Json json_of(const Results &results) {
 int bench_speculation(const BenchOptions &options, Io &io) {
     if (options.generate < 8) throw UsageError("drafts are measured while decoding: -n must be 8 or more");
     if (!options.sequences.empty() || options.depths != std::vector<int32_t>{0})
-        throw UsageError(
-            "drafts are measured for one sequence, from its beginning: leave --sequences and -d away");
+        throw UsageError("drafts are measured for one sequence, from its beginning: omit --sequences and -d");
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
@@ -115,7 +114,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     engine_flags.sequences = 2;  // plain and drafted take turns
     if (engine_flags.context == 0) engine_flags.context = needed;
     if (engine_flags.context < needed)
-        throw UsageError("the tests need a context of " + std::to_string(needed) + " tokens: leave -c away");
+        throw UsageError("the tests need a context of " + std::to_string(needed) + " tokens: omit -c");
     Engine engine(engine_flags);
     for (const std::string &note : engine.notes()) io.note(note);
     const auto drafts = drafting(options.draft, options.model, engine, 1, io, stop);
@@ -129,16 +128,17 @@ int bench_speculation(const BenchOptions &options, Io &io) {
                                    engine, stop);
     Results results;
     const std::vector<TokenId> prompt = engine.tokenizer().encode(kPassage);
-    io.note("a text of the model's own");
+    io.note("measuring a text of the model's own");
     results.comparisons.push_back(bench.compare("greedy", prompt, 0, speculators(drafts.get())));
-    io.note("the same at temperature 0.8");
+    io.note("measuring the same at temperature 0.8");
     results.comparisons.push_back(bench.compare("temperature 0.8", prompt, 0.8f, speculators(drafts.get())));
     if (options.draft.lookup) {
-        io.note("a text that is edited");
+        io.note("measuring an edited text");
         results.comparisons.push_back(bench.edit());
     }
     for (const double acceptance : decode::kAcceptances) {
-        io.note("drafts that are right in " + std::to_string(std::lround(100 * acceptance)) + "% of places");
+        io.note("measuring drafts that are right in " + std::to_string(std::lround(100 * acceptance)) +
+                "% of places");
         results.acceptances.push_back(bench.measure(acceptance));
     }
     results.passes = bench.pass_costs(kShownPasses);
