@@ -12,8 +12,7 @@ namespace {
 
 using gguf::decode;
 
-// --- blocks of 32: weight i in the low, weight i + 16 in the high nibble of byte i
-// ---------------------------
+// --- blocks of 32: weight i in the low, weight i + 16 in the high nibble of byte i ---
 
 template <class Value>
 void each_nibble(const uint8_t (&qs)[16], float *out, Value value) {

@@ -1,6 +1,7 @@
 // The rules of the house, so that a plain `make test` finds a wrong include.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -69,4 +70,19 @@ TEST_CASE("house: the include check lets every room use those below it, and none
     CHECK(!allows("kernels/cpu/a.cpp", "gguf/quantize.h"));
     CHECK(!allows("engine/decode/a.cpp", "engine/commands/io.h"));
     CHECK(!allows("engine/decode/a.cpp", "kernels/cuda/cuda_backend.h"));
+    CHECK(allows("engine/measure/a.cpp", "engine/completion/queue.h"));
+    CHECK(!allows("engine/completion/a.cpp", "engine/measure/median.h"));
+    CHECK(allows("engine/commands/run/a.cpp", "engine/decode/engine.h"));
+    for (const char *header : {"executor", "scheduler", "sequence", "sampler", "speculation/speculator"})
+        CHECK(!allows("engine/commands/run/a.cpp", "engine/decode/" + std::string(header) + ".h"));
+}
+
+TEST_CASE("house: the commands that generate hold flags and presentation only: under 200 lines each") {
+    for (const char *file : {"run/run.cpp", "chat/chat.cpp", "chat/chat_loop.cpp", "chat/chat_model.cpp",
+                             "batch/batch.cpp", "batch/batch_run.cpp"}) {
+        CAPTURE(file);
+        std::ifstream in(std::string("engine/commands/") + file);
+        REQUIRE(in);
+        CHECK(std::count(std::istreambuf_iterator<char>(in), {}, '\n') < 200);
+    }
 }

@@ -25,8 +25,8 @@ using kernels::StateId;
 // Tokens between checkpoints: while slots are available, at most this many are
 // computed again after a truncation.
 inline constexpr int32_t kStateInterval = 256;
-// The state after this many of a step's first drafts is kept. If more are accepted before one is rejected,
-// those after it are computed again.
+// States are kept after each of the first drafts of a step, up to this many. If more drafts are accepted before
+// one is rejected, the further ones are computed again.
 inline constexpr int32_t kGuessStates = 8;
 
 class StateStore {

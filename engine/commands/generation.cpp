@@ -10,8 +10,8 @@
 #include "engine/commands/load_progress.h"
 #include "engine/commands/sandbox/sandbox.h"
 #include "engine/decode/error.h"
-#include "engine/decode/random.h"
 #include "engine/decode/sampling_settings.h"
+#include "gguf/base/random_seed.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
 
@@ -135,7 +135,7 @@ decode::SamplingOptions sampling_options(const GenerationFlags &flags) {
             throw UsageError("--" + std::string(setting.name) + ": not a finite number");
     if (!flags.dry_breakers.empty()) options.dry_breakers = flags.dry_breakers;
     std::erase(options.dry_breakers, "none");
-    options.seed = flags.seed.value_or(decode::random_seed());
+    options.seed = flags.seed.value_or(base::random_seed());
     for (const std::string &bias : flags.logit_bias) options.logit_bias.push_back(parse_bias(bias));
     return options;
 }
@@ -151,10 +151,6 @@ completion::Limits limits(const GenerationFlags &flags) {
 completion::FinishReason finish_reason(const decode::StopRequest &stop) {
     const bool deadline = stop.reason() == decode::StopRequest::Reason::Deadline;
     return deadline ? completion::FinishReason::Deadline : completion::FinishReason::Interrupt;
-}
-
-void expect_answer(const completion::Done &done) {
-    if (!done.error.empty()) throw decode::DecodeError(done.kind, done.error);
 }
 
 Report report(const std::string &model, uint64_t seed, const decode::Engine &engine,

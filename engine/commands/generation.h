@@ -40,8 +40,6 @@ completion::Limits limits(const GenerationFlags &flags);
 
 // The finish reason of the answers that a stop ends.
 completion::FinishReason finish_reason(const decode::StopRequest &stop);
-// Throws the error with which an answer ended, if any.
-void expect_answer(const completion::Done &done);
 
 // The statistics of one answer.
 struct Report {

@@ -5,14 +5,10 @@
 
 #include "engine/commands/commands.h"
 #include "engine/commands/json.h"
-#include "engine/decode/cache_plan.h"
-#include "engine/decode/device.h"
-#include "engine/decode/executor.h"
-#include "engine/decode/placement.h"
+#include "engine/decode/memory_plan.h"
 #include "engine/model/model.h"
 #include "gguf/file.h"
 #include "gguf/printable.h"
-#include "kernels/device.h"
 
 namespace runnel::commands {
 namespace {
@@ -27,37 +23,14 @@ struct Summary {
     std::string architecture;
     std::optional<int64_t> context_length;
     uint64_t parameters = 0, tensor_bytes = 0;
-    std::optional<size_t> read_per_token, cache_per_1k, cache_at_context;
-    int64_t context = 0;                          // of cache_at_context
-    std::string not_runnable;                     // the reason, if it is not
-    std::optional<kernels::DeviceInfo> gpu;       // the GPU that `run` would use, if any
-    std::optional<decode::PlacementPlan> on_gpu;  // the part of the model that fits on it now
-    std::string placement;                        // the same in words
+    std::optional<decode::MemoryPlan> memory;  // nullopt: it cannot be run
+    std::string not_runnable;                  // the reason
 
     double bits_per_weight() const {
         return parameters == 0 ? 0
                                : 8.0 * static_cast<double>(tensor_bytes) / static_cast<double>(parameters);
     }
 };
-
-// Plans what `run` would put on a GPU, if there is one.
-void plan_gpu(const model::Model &model, int64_t context, Summary &s) {
-    const kernels::Devices found = kernels::devices();
-    const decode::DeviceChoice choice = decode::choose_device({"auto", {}}, found);
-    if (choice.gpus.empty()) return;
-    try {
-        const decode::DeviceList devices = {choice.gpus.front(), found.cpu};
-        kernels::DeviceInfo gpu = devices.front()->info();
-        gpu.memory_free = devices.front()->free_memory();
-        s.gpu = std::move(gpu);
-        s.on_gpu =
-            decode::plan_placement(model.program, devices, {s.gpu->memory_free, found.cpu->free_memory()}, {},
-                                   {.own = model.hyper.context_length, .asked = context});
-        if (s.on_gpu) s.placement = decode::placement_text(model.program, devices, s.on_gpu->placement);
-    } catch (const kernels::BackendError &) {
-        // The GPU cannot be used, or lacks kernels for the model.
-    }
-}
 
 Summary summarize(const gguf::File &file, int64_t context) {
     Summary s;
@@ -70,12 +43,7 @@ Summary summarize(const gguf::File &file, int64_t context) {
         s.tensor_bytes += tensor.bytes;
     }
     try {
-        const model::Model model = model::build(file);
-        s.read_per_token = model.program.weight_bytes_per_token();
-        s.cache_per_1k = decode::cache_bytes(model.program, 1024);
-        s.context = std::clamp<int64_t>(context > 0 ? context : model.hyper.context_length, 1, 1 << 30);
-        s.cache_at_context = decode::cache_bytes(model.program, s.context);
-        plan_gpu(model, context, s);
+        s.memory = decode::memory_plan(model::build(file), context);
     } catch (const std::runtime_error &error) {
         s.not_runnable = error.what();
     }
@@ -132,19 +100,19 @@ Json tensor_list(const gguf::File &file) {
     return list;
 }
 
-Json gpu_json(const Summary &s) {
-    Json json = {{"name", s.gpu->name}, {"free", s.gpu->memory_free}, {"gpu_layers", 0}};
-    if (!s.on_gpu) return json;
-    const decode::Placement &p = s.on_gpu->placement;
+Json gpu_json(const decode::GpuPlan &plan) {
+    Json json = {{"name", plan.gpu.name}, {"free", plan.gpu.memory_free}, {"gpu_layers", 0}};
+    if (!plan.part) return json;
+    const decode::Placement &p = plan.part->placement;
     json["layers"] = p.layers + 1;
     json["gpu_layers"] = p.gpu_layers;
     json["cpu_moe_layers"] = p.cpu_experts;
-    json["placement"] = s.placement;
-    if (!s.on_gpu->missing.empty()) json["missing"] = s.on_gpu->missing;
-    json["context"] = s.on_gpu->context.context;
-    json["weights"] = s.on_gpu->gpu.weights;
-    json["cache"] = s.on_gpu->gpu.cache;
-    json["work"] = s.on_gpu->gpu.work;
+    json["placement"] = plan.placement;
+    if (!plan.part->missing.empty()) json["missing"] = plan.part->missing;
+    json["context"] = plan.part->context.context;
+    json["weights"] = plan.part->gpu.weights;
+    json["cache"] = plan.part->gpu.cache;
+    json["work"] = plan.part->gpu.work;
     return json;
 }
 
@@ -159,13 +127,13 @@ void print_json(const gguf::File &file, const Summary &s, bool arrays, Io &io) {
     json["runnable"] = s.not_runnable.empty();
     if (!s.not_runnable.empty()) json["problem"] = s.not_runnable;
     json["memory"] = {{"weights", s.tensor_bytes},
-                      {"weights_read_per_token", s.read_per_token ? Json(*s.read_per_token) : Json()},
-                      {"cache_per_1k_tokens", s.cache_per_1k ? Json(*s.cache_per_1k) : Json()}};
-    if (s.cache_at_context) {
-        json["memory"]["context"] = s.context;
-        json["memory"]["cache_at_context"] = *s.cache_at_context;
+                      {"weights_read_per_token", s.memory ? Json(s.memory->read_per_token) : Json()},
+                      {"cache_per_1k_tokens", s.memory ? Json(s.memory->cache_per_1k) : Json()}};
+    if (s.memory) {
+        json["memory"]["context"] = s.memory->context;
+        json["memory"]["cache_at_context"] = s.memory->cache_at_context;
+        if (s.memory->gpu) json["memory"]["gpu"] = gpu_json(*s.memory->gpu);
     }
-    if (s.gpu) json["memory"]["gpu"] = gpu_json(s);
     Json metadata = Json::object();
     for (const auto &[key, value] : file.metadata()) metadata[std::string(key)] = to_json(value, arrays);
     json["metadata"] = std::move(metadata);
@@ -204,12 +172,12 @@ std::string line(std::string_view name, const std::string &value) {
 }
 
 // "20 of 33 layers on the GPU with a context of 4096: 7.2 GiB of 7.5 GiB free"
-std::string gpu_text(const Summary &s) {
-    const std::string free = size_text(s.gpu->memory_free) + " free";
-    if (!s.on_gpu) return "no layer on the GPU, which has " + free;
-    const std::string &missing = s.on_gpu->missing;
-    return s.placement + " with a context of " + std::to_string(s.on_gpu->context.context) + ": " +
-           size_text(s.on_gpu->gpu.all()) + " of " + free + (missing.empty() ? "" : " (" + missing + ")");
+std::string gpu_text(const decode::GpuPlan &plan) {
+    const std::string free = size_text(plan.gpu.memory_free) + " free";
+    if (!plan.part) return "no layer on the GPU, which has " + free;
+    const std::string &missing = plan.part->missing;
+    return plan.placement + " with a context of " + std::to_string(plan.part->context.context) + ": " +
+           size_text(plan.part->gpu.all()) + " of " + free + (missing.empty() ? "" : " (" + missing + ")");
 }
 
 std::string shape_text(const gguf::Tensor &t) {
@@ -243,14 +211,14 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
     text += line("bits per weight", bits);
     if (s.context_length) text += line("context length", std::to_string(*s.context_length));
     text += line("memory, weights", size_text(s.tensor_bytes));
-    if (s.read_per_token) text += line("read per token", size_text(*s.read_per_token) + " of weights");
-    if (s.cache_per_1k) {
-        text +=
-            line("memory, cache", size_text(*s.cache_per_1k) + " per 1024 tokens, " +
-                                      size_text(*s.cache_at_context) + " for " + std::to_string(s.context));
-        text += line("memory, in all", size_text(s.tensor_bytes + *s.cache_at_context));
+    if (s.memory) {
+        text += line("read per token", size_text(s.memory->read_per_token) + " of weights");
+        text += line("memory, cache", size_text(s.memory->cache_per_1k) + " per 1024 tokens, " +
+                                          size_text(s.memory->cache_at_context) + " for " +
+                                          std::to_string(s.memory->context));
+        text += line("memory, in all", size_text(s.tensor_bytes + s.memory->cache_at_context));
+        if (s.memory->gpu) text += line("memory, GPU", gpu_text(*s.memory->gpu));
     }
-    if (s.gpu) text += line("memory, GPU", gpu_text(s));
     if (!s.not_runnable.empty()) text += line("cannot be run", gguf::printable(s.not_runnable, 4096));
     text += "\nmetadata\n";
     for (const auto &[key, value] : file.metadata())

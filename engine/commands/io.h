@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "engine/decode/stop_request.h"
+#include "gguf/base/interrupted.h"
 
 namespace runnel::commands {
 
@@ -32,7 +33,7 @@ class OutputError : public std::runtime_error {
 struct ClosedPipe {};
 
 // SIGINT arrived before there was any result: exit code 130.
-struct Interrupted {};
+using base::Interrupted;
 
 namespace exit_code {
 inline constexpr int kDone = 0, kFailed = 1, kUsage = 2, kModelFile = 3, kMemory = 4, kInput = 5;

@@ -10,8 +10,7 @@
 #include "engine/commands/constraint_flags.h"
 #include "engine/completion/request.h"
 #include "engine/decode/engine.h"
-#include "engine/decode/sampler.h"
-#include "engine/decode/speculation/speculator.h"
+#include "engine/decode/speculation/drafting.h"
 #include "engine/text/reasoning.h"
 
 namespace runnel::commands {

@@ -44,7 +44,7 @@ class Answer {
 
     // max_tokens tokens were taken.
     bool complete() const { return remaining() == 0; }
-    // How many more may come.
+    // How many more tokens may come.
     int64_t remaining() const;
     // Takes the next token; the text that is certain now: possibly empty, in whole UTF-8 characters, bytes
     // that can be none replaced by U+FFFD. Precondition: !over().

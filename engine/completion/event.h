@@ -90,4 +90,9 @@ inline std::string_view finish_name(const Done &done) {
 
 using Event = std::variant<Prefill, Piece, Done>;
 
+// Throws the error with which an answer ended, if any.
+inline void expect_answer(const Done &done) {
+    if (!done.error.empty()) throw decode::DecodeError(done.kind, done.error);
+}
+
 }  // namespace runnel::completion

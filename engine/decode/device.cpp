@@ -22,7 +22,7 @@ kernels::DevicePtr most_memory(std::vector<kernels::DevicePtr> gpus) {
             const size_t free = gpu->free_memory();
             if (free > most) most = free, best = gpu;
         } catch (const kernels::BackendError &) {
-            // The others are left; if none is, loading says what is wrong.
+            // Another GPU may work; if none does, loading reports the error.
         }
     }
     return best;

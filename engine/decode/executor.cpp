@@ -4,7 +4,7 @@
 #include <cassert>
 
 #include "engine/decode/error.h"
-#include "engine/decode/random.h"
+#include "gguf/base/random_seed.h"
 
 namespace runnel::decode {
 namespace {
@@ -35,8 +35,8 @@ Executor::Executor(std::unique_ptr<kernels::Backend> backend, const kernels::Pro
       options_(checked(options)),
       vocab_(static_cast<int32_t>(program.vocab)),
       token_ids_(static_cast<int32_t>(program.token_ids())),
-      cache_(group_layouts(program, shape_of(options_)), options_.slack, {random_seed(), random_seed()},
-             state_layout(program, shape_of(options_))),
+      cache_(group_layouts(program, shape_of(options_)), options_.slack,
+             {base::random_seed(), base::random_seed()}, state_layout(program, shape_of(options_))),
       state_bytes_(kernels::state_bytes(program)),
       copies_(cache_.groups()) {
     kernels::CacheConfig config{

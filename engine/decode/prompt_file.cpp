@@ -14,12 +14,12 @@ using Bytes = std::span<const std::byte>;
 using State = PromptFileResult::State;
 
 constexpr char kMagic[8] = {'r', 'u', 'n', 'n', 'e', 'l', 'K', 'V'};
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 
 struct Header {
     char magic[8];
     uint32_t version, groups;
-    Checksum::Value identity;
+    base::Checksum::Value identity;
     uint64_t tokens;
 };
 static_assert(sizeof(Header) == 40);
@@ -103,17 +103,17 @@ class Writer {
         write(std::as_bytes(std::span(&value, 1)));
     }
     void commit() {
-        const Checksum::Value sum = sum_.value();
+        const base::Checksum::Value sum = sum_.value();
         file_.write(std::as_bytes(std::span(&sum, 1)));
         file_.commit();
     }
 
   private:
     gguf::OutputFile file_;
-    Checksum sum_;
+    base::Checksum sum_;
 };
 
-void add_tensors(const gguf::File &file, Checksum &sum) {
+void add_tensors(const gguf::File &file, base::Checksum &sum) {
     constexpr uint64_t kSample = 4096;
     uint64_t header = UINT64_MAX;  // of the first part: everything in front of its first tensor
     const std::byte *begin = nullptr;
@@ -130,16 +130,16 @@ void add_tensors(const gguf::File &file, Checksum &sum) {
 
 }  // namespace
 
-Checksum::Value file_identity(const gguf::File &file) {
-    Checksum sum;
+base::Checksum::Value file_identity(const gguf::File &file) {
+    base::Checksum sum;
     sum.add_value(file.file_bytes());
     add_tensors(file, sum);
     return sum.value();
 }
 
-Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &program,
-                                const std::string &device_kind, CacheTypes types) {
-    Checksum sum;
+base::Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &program,
+                                      const std::string &device_kind, CacheTypes types) {
+    base::Checksum sum;
     sum.add_value(file.file_bytes());
     add_tensors(file, sum);
     sum.add(std::as_bytes(std::span(device_kind)));
@@ -155,7 +155,7 @@ Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &
     return sum.value();
 }
 
-PromptFileResult load_prompt_file(const std::filesystem::path &path, Checksum::Value identity,
+PromptFileResult load_prompt_file(const std::filesystem::path &path, base::Checksum::Value identity,
                                   Executor &executor) {
     if (std::error_code error; !std::filesystem::exists(path, error)) return {State::Absent, {}, {}};
     const gguf::Mapping mapping(path);
@@ -165,17 +165,17 @@ PromptFileResult load_prompt_file(const std::filesystem::path &path, Checksum::V
     const auto header = reader.value<Header>();
     if (all.size() < sizeof kMagic || std::memcmp(all.data(), kMagic, sizeof kMagic) != 0)
         return {State::Foreign, {}, "it is not a prompt cache"};
-    if (reader.failed() || all.size() < sizeof(Header) + sizeof(Checksum::Value))
+    if (reader.failed() || all.size() < sizeof(Header) + sizeof(base::Checksum::Value))
         return rejected("it is cut short");
     if (header.version != kVersion) return rejected("it was written by another version");
-    const Bytes body = all.first(all.size() - sizeof(Checksum::Value));
+    const Bytes body = all.first(all.size() - sizeof(base::Checksum::Value));
     if (header.identity != identity) return rejected("it was made with another model or other settings");
     Reader rest(body.subspan(sizeof(Header)));
     Content content;
     if (!read_content(rest, header, executor, content)) return rejected("it is damaged");
-    Checksum sum;
+    base::Checksum sum;
     sum.add(body);
-    Checksum::Value expected;
+    base::Checksum::Value expected;
     std::memcpy(&expected, all.data() + body.size(), sizeof expected);
     if (sum.value() != expected) return rejected("it is damaged");
     if (!executor.restore(content.tokens, content.held, content.blocks, content.state))
@@ -187,7 +187,7 @@ gguf::OutputOptions prompt_file_output(bool overwrite) {
     return {.overwrite = overwrite, .is_private = true, .own = {kMagic, sizeof kMagic}};
 }
 
-void save_prompt_file(const std::filesystem::path &path, Checksum::Value identity, Executor &executor,
+void save_prompt_file(const std::filesystem::path &path, base::Checksum::Value identity, Executor &executor,
                       const SequenceCache &sequence, size_t tokens, bool overwrite) {
     const auto most = static_cast<int32_t>(std::min(tokens, static_cast<size_t>(sequence.length())));
     const SequenceCache::Checkpoint end = sequence.checkpoint(most);

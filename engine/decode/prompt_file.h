@@ -15,8 +15,8 @@
 #include <filesystem>
 #include <string>
 
-#include "engine/decode/checksum.h"
 #include "engine/decode/executor.h"
+#include "gguf/base/checksum.h"
 #include "gguf/file.h"
 #include "gguf/output_file.h"
 
@@ -24,13 +24,13 @@ namespace runnel::decode {
 
 // A checksum of a model's size, metadata and tensor table, and of the first and last 4 KiB of each tensor.
 // Files that differ only elsewhere (changed by hand) have the same identity.
-Checksum::Value file_identity(const gguf::File &file);
+base::Checksum::Value file_identity(const gguf::File &file);
 
 // What K and V depend on beside the tokens: the file's metadata and tensor table, the first and last 4 KiB of
 // each tensor, the device's kind, the types of the cache, a window. Two files that differ elsewhere only are
 // taken for one: that is a file changed by hand.
-Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &program,
-                                const std::string &device_kind, CacheTypes types);
+base::Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &program,
+                                      const std::string &device_kind, CacheTypes types);
 
 struct PromptFileResult {
     enum class State {
@@ -45,12 +45,12 @@ struct PromptFileResult {
     std::string why;
 };
 // Throws gguf::FileError when the file cannot be read.
-PromptFileResult load_prompt_file(const std::filesystem::path &path, Checksum::Value identity,
+PromptFileResult load_prompt_file(const std::filesystem::path &path, base::Checksum::Value identity,
                                   Executor &executor);
 
 // Writes the full blocks of the first `tokens` cells; under its name when it is complete. Throws
 // gguf::WriteError.
-void save_prompt_file(const std::filesystem::path &path, Checksum::Value identity, Executor &executor,
+void save_prompt_file(const std::filesystem::path &path, base::Checksum::Value identity, Executor &executor,
                       const SequenceCache &sequence, size_t tokens, bool overwrite = false);
 // How a prompt file may be written: privately, over another prompt file, or over anything with `overwrite`.
 gguf::OutputOptions prompt_file_output(bool overwrite);

@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <cmath>
-#include <random>
 
 namespace runnel::decode {
 namespace {
@@ -53,11 +52,6 @@ double GumbelNoise::bound(uint32_t id) noexcept {
     constexpr double kLog2 = 0.6931471805599453, kRounding = 1e-9;
     const uint32_t bits = head(id);
     return kLog2 * (bits == 0 ? 53 : std::countl_zero(bits) + 1) + kRounding;
-}
-
-uint64_t random_seed() {
-    std::random_device device;
-    return device();  // 32 bits: short enough to be typed again
 }
 
 }  // namespace runnel::decode

@@ -45,7 +45,4 @@ class GumbelNoise {
     std::array<uint32_t, 4> words_{};
 };
 
-// A seed that differs from call to call.
-uint64_t random_seed();
-
 }  // namespace runnel::decode

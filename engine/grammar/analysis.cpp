@@ -103,7 +103,7 @@ bool productive(const Expression &e, const std::vector<bool> &rules) {
     }
 }
 
-// Without what is not productive.
+// Removes the parts that no text can match.
 Expr pruned(const Expr &e, const std::vector<bool> &rules) {
     if (!productive(*e, rules)) return never();
     switch (e->kind) {

@@ -1,4 +1,4 @@
-// Grammars made fit to compile.
+// Checks and simplifies a grammar before it is compiled.
 #pragma once
 
 #include <vector>

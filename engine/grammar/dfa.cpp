@@ -106,7 +106,8 @@ class Nfa {
         return next;
     }
     uint32_t build_words(const Expression &e, uint32_t next) {
-        if (e.min != 0 || e.max != kUnbounded) throw GrammarError("bounded words inside a pattern");
+        if (e.min != 0 || e.max != kUnbounded)
+            throw GrammarError("a limited number of words inside a pattern is not supported");
         const Dfa &dfa = *e.dfa;
         std::vector<uint32_t> entries;
         for (uint32_t q = 0; q < dfa.states(); ++q) entries.push_back(add({Node::Kind::Split}));

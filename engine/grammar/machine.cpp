@@ -315,7 +315,7 @@ Machine::StackId Machine::push_frame(uint32_t code, uint32_t count, StackId belo
     return intern_stack({{code, count, below}});
 }
 
-// Where the minimum is reached, what a count allows a smaller one allows, too.
+// Once a repetition has reached its minimum, a smaller count allows all that a larger one does.
 void Machine::drop_dominated(std::vector<Frame> &frames) const {
     size_t kept = 0;
     for (size_t i = 0; i < frames.size(); ++i) {

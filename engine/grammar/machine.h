@@ -54,7 +54,7 @@ class Machine {
     // Behind one of the tokens of a Token node of that id.
     StateId step_token(StateId state, int32_t token);
 
-    // Where either could be.
+    // The union of two states.
     StateId unite(StateId a, StateId b);
 
     // The text may end here.

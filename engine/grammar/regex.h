@@ -14,7 +14,7 @@ namespace runnel::grammar {
 // As it is written; may hold Assert. Throws GrammarError with line and column.
 Expr parse_regex(std::string_view pattern);
 
-// The texts that match as a whole, and those that hold a match; without Assert.
+// The texts that match as a whole, and those that contain a match. The results have no Assert.
 Expr whole_match(const Expr &regex);
 Expr search_match(const Expr &regex);
 

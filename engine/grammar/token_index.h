@@ -75,7 +75,7 @@ class TokenIndex {
     // Makes the nodes, if they are not there yet.
     void build(Trie &trie, Bucket &bucket);
 
-    // Plain tokens of up to so many characters.
+    // Plain tokens of at most so many characters.
     const Bits &plain(uint32_t characters);
     uint32_t longest_plain() const { return static_cast<uint32_t>(plain_by_length_.size()) - 1; }
 

@@ -19,7 +19,7 @@
 
 namespace runnel::quantize {
 
-// A request that cannot be met; one line.
+// A request that cannot be met; what() is one line.
 class QuantizeError : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;

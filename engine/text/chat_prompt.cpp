@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <ctime>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -14,33 +13,9 @@ namespace {
 
 constexpr std::string_view kKey = "tokenizer.chat_template";
 
-ChatShape chatml() {
-    ChatShape shape;
-    shape.name = "ChatML";
-    shape.system = {"<|im_start|>system\n", "<|im_end|>\n"};
-    shape.user = {"<|im_start|>user\n", "<|im_end|>\n"};
-    shape.assistant = {"<|im_start|>assistant\n", "<|im_end|>\n"};
-    shape.other = {"<|im_start|>{role}\n", "<|im_end|>\n"};
-    shape.generation_prompt = "<|im_start|>assistant\n";
-    return shape;
-}
-
-ChatShape transcript() {
-    ChatShape shape;
-    shape.name = "plain text";
-    shape.system = {"", "\n\n"};
-    shape.user = {"User: ", "\n"};
-    shape.assistant = {"Assistant: ", "\n"};
-    shape.other = {"{role}: ", "\n"};
-    shape.generation_prompt = "Assistant:";
-    shape.trim = ChatShape::Trim::Answers;
-    return shape;
-}
-
-std::string date(const jinja::Clock &clock) {
-    const std::tm now = clock();
-    char text[32] = "";
-    std::strftime(text, sizeof text, "%d %b %Y", &now);
+std::string text_of(const std::vector<Segment> &segments) {
+    std::string text;
+    for (const Segment &segment : segments) text += segment.text;
     return text;
 }
 
@@ -82,6 +57,11 @@ std::vector<Message> with_system_merged(std::span<const Message> messages) {
 }
 
 }  // namespace
+
+TemplateTokens TemplateTokens::of(const Tokenizer &tokenizer) {
+    const auto text = [&](std::optional<TokenId> id) { return std::string(id ? tokenizer.piece(*id) : ""); };
+    return {text(tokenizer.bos()), text(tokenizer.eos())};
+}
 
 std::vector<NamedTemplate> chat_templates(const gguf::File &file) {
     std::vector<NamedTemplate> templates;
@@ -125,13 +105,28 @@ ChatPrompt::ChatPrompt(const gguf::File &file, const Tokenizer &tokenizer, ChatP
     if (options_.source)
         template_ = jinja::Template::parse(source);
     else if (!has_template_ || !try_template(source))
-        fall_back(source);
+        fall_back();
     set_thinking(options_.thinking);
-    if (!template_) return;
-    const auto shape = recognize(source, date(options_.render.clock));
-    if (shape && source.find("add_generation_prompt") == source.npos)
-        generation_prompt_ = shape->generation_prompt;
+    if (template_->source().find("add_generation_prompt") == std::string::npos)
+        generation_prompt_ = text_before_answers();
     find_tool_format();
+}
+
+// What the template writes between a question and its answer, or nothing if that is only white space.
+std::string ChatPrompt::text_before_answers() const {
+    const std::vector<Message> turns = {{"user", "QUESTION"}, {"assistant", "ANSWER"}};
+    try {
+        const std::string question = text_of(interpret(std::span(turns).first(1), false, jinja::Value::none()));
+        const std::string both = text_of(interpret(turns, false, jinja::Value::none()));
+        const size_t answer = both.starts_with(question) ? both.find("ANSWER", question.size()) : both.npos;
+        if (answer == both.npos) return "";
+        // A blank in front of a word belongs to the word's token.
+        std::string between = both.substr(question.size(), answer - question.size());
+        while (between.ends_with(' ')) between.pop_back();
+        return between.find_first_not_of(" \n") == between.npos ? "" : between;
+    } catch (const jinja::TemplateError &) {
+        return "";
+    }
 }
 
 void ChatPrompt::find_tool_format() {
@@ -173,7 +168,7 @@ void ChatPrompt::find_tool_format() {
 
 void ChatPrompt::set_thinking(Thinking thinking) {
     auto variables = nlohmann::ordered_json::object();
-    const std::string_view source = template_ ? std::string_view(template_->source()) : std::string_view();
+    const std::string &source = template_->source();
     const auto names = names_in(source);
     const auto has = [&](const char *name) { return thinking != Thinking::Default && names.contains(name); };
     const bool off = thinking == Thinking::Off, has_effort = has("reasoning_effort");
@@ -215,15 +210,13 @@ bool ChatPrompt::try_template(std::string_view source) {
     }
 }
 
-void ChatPrompt::fall_back(std::string_view source) {
-    auto known = has_template_ ? recognize(source, date(options_.render.clock)) : std::nullopt;
+void ChatPrompt::fall_back() {
     const bool marked = tokenizer_->find("<|im_start|>").has_value();
-    const bool plain = !known && !marked;
-    shape_ = known ? std::move(*known) : marked ? chatml() : transcript();
-    if (plain) stops_ = {"\nUser:"};
+    template_ = jinja::Template::parse(marked ? kChatMl : kTranscript);
+    if (!marked) stops_ = {"\nUser:"};
     note_ = (has_template_ ? "the file's chat template cannot be interpreted (" + problem_ + ")"
                            : std::string("the file has no chat template")) +
-            ": falling back to " + shape_.name + (plain ? " (User: ... Assistant: ...)" : "");
+            ": falling back to " + (marked ? "ChatML" : "plain text (User: ... Assistant: ...)");
 }
 
 jinja::Value ChatPrompt::message_value(const Message &message) const {
@@ -288,7 +281,6 @@ std::vector<Segment> ChatPrompt::interpret(std::span<const Message> messages, bo
 
 std::vector<Segment> ChatPrompt::render(std::span<const Message> messages, bool add_generation_prompt,
                                         const nlohmann::ordered_json *tools) const {
-    if (!template_) return render_segments(shape_, messages, tokens_, add_generation_prompt);
     const jinja::Value shown = !tools           ? tools_
                                : tools->empty() ? jinja::Value::none()
                                                 : jinja::from_json(*tools);

@@ -1,6 +1,6 @@
 // Renders a conversation as the text that a model expects, with the chat template of its file, which is
-// interpreted (jinja/). If a file has none, or one that cannot be interpreted, the template's shape is
-// recognized (chat_template.h), or a common shape is used, and note() says so.
+// interpreted (jinja/). If a file has none, or one that cannot be interpreted, a common template is used
+// (chat_template.h), and note() says so.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -29,6 +29,12 @@ std::vector<NamedTemplate> chat_templates(const gguf::File &file);
 // default, otherwise the first. Null if there is none.
 const NamedTemplate *choose_template(std::span<const NamedTemplate> templates, std::string_view name,
                                      bool has_tools);
+
+// The texts of the model's BOS and EOS tokens; empty if the model has none.
+struct TemplateTokens {
+    std::string bos, eos;
+    static TemplateTokens of(const Tokenizer &tokenizer);
+};
 
 struct ChatPromptOptions {
     std::optional<std::string> source{};  // a template instead of the file's
@@ -77,16 +83,16 @@ class ChatPrompt {
     jinja::Value message_value(const Message &message) const;
     jinja::Value calls_value(const std::string &calls) const;
     bool try_template(std::string_view source);
-    void fall_back(std::string_view source);
+    void fall_back();
+    std::string text_before_answers() const;
 
     const Tokenizer *tokenizer_;
     TemplateTokens tokens_;
     ChatPromptOptions options_;
     nlohmann::ordered_json thinking_ = nlohmann::ordered_json::object();  // variables
     jinja::Value tools_;
-    std::optional<jinja::Template> template_;
-    ChatShape shape_;                // used without template_
-    std::string generation_prompt_;  // for templates that never write one although their shape has it
+    std::optional<jinja::Template> template_;  // always there once constructed
+    std::string generation_prompt_;            // for templates that do not know add_generation_prompt
     bool has_template_ = false;
     std::string note_, problem_;
     std::vector<std::string> stops_;

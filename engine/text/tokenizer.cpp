@@ -249,7 +249,7 @@ Tokenizer Tokenizer::load(const gguf::File &file, Conventions conventions) {
 
 namespace {
 
-// `text` with every blank mark as a blank; `moved`: the stretches at their new offsets.
+// `text` with a blank for every blank mark; `moved`: the stretches at their new offsets.
 std::string with_blanks(std::string_view text, std::span<const SpecialMatcher::Stretch> stretches,
                         std::vector<SpecialMatcher::Stretch> &moved) {
     std::string blanks;

@@ -36,7 +36,7 @@ inline float nearest_integer(float x) {  // |x| < 2^22
     return (x + 0x1.8p23f) - 0x1.8p23f;
 }
 
-// The lanes convert binary16: the linker could take an inline function from another instruction set's file.
+// Converts with the lanes: of an inline function the linker could keep another instruction set's copy.
 template <typename L>
 inline uint16_t half_of(float x) {
     uint16_t half[L::kWidth];

@@ -140,7 +140,7 @@ template <typename Engine>
 }
 
 // Tokens [t0, t0 + count). Not inlined: GCC allocates registers far better for one
-// token count at a time. time.
+// token count at a time.
 template <typename Engine, int count>
 [[gnu::noinline]] void multiply_tile_fused(Rows rows, const Task &task, int32_t t0) {
     const typename Engine::Record *records = static_cast<const typename Engine::Record *>(task.packed) + t0;

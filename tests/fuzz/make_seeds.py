@@ -97,12 +97,13 @@ seed("row", "written", '{"id":"a","line":1,"text":"t","prompt_tokens":2,"complet
 
 # Two groups of layers (tests/support/toy_backend.h): a block has 32 tokens.
 BLOCKS = 2
-header = b"runnelKV" + struct.pack("<II", 2, 2) + struct.pack("<QQ", 1, 2) + struct.pack("<Q", 32 * BLOCKS)
+header = b"runnelKV" + struct.pack("<II", 4, 2) + struct.pack("<QQ", 1, 2) + struct.pack("<Q", 32 * BLOCKS)
 body = header + struct.pack("<64i", *[i % 40 for i in range(64)])
 for _ in range(2):
     body += struct.pack("<Q", 1024) + b"\1" * BLOCKS
+body += struct.pack("<Q", 0)
 seed("prompt_file", "blocks", b"\1" + body + bytes(2 * BLOCKS * 1024) + bytes(16))
-seed("prompt_file", "empty", b"\1" + header[:32] + struct.pack("<Q", 0) + struct.pack("<QQ", 1024, 1024) + bytes(16))
+seed("prompt_file", "empty", b"\1" + header[:32] + struct.pack("<Q", 0) + struct.pack("<QQQ", 1024, 1024, 0) + bytes(16))
 seed("prompt_file", "damaged", b"\0" + body + bytes(100))
 seed("prompt_file", "foreign", b"\0not a prompt cache")
 

@@ -11,14 +11,14 @@
 #include <system_error>
 
 #include "engine/commands/json.h"
-#include "engine/decode/checksum.h"
+#include "gguf/base/checksum.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
 namespace {
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr std::string_view kBegin = "{\"runnel_batch\":";
 
 std::optional<Json> object_of(std::string_view line) {
@@ -79,11 +79,11 @@ std::string shown(const std::string *value) {
 }  // namespace
 
 std::string content_hash(std::string_view bytes) {
-    decode::Checksum sum;
+    base::Checksum sum;
     sum.add_value(uint64_t{bytes.size()});
     sum.add(std::as_bytes(std::span(bytes)));
     std::string text;
-    const decode::Checksum::Value value = sum.value();
+    const base::Checksum::Value value = sum.value();
     for (const std::byte byte : std::as_bytes(std::span(&value, 1))) {
         char digits[3];
         std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned>(byte));

@@ -226,7 +226,7 @@ bool BatchOutput::answered(const RowIdentity &row, std::string_view content) con
         return false;
     }
     if (entry->row.id != row.id && !options_.force)
-        throw InputError(line + " has another id than in the output: was that written for another input?");
+        throw InputError(line + " has a different id in the output, which may belong to another input");
     if (!entry->hash.empty() && entry->hash != content_hash(content) && !options_.force)
         throw InputError(line + " has changed since " + name_ +
                          " was written: choose another output, or keep the old answer with --resume --force");

@@ -50,7 +50,7 @@ Row text_row(std::string_view line, int64_t number);
 std::string answer_line(const RowIdentity &row, const completion::Reply &reply, const std::string &model);
 std::string error_line(const RowIdentity &row, const std::string &error);
 
-// What a line of the output tells to a run that goes on with it.
+// What a resumed run reads from a line of the output.
 struct WrittenRow {
     int64_t line;
     Json id;

@@ -1,6 +1,5 @@
 #include "engine/commands/batch/batch_run.h"
 
-#include <charconv>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -22,17 +21,6 @@ namespace {
 // Finished lines that may wait for an earlier one, per sequence in flight; beyond that no rows are read.
 constexpr size_t kHeldPerSequence = 64;
 
-// Without --seed, a resumed run uses the seed of the earlier one.
-decode::SamplingOptions sampling_of(const BatchOptions &options, const BatchOutput &output) {
-    GenerationFlags flags = options.generation;
-    if (const auto seed = flags.seed ? std::nullopt : output.earlier(kSeedSetting)) {
-        uint64_t value = 0;
-        if (std::from_chars(seed->data(), seed->data() + seed->size(), value).ec == std::errc())
-            flags.seed = value;
-    }
-    return sampling_options(flags);
-}
-
 }  // namespace
 
 BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &input, BatchOutput &output,
@@ -46,7 +34,7 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
       progress_(io),
       format_(prompt_format(engine, options.chat)),
       system_(system_prompt(options.system, options.system_file, io.in, &stop)),
-      sampling_(sampling_of(options, output)),
+      sampling_(batch_sampling(options, output)),
       limits_(limits(options.generation)),
       constraint_(constraint_of(options.generation.constraint, io)),
       tools_(tool_use(options.chat, format_, io)),
@@ -72,7 +60,7 @@ int BatchRun::loop() {
     const bool finished = ended_ && queue_.unfinished() == 0;
     report_batch(options_,
                  {sampling_.seed, input_.rows(), output_.written(), input_.kept(), errors_, forgotten_,
-                  seconds(), drafts_ != nullptr},
+                  base::seconds_since(started_), drafts_ != nullptr},
                  engine_, queue_, io_);
     if (odd_calls_ > 0)
         io_.note("in " + std::to_string(odd_calls_) +
@@ -215,17 +203,14 @@ void BatchRun::note_stop() {
              (options_.output ? ": continue with --resume" : ""));
 }
 
-double BatchRun::seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
-}
-
 void BatchRun::show_progress() {
     if (!progress_.due()) return;
     const auto share = [&](uint64_t bytes) {
         return input_.size() > 0 ? double(bytes) / double(input_.size()) : -1;
     };
     progress_.update({output_.written() + input_.kept(), errors_, queue_.counts().sampled_tokens,
-                      share(answered_bytes_ + input_.passed()), share(input_.kept_bytes()), seconds()});
+                      share(answered_bytes_ + input_.passed()), share(input_.kept_bytes()),
+                      base::seconds_since(started_)});
 }
 
 }  // namespace runnel::commands

@@ -1,7 +1,6 @@
 // The loop of `runnel batch`: submits rows to a completion queue and writes the answers.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -16,6 +15,7 @@
 #include "engine/completion/queue.h"
 #include "engine/decode/engine.h"
 #include "engine/decode/speculation/drafting.h"
+#include "gguf/base/timer.h"
 
 namespace runnel::commands {
 
@@ -46,7 +46,6 @@ class BatchRun {
     void finish(const completion::Done &done);
     void fail(const RowIdentity &row, uint64_t place, uint64_t bytes, const std::string &error);
     void note_stop();
-    double seconds() const;
     void show_progress();
 
     const BatchOptions &options_;
@@ -64,7 +63,7 @@ class BatchRun {
     std::shared_ptr<const text::ToolUse> tools_;  // of rows that bring none
     std::unique_ptr<decode::Drafting> drafts_;    // or none
     completion::CompletionQueue queue_;
-    std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+    base::Clock::time_point started_ = base::Clock::now();
     std::map<completion::RequestId, Waiting> waiting_;
     bool noted_ = false;  // format_.note() was shown
     bool ended_ = false;  // the input

@@ -4,6 +4,7 @@
 #include <concepts>
 #include <optional>
 
+#include "engine/commands/generation.h"
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
 #include "engine/decode/prompt_file.h"
@@ -12,6 +13,8 @@
 
 namespace runnel::commands {
 namespace {
+
+constexpr const char *kSeedSetting = "--seed";
 
 template <class T>
 requires std::is_arithmetic_v<T> std::string text_of(T number) {
@@ -105,12 +108,22 @@ void add_sampling(const decode::SamplingOptions &s, BatchSettings &list) {
 
 }  // namespace
 
+decode::SamplingOptions batch_sampling(const BatchOptions &options, const BatchOutput &output) {
+    GenerationFlags flags = options.generation;
+    if (const auto seed = flags.seed ? std::nullopt : output.earlier(kSeedSetting)) {
+        uint64_t value = 0;
+        if (std::from_chars(seed->data(), seed->data() + seed->size(), value).ec == std::errc())
+            flags.seed = value;
+    }
+    return sampling_options(flags);
+}
+
 BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine,
                              const decode::SamplingOptions &sampling, const std::string &system,
                              const std::optional<grammar::Source> &constraint) {
     const GenerationFlags &g = options.generation;
     BatchSettings list;
-    const decode::Checksum::Value model = decode::file_identity(engine.file());
+    const base::Checksum::Value model = decode::file_identity(engine.file());
     list.emplace_back("the model", content_hash({reinterpret_cast<const char *>(&model), sizeof model}));
     list.emplace_back("the device", engine.executor().device().kind + ", " + engine.placement());
     list.emplace_back("the context", text_of(engine.executor().context()));

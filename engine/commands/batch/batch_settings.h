@@ -5,17 +5,18 @@
 #include <string>
 
 #include "engine/commands/batch/batch_manifest.h"
+#include "engine/commands/batch/batch_output.h"
 #include "engine/commands/options.h"
 #include "engine/decode/engine.h"
 #include "engine/grammar/source.h"
 
 namespace runnel::commands {
 
-inline constexpr const char *kSeedSetting = "--seed";
+// The sampling options of the run. Without --seed, a resumed run uses the seed of the earlier one.
+decode::SamplingOptions batch_sampling(const BatchOptions &options, const BatchOutput &output);
 
 // Leaves out --parallel, -b, -t and --unordered, which change no byte of an answer, and drafts unless the rule is
-// rejection. The value of a text or a file is its hash. Throws what reading the
-// files throws.
+// rejection. The value of a text or a file is its hash. Throws what reading the files throws.
 BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine,
                              const decode::SamplingOptions &sampling, const std::string &system,
                              const std::optional<grammar::Source> &constraint);

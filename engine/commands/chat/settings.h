@@ -8,7 +8,7 @@
 
 namespace runnel::commands {
 
-// Throws InputError for a name that there is not (listing them) or a value that is none.
+// Throws InputError for an unknown name (listing the known ones) or an invalid value.
 void set(GenerationFlags &flags, std::string_view name, std::string_view value);
 
 // A line per setting: name and value.

@@ -432,7 +432,7 @@ class Cases {
         push(
             name, gate.name, [this, step, count] { return experts(step, count); }, 2 * kMatrix);
     }
-    // The first experts are enough; of each group as many as routing needs.
+    // Cases use only the first experts, of each group as many as routing needs.
     static int64_t experts_for(const Routing &routing, int64_t all) {
         const int64_t least = routing.used + 2;
         if (routing.groups <= 1) return std::min(all, std::max(kFewExperts, least));

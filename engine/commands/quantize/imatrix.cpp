@@ -60,7 +60,7 @@ class Progress {
 void check(const ImatrixOptions &o) {
     if (!o.shown.empty()) {
         if (!o.text.empty() || !o.output.empty() || !o.merged.empty())
-            throw UsageError("--show prints a file's statistics and goes with --json alone");
+            throw UsageError("--show takes no other option than --json");
         return;
     }
     if (o.output.empty()) throw UsageError("give the file to write with -o FILE (or --show FILE)");

@@ -155,7 +155,8 @@ void check_destination(const gguf::File &source, const QuantizeOptions &options)
     const fs::path in(options.source);
     std::error_code unknown;
     if (fs::equivalent(path, in, unknown) || fs::equivalent(path, source.path(), unknown))
-        throw UsageError(gguf::printable(options.destination, 1024) + ": is the model that is read");
+        throw UsageError(gguf::printable(options.destination, 1024) +
+                         ": this is the input file: choose another output");
     if (fs::is_regular_file(status) && !options.overwrite)
         throw UsageError(gguf::printable(options.destination, 1024) +
                          ": exists already; --overwrite replaces it");

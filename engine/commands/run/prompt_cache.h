@@ -7,9 +7,9 @@
 
 #include "engine/commands/io.h"
 #include "engine/commands/options.h"
+#include "engine/completion/queue.h"
 #include "engine/decode/engine.h"
 #include "engine/decode/prompt_file.h"
-#include "engine/decode/sequence.h"
 
 namespace runnel::commands {
 
@@ -27,7 +27,7 @@ class PromptCache {
     const std::optional<std::string> &path_;
     decode::Engine &engine_;
     Io &io_;
-    decode::Checksum::Value identity_{};
+    base::Checksum::Value identity_{};
     std::vector<text::TokenId> known_;
     bool kept_ = false;
 };

@@ -38,7 +38,8 @@ std::string gather_prompt(const RunOptions &options, Io &io, const StopRequest &
     } else if (!options.prompt || has_input(io.in)) {
         // Otherwise an inherited pipe that is never written to or closed looks like a hang.
         if (options.prompt && !input_ready(io.in, kPatience))
-            io.note("waiting for the rest of the prompt on standard input (none is meant: add </dev/null)");
+            io.note(
+                "waiting for the rest of the prompt on standard input (if there is none, add </dev/null)");
         more = without_last_newline(read_all("-", io.in, &stop));
     }
     std::string text = options.prompt.value_or("");

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "engine/commands/generation.h"
-#include "engine/decode/cache_plan.h"
 #include "engine/decode/error.h"
+#include "engine/decode/memory_plan.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {

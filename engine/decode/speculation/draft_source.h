@@ -18,8 +18,8 @@ namespace runnel::decode {
 struct Branch {
     size_t shared = 0;            // tokens of the draft that it follows; fewer than the draft has
     std::vector<TokenId> tokens;  // behind those; the first is another than the draft's
-    // Of the same length: the source's own probability of each, given that those before it are right and, for
-    // the first one, that the draft's is wrong.
+    // The source's own probability of each token, given that those before it are right (for the first: given
+    // that the draft's token is wrong).
     std::vector<float> probabilities;
 };
 

@@ -1,4 +1,4 @@
-// Does a draft model speak the same tokens? Compared token by token, before anything is drafted.
+// Whether a draft model has the same tokens as its target: compares them one by one, before drafting starts.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@ class LookupDraft final : public DraftSource {
     std::string_view name() const override { return "lookup"; }
 
   private:
-    // How often what followed a match of so many tokens was right.
+    // How often the tokens behind a match of so many tokens were right.
     class Credit {
       public:
         explicit Credit(double doubt) : doubt_(doubt) {}

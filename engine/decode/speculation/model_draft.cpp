@@ -26,7 +26,7 @@ class Softmax {
         : largest_(row.largest()), top_(largest_.front().logit), sum_(row.sum()) {}
 
     double of_best() const { return double{1 / sum_}; }
-    // Of a token that is known.
+    // The probability of a token whose logit is known.
     double of(TokenId id) const { return double{std::exp(logit(id) - top_) / sum_}; }
 
   private:

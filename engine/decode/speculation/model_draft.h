@@ -25,9 +25,9 @@ namespace runnel::decode {
 // its cache is full, because others hold it, there is no draft.
 class ModelDraft final : public DraftSource {
   public:
-    // `executor` is kept. A draft ends in front of a token that is less probable than asked for. With
-    // distributions, for the rejection rule, it ends where even the most probable token is: whether a token
-    // is drafted must not depend on which one was drawn.
+    // Keeps `executor`. A draft ends before a token that is less probable than requested. With distributions
+    // (for the rejection rule) it ends where even the most probable token is below that: the length of a draft
+    // must not depend on which token was drawn.
     ModelDraft(Executor &executor, std::string_view name, bool with_distributions = false)
         : entry_(executor), name_(name), with_distributions_(with_distributions) {}
 
@@ -45,7 +45,7 @@ class ModelDraft final : public DraftSource {
     void advance();
     // Ends the draft where it is. `forget`: gives the cache's blocks back.
     void stop(bool forget);
-    // Ends it with an error.
+    // Ends the draft with an error.
     void fail(std::exception_ptr error);
 
   private:

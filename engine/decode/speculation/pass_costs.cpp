@@ -14,7 +14,7 @@ namespace {
 
 constexpr auto kSizes = PassCosts::kSizes;
 
-// In plain steps: two cores with AVX2, 1.1 billion weights in Q4_K.
+// In plain steps; measured on two cores with AVX2, 1.1 billion weights in Q4_K.
 constexpr Pass kCommon[] = {{1, 1}, {2, 1.5}, {4, 2.6}, {8, 3.7}, {16, 5.8}, {32, 9.4}};
 
 // How many passes an observation counts for.

@@ -10,7 +10,7 @@
 
 namespace runnel::decode {
 
-// Behind the tokens that a sequence has in the cache, on a fork of it: the sequence stays as it is.
+// Runs passes on a fork of a sequence, behind its cached tokens. The sequence itself does not change.
 class PassTrial {
   public:
     // `candidates`: how many of the largest logits of each row are selected; 0: whole rows.

@@ -7,7 +7,7 @@ namespace runnel::decode {
 namespace {
 
 constexpr size_t kFirstTable = 256;  // a power of two
-constexpr int kMostTold = 32;        // states that hear of a new end
+constexpr int kMostTold = 32;        // states that are updated with a new end
 
 uint64_t hash(int32_t from, TokenId token) {
     const uint64_t key =

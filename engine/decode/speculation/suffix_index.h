@@ -24,9 +24,9 @@ class SuffixIndex {
     void append(TokenId token);
     size_t size() const { return static_cast<size_t>(size_); }
 
-    // The last `length` tokens stand in front of `end`, too: end < size(), and there is no longer suffix of
-    // which that could be said. Of several places a late one (the latest, unless the text repeats itself so
-    // that more than 32 states would have to be told). {0, 0}: the last token has not been there before.
+    // The last `length` tokens also occur right before `end` < size(), and no longer suffix occurs earlier. Of
+    // several such places it is a late one (the latest, unless the text repeats so much that more than 32
+    // states would need an update). {0, 0}: the last token did not occur before.
     struct Match {
         int32_t length = 0, end = 0;
     };

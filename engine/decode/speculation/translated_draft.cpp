@@ -72,7 +72,7 @@ class MappedDraft final : public DraftSource {
     std::string_view name() const override { return source_->name(); }
 
   private:
-    // Given that the token drawn has a counterpart, it comes from those that have one.
+    // Restricts the distribution to the tokens that have a counterpart.
     void translate(Distribution &distribution) const {
         double sum = 0;
         std::erase_if(distribution.candidates, [&](Candidate &candidate) {

@@ -86,7 +86,7 @@ void Layers::read_kinds(Builder &b) {
     if (size("attention.value_length_swa", kMaxHeadSize, key) != key)
         m.fail("attention.value_length_swa", "differs from attention.key_length_swa");
     const int64_t rotated = size("rope.dimension_count_swa", key, key);
-    if (rotated % 2 != 0) m.fail("rope.dimension_count_swa", "odd");
+    if (rotated % 2 != 0) m.fail("rope.dimension_count_swa", "must be even");
     // Without the divisors, all pairs of full layers would turn, which the model does not expect.
     if (std::find(full_.begin(), full_.end(), true) != full_.end())
         b.values("rope_freqs.weight", {1, "a vector"}, {h.rope_dimensions / 2, "rope.dimension_count / 2"});

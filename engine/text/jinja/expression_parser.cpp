@@ -392,7 +392,7 @@ CallArguments ExpressionParser::arguments() {
     stream_.expect_operator("(");
     CallArguments arguments;
     const auto ensure = [&](bool good) {
-        if (!good) TokenStream::fail("these arguments are in no possible order", place);
+        if (!good) TokenStream::fail("the arguments are in the wrong order: positional ones first", place);
     };
     bool first = true;
     while (!stream_.current().is_operator(")")) {

@@ -111,7 +111,7 @@ double floats(BinaryOp op, double a, double b) {
             return float_modulo(a, b);
         case BinaryOp::Power:
             if (a == 0 && b < 0) fail("0.0 cannot be raised to a negative power");
-            if (a < 0 && b != std::floor(b)) fail("a root of a negative number is none");
+            if (a < 0 && b != std::floor(b)) fail("a negative number has no such root");
             return std::pow(a, b);
     }
     return 0;

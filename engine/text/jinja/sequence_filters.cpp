@@ -255,7 +255,7 @@ Value select_filter(Runtime &runtime, const Value &input, Arguments &arguments) 
 // A number of groups or items given by the template.
 size_t count_argument(const Value &value) {
     const int64_t count = integer_argument(value);
-    if (count <= 0 || count > 100000) fail("this number of parts cannot be");
+    if (count <= 0 || count > 100000) fail("cannot make this number of parts");
     return static_cast<size_t>(count);
 }
 

@@ -211,8 +211,8 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
     }
 }
 
-// Kernels without registers for the addresses that the compiler would keep between
-// tiles; they recompute them.
+// True for kernels with too few registers to keep addresses between tiles, as the compiler would: they
+// recompute them.
 constexpr bool short_of_registers(TileFormat format, int groups, bool grouped) {
     switch (format) {
         case TileFormat::Q6_K:

@@ -230,9 +230,9 @@ TEST_CASE("quantize: what must not be done is refused with one line") {
         CHECK(r.err.find(what) != r.err.npos);
         CHECK(std::count(r.err.begin(), r.err.end(), '\n') == 1);
     };
-    refused({in, in, "Q8_0", "--overwrite"}, 2, "is the model that is read");
+    refused({in, in, "Q8_0", "--overwrite"}, 2, "this is the input file");
     fs::create_symlink(in, directory / "link.gguf");
-    refused({in, (directory / "link.gguf").string(), "Q8_0", "--overwrite"}, 2, "is the model that is read");
+    refused({in, (directory / "link.gguf").string(), "Q8_0", "--overwrite"}, 2, "this is the input file");
     refused({in, q8, "Q4_0"}, 2, "--overwrite");
     refused({q8, (directory / "y").string(), "Q4_0"}, 5, "--allow-requantize");
     refused({in, (directory / "y").string(), "Q9_K"}, 2, "there is no type");

@@ -12,15 +12,15 @@
 namespace runnel::fuzz {
 namespace {
 
-constexpr decode::Checksum::Value kIdentity{1, 2};
+constexpr base::Checksum::Value kIdentity{1, 2};
 constexpr size_t kHeader = 40, kIdentityAt = 16, kSum = sizeof kIdentity;
 
 void repair(std::vector<uint8_t> &bytes) {
     if (bytes.size() < kHeader + kSum) return;
     std::memcpy(bytes.data() + kIdentityAt, &kIdentity, sizeof kIdentity);
-    decode::Checksum sum;
+    base::Checksum sum;
     sum.add(std::as_bytes(std::span(bytes).first(bytes.size() - kSum)));
-    const decode::Checksum::Value value = sum.value();
+    const base::Checksum::Value value = sum.value();
     std::memcpy(bytes.data() + bytes.size() - kSum, &value, sizeof value);
 }
 

@@ -11,9 +11,9 @@
 
 #include "engine/decode/error.h"
 #include "engine/decode/next_token.h"
-#include "engine/decode/speculation/dial_draft.h"
 #include "engine/decode/speculation/model_draft.h"
 #include "engine/decode/speculation/speculator.h"
+#include "engine/measure/synthetic_draft.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/engine/decode/speculation/toy_draft.h"
 #include "tests/simt/simt.h"
@@ -326,9 +326,10 @@ TEST_CASE("judged rows: on the emulated GPU 8 bytes of each candidate come back,
         for (const DraftRule rule : kRules) {
             CAPTURE(static_cast<int>(rule));
             const auto guess = [&](Executor &executor) {
-                return answer(executor, sampling.options, 8,
-                              speculator_of(std::make_unique<DialDraft>(truth, 0.6, 2, kVocab, 0.7), rule, 3),
-                              letters());
+                return answer(
+                    executor, sampling.options, 8,
+                    speculator_of(std::make_unique<SyntheticDraft>(truth, 0.6, 2, kVocab, 0.7), rule, 3),
+                    letters());
             };
             take_sent();
             const Outcome got = guess(selecting);

@@ -8,9 +8,9 @@
 
 #include "engine/decode/error.h"
 #include "engine/decode/single_sequence.h"
-#include "engine/decode/speculation/dial_draft.h"
 #include "engine/decode/speculation/lookup_draft.h"
 #include "engine/decode/speculation/model_draft.h"
+#include "engine/measure/synthetic_draft.h"
 #include "tests/engine/decode/speculation/toy_draft.h"
 #include "tests/support/answers.h"
 #include "tests/support/toy_rig.h"
@@ -57,8 +57,9 @@ TEST_CASE("tree: second choices that are right where the first is not save passe
     for (const double second : {0.0, 0.5, 1.0}) {
         CAPTURE(second);
         ToyRig rig({.context = 400});
-        const Done done = answer(rig.executor, prompt, 300,
-                                 with(std::make_unique<DialDraft>(truth, 0.5, 1, kToyVocab, second), 4, 5));
+        const Done done =
+            answer(rig.executor, prompt, 300,
+                   with(std::make_unique<SyntheticDraft>(truth, 0.5, 1, kToyVocab, second), 4, 5));
         CHECK(done.tokens == expected);
         accepted[second] = done.speculation->mean_accepted();
         passes[second] = static_cast<double>(rig.backend->records.size());

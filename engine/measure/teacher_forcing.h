@@ -13,7 +13,7 @@ namespace runnel::decode {
 
 // The text of the one sequence that is measured, its prompt included. Where it ends, or while it is empty,
 // the model speaks for itself.
-struct ForcedText {
+struct TeacherForcing {
     std::vector<text::TokenId> tokens;
 };
 
@@ -21,6 +21,6 @@ struct ForcedText {
 // token p + 1 is put far above the others, also where it selects candidates. `text` may be changed between
 // batches.
 std::unique_ptr<kernels::Backend> forced(std::unique_ptr<kernels::Backend> device,
-                                         std::shared_ptr<const ForcedText> text);
+                                         std::shared_ptr<const TeacherForcing> text);
 
 }  // namespace runnel::decode

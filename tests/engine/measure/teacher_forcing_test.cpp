@@ -1,4 +1,4 @@
-#include "engine/decode/speculation/forced_text.h"
+#include "engine/measure/teacher_forcing.h"
 
 #include <doctest/doctest.h>
 
@@ -16,9 +16,9 @@
 using namespace runnel::decode;
 using namespace runnel::testing;
 
-TEST_CASE("forced text: the model says it, however its tokens are computed, and then goes its own way") {
+TEST_CASE("teacher forcing: the model says it, however its tokens are computed, and then goes its own way") {
     constexpr int32_t kVocab = 50;
-    const auto text = std::make_shared<ForcedText>();
+    const auto text = std::make_shared<TeacherForcing>();
     Executor executor(forced(std::make_unique<ToyBackend>(), text), toy_program(kVocab), {.context = 300});
     Sampler sampler({.temperature = 0, .logit_bias = {}}, kVocab);
     std::vector<TokenId> said = {3, 1, 4};
@@ -53,9 +53,9 @@ TEST_CASE("forced text: the model says it, however its tokens are computed, and 
     CHECK(session.logits()[7] == toy_logit(hash_tokens(prefix), 7));
 }
 
-TEST_CASE("forced text: a device that selects says the same, by candidates and by rows that are read") {
+TEST_CASE("teacher forcing: a device that selects says the same, by candidates and by rows that are read") {
     constexpr int32_t kVocab = 50;
-    const auto text = std::make_shared<ForcedText>();
+    const auto text = std::make_shared<TeacherForcing>();
     for (int i = 0; i < 12; ++i) text->tokens.push_back(i == 7 ? kVocab : (i * 11 + 4) % kVocab);
     const auto executor = [&](int32_t selects) {
         auto device = std::make_unique<ToyBackend>();

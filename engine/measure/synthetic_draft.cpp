@@ -1,4 +1,4 @@
-#include "engine/decode/speculation/dial_draft.h"
+#include "engine/measure/synthetic_draft.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 
 namespace runnel::decode {
 
-Draft DialDraft::draft(std::span<const TokenId> text, int32_t most, float, Sampler &) {
+Draft SyntheticDraft::draft(std::span<const TokenId> text, int32_t most, float, Sampler &) {
     constexpr uint32_t kStream = 0xd1a1;  // none that answers use
     Draft draft;
     if (text.empty() || text.size() >= truth_.size() || text.back() != truth_[text.size() - 1]) return draft;

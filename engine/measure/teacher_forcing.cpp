@@ -1,4 +1,4 @@
-#include "engine/decode/speculation/forced_text.h"
+#include "engine/measure/teacher_forcing.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@ constexpr float kFarAbove = 1e4f;
 
 class ForcedBackend final : public kernels::Backend {
   public:
-    ForcedBackend(std::unique_ptr<kernels::Backend> device, std::shared_ptr<const ForcedText> text)
+    ForcedBackend(std::unique_ptr<kernels::Backend> device, std::shared_ptr<const TeacherForcing> text)
         : device_(std::move(device)), text_(std::move(text)) {}
 
     kernels::DeviceInfo info() const override { return device_->info(); }
@@ -79,7 +79,7 @@ class ForcedBackend final : public kernels::Backend {
     }
 
     std::unique_ptr<kernels::Backend> device_;
-    std::shared_ptr<const ForcedText> text_;
+    std::shared_ptr<const TeacherForcing> text_;
     size_t vocab_ = 0;
     std::vector<TokenId> forced_;  // of each row of the last batch; or kNoToken
 };
@@ -87,7 +87,7 @@ class ForcedBackend final : public kernels::Backend {
 }  // namespace
 
 std::unique_ptr<kernels::Backend> forced(std::unique_ptr<kernels::Backend> device,
-                                         std::shared_ptr<const ForcedText> text) {
+                                         std::shared_ptr<const TeacherForcing> text) {
     return std::make_unique<ForcedBackend>(std::move(device), std::move(text));
 }
 

@@ -1,4 +1,4 @@
-#include "engine/decode/speculation/dial_draft.h"
+#include "engine/measure/synthetic_draft.h"
 
 #include <doctest/doctest.h>
 
@@ -9,7 +9,7 @@
 using namespace runnel::decode;
 using runnel::testing::Random;
 
-TEST_CASE("dial draft: as often right as it is set to, at the same places whatever the lengths") {
+TEST_CASE("synthetic draft: as often right as it is set to, at the same places whatever the lengths") {
     constexpr int32_t kVocab = 100;
     Sampler sampler({}, kVocab);
     Random random(1);
@@ -17,11 +17,11 @@ TEST_CASE("dial draft: as often right as it is set to, at the same places whatev
     for (TokenId &token : truth) token = static_cast<TokenId>(random.below(kVocab));
     for (const double acceptance : {0.0, 0.5, 0.8, 0.95, 1.0}) {
         CAPTURE(acceptance);
-        DialDraft dial(truth, acceptance, 7, kVocab);
+        SyntheticDraft source(truth, acceptance, 7, kVocab);
         std::vector<TokenId> said;  // of every place, when it was asked for one token
         double right = 0;
         for (size_t n = 1; n < truth.size(); ++n) {
-            const Draft draft = dial.draft(std::span(truth).first(n), 1, 0, sampler);
+            const Draft draft = source.draft(std::span(truth).first(n), 1, 0, sampler);
             REQUIRE(draft.tokens.size() == 1);
             REQUIRE(draft.probabilities == std::vector<float>{1});
             REQUIRE(draft.tokens[0] >= 0);
@@ -31,21 +31,21 @@ TEST_CASE("dial draft: as often right as it is set to, at the same places whatev
         }
         CHECK(right / static_cast<double>(said.size()) == doctest::Approx(acceptance).epsilon(0.02));
         for (size_t n = 1; n + 9 < truth.size(); n += 97) {
-            const Draft draft = dial.draft(std::span(truth).first(n), 9, 0, sampler);
+            const Draft draft = source.draft(std::span(truth).first(n), 9, 0, sampler);
             REQUIRE(draft.tokens.size() == 9);
             for (size_t i = 0; i < 9; ++i) REQUIRE(draft.tokens[i] == said[n - 1 + i]);
         }
     }
 }
 
-TEST_CASE("dial draft: says nothing where it knows nothing") {
+TEST_CASE("synthetic draft: says nothing where it knows nothing") {
     Sampler sampler({}, 10);
-    DialDraft dial({1, 2, 3, 4}, 1, 0, 10);
+    SyntheticDraft source({1, 2, 3, 4}, 1, 0, 10);
     using Text = std::vector<TokenId>;
-    CHECK(dial.draft(Text{1, 2}, 8, 0, sampler).tokens == Text{3, 4});
-    CHECK(dial.draft(Text{1, 2}, 0, 0, sampler).tokens.empty());
-    CHECK(dial.draft(Text{1, 5}, 8, 0, sampler).tokens.empty());
-    CHECK(dial.draft(Text{}, 8, 0, sampler).tokens.empty());
-    CHECK(dial.draft(Text{1, 2, 3, 4}, 8, 0, sampler).tokens.empty());
-    CHECK(dial.draft(Text{1, 2, 3, 4, 4}, 8, 0, sampler).tokens.empty());
+    CHECK(source.draft(Text{1, 2}, 8, 0, sampler).tokens == Text{3, 4});
+    CHECK(source.draft(Text{1, 2}, 0, 0, sampler).tokens.empty());
+    CHECK(source.draft(Text{1, 5}, 8, 0, sampler).tokens.empty());
+    CHECK(source.draft(Text{}, 8, 0, sampler).tokens.empty());
+    CHECK(source.draft(Text{1, 2, 3, 4}, 8, 0, sampler).tokens.empty());
+    CHECK(source.draft(Text{1, 2, 3, 4, 4}, 8, 0, sampler).tokens.empty());
 }

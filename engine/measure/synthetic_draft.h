@@ -16,17 +16,17 @@ namespace runnel::decode {
 // drafts, and a draft is wrong from its first error on. Its tokens cost nothing. Is sure of every token. With
 // second choices, every token has a branch of one token, which is right with probability `second` where the
 // first choice is wrong.
-class DialDraft final : public DraftSource {
+class SyntheticDraft final : public DraftSource {
   public:
     // `truth`: the whole text, the prompt included. `vocab` > 2: tokens are below.
-    DialDraft(std::vector<TokenId> truth, double acceptance, uint64_t seed, int32_t vocab,
-              std::optional<double> second = std::nullopt)
+    SyntheticDraft(std::vector<TokenId> truth, double acceptance, uint64_t seed, int32_t vocab,
+                   std::optional<double> second = std::nullopt)
         : truth_(std::move(truth)), acceptance_(acceptance), seed_(seed), vocab_(vocab), second_(second) {}
 
     // None when `text` (by its last token) is not what it was told.
     Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
                 Sampler &sampler) override;
-    std::string_view name() const override { return "dial"; }
+    std::string_view name() const override { return "synthetic"; }
 
   private:
     std::vector<TokenId> truth_;

@@ -1,0 +1,56 @@
+// What drafts gain on a machine: plain and speculative decoding take turns on the same text.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/measure/acceptance_bench.h"
+#include "engine/measure/timed_answer.h"
+
+namespace runnel::decode {
+
+// One way of decoding against another.
+struct SpeedComparison {
+    std::string text;           // what was decoded
+    std::vector<double> plain;  // tokens per second, one per repetition
+    std::vector<double> drafted;
+    std::vector<double> gains;  // of the same repetition
+    SpeculationCounts counts{};
+    bool same = true;  // the texts
+};
+
+class SpeculationBench {
+  public:
+    struct Options {
+        int32_t tokens = 128;  // of an answer
+        int32_t repetitions = 5;
+        DraftLengthOptions length = {};
+    };
+    // Keeps the references. Throws what AcceptanceBench does.
+    SpeculationBench(const Options &options, Engine &engine, StopRequest &stop);
+
+    // On a text that the model itself writes. Throws what AcceptanceBench::measure() does.
+    SpeedComparison compare(const std::string &name, const std::vector<TokenId> &prompt, float temperature,
+                            const MakeSpeculator &speculators);
+    // On a given text, which repeats the prompt with changes; drafts come from the text so far.
+    SpeedComparison edit();
+    // With synthetic drafts of this acceptance.
+    AcceptanceRow measure(double acceptance) { return synthetic_.measure(acceptance); }
+    // Times of passes of so many tokens, in plain steps. Precondition: measure() was called.
+    std::vector<double> pass_costs(const std::vector<int32_t> &tokens) const;
+
+  private:
+    int32_t texts() const;
+    void run(Executor &executor, const SamplingOptions &how, const std::vector<TokenId> &prompt,
+             int32_t tokens, const MakeSpeculator &speculators, SpeedComparison &out);
+    std::vector<TokenId> edited(const std::vector<TokenId> &original);
+
+    const Options options_;
+    Engine &engine_;
+    StopRequest &stop_;
+    ForcedModel forced_;
+    AcceptanceBench synthetic_;
+};
+
+}  // namespace runnel::decode

@@ -1,0 +1,169 @@
+#include "engine/measure/speed.h"
+
+#include <algorithm>
+#include <cmath>
+#include <variant>
+
+#include "engine/completion/queue.h"
+#include "engine/decode/single_sequence.h"
+#include "engine/measure/median.h"
+#include "gguf/base/interrupted.h"
+#include "gguf/base/timer.h"
+
+namespace runnel::decode {
+namespace {
+
+using base::Clock, base::seconds_since;
+
+std::string name(const char *kind, int32_t tokens, int32_t depth) {
+    return kind + std::to_string(tokens) + (depth > 0 ? " @ d" + std::to_string(depth) : "");
+}
+
+// The GPUs that the engine will be on, unless the model does not run there.
+std::vector<kernels::DevicePtr> gpus_of(const DeviceRequest &request) {
+    if (request.device == "cpu") return {};
+    return choose_device(request, kernels::devices()).gpus;
+}
+
+}  // namespace
+
+double SpeedRow::mean() const {
+    double sum = 0;
+    for (const double r : rates) sum += r;
+    return sum / static_cast<double>(rates.size());
+}
+
+double SpeedRow::deviation() const {
+    if (rates.size() < 2) return 0;
+    double sum = 0;
+    for (const double r : rates) sum += (r - mean()) * (r - mean());
+    return std::sqrt(sum / static_cast<double>(rates.size() - 1));
+}
+
+std::optional<double> SpeedRow::share() const {
+    if (bandwidths.empty()) return std::nullopt;
+    std::vector<double> shares;
+    for (size_t i = 0; i < rates.size(); ++i) shares.push_back(rates[i] * bytes_per_token / bandwidths[i]);
+    return median(std::move(shares));
+}
+
+DeviceLimits::DeviceLimits(const DeviceRequest &request, int threads) {
+    if (const auto gpus = gpus_of(request); !gpus.empty()) {
+        try {
+            copies_ = gpus.front()->copy_bandwidth();
+            tensor_rate_ = gpus.front()->tensor_rate();
+            return;
+        } catch (const kernels::BackendError &) {
+            copies_ = tensor_rate_ = 0;  // then the engine says what is wrong with it, or uses the CPU
+        }
+    }
+    meter_.emplace(threads);
+}
+
+void DeviceLimits::use_cpu(int threads) {
+    copies_ = tensor_rate_ = 0;
+    if (!meter_) meter_.emplace(threads);
+}
+
+SpeedBench::SpeedBench(const Options &options, Engine &engine, DeviceLimits &limits, const StopRequest &stop)
+    : options_(options),
+      engine_(engine),
+      limits_(limits),
+      stop_(stop),
+      format_(engine.file(), engine.tokenizer()),
+      split_(engine.executor().device().kind.find('+') != std::string::npos) {
+    SingleSequence warm(engine.executor());
+    if (!warm.feed(std::vector<TokenId>(1, 0), &stop_)) throw base::Interrupted{};
+}
+
+SpeedRow SpeedBench::prefill(int32_t depth) {
+    SpeedRow row{name("pp", options_.prompt, depth), false, depth, {}};
+    SingleSequence sequence(engine_.executor());
+    feed(sequence, depth);
+    for (int32_t i = 0; i < options_.repetitions; ++i) {
+        sequence.truncate(static_cast<size_t>(depth));
+        const auto start = Clock::now();
+        feed(sequence, options_.prompt);
+        const double seconds = seconds_since(start);
+        row.rates.push_back(options_.prompt / seconds);
+        row.first_token += seconds / options_.repetitions;
+    }
+    row.operations = row.mean() * engine_.model().program.operations_per_token();
+    return row;
+}
+
+SpeedRow SpeedBench::decode(int32_t depth) {
+    SpeedRow row{name("tg", options_.generate, depth), true, depth, {}};
+    SingleSequence sequence(engine_.executor());
+    feed(sequence, depth);
+    for (int32_t i = 0; i < options_.repetitions; ++i) {
+        sequence.truncate(static_cast<size_t>(depth));
+        const double before = split_ ? 0 : limits_.bandwidth();
+        const int64_t launched = engine_.executor().launches();
+        const auto start = Clock::now();
+        for (int32_t n = 0; n < options_.generate; ++n) feed(sequence, 1);
+        row.rates.push_back(options_.generate / seconds_since(start));
+        row.launches = static_cast<double>(engine_.executor().launches() - launched) / options_.generate;
+        if (!split_) row.bandwidths.push_back((before + limits_.bandwidth()) / 2);
+    }
+    // The cells that the middle token of the test reads.
+    const kernels::Program &program = engine_.model().program;
+    const double cell = static_cast<double>(cache_bytes(program, kernels::kBlockTokens, options_.types)) /
+                        kernels::kBlockTokens;
+    row.bytes_per_token =
+        static_cast<double>(program.weight_bytes_per_token()) + cell * (depth + options_.generate / 2.0);
+    return row;
+}
+
+std::vector<SpeedRow> SpeedBench::together(int32_t depth) {
+    std::vector<SpeedRow> rows;
+    for (const int32_t count : options_.sequences) {
+        SpeedRow row{name("tg", options_.generate, 0) + " x" + std::to_string(count), false, depth, {}};
+        if (depth > 0) row.test += " @ d" + std::to_string(depth);
+        row.sequences = count;
+        rows.push_back(std::move(row));
+    }
+    for (int32_t i = 0; i < options_.repetitions && !rows.empty(); ++i) {
+        const double one = rate_of(1, depth);
+        for (SpeedRow &row : rows) {
+            row.rates.push_back(row.sequences == 1 ? one : rate_of(row.sequences, depth));
+            row.gains.push_back(row.rates.back() / one);
+        }
+    }
+    return rows;
+}
+
+// Tokens per second of `count` answers as `batch` makes them, sampling included, prompts not.
+double SpeedBench::rate_of(int32_t count, int32_t depth) {
+    completion::CompletionQueue queue(engine_, format_, {.parallel = count});
+    for (int32_t i = 0; i < count; ++i) {
+        SamplingOptions how;
+        how.seed = static_cast<uint64_t>(i);
+        queue.submit({.input = completion::Tokens{random_tokens(std::max(depth, 1))},
+                      .sampling = how,
+                      .limits = {.ignore_end = true}});
+    }
+    const auto step = [&] {
+        if (!queue.step(&stop_)) throw base::Interrupted{};
+        for (const completion::Event &event : queue.events())
+            if (const auto *done = std::get_if<completion::Done>(&event)) completion::expect_answer(*done);
+    };
+    while (queue.counts().started < count) step();
+    const auto start = Clock::now();
+    const int64_t before = queue.counts().sampled_tokens;
+    for (int32_t n = 0; n < options_.generate; ++n) step();
+    return static_cast<double>(queue.counts().sampled_tokens - before) / seconds_since(start);
+}
+
+std::vector<TokenId> SpeedBench::random_tokens(int32_t count) {
+    std::vector<TokenId> tokens(static_cast<size_t>(count));
+    const auto vocab = static_cast<uint32_t>(engine_.model().hyper.vocab);
+    for (TokenId &id : tokens) id = static_cast<TokenId>(random_() % vocab);
+    return tokens;
+}
+
+void SpeedBench::feed(SingleSequence &sequence, int32_t count) {
+    if (!sequence.feed(random_tokens(count), &stop_)) throw base::Interrupted{};
+}
+
+}  // namespace runnel::decode

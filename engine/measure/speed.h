@@ -1,0 +1,85 @@
+// Prefill and decode speed of a model, and what the device's memory and arithmetic allow.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/completion/prompt.h"
+#include "engine/decode/engine.h"
+#include "engine/decode/stop_request.h"
+#include "engine/measure/bandwidth.h"
+
+namespace runnel::decode {
+
+struct SpeedRow {
+    std::string test;  // "pp512", "tg128 @ d4096", "tg128 x16"
+    bool decode;
+    int32_t depth;
+    std::vector<double> rates;    // tokens per second, one per repetition
+    int32_t sequences = 1;        // at a time
+    std::vector<double> gains{};  // over one sequence, in the same repetition
+    double bytes_per_token = 0;   // weights and cache that a token moves; of decoding
+    double first_token = 0;       // seconds, mean; of a prefill
+    double operations = 0;        // of the matrices, per second; of a prefill
+    // Bytes per second that the machine read around each repetition; of decoding.
+    std::vector<double> bandwidths{};
+    double launches = 0;  // of kernels, per token; 0: the device has none. Of decoding.
+
+    double mean() const;
+    double deviation() const;
+    // Share of the bandwidth, the median over the repetitions: other programs slow both down alike. nullopt
+    // where two memories share the work.
+    std::optional<double> share() const;
+};
+
+// The speed of the device's memory and tensor cores, measured on it. Of a GPU once, before the model takes its
+// memory, when nothing else uses it; of the CPU around every test.
+class DeviceLimits {
+  public:
+    DeviceLimits(const DeviceRequest &request, int threads);
+    // The engine uses the CPU after all.
+    void use_cpu(int threads);
+    double bandwidth() { return meter_ ? meter_->read() : copies_; }  // bytes per second
+    double tensor_rate() const { return tensor_rate_; }               // operations per second; 0: not known
+    bool of_gpu() const { return !meter_; }
+
+  private:
+    std::optional<BandwidthMeter> meter_;
+    double copies_ = 0, tensor_rate_ = 0;
+};
+
+// Runs tests on one engine. All functions throw base::Interrupted.
+class SpeedBench {
+  public:
+    struct Options {
+        int32_t prompt = 512, generate = 128, repetitions = 5;
+        std::vector<int32_t> sequences = {};  // numbers of concurrent sequences
+        CacheTypes types = {};
+    };
+    // Keeps the references. Computes a token, which brings the weights into memory.
+    SpeedBench(const Options &options, Engine &engine, DeviceLimits &limits, const StopRequest &stop);
+
+    SpeedRow prefill(int32_t depth);
+    SpeedRow decode(int32_t depth);
+    // A row for each of Options::sequences. They take turns with one sequence: other programs that slow the
+    // machine down do so for all.
+    std::vector<SpeedRow> together(int32_t depth);
+
+  private:
+    double rate_of(int32_t count, int32_t depth);
+    std::vector<TokenId> random_tokens(int32_t count);
+    void feed(class SingleSequence &sequence, int32_t count);
+
+    const Options options_;
+    Engine &engine_;
+    DeviceLimits &limits_;
+    const StopRequest &stop_;
+    const completion::PromptFormat format_;
+    const bool split_;        // between a GPU and the CPU
+    std::mt19937 random_{1};  // which tokens does not matter to the speed
+};
+
+}  // namespace runnel::decode
