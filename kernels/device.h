@@ -39,8 +39,8 @@ class Device {
 
     // Throws BackendError{NoKernel} for a program with steps that the device has no kernel for.
     virtual MemoryNeed need(const Program &program, const CacheConfig &cache, int32_t max_tokens) const = 0;
-    // The part of need() that grows with the cache: pages, block tables, partial results of attention. 0
-    // for a cache without groups.
+    // The part of need() that grows with the cache: pages, block tables, partial results of attention,
+    // states. 0 for a cache without groups and states.
     virtual size_t cache_need(const Program &program, const CacheConfig &cache, int32_t max_tokens) const = 0;
     // One message for each step of the program that the device cannot run; empty if it can run all.
     virtual std::vector<std::string> missing(const Program &program) const = 0;

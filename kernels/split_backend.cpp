@@ -10,19 +10,28 @@
 namespace runnel::kernels {
 namespace {
 
-// "0-3 7": the layers whose K and V a partition keeps.
-std::string cached_layers(const Program &partition) {
-    const auto &layers = partition.cache_layers;
+// "0-3 7": the numbers below `count` that the partition has.
+template <typename F>
+std::string ranges(size_t count, F &&has) {
     std::string text;
-    for (size_t i = 0; i < layers.size(); ++i) {
-        if (layers[i].kv_heads == 0) continue;
+    for (size_t i = 0; i < count; ++i) {
+        if (!has(i)) continue;
         size_t last = i;
-        while (last + 1 < layers.size() && layers[last + 1].kv_heads > 0) ++last;
+        while (last + 1 < count && has(last + 1)) ++last;
         text += (text.empty() ? "" : " ") + std::to_string(i);
         if (last > i) text += "-" + std::to_string(last);
         i = last;
     }
     return text;
+}
+
+// The layers whose K and V a partition keeps, then, if the program has recurrent layers, the states.
+std::string cached_layers(const Program &partition) {
+    const auto &layers = partition.cache_layers;
+    const auto &states = partition.state_layers;
+    const std::string kv = ranges(layers.size(), [&](size_t i) { return layers[i].kv_heads > 0; });
+    if (states.empty()) return kv;
+    return kv + "; " + ranges(states.size(), [&](size_t i) { return states[i].floats > 0; });
 }
 
 class SplitBackend final : public Backend {

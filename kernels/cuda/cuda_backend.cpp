@@ -22,6 +22,7 @@
 #include "kernels/cuda/runtime/launcher.h"
 #include "kernels/cuda/runtime/memory_need.h"
 #include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/scan/scan_runner.h"
 #include "kernels/cuda/select/logits_runner.h"
 #include "kernels/cuda/steps/embed.h"
 #include "kernels/cuda/steps/normalize.h"
@@ -90,6 +91,14 @@ class CudaBackend final : public Backend {
         use_device(device_);
         cache_.write(stream_, group, block, bytes);
     }
+    void read_state(StateId slot, std::span<std::byte> bytes) override {
+        use_device(device_);
+        scans_.read(stream_, slot, bytes);
+    }
+    void write_state(StateId slot, std::span<const std::byte> bytes) override {
+        use_device(device_);
+        scans_.write(stream_, slot, bytes);
+    }
 
   private:
     void expect_memory(const CacheConfig &cache) const;
@@ -125,6 +134,10 @@ class CudaBackend final : public Backend {
                 attention_prefill_shared(k, v, a.head_dim_k, a.head_dim_v)};
     }
     void enqueue(const ExpertsOp &op);
+    template <class Scan>  // a recurrent step
+    void enqueue(const Scan &step) {
+        scans_.enqueue(launcher_, step, {weights_, slots_, tokens_});
+    }
     AttentionParams attention_params(const Attention &step) const;
 
     template <class Params>
@@ -168,6 +181,7 @@ class CudaBackend final : public Backend {
     BatchInput input_;
     ExpertRunner experts_;
     HeadRunner heads_;
+    ScanRunner scans_;
     LogitsRunner logits_;
     std::map<GraphKey, Graph> graphs_;
     GraphKey now_{};                       // the current part
@@ -194,6 +208,7 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     weights_ = DeviceWeights(program_, plan_, progress_);
     upload_ropes();
     cache_ = KvMemory(program_, cache);
+    scans_ = ScanRunner(program_, cache, max_tokens);
     allocate(cache);
     input_ = BatchInput(program_, cache, max_tokens);
     stream_.wait();
@@ -240,7 +255,7 @@ void CudaBackend::allocate(const CacheConfig &cache) {
         return DeviceMemory(static_cast<size_t>(words) * sizeof(float), "attention");
     };
     partial_floats_ = attention_partials(program_, cache, max_tokens_);
-    partials_ = attention(partial_floats_);
+    partials_ = partial_floats_ > 0 ? attention(partial_floats_) : DeviceMemory();
     const int64_t totals = attention_totals(program_, max_tokens_);
     totals_ = totals > 0 ? attention(totals) : DeviceMemory();
     counters_ = attention(attention_counters(program_, max_tokens_));
@@ -282,6 +297,10 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
                        [](const CopyOp &) {},
                        [](const ActivateOp &) {},
                        [](const ExpertsOp &) {},
+                       [](const ShortConv &) {},
+                       [](const ScanGate &) {},
+                       [](const LinearScan &) {},
+                       [](const SelectiveScan &) {},
                    },
                    op);
 }
@@ -309,6 +328,7 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     if (batch.part == 0) {
         if (input_.reserve(batch)) graphs_.clear();
         input_.upload(stream_, batch);
+        scans_.upload(stream_, batch);
     }
     tokens_ = static_cast<int32_t>(batch.tokens.size());
     const bool last = static_cast<size_t>(batch.part) + 1 == parts_.size();

@@ -8,6 +8,7 @@
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/experts/experts.h"
+#include "kernels/cuda/scan/scan.h"
 #include "kernels/steps.h"
 
 namespace runnel::kernels::cuda {
@@ -230,7 +231,7 @@ class Planner {
             case Activation::Kind::XIelu:
                 return ActivationKind::XIelu;
             case Activation::Kind::Identity:
-                refuse("this kind of activation");
+                return ActivationKind::Identity;
         }
         return ActivationKind::Silu;
     }
@@ -276,10 +277,36 @@ class Planner {
         if (op.in.empty() || op.in[0].format != format) op.in.push_back({format, {}});
         op.in.back().parts.push_back(part);
     }
-    void add(const ShortConv &) { refuse("short convolutions"); }
-    void add(const ScanGate &) { refuse("gates of recurrent layers"); }
-    void add(const LinearScan &) { refuse("linear attention"); }
-    void add(const SelectiveScan &) { refuse("selective scans"); }
+    void add(const ShortConv &step) {
+        expect(step.in != step.out, "a convolution that overwrites its input");
+        use_floats(step.weight);
+        use_floats(step.bias);
+        plan_.ops.push_back(step);
+        written(step.out);
+    }
+    void add(const ScanGate &step) {
+        use_floats(step.bias);
+        use_floats(step.rate);
+        plan_.ops.push_back(step);
+        written(step.step);
+        written(step.decay);
+    }
+    void add(const LinearScan &step) {
+        expect(step.dk <= kMostScanKeys, "recurrent states of this size");
+        expect(step.out != step.v && step.out != step.q && step.out != step.k,
+               "a scan that overwrites its input");
+        use_floats(step.rate);
+        use_floats(step.skip);
+        plan_.ops.push_back(step);
+        written(step.out);
+    }
+    void add(const SelectiveScan &step) {
+        expect(width(step.b) <= kMostScanElements, "recurrent states of this size");
+        use_floats(step.rate);
+        use_floats(step.skip);
+        plan_.ops.push_back(step);
+        written(step.out);
+    }
     void add(const Logits &step) {
         use_tiles(step.weight);
         use_floats(step.bias);

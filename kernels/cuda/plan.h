@@ -78,8 +78,8 @@ struct ExpertsOp {
     ActivationKind activation;
 };
 
-using Op =
-    std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, AttentionOp, ActivateOp, ExpertsOp>;
+using Op = std::variant<Embed, Norm, PrepareOp, LinearOp, HeadLinear, CopyOp, AttentionOp, ActivateOp,
+                        ExpertsOp, ShortConv, ScanGate, LinearScan, SelectiveScan>;
 
 // The form in which a weight is uploaded.
 enum class WeightUse { None, Tiles, Floats };

@@ -74,7 +74,7 @@ int64_t attention_totals(const Program &program, int32_t max_tokens) {
 }
 
 int64_t attention_partials(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
-    int64_t floats = 1;
+    int64_t floats = 0;
     for_each_step<Attention>(program, [&](const Attention &a) {
         if (is_wide(program, a)) {
             floats = std::max(floats, wide_room(a.heads, a.kv_heads) * item_floats(a));

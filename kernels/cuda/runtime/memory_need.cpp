@@ -8,6 +8,7 @@
 #include "kernels/cuda/linear/activations.h"
 #include "kernels/cuda/linear/head_runner.h"
 #include "kernels/cuda/runtime/batch_input.h"
+#include "kernels/cuda/scan/scan_runner.h"
 #include "kernels/cuda/select/logits_runner.h"
 #include "kernels/cuda/upload/weights.h"
 
@@ -31,7 +32,7 @@ MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConf
     need.weights = weight_memory(program, plan);
     need.cache = cache_memory(program, cache, max_tokens);
     need.work = slot_bytes(program, max_tokens) + ExpertRunner::bytes(program, plan, max_tokens) +
-                HeadRunner::bytes(program, plan, max_tokens) +
+                HeadRunner::bytes(program, plan, max_tokens) + ScanRunner::bytes(program, max_tokens) +
                 static_cast<size_t>(activation_bytes(plan.widest, max_tokens, plan.forms) +
                                     activation_bytes(plan.widest, kLinearTokens, plan.forms)) +
                 static_cast<size_t>(arrival_counters(plan)) * sizeof(uint32_t) +
@@ -43,8 +44,9 @@ MemoryNeed memory_need(const Program &program, const Plan &plan, const CacheConf
 }
 
 size_t cache_memory(const Program &program, const CacheConfig &cache, int32_t max_tokens) {
-    if (cache.blocks.empty()) return 0;
-    return KvMemory::bytes(program, cache) + BatchInput::table_bytes(cache, max_tokens) +
+    const size_t states = ScanRunner::state_memory(program, cache);
+    if (cache.blocks.empty()) return states;
+    return states + KvMemory::bytes(program, cache) + BatchInput::table_bytes(cache, max_tokens) +
            static_cast<size_t>(attention_partials(program, cache, max_tokens)) * sizeof(float);
 }
 

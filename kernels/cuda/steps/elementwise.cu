@@ -37,6 +37,8 @@ struct Activate {
             case ActivationKind::XIelu:
                 if (x > 0.0f) return (p.positive * x + p.beta) * x;
                 return p.negative * (exp_p(x < p.eps ? x : p.eps) - 1.0f - x) + p.beta * x;
+            case ActivationKind::Identity:
+                return x;
             default:
                 return silu_p(x);
         }

@@ -17,7 +17,8 @@ enum class ActivationKind : int32_t {
     Sigmoid,
     Relu,
     Clamp,
-    XIelu
+    XIelu,
+    Identity
 };
 
 // out = act(gate) * up, or act(gate) without up. Any grid.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,9 @@
 #include "gguf/quantize.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/split_backend.h"
+#include "kernels/steps.h"
+#include "tests/kernels/recurrent_texts.h"
 #include "tests/support/model_families.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/random_codebook.h"
@@ -41,6 +45,11 @@ ModelShape shape_of(const std::string &arch) {
     // All experts: a choice between equally good ones would depend on rounding.
     if (files->experts) shape.experts.count = shape.experts.used = 2;
     if (files->layer_sizes) shape.layers = 4;  // one of each kind
+    if (files->recurrent) {
+        shape.width = shape.ff = 32;
+        // Two mixers, or a mixer and a feed-forward network, then attention.
+        if (files->recurrent->period > 0 && !files->recurrent->attention_too) shape.layers = 3;
+    }
     if (files->gemma4) {
         shape.layers = files->gemma4->period + files->gemma4->shared_kv;
         if (files->gemma4->shared_kv == 0) shape.head_dim = 136;  // full layers: 272
@@ -48,23 +57,52 @@ ModelShape shape_of(const std::string &arch) {
     return shape;
 }
 
+// One sequence in blocks 1 and 0 of every group, which writes its state to a slot other than the one it reads.
+class OneSequence {
+  public:
+    explicit OneSequence(const Program &program) : recurrent_(state_bytes(program) > 0) {
+        for (const CacheLayer &layer : program.cache_layers) groups_ = std::max(groups_, layer.group + 1);
+    }
+    CacheConfig cache(CacheType k = CacheType::F16, CacheType v = CacheType::F16) const {
+        return {.blocks = std::vector<int32_t>(static_cast<size_t>(groups_), 2),
+                .k = k,
+                .v = v,
+                .states = recurrent_ ? 2 : 0};
+    }
+    // Its next tokens.
+    SequenceSpan next(int32_t count) {
+        SequenceSpan span{0, count, past_,
+                          std::vector<std::span<const BlockId>>(static_cast<size_t>(groups_), kTable)};
+        if (recurrent_) {
+            span.state = state_;
+            state_ = state_ == 0 ? 1 : 0;
+            span.state_writes = {{count, state_}};
+        }
+        past_ += count;
+        return span;
+    }
+
+  private:
+    static constexpr BlockId kTable[] = {1, 0};
+    int32_t groups_ = 0, past_ = 0;
+    bool recurrent_;
+    StateId state_ = kNoState;
+};
+
 // Logits of every token, the last ones one by one.
 std::vector<reference::Row> logits_of(std::unique_ptr<Backend> backend, const Program &program, CacheType k,
                                       CacheType v) {
-    int32_t groups = 1;
-    for (const CacheLayer &layer : program.cache_layers) groups = std::max(groups, layer.group + 1);
-    backend->load(program, {std::vector<int32_t>(static_cast<size_t>(groups), 2), k, v}, kPrompt);
+    OneSequence sequence(program);
+    backend->load(program, sequence.cache(k, v), kPrompt);
     std::vector<int32_t> tokens(kTokens);
     for (int32_t i = 0; i < kTokens; ++i) tokens[static_cast<size_t>(i)] = 1 + i * i * 7 % 290;
-    const std::vector<BlockId> table = {1, 0};
     std::vector<reference::Row> all;
     for (int32_t at = 0; at < kTokens;) {
         const int32_t count = at == 0 ? kPrompt : 1;
         std::vector<int32_t> positions(static_cast<size_t>(count)), rows(static_cast<size_t>(count));
         std::iota(positions.begin(), positions.end(), at);
         std::iota(rows.begin(), rows.end(), 0);
-        const SequenceSpan span{0, count, at,
-                                std::vector<std::span<const BlockId>>(static_cast<size_t>(groups), table)};
+        const SequenceSpan span = sequence.next(count);
         const auto vocab = static_cast<size_t>(program.vocab);
         std::vector<float> logits(static_cast<size_t>(count) * vocab);
         REQUIRE(backend->execute({std::span(tokens).subspan(static_cast<size_t>(at), positions.size()),
@@ -91,11 +129,8 @@ struct Text {
 Text greedy(std::unique_ptr<Backend> backend, const Program &program, const std::vector<int32_t> &told = {}) {
     constexpr int32_t kMore = 3;
     const std::vector<int32_t> prompt = {7, 290, 33, 121, 64};
-    int32_t groups = 1;
-    for (const CacheLayer &layer : program.cache_layers) groups = std::max(groups, layer.group + 1);
-    backend->load(program, {std::vector<int32_t>(static_cast<size_t>(groups), 2)},
-                  static_cast<int32_t>(prompt.size()));
-    const std::vector<BlockId> table = {1, 0};
+    OneSequence sequence(program);
+    backend->load(program, sequence.cache(), static_cast<int32_t>(prompt.size()));
     Text text;
     std::vector<int32_t> next = prompt;
     for (int32_t past = 0, step = 0; step <= kMore; ++step) {
@@ -104,8 +139,7 @@ Text greedy(std::unique_ptr<Backend> backend, const Program &program, const std:
         std::iota(positions.begin(), positions.end(), past);
         std::vector<int32_t> rows(next.size());
         std::iota(rows.begin(), rows.end(), 0);
-        const SequenceSpan span{0, count, past,
-                                std::vector<std::span<const BlockId>>(static_cast<size_t>(groups), table)};
+        const SequenceSpan span = sequence.next(count);
         const auto vocab = static_cast<size_t>(program.vocab);
         std::vector<float> logits(rows.size() * vocab);
         REQUIRE(backend->execute({next, positions, {&span, 1}, rows}, logits));
@@ -152,26 +186,53 @@ size_t check_same_text(const Program &program) {
     return ties;
 }
 
-}  // namespace
-
-TEST_CASE("gpu families: every family gives the same text on the GPU and the CPU") {
-    for (size_t i = 0; i < testing::family_files().size(); i += kEvery) {
-        const testing::FamilyFiles &family = testing::family_files()[i];
+// The families with recurrent layers, or the others.
+void check_families(bool recurrent) {
+    size_t count = 0;
+    for (const testing::FamilyFiles &family : testing::family_files()) {
+        if (family.recurrent.has_value() != recurrent || count++ % kEvery != 0) continue;
         CAPTURE(family.name);
         const TemporaryModel tiny(shape_of(family.name));
         const model::Model model = model::build(tiny.file);
-        const std::vector<std::string> missing = cuda::missing_kernels(model.program);
-        if (family.recurrent) {  // no kernels yet: must be refused, not computed wrongly
-            CHECK(std::ranges::any_of(missing, [](const std::string &why) {
-                return why.starts_with("the GPU has no kernel for ") && why.ends_with(" yet");
-            }));
-            CHECK_THROWS_AS(cuda::make_cuda_backend(0)->load(model.program, {.blocks = {2}, .states = 2}, 5),
-                            BackendError);
-            continue;
-        }
-        for (const std::string &why : missing) REQUIRE(why == "");
+        for (const std::string &why : cuda::missing_kernels(model.program)) REQUIRE(why == "");
         CHECK(check_same_text(model.program) == 0);
     }
+    CHECK(count >= 15);
+}
+
+}  // namespace
+
+TEST_CASE("gpu families: every family gives the same text on the GPU and the CPU") {
+    check_families(false);
+}
+
+TEST_CASE("gpu families: every family with recurrent layers gives the same text on the GPU and the CPU") {
+    check_families(true);
+}
+
+TEST_CASE("gpu families: recurrent layers give the same bits whatever the chunks, batch and roll-backs") {
+    ModelShape shape = shape_of("qwen35");
+    shape.vocab = 260;
+    const TemporaryModel tiny(shape);
+    const model::Model model = model::build(tiny.file);
+    std::mt19937 random(9);
+    const tests::RecurrentTexts texts(model.program, tests::random_texts({14, 9}, 260, random));
+    const auto gpu = cuda::make_cuda_backend(0);
+    gpu->load(model.program, texts.cache(), texts.max_tokens());
+    const auto expected = texts.run(*gpu, nullptr);
+    tests::check_same(texts.run(*gpu, &random), expected);
+    // The second layer on another GPU.
+    std::vector<std::unique_ptr<Backend>> two;
+    for (int i = 0; i < 2; ++i) two.push_back(cuda::make_cuda_backend(0));
+    const auto split = make_split_backend(std::move(two), [](const Program &program) {
+        std::vector<uint8_t> device;
+        for (const Step &step : program.steps) device.push_back(layer_of(step) == 1);
+        return device;
+    });
+    split->load(model.program, texts.cache(), texts.max_tokens());
+    tests::check_same(texts.run(*split, &random), expected);
+    // The layers with K and V, then the states: three convolutions and a scan in each mixer.
+    CHECK(split->info().kind == "cuda+cuda [0; 0-3] [; 4-7]");
 }
 
 TEST_CASE("gpu families: every format gives the same text on the GPU and the CPU") {

@@ -13,6 +13,7 @@
 #include "engine/model/model.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/vector.h"
+#include "tests/kernels/recurrent_texts.h"
 #include "tests/support/model_maker.h"
 #include "tests/support/reference.h"
 
@@ -231,9 +232,7 @@ TEST_CASE("scan: Mamba's scan, gates and convolutions") {
     }
 }
 
-// One sequence among others, in any chunks and state slots, sometimes rolled back.
 TEST_CASE("recurrent steps: same bits whatever the chunks, batch, threads, instruction set and roll-backs") {
-    constexpr int32_t kTokens = 70, kSlots = 12, kBlocks = 16;
     for (const char *arch : {"qwen35", "qwen3next-old", "lfm2", "mamba2", "falcon-mamba", "falcon-h1"}) {
         CAPTURE(arch);
         testing::ModelShape shape;
@@ -242,76 +241,19 @@ TEST_CASE("recurrent steps: same bits whatever the chunks, batch, threads, instr
         if (std::string(arch) == "qwen3next-old") shape.experts.used = 8;
         const testing::TemporaryModel file(shape);
         const model::Model model = model::build(file.file);
-        const auto vocab = static_cast<size_t>(model.program.vocab);
-        const size_t groups = model.program.cache_layers.empty() ? 0 : 1;
-        const CacheConfig cache{.blocks = std::vector<int32_t>(groups, kBlocks), .states = kSlots};
         std::mt19937 rng(9);
-        std::vector<int32_t> tokens[2];
-        for (auto &text : tokens)
-            for (int32_t i = 0; i < kTokens; ++i) text.push_back(static_cast<int32_t>(rng() % 260));
-        std::vector<BlockId> tables[2] = {{0, 1, 2, 3}, {9, 8, 7, 6}};
-        std::vector<Floats> expected[2];
+        const tests::RecurrentTexts texts(model.program, tests::random_texts({70, 70}, 260, rng));
+        std::vector<tests::TextLogits> expected;
         for (int trial = 0; trial < 5; ++trial) {
             CAPTURE(trial);
             const char *isa = trial == 1 ? "scalar" : trial == 2 && cpu_has_avx2() ? "avx2" : "";
             const auto backend = make_cpu_backend(1 + trial % 2, isa);
-            backend->load(model.program, cache, 2 * kTokens);
-            struct Place {
-                int32_t length = 0;
-                StateId state = kNoState;
-            };
-            std::vector<Place> kept[2] = {{{}}, {{}}};
-            std::vector<StateId> free(kSlots);
-            std::iota(free.begin(), free.end(), 0);
-            std::ranges::shuffle(free, rng);
-            while (kept[0].back().length < kTokens || kept[1].back().length < kTokens) {
-                std::vector<SequenceSpan> spans;
-                std::vector<int32_t> ids, positions, rows;
-                std::vector<size_t> who;
-                for (size_t s = 0; s < 2; ++s) {
-                    if (trial > 0 && kept[s].size() > 1 && rng() % 4 == 0) {  // roll back
-                        free.push_back(kept[s].back().state);
-                        kept[s].pop_back();
-                    }
-                    const Place from = kept[s].back();
-                    const int32_t left = kTokens - from.length;
-                    const int32_t count =
-                        trial == 0 ? left : std::min<int32_t>(left, static_cast<int32_t>(rng() % 24));
-                    if (count == 0) continue;
-                    SequenceSpan span{static_cast<int32_t>(ids.size()), count, from.length, {}};
-                    span.tables.assign(groups, tables[s]);
-                    span.state = from.state;
-                    // Frees states that no rollback can reach.
-                    while (kept[s].size() > 3) {
-                        if (kept[s][1].state != kNoState) free.push_back(kept[s][1].state);
-                        kept[s].erase(kept[s].begin() + 1);
-                    }
-                    for (int32_t n = 1; n <= count; ++n)
-                        if (n == count || (trial > 0 && rng() % 8 == 0 && free.size() > 4)) {
-                            span.state_writes.push_back({n, free.back()});
-                            kept[s].push_back({from.length + n, free.back()});
-                            free.pop_back();
-                        }
-                    for (int32_t i = 0; i < count; ++i) {
-                        rows.push_back(static_cast<int32_t>(ids.size()));
-                        ids.push_back(tokens[s][static_cast<size_t>(from.length + i)]);
-                        positions.push_back(from.length + i);
-                        who.push_back(s);
-                    }
-                    spans.push_back(std::move(span));
-                }
-                if (spans.empty()) continue;
-                Floats logits(rows.size() * vocab);
-                REQUIRE(backend->execute({ids, positions, spans, rows}, logits));
-                for (size_t r = 0; r < rows.size(); ++r) {
-                    const Floats row(logits.begin() + static_cast<std::ptrdiff_t>(r * vocab),
-                                     logits.begin() + static_cast<std::ptrdiff_t>((r + 1) * vocab));
-                    if (trial == 0)
-                        expected[who[r]].push_back(row);
-                    else
-                        REQUIRE(same(row, expected[who[r]][static_cast<size_t>(positions[r])]));
-                }
-            }
+            backend->load(model.program, texts.cache(), texts.max_tokens());
+            const auto logits = texts.run(*backend, trial == 0 ? nullptr : &rng);
+            if (trial == 0)
+                expected = logits;
+            else
+                tests::check_same(logits, expected);
         }
     }
 }
