@@ -133,8 +133,8 @@ void ChatPrompt::find_tool_format() {
     const std::string &source = template_->source();
     if (source.find("tool") == source.npos) return;
     std::vector<std::string> ends;
-    for (const auto id : {tokenizer_->eos(), tokenizer_->eot(), tokenizer_->find("<|eom_id|>")})
-        if (id) ends.emplace_back(tokenizer_->piece(*id));
+    for (TokenId id = 0; id < tokenizer_->size(); ++id)
+        if (tokenizer_->is_end_of_generation(id)) ends.emplace_back(tokenizer_->piece(id));
     const Json tools = probe_tools();
     const auto rendered = [&](bool with_call) -> std::optional<std::string> {
         std::vector<Message> messages = {{"user", "?"}};

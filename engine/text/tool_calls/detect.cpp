@@ -60,7 +60,8 @@ const ToolFormat *format_of_source(std::string_view source) {
         return true;
     };
     // gpt-oss: the template writes the recipient in front of the channel, the model behind it.
-    if (has("to=functions.") && has("<|channel|>")) return find_tool_format("harmony");
+    if (has("functions.") && has("<|channel|>commentary") && has("<|call|>"))
+        return find_tool_format("harmony");
     for (const ToolFormat &format : tool_formats())
         if (!format.bare && has(format.open) && has(format.before) && has(format.between) &&
             has(format.parameter) && has(format.value) && has(format.after))

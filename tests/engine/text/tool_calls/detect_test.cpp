@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/text/chat_prompt.h"
+#include "engine/text/tool_calls/detect.h"
 #include "engine/text/tool_calls/parse.h"
 #include "tests/engine/text/vocabulary_file.h"
 #include "tests/support/data.h"
@@ -25,7 +26,9 @@ VocabularyFile with_template(const std::string &source, const std::vector<std::s
 
 std::string format_name(const VocabularyFile &file) {
     const auto loaded = file.load();
-    const ChatPrompt prompt(loaded.file, loaded.tokenizer);
+    text::ChatPromptOptions options;
+    options.tools = text::probe_tools();
+    const ChatPrompt prompt(loaded.file, loaded.tokenizer, options);
     return prompt.tool_format() ? std::string(prompt.tool_format()->name) : "";
 }
 
@@ -48,7 +51,9 @@ std::vector<text::ToolCall> there_and_back(const VocabularyFile &file, const std
 std::string chat(const std::string &one_call) {
     return "{% for m in messages %}<|im_start|>{{ m.role }}ANSWER{{ m.content or '' }}"
            "{% for t in m.tool_calls or [] %}" +
-           one_call + "{% endfor %}<|im_end|>{% endfor %}";
+           one_call +
+           "{% endfor %}<|im_end|>{% endfor %}"
+           "{% if add_generation_prompt %}<|im_start|>assistantANSWER{% endif %}";
 }
 
 const std::string kHermes = chat(
@@ -98,7 +103,7 @@ TEST_CASE("tool format: the published templates") {
         MESSAGE("../shared/data is not there: skipped");
         return;
     }
-    const std::pair<const char *, const char *> cases[] = {
+    const std::pair<std::string, std::string> cases[] = {
         {"ByteDance-Seed-OSS-36B-Instruct", "Seed-OSS"},
         {"HuggingFaceTB-SmolLM3-3B", "Hermes"},
         {"NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "Hermes"},
@@ -122,8 +127,7 @@ TEST_CASE("tool format: the published templates") {
     };
     for (const auto &[name, format] : cases) {
         CAPTURE(name);
-        const std::string source =
-            read_file(shared_data() / "chat/templates" / (std::string(name) + ".jinja"));
+        const std::string source = read_file(shared_data() / "chat/templates" / (name + ".jinja"));
         CHECK(format_name(with_template(source)) == format);
     }
 }
