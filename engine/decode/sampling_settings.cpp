@@ -122,7 +122,7 @@ const std::array<SamplingSetting, 23> kSettings = {{
      "adaptive_decay",
      "",
      &S::adaptive_decay,
-     {0, 0.99, false, false},
+     {0, double{0.99f}, false, false},
      "adaptive-p: weight of earlier tokens",
      true},
 }};

@@ -204,7 +204,7 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
         .add("--samplers,--sampling-seq,--sampler-seq", "ORDER",
              "the order of the sampling steps, as names with ; between them or as letters",
              [&o](const std::string &text) { o.sampling.samplers = samplers_in(text); })
-        .by_default(decode::samplers_text(o.sampling.samplers))
+        .by_default("edskypmxt")
         .rare();
     table.list("-r,--stop,--reverse-prompt", o.stops, "end the answer before this text; repeatable");
     table.flag("--ignore-eos", o.ignore_eos, "continue when the model ends its answer").rare();
