@@ -10,6 +10,7 @@
 #include "engine/commands/load_progress.h"
 #include "engine/commands/sandbox/sandbox.h"
 #include "engine/decode/error.h"
+#include "engine/decode/sampling_settings.h"
 #include "gguf/base/random_seed.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
@@ -129,15 +130,11 @@ void leave_room(decode::EngineOptions &engine, const DraftFlags &flags) {
 
 decode::SamplingOptions sampling_options(const GenerationFlags &flags) {
     decode::SamplingOptions options = flags.sampling;
-    const std::pair<const char *, float> numbers[] = {{"--temp", options.temperature},
-                                                      {"--top-p", options.top_p},
-                                                      {"--min-p", options.min_p},
-                                                      {"--typical", options.typical},
-                                                      {"--repeat-penalty", options.repeat_penalty},
-                                                      {"--presence-penalty", options.presence_penalty},
-                                                      {"--frequency-penalty", options.frequency_penalty}};
-    for (const auto &[name, value] : numbers)
-        if (!std::isfinite(value)) throw UsageError(std::string(name) + ": not a finite number");
+    for (const decode::SamplingSetting &setting : decode::sampling_settings())
+        if (!std::isfinite(setting.get(options)))
+            throw UsageError("--" + std::string(setting.name) + ": not a finite number");
+    if (!flags.dry_breakers.empty()) options.dry_breakers = flags.dry_breakers;
+    std::erase(options.dry_breakers, "none");
     options.seed = flags.seed.value_or(base::random_seed());
     for (const std::string &bias : flags.logit_bias) options.logit_bias.push_back(parse_bias(bias));
     return options;
@@ -164,7 +161,7 @@ Report report(const std::string &model, uint64_t seed, const decode::Engine &eng
             done.timings,
             done.usage.prompt_tokens,
             done.usage.completion_tokens,
-            std::string(name(done.reason)),
+            std::string(finish_name(done)),
             engine.placement(),
             done.speculation};
 }

@@ -30,19 +30,24 @@ struct ModelOptions {
 struct GenerationFlags {
     decode::SamplingOptions sampling;  // without seed and logit_bias, which follow
     std::optional<uint64_t> seed;
-    std::vector<std::string> logit_bias;  // "ID+B", "ID-B", "ID-inf"
+    std::vector<std::string> dry_breakers;  // empty: the default ones; "none": none
+    std::vector<std::string> logit_bias;    // "ID+B", "ID-B", "ID-inf"
     int64_t predict = -1;
     std::vector<std::string> stops;
     bool ignore_eos = false;
     std::optional<double> deadline;  // seconds
     ConstraintFlags constraint;
+    int32_t logprobs = -1, prompt_logprobs = -1;  // alternatives of each token; -1: none are wanted
 };
 
 struct TemplateFlags {
-    std::optional<std::string> file, name;  // a template instead of the file's, or the name of one of those
-    std::optional<std::string> tools;       // a file with a JSON list of tool definitions
-    std::vector<std::string> variables;     // "NAME=VALUE"
+    std::optional<std::string> file, name;   // a template instead of the file's, or the name of one of those
+    std::optional<std::string> tools;        // a file with a JSON list of tool definitions
+    std::optional<std::string> tool_choice;  // "auto", "required", "none" or a tool's name
+    bool one_call = false;                   // no more than one tool call in an answer
+    std::vector<std::string> variables;      // "NAME=VALUE"
     text::Thinking thinking = text::Thinking::Default;
+    int64_t thinking_budget = -1;  // tokens; -1: no limit
     bool given() const {
         return file || name || tools || !variables.empty() || thinking != text::Thinking::Default;
     }

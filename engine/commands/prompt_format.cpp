@@ -5,6 +5,7 @@
 
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
+#include "engine/grammar/tool_grammar.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -69,6 +70,30 @@ completion::PromptFormat prompt_format(const decode::Engine &engine, const Templ
     } catch (const std::out_of_range &error) {
         throw UsageError(error.what());
     }
+}
+
+std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
+                                              const completion::PromptFormat &format, Io &io) {
+    if (!flags.tools) {
+        if (flags.tool_choice || flags.one_call)
+            throw UsageError("--tool-choice and --no-parallel-tool-calls need --tools");
+        return nullptr;
+    }
+    std::vector<std::string> notes;
+    auto use = std::make_shared<text::ToolUse>(text::read_tools(read_tools(*flags.tools), &notes));
+    use->parallel = !flags.one_call;
+    try {
+        if (flags.tool_choice) use->choose(*flags.tool_choice);
+    } catch (const std::invalid_argument &error) {
+        throw UsageError("--tool-choice " + gguf::quoted(*flags.tool_choice) + ": " + error.what());
+    }
+    if (!format.tool_format())
+        notes.push_back(
+            "the chat template writes no tool calls, or in an unknown way: they stay in the text");
+    if (format.tool_format())
+        for (std::string &problem : grammar::schema_problems(*use)) notes.push_back(std::move(problem));
+    for (const std::string &note : notes) io.note(note);
+    return use;
 }
 
 void expect_template(const completion::PromptFormat &format, const TemplateFlags &flags, bool raw) {

@@ -1,9 +1,11 @@
 // The prompt format that the flags and the model's file select.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "engine/commands/io.h"
 #include "engine/commands/options.h"
 #include "engine/completion/event.h"
 #include "engine/completion/prompt.h"
@@ -14,6 +16,10 @@ namespace runnel::commands {
 // Throws UsageError for a contradictory or invalid option, InputError for a template or tool definitions that
 // cannot be used.
 completion::PromptFormat prompt_format(const decode::Engine &engine, const TemplateFlags &flags);
+// The tools of --tools under --tool-choice; null if there are none. Notes those that cannot be called. Throws
+// UsageError and InputError.
+std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
+                                              const completion::PromptFormat &format, Io &io);
 // Throws UsageError if template flags are given without a template or with --raw.
 void expect_template(const completion::PromptFormat &format, const TemplateFlags &flags, bool raw);
 

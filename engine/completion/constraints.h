@@ -5,11 +5,13 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/decode/constraint.h"
 #include "engine/decode/speculation/grammar_draft.h"
 #include "engine/grammar/source.h"
+#include "engine/grammar/tool_grammar.h"
 #include "engine/text/reasoning.h"
 #include "engine/text/tokenizer.h"
 
@@ -27,16 +29,30 @@ class Constraints {
     decode::Constraint make(const grammar::Source &source, const text::ReasoningStyle &reasoning,
                             bool begins_inside);
 
+    // The tool calls of one answer: at least one if tools.choice is Required, and nothing else behind the
+    // reasoning; with Auto the answer is free up to the first mark of a call. Nothing stands behind the calls.
+    // nullopt if the format gives nothing to wait for (Auto, and calls without a mark). Throws
+    // grammar::GrammarError.
+    std::optional<decode::Constraint> make_calls(const text::ToolFormat &format, const text::ToolUse &tools,
+                                                 const text::ReasoningStyle &reasoning, bool begins_inside);
+
     // For GrammarDraft. This object must outlive the result.
     decode::Words words() const;
 
   private:
     struct Known {
         grammar::Source source;
+        std::string tools;  // instead of the source
         bool behind_reasoning;
         std::shared_ptr<grammar::Masks> masks;
     };
-    std::shared_ptr<grammar::Masks> masks_of(const grammar::Source &source, bool behind_reasoning);
+    // Compiles what is not known yet.
+    std::shared_ptr<grammar::Masks> masks_of(const grammar::Source &source, const std::string &tools,
+                                             bool behind_reasoning,
+                                             const std::function<grammar::Program()> &compile);
+    std::optional<decode::FreeText> free_text(const text::ReasoningStyle &reasoning,
+                                              bool begins_inside) const;
+    grammar::Expr mark(std::string_view text) const;
 
     const text::Tokenizer &tokenizer_;
     int32_t rows_;

@@ -4,12 +4,15 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
 #include "engine/completion/request.h"
 #include "engine/decode/error.h"
+#include "engine/decode/log_probabilities.h"
 #include "engine/decode/speculation/speculator.h"
+#include "engine/text/tool_calls/tools.h"
 
 namespace runnel::completion {
 
@@ -69,13 +72,21 @@ struct Done {
     std::vector<TokenId> tokens = {};  // of the answer, without the end token
     // Sum over all tokens, the end token included, in the model's distribution before sampling.
     double log_probability = 0;
+    // Request::logprobs: of each of `tokens`. Request::prompt_logprobs: of the prompt's second token and after.
+    std::vector<decode::TokenLogProbabilities> logprobs = {}, prompt_logprobs = {};
     double score = 0;  // of a beam: the mean log probability of its tokens
     Usage usage = {};
     Timings timings = {};
     std::optional<decode::SpeculationCounts> speculation = {};  // nullopt without drafts
-    std::optional<bool> complete = {};  // whether the text satisfies its constraint; nullopt without one
-    SequenceHandle kept = kNoSequence;  // under Request::keep
+    std::optional<bool> complete = {};       // whether the text satisfies its constraint; nullopt without one
+    std::vector<text::ToolCall> calls = {};  // tool calls; their text is in no Piece
+    std::string note = {};                   // why text that looks like a tool call is none; usually empty
+    SequenceHandle kept = kNoSequence;       // under Request::keep
 };
+// "tool_calls" for an answer that ended with calls, otherwise the name of its reason.
+inline std::string_view finish_name(const Done &done) {
+    return !done.calls.empty() && done.reason == FinishReason::Stop ? "tool_calls" : name(done.reason);
+}
 
 using Event = std::variant<Prefill, Piece, Done>;
 

@@ -1,6 +1,8 @@
 #include "engine/completion/openai.h"
 
+#include <algorithm>
 #include <limits>
+#include <stdexcept>
 
 namespace runnel::completion {
 namespace {
@@ -37,6 +39,32 @@ void read_sampling(const Json &object, Body &body) {
         if (!value.is_number() || !setting->range.contains(value.get<double>()))
             fail(key.c_str(), setting->range.words().c_str());
         body.sampling.emplace_back(setting, value.get<double>());
+    }
+}
+
+std::optional<std::vector<std::string>> texts_of(const Json &object, const char *key) {
+    const Json *value = find_value(object, key);
+    if (!value) return std::nullopt;
+    const auto is_text = [](const Json &one) { return one.is_string(); };
+    if (!value->is_array() || !std::ranges::all_of(*value, is_text)) fail(key, "a list of strings");
+    return value->get<std::vector<std::string>>();
+}
+
+std::optional<decode::SamplerOrder> samplers_of(const Json &object) {
+    const Json *value = find_value(object, "samplers");
+    if (!value) return std::nullopt;
+    std::string text;
+    if (value->is_string()) {
+        text = value->get<std::string>();
+    } else {
+        const std::vector<std::string> names =
+            texts_of(object, "samplers").value_or(std::vector<std::string>());
+        for (const std::string &name : names) text += (text.empty() ? "" : ";") + name;
+    }
+    try {
+        return decode::parse_samplers(text);
+    } catch (const std::invalid_argument &error) {
+        fail("samplers", error.what());
     }
 }
 
@@ -88,6 +116,35 @@ std::string content_of(const Json &message) {
     return text;
 }
 
+std::optional<Json> tools_of(const Json &object) {
+    const Json *value = find_value(object, "tools");
+    if (!value || value->empty()) return std::nullopt;
+    if (!value->is_array()) fail("tools", "a list of definitions");
+    return *value;
+}
+
+// auto, required, none, or {"type": "function", "function": {"name": ..}}.
+std::optional<std::string> tool_choice_of(const Json &object) {
+    const Json *value = find_value(object, "tool_choice");
+    if (!value) return std::nullopt;
+    if (value->is_string()) {
+        auto word = value->get<std::string>();
+        if (word == "auto" || word == "none" || word == "required") return word;
+    }
+    const Json *function = value->is_object() ? find_value(*value, "function") : nullptr;
+    const Json *name = function && function->is_object() ? find_value(*function, "name") : nullptr;
+    if (!name || !name->is_string())
+        fail("tool_choice", "auto, required, none, or an object that names a function");
+    return name->get<std::string>();
+}
+
+std::optional<bool> truth_of(const Json &object, const char *key) {
+    const Json *value = find_value(object, key);
+    if (!value) return std::nullopt;
+    if (!value->is_boolean()) fail(key, "true or false");
+    return value->get<bool>();
+}
+
 std::vector<text::Message> messages_of(const Json &object) {
     const Json *value = find_value(object, "messages");
     if (!value) return {};
@@ -97,7 +154,11 @@ std::vector<text::Message> messages_of(const Json &object) {
         if (!message.is_object()) fail("messages", "a list of objects with \"role\" and \"content\"");
         const auto role = text_value(message, "role");
         if (!role) throw BodyError("a message has no \"role\"");
-        messages.push_back({*role, content_of(message)});
+        messages.push_back({.role = *role,
+                            .content = content_of(message),
+                            .tool_calls = message_calls(message),
+                            .tool_call_id = text_value(message, "tool_call_id").value_or(""),
+                            .name = text_value(message, "name").value_or("")});
     }
     return messages;
 }
@@ -169,21 +230,71 @@ std::optional<grammar::Source> constraint_of(const Json &object) {
     return found[0];
 }
 
+constexpr int64_t kMostLogprobs = 1000;
+
+std::optional<int32_t> logprobs_of(const Json &object) {
+    const auto top = integer_of(object, "top_logprobs", 0, kMostLogprobs);
+    const Json *value = find_value(object, "logprobs");
+    if (value && value->is_number())
+        return static_cast<int32_t>(*integer_of(object, "logprobs", 0, kMostLogprobs));
+    if (value && !value->is_boolean()) fail("logprobs", "true, false or a whole number");
+    const bool wanted = value && value->get<bool>();
+    if (top && *top > 0 && !wanted) throw BodyError("\"top_logprobs\" needs \"logprobs\": true");
+    if (!value) return std::nullopt;
+    return wanted ? static_cast<int32_t>(top.value_or(0)) : -1;
+}
+
 // Throws for unsupported keys that would change the answer.
 void refuse_unsupported(const Json &object) {
     const Json *n = find_value(object, "n");
     if (n && *n != 1) throw BodyError("\"n\" other than 1 is not supported");
-    for (const char *key : {"tools", "functions"}) {
-        const Json *value = find_value(object, key);
-        if (value && !value->empty()) throw BodyError("\"" + std::string(key) + "\" is not supported");
-    }
-    for (const char *key : {"stream", "logprobs"}) {
-        const Json *value = find_value(object, key);
-        if (value && *value != false) throw BodyError("\"" + std::string(key) + "\" is not supported");
-    }
+    if (const Json *value = find_value(object, "functions"); value && !value->empty())
+        throw BodyError("\"functions\" is not supported: write \"tools\"");
+    if (const Json *value = find_value(object, "stream"); value && *value != false)
+        throw BodyError("\"stream\" is not supported");
 }
 
 }  // namespace
+
+std::string message_calls(const Json &message) {
+    const Json *calls = find_value(message, "tool_calls");
+    if (!calls || calls->empty()) return {};
+    constexpr const char *kWanted =
+        "a list of objects with \"id\" and \"function\": {\"name\", \"arguments\"}";
+    if (!calls->is_array()) fail("tool_calls", kWanted);
+    Json list = Json::array();
+    for (const Json &call : *calls) {
+        const Json *function = call.is_object() ? find_value(call, "function") : nullptr;
+        if (!function || !function->is_object()) fail("tool_calls", kWanted);
+        const auto name = text_value(*function, "name");
+        const Json *arguments = find_value(*function, "arguments");
+        if (!name || (arguments && !arguments->is_string() && !arguments->is_object()))
+            fail("tool_calls", kWanted);
+        list.push_back(
+            {{"id", text_value(call, "id").value_or("")},
+             {"type", "function"},
+             {"function", {{"name", *name}, {"arguments", arguments ? *arguments : Json::object()}}}});
+    }
+    return list.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::shared_ptr<const text::ToolUse> Body::tool_use(std::shared_ptr<const text::ToolUse> defaults) const {
+    if (!tools && !defaults && (tool_choice.value_or("none") != "none") && *tool_choice != "auto")
+        throw BodyError("there is a \"tool_choice\" and no \"tools\"");
+    if ((!tools && !tool_choice && !parallel_calls) || (!tools && !defaults)) return defaults;
+    auto use = std::make_shared<text::ToolUse>(tools ? text::read_tools(*tools) : *defaults);
+    if (parallel_calls) use->parallel = *parallel_calls;
+    if (tool_choice) try {
+            use->choose(*tool_choice);
+        } catch (const std::invalid_argument &error) {
+            throw BodyError(std::string("\"tool_choice\": ") + error.what());
+        }
+    return use;
+}
+
+std::string_view Reply::finish_name() const {
+    return !calls.empty() && reason == FinishReason::Stop ? "tool_calls" : name(reason);
+}
 
 Body parse_body(const Json &object) {
     refuse_unsupported(object);
@@ -199,8 +310,20 @@ Body parse_body(const Json &object) {
     if (!body.max_tokens) body.max_tokens = integer_of(object, "max_completion_tokens", -1, kMost);
     body.stops = stops_of(object);
     body.seed = seed_of(object);
+    body.thinking_budget = integer_of(object, "thinking_budget", -1, kMost);
     read_sampling(object, body);
+    body.samplers = samplers_of(object);
+    body.dry_breakers = texts_of(object, "dry_sequence_breakers");
+    constexpr size_t kMostBreakers = 64;
+    if (body.dry_breakers && body.dry_breakers->size() > kMostBreakers)
+        throw BodyError("\"dry_sequence_breakers\" has more than 64 texts");
     body.constraint = constraint_of(object);
+    body.logprobs = logprobs_of(object);
+    if (const auto top = integer_of(object, "prompt_logprobs", 0, kMostLogprobs))
+        body.prompt_logprobs = static_cast<int32_t>(*top);
+    body.tools = tools_of(object);
+    body.tool_choice = tool_choice_of(object);
+    body.parallel_calls = truth_of(object, "parallel_tool_calls");
     return body;
 }
 
@@ -211,6 +334,9 @@ std::span<const std::string> body_keys() {
                                                    "max_completion_tokens",
                                                    "stop",
                                                    "seed",
+                                                   "thinking_budget",
+                                                   "samplers",
+                                                   "dry_sequence_breakers",
                                                    "model",
                                                    "n",
                                                    "tools",
@@ -229,6 +355,7 @@ std::span<const std::string> body_keys() {
                                                    "stream_options",
                                                    "logprobs",
                                                    "top_logprobs",
+                                                   "prompt_logprobs",
                                                    "user",
                                                    "metadata",
                                                    "store",
@@ -240,9 +367,17 @@ std::span<const std::string> body_keys() {
 
 void Body::apply(Request &request) const {
     for (const auto &[setting, value] : sampling) setting->set(request.sampling, value);
+    request.thinking_budget = thinking_budget.value_or(request.thinking_budget);
+    request.sampling.samplers = samplers.value_or(request.sampling.samplers);
+    request.sampling.dry_breakers = dry_breakers.value_or(request.sampling.dry_breakers);
     request.sampling.seed = seed.value_or(request.sampling.seed);
     request.limits.max_tokens = max_tokens.value_or(request.limits.max_tokens);
     request.limits.stops.insert(request.limits.stops.end(), stops.begin(), stops.end());
+    if (logprobs) {
+        request.logprobs = *logprobs >= 0;
+        request.top_logprobs = *logprobs;
+    }
+    request.prompt_logprobs = prompt_logprobs.value_or(request.prompt_logprobs);
     if (!constraint) return;
     const grammar::SchemaOptions how =
         request.constraint ? request.constraint->options : grammar::SchemaOptions();
@@ -255,10 +390,17 @@ Json response_body(Endpoint endpoint, const std::string &number, const std::stri
     const bool chat = endpoint == Endpoint::Chat;
     Json choice = {{"index", 0}};
     if (chat) choice["message"] = {{"role", "assistant"}, {"content", reply.text}};
+    if (chat && !reply.calls.empty()) {
+        if (reply.text.empty()) choice["message"]["content"] = nullptr;
+        choice["message"]["tool_calls"] = text::calls_json(reply.calls);
+    }
     if (chat && !reply.reasoning.empty()) choice["message"]["reasoning_content"] = reply.reasoning;
     if (!chat) choice["text"] = reply.text;
     choice["logprobs"] = nullptr;
-    choice["finish_reason"] = name(reply.reason);
+    if (reply.logprobs)
+        choice["logprobs"] = chat ? chat_logprobs(*reply.logprobs) : completion_logprobs(*reply.logprobs);
+    if (reply.prompt_logprobs) choice["prompt_logprobs"] = prompt_logprobs(*reply.prompt_logprobs);
+    choice["finish_reason"] = reply.finish_name();
     if (reply.complete && !*reply.complete) choice["complete"] = false;
     const size_t prompt = reply.usage.prompt_tokens, completion = reply.usage.completion_tokens;
     return {{"id", (chat ? "chatcmpl-" : "cmpl-") + number},

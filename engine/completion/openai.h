@@ -2,10 +2,12 @@
 //
 // A body has "prompt": TEXT or "messages": [{"role": .., "content": ..}, ..], and optionally "max_tokens" (or
 // "max_completion_tokens"), "seed", "stop", and the sampling settings under their keys
-// (decode/sampling_settings.h). An unsupported key that would change the answer is an error.
+// (decode/sampling_settings.h), "tools", "tool_choice" and "parallel_tool_calls". Messages may have "tool_calls"
+// (of an assistant) and "tool_call_id" (of a tool). An unsupported key that would change the answer is an error.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "engine/completion/event.h"
+#include "engine/completion/logprobs.h"
 #include "engine/completion/request.h"
 #include "engine/decode/sampling_settings.h"
 #include "engine/text/json.h"
@@ -33,6 +36,9 @@ const Json *find_value(const Json &object, const char *key);
 // A string; nullopt if it is null or absent. Throws BodyError for another type.
 std::optional<std::string> text_value(const Json &object, const char *key);
 
+// OpenAI's "tool_calls" of a message, checked, as JSON text; empty where there are none. Throws BodyError.
+std::string message_calls(const Json &message);
+
 struct Body {
     std::optional<std::string> prompt;  // either this or messages
     std::vector<text::Message> messages;
@@ -40,8 +46,22 @@ struct Body {
     std::vector<std::string> stops;
     std::optional<uint64_t> seed;
     std::vector<std::pair<const decode::SamplingSetting *, double>> sampling;
+    // "samplers": names or letters as text, or a list of names; "dry_sequence_breakers": a list of texts.
+    std::optional<decode::SamplerOrder> samplers;
+    std::optional<std::vector<std::string>> dry_breakers;
     // "response_format" (json_object, json_schema), vLLM's "structured_outputs" and "guided_..".
     std::optional<grammar::Source> constraint;
+    // Alternatives of each token: "logprobs": true with "top_logprobs" (chat), or "logprobs": N (completions);
+    // vLLM's "prompt_logprobs". -1: log-probabilities are not wanted.
+    std::optional<int32_t> logprobs, prompt_logprobs;
+    std::optional<int64_t> thinking_budget;
+    std::optional<Json> tools;               // a list of definitions
+    std::optional<std::string> tool_choice;  // as ToolUse::choose() takes it
+    std::optional<bool> parallel_calls;
+
+    // The tools of the body, or those of `defaults` (may be null), under the body's choice; null: none. Throws
+    // BodyError.
+    std::shared_ptr<const text::ToolUse> tool_use(std::shared_ptr<const text::ToolUse> defaults) const;
 
     // Overrides the request's settings with these and adds the stop strings. The input stays as it is.
     void apply(Request &request) const;
@@ -58,6 +78,9 @@ struct Reply {
     FinishReason reason = FinishReason::Stop;
     Usage usage = {};
     std::optional<bool> complete = {};  // Done::complete
+    std::optional<std::vector<SpelledToken>> logprobs = {}, prompt_logprobs = {};
+    std::vector<text::ToolCall> calls = {};
+    std::string_view finish_name() const;  // "tool_calls" for an answer that ended with calls
 };
 enum class Endpoint { Chat, Completion };
 // The response to request `number`, which is in its id: "chatcmpl-7". "created" is 0, so that equal runs

@@ -47,8 +47,8 @@ Prompt PromptFormat::make(const Request &request, size_t context) const {
     Prompt prompt;
     size_t fixed = 0;
     if (const auto *turns = std::get_if<Messages>(&request.input)) {
-        prompt = render(turns->turns);
-        if (request.overflow != OverflowPolicy::Error) fixed = fixed_tokens(turns->turns, prompt.tokens);
+        prompt = render(turns->turns, turns->tools.get());
+        if (request.overflow != OverflowPolicy::Error) fixed = fixed_tokens(*turns, prompt.tokens);
     } else if (const auto *raw = std::get_if<RawText>(&request.input)) {
         prompt.tokens = tokenizer_->encode(raw->text);
         fixed = tokenizer_->adds_bos() ? 1 : 0;
@@ -60,9 +60,12 @@ Prompt PromptFormat::make(const Request &request, size_t context) const {
     return fitted(std::move(prompt), request.overflow, fixed, context);
 }
 
-Prompt PromptFormat::render(std::span<const text::Message> turns) const {
+Prompt PromptFormat::render(std::span<const text::Message> turns, const text::ToolUse *tools) const {
     try {
-        const std::vector<text::Segment> segments = chat_.render(turns);
+        static const text::Json kNone = text::Json::array();
+        const bool shown = tools && tools->choice != text::ToolUse::Choice::None;
+        const text::Json *definitions = !tools ? nullptr : shown ? &tools->definitions : &kNone;
+        const std::vector<text::Segment> segments = chat_.render(turns, true, definitions);
         std::string end;  // a mark spans no more than the last segments
         for (size_t i = segments.size() - std::min<size_t>(segments.size(), 4); i < segments.size(); ++i)
             end += segments[i].text;
@@ -78,15 +81,14 @@ Prompt PromptFormat::render(std::span<const text::Message> turns) const {
 
 // The number of tokens in front of the first message after the system prompt: what the prompt has in common
 // with one whose user message is empty.
-size_t PromptFormat::fixed_tokens(std::span<const text::Message> turns,
-                                  std::span<const TokenId> tokens) const {
+size_t PromptFormat::fixed_tokens(const Messages &messages, std::span<const TokenId> tokens) const {
     std::vector<text::Message> silent;
-    for (const text::Message &message : turns) {
+    for (const text::Message &message : messages.turns) {
         if (message.role != "system") break;
         silent.push_back(message);
     }
     silent.push_back({"user", "", ""});
-    const std::vector<TokenId> other = encode(silent);
+    const std::vector<TokenId> other = render(silent, messages.tools.get()).tokens;
     const auto end = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first;
     return static_cast<size_t>(end - tokens.begin());
 }
@@ -124,11 +126,24 @@ size_t PromptFormat::drop_old_turns(std::vector<text::Message> &turns, OverflowP
     return before - turns.size();
 }
 
-Vocabulary PromptFormat::vocabulary() const {
+text::ReasoningSplitter PromptFormat::splitter(const Prompt &prompt, bool with_calls) const {
+    text::ReasoningStyle style = chat_.reasoning();
+    const text::ToolFormat *format = with_calls ? tool_format() : nullptr;
+    if (format && !format->bare) {
+        const bool harmony = style.kind == text::ReasoningStyle::Kind::Harmony;
+        style.call = harmony ? format->before : format->triggers().front();
+    }
+    return {std::move(style), prompt.begins_inside};
+}
+
+Vocabulary PromptFormat::vocabulary(bool with_calls) const {
     Vocabulary vocabulary = vocabulary_of(*tokenizer_);
-    if (chat_.reasoning().kind == text::ReasoningStyle::Kind::None) return vocabulary;
-    vocabulary.text = [this, text = vocabulary.text](TokenId id) {
-        const bool is_mark = tokenizer_->is_control(id) && chat_.reasoning().is_mark(tokenizer_->piece(id));
+    const text::ToolFormat *format = with_calls ? tool_format() : nullptr;
+    if (chat_.reasoning().kind == text::ReasoningStyle::Kind::None && !format) return vocabulary;
+    vocabulary.text = [this, format, text = vocabulary.text](TokenId id) {
+        const std::string_view piece = tokenizer_->piece(id);
+        const bool is_mark = tokenizer_->is_control(id) &&
+                             (chat_.reasoning().is_mark(piece) || (format && format->is_mark(piece)));
         return is_mark ? std::string(tokenizer_->piece(id)) : text(id);
     };
     return vocabulary;

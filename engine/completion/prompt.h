@@ -48,7 +48,9 @@ class PromptFormat {
     // refuses. Under OverflowPolicy::Error the prompt may exceed `context`.
     Prompt make(const Request &request, size_t context) const;
     // The whole conversation as token ids.
-    std::vector<TokenId> encode(std::span<const text::Message> turns) const { return render(turns).tokens; }
+    std::vector<TokenId> encode(std::span<const text::Message> turns) const {
+        return render(turns, nullptr).tokens;
+    }
 
     // If a conversation leaves less than a quarter of the context for the answer, drops its oldest turns (for
     // DropMiddle those after the first) down to half of the context, so that the next message fits as well.
@@ -56,22 +58,23 @@ class PromptFormat {
     size_t drop_old_turns(std::vector<text::Message> &turns, OverflowPolicy policy, size_t context) const;
 
     // Separates reasoning from the answer's text. Its input is text of vocabulary(), which includes the marks
-    // even if they are control tokens.
-    text::ReasoningSplitter splitter(const Prompt &prompt) const {
-        return {chat_.reasoning(), prompt.begins_inside};
-    }
+    // even if they are control tokens. `with_calls`: the mark of a tool call ends the reasoning, too.
+    text::ReasoningSplitter splitter(const Prompt &prompt, bool with_calls = false) const;
+    // How the model writes tool calls; null if unknown.
+    const text::ToolFormat *tool_format() const { return chat_.tool_format(); }
     const text::ReasoningStyle &reasoning() const { return chat_.reasoning(); }
     // Throws std::invalid_argument if the template does not support it.
     void set_thinking(text::Thinking thinking) { chat_.set_thinking(thinking); }
     text::Thinking thinking() const { return chat_.thinking(); }
-    Vocabulary vocabulary() const;
+    // `with_calls`: the marks of tool calls have text as well.
+    Vocabulary vocabulary(bool with_calls = false) const;
     // The marks around reasoning where it is printed with the answer.
     std::string opening_mark() const;
     std::string closing_mark() const;
 
   private:
-    Prompt render(std::span<const text::Message> turns) const;
-    size_t fixed_tokens(std::span<const text::Message> turns, std::span<const TokenId> tokens) const;
+    Prompt render(std::span<const text::Message> turns, const text::ToolUse *tools) const;
+    size_t fixed_tokens(const Messages &messages, std::span<const TokenId> tokens) const;
 
     const text::Tokenizer *tokenizer_;
     text::ChatPrompt chat_;

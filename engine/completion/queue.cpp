@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "engine/completion/thinking_budget.h"
 #include "engine/decode/next_token.h"
 #include "engine/decode/speculation/grammar_draft.h"
 
@@ -19,6 +20,7 @@ CompletionQueue::CompletionQueue(decode::Engine &engine, const PromptFormat &for
     engine_ = &engine;
     format_ = &format;
     turn_vocabulary_ = format.vocabulary();
+    call_vocabulary_ = format.vocabulary(true);
 }
 
 CompletionQueue::CompletionQueue(decode::Executor &executor, Vocabulary vocabulary, QueueOptions options)
@@ -72,7 +74,7 @@ decode::Sampler CompletionQueue::sampler_of(const Request &request) const {
 
 Limits CompletionQueue::limits_of(const Request &request, const Prompt &prompt) const {
     Limits limits = request.limits;
-    limits.ignore_end = limits.ignore_end && !request.constraint;
+    limits.ignore_end = limits.ignore_end && !request.constraint && !tools_of(request);
     if (prompt.is_turn)
         limits.stops.insert(limits.stops.end(), format_->stops().begin(), format_->stops().end());
     return limits;
@@ -80,13 +82,19 @@ Limits CompletionQueue::limits_of(const Request &request, const Prompt &prompt) 
 
 std::optional<decode::Constraint> CompletionQueue::constraint_of(const Request &request,
                                                                  const Prompt &prompt) {
-    if (!request.constraint) return std::nullopt;
+    const std::shared_ptr<const text::ToolUse> tools = tools_of(request);
+    const bool required = tools && tools->choice == text::ToolUse::Choice::Required;
+    if (required && request.constraint)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "an answer cannot be constrained and a required tool call at once");
+    if (!request.constraint && !tools) return std::nullopt;
     if (!engine_) throw DecodeError(DecodeError::Kind::BadInput, "a constraint needs the tokenizer");
     if (!constraints_)
         constraints_ =
-            std::make_unique<Constraints>(engine_->tokenizer(), executor_->vocab(), turn_vocabulary_.text);
+            std::make_unique<Constraints>(engine_->tokenizer(), executor_->vocab(), call_vocabulary_.text);
     const text::ReasoningStyle reasoning = prompt.is_turn ? format_->reasoning() : text::ReasoningStyle();
-    return constraints_->make(*request.constraint, reasoning, prompt.begins_inside);
+    if (request.constraint) return constraints_->make(*request.constraint, reasoning, prompt.begins_inside);
+    return constraints_->make_calls(*format_->tool_format(), *tools, reasoning, prompt.begins_inside);
 }
 
 // Text that the grammar forces is drafted first.
@@ -105,23 +113,48 @@ std::unique_ptr<decode::Speculator> CompletionQueue::speculator_of(const Entry &
     return speculator;
 }
 
+// The tools whose calls are looked for in the answer; null: none.
+std::shared_ptr<const text::ToolUse> CompletionQueue::tools_of(const Request &request) const {
+    const auto *messages = std::get_if<Messages>(&request.input);
+    if (!messages || !messages->tools || !format_) return nullptr;
+    const text::ToolUse &tools = *messages->tools;
+    using Choice = text::ToolUse::Choice;
+    const bool can_call = !tools.tools.empty() && tools.choice != Choice::None;
+    if (request.constraint && tools.choice == Choice::Auto) return nullptr;  // leaves no place for calls
+    if (can_call && format_->tool_format()) return messages->tools;
+    if (tools.choice == Choice::Required)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "a tool call is required, but the chat template writes none, or in an unknown way");
+    return nullptr;
+}
+
+const Vocabulary &CompletionQueue::vocabulary_of_answer(const Prompt &prompt, bool with_calls) const {
+    return with_calls ? call_vocabulary_ : prompt.is_turn ? turn_vocabulary_ : vocabulary_;
+}
+
 void CompletionQueue::start(RequestId id, const Request &request) {
     const Clock::time_point now = Clock::now();
+    const auto tools = tools_of(request);
     const Prompt prompt = prompt_of(request);
     Entry answer(id, ScheduledSequence(*executor_), sampler_of(request),
-                 Answer(prompt.is_turn ? turn_vocabulary_ : vocabulary_, limits_of(request, prompt)));
+                 Answer(vocabulary_of_answer(prompt, tools != nullptr), limits_of(request, prompt)));
     answer.shift_keeping = prompt.shift_keeping;
     answer.samples = request.samples;
     answer.logprobs = request.logprobs;
+    answer.top_logprobs = request.top_logprobs;
+    answer.prompt_logprobs = request.prompt_logprobs;
+    const bool scores_prompt = request.prompt_logprobs >= 0;
     answer.drafts = request.drafts && make_speculator_;
     answer.keep = request.keep;
     answer.submitted = now;
-    if (prompt.is_turn) answer.splitter = format_->splitter(prompt);
+    if (prompt.is_turn) answer.splitter = format_->splitter(prompt, tools != nullptr);
+    answer.tools = tools;
+    if (tools) answer.calls.emplace(*format_->tool_format(), *tools, prompt.tokens.size());
     answer.done.id = id;
     answer.done.usage.prompt_tokens = prompt.tokens.size();
     answer.done.usage.left_out = prompt.left_out;
     // max_tokens is 0 and no sequence is kept: nothing to compute. (A constraint may have to add an ending.)
-    if (answer.text.complete() && !request.keep && !request.constraint) {
+    if (answer.text.complete() && !request.keep && !request.constraint && !scores_prompt) {
         answer.text.end(FinishReason::Length);
         answer.done.reason = answer.text.reason();
         for (int32_t i = 0; i < request.samples; ++i) {
@@ -136,7 +169,10 @@ void CompletionQueue::start(RequestId id, const Request &request) {
         if (found == kept_.end()) throw DecodeError(DecodeError::Kind::Failed, "the sequence was released");
         Kept &kept = found->second;
         decode::Sequence sequence = kept.sequence.sequence().fork();
-        known = sequence.reuse(prompt.tokens);
+        if (!scores_prompt)
+            known = sequence.reuse(prompt.tokens);
+        else
+            sequence.truncate(0);
         answer.sequence = ScheduledSequence(std::move(sequence));
         if (answer.drafts) answer.speculator = std::move(kept.speculator);
         answer.dropped = kept.dropped;
@@ -152,17 +188,34 @@ void CompletionQueue::start(RequestId id, const Request &request) {
         answer.close = request.close;
         answer.drafts = request.drafts;
     }
+    if (request.thinking_budget >= 0 && prompt.is_turn && engine_) {
+        const text::ReasoningStyle &style = format_->reasoning();
+        answer.sampler.force(ThinkingBudget(style, prompt.begins_inside, request.thinking_budget,
+                                            ThinkingBudget::closing_tokens(style, engine_->tokenizer()),
+                                            turn_vocabulary_.text,
+                                            static_cast<int64_t>(prompt.tokens.size()) + answer.dropped));
+    }
+    if (scores_prompt) {
+        answer.unread = prompt.tokens;
+        read_prompt(answer);
+        insert(std::move(answer));
+        return;
+    }
     answer.sequence.append(std::span(prompt.tokens).subspan(known));
     if (!answer.logprobs) decode::prepare_next(answer.sequence, answer.sampler);
     insert(std::move(answer));
 }
 
 void CompletionQueue::start_beams(RequestId id, const Request &request) {
+    if (request.logprobs || request.prompt_logprobs >= 0)
+        throw DecodeError(DecodeError::Kind::BadInput,
+                          "a search with beams gives no log-probabilities of tokens");
     if (request.samples > 1 || request.beams > parallel_)
         throw DecodeError(DecodeError::Kind::BadInput,
                           "a search of " + std::to_string(request.beams) +
                               " beams needs one sample and as many parallel sequences as beams");
     const Clock::time_point now = Clock::now();
+    const auto tools = tools_of(request);
     const Prompt prompt = prompt_of(request);
     BeamOptions options{.beams = request.beams,
                         .limits = limits_of(request, prompt),
@@ -171,12 +224,16 @@ void CompletionQueue::start_beams(RequestId id, const Request &request) {
                         .close = request.close};
     beams_.push_back({.id = id,
                       .search = std::make_unique<BeamSearch>(*executor_, scheduler_,
-                                                             prompt.is_turn ? turn_vocabulary_ : vocabulary_,
+                                                             vocabulary_of_answer(prompt, tools != nullptr),
                                                              std::move(options), prompt.tokens),
                       .splitter = {},
+                      .calls = {},
+                      .tools = {},
                       .submitted = now});
     Beams &beams = beams_.back();
-    if (prompt.is_turn) beams.splitter = format_->splitter(prompt);
+    if (prompt.is_turn) beams.splitter = format_->splitter(prompt, tools != nullptr);
+    beams.tools = tools;
+    if (tools) beams.calls.emplace(*format_->tool_format(), *tools, prompt.tokens.size());
     beams.done.id = id;
     beams.done.usage = {.prompt_tokens = prompt.tokens.size(), .left_out = prompt.left_out};
 }
@@ -260,6 +317,7 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
                 if (costs && !std::exchange(observed, true)) costs->observe(pass);
                 answer->speculator->passed(pass.seconds / static_cast<double>(ready.size()));
             }
+            if (score_prompt(*answer)) continue;
             if (answer->samples > 1) split(answer);
             advance(answer, *sequence);
         }
@@ -307,8 +365,11 @@ void CompletionQueue::split(Entries::iterator answer) {
         Entry more(answer->id, ScheduledSequence(answer->sequence.sequence().fork()), answer->sampler,
                    answer->text);
         more.splitter = answer->splitter;
+        more.calls = answer->calls;
+        more.tools = answer->tools;
         more.shift_keeping = answer->shift_keeping;
         more.logprobs = answer->logprobs;
+        more.top_logprobs = answer->top_logprobs;
         more.drafts = answer->drafts;
         more.keep = answer->keep;
         more.close = answer->close;
@@ -334,22 +395,54 @@ void CompletionQueue::advance(Entries::iterator answer, const ScheduledSequence 
 
 void CompletionQueue::take(Entry &answer, const ScheduledSequence &computed) {
     try {
+        const decode::LogitRows &all = computed.rows();
         const auto [tokens, rows, branch] =
-            decode::take_tokens(answer.sequence, computed.rows(), answer.speculator.get(), answer.sampler);
+            decode::take_tokens(answer.sequence, answer.started ? all : all.part(all.size() - 1, 1),
+                                answer.speculator.get(), answer.sampler);
         answer.unused = tokens.size();
         for (size_t i = 0; i < tokens.size() && !answer.text.over() && !answer.text.complete(); ++i) {
-            if (answer.logprobs)
-                answer.done.log_probability += decode::log_probability(rows[i].whole(), tokens[i]);
+            if (answer.logprobs) {
+                answer.done.logprobs.push_back(
+                    decode::log_probabilities(rows[i].whole(), tokens[i], answer.top_logprobs));
+                answer.done.log_probability += answer.done.logprobs.back().token.log_probability;
+            }
             count_token(answer);
             --answer.unused;
             const size_t before = answer.text.tokens().size();
             const std::string text = answer.text.take(tokens[i]);
             const bool is_token = answer.text.tokens().size() > before;  // not an end
+            if (answer.logprobs && !is_token) answer.done.logprobs.pop_back();
             emit(answer, is_token ? tokens[i] : text::kNoToken, text);
         }
     } catch (const DecodeError &error) {
         fail(answer, error);
     }
+}
+
+// A scored prompt is read in parts, because all rows of a part are there at once.
+void CompletionQueue::read_prompt(Entry &answer) {
+    constexpr size_t kMostRows = 64;
+    const size_t count =
+        std::min({answer.unread.size(), kMostRows, static_cast<size_t>(executor_->batch_size())});
+    answer.sequence.append(std::span(answer.unread).first(count), static_cast<int32_t>(count));
+    answer.unread.erase(answer.unread.begin(), answer.unread.begin() + static_cast<std::ptrdiff_t>(count));
+}
+
+// True when more of the prompt has to be read first.
+bool CompletionQueue::score_prompt(Entry &answer) {
+    if (answer.prompt_logprobs < 0 || answer.started) return false;
+    const std::vector<TokenId> &tokens = answer.sequence.tokens();
+    const decode::LogitRows &rows = answer.sequence.rows();
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const size_t next = tokens.size() - rows.size() + i + 1;
+        if (next == tokens.size() && answer.unread.empty()) break;
+        answer.done.prompt_logprobs.push_back(decode::log_probabilities(
+            rows[i].whole(), next < tokens.size() ? tokens[next] : answer.unread.front(),
+            answer.prompt_logprobs));
+    }
+    if (answer.unread.empty()) return false;
+    read_prompt(answer);
+    return true;
 }
 
 void CompletionQueue::count_token(Entry &answer) {
@@ -389,9 +482,11 @@ bool CompletionQueue::go_on(Entry &answer) {
 }
 
 // Reports a token exactly once, with or without text.
-void CompletionQueue::report_text(const Done &of, std::optional<text::ReasoningSplitter> &splitter,
-                                  TokenId token, const std::string &text, bool over) {
-    const auto report = [&](Channel channel, const std::string &part) {
+void CompletionQueue::report_text(Done &of, std::optional<text::ReasoningSplitter> &splitter,
+                                  std::optional<text::ToolCallSplitter> &calls, TokenId token,
+                                  const std::string &text, bool over) {
+    const auto report = [&](Channel channel, std::string part) {
+        if (calls && channel == Channel::Answer) part = calls->push(part);
         if (token == text::kNoToken && part.empty()) return;
         events_.push_back(Piece{of.id, of.sample, channel, part, std::exchange(token, text::kNoToken)});
     };
@@ -403,10 +498,16 @@ void CompletionQueue::report_text(const Done &of, std::optional<text::ReasoningS
     report_all(splitter->push(text));
     if (over) report_all(splitter->flush());
     report(Channel::Answer, "");
+    if (!over || !calls) return;
+    text::ParsedAnswer rest = calls->flush();
+    of.calls = std::move(rest.calls);
+    of.note = std::move(rest.note);
+    if (!rest.content.empty())
+        events_.push_back(Piece{of.id, of.sample, Channel::Answer, rest.content, text::kNoToken});
 }
 
 void CompletionQueue::emit(Entry &answer, TokenId token, const std::string &text) {
-    report_text(answer.done, answer.splitter, token, text, answer.text.over());
+    report_text(answer.done, answer.splitter, answer.calls, token, text, answer.text.over());
 }
 
 void CompletionQueue::end(Entry &answer, FinishReason reason) {
@@ -501,7 +602,8 @@ void CompletionQueue::finish(Beams &beams, FinishReason reason) {
         done.score = found[i].score;
         done.complete = found[i].complete;
         std::optional<text::ReasoningSplitter> splitter = beams.splitter;
-        report_text(done, splitter, text::kNoToken, found[i].text, true);
+        std::optional<text::ToolCallSplitter> calls = beams.calls;
+        report_text(done, splitter, calls, text::kNoToken, found[i].text, true);
         count(done);
         events_.push_back(std::move(done));
     }
@@ -531,7 +633,10 @@ void CompletionQueue::finish(Entries::iterator answer) {
     done.reason = answer->text.reason();
     done.tokens = answer->text.tokens();
     done.usage.completion_tokens = done.tokens.size();
-    if (const decode::Constraint *constraint = answer->sampler.constraint(); constraint && done.error.empty())
+    // Of calls that may as well be text there is nothing to be complete.
+    const bool may_call = answer->tools && answer->tools->choice == text::ToolUse::Choice::Auto;
+    const decode::Constraint *constraint = answer->sampler.constraint();
+    if (constraint && done.error.empty() && !may_call)
         done.complete = answer->closed || constraint->complete(done.tokens);
     if (answer->keep) done.kept = keep(*answer);
     for (int32_t i = 0; i < answer->samples; ++i) {

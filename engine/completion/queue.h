@@ -28,6 +28,7 @@
 #include "engine/decode/scheduler.h"
 #include "engine/decode/speculation/speculator.h"
 #include "engine/decode/stop_request.h"
+#include "engine/text/tool_calls/parse.h"
 #include "gguf/base/timer.h"
 
 namespace runnel::completion {
@@ -98,9 +99,14 @@ class CompletionQueue {
         decode::Sampler sampler;
         Answer text;
         std::optional<text::ReasoningSplitter> splitter;
+        std::optional<text::ToolCallSplitter> calls;
+        std::shared_ptr<const text::ToolUse> tools;  // of `calls`
         std::optional<size_t> shift_keeping;
         int32_t samples = 1;
-        bool logprobs = false, drafts = false, keep = false, close = false, closed = false;
+        bool logprobs = false;
+        int32_t top_logprobs = 0, prompt_logprobs = -1;
+        std::vector<TokenId> unread;  // of a prompt that is scored: not in the sequence yet
+        bool drafts = false, keep = false, close = false, closed = false;
         std::unique_ptr<decode::Speculator> speculator;  // from the first token on
         decode::SpeculationCounts counted;               // by the speculator, for earlier answers
         Done done;
@@ -121,6 +127,8 @@ class CompletionQueue {
         RequestId id;
         std::unique_ptr<BeamSearch> search;
         std::optional<text::ReasoningSplitter> splitter;
+        std::optional<text::ToolCallSplitter> calls;
+        std::shared_ptr<const text::ToolUse> tools;
         Done done = {};
         Clock::time_point submitted = {};
     };
@@ -138,12 +146,17 @@ class CompletionQueue {
     void split(Entries::iterator answer);
     void advance(Entries::iterator answer, const decode::ScheduledSequence &computed);
     void take(Entry &answer, const decode::ScheduledSequence &computed);
+    void read_prompt(Entry &answer);
+    bool score_prompt(Entry &answer);
     void count_token(Entry &answer);
     bool go_on(Entry &answer);
     void fail(Entry &answer, const decode::DecodeError &error);
     void emit(Entry &answer, TokenId token, const std::string &text);
-    void report_text(const Done &of, std::optional<text::ReasoningSplitter> &splitter, TokenId token,
-                     const std::string &text, bool over);
+    void report_text(Done &of, std::optional<text::ReasoningSplitter> &splitter,
+                     std::optional<text::ToolCallSplitter> &calls, TokenId token, const std::string &text,
+                     bool over);
+    std::shared_ptr<const text::ToolUse> tools_of(const Request &request) const;
+    const Vocabulary &vocabulary_of_answer(const Prompt &prompt, bool with_calls) const;
     void advance_beams();
     void finish(Beams &beams, FinishReason reason);
     void end(Entry &answer, FinishReason reason);
@@ -158,6 +171,7 @@ class CompletionQueue {
     const decode::Engine *engine_ = nullptr;
     const PromptFormat *format_ = nullptr;
     Vocabulary turn_vocabulary_;  // includes the marks of reasoning
+    Vocabulary call_vocabulary_;  // and those of tool calls
     decode::MakeSpeculator make_speculator_;
     std::unique_ptr<Constraints> constraints_;            // made for the first constraint
     std::shared_ptr<decode::SharedCosts> grammar_costs_;  // where only forced text is drafted

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -11,6 +12,7 @@
 #include "engine/decode/sampler.h"
 #include "engine/grammar/source.h"
 #include "engine/text/chat_template.h"
+#include "engine/text/tool_calls/tools.h"
 
 namespace runnel::completion {
 
@@ -26,6 +28,8 @@ struct RawText {
 // A conversation; the answer is its next turn.
 struct Messages {
     std::vector<text::Message> turns;
+    std::shared_ptr<const text::ToolUse> tools =
+        {};  // that may be called; null: none, or as the template has it
 };
 // Token ids to complete.
 struct Tokens {
@@ -44,15 +48,18 @@ struct Request {
     Limits limits = {};
     // The grammar of the answer after its reasoning. limits.ignore_end has no effect then.
     std::optional<grammar::Source> constraint = {};
-    bool close = false;  // at a limit, append the shortest valid ending
+    bool close = false;            // at a limit, append the shortest valid ending
+    int64_t thinking_budget = -1;  // most tokens of reasoning; < 0: no limit
     OverflowPolicy overflow = OverflowPolicy::Error;
     // Independent answers to one prompt, which is computed once; answer i draws from stream + i.
     int32_t samples = 1;
     // Above 1: beams of a search for the most probable answers (beams.h), with samples == 1. Of the sampling
     // options, only the biases count.
     int32_t beams = 1;
-    bool logprobs = false;  // compute Done::log_probability
-    bool drafts = true;     // allow drafts
+    bool logprobs = false;         // compute Done::log_probability and Done::logprobs,
+    int32_t top_logprobs = 0;      // with the most probable tokens at each position
+    int32_t prompt_logprobs = -1;  // >= 0: compute Done::prompt_logprobs with so many alternatives
+    bool drafts = true;            // allow drafts
     // Reuses the cache of this sequence for the common prefix with the prompt. The handle stays valid.
     SequenceHandle continue_from = kNoSequence;
     bool keep = false;  // keep the answer's sequence; Done::kept is its handle

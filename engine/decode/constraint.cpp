@@ -55,7 +55,7 @@ Constraint::State Constraint::state_of(std::span<const TokenId> history) {
 Constraint::State Constraint::advance(State state, TokenId token) {
     if (state.matched == kBefore && token == free_->open) return {state.grammar, 0};
     if (state.matched < 0) return {masks_->advance(state.grammar, token), kBehind};
-    if (masks_->index().is_end(token)) return {grammar::kDead, kBehind};
+    if (masks_->index().is_end(token)) return free_->may_end ? state : State{grammar::kDead, kBehind};
     const std::string bytes = free_->text(token);
     const std::string &close = free_->close;
     for (size_t i = 0; i < bytes.size(); ++i) {
@@ -76,13 +76,23 @@ const grammar::Bits &Constraint::free_mask(State state) {
     if (anything_.empty()) {
         anything_.resize((static_cast<size_t>(index.rows()) + 63) / 64);
         for (TokenId id = 0; id < index.rows(); ++id) {
-            if (!index.is_sampleable(id) || index.is_end(id)) continue;
+            if (!index.is_sampleable(id) || (index.is_end(id) && !free_->may_end)) continue;
             grammar::set_bit(anything_, id);
-            if (free_->text(id).find(free_->close.back()) != std::string::npos) over_mark_.push_back(id);
+            const std::string text = free_->text(id);
+            if (text.find(free_->close) != std::string::npos)
+                over_mark_.insert(over_mark_.begin(), id);
+            else if (text.find(free_->close.back()) != std::string::npos)
+                over_mark_.push_back(id);
         }
+        // First those that hold the whole mark, then kNoToken.
+        const auto whole = std::ranges::find_if(
+            over_mark_, [&](TokenId id) { return free_->text(id).find(free_->close) == std::string::npos; });
+        over_mark_.insert(whole, text::kNoToken);
     }
     mask_ = anything_;
     for (const TokenId id : over_mark_) {
+        if (id == text::kNoToken && state.matched == 0) break;
+        if (id == text::kNoToken) continue;
         const State next = advance(state, id);
         if (next.matched < 0 && next.grammar == grammar::kDead) grammar::clear_bit(mask_, id);
     }
@@ -129,7 +139,8 @@ bool Constraint::complete(std::span<const TokenId> answer) const {
     Constraint own = *this;
     own.begin(0);
     const State state = own.state_of(answer);
-    return state.matched < 0 && state.grammar != grammar::kDead && masks_->accepts(state.grammar);
+    if (state.matched >= 0) return free_->may_end;
+    return state.grammar != grammar::kDead && masks_->accepts(state.grammar);
 }
 
 std::string Constraint::ending(std::span<const TokenId> answer) const {

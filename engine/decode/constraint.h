@@ -19,11 +19,13 @@ namespace runnel::decode {
 
 using text::TokenId;
 
-// Free text (reasoning) in front of the grammar's text: all tokens are allowed but ends of generation.
+// Free text (reasoning, or text in front of a tool call) before the grammar's text: all tokens are allowed but
+// ends of generation.
 struct FreeText {
     std::string close;                         // ends the free text
     TokenId open = text::kNoToken;             // may begin it; kNoToken: the answer begins inside it
     std::function<std::string(TokenId)> text;  // of a token, marks included
+    bool may_end = false;                      // the answer may end inside it: ends are allowed, too
 };
 
 class Constraint {

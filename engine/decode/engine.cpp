@@ -224,7 +224,18 @@ Sampler Engine::sampler(SamplingOptions options) const {
     const auto vocab = static_cast<int32_t>(model_.program.vocab);
     if (!options.logit_bias.empty()) Sampler(options, vocab);  // checks the user's, before ours join them
     options.logit_bias.insert(options.logit_bias.end(), never_.begin(), never_.end());
-    return Sampler(std::move(options), vocab);
+    std::shared_ptr<const DryBreakers> breakers;
+    if (options.dry_multiplier != 0 && !options.dry_breakers.empty()) {
+        constexpr size_t kMostKnown = 16;
+        if (breakers_.size() >= kMostKnown) breakers_.clear();
+        std::shared_ptr<const DryBreakers> &known = breakers_[options.dry_breakers];
+        if (!known)
+            known = std::make_shared<const DryBreakers>(make_dry_breakers(*tokenizer_, options.dry_breakers));
+        breakers = known;
+    }
+    Sampler sampler(std::move(options), vocab);
+    sampler.set_dry_breakers(std::move(breakers));
+    return sampler;
 }
 
 }  // namespace runnel::decode

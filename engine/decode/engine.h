@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -94,6 +95,8 @@ class Engine {
     kernels::LoadProgress progress_;
     std::unique_ptr<Executor> executor_;
     std::vector<std::pair<TokenId, float>> never_;  // biases of ids that stand for no token
+    // By their texts; made when a sampler first needs them.
+    mutable std::map<std::vector<std::string>, std::shared_ptr<const DryBreakers>> breakers_;
     std::vector<std::string> notes_;
     double load_seconds_ = 0;
 };

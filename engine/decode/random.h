@@ -14,7 +14,7 @@ namespace runnel::decode {
 std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) noexcept;
 
 // What a draw is for: draws of different purposes at one position are independent.
-enum class Draw : uint32_t { Acceptance = 1, Residual = 2, NoiseHead = 3, NoiseTail = 4 };
+enum class Draw : uint32_t { Acceptance = 1, Residual = 2, NoiseHead = 3, NoiseTail = 4, Exclusion = 5 };
 
 // Uniform in [0, 1), a multiple of 2^-53. `stream` tells sequences of one seed apart; `position` is the index
 // of the token in its sequence.

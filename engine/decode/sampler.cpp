@@ -21,55 +21,7 @@ constexpr float kForbidden = -std::numeric_limits<float>::infinity();
                       "weights are damaged or overflow");
 }
 
-bool by_logit(const Candidate &a, const Candidate &b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-}
-
-// Reorders `set` so that its elements come in the order of `less` for as far as `more` asks: more(candidate)
-// is called for each in turn and says whether to go on. Returns how many it saw. Sorts only about as many
-// elements as that.
-template <class Less, class More>
-size_t walk_in_order(std::vector<Candidate> &set, Less less, More more) {
-    size_t sorted = 0;
-    while (sorted < set.size()) {
-        const size_t next = std::min(set.size(), std::max<size_t>(64, sorted * 4));
-        const auto from = set.begin() + static_cast<std::ptrdiff_t>(sorted);
-        const auto to = set.begin() + static_cast<std::ptrdiff_t>(next);
-        if (next < set.size()) std::nth_element(from, to, set.end(), less);
-        std::sort(from, to, less);
-        for (; sorted < next; ++sorted)
-            if (!more(set[sorted])) return sorted + 1;
-    }
-    return sorted;
-}
-
 }  // namespace
-
-double log_probability(std::span<const float> logits, TokenId id) {
-    const double top = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
-    for (const float l : logits) sum += std::exp(double{l} - top);
-    return double{logits[static_cast<size_t>(id)]} - top - std::log(sum);
-}
-
-double Distribution::probability_of(TokenId id) const {
-    for (const Candidate &c : candidates)
-        if (c.id == id) return c.probability;
-    return 0;
-}
-
-TokenId Distribution::pick(double uniform) const {
-    assert(!candidates.empty());
-    double sum = 0;
-    for (const Candidate &c : candidates) {
-        sum += c.probability;
-        if (uniform < sum) return c.id;
-    }
-    // Rounding left the sum a little below 1: the last token that can come at all.
-    for (size_t i = candidates.size(); i-- > 0;)
-        if (candidates[i].probability > 0) return candidates[i].id;
-    return candidates.back().id;
-}
 
 Sampler::Sampler(SamplingOptions options, int32_t vocab) : options_(std::move(options)), vocab_(vocab) {
     for (const auto &[id, bias] : options_.logit_bias) {
@@ -79,6 +31,41 @@ Sampler::Sampler(SamplingOptions options, int32_t vocab) : options_(std::move(op
                                                                std::to_string(id) + " (the vocabulary has " +
                                                                std::to_string(vocab_) + ")");
     }
+    choose_steps();
+}
+
+void Sampler::choose_steps() {
+    const SamplingOptions &o = options_;
+    const bool has_temperature = std::ranges::find(o.samplers, SamplerKind::Temperature) != o.samplers.end();
+    greedy_ = has_temperature && !(o.temperature > 0) && !(o.dynatemp_range > 0);
+    const bool filters = !greedy_ && o.mirostat == 0;
+    const auto is_on = [&](SamplerKind kind) {
+        switch (kind) {
+            case SamplerKind::Penalties:
+                return o.repeat_penalty != 1 || o.presence_penalty != 0 || o.frequency_penalty != 0;
+            case SamplerKind::Dry:
+                return o.dry_multiplier != 0 && o.dry_base >= 1 && o.dry_last_n != 0;
+            case SamplerKind::TopNSigma:
+                return filters && o.top_n_sigma > 0;
+            case SamplerKind::TopK:
+                return filters && o.top_k > 0 && o.top_k < vocab_;
+            case SamplerKind::Typical:
+                return filters && o.typical < 1;
+            case SamplerKind::TopP:
+                return filters && o.top_p < 1;
+            case SamplerKind::MinP:
+                return filters && o.min_p > 0;
+            case SamplerKind::Xtc:
+                return filters && o.xtc_probability > 0 && o.xtc_threshold <= 0.5f;
+            case SamplerKind::Temperature:
+                return !greedy_;
+        }
+        return false;
+    };
+    for (const SamplerKind kind : o.samplers)
+        if (is_on(kind)) steps_.push_back(kind);
+    const size_t first = !steps_.empty() && steps_[0] == SamplerKind::Penalties ? 1 : 0;
+    by_count_ = steps_.size() > first && steps_[first] == SamplerKind::TopK;
 }
 
 void Sampler::load(std::span<const float> logits, std::span<const TokenId> history) {
@@ -99,8 +86,7 @@ void Sampler::load(std::span<const float> logits, std::span<const TokenId> histo
 }
 
 bool Sampler::penalizes() const {
-    const SamplingOptions &o = options_;
-    return o.repeat_penalty != 1 || o.presence_penalty != 0 || o.frequency_penalty != 0;
+    return std::ranges::find(steps_, SamplerKind::Penalties) != steps_.end();
 }
 
 void Sampler::count(std::span<const TokenId> history) {
@@ -121,19 +107,45 @@ float Sampler::penalized(float l, int32_t count) const {
 
 void Sampler::penalize(std::span<const TokenId> history) {
     count(history);
-    for (const auto &[id, count] : counts_) {
-        float &l = logits_[static_cast<size_t>(id)];
-        l = penalized(l, count);
+    if (!gathered_) {
+        for (const auto &[id, count] : counts_) {
+            float &l = logits_[static_cast<size_t>(id)];
+            l = penalized(l, count);
+        }
+        return;
     }
+    set_.apply_temperature();
+    for (Candidate &c : set_.all())
+        if (const auto found = counts_.find(c.id); found != counts_.end())
+            c.logit = penalized(c.logit, found->second);
+    set_.sorted = false;
 }
 
-// The k largest in one pass: whoever is not above the k-th largest so far is out. Among equals the lower id
+void Sampler::penalize_repetition(std::span<const TokenId> history) {
+    const auto penalties = dry_penalties(options_, breakers_.get(), history);
+    if (penalties.empty()) return;
+    const auto lowered = [&](float l, float penalty) { return std::max(l - penalty, -FLT_MAX); };
+    if (!gathered_) {
+        for (const auto &[id, penalty] : penalties) {
+            if (id < 0 || id >= vocab_) continue;
+            float &l = logits_[static_cast<size_t>(id)];
+            if (l != kForbidden) l = lowered(l, penalty);
+        }
+        return;
+    }
+    set_.apply_temperature();
+    for (Candidate &c : set_.all())
+        if (const auto found = penalties.find(c.id); found != penalties.end())
+            c.logit = lowered(c.logit, found->second);
+    set_.sorted = false;
+}
+
+// The k largest in one pass: only logits above the k-th largest so far are added. Among equals the lower id
 // wins, which is the one that came first.
-void Sampler::keep_top_k() {
-    std::vector<Candidate> &set = result_.candidates;
-    set.clear();
-    const bool all = options_.top_k <= 0 || options_.top_k >= vocab_;
-    const size_t k = static_cast<size_t>(all ? vocab_ : options_.top_k);
+void Sampler::gather(int32_t wanted) {
+    std::vector<Candidate> &set = set_.all();
+    const bool all = wanted >= vocab_;
+    const auto k = static_cast<size_t>(wanted);
     float threshold = kForbidden;
     const auto shrink = [&] {
         std::nth_element(set.begin(), set.begin() + static_cast<std::ptrdiff_t>(k - 1), set.end(), by_logit);
@@ -147,104 +159,96 @@ void Sampler::keep_top_k() {
         if (!all && set.size() >= 2 * k + 64) shrink();
     }
     if (!all && set.size() > k) shrink();
-    sorted_ = !all;
-    if (sorted_) std::sort(set.begin(), set.end(), by_logit);
-}
-
-double Sampler::softmax(float temperature) {
-    std::vector<Candidate> &set = result_.candidates;
-    float top = set.front().logit;
-    for (const Candidate &c : set) top = std::max(top, c.logit);
-    double sum = 0;
-    for (Candidate &c : set) {
-        c.probability = std::exp((double{c.logit} - double{top}) / double{temperature});
-        sum += c.probability;
-    }
-    for (Candidate &c : set) c.probability /= sum;
-    return double{top} / double{temperature} + std::log(sum);
-}
-
-void Sampler::keep_typical() {
-    if (options_.typical >= 1) return;
-    std::vector<Candidate> &set = result_.candidates;
-    const double log_sum = softmax(1);
-    const auto surprise = [&](const Candidate &c) { return log_sum - double{c.logit}; };
-    double entropy = 0;
-    for (const Candidate &c : set) entropy += c.probability * surprise(c);
-    const auto distance = [&](const Candidate &c) { return std::abs(surprise(c) - entropy); };
-    const auto by_distance = [&](const Candidate &a, const Candidate &b) {
-        const double da = distance(a), db = distance(b);
-        return da != db ? da < db : a.id < b.id;
-    };
-    double sum = 0;
-    set.resize(walk_in_order(set, by_distance, [&](const Candidate &c) {
-        sum += c.probability;
-        return !(sum > double{options_.typical});
-    }));
-    std::sort(set.begin(), set.end(), by_logit);
-    sorted_ = true;
-}
-
-void Sampler::keep_top_p() {
-    if (options_.top_p >= 1) return;
-    std::vector<Candidate> &set = result_.candidates;
-    softmax(1);
-    double sum = 0;
-    const auto more = [&](const Candidate &c) {
-        sum += c.probability;
-        return sum < double{options_.top_p};
-    };
-    if (!sorted_) {
-        set.resize(walk_in_order(set, by_logit, more));
-    } else {
-        size_t kept = 0;
-        while (kept < set.size() && more(set[kept])) ++kept;
-        set.resize(std::min(set.size(), kept + 1));
-    }
-    sorted_ = true;
-}
-
-void Sampler::keep_min_p() {
-    if (options_.min_p <= 0) return;
-    std::vector<Candidate> &set = result_.candidates;
-    float top = kForbidden;
-    for (const Candidate &c : set) top = std::max(top, c.logit);
-    const double least = double{top} + std::min(0.0, std::log(double{options_.min_p}));
-    std::erase_if(set, [&](const Candidate &c) { return double{c.logit} < least; });
-    if (!sorted_) std::sort(set.begin(), set.end(), by_logit);
-    sorted_ = true;
+    if (!all) set_.sort();
+    gathered_ = true;
+    if (set.empty())
+        throw DecodeError(DecodeError::Kind::Failed,
+                          constraint_ ? "every token that the grammar allows is forbidden by the logit biases"
+                                      : "every token is forbidden by the logit biases");
 }
 
 void Sampler::keep_argmax() {
     const auto largest = std::max_element(logits_.begin(), logits_.end());  // the first among equals
-    result_.candidates.clear();
-    if (*largest == kForbidden) return;
-    result_.candidates.push_back({static_cast<TokenId>(largest - logits_.begin()), *largest, 1});
+    if (*largest == kForbidden) return gather(1);                           // which throws
+    set_.all().push_back({static_cast<TokenId>(largest - logits_.begin()), *largest, 1});
+    gathered_ = true;
+}
+
+void Sampler::apply(SamplerKind step, std::span<const TokenId> history) {
+    const SamplingOptions &o = options_;
+    if (step == SamplerKind::Penalties) return penalize(history);
+    if (step == SamplerKind::Dry) return penalize_repetition(history);
+    if (step == SamplerKind::TopK && !gathered_) return gather(o.top_k);
+    if (!gathered_) gather(vocab_);
+    switch (step) {
+        case SamplerKind::Penalties:
+        case SamplerKind::Dry:
+            break;
+        case SamplerKind::TopNSigma:
+            return set_.keep_top_n_sigma(o.top_n_sigma);
+        case SamplerKind::TopK:
+            return set_.keep_top_k(o.top_k);
+        case SamplerKind::Typical:
+            return set_.keep_typical(o.typical);
+        case SamplerKind::TopP:
+            return set_.keep_top_p(o.top_p);
+        case SamplerKind::MinP:
+            return set_.keep_min_p(o.min_p);
+        case SamplerKind::Xtc: {
+            const double coin = uniform(o.seed, stream_, position(history.size()), Draw::Exclusion);
+            if (coin < double{o.xtc_probability}) set_.exclude_top(o.xtc_threshold);
+            return;
+        }
+        case SamplerKind::Temperature:
+            return scale();
+    }
+}
+
+void Sampler::scale() {
+    const double t = double{options_.temperature}, range = double{options_.dynatemp_range};
+    if (range > 0)
+        set_.scale_by_entropy(std::max(0.0, t - range), t + range, options_.dynatemp_exponent);
+    else
+        set_.temperature *= t;
+}
+
+// The steps from number `first_step` on, and what replaces or follows the filters.
+void Sampler::apply_all(size_t first_step, std::span<const TokenId> history) {
+    for (size_t i = first_step; i < steps_.size(); ++i) apply(steps_[i], history);
+    if (greedy_) {
+        if (!gathered_) keep_argmax();
+        return;
+    }
+    if (!gathered_) gather(vocab_);
+    const Carried before = depends_on_draws() ? carried(history.size()) : Carried();
+    if (options_.mirostat == 1) return set_.keep_mirostat_top_k(before.mu, vocab_);
+    if (options_.mirostat == 2) return set_.keep_surprise_up_to(before.mu);
+    if (options_.adaptive_target < 0) return;
+    const double wanted = 2 * double{options_.adaptive_target} - before.sum / before.weight;
+    probabilities_ = set_.prefer_probability(std::clamp(wanted, 0.0, 1.0));
+}
+
+// Leaves no candidate, or only the forced token.
+bool Sampler::take_forced(std::span<const TokenId> history) {
+    set_.clear();
+    const auto token = forced_ ? forced_(history, dropped_) : std::nullopt;
+    is_forced_ = token.has_value();
+    if (token) set_.all().push_back({*token, 0, 1});
+    return is_forced_;
 }
 
 void Sampler::filter(std::span<const float> logits, std::span<const TokenId> history) {
     whole_ = true;
+    if (take_forced(history)) return;
+    gathered_ = false;
     load(logits, history);
-    penalize(history);
-    const bool greedy = !(options_.temperature > 0);
-    greedy ? keep_argmax() : keep_top_k();
-    if (result_.candidates.empty())
-        throw DecodeError(DecodeError::Kind::Failed,
-                          constraint_ ? "every token that the grammar allows is forbidden by the logit biases"
-                                      : "every token is forbidden by the logit biases");
-    if (!greedy) keep_after_top_k();
-}
-
-void Sampler::keep_after_top_k() {
-    keep_typical();
-    keep_top_p();
-    keep_min_p();
+    apply_all(0, history);
 }
 
 const Distribution &Sampler::distribution(std::span<const float> logits, std::span<const TokenId> history) {
     filter(logits, history);
-    if (options_.temperature > 0) softmax(options_.temperature);
-    return result_;
+    if (!greedy_) set_.softmax();
+    return set_.distribution;
 }
 
 // log p_i is l_i / temperature and a constant: no probability is needed.
@@ -252,9 +256,9 @@ TokenId Sampler::largest(size_t history, TokenId excluded) const {
     GumbelNoise noise(options_.seed, stream_, position(history));
     TokenId best = text::kNoToken;
     double most = 0;
-    for (const Candidate &c : result_.candidates) {
+    for (const Candidate &c : set_.all()) {
         if (c.id == excluded) continue;
-        const double log_p = double{c.logit} / double{options_.temperature};
+        const double log_p = double{c.logit} / set_.temperature;
         const auto id = static_cast<uint32_t>(c.id);
         if (best >= 0 && log_p + noise.bound(id) < most) continue;
         const double value = log_p + noise.value(id);
@@ -266,13 +270,14 @@ TokenId Sampler::largest(size_t history, TokenId excluded) const {
 }
 
 TokenId Sampler::draw(size_t history) const {
-    const std::vector<Candidate> &set = result_.candidates;
+    const std::vector<Candidate> &set = set_.all();
     assert(!set.empty());
     return set.size() == 1 ? set.front().id : largest(history, text::kNoToken);
 }
 
 TokenId Sampler::second(size_t history, TokenId first) const {
-    if (options_.temperature > 0) return largest(history, first);
+    if (is_forced_) return text::kNoToken;
+    if (!greedy_) return largest(history, first);
     if (!whole_) return greedy_second_;
     TokenId best = text::kNoToken;
     float most = kForbidden;
@@ -287,7 +292,35 @@ TokenId Sampler::second(size_t history, TokenId first) const {
 
 TokenId Sampler::sample(std::span<const float> logits, std::span<const TokenId> history) {
     filter(logits, history);
-    return draw(history.size());
+    return draw_and_carry(history.size());
+}
+
+// The newest numbers that are known: those of a draft's later positions are not.
+Sampler::Carried Sampler::carried(size_t history) const {
+    const auto after = carried_.upper_bound(position(history));
+    if (after != carried_.begin()) return std::prev(after)->second;
+    const double target = double{options_.adaptive_target}, left = 1 - double{options_.adaptive_decay};
+    return {2 * double{options_.mirostat_tau}, target / left, 1 / left};
+}
+
+TokenId Sampler::draw_and_carry(size_t history) {
+    constexpr size_t kMostKept = 64;  // more than a pass verifies
+    const TokenId id = draw(history);
+    if (!depends_on_draws() || greedy_ || is_forced_) return id;
+    Carried next = carried(history);
+    if (options_.mirostat > 0) {
+        set_.softmax();
+        const double surprise = -std::log2(set_.distribution.probability_of(id));
+        next.mu -= double{options_.mirostat_eta} * (surprise - double{options_.mirostat_tau});
+    } else {
+        const auto at = std::ranges::find(set_.all(), id, &Candidate::id) - set_.all().begin();
+        const double decay = double{options_.adaptive_decay};
+        next.sum = probabilities_[static_cast<size_t>(at)] + decay * next.sum;
+        next.weight = 1 + decay * next.weight;
+    }
+    carried_[position(history) + 1] = next;
+    if (carried_.size() > kMostKept) carried_.erase(carried_.begin());
+    return id;
 }
 
 // No logit becomes larger than the model made it.
@@ -302,26 +335,28 @@ int32_t Sampler::candidates_needed(int32_t most) const {
     constexpr int32_t kLowered = 64, kForbiddenOnes = 8;  // of the largest, as a rule
     const SamplingOptions &o = options_;
     if (!only_lowers()) return 0;
+    const size_t first = !steps_.empty() && steps_[0] == SamplerKind::Penalties ? 1 : 0;
+    const bool by_share = steps_.size() > first && steps_[first] == SamplerKind::MinP;
+    if (greedy_ ? steps_.size() > first : !by_count_ && !by_share) return 0;
+    if (penalizes() && first == 0) return 0;
+    if (std::ranges::find(steps_, SamplerKind::Dry) != steps_.end()) return 0;
     const bool lowers = penalizes() || std::any_of(o.logit_bias.begin(), o.logit_bias.end(),
                                                    [](const auto &b) { return b.second != kForbidden; });
     int32_t needed = 1;
-    if (o.temperature > 0) {
-        const bool by_count = o.top_k > 0 && o.top_k < vocab_;
-        if (!by_count && !(o.min_p > 0 && o.top_p >= 1 && o.typical >= 1)) return 0;
-        needed = by_count ? o.top_k : most;
+    if (!greedy_) {
+        needed = by_count_ ? o.top_k : most;
         if (needed > most) return 0;
-        if (by_count && !o.logit_bias.empty()) needed += kForbiddenOnes;
+        if (by_count_ && !o.logit_bias.empty()) needed += kForbiddenOnes;
     }
     if (lowers && needed < most) needed += kLowered;  // (`most` is anything up to INT32_MAX)
     return std::min({needed, most, vocab_});
 }
 
-// Into result_: the candidates that the filters after top-k begin with. False when tokens outside `largest`
+// Into set_: the candidates that the filters after top-k begin with. False when tokens outside `largest`
 // might be among them. A penalized candidate that still ranks before the last of `largest`, unpenalized, is
 // certainly in the top-k: no token outside `largest` ranks before that one.
 bool Sampler::choose(std::span<const kernels::Candidate> largest, std::span<const TokenId> history) {
-    std::vector<Candidate> &set = result_.candidates;
-    set.clear();
+    std::vector<Candidate> &set = set_.all();
     const bool all = largest.size() >= static_cast<size_t>(vocab_);
     const Candidate last{largest.back().token, largest.back().logit, 0};
     for (const kernels::Candidate &c : largest) {
@@ -334,15 +369,14 @@ bool Sampler::choose(std::span<const kernels::Candidate> largest, std::span<cons
         if (l != kForbidden && (all || !by_logit(last, candidate))) set.push_back(candidate);
     }
     std::sort(set.begin(), set.end(), by_logit);
-    sorted_ = true;
+    set_.sorted = true;
     if (set.empty()) return false;
-    const bool greedy = !(options_.temperature > 0), by_count = options_.top_k > 0 && options_.top_k < vocab_;
-    if (!greedy && !by_count)  // min-p decides
+    if (!greedy_ && !by_count_)  // min-p decides
         return all || double{last.logit} <
                           double{set.front().logit} + std::min(0.0, std::log(double{options_.min_p}));
-    const size_t wanted = greedy ? 1 : static_cast<size_t>(options_.top_k);
+    const size_t wanted = greedy_ ? 1 : static_cast<size_t>(options_.top_k);
     if (set.size() < wanted) return all;
-    greedy_second_ = greedy && set.size() > 1 ? set[1].id : text::kNoToken;
+    greedy_second_ = greedy_ && set.size() > 1 ? set[1].id : text::kNoToken;
     set.resize(wanted);
     return true;
 }
@@ -352,23 +386,26 @@ bool Sampler::filter(std::span<const kernels::Candidate> largest, std::span<cons
     whole_ = false;
     if (!(std::abs(largest.front().logit) <= FLT_MAX)) not_finite();
     if (candidates_needed(std::numeric_limits<int32_t>::max()) == 0) return false;
+    if (take_forced(history)) return true;
+    gathered_ = true;
     count(history);
     if (!choose(largest, history)) return false;
-    if (options_.temperature > 0) keep_after_top_k();
+    const bool penalized = !steps_.empty() && steps_[0] == SamplerKind::Penalties;
+    apply_all((penalized ? 1 : 0) + (by_count_ ? 1 : 0), history);
     return true;
 }
 
 const Distribution *Sampler::distribution(std::span<const kernels::Candidate> largest,
                                           std::span<const TokenId> history) {
     if (!filter(largest, history)) return nullptr;
-    softmax(options_.temperature > 0 ? options_.temperature : 1);
-    return &result_;
+    set_.softmax();
+    return &set_.distribution;
 }
 
 std::optional<TokenId> Sampler::sample(std::span<const kernels::Candidate> largest,
                                        std::span<const TokenId> history) {
     if (!filter(largest, history)) return std::nullopt;
-    return draw(history.size());
+    return draw_and_carry(history.size());
 }
 
 }  // namespace runnel::decode

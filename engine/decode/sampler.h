@@ -1,18 +1,34 @@
 // From logits to the next token: the sampling chain of llama.cpp, exact and without sorting the vocabulary.
 //
-// Order and formulas, l_i being the logit of token i and p_i = softmax(l)_i over the candidates left:
-//   0. constraint  only the tokens that a grammar allows (constraint.h)
-//   1. bias        l_i += bias_i
-//   2. penalties   for the tokens of the last `repeat_last_n` of the history, n_i their number there:
+// Default order and formulas, l_i being the logit of token i and p_i = softmax(l)_i over the candidates left:
+//   constraint     only the tokens that a grammar allows (constraint.h); always first
+//   bias           l_i += bias_i; always second
+//   penalties      for the tokens of the last `repeat_last_n` of the history, n_i their number there:
 //                  l_i = l_i > 0 ? l_i / repeat : l_i * repeat;   l_i -= n_i * frequency + presence
 //                  (Keskar et al. 2019, CTRL, with the usual correction for negative logits)
+//   DRY            l_i -= multiplier * base^(L_i - allowed length), L_i the length of the repetition that
+//                  token i would continue (dry.h)
 //      temperature <= 0: the candidate of largest l_i alone, the lowest id among equals. Otherwise
-//   3. top-k       the k largest l_i
-//   4. typical     in ascending order of |-log p_i - H|, H = -sum p_i log p_i, the shortest prefix with
+//   top-n-sigma    l_i >= max l - n * (standard deviation of l)            (Tang et al. 2024)
+//   top-k          the k largest l_i
+//   typical        in ascending order of |-log p_i - H|, H = -sum p_i log p_i, the shortest prefix with
 //                  sum p_i > typical                                    (Meister et al. 2022)
-//   5. top-p       in descending order of l_i, the shortest prefix with sum p_i >= top_p; p at temperature 1
-//   6. min-p       l_i >= max l + log(min_p)
-//   7. temperature l_i /= temperature
+//   top-p          in descending order of l_i, the shortest prefix with sum p_i >= top_p
+//   min-p          l_i >= max l + log(min_p)
+//   XTC            with xtc_probability: of the tokens with p_i >= xtc_threshold only the least probable one.
+//                  The coin is uniform() in random.h: a function of seed, stream and position
+//   temperature    l_i /= T; T = temperature, or with a range r (dynamic temperature), for n candidates,
+//                  T = low + (high - low) * (H / log n)^exponent, low = max(0, temperature - r),
+//                  high = temperature + r
+//   adaptive-p     with a target: l_i = 5 - 10 d^2 / (1 + d), d = |p_i - t| / 0.3, t = 2 * target - S / W in
+//                  [0, 1]. After each draw x, with p before the transform: S = p_x + decay * S,
+//                  W = 1 + decay * W; at first S = target / (1 - decay), W = 1 / (1 - decay)
+// `samplers` names the steps in another order. A temperature in front of a filter counts in its p_i.
+//
+// Mirostat (Basu et al. 2020) replaces all filters between DRY and the draw but the temperature: version 2 keeps
+// -log2 p_i <= mu, version 1 a top-k estimated from mu; mu -= eta * (-log2 p_x - tau) after each draw x, mu = 2
+// tau at first.
+//
 // Equal values are ordered by id. Every filter keeps at least one candidate. Sums are in double.
 //
 // Of the candidates that are left, the one of the largest log p_i + g_i is drawn (of equals the lowest id),
@@ -24,50 +40,25 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "engine/decode/candidates.h"
 #include "engine/decode/constraint.h"
+#include "engine/decode/dry.h"
+#include "engine/decode/sampling_options.h"
 #include "engine/text/token.h"
 #include "kernels/backend.h"
 
 namespace runnel::decode {
 
 using text::TokenId;
-
-struct SamplingOptions {
-    float temperature = 0.8f;
-    int32_t top_k = 40;           // <= 0: off
-    float top_p = 0.95f;          // >= 1: off
-    float min_p = 0.05f;          // <= 0: off
-    float typical = 1.0f;         // >= 1: off
-    float repeat_penalty = 1.0f;  // 1: off; > 0
-    float presence_penalty = 0.0f, frequency_penalty = 0.0f;
-    int32_t repeat_last_n = 64;                         // -1: the whole history
-    std::vector<std::pair<TokenId, float>> logit_bias;  // -infinity forbids a token
-    uint64_t seed = 0;
-};
-
-// log softmax(logits)[id], before any sampling; the sum in double.
-double log_probability(std::span<const float> logits, TokenId id);
-
-struct Candidate {
-    TokenId id;
-    float logit;         // after the chain, before the temperature
-    double probability;  // after the chain
-};
-
-// What the chain leaves: probabilities sum to 1. By descending logit, or by id when no filter was on.
-struct Distribution {
-    std::vector<Candidate> candidates;
-
-    double probability_of(TokenId id) const;  // 0 for tokens that are no candidates
-    // The token at `uniform` in [0, 1) of the cumulative distribution.
-    TokenId pick(double uniform) const;
-};
 
 class Sampler {
   public:
@@ -86,10 +77,18 @@ class Sampler {
     void constrain(Constraint constraint) { constraint_ = std::move(constraint); }
     Constraint *constraint() { return constraint_ ? &*constraint_ : nullptr; }
     const Constraint *constraint() const { return constraint_ ? &*constraint_ : nullptr; }
+    // Called before each draw with the history and the number of tokens dropped from it; a token that it
+    // returns is the next one, whatever the logits are. Copied with the sampler.
+    using Forced = std::function<std::optional<TokenId>(std::span<const TokenId> history, int64_t dropped)>;
+    void force(Forced forced) { forced_ = std::move(forced); }
     // An answer begins after the first `prompt_tokens` tokens of the history.
     void begin_answer(size_t prompt_tokens) {
         if (constraint_) constraint_->begin(prompt_tokens);
     }
+    // Shared by samplers of one vocabulary; null: none.
+    void set_dry_breakers(std::shared_ptr<const DryBreakers> breakers) { breakers_ = std::move(breakers); }
+    // Draws depend on the draws before them (mirostat, adaptive-p).
+    bool depends_on_draws() const { return options_.mirostat > 0 || options_.adaptive_target >= 0; }
     // Of the noise for the token behind so many.
     uint32_t position(size_t history) const {
         return static_cast<uint32_t>(history + static_cast<uint64_t>(dropped_));
@@ -100,7 +99,8 @@ class Sampler {
     // Precondition: logits.size() >= vocab.
     const Distribution &distribution(std::span<const float> logits, std::span<const TokenId> history);
 
-    // A draw from the distribution() of these, with the noise of position(history.size()).
+    // A draw from the distribution() of these, with the noise of position(history.size()). The numbers of
+    // mirostat and adaptive-p for the next position follow from it; distribution() and draw() change none.
     TokenId sample(std::span<const float> logits, std::span<const TokenId> history);
     // The same from what distribution() gave last.
     TokenId draw(size_t history) const;
@@ -123,36 +123,50 @@ class Sampler {
     int32_t vocab() const { return vocab_; }
 
   private:
+    // What mirostat (mu) and adaptive-p (S, W) know in front of a draw.
+    struct Carried {
+        double mu, sum, weight;
+    };
+    void choose_steps();
+    bool take_forced(std::span<const TokenId> history);
     void filter(std::span<const float> logits, std::span<const TokenId> history);
     bool filter(std::span<const kernels::Candidate> largest, std::span<const TokenId> history);
-    void keep_after_top_k();
+    void apply(SamplerKind step, std::span<const TokenId> history);
+    void apply_all(size_t first_step, std::span<const TokenId> history);
     void load(std::span<const float> logits, std::span<const TokenId> history);
     bool penalizes() const;
     void count(std::span<const TokenId> history);
     float penalized(float logit, int32_t count) const;
     void penalize(std::span<const TokenId> history);
+    void penalize_repetition(std::span<const TokenId> history);
+    void scale();
     bool only_lowers() const;
     bool choose(std::span<const kernels::Candidate> largest, std::span<const TokenId> history);
-    void keep_top_k();
-    void keep_typical();
-    void keep_top_p();
-    void keep_min_p();
-    double softmax(float temperature);  // fills probability; returns the log of the sum of exp(l / t)
+    void gather(int32_t k);
     void keep_argmax();
     TokenId largest(size_t history, TokenId excluded) const;
+    Carried carried(size_t history) const;
+    TokenId draw_and_carry(size_t history);
 
     SamplingOptions options_;
     int32_t vocab_;
     std::optional<Constraint> constraint_;
+    Forced forced_;
+    bool is_forced_ = false;  // the only candidate was
     uint32_t stream_ = 0;
     int64_t dropped_ = 0;                     // tokens of the history
-    bool sorted_ = false;                     // the candidates
+    std::vector<SamplerKind> steps_;          // that do something, in order
+    bool greedy_ = false, by_count_ = false;  // by_count_: top-k comes before other filters
+    bool gathered_ = false;                   // the candidates are; before that, logits_ are
     bool whole_ = true;                       // they come from a whole row
     TokenId greedy_second_ = text::kNoToken;  // if not
-    std::vector<float> logits_;               // after bias and penalties
+    std::vector<float> logits_;
     std::unordered_map<TokenId, std::vector<float>> biases_;
     std::unordered_map<TokenId, int32_t> counts_;  // of the penalties' window
-    Distribution result_;
+    std::shared_ptr<const DryBreakers> breakers_;
+    CandidateSet set_;
+    std::vector<double> probabilities_;    // before adaptive-p's transform
+    std::map<uint32_t, Carried> carried_;  // by position, of the newest ones
 };
 
 }  // namespace runnel::decode

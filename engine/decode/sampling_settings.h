@@ -45,6 +45,7 @@ struct SamplingSetting {
     std::variant<float SamplingOptions::*, int32_t SamplingOptions::*> member;
     NumberRange range;
     std::string_view help;
+    bool rare = false;  // shown by --help-all only
 
     double get(const SamplingOptions &options) const;
     // Precondition: range.contains(value).

@@ -37,7 +37,17 @@ Builder::Builder(const gguf::File &file, const Metadata &metadata, const HyperPa
     : file_(&file),
       hyper_(hyper),
       metadata_(metadata),
-      context_(context > 0 ? context : hyper.context_length) {}
+      asked_(context > 0),
+      context_(asked_ ? context : hyper.context_length) {}
+
+void Builder::limit_context(int64_t tokens, std::string_view key) {
+    if (asked_ && context_ > tokens)
+        metadata_.fail(key, "contexts longer than " + std::to_string(tokens) +
+                                " tokens need sparse attention, which is not supported: choose -c " +
+                                std::to_string(tokens) + " or less");
+    hyper_.context_length = std::min(hyper_.context_length, tokens);
+    context_ = std::min(context_, tokens);
+}
 
 void Builder::fail(const std::string &tensor, const std::string &problem) const {
     throw ModelError(name_of(*file_) + ": tensor " + tensor + ": " + problem);

@@ -29,6 +29,9 @@ class Builder {
 
     const HyperParameters &hyper() const { return hyper_; }
     const Metadata &metadata() const { return metadata_; }
+    // The model can use at most `tokens` tokens of context, because of `key`: a longer one that was asked for is
+    // an error, the model's own becomes shorter.
+    void limit_context(int64_t tokens, std::string_view key);
     kernels::Program &program() { return program_; }
 
     // The named tensor as a weight of exactly this shape; repeated calls return the same weight. Throws
@@ -106,6 +109,7 @@ class Builder {
     const gguf::File *file_;
     HyperParameters hyper_;
     Metadata metadata_;
+    bool asked_;  // whether context_ was asked for
     int64_t context_;
     kernels::Program program_;
     int32_t layer_ = -1;

@@ -51,6 +51,7 @@ class Decoder {
     void branch(int32_t layer, Kind kind, const Branch &io);
     void norm(const std::string &name, Slot in, Slot out, Slot add = kNoSlot);
     void clamp_qkv();
+    void inner_norm(const std::string &name, Slot slot, Size size);
     void gate_attended(int32_t layer, Slot in, Slot attended);
     Linear projections(int32_t layer, Slot in);
     Linear gate_and_up(int32_t layer, Slot in, Slot gate, Slot up);
@@ -273,11 +274,16 @@ void Decoder::attention(int32_t i, const Branch &io) {
     norm_heads(i, attention);
     b_.add(attention);
     if (t_.attention_gate) gate_attended(i, io.in, attended);
+    inner_norm(prefix(i) + "attn_sub_norm.weight", attended, size_.attended);
     Linear::Part output = part(prefix(i) + "attn_output", size_.width, size_.attended,
                                biases(DecoderTraits::Biases::All), io.out);
     output.add = io.add;
     output.scale = io.scale * static_cast<float>(t_.attention_out_scale);
     b_.add(Linear{attended, {output}});
+}
+
+void Decoder::inner_norm(const std::string &name, Slot slot, Size size) {
+    if (t_.inner_norms) b_.add(Norm{slot, slot, b_.vector(name, size), h_.norm_epsilon});
 }
 
 void Decoder::clamp_qkv() {
@@ -312,6 +318,7 @@ void Decoder::feed_forward(int32_t i, const Branch &io) {
     Activation activation{gate, up, gate, t_.act};
     if (!t_.act_parameters.empty()) activation.parameters = t_.act_parameters[static_cast<size_t>(i)];
     b_.add(activation);
+    inner_norm(prefix(i) + "ffn_sub_norm.weight", gate, size_.hidden);
     Linear::Part down =
         part(prefix(i) + "ffn_down", size_.width, size_.hidden, biases(DecoderTraits::Biases::All), io.out);
     down.add = io.add;

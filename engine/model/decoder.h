@@ -49,6 +49,7 @@ struct DecoderTraits {
     kernels::Activation::Kind act = kernels::Activation::Kind::Silu;
     std::vector<kernels::Activation::Parameters> act_parameters = {};  // by layer, of kinds that have some
     bool gated = true;                                                 // false: F(x) = Wdown act(Wup x)
+    bool inner_norms = false;  // norms before the output matrices of A (attn_sub_norm) and F (ffn_sub_norm)
     bool learned_positions = false;  // position_embd.weight is added to the embeddings
 
     // Names of the norms' tensors, without ".weight". ffn_norm = "": F shares A's norm (Parallel only).

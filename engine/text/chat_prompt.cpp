@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/text/tool_calls/detect.h"
+
 namespace runnel::text {
 namespace {
 
@@ -107,14 +109,15 @@ ChatPrompt::ChatPrompt(const gguf::File &file, const Tokenizer &tokenizer, ChatP
     set_thinking(options_.thinking);
     if (template_->source().find("add_generation_prompt") == std::string::npos)
         generation_prompt_ = text_before_answers();
+    find_tool_format();
 }
 
 // What the template writes between a question and its answer, or nothing if that is only white space.
 std::string ChatPrompt::text_before_answers() const {
     const std::vector<Message> turns = {{"user", "QUESTION"}, {"assistant", "ANSWER"}};
     try {
-        const std::string question = text_of(interpret(std::span(turns).first(1), false));
-        const std::string both = text_of(interpret(turns, false));
+        const std::string question = text_of(interpret(std::span(turns).first(1), false, jinja::Value::none()));
+        const std::string both = text_of(interpret(turns, false, jinja::Value::none()));
         const size_t answer = both.starts_with(question) ? both.find("ANSWER", question.size()) : both.npos;
         if (answer == both.npos) return "";
         // A blank in front of a word belongs to the word's token.
@@ -124,6 +127,43 @@ std::string ChatPrompt::text_before_answers() const {
     } catch (const jinja::TemplateError &) {
         return "";
     }
+}
+
+void ChatPrompt::find_tool_format() {
+    const std::string &source = template_->source();
+    if (source.find("tool") == source.npos) return;
+    std::vector<std::string> ends;
+    for (const auto id : {tokenizer_->eos(), tokenizer_->eot(), tokenizer_->find("<|eom_id|>")})
+        if (id) ends.emplace_back(tokenizer_->piece(*id));
+    const Json tools = probe_tools();
+    const auto rendered = [&](bool with_call) -> std::optional<std::string> {
+        std::vector<Message> messages = {{"user", "?"}};
+        if (with_call) messages.push_back({.role = "assistant", .content = "", .tool_calls = probe_calls()});
+        try {
+            std::string text;
+            for (const Segment &segment : render(messages, !with_call, &tools)) text += segment.text;
+            return text;
+        } catch (const jinja::TemplateError &) {
+            return std::nullopt;
+        }
+    };
+    const auto before = rendered(false);
+    // As an object first: the text of a string would be quoted once more where the template writes JSON.
+    for (const int way : {0, 1, 2, 3}) {
+        arguments_as_text_ = way & 1;
+        calls_without_content_ = way & 2;
+        const auto after = rendered(true);
+        if (before && after) tool_format_ = format_of_rendering(*before, *after, ends);
+        if (tool_format_) return;
+    }
+    arguments_as_text_ = calls_without_content_ = false;
+    tool_format_ = format_of_source(source);
+    if (tool_format_ || source.find("tools") == source.npos) return;
+    for (const ToolFormat &format : tool_formats())
+        if (!format.bare && tokenizer_->find(format.triggers().front())) {
+            tool_format_ = &format;
+            return;
+        }
 }
 
 void ChatPrompt::set_thinking(Thinking thinking) {
@@ -160,7 +200,7 @@ bool ChatPrompt::try_template(std::string_view source) {
     try {
         template_ = jinja::Template::parse(source);
         const Message question{"user", "?"};
-        interpret({&question, 1}, true);
+        interpret({&question, 1}, true, tools_);
         return true;
     } catch (const jinja::TemplateError &error) {
         if (error.kind == jinja::TemplateError::Kind::Raised) return true;
@@ -194,17 +234,38 @@ jinja::Value ChatPrompt::message_value(const Message &message) const {
         else if (!harmony && asks_for(reasoning_.close))
             text = reasoning_.open + "\n" + message.reasoning + "\n" + reasoning_.close + "\n\n" + text;
     }
-    dict->set("content", content(text));
+    const bool no_content = calls_without_content_ && text.empty() && !message.tool_calls.empty();
+    dict->set("content", no_content ? jinja::Value::none() : content(text));
+    if (!message.tool_calls.empty()) dict->set("tool_calls", calls_value(message.tool_calls));
+    if (!message.tool_call_id.empty()) dict->set("tool_call_id", content(message.tool_call_id));
+    if (!message.name.empty()) dict->set("name", content(message.name));
     return jinja::Value(std::shared_ptr<const jinja::Dict>(std::move(dict)));
 }
 
-std::vector<Segment> ChatPrompt::interpret(std::span<const Message> messages,
-                                           bool add_generation_prompt) const {
+// OpenAI's list of calls, the arguments as objects or as text, as the template wants them.
+jinja::Value ChatPrompt::calls_value(const std::string &calls) const {
+    Json list;
+    try {
+        list = parse_json(calls);
+        for (Json &call : list) {
+            Json &arguments = call.at("function").at("arguments");
+            if (arguments_as_text_ && !arguments.is_string())
+                arguments = arguments.dump(-1, ' ', false, Json::error_handler_t::replace);
+            else if (!arguments_as_text_ && arguments.is_string())
+                arguments = parse_json(arguments.get_ref<const std::string &>());
+        }
+    } catch (const std::exception &) {  // as it stands
+    }
+    return jinja::from_json(list);
+}
+
+std::vector<Segment> ChatPrompt::interpret(std::span<const Message> messages, bool add_generation_prompt,
+                                           const jinja::Value &tools) const {
     jinja::Variables variables;
     std::vector<jinja::Value> list;
     for (const Message &message : messages) list.push_back(message_value(message));
     variables.set("messages", jinja::Value::list(std::move(list)));
-    variables.set("tools", tools_);
+    variables.set("tools", tools);
     variables.set("documents", jinja::Value::none());
     variables.set("add_generation_prompt", jinja::Value::boolean(add_generation_prompt));
     if (tokenizer_->bos()) variables.set_special("bos_token", tokens_.bos);
@@ -218,13 +279,17 @@ std::vector<Segment> ChatPrompt::interpret(std::span<const Message> messages,
     return segments;
 }
 
-std::vector<Segment> ChatPrompt::render(std::span<const Message> messages, bool add_generation_prompt) const {
+std::vector<Segment> ChatPrompt::render(std::span<const Message> messages, bool add_generation_prompt,
+                                        const nlohmann::ordered_json *tools) const {
+    const jinja::Value shown = !tools           ? tools_
+                               : tools->empty() ? jinja::Value::none()
+                                                : jinja::from_json(*tools);
     try {
-        return interpret(messages, add_generation_prompt);
+        return interpret(messages, add_generation_prompt, shown);
     } catch (const jinja::TemplateError &error) {
         const bool refused = error.kind == jinja::TemplateError::Kind::Raised;
         if (!refused || messages.empty() || messages[0].role != "system") throw;
-        return interpret(with_system_merged(messages), add_generation_prompt);
+        return interpret(with_system_merged(messages), add_generation_prompt, shown);
     }
 }
 

@@ -14,6 +14,7 @@
 #include "engine/text/jinja/template.h"
 #include "engine/text/reasoning.h"
 #include "engine/text/tokenizer.h"
+#include "engine/text/tool_calls/formats.h"
 #include "gguf/file.h"
 
 namespace runnel::text {
@@ -67,11 +68,20 @@ class ChatPrompt {
     // Text of the template is special, text of the messages is not: see Tokenizer::encode(segments).
     // Reasoning goes where the template reads it, or is dropped. A system message that the template rejects
     // is put in front of the first user message. Throws jinja::TemplateError.
-    std::vector<Segment> render(std::span<const Message> messages, bool add_generation_prompt = true) const;
+    // `tools`: definitions in place of options.tools.
+    std::vector<Segment> render(std::span<const Message> messages, bool add_generation_prompt = true,
+                                const nlohmann::ordered_json *tools = nullptr) const;
+
+    // How the model writes tool calls, as the template writes those of a conversation; null if it writes none,
+    // or in an unknown way.
+    const ToolFormat *tool_format() const { return tool_format_; }
 
   private:
-    std::vector<Segment> interpret(std::span<const Message> messages, bool add_generation_prompt) const;
+    std::vector<Segment> interpret(std::span<const Message> messages, bool add_generation_prompt,
+                                   const jinja::Value &tools) const;
+    void find_tool_format();
     jinja::Value message_value(const Message &message) const;
+    jinja::Value calls_value(const std::string &calls) const;
     bool try_template(std::string_view source);
     void fall_back();
     std::string text_before_answers() const;
@@ -87,6 +97,9 @@ class ChatPrompt {
     std::string note_, problem_;
     std::vector<std::string> stops_;
     ReasoningStyle reasoning_;
+    const ToolFormat *tool_format_ = nullptr;
+    // The template wants the arguments of calls as text, not as objects; and no content beside calls.
+    bool arguments_as_text_ = false, calls_without_content_ = false;
 };
 
 }  // namespace runnel::text

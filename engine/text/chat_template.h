@@ -9,7 +9,9 @@ namespace runnel::text {
 struct Message {
     std::string role;  // "system", "user", "assistant"; templates may know others
     std::string content;
-    std::string reasoning{};  // of an answer: the model's reasoning; not part of the content
+    std::string reasoning{};             // of an answer: the model's reasoning; not part of the content
+    std::string tool_calls{};            // of an answer: OpenAI's list of calls, as JSON; empty: none
+    std::string tool_call_id{}, name{};  // of a tool's result
 };
 
 // Both write BOS nowhere: Tokenizer::encode with add_special adds it where the model needs one.

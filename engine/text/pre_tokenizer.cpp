@@ -1,5 +1,7 @@
 #include "engine/text/pre_tokenizer.h"
 
+#include <new>
+
 #include "engine/text/utf8.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -42,6 +44,7 @@ class PreTokenizer::Pattern {
         PCRE2_SIZE offset = 0;
         code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(),
                                   PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
+        if (!code_ && error == PCRE2_ERROR_HEAP_FAILED) throw std::bad_alloc();
         if (!code_) throw TokenizerError("pre-tokenizer pattern: " + describe(error));
         // If the system forbids JIT (no executable memory), PCRE2 interprets the pattern.
         has_jit_ = pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE) == 0;
@@ -71,6 +74,7 @@ class PreTokenizer::Pattern {
         if (result == PCRE2_ERROR_JIT_STACKLIMIT)
             result = pcre2_match(code_.get(), subject, size, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data,
                                  nullptr);
+        if (result == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();
         if (result < 0 && result != PCRE2_ERROR_NOMATCH)
             throw TokenizerError("the text could not be split into words: " + describe(result));
         return result >= 0;
@@ -95,7 +99,7 @@ std::vector<uint32_t> PreTokenizer::split(std::string_view text) const {
     const std::string clean = is_valid_utf8(text) ? std::string() : replace_invalid(text);
     if (!clean.empty()) text = clean;
     const MatchData data(pcre2_match_data_create(1, nullptr));
-    if (!data) throw TokenizerError("no memory to split the text into words");
+    if (!data) throw std::bad_alloc();
     ends.push_back(static_cast<uint32_t>(text.size()));
     for (const Pattern &pattern : patterns_) {
         pieces.swap(ends);

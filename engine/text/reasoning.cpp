@@ -39,10 +39,11 @@ bool ReasoningStyle::is_mark(std::string_view piece) const {
 }
 
 ReasoningStyle find_reasoning_style(std::string_view source, const Tokenizer &tokenizer) {
-    if (tokenizer.find(kChannel) && tokenizer.find(kMessage)) return {ReasoningStyle::Kind::Harmony, {}, {}};
+    if (tokenizer.find(kChannel) && tokenizer.find(kMessage))
+        return {ReasoningStyle::Kind::Harmony, {}, {}, {}};
     for (const auto &[open, close] : kMarks)
         if (source.find(close) != source.npos || (tokenizer.find(open) && tokenizer.find(close)))
-            return {ReasoningStyle::Kind::Marks, std::string(open), std::string(close)};
+            return {ReasoningStyle::Kind::Marks, std::string(open), std::string(close), {}};
     return {};
 }
 
@@ -109,7 +110,11 @@ bool ReasoningSplitter::advance_start() {
     const std::string_view text = std::string_view(pending_).substr(space);
     if (text.size() < mark.size() && mark.starts_with(text)) return false;
     if (!text.starts_with(mark)) {
-        state_ = State::Answer;
+        // gpt-oss may name the recipient of a call in front of the channel.
+        constexpr std::string_view kRecipient = " to=";
+        const bool may_call = harmony && !style_.call.empty();
+        if (may_call && text.size() < kRecipient.size() && kRecipient.starts_with(text)) return false;
+        state_ = may_call && text.starts_with(kRecipient) ? State::Header : State::Answer;
         return true;
     }
     pending_.erase(0, space + mark.size());
@@ -122,6 +127,13 @@ bool ReasoningSplitter::advance_inside() {
     const bool harmony = style_.kind == ReasoningStyle::Kind::Harmony;
     const std::string_view mark = harmony ? kEnd : std::string_view(style_.close);
     const size_t end = pending_.find(mark);
+    const std::string_view call = harmony ? std::string_view() : std::string_view(style_.call);
+    if (const size_t begin = call.empty() ? end : pending_.find(call); begin < end) {
+        emit(true, without_space_at_end(std::string_view(pending_).substr(0, begin)));
+        pending_.erase(0, begin);
+        state_ = State::Answer;
+        return true;
+    }
     if (end != std::string::npos) {
         emit(true, without_space_at_end(std::string_view(pending_).substr(0, end)));
         pending_.erase(0, end + mark.size());
@@ -129,7 +141,7 @@ bool ReasoningSplitter::advance_inside() {
         skips_space_ = true;
         return true;
     }
-    const size_t certain = pending_.size() - held_back({mark});
+    const size_t certain = pending_.size() - held_back({mark, call.empty() ? mark : call});
     const size_t shown = without_space_at_end(std::string_view(pending_).substr(0, certain)).size();
     emit(true, std::string_view(pending_).substr(0, shown));
     pending_.erase(0, shown);
@@ -161,16 +173,20 @@ bool ReasoningSplitter::advance_header() {
 }
 
 void ReasoningSplitter::enter_message(std::string_view header) {
+    const std::string_view all = header;
     const size_t at = header.rfind(kChannel);
     if (at != header.npos) header.remove_prefix(at + kChannel.size());
     header.remove_prefix(std::min(header.find_first_not_of(kSpace), header.size()));
     state_ = header.starts_with("analysis") ? State::Inside : State::Answer;
     // The recipient of a tool call is part of the answer.
-    const size_t recipient = header.find("to=");
-    if (recipient == header.npos) return;
-    const std::string_view name =
-        header.substr(recipient, header.find_first_of(" \t\r\n<", recipient) - recipient);
-    emit(state_ == State::Inside, std::string(name) + " ");
+    const size_t recipient = all.find("to=");
+    if (recipient == all.npos) return;
+    const std::string_view name = all.substr(recipient, all.find_first_of(" \t\r\n<", recipient) - recipient);
+    constexpr std::string_view kFunction = "to=functions.";
+    if (style_.call.empty() || !name.starts_with(kFunction))
+        return emit(state_ == State::Inside, std::string(name) + " ");
+    state_ = State::Answer;
+    emit(false, style_.call + std::string(name.substr(kFunction.size())) + " <|constrain|>json<|message|>");
 }
 
 }  // namespace runnel::text

@@ -19,6 +19,9 @@ enum class Thinking { Default, Off, On, Low, Medium, High };
 struct ReasoningStyle {
     enum class Kind { None, Marks, Harmony } kind = Kind::None;
     std::string open, close;  // of Marks
+    // Where tools may be called: a call's first mark. It ends the reasoning, too; of Harmony, messages to
+    // functions are shown behind it.
+    std::string call{};
 
     // Whether the answer to `prompt` begins within the reasoning, because the template
     // already wrote the opening mark.

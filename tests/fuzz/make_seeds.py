@@ -128,6 +128,28 @@ seed("utf8", "cut", b"\1\xe4\xb8\xf0\x9f\x98\xc3\xe4")
 for kind in range(6):
     seed("cache", f"turns-{kind}", bytes([kind, 20, 0, 100, 6, 40, 1, 0, 14, 60, 4, 31, 4, 30, 3, 50, 5, 200, 7, 33, 2, 0,
                                         0, 120, 6, 69, 6, 69, 6, 69, 6, 69, 12, 8, 20, 9, 3, 77]))
+# The format's number in the table, where to cut, the text.
+for index, text in enumerate([
+        '[TOOL_CALLS][{"name":"f","arguments":{"s":"x"},"id":"abc123def"}]', '[TOOL_CALLS]f[CALL_ID]1[ARGS]{"n":1}',
+        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>',
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>',
+        '<|START_ACTION|>[{"tool_call_id":"0","tool_name":"f","parameters":{}}]<|END_ACTION|>',
+        "<|tool_call_start|>[f(s='x', n=[1, None]), f()]<|tool_call_end|>",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s" string="true">x'
+        '</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>',
+        '<|tool_call>call:f{s:<|"|>x<|"|>,n:1}<tool_call|>',
+        '<minimax:tool_call><invoke name="f"><parameter name="s">x</parameter></invoke></minimax:tool_call>',
+        '<seed:tool_call><function=f><parameter=s>x</parameter></function></seed:tool_call>',
+        'a <tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>\n b',
+        '<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>x</arg_value>\n</tool_call>',
+        'a <tool_call>\n{"name": "f", "arguments": {"s": "\\u00e9"}}\n</tool_call>\n<tool_call>{}',
+        '<|tool_call|>[{"name":"f","arguments":"{}"}]', '<TOOLCALL>[{"name":"f","arguments":{}}]</TOOLCALL>',
+        '<|tools_prefix|>[{"f":{}}]<|tools_suffix|>', 'functools[{"name":"f","arguments":{}}]',
+        'Action:\n```json\n[{"tool_name":"f","parameters":{}}]\n```', '<function=f>{"n":2}</function> b',
+        '[f(s="x"), get_weather()]', '{"name": "f", "parameters": {"n": 1}}']):
+    seed("tool_calls", f"format-{index}", bytes([index, 9]) + text.encode())
 seed("suffix_index", "repeats", bytes([0, 1, 2, 0, 1, 3, 0, 1, 2, 0, 1, 4] * 3))
 seed("suffix_index", "one", bytes(20))
 

@@ -28,6 +28,7 @@ void cache(Input input);         // operations on sequences of the paged cache, 
 void grammar(Input input);       // GBNF, NUL, text
 void schema(Input input);        // JSON schema, NUL, text
 void regex(Input input);         // regular expression, NUL, text
+void tool_calls(Input input);    // a model's text, in each format of tool calls
 void suffix_index(Input input);  // n-gram drafts, against a search by brute force
 
 struct Target {
@@ -50,6 +51,7 @@ inline constexpr Target kTargets[] = {
     {"grammar", grammar, 512},
     {"schema", schema, 1024},
     {"regex", regex, 256},
+    {"tool_calls", tool_calls, 512},
 };
 
 // A property that did not hold. Nothing else may leave a target.

@@ -179,7 +179,9 @@ void add_dense(std::vector<FamilyFiles> &list) {
     add("chatglm", {.biases = Biases::Qkv, .fused_qkv = true, .fused_gate_up = true, .rope_divisor = 2});
     add("paddleocr", {.tied = true, .keys = {sections}});
     add("pangu-embedded", {.biases = Biases::Qkv, .attn_output_bias = true});
+    add("cogvlm", {.fused_qkv = true, .image_experts = true});
     add("baichuan", {});
+    add("bitnet", {.tied = true, .inner_norms = true});
     add("orion", {.layer_norm = true, .norm_bias = true});
     add("qwen", {.biases = Biases::Qkv, .fused_qkv = true, .double_ff_key = true});
     add("qwen2vl", {.biases = Biases::Qkv, .keys = {sections}});
@@ -305,6 +307,8 @@ void add_mixtures(std::vector<FamilyFiles> &list) {
                   {"attention.temperature_scale", 0.3f},
                   {"attention.temperature_length", uint32_t{24}}}},
         with_shared);
+    add("deepseek32", {.latent = LatentFiles{.indexer = true}, .keys = {sigmoid, scale, normed}}, chosen);
+    add("glm-dsa", {.latent = LatentFiles{.indexer = true}, .keys = {scale, normed}}, chosen);
     add("afmoe",
         {.norms = kSandwich,
          .head_norm = HeadNorm::PerHead,

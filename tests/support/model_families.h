@@ -26,10 +26,14 @@ struct ExpertFiles {
     bool shared_count = false;    // has the key expert_shared_count
 };
 
+// Sizes of the indexer of sparse attention.
+inline constexpr int64_t kIndexerHeads = 4, kIndexerHead = 64;
+
 // Multi-head latent attention.
 struct LatentFiles {
     bool low_rank_q = true;  // attn_q_a, attn_q_b; else attn_q
     bool joint = false;      // attn_kv_b; else attn_k_b and attn_v_b
+    bool indexer = false;    // of sparse attention
 };
 
 // Gemma 4: the differences between layers. Heads of full layers are twice as wide as the others.
@@ -75,6 +79,8 @@ struct FamilyFiles {
     bool sinks = false;
     bool attn_output_bias = false;  // also without the other biases
     bool norms_have_weights = true;
+    bool inner_norms = false;     // attn_sub_norm, ffn_sub_norm
+    bool image_experts = false;   // vis_*, for tokens of images
     bool narrow_values = false;   // values half as wide as keys
     bool double_ff_key = false;   // feed_forward_length counts gate and up
     bool attention_gate = false;  // attn_gate, for every attended value

@@ -284,6 +284,12 @@ class Planner {
             tensors_.back().shape.push_back(heads);
         }
         matrix("attn_output", Role::AttentionOutput, heads * hd, width, 2 * residual());
+        if (!family_.latent->indexer) return;
+        vector("indexer.k_norm.weight", kIndexerHead, 1);
+        vector("indexer.k_norm.bias", kIndexerHead, 0);
+        matrix("indexer.proj", Role::Plain, width, kIndexerHeads, 1);
+        matrix("indexer.attn_k", Role::Plain, width, kIndexerHead, 1);
+        matrix("indexer.attn_q_b", Role::Plain, shape_.latent_q_rank, kIndexerHeads * kIndexerHead, 1);
     }
 
     // A router with spread logits, and experts, each as strong as a dense network.
@@ -353,6 +359,11 @@ class Planner {
             vector("attn_q_norm.weight", whole ? q : hd, 1);
             vector("attn_k_norm.weight", whole ? kv : hd, 1);
         }
+        if (family_.inner_norms) vector("attn_sub_norm.weight", size.heads * value, 1);
+        if (family_.image_experts) {
+            matrix("vis_attn_qkv", Role::Plain, width, q + 2 * kv, 1.2f);
+            matrix("vis_attn_output", Role::Plain, q, width, 1);
+        }
         if (family_.attention_gate) matrix("attn_gate", Role::Plain, width, q, 1);
         matrix("attn_output", Role::AttentionOutput, size.heads * value, width, 2 * residual());
         if (all_biases() || family_.attn_output_bias || (shape_.bias && shape_.arch == "llama"))
@@ -371,6 +382,11 @@ class Planner {
         if (all_biases()) vector("ffn_up.bias", up, 0);
         matrix("ffn_down", Role::FfnDown, ff, width, 2 * residual());
         if (all_biases()) vector("ffn_down.bias", width, 0);
+        if (family_.inner_norms) vector("ffn_sub_norm.weight", ff, 1);
+        if (!family_.image_experts) return;
+        matrix("vis_gate", Role::Plain, width, ff, 1);
+        matrix("vis_up", Role::Plain, width, ff, 1);
+        matrix("vis_down", Role::Plain, ff, width, 1);
     }
 
     // The sum of 2 * layers additions is about 1.

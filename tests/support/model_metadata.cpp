@@ -50,6 +50,10 @@ void add_latent_metadata(const ModelShape &shape, const LatentFiles &files, cons
     if (files.joint) return;
     add("attention.key_length_mla", key);
     add("attention.value_length_mla", shape.head_dim);
+    if (!files.indexer) return;
+    add("attention.indexer.head_count", kIndexerHeads);
+    add("attention.indexer.key_length", kIndexerHead);
+    add("attention.indexer.top_k", 256);
 }
 
 // Sizes that differ between layers.

@@ -42,6 +42,7 @@ Command batch_command() {
     table.flag("--resume", o->resume, "continue the output of a run that was interrupted or killed");
     table.flag("--force", o->force, "with --resume: continue even if the model, options or rows have changed")
         .rare();
+    add_logprob_options(table, o->generation);
     add_stats_options(table, o->stats);
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);

@@ -7,7 +7,8 @@
 // Out:
 //   {"id", "line", "text", "prompt_tokens", "completion_tokens", "finish_reason"}, or
 //   {"id", "line", "error": {"message", "line"}}; "id" only where the request has one, "reasoning" where the
-//   model reasoned, "forgotten_tokens" where the text outgrew the context and the answer went on
+//   model reasoned, "forgotten_tokens" where the text outgrew the context and the answer went on,
+//   "logprobs" and "prompt_logprobs" (completion/logprobs.h) where they are wanted
 //   a line of an OpenAI batch output file (reasoning: "reasoning_content" of the message), whose "id" is
 //   "batch_req_" and the line's number; its "created" is 0, because the same run is to give the same bytes
 #pragma once

@@ -8,6 +8,7 @@
 #include "engine/commands/batch/batch_settings.h"
 #include "engine/commands/generation.h"
 #include "engine/decode/error.h"
+#include "engine/grammar/tool_grammar.h"
 
 namespace runnel::commands {
 
@@ -36,6 +37,7 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
       sampling_(batch_sampling(options, output)),
       limits_(limits(options.generation)),
       constraint_(constraint_of(options.generation.constraint, io)),
+      tools_(tool_use(options.chat, format_, io)),
       drafts_(drafting(options.draft, options.model, engine, options.parallel, io, stop)),
       queue_(engine, format_, {.parallel = options.parallel, .drafts = speculators(drafts_.get())}),
       errors_(output.before().failed()) {
@@ -60,6 +62,9 @@ int BatchRun::loop() {
                  {sampling_.seed, input_.rows(), output_.written(), input_.kept(), errors_, forgotten_,
                   base::seconds_since(started_), drafts_ != nullptr},
                  engine_, queue_, io_);
+    if (odd_calls_ > 0)
+        io_.note("in " + std::to_string(odd_calls_) +
+                 " answers, what looks like a tool call is part of the text: it cannot be read as one");
     expect_every_row(finished);
     if (!finished) {
         note_stop();
@@ -119,7 +124,8 @@ void BatchRun::take(const BatchInput::Next &next) {
             const Request request = request_of(row);
             const completion::RequestId id = queue_.submit(request);
             waiting_.emplace(id, Waiting{row.identity, place, next.bytes,
-                                         AnswerText(format_, options_.show_thinking.value_or(false))});
+                                         AnswerText(format_, options_.show_thinking.value_or(false)),
+                                         request.logprobs, request.prompt_logprobs >= 0});
             return;
         } catch (const std::runtime_error &problem) {
             error = problem.what();
@@ -138,11 +144,16 @@ Request BatchRun::request_of(const Row &row) {
                     .limits = limits_,
                     .constraint = constraint_,
                     .close = options_.generation.constraint.close,
-                    .overflow = options_.overflow};
+                    .thinking_budget = options_.chat.thinking_budget,
+                    .overflow = options_.overflow,
+                    .logprobs = options_.generation.logprobs >= 0,
+                    .top_logprobs = options_.generation.logprobs,
+                    .prompt_logprobs = options_.generation.prompt_logprobs};
     body.apply(request);
     if (body.prompt && (row.raw || options_.raw || !format_.has_template())) {
         if (!row.raw && !system_.empty())
             throw UsageError("there is no place for a system prompt without a chat template");
+        if (body.tools) throw InputError("there is no place for tools without a chat template");
         return request;
     }
     std::vector<text::Message> messages = body.messages;
@@ -150,7 +161,11 @@ Request BatchRun::request_of(const Row &row) {
     if (!system_.empty() && messages.front().role != "system")
         messages.insert(messages.begin(), {"system", system_});
     if (!std::exchange(noted_, true) && !format_.note().empty()) io_.note(format_.note());
-    request.input = completion::Messages{std::move(messages)};
+    const auto tools = body.tool_use(tools_);
+    if (body.tools)
+        for (const std::string &problem : grammar::schema_problems(*tools))
+            io_.note("line " + std::to_string(row.identity.line) + ": " + problem);
+    request.input = completion::Messages{std::move(messages), tools};
     return request;
 }
 
@@ -163,8 +178,16 @@ void BatchRun::finish(const completion::Done &done) {
         return fail(waiting.row, waiting.place, waiting.bytes, done.error);
     }
     forgotten_ += done.usage.left_out + done.usage.forgotten;
-    const completion::Reply reply{waiting.answer + waiting.text.end(), waiting.text.reasoning(), done.reason,
-                                  done.usage, done.complete};
+    completion::Reply reply{.text = waiting.answer + waiting.text.end(),
+                            .reasoning = waiting.text.reasoning(),
+                            .reason = done.reason,
+                            .usage = done.usage,
+                            .complete = done.complete,
+                            .calls = done.calls};
+    if (waiting.logprobs) reply.logprobs = completion::spell(done.logprobs, engine_.tokenizer());
+    if (waiting.prompt_logprobs)
+        reply.prompt_logprobs = completion::spell(done.prompt_logprobs, engine_.tokenizer());
+    odd_calls_ += !done.note.empty();
     output_.put(waiting.place, answer_line(waiting.row, reply, options_.model.path));
     answered_bytes_ += waiting.bytes;
 }

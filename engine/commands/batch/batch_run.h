@@ -34,6 +34,7 @@ class BatchRun {
         uint64_t place;  // in the output
         uint64_t bytes;  // size of its line
         AnswerText text;
+        bool logprobs, prompt_logprobs;
         std::string answer = {};
     };
 
@@ -59,14 +60,15 @@ class BatchRun {
     decode::SamplingOptions sampling_;
     completion::Limits limits_;
     std::optional<grammar::Source> constraint_;
-    std::unique_ptr<decode::Drafting> drafts_;  // or none
+    std::shared_ptr<const text::ToolUse> tools_;  // of rows that bring none
+    std::unique_ptr<decode::Drafting> drafts_;    // or none
     completion::CompletionQueue queue_;
     base::Clock::time_point started_ = base::Clock::now();
     std::map<completion::RequestId, Waiting> waiting_;
     bool noted_ = false;  // format_.note() was shown
     bool ended_ = false;  // the input
     uint64_t answered_bytes_ = 0;
-    int64_t errors_, forgotten_ = 0;
+    int64_t errors_, forgotten_ = 0, odd_calls_ = 0;
     bool model_failed_ = false;  // for some row
 };
 

@@ -8,6 +8,7 @@
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
 #include "engine/decode/prompt_file.h"
+#include "engine/decode/sampling_settings.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -95,15 +96,14 @@ std::string joined(const std::vector<std::string> &texts) {
 
 void add_sampling(const decode::SamplingOptions &s, BatchSettings &list) {
     list.emplace_back(kSeedSetting, text_of(s.seed));
-    list.emplace_back("--temp", text_of(s.temperature));
-    list.emplace_back("--top-k", text_of(s.top_k));
-    list.emplace_back("--top-p", text_of(s.top_p));
-    list.emplace_back("--min-p", text_of(s.min_p));
-    list.emplace_back("--typical", text_of(s.typical));
-    list.emplace_back("--repeat-penalty", text_of(s.repeat_penalty));
-    list.emplace_back("--repeat-last-n", text_of(s.repeat_last_n));
-    list.emplace_back("--presence-penalty", text_of(s.presence_penalty));
-    list.emplace_back("--frequency-penalty", text_of(s.frequency_penalty));
+    // Settings that an earlier version did not have are listed only where they change something.
+    const decode::SamplingOptions usual;
+    for (const decode::SamplingSetting &setting : decode::sampling_settings())
+        if (!setting.rare || setting.get(s) != setting.get(usual))
+            list.emplace_back("--" + std::string(setting.name), decode::shown_number(setting.get(s)));
+    if (s.samplers != usual.samplers) list.emplace_back("--samplers", decode::samplers_text(s.samplers));
+    if (s.dry_breakers != usual.dry_breakers)
+        list.emplace_back("--dry-sequence-breaker", joined(s.dry_breakers));
 }
 
 }  // namespace
@@ -138,12 +138,19 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     list.emplace_back("--ignore-eos", text_of(g.ignore_eos));
     list.emplace_back("the grammar", hash_of(constraint));
     list.emplace_back("--close", text_of(g.constraint.close));
+    if (g.logprobs >= 0) list.emplace_back("--logprobs", text_of(g.logprobs));
+    if (g.prompt_logprobs >= 0) list.emplace_back("--prompt-logprobs", text_of(g.prompt_logprobs));
     list.emplace_back("the system prompt", hash_or_nothing(system));
     list.emplace_back("--chat-template", hash_of_file(options.chat.file));
     list.emplace_back("--template-name", gguf::printable(options.chat.name.value_or("")));
     list.emplace_back("--template-var", joined(options.chat.variables));
     list.emplace_back("--think", name_of(options.chat.thinking));
+    if (options.chat.thinking_budget >= 0)
+        list.emplace_back("--thinking-budget", text_of(options.chat.thinking_budget));
     list.emplace_back("--tools", hash_of_file(options.chat.tools));
+    if (options.chat.tool_choice)
+        list.emplace_back("--tool-choice", gguf::printable(*options.chat.tool_choice, 1000));
+    if (options.chat.one_call) list.emplace_back("--no-parallel-tool-calls", text_of(true));
     list.emplace_back("--show-thinking", text_of(options.show_thinking.value_or(false)));
     list.emplace_back("--lines", text_of(options.lines));
     list.emplace_back("--raw", text_of(options.raw));

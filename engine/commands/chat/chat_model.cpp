@@ -5,7 +5,9 @@
 #include <variant>
 
 #include "engine/commands/chat/chat_view.h"
+#include "engine/commands/json.h"
 #include "engine/commands/prompt_format.h"
+#include "gguf/printable.h"
 
 namespace runnel::commands {
 
@@ -21,6 +23,7 @@ ChatModel::ChatModel(const ChatOptions &options, decode::Engine &engine,
       sampling_(sampling_options(settings_)),
       constraint_(constraint_of(settings_.constraint, io)),
       format_(prompt_format(engine, options.chat)),
+      tools_(tool_use(options.chat, format_, io)),
       drafts_(std::move(drafts)),
       queue_(engine, format_, {.parallel = 1, .drafts = speculators(drafts_.get())}) {}
 
@@ -48,12 +51,13 @@ void ChatModel::make_room(Transcript &transcript) const {
 }
 
 completion::Request ChatModel::request_of(const Transcript &transcript) const {
-    return {.input = completion::Messages{transcript.all()},
+    return {.input = completion::Messages{transcript.all(), tools_},
             .sampling = sampling_,
             .stream = stream_,
             .limits = limits(settings_),
             .constraint = constraint_,
             .close = settings_.constraint.close,
+            .thinking_budget = options_.chat.thinking_budget,
             .overflow = options_.overflow,
             .continue_from = kept_,
             .keep = true};
@@ -100,8 +104,23 @@ text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_r
     if (!done->error.empty()) queue_.release(done->kept);
     expect_answer(*done);
     io_.out.write("\n");
+    if (!done->calls.empty()) answer.tool_calls = dump(text::calls_json(done->calls));
+    note_calls(*done);
     finish(*done);
+    if (done->reason != completion::FinishReason::Interrupt && answer.content.empty() &&
+        !answer.reasoning.empty())
+        io_.note(
+            "the answer did not begin: the model was still reasoning (/think off and --thinking-budget bound "
+            "it)");
     return answer;
+}
+
+// The results come with a transcript that has them (/load).
+void ChatModel::note_calls(const Done &done) const {
+    if (!done.note.empty()) io_.note(done.note);
+    for (const text::ToolCall &call : done.calls)
+        io_.note("the model calls " + gguf::printable(call.name) + " with " +
+                 gguf::printable(call.arguments, 1000));
 }
 
 void ChatModel::finish(const Done &done) {

@@ -46,6 +46,7 @@ class ChatModel {
     void make_room(Transcript &transcript) const;
     completion::Request request_of(const Transcript &transcript) const;
     void finish(const completion::Done &done);
+    void note_calls(const completion::Done &done) const;
 
     const ChatOptions &options_;
     decode::Engine &engine_;
@@ -54,7 +55,8 @@ class ChatModel {
     decode::SamplingOptions sampling_;
     std::optional<grammar::Source> constraint_;
     completion::PromptFormat format_;
-    std::unique_ptr<decode::Drafting> drafts_;  // or none
+    std::shared_ptr<const text::ToolUse> tools_;  // or none
+    std::unique_ptr<decode::Drafting> drafts_;    // or none
     completion::CompletionQueue queue_;
     completion::SequenceHandle kept_ = completion::kNoSequence;  // of the last answer
     std::optional<Report> report_;

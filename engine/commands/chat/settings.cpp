@@ -36,7 +36,7 @@ uint64_t seed_in(std::string_view text) {
 std::vector<std::string> names() {
     std::vector<std::string> all;
     for (const decode::SamplingSetting &setting : decode::sampling_settings()) all.emplace_back(setting.name);
-    all.insert(all.end(), {"predict", "seed"});
+    all.insert(all.end(), {"samplers", "predict", "seed"});
     return all;
 }
 
@@ -45,6 +45,12 @@ std::vector<std::string> names() {
 void set(GenerationFlags &flags, std::string_view name, std::string_view value) {
     if (const decode::SamplingSetting *setting = decode::find_setting(name))
         return setting->set(flags.sampling, number(name, setting->range, value));
+    if (name == "samplers") try {
+            flags.sampling.samplers = decode::parse_samplers(value);
+            return;
+        } catch (const std::invalid_argument &error) {
+            refuse(name, value, error.what());
+        }
     if (name == "predict") {
         flags.predict = static_cast<int64_t>(number(name, kPredict, value));
     } else if (name == "seed") {
@@ -62,8 +68,9 @@ std::string list_settings(const GenerationFlags &flags) {
     std::string lines;
     for (const decode::SamplingSetting &setting : decode::sampling_settings())
         lines += std::string(setting.name) + " " + decode::shown_number(setting.get(flags.sampling)) + "\n";
-    return lines + "predict " + std::to_string(flags.predict) + "\nseed " +
-           (flags.seed ? std::to_string(*flags.seed) : "random") + "\n";
+    return lines + "samplers " + decode::samplers_text(flags.sampling.samplers) + "\npredict " +
+           std::to_string(flags.predict) + "\nseed " + (flags.seed ? std::to_string(*flags.seed) : "random") +
+           "\n";
 }
 
 }  // namespace runnel::commands

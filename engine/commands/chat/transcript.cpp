@@ -5,6 +5,7 @@
 
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
+#include "engine/completion/openai.h"
 #include "gguf/output_file.h"
 #include "gguf/printable.h"
 #include "gguf/writer.h"
@@ -28,9 +29,23 @@ text::Message message_of(const Json &json, size_t number) {
                              "\" that is a string");
         return found->get<std::string>();
     };
-    const auto reasoning = json.find("reasoning_content");
-    const bool has_reasoning = reasoning != json.end() && reasoning->is_string();
-    return {text("role"), text("content"), has_reasoning ? reasoning->get<std::string>() : ""};
+    const auto optional_text = [&](const char *key) {
+        const auto found = json.find(key);
+        return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+    };
+    text::Message message{.role = text("role"), .content = {}};
+    try {
+        message.tool_calls = completion::message_calls(json);
+    } catch (const completion::BodyError &error) {
+        throw InputError("message " + std::to_string(number) + ": " + error.what());
+    }
+    const auto content = json.find("content");
+    const bool calls_alone = !message.tool_calls.empty() && (content == json.end() || content->is_null());
+    if (!calls_alone) message.content = text("content");
+    message.reasoning = optional_text("reasoning_content");
+    message.tool_call_id = optional_text("tool_call_id");
+    message.name = optional_text("name");
+    return message;
 }
 
 }  // namespace
@@ -69,6 +84,9 @@ void Transcript::save(const std::string &path, bool overwrite) const {
     for (const text::Message &m : all()) {
         list.push_back({{"role", m.role}, {"content", m.content}});
         if (!m.reasoning.empty()) list.back()["reasoning_content"] = m.reasoning;
+        if (!m.tool_calls.empty()) list.back()["tool_calls"] = parse_json(m.tool_calls);
+        if (!m.tool_call_id.empty()) list.back()["tool_call_id"] = m.tool_call_id;
+        if (!m.name.empty()) list.back()["name"] = m.name;
     }
     const std::string text = dump({{"messages", list}}, 1);
     try {

@@ -14,7 +14,6 @@ constexpr std::string_view kJinja = "chat templates are always interpreted";
 constexpr std::string_view kThreads = "all work uses the same threads: -t N";
 constexpr std::string_view kNoRope = "the model's own RoPE settings are used";
 constexpr std::string_view kDownload = "download the GGUF file and give its path as MODEL";
-constexpr std::string_view kSampler = "use --temp, --top-k, --top-p, --min-p, --typical and the penalties";
 constexpr std::string_view kImages = "only text is supported";
 constexpr std::string_view kLora = "merge the adapter into the model first (llama-export-lora)";
 constexpr std::string_view kEmbed = "there are no embeddings or rankings";
@@ -156,16 +155,6 @@ constexpr Foreign kForeign[] = {
     {"--prompt-cache-all", "", Missing, "--prompt-cache FILE keeps the prompt"},
     {"--prompt-cache-ro", "", Missing, "--prompt-cache FILE keeps the prompt"},
     {"-sp --special", "", Missing, "special tokens are not shown; runnel tokenize shows them in a text"},
-    {"--samplers --sampler-seq --sampling-seq", "*", Missing, kSampler},
-    {"--top-nsigma --top-n-sigma", "*", Missing, kSampler, "-1 -1.0 -1.00"},
-    {"--xtc-probability --xtc-threshold", "*", Missing, kSampler, "0 0.0 0.00 0.1 0.10"},
-    {"--dry-multiplier", "*", Missing, kSampler, "0 0.0 0.00"},
-    {"--dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker", "*", Missing, kSampler},
-    {"--adaptive-target --adaptive-decay", "*", Missing, kSampler},
-    {"--dynatemp-range", "*", Missing, kSampler, "0 0.0 0.00"},
-    {"--dynatemp-exp", "*", Missing, kSampler, "1 1.0 1.00"},
-    {"--mirostat", "*", Missing, kSampler, "0"},
-    {"--mirostat-lr --mirostat-ent", "*", Missing, kSampler},
     {"--pooling --attention --embd-normalize --embd-output-format --embd-separator --cls-separator", "*",
      Missing, kEmbed},
     {"--embedding --embeddings --rerank --reranking", "", Missing, kEmbed},
@@ -194,7 +183,7 @@ constexpr Foreign kForeign[] = {
     {"--spec-synth-len --spec-synth-rates", "*", Missing, "runnel bench measures drafts by acceptance"},
     {"--reasoning-format", "*", Nothing, "reasoning is separated from the answer; --show-thinking shows it"},
     {"-rea --reasoning --reasoning-effort", "*", Same, "--think $"},
-    {"--reasoning-budget --reasoning-budget-message", "*", Missing, kThink, "-1"},
+    {"--reasoning-budget-message", "*", Missing, kThink},
     {"--reasoning-preserve --no-reasoning-preserve", "", Missing, kThink},
     {"-i --interactive -if --interactive-first --interactive-specials -ins --instruct",
      "",

@@ -23,6 +23,14 @@ uint64_t seed_in(const std::string &text) {
     return seed;
 }
 
+decode::SamplerOrder samplers_in(const std::string &text) {
+    try {
+        return decode::parse_samplers(text);
+    } catch (const std::invalid_argument &error) {
+        throw ValueError(error.what());
+    }
+}
+
 // Also accepts llama.cpp's "none" and "CUDA0".
 std::string device_in(std::string text) {
     if (text == "none") text = "cpu";
@@ -182,13 +190,22 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
     for (const decode::SamplingSetting &setting : decode::sampling_settings()) {
         std::string names = "--" + std::string(setting.name);
         if (!setting.aliases.empty()) names += "," + std::string(setting.aliases);
-        table
-            .add(names, "N", setting.help,
-                 [&o, &setting](const std::string &text) {
-                     setting.set(o.sampling, number_in(setting.range, text));
-                 })
-            .by_default(shown_number(setting.get(o.sampling)));
+        Option &option = table.add(names, "N", setting.help, [&o, &setting](const std::string &text) {
+            setting.set(o.sampling, number_in(setting.range, text));
+        });
+        option.by_default(shown_number(setting.get(o.sampling)));
+        if (setting.rare) option.rare();
     }
+    table
+        .list("--dry-sequence-breaker,--dry-breaker", o.dry_breakers,
+              "DRY: a text that ends repetitions, or none; replaces \\n : \" *; repeatable")
+        .rare();
+    table
+        .add("--samplers,--sampling-seq,--sampler-seq", "ORDER",
+             "the order of the sampling steps, as names with ; between them or as letters",
+             [&o](const std::string &text) { o.sampling.samplers = samplers_in(text); })
+        .by_default(decode::samplers_text(o.sampling.samplers))
+        .rare();
     table.list("-r,--stop,--reverse-prompt", o.stops, "end the answer before this text; repeatable");
     table.flag("--ignore-eos", o.ignore_eos, "continue when the model ends its answer").rare();
     table.list("-l,--logit-bias", o.logit_bias, "add to a token's logit; repeatable")
@@ -201,6 +218,17 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
     table
         .number("--deadline", o.deadline, NumberRange{0, NumberRange::kNone, false, false},
                 "stop after this many seconds with the text so far")
+        .rare();
+}
+
+void add_logprob_options(OptionTable &table, GenerationFlags &o) {
+    const NumberRange range = whole_numbers(-1, 1000);
+    table.number("--logprobs", o.logprobs, range,
+                 "in JSON, the log-probability of each token in the model's own distribution (before biases, "
+                 "masks and sampling) and the N most probable tokens; -1: off");
+    table
+        .number("--prompt-logprobs", o.prompt_logprobs, range,
+                "the same of the prompt's tokens; with -n 0, a text is only scored")
         .rare();
 }
 
@@ -262,9 +290,20 @@ void add_template_options(OptionTable &table, TemplateFlags &o, std::optional<bo
             "high")
         .takes("HOW")
         .or_alone("on");
+    table
+        .number("--thinking-budget,--reasoning-budget", o.thinking_budget,
+                whole_numbers(-1, int64_t{1} << 31),
+                "most tokens of reasoning, then the answer begins; -1: no limit")
+        .rare();
     table.text("--tools", o.tools, "tools that the model may call: a JSON list of definitions")
         .takes("FILE")
         .rare();
+    table
+        .text("--tool-choice", o.tool_choice,
+              "with --tools: auto (the model decides), required, none, or the tool that must be called")
+        .takes("auto|required|none|NAME")
+        .rare();
+    table.flag("--no-parallel-tool-calls", o.one_call, "at most one tool call in an answer").rare();
     table.in_group(Group::Output);
     table.add("--show-thinking", "", "print the model's reasoning on stdout, too",
               [&show_thinking](const std::string &text) { show_thinking = truth(text); });

@@ -19,6 +19,8 @@ void add_draft_options(OptionTable &table, DraftFlags &o);
 // Sampling and the end of an answer.
 void add_generation_options(OptionTable &table, GenerationFlags &o);
 
+// Log-probabilities in JSON.
+void add_logprob_options(OptionTable &table, GenerationFlags &options);
 void add_stats_options(OptionTable &table, StatsFlags &o);
 
 void add_system_options(OptionTable &table, std::optional<std::string> &text,

@@ -58,7 +58,10 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
                                 .overflow = options.overflow,
                                 .samples = options.samples,
                                 .beams = options.beams,
-                                .logprobs = options.samples > 1};
+                                .logprobs = options.samples > 1 || options.generation.logprobs >= 0,
+                                .top_logprobs = options.generation.logprobs,
+                                .prompt_logprobs = options.generation.prompt_logprobs};
+    request.thinking_budget = options.chat.thinking_budget;
     // With -n 0 the prompt alone is computed.
     request.keep = (options.prompt_cache.has_value() || request.limits.max_tokens == 0) && options.beams == 1;
     request.constraint = constraint_of(options.generation.constraint, io);
@@ -70,7 +73,7 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
         std::vector<text::Message> turns;
         if (!system.empty()) turns.push_back({"system", system});
         turns.push_back({"user", text});
-        request.input = completion::Messages{std::move(turns)};
+        request.input = completion::Messages{std::move(turns), tool_use(options.chat, format, io)};
     } else if (!system.empty()) {
         throw UsageError("the file has no chat template, so there is no place for a system prompt");
     }
@@ -85,6 +88,12 @@ int32_t sequences_of(const RunOptions &options) {
 decode::EngineOptions engine_options_of(const RunOptions &options, Io &io, const StopRequest &stop) {
     if (options.samples > 1 && options.beams > 1)
         throw UsageError("--samples draws answers, --beams searches for one: choose one of them");
+    const GenerationFlags &generation = options.generation;
+    const bool logprobs = generation.logprobs >= 0 || generation.prompt_logprobs >= 0;
+    if (logprobs && !options.json) throw UsageError("log-probabilities of tokens need --json");
+    if (logprobs && options.beams > 1) throw UsageError("--beams gives no log-probabilities of tokens");
+    if (options.chat.thinking_budget >= 0 && options.beams > 1)
+        throw UsageError("--beams searches without a --thinking-budget");
     decode::EngineOptions engine = engine_options(options.model, io, stop);
     engine.sequences = sequences_of(options);
     leave_room(engine, options.draft);

@@ -47,6 +47,7 @@ Command run_command() {
         .rare();
     table.in_group(Group::Output);
     table.flag("--json", o->json, "one JSON object on stdout");
+    add_logprob_options(table, o->generation);
     table.flag("--echo,--display-prompt", o->echo, "the prompt first");
     add_stats_options(table, o->stats);
     command.writes_files = true;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "engine/completion/logprobs.h"
 #include "engine/text/utf8.h"
+#include "gguf/printable.h"
 
 namespace runnel::commands {
 namespace {
@@ -75,16 +77,26 @@ Report RunOutput::summary(const decode::Engine &engine, uint64_t seed) const {
     return all;
 }
 
-Json RunOutput::json(const Report &report) const {
+Json RunOutput::json(const Report &report, const text::Tokenizer &tokenizer) const {
     const Answer &one = answers_.front();
+    const GenerationFlags &generation = options_.generation;
+    const auto add_logprobs = [&](Json &to, const completion::Done &done) {
+        if (generation.logprobs >= 0)
+            to["logprobs"] = completion::chat_logprobs(completion::spell(done.logprobs, tokenizer));
+    };
     Json json = {{"text", one.shown},
                  {"tokens", one.done.tokens},
                  {"prompt_tokens", report.prompt_tokens},
                  {"completion_tokens", one.done.tokens.size()},
-                 {"finish_reason", name(one.done.reason)},
+                 {"finish_reason", finish_name(one.done)},
                  {"timings", timings_json(report)}};
     if (one.done.complete) json["complete"] = *one.done.complete;
+    if (!many_) add_logprobs(json, one.done);
+    if (generation.prompt_logprobs >= 0)
+        json["prompt_logprobs"] =
+            completion::prompt_logprobs(completion::spell(one.done.prompt_logprobs, tokenizer));
     if (!one.text.reasoning().empty()) json["reasoning"] = one.text.reasoning();
+    if (!one.done.calls.empty()) json["tool_calls"] = text::calls_json(one.done.calls);
     if (many_) {
         Json list = Json::array();
         size_t best = 0;
@@ -95,10 +107,12 @@ Json RunOutput::json(const Report &report) const {
             list.push_back({{"text", answers_[i].shown.substr(echoed)},
                             {"tokens", done.tokens},
                             {"completion_tokens", done.tokens.size()},
-                            {"finish_reason", name(done.reason)},
+                            {"finish_reason", finish_name(done)},
                             {"logprob", done.log_probability},
                             {"score", score(done)}});
             if (done.complete) list.back()["complete"] = *done.complete;
+            add_logprobs(list.back(), done);
+            if (!done.calls.empty()) list.back()["tool_calls"] = text::calls_json(done.calls);
         }
         json["best"] = best;
         json[options_.beams > 1 ? "beams" : "samples"] = std::move(list);
@@ -114,20 +128,32 @@ void RunOutput::write_text() {
     io_.out.write(io_.out.is_terminal() ? text::printable_for_terminal(text) + "\n" : text);
 }
 
+// Text has no place for calls: they are in --json.
+void RunOutput::note_calls() const {
+    for (const Answer &answer : answers_) {
+        if (!answer.done.note.empty()) io_.note(answer.done.note);
+        if (options_.json) continue;
+        for (const text::ToolCall &call : answer.done.calls)
+            io_.note("the model calls " + gguf::printable(call.name) + " with " +
+                     gguf::printable(call.arguments, 1000) + " (--json: tool_calls)");
+    }
+}
+
 void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     const Report report = summary(engine, seed);
     if (options_.json)
-        io_.out.write(dump(json(report)));
+        io_.out.write(dump(json(report, engine.tokenizer())));
     else
         write_text();
+    note_calls();
     const std::string context = "the context of " + std::to_string(engine.executor().context()) + " tokens";
     if (const int64_t forgotten = first().usage.forgotten; forgotten > 0)
         io_.note(context + " was full: " + std::to_string(forgotten) + " tokens were forgotten on the way");
     if (first().context_full) io_.note(context + " is full: the text ends here (a larger one with -c)");
-    if (first().reason == completion::FinishReason::Length && !answers_.front().text.began() &&
-        !answers_.front().text.reasoning().empty())
+    if (!interrupted() && !answers_.front().text.began() && !answers_.front().text.reasoning().empty())
         io_.note(
-            "the answer did not begin: the model was still reasoning (raise -n or -c, or change --think)");
+            "the answer did not begin: the model was still reasoning (-n, --think, --thinking-budget and the "
+            "context bound it)");
     write_stats(options_.stats, report, io_);
 }
 

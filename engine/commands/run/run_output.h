@@ -40,7 +40,8 @@ class RunOutput {
     Answer &answer(int32_t sample);
     void show(Answer &answer, const std::string &text);
     Report summary(const decode::Engine &engine, uint64_t seed) const;
-    Json json(const Report &report) const;
+    Json json(const Report &report, const text::Tokenizer &tokenizer) const;
+    void note_calls() const;
     void write_text();
 
     const RunOptions &options_;

@@ -276,7 +276,7 @@ void Speculator::append_to(ScheduledSequence &entry) const {
 
 Speculator::Verdict Speculator::verify_one(size_t index, const LogitRow &row,
                                            std::span<const TokenId> history, Sampler &sampler) const {
-    if (options_.rule == DraftRule::Same || index >= draft_.tokens.size())
+    if (options_.rule == DraftRule::Same || sampler.depends_on_draws() || index >= draft_.tokens.size())
         return {sample_next(row, history, sampler), true};
     const TokenId guess = draft_.tokens[index];
     const bool certain = index >= draft_.distributions.size();

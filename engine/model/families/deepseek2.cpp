@@ -176,15 +176,34 @@ DecoderTraits latent_attention(Builder &b, int32_t rope) {
     }};
 }
 
+void emit(Builder &b, ExpertTraits::Score default_of_file) {
+    const int32_t rope = b.rope(RopeTable::Pairs::Adjacent);
+    b.program().ropes[static_cast<size_t>(rope)].magnitude = 1;
+    DecoderTraits traits = latent_attention(b, rope);
+    with_experts(traits, {.score = default_of_file});
+    emit_decoder(b, traits);
+}
+
 }  // namespace
 
 // deepseek2 and mistral4 (Mistral Small 4).
 void emit_deepseek2(Builder &b) {
-    const int32_t rope = b.rope(RopeTable::Pairs::Adjacent);
-    b.program().ropes[static_cast<size_t>(rope)].magnitude = 1;
-    DecoderTraits traits = latent_attention(b, rope);
-    with_experts(traits, {.score = default_score(b.hyper())});
-    emit_decoder(b, traits);
+    emit(b, default_score(b.hyper()));
+}
+
+// deepseek32 (DeepSeek V3.2) and glm-dsa (GLM-5). A token attends to the top_k keys that an indexer chooses. With
+// at most top_k tokens that is all of them, which is computed here without the indexer.
+void emit_sparse_deepseek2(Builder &b) {
+    const Metadata &m = b.metadata();
+    for (const char *unused : {"head_count", "key_length", "types"})
+        (void)m.find(std::string("attention.indexer.") + unused);
+    for (int32_t i = 0; i < b.hyper().block_count; ++i)
+        for (const char *unused :
+             {"k_norm.weight", "k_norm.bias", "proj.weight", "attn_k.weight", "attn_q_b.weight"})
+            b.ignore("blk." + std::to_string(i) + ".indexer." + unused);
+    emit(b, ExpertTraits::Score::Sigmoid);
+    const char *key = "attention.indexer.top_k";
+    b.limit_context(m.required_integer(key, 1, INT32_MAX), key);
 }
 
 // minicpm3: MiniCPM 3 4B. Dense. The factors of embeddings, branches and logits are not in its keys.

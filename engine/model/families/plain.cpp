@@ -14,7 +14,8 @@ void emit_adjacent(Builder &b) {
     emit_decoder(b, {.pairs = Pairs::Adjacent});
 }
 
-// pangu-embedded; the text part of paddleocr, which has position axes (M-RoPE).
+// pangu-embedded; the text parts of paddleocr, which has position axes (M-RoPE), and of cogvlm, which has experts
+// for images.
 void emit_halves(Builder &b) {
     emit_decoder(b, {.pairs = Pairs::Halves});
 }
@@ -31,6 +32,15 @@ void emit_baichuan(Builder &b) {
             "block_count",
             "40: Baichuan 13B needs attention biases by distance (ALiBi), which are not computed");
     emit_decoder(b, {.pairs = Pairs::Adjacent});
+}
+
+// bitnet: BitNet b1.58. Norms before the output matrices of both halves.
+void emit_bitnet(Builder &b) {
+    const std::string_view act = b.metadata().text("hidden_activation").value_or("silu");
+    if (act != "silu" && act != "relu2") b.metadata().fail("hidden_activation", "is neither silu nor relu2");
+    emit_decoder(
+        b,
+        {.pairs = Pairs::Halves, .act = act == "silu" ? Act::Silu : Act::ReluSquared, .inner_norms = true});
 }
 
 // orion: layer norms with biases.

@@ -4,6 +4,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <random>
@@ -28,6 +30,12 @@ namespace {
 
 constexpr int32_t kVocab = kToyVocab;
 
+double log_softmax(std::span<const float> logits, TokenId id) {
+    double sum = 0;
+    for (const float l : logits) sum += std::exp(double{l});
+    return double{logits[static_cast<size_t>(id)]} - std::log(sum);
+}
+
 // The answer to a request that ends only at its limit, token by token.
 struct Reference {
     std::vector<TokenId> tokens;
@@ -43,7 +51,7 @@ Reference reference(Executor &executor, const Request &request) {
     REQUIRE(sequence.feed(prompt.ids));
     while (static_cast<int64_t>(result.tokens.size()) < request.limits.max_tokens) {
         const TokenId id = sampler.sample(sequence.logits(), sequence.tokens());
-        result.log_probability += log_probability(sequence.logits(), id);
+        result.log_probability += log_softmax(sequence.logits(), id);
         result.tokens.push_back(id);
         if (static_cast<int64_t>(result.tokens.size()) == request.limits.max_tokens) break;
         if (sequence.sequence().free_cells() == 0) {
@@ -63,6 +71,12 @@ Request random_request(std::mt19937 &rng, int32_t context, int32_t vocab) {
     request.sampling.temperature = rng() % 2 ? 0.0f : 1.5f;
     request.sampling.repeat_penalty = rng() % 3 ? 1.0f : 1.2f;
     request.sampling.seed = rng();
+    if (rng() % 4 == 0) request.sampling.xtc_probability = 0.5f, request.sampling.xtc_threshold = 0.04f;
+    if (rng() % 4 == 0) request.sampling.dry_multiplier = 0.8f;
+    if (rng() % 4 == 0) request.sampling.dynatemp_range = 0.5f;
+    if (rng() % 4 == 0) request.sampling.adaptive_target = 0.2f;
+    if (rng() % 6 == 0) request.sampling.mirostat = 1 + static_cast<int32_t>(rng() % 2);
+    if (rng() % 6 == 0) request.sampling.samplers = parse_samplers("tmkxd");
     request.stream = static_cast<uint32_t>(rng() % 3);
     request.limits.max_tokens = static_cast<int64_t>(rng() % static_cast<size_t>(context));
     request.limits.ignore_end = rng() % 4 != 0;
@@ -198,6 +212,105 @@ TEST_CASE("queue: an answer is the same alone, among 32, as a sample, with draft
     CHECK(preemptions > 100);
     CHECK(accepted > 1000);
     CHECK(forgotten > 1000);
+}
+
+// The same tokens and the same numbers, bit for bit.
+void check_same_logprobs(const std::vector<TokenLogProbabilities> &a,
+                         const std::vector<TokenLogProbabilities> &b) {
+    const auto same = [](const TokenLogProbability &x, const TokenLogProbability &y) {
+        return x.id == y.id && x.log_probability == y.log_probability && x.rank == y.rank;
+    };
+    REQUIRE(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+        CHECK(same(a[i].token, b[i].token));
+        CHECK(std::ranges::equal(a[i].top, b[i].top, same));
+    }
+}
+
+TEST_CASE("queue: log-probabilities of answer and prompt, alone, in batch, with drafts, for samples") {
+    int64_t accepted = 0, preemptions = 0;
+    for (uint32_t seed = 0; seed < 8; ++seed) {
+        CAPTURE(seed);
+        std::mt19937 rng(seed);
+        constexpr int32_t kContext = 150;
+        ToyRig calm({.context = kContext});
+        std::vector<Request> requests;
+        for (int i = 0; i < 10; ++i) {
+            Request request = random_request(rng, kContext, kVocab);
+            request.overflow = OverflowPolicy::Error;
+            request.limits = {.max_tokens = static_cast<int64_t>(rng() % 40), .ignore_end = true};
+            request.logprobs = rng() % 4 != 0;
+            request.top_logprobs = static_cast<int32_t>(rng() % 4);
+            if (rng() % 3 != 0) request.prompt_logprobs = static_cast<int32_t>(rng() % 3);
+            if (!request.logprobs) request.top_logprobs = 0;
+            requests.push_back(request);
+        }
+        const std::vector<Answered> plain = alone(calm.executor, requests);
+        for (size_t i = 0; i < requests.size(); ++i) {  // against rows of a plain loop
+            CAPTURE(i);
+            const Request &request = requests[i];
+            const Done &done = plain[i].done;
+            const std::vector<TokenId> &prompt = std::get<Tokens>(request.input).ids;
+            REQUIRE(done.logprobs.size() == (request.logprobs ? done.tokens.size() : 0));
+            REQUIRE(done.prompt_logprobs.size() == (request.prompt_logprobs >= 0 ? prompt.size() - 1 : 0));
+            std::vector<TokenId> all = prompt;
+            all.insert(all.end(), done.tokens.begin(), done.tokens.end());
+            SingleSequence sequence(calm.executor);
+            double sum = 0;
+            for (size_t n = 0; n + 1 < all.size(); ++n) {
+                REQUIRE(sequence.feed(std::span(all).subspan(n, 1)));
+                const double expected = log_softmax(sequence.logits(), all[n + 1]);
+                const bool in_prompt = n + 1 < prompt.size();
+                const auto &list = in_prompt ? done.prompt_logprobs : done.logprobs;
+                if (list.empty()) continue;
+                const TokenLogProbabilities &got = list[in_prompt ? n : n + 1 - prompt.size()];
+                CHECK(got.token.id == all[n + 1]);
+                CHECK(got.token.log_probability == doctest::Approx(expected).epsilon(1e-9));
+                const auto wanted = in_prompt ? request.prompt_logprobs : request.top_logprobs;
+                CHECK(got.top.size() == static_cast<size_t>(wanted));
+                for (const TokenLogProbability &other : got.top)
+                    CHECK(other.log_probability ==
+                          doctest::Approx(log_softmax(sequence.logits(), other.id)).epsilon(1e-9));
+                if (!in_prompt) sum += expected;
+            }
+            if (request.logprobs) CHECK(done.log_probability == doctest::Approx(sum).epsilon(1e-9));
+        }
+        uint32_t made = seed;
+        for (const bool drafts : {false, true}) {
+            CAPTURE(drafts);
+            ToyRig rig({.context = kContext,
+                        .batch = 1 + static_cast<int32_t>(rng() % 80),
+                        .sequences = 8,
+                        .cells = kContext + 70});
+            MakeSpeculator make;
+            if (drafts) make = [&made] { return toy_speculator(++made); };
+            CompletionQueue queue(rig.executor, toy_letters(), {.parallel = 8, .drafts = make});
+            for (const Request &request : requests) queue.submit(request);
+            Request several = requests[0];
+            several.samples = 3;
+            queue.submit(several);
+            const AllAnswers got = answer_all(queue);
+            for (size_t i = 0; i < requests.size(); ++i) {
+                CAPTURE(i);
+                const Answered &answer = got.at({i + 1, 0});
+                CHECK(answer.done.tokens == plain[i].done.tokens);
+                check_same_logprobs(answer.done.logprobs, plain[i].done.logprobs);
+                check_same_logprobs(answer.done.prompt_logprobs, plain[i].done.prompt_logprobs);
+            }
+            for (int32_t sample = 0; sample < 3; ++sample) {
+                Request one = requests[0];
+                one.stream += static_cast<uint32_t>(sample);
+                const Answered expected = answer_one(calm.executor, toy_letters(), one);
+                const Answered &answer = got.at({requests.size() + 1, sample});
+                check_same_logprobs(answer.done.logprobs, expected.done.logprobs);
+                check_same_logprobs(answer.done.prompt_logprobs, expected.done.prompt_logprobs);
+            }
+            accepted += queue.speculation().accepted;
+            preemptions += queue.schedule().preemptions;
+        }
+    }
+    CHECK(accepted > 100);
+    CHECK(preemptions > 0);
 }
 
 TEST_CASE("queue: random schedules over a small pool do not change the answers") {

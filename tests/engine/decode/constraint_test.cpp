@@ -222,3 +222,20 @@ TEST_CASE("constraint: forced text is drafted in the tokens of the tokenizer") {
     CHECK(source.draft(std::vector<TokenId>{kF, kC, kA, kB, kD}, 8, 0, sampler).tokens.empty());
     CHECK(source.draft(text, 0, 0, sampler).tokens.empty());
 }
+
+TEST_CASE("constraint: an answer may end in front of the mark, and not behind it") {
+    FreeText free{.close = "{", .text = [](TokenId id) { return kTexts[static_cast<size_t>(id)]; }};
+    free.may_end = true;
+    Constraint constraint = constraint_of("root ::= \"a\" \"b\"", free);
+    constraint.begin(0);
+    const std::vector<TokenId> anything = allowed_after(constraint, {});
+    CHECK(std::ranges::count(anything, kEnd) == 1);
+    CHECK(std::ranges::count(anything, kF) == 1);
+    CHECK(allowed_after(constraint, {kF, kOpenBrace}) == std::vector<TokenId>{kA, kAb});
+    CHECK(allowed_after(constraint, {kF, kOpenBrace, kAb}) == std::vector<TokenId>{kEnd});
+    CHECK(constraint.complete(std::vector<TokenId>{}));
+    CHECK(constraint.complete(std::vector<TokenId>{kA, kB}));
+    CHECK(!constraint.complete(std::vector<TokenId>{kA, kOpenBrace}));
+    CHECK(constraint.complete(std::vector<TokenId>{kA, kOpenBrace, kAb}));
+    CHECK(constraint.allowed(std::vector<TokenId>{}, std::vector<TokenId>{kA, kEnd, kA}) == 2);
+}

@@ -54,6 +54,13 @@ SamplingOptions random_options(std::mt19937 &random, int32_t vocab) {
         o.logit_bias.emplace_back(static_cast<TokenId>(random() % static_cast<uint32_t>(vocab)),
                                   choice(random, {kNever, kNever, -1, -0.25f}));
     if (random() % 8 == 0) o.logit_bias.emplace_back(3, 4.0f);
+    if (random() % 4 == 0) o.xtc_probability = 0.5f, o.xtc_threshold = 0.05f;
+    if (random() % 6 == 0) o.dynatemp_range = 0.3f;
+    if (random() % 8 == 0) o.dry_multiplier = 0.8f;
+    if (random() % 8 == 0) o.top_n_sigma = 1.5f;
+    if (random() % 8 == 0) o.mirostat = 1 + static_cast<int32_t>(random() % 2);
+    if (random() % 8 == 0) o.adaptive_target = 0.3f;
+    if (random() % 8 == 0) std::ranges::shuffle(o.samplers, random);
     return o;
 }
 

@@ -53,6 +53,8 @@ std::vector<std::string_view> neighbors(std::string_view tensor) {
 
 // All layers are alike, so only the first and the last are tested.
 bool is_tried(std::string_view tensor) {
+    if (tensor.find(".vis_") != tensor.npos || tensor.find(".indexer.") != tensor.npos)
+        return false;  // not read
     return !tensor.starts_with("blk.") || tensor.starts_with("blk.0.") || tensor.starts_with("blk.5.");
 }
 
@@ -69,6 +71,7 @@ bool is_free(const FamilyFiles &family, std::string_view key) {
     for (const char *by_tensors : {"llama4", "nemotron_h_moe", "bailingmoe2", "hy_v3"})
         if (family.arch == by_tensors && ends(".leading_dense_block_count")) return true;
     if (family.name == "granitehybrid" && ends("rope.dimension_count")) return true;  // nothing is rotated
+    if (key.find(".indexer.") != key.npos) return true;
     for (const std::string_view end :
          {".context_length", ".sliding_window", ".expert_used_count", ".expert_shared_count",
           ".expert_gating_func", ".expert_shared_feed_forward_length", ".vocab_size",

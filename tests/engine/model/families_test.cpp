@@ -68,8 +68,8 @@ ModelShape as_recorded(const std::string &arch) {
                    : arch == "baichuan"       ? 32
                                               : 7;
     shape.heads = 4, shape.kv_heads = 2, shape.vocab = 320, shape.context = 512, shape.seed = 11;
-    for (const char *same : {"dots1", "qwen", "deepseek2-ocr", "olmo2", "olmo3", "olmoe", "gpt2", "gptneox",
-                             "gptneox-sequential", "phi2"})
+    for (const char *same : {"dots1", "qwen", "cogvlm", "deepseek2-ocr", "olmo2", "olmo3", "olmoe", "gpt2",
+                             "gptneox", "gptneox-sequential", "phi2"})
         if (arch == same) shape.kv_heads = 4;
     if (arch == "gemma4-26b" || arch == "deepseek2-lite") shape.experts.used = 8;
     shape.threads = 1;

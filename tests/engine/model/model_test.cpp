@@ -300,6 +300,41 @@ TEST_CASE("model: bailingmoe without key_length has heads of rope.dimension_coun
         if (const auto *a = std::get_if<kernels::Attention>(&step)) CHECK(a->head_dim_k == 32);
 }
 
+TEST_CASE("model: sparse attention is supported up to its number of chosen keys") {
+    ModelShape shape;
+    shape.arch = "glm-dsa";
+    EditedModel model(shape);
+    model.set("glm-dsa.attention.indexer.top_k", 100u);
+    const gguf::File file = gguf::File::open(model.write());
+    CHECK(model::build(file).hyper.context_length == 100);
+    CHECK(model::build(file, 100).hyper.context_length == 100);
+    std::string error;
+    try {
+        model::build(file, 101);
+    } catch (const model::ModelError &e) {
+        error = e.what();
+    }
+    CAPTURE(error);
+    CHECK(error.find("glm-dsa.attention.indexer.top_k: contexts longer than 100 tokens") != error.npos);
+    check_refused(EditedModel(shape).without("glm-dsa.attention.indexer.top_k"), "attention.indexer.top_k");
+}
+
+TEST_CASE("model: bitnet's activation is what the file says") {
+    ModelShape shape;
+    shape.arch = "bitnet";
+    const auto act = [](const EditedModel &model) {
+        kernels::Program program;
+        CHECK(model.built(program) == "");
+        for (const kernels::Step &step : program.steps)
+            if (const auto *activation = std::get_if<kernels::Activation>(&step)) return activation->act;
+        return kernels::Activation::Kind::Identity;
+    };
+    CHECK(act(EditedModel(shape)) == kernels::Activation::Kind::Silu);
+    CHECK(act(EditedModel(shape).set("bitnet.hidden_activation", "relu2")) ==
+          kernels::Activation::Kind::ReluSquared);
+    check_refused(EditedModel(shape).set("bitnet.hidden_activation", "gelu"), "bitnet.hidden_activation");
+}
+
 TEST_CASE("model: deepseek2-ocr with a window is refused") {
     ModelShape shape;
     shape.arch = "deepseek2-ocr", shape.kv_heads = 4;

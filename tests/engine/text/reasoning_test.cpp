@@ -73,6 +73,26 @@ TEST_CASE("reasoning: separated from the answer, however the text is split") {
         }
 }
 
+TEST_CASE("reasoning: a tool call ends it, and is part of the answer") {
+    const ReasoningStyle think{ReasoningStyle::Kind::Marks, "<think>", "</think>", "<tool_call>"};
+    const ReasoningStyle harmony{ReasoningStyle::Kind::Harmony, "", "",
+                                 "<|channel|>commentary to=functions."};
+    const std::string call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 1}";
+    for (uint64_t seed = 0; seed < 100; ++seed) {
+        CAPTURE(seed);
+        testing::Random random(seed);
+        CHECK(split(think, "<think>\nHm.\n<tool_call>{}</think>", false, random) ==
+              Split{"Hm.", "<tool_call>{}</think>"});
+        CHECK(split(think, "Hm.</think><tool_call>{}", true, random) == Split{"Hm.", "<tool_call>{}"});
+        const std::string thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant";
+        CHECK(split(harmony, thought + call, false, random) == Split{"Hm.", call});
+        // The recipient may stand in front of the channel.
+        const std::string other = " to=functions.f<|channel|>commentary json<|message|>{\"x\": 1}";
+        CHECK(split(harmony, thought + other, false, random) == Split{"Hm.", call});
+        CHECK(split(harmony, other, false, random) == Split{"", call});
+    }
+}
+
 TEST_CASE("reasoning: whether the prompt already begins it") {
     CHECK(kThink.begins_inside("...<|im_start|>assistant\n<think>\n"));
     CHECK_FALSE(kThink.begins_inside("...<|im_start|>assistant\n<think>\n\n</think>\n\n"));

@@ -72,7 +72,13 @@ TEST_CASE("batch row: what cannot be answered says why, and keeps its id") {
         {R"({"id": "k", "prompt": "a", "stop": [1]})", "stop"},
         {R"({"id": "k", "prompt": "a", "seed": "x"})", "seed"},
         {R"({"id": "k", "prompt": "a", "n": 2})", "\"n\""},
-        {R"({"id": "k", "prompt": "a", "tools": [{}]})", "tools"},
+        {R"({"id": "k", "prompt": "a", "tools": "f"})", "tools"},
+        {R"({"id": "k", "prompt": "a", "functions": [{}]})", "functions"},
+        {R"({"id": "k", "prompt": "a", "tool_choice": "any"})", "tool_choice"},
+        {R"({"id": "k", "prompt": "a", "parallel_tool_calls": 1})", "parallel_tool_calls"},
+        {R"({"id": "k", "messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]})",
+         "tool_calls"},
+        {R"({"id": "k", "messages": [{"role": "tool", "content": "", "tool_call_id": 1}]})", "tool_call_id"},
         {R"({"id": "k", "messages": []})", "messages"},
         {R"({"id": "k", "messages": [3]})", "messages"},
         {R"({"id": "k", "messages": [{"content": "a"}]})", "role"},
@@ -95,6 +101,60 @@ TEST_CASE("batch row: what cannot be answered says why, and keeps its id") {
         CHECK(written->line == 3);
         CHECK(written->id == row.identity.id);
     }
+}
+
+TEST_CASE("batch row: tools, their calls and results") {
+    const Row row = parse_row(
+        R"({"messages": [{"role": "user", "content": "?"},
+            {"role": "assistant", "content": null, "tool_calls": [{"id": "a", "type": "function",
+             "function": {"name": "f", "arguments": "{\"n\": 1}"}}]},
+            {"role": "tool", "tool_call_id": "a", "name": "f", "content": "2"}],
+            "tools": [{"type": "function", "function": {"name": "f"}}, {"name": "g"}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": false})",
+        1);
+    CHECK(row.error == "");
+    CHECK(row.unknown.empty());
+    REQUIRE(row.body.messages.size() == 3);
+    CHECK(Json::parse(row.body.messages[1].tool_calls)[0]["function"]["arguments"] == "{\"n\": 1}");
+    CHECK(row.body.messages[2].tool_call_id == "a");
+    CHECK(row.body.messages[2].name == "f");
+    const auto use = row.body.tool_use(nullptr);
+    REQUIRE(use);
+    CHECK(use->only == "f");
+    CHECK(!use->parallel);
+    CHECK(use->tools.size() == 2);
+
+    // The tools of the command line count where a row has none.
+    runnel::completion::Body body;
+    CHECK(!body.tool_use(nullptr));
+    CHECK(body.tool_use(use) == use);
+    body.tool_choice = "none";
+    CHECK(!body.tool_use(nullptr));
+    CHECK(body.tool_use(use)->choice == runnel::text::ToolUse::Choice::None);
+    body.tool_choice = "required";
+    CHECK_THROWS_AS(body.tool_use(nullptr), runnel::completion::BodyError);
+    body.tool_choice = "h";
+    CHECK_THROWS_AS(body.tool_use(use), runnel::completion::BodyError);
+}
+
+TEST_CASE("batch row: calls are written as OpenAI has them") {
+    runnel::completion::Reply reply{.text = "", .reasoning = "", .calls = {{"abc", "f", "{\"n\":1}"}}};
+    RowIdentity identity;
+    identity.line = 4;
+    const Json plain = Json::parse(answer_line(identity, reply, "m"));
+    CHECK(plain["finish_reason"] == "tool_calls");
+    CHECK(plain["text"] == "");
+    CHECK(plain["tool_calls"] ==
+          Json::parse(
+              R"([{"id": "abc", "type": "function", "function": {"name": "f", "arguments": "{\"n\":1}"}}])"));
+    identity.shape = RowIdentity::Shape::Chat;
+    const Json chat = Json::parse(answer_line(identity, reply, "m"))["response"]["body"]["choices"][0];
+    CHECK(chat["finish_reason"] == "tool_calls");
+    CHECK(chat["message"]["content"].is_null());
+    CHECK(chat["message"]["tool_calls"] == plain["tool_calls"]);
+    reply.reason = runnel::completion::FinishReason::Length;
+    CHECK(Json::parse(answer_line(identity, reply, "m"))["response"]["body"]["choices"][0]["finish_reason"] ==
+          "length");
 }
 
 TEST_CASE("batch row: nesting without end is an error, not a crash") {

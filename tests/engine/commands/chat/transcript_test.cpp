@@ -44,6 +44,27 @@ TEST_CASE("a conversation comes back from its file as it was") {
     CHECK_THROWS_AS(Transcript::load((directory / "none").string()), UsageError);
 }
 
+TEST_CASE("tool calls and their results come back from a conversation's file") {
+    const TemporaryDirectory directory;
+    const std::string path = (directory / "talk.json").string();
+    write(path, R"({"messages": [{"role": "user", "content": "?"},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "a", "name": "f", "content": "2"}]})");
+    const Transcript first = Transcript::load(path);
+    REQUIRE(first.messages.size() == 3);
+    CHECK(first.messages[1].content == "");
+    CHECK(first.messages[1].tool_calls ==
+          R"([{"id":"a","type":"function","function":{"name":"f","arguments":"{}"}}])");
+    CHECK(first.messages[2].tool_call_id == "a");
+    first.save(path, true);
+    const Transcript again = Transcript::load(path);
+    REQUIRE(again.messages.size() == 3);
+    CHECK(again.messages[1].tool_calls == first.messages[1].tool_calls);
+    CHECK(again.messages[2].name == "f");
+    write(path, R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]})");
+    CHECK_THROWS_AS(Transcript::load(path), InputError);
+}
+
 TEST_CASE("a file that is no conversation is refused, whatever is in it") {
     const TemporaryDirectory directory;
     const std::string path = (directory / "bad.json").string();

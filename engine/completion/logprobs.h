@@ -1,0 +1,35 @@
+// Log-probabilities as JSON, in the shapes of OpenAI's API and, for prompts, of vLLM's.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/decode/log_probabilities.h"
+#include "engine/text/json.h"
+#include "engine/text/tokenizer.h"
+
+namespace runnel::completion {
+
+// A token as it is written. Control tokens have no bytes in running text: `text` is then their name in the
+// vocabulary. Bytes that are no whole characters are U+FFFD in `text`.
+struct SpelledToken {
+    text::TokenId id;
+    std::string text, bytes;
+    bool has_bytes;
+    double log_probability;
+    int32_t rank;
+    std::vector<SpelledToken> top = {};
+};
+std::vector<SpelledToken> spell(std::span<const decode::TokenLogProbabilities> tokens,
+                                const text::Tokenizer &tokenizer);
+
+// Of a chat: {"content": [{"token", "logprob", "bytes", "id", "top_logprobs": [the same]}, ..]}.
+text::Json chat_logprobs(std::span<const SpelledToken> tokens);
+// Of a completion: {"tokens", "token_logprobs", "top_logprobs": [{text: logprob}], "text_offset"}; offsets in
+// characters. Of tokens with equal text, the one that came or else the most probable one is listed.
+text::Json completion_logprobs(std::span<const SpelledToken> tokens);
+// [null, {"ID": {"logprob", "rank", "decoded_token"}, ..}, ..]: an entry for each token of the prompt.
+text::Json prompt_logprobs(std::span<const SpelledToken> tokens);
+
+}  // namespace runnel::completion

@@ -1,0 +1,65 @@
+// The candidates for the next token, and the filters that leave some of them out. Formulas in sampler.h.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/text/token.h"
+
+namespace runnel::decode {
+
+struct Candidate {
+    text::TokenId id;
+    float logit;         // after the chain, before the temperature
+    double probability;  // after the chain
+};
+
+// Probabilities sum to 1. By descending logit, or by id when no filter was on.
+struct Distribution {
+    std::vector<Candidate> candidates;
+
+    double probability_of(text::TokenId id) const;  // 0 for tokens that are no candidates
+    // The token at `uniform` in [0, 1) of the cumulative distribution.
+    text::TokenId pick(double uniform) const;
+};
+
+// By descending logit, then by id.
+bool by_logit(const Candidate &a, const Candidate &b);
+
+// Every filter keeps at least one candidate. Precondition of all of them: there is one.
+class CandidateSet {
+  public:
+    Distribution distribution;
+    bool sorted = false;     // by by_logit
+    double temperature = 1;  // so far; logits are not divided by it
+
+    void clear();
+    std::vector<Candidate> &all() { return distribution.candidates; }
+    const std::vector<Candidate> &all() const { return distribution.candidates; }
+
+    // Fills the probabilities at `temperature`; returns the log of the sum of exp(logit / temperature).
+    double softmax();
+    void sort();
+    void keep_top_k(int32_t k);
+    void keep_typical(float mass);
+    void keep_top_p(float mass);
+    void keep_min_p(float share);
+    void keep_top_n_sigma(float n);
+    void exclude_top(float threshold);  // XTC
+    void keep_best();
+    // Multiplies the temperature by one between low and high. Where that is 0, the best candidate is left.
+    void scale_by_entropy(double low, double high, float exponent);
+    // Mirostat 2 and 1. `mu`: most surprise of a token in bits; `vocab`: size of the vocabulary.
+    void keep_surprise_up_to(double mu);
+    void keep_mirostat_top_k(double mu, int32_t vocab);
+    // adaptive-p: logits become those that prefer candidates of probability `target`. Returns the
+    // probabilities before that, in the order of the candidates.
+    std::vector<double> prefer_probability(double target);
+    // Logits are divided by the temperature, which becomes 1.
+    void apply_temperature();
+
+  private:
+    float largest_logit() const;
+};
+
+}  // namespace runnel::decode

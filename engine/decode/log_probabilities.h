@@ -1,0 +1,27 @@
+// Log-probabilities of tokens in the model's own distribution: log softmax of its logits as they are, before
+// biases, penalties, masks, filters and temperature. Sums in double.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/text/token.h"
+
+namespace runnel::decode {
+
+struct TokenLogProbability {
+    text::TokenId id;
+    double log_probability;
+    int32_t rank;  // 1: no other token is more probable; of equals, the lower id comes first
+};
+
+struct TokenLogProbabilities {
+    TokenLogProbability token;             // the token that came,
+    std::vector<TokenLogProbability> top;  // and the most probable ones, which may include it
+};
+
+// Of token `id`, and of the `top` most probable tokens. Precondition: `id` is the index of a logit.
+TokenLogProbabilities log_probabilities(std::span<const float> logits, text::TokenId id, int32_t top);
+
+}  // namespace runnel::decode

@@ -1,0 +1,33 @@
+// The part of an answer that calls tools, as a grammar: in the format of the model, with the arguments that the
+// tools' own schemas allow.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/grammar/schema.h"
+#include "engine/text/tool_calls/formats.h"
+#include "engine/text/tool_calls/tools.h"
+
+namespace runnel::grammar {
+
+// A mark of a format: its control tokens as tokens, the rest as text.
+using MarkExpr = std::function<Expr(std::string_view)>;
+
+struct ToolGrammarOptions {
+    std::string_view begun = {};  // the beginning of the first mark, where it was written already
+    SchemaOptions schema = {};
+};
+
+// One call or more, behind each other, of tools.only or of any tool; nothing stands behind the last. A schema
+// that cannot be used is noted (`notes`, if wanted) and its tool takes any object. Precondition: tools.tools is
+// not empty. Throws GrammarError.
+Grammar tool_grammar(const text::ToolFormat &format, const text::ToolUse &tools, const MarkExpr &mark,
+                     const ToolGrammarOptions &options = {}, std::vector<std::string> *notes = nullptr);
+
+// What is wrong with the schemas of tools: a line for each that cannot be used.
+std::vector<std::string> schema_problems(const text::ToolUse &tools, const SchemaOptions &options = {});
+
+}  // namespace runnel::grammar

@@ -1,0 +1,87 @@
+#include "engine/text/tool_calls/tools.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace runnel::text {
+namespace {
+
+const Json *member(const Json &object, const char *key) {
+    if (!object.is_object()) return nullptr;
+    const auto found = object.find(key);
+    return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+// Why a definition cannot be called; empty: it can, and is in `tool`.
+std::string read_tool(const Json &definition, Tool &tool) {
+    const Json *function = member(definition, "function");
+    const Json &inner = function ? *function : definition;
+    const Json *name = member(inner, "name");
+    if (!name || !name->is_string()) return "it has no \"name\"";
+    tool.name = name->get<std::string>();
+    if (tool.name.empty() || tool.name.size() > kMaxToolName ||
+        !std::ranges::all_of(tool.name, is_tool_name_character))
+        return "its name is not 1 to " + std::to_string(kMaxToolName) + " of a-z, A-Z, 0-9 and _ - . /";
+    for (const char *key : {"parameters", "input_schema", "inputSchema"})
+        if (const Json *schema = member(inner, key)) {
+            tool.parameters = *schema;
+            break;
+        }
+    return {};
+}
+
+}  // namespace
+
+bool is_tool_name_character(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.' || c == '/';
+}
+
+const Tool *ToolUse::find(std::string_view name) const {
+    const auto found = std::ranges::find(tools, name, &Tool::name);
+    return found == tools.end() ? nullptr : &*found;
+}
+
+void ToolUse::choose(const std::string &word) {
+    only.clear();
+    if (word == "auto" || word == "none") {
+        choice = word == "auto" ? Choice::Auto : Choice::None;
+        return;
+    }
+    if (tools.empty()) throw std::invalid_argument("there is no tool that can be called");
+    if (word != "required" && !find(word))
+        throw std::invalid_argument("auto, required, none, or the name of a tool that can be called");
+    choice = Choice::Required;
+    if (word != "required") only = word;
+}
+
+ToolUse read_tools(Json definitions, std::vector<std::string> *notes) {
+    ToolUse use;
+    size_t number = 0;
+    for (const Json &definition : definitions) {
+        ++number;
+        Tool tool;
+        std::string problem = read_tool(definition, tool);
+        if (problem.empty() && use.find(tool.name)) problem = "another one has its name";
+        if (problem.empty() && use.tools.size() >= kMaxTools)
+            problem = "there are more than " + std::to_string(kMaxTools);
+        if (problem.empty())
+            use.tools.push_back(std::move(tool));
+        else if (notes && notes->size() < 8)
+            notes->push_back("tool " + std::to_string(number) + " cannot be called: " + problem);
+    }
+    use.definitions = std::move(definitions);
+    return use;
+}
+
+Json calls_json(const std::vector<ToolCall> &calls) {
+    Json list = Json::array();
+    for (const ToolCall &call : calls)
+        list.push_back({{"id", call.id},
+                        {"type", "function"},
+                        {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+    return list;
+}
+
+}  // namespace runnel::text

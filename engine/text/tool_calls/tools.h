@@ -1,0 +1,56 @@
+// The tools that a model may call, and the calls that it made.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/text/json.h"
+
+namespace runnel::text {
+
+// Bounds on what comes from outside. A definition beyond them is shown to the model but cannot be called; what
+// stands behind the last call is content.
+inline constexpr size_t kMaxToolName = 128, kMaxTools = 1024, kMaxToolCalls = 1024;
+
+struct Tool {
+    std::string name;
+    Json parameters;  // a JSON schema; null: any object
+};
+
+// Letters, digits and _ - . / : what every format can write, and no format uses for anything else.
+bool is_tool_name_character(char c);
+
+struct ToolUse {
+    enum class Choice {
+        Auto,      // the model decides
+        Required,  // at least one call, nothing else
+        None,      // the model does not see the tools
+    };
+    Json definitions = Json::array();  // as the chat template sees them
+    std::vector<Tool> tools;           // those that can be called, every name once
+    Choice choice = Choice::Auto;
+    std::string only;      // with Required: this tool. Empty: any
+    bool parallel = true;  // more than one call in an answer
+
+    const Tool *find(std::string_view name) const;
+    // "auto", "required", "none", or the name of a tool. Throws std::invalid_argument for another word.
+    void choose(const std::string &word);
+};
+
+// Definitions as OpenAI has them, {"type": "function", "function": {"name", "description", "parameters"}}, or the
+// inner object alone. `notes`, if wanted: the definitions that cannot be called, and why. Precondition:
+// `definitions` is a list.
+ToolUse read_tools(Json definitions, std::vector<std::string> *notes = nullptr);
+
+struct ToolCall {
+    std::string id;
+    std::string name;
+    std::string arguments;  // the text of a JSON object
+
+    bool operator==(const ToolCall &) const = default;
+};
+// OpenAI's list: [{"id", "type": "function", "function": {"name", "arguments": TEXT}}].
+Json calls_json(const std::vector<ToolCall> &calls);
+
+}  // namespace runnel::text

@@ -1,0 +1,162 @@
+// Tool calls from outside. Needs $RUNNEL (default build/runnel).
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/engine/commands/program_support.h"
+#include "tests/support/demo_model.h"
+#include "tests/support/temporary.h"
+
+using namespace runnel::testing;
+using json = nlohmann::ordered_json;
+
+namespace {
+
+const std::string kTools = R"([
+    {"type": "function", "function": {"name": "pick", "description": "Picks.", "parameters": {"type": "object",
+     "properties": {"animal": {"type": "string", "enum": ["cat", "dog"]},
+                    "count": {"type": "integer", "minimum": 1, "maximum": 9}},
+     "required": ["animal", "count"]}}},
+    {"type": "function", "function": {"name": "stop", "description": "Stops.", "parameters": {"type": "object",
+     "properties": {}}}}])";
+
+std::string chat(const std::string &one_call) {
+    return "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}"
+           "{{ m.role }}: {{ m.content or '' }}{% for t in m.tool_calls or [] %}" +
+           one_call + "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+}
+const std::string kHermes = chat(
+    "<tool_call>\n{\"name\": \"{{ t.function.name }}\", \"arguments\": {{ t.function.arguments | tojson }}}\n"
+    "</tool_call>");
+const std::string kParameters = chat(
+    "<tool_call>\n<function={{ t.function.name }}>\n{% for k, v in t.function.arguments.items() %}"
+    "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>");
+const std::string kNamed = chat("[TOOL_CALLS]{{ t.function.name }}[ARGS]{{ t.function.arguments | tojson }}");
+const std::string kLlama =
+    chat("{\"name\": \"{{ t.function.name }}\", \"parameters\": {{ t.function.arguments | tojson }}}");
+
+class Files {
+  public:
+    explicit Files(const std::string &chat_template, const std::string &tools = kTools) {
+        write("chat.jinja", chat_template);
+        write("tools.json", tools);
+    }
+    std::vector<std::string> arguments(const std::string &command, std::vector<std::string> more) const {
+        std::vector<std::string> all{command,
+                                     demo_model().string(),
+                                     "-t",
+                                     "1",
+                                     "--chat-template",
+                                     (directory_ / "chat.jinja").string(),
+                                     "--tools",
+                                     (directory_ / "tools.json").string()};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    Result run(std::vector<std::string> more) const {
+        more.insert(more.begin(), "Which animal?");
+        return runnel_with(arguments("run", std::move(more)));
+    }
+
+  private:
+    void write(const char *name, const std::string &text) const {
+        std::ofstream(directory_ / name, std::ios::binary) << text;
+    }
+    TemporaryDirectory directory_;
+};
+
+void check_pick(const json &call) {
+    CHECK(call["type"] == "function");
+    CHECK(call["id"].get<std::string>().size() == 9);
+    CHECK(call["function"]["name"] == "pick");
+    const json arguments = json::parse(call["function"]["arguments"].get<std::string>());
+    CAPTURE(arguments.dump());
+    CHECK((arguments.at("animal") == "cat" || arguments.at("animal") == "dog"));
+    CHECK(arguments.at("count").get<double>() >= 1);
+    CHECK(arguments.at("count").get<double>() <= 9);
+    CHECK(arguments.size() == 2);
+}
+
+}  // namespace
+
+TEST_CASE("tools: a call of a certain tool is valid by construction, in every way of writing it") {
+    if (absent()) return;
+    for (const std::string &source : {kHermes, kParameters, kNamed, kLlama}) {
+        CAPTURE(source);
+        const Files files(source);
+        const Result r = files.run({"--json", "--tool-choice", "pick", "--no-parallel-tool-calls", "-n",
+                                    "400", "--temp", "1.5", "-s", "5"});
+        CAPTURE(r.err);
+        REQUIRE(r.code == 0);
+        const json answer = json::parse(r.out);
+        CAPTURE(r.out);
+        CHECK(answer["finish_reason"] == "tool_calls");
+        CHECK(answer["text"] == "");
+        CHECK(answer["complete"] == true);
+        REQUIRE(answer["tool_calls"].size() == 1);
+        check_pick(answer["tool_calls"][0]);
+    }
+}
+
+TEST_CASE("tools: as text, a call is a note on stderr, and no mark is shown") {
+    if (absent()) return;
+    const Result r = Files(kHermes).run(
+        {"--tool-choice", "stop", "--no-parallel-tool-calls", "-n", "400", "-s", "2", "--temp", "1"});
+    CHECK(r.code == 0);
+    CHECK(r.out == "");
+    CAPTURE(r.err);
+    CHECK(r.err.find("the model calls stop with {}") != std::string::npos);
+}
+
+TEST_CASE("tools: batch rows with tools, calls and results") {
+    if (absent()) return;
+    json body = {{"messages", json::array({{{"role", "user"}, {"content", "?"}}})},
+                 {"tool_choice", "required"},
+                 {"parallel_tool_calls", false},
+                 {"max_tokens", 400}};
+    const json first = {{"custom_id", "a"}, {"url", "/v1/chat/completions"}, {"body", body}};
+    body["messages"].push_back(
+        {{"role", "assistant"},
+         {"content", nullptr},
+         {"tool_calls", json::array({{{"id", "abcdefgh1"},
+                                      {"type", "function"},
+                                      {"function", {{"name", "stop"}, {"arguments", "{}"}}}}})}});
+    body["messages"].push_back({{"role", "tool"}, {"tool_call_id", "abcdefgh1"}, {"content", "done"}});
+    body["tools"] = json::array({{{"name", "own"}, {"parameters", {{"properties", {{"a", {{"if", 1}}}}}}}}});
+    body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "own"}}}};
+    json plain = body;
+    plain["id"] = 2;
+    plain["tool_choice"] = "none";
+    plain["max_tokens"] = 3;
+    json unknown = plain;
+    unknown["tool_choice"] = {{"function", {{"name", "nope"}}}};
+    const Result r = runnel_with(Files(kNamed).arguments("batch", {"-s", "3", "--temp", "1"}),
+                                 first.dump() + "\n" + plain.dump() + "\n" + unknown.dump() + "\n");
+    CAPTURE(r.err);
+    CHECK(r.code == 5);  // the last row
+    std::vector<json> lines;
+    std::istringstream stream(r.out);
+    for (std::string line; std::getline(stream, line);) lines.push_back(json::parse(line));
+    REQUIRE(lines.size() == 3);
+    const json choice = lines[0]["response"]["body"]["choices"][0];
+    CHECK(choice["finish_reason"] == "tool_calls");
+    CHECK(choice["message"]["content"].is_null());
+    CHECK(choice["message"]["tool_calls"].size() == 1);
+    CHECK(!lines[1].contains("tool_calls"));
+    CHECK(lines[1]["completion_tokens"].get<int>() <= 3);
+    CHECK(lines[2]["error"]["message"].get<std::string>().find("tool_choice") != std::string::npos);
+    CHECK(r.err.find("line 2: the arguments of own are any object") != std::string::npos);
+}
+
+TEST_CASE("tools: what cannot be done is said") {
+    if (absent()) return;
+    const Files files(kHermes);
+    CHECK(files.run({"--tool-choice", "nope"}).code == 2);
+    CHECK(files.run({"--tool-choice", "required", "--format", "json", "-n", "1"}).code == 5);
+    const Files none(chat(""));
+    const Result r = none.run({"-n", "1"});
+    CHECK(r.code == 0);
+    CHECK(r.err.find("the chat template writes no tool calls") != std::string::npos);
+    CHECK(none.run({"--tool-choice", "required", "-n", "1"}).code == 5);
+    CHECK(runnel_with({"run", demo_model().string(), "--tool-choice", "auto", "x", "-n", "1"}).code == 2);
+}

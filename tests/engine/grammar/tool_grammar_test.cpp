@@ -1,0 +1,160 @@
+// Texts of the grammar of tool calls are calls that the schemas allow.
+#include "engine/grammar/tool_grammar.h"
+
+#include <doctest/doctest.h>
+
+#include <set>
+#include <string>
+
+#include "engine/grammar/machine.h"
+#include "engine/text/tool_calls/parse.h"
+#include "tests/support/random.h"
+
+using namespace runnel;
+using namespace runnel::grammar;
+using testing::Random;
+using text::ToolFormat;
+using text::ToolUse;
+
+namespace {
+
+ToolUse some_tools() {
+    return text::read_tools(text::parse_json(R"([
+        {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {
+            "city": {"type": "string", "enum": ["Rome", "Oslo", "Lima"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 7},
+            "exact": {"type": "boolean"},
+            "hours": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 23}, "maxItems": 3}},
+            "required": ["city", "days"]}}},
+        {"type": "function", "function": {"name": "say", "parameters": {"type": "object", "properties": {
+            "text": {"type": "string"}}, "required": ["text"]}}},
+        {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}])"));
+}
+
+// A random text of the grammar: after some bytes the shortest way to its end.
+std::string random_text(Machine &machine, Random &random) {
+    std::string text;
+    StateId state = machine.start();
+    for (size_t left = 20 + random.below(200); left > 0; --left) {
+        const std::vector<uint8_t> bytes = machine.next_bytes(state);
+        if (bytes.empty() || (machine.accepts(state) && random.below(4) == 0)) break;
+        text += static_cast<char>(bytes[random.below(bytes.size())]);
+        state = machine.step(state, static_cast<uint8_t>(text.back()));
+    }
+    return text + machine.shortest_end(state).value_or("<no end>");
+}
+
+void check_arguments(const text::ToolCall &call) {
+    const Json arguments = text::parse_json(call.arguments);
+    CAPTURE(call.arguments);
+    if (call.name == "now") CHECK(arguments.empty());
+    if (call.name == "say") {
+        CHECK(arguments.size() == 1);
+        CHECK(arguments.at("text").is_string());
+    }
+    if (call.name != "get_weather") return;
+    CHECK(std::set<std::string>{"Rome", "Oslo", "Lima"}.contains(arguments.at("city").get<std::string>()));
+    CHECK(arguments.at("days").get<double>() >= 1);
+    CHECK(arguments.at("days").get<double>() <= 7);
+    if (arguments.contains("exact")) CHECK(arguments["exact"].is_boolean());
+    if (arguments.contains("hours")) {
+        CHECK(arguments["hours"].size() <= 3);
+        for (const Json &hour : arguments["hours"]) CHECK(hour.get<double>() <= 23);
+    }
+}
+
+Machine machine_of(const ToolFormat &format, const ToolUse &tools, const ToolGrammarOptions &options = {}) {
+    return Machine(compile(tool_grammar(format, tools, literal, options)));
+}
+
+}  // namespace
+
+TEST_CASE("tool grammar: every text is a call, or several, that the schemas allow") {
+    const ToolUse tools = some_tools();
+    for (const ToolFormat &format : text::tool_formats()) {
+        CAPTURE(format.name);
+        Machine machine = machine_of(format, tools);
+        std::set<std::string> names;
+        for (uint64_t seed = 0; seed < 40; ++seed) {
+            CAPTURE(seed);
+            Random random(seed);
+            const std::string text = random_text(machine, random);
+            CAPTURE(text);
+            const text::ParsedAnswer answer = text::parse_tool_calls(format, tools, text);
+            CHECK(answer.note == "");
+            CHECK(answer.content == "");
+            CHECK(!answer.calls.empty());
+            for (const text::ToolCall &call : answer.calls) {
+                names.insert(call.name);
+                check_arguments(call);
+            }
+        }
+        CHECK(names.size() == 3);
+    }
+}
+
+TEST_CASE("tool grammar: one certain tool, one call, a mark that is written already") {
+    ToolUse tools = some_tools();
+    tools.choose("now");
+    tools.parallel = false;
+    for (const ToolFormat &format : text::tool_formats()) {
+        CAPTURE(format.name);
+        Random random(1);
+        Machine machine = machine_of(format, tools);
+        const std::string text = random_text(machine, random);
+        CAPTURE(text);
+        const auto calls = text::parse_tool_calls(format, tools, text).calls;
+        REQUIRE(calls.size() == 1);
+        CHECK(calls[0].name == "now");
+        if (format.bare) continue;
+        const std::string begun(format.triggers().front());
+        Machine rest = machine_of(format, tools, {.begun = begun, .schema = {}});
+        const auto again = text::parse_tool_calls(format, tools, begun + random_text(rest, random)).calls;
+        REQUIRE(again.size() == 1);
+        CHECK(again[0].name == "now");
+    }
+}
+
+TEST_CASE("tool grammar: a schema that cannot be used takes any object, and the others stay as they are") {
+    ToolUse tools = some_tools();
+    tools.tools[2].parameters = text::parse_json(R"({"type": "object", "properties": {"a": {"if": {}}}})");
+    std::vector<std::string> notes;
+    const ToolFormat &format = *text::find_tool_format("Hermes");
+    Machine machine(compile(tool_grammar(format, tools, literal, {}, &notes)));
+    REQUIRE(notes.size() == 1);
+    CHECK(notes[0].find("the arguments of now are any object, because its schema cannot be used: ") == 0);
+    CHECK(notes[0].find("if") != std::string::npos);
+    CHECK(schema_problems(tools) == notes);
+    const auto accepts = [&](const std::string &text) {
+        const StateId end = machine.advance(machine.start(), text);
+        return end != kDead && machine.accepts(end);
+    };
+    const auto call = [](const std::string &name, const std::string &arguments) {
+        return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": " + arguments + "}\n</tool_call>";
+    };
+    CHECK(accepts(call("now", "{\"a\": [1, {\"b\": null}]}")));
+    CHECK(!accepts(call("now", "[]")));
+    CHECK(accepts(call("get_weather", "{\"city\": \"Oslo\", \"days\": 3}")));
+    CHECK(!accepts(call("get_weather", "{\"city\": \"Oslo\", \"days\": 8}")));
+    CHECK(!accepts(call("get_weather", "{\"city\": \"Paris\", \"days\": 3}")));
+    CHECK(!accepts(call("other", "{}")));
+    CHECK(accepts(call("now", "{}") + "\n" + call("say", "{\"text\": \"</tool_call>\"}")));
+}
+
+TEST_CASE("tool grammar: definitions that a schema refers to are those of its tool") {
+    const ToolUse tools = text::read_tools(text::parse_json(R"([{"name": "f", "parameters": {
+        "$defs": {"n": {"enum": [1, 2]}}, "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}},
+        "required": ["a"]}}])"));
+    for (const char *name : {"Hermes", "Qwen3-Coder", "LFM2"}) {
+        CAPTURE(name);
+        const ToolFormat &format = *text::find_tool_format(name);
+        std::vector<std::string> notes;
+        Machine machine(compile(tool_grammar(format, tools, literal, {}, &notes)));
+        CHECK(notes.empty());
+        Random random(3);
+        for (const auto &call : text::parse_tool_calls(format, tools, random_text(machine, random)).calls) {
+            const Json arguments = text::parse_json(call.arguments);
+            CHECK((arguments["a"] == 1 || arguments["a"] == 2));
+        }
+    }
+}
