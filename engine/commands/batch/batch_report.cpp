@@ -67,6 +67,9 @@ void report_batch(const BatchOptions &options, const BatchTotals &totals, decode
     if (totals.forgotten > 0)
         io.note("texts outgrew the context: " + std::to_string(totals.forgotten) +
                 " tokens were left out or forgotten (\"forgotten_tokens\" of their rows)");
+    if (totals.odd_calls > 0)
+        io.note("in " + std::to_string(totals.odd_calls) +
+                " answers, what looks like a tool call is part of the text: it cannot be read as one");
 }
 
 }  // namespace runnel::commands

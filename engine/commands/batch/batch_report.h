@@ -15,6 +15,7 @@ struct BatchTotals {
     uint64_t seed;
     int64_t rows, written, kept, errors;  // read; written now, and before; with errors
     int64_t forgotten;                    // tokens
+    int64_t odd_calls;                    // answers with text that looks like a tool call but is not one
     double seconds;
     bool drafts;
 };

@@ -8,11 +8,9 @@
 #include "engine/commands/batch/batch_settings.h"
 #include "engine/commands/generation.h"
 #include "engine/decode/error.h"
-#include "engine/grammar/tool_grammar.h"
 
 namespace runnel::commands {
 
-using completion::Request;
 using decode::Engine;
 using decode::StopRequest;
 
@@ -33,16 +31,13 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
       output_(output),
       progress_(io),
       format_(prompt_format(engine, options.chat)),
-      system_(system_prompt(options.system, options.system_file, io.in, &stop)),
       sampling_(batch_sampling(options, output)),
-      limits_(limits(options.generation)),
-      constraint_(constraint_of(options.generation.constraint, io)),
-      tools_(tool_use(options.chat, format_, io)),
+      requests_(options, format_, sampling_, stop, io),
       drafts_(drafting(options.draft, options.model, engine, options.parallel, io, stop)),
       queue_(engine, format_, {.parallel = options.parallel, .drafts = speculators(drafts_.get())}),
       errors_(output.before().failed()) {
     expect_template(format_, options.chat, options.raw);
-    output_.begin(batch_settings(options, engine, sampling_, system_, constraint_));
+    output_.begin(batch_settings(options, engine, sampling_, requests_.system(), requests_.constraint()));
 }
 
 int BatchRun::loop() {
@@ -60,11 +55,8 @@ int BatchRun::loop() {
     const bool finished = ended_ && queue_.unfinished() == 0;
     report_batch(options_,
                  {sampling_.seed, input_.rows(), output_.written(), input_.kept(), errors_, forgotten_,
-                  base::seconds_since(started_), drafts_ != nullptr},
+                  odd_calls_, base::seconds_since(started_), drafts_ != nullptr},
                  engine_, queue_, io_);
-    if (odd_calls_ > 0)
-        io_.note("in " + std::to_string(odd_calls_) +
-                 " answers, what looks like a tool call is part of the text: it cannot be read as one");
     expect_every_row(finished);
     if (!finished) {
         note_stop();
@@ -121,7 +113,7 @@ void BatchRun::take(const BatchInput::Next &next) {
     const uint64_t place = output_.reserve(row.identity, next.content);
     std::string error = row.error;
     if (error.empty()) try {
-            const Request request = request_of(row);
+            const completion::Request request = requests_.of(row);
             const completion::RequestId id = queue_.submit(request);
             waiting_.emplace(id, Waiting{row.identity, place, next.bytes,
                                          AnswerText(format_, options_.show_thinking.value_or(false)),
@@ -131,42 +123,6 @@ void BatchRun::take(const BatchInput::Next &next) {
             error = problem.what();
         }
     fail(row.identity, place, next.bytes, error);
-}
-
-// A turn of a conversation, or a text to be completed as it stands.
-Request BatchRun::request_of(const Row &row) {
-    const completion::Body &body = row.body;
-    if (body.prompt && body.prompt->empty()) throw InputError("the prompt is empty");
-    // Rows without a seed share the run's; the line number as the stream makes their draws differ.
-    Request request{.input = completion::RawText{body.prompt.value_or("")},
-                    .sampling = sampling_,
-                    .stream = body.seed ? 0 : static_cast<uint32_t>(row.identity.line),
-                    .limits = limits_,
-                    .constraint = constraint_,
-                    .close = options_.generation.constraint.close,
-                    .thinking_budget = options_.chat.thinking_budget,
-                    .overflow = options_.overflow,
-                    .logprobs = options_.generation.logprobs >= 0,
-                    .top_logprobs = options_.generation.logprobs,
-                    .prompt_logprobs = options_.generation.prompt_logprobs};
-    body.apply(request);
-    if (body.prompt && (row.raw || options_.raw || !format_.has_template())) {
-        if (!row.raw && !system_.empty())
-            throw UsageError("there is no place for a system prompt without a chat template");
-        if (body.tools) throw InputError("there is no place for tools without a chat template");
-        return request;
-    }
-    std::vector<text::Message> messages = body.messages;
-    if (body.prompt) messages.push_back({"user", *body.prompt});
-    if (!system_.empty() && messages.front().role != "system")
-        messages.insert(messages.begin(), {"system", system_});
-    if (!std::exchange(noted_, true) && !format_.note().empty()) io_.note(format_.note());
-    const auto tools = body.tool_use(tools_);
-    if (body.tools)
-        for (const std::string &problem : grammar::schema_problems(*tools))
-            io_.note("line " + std::to_string(row.identity.line) + ": " + problem);
-    request.input = completion::Messages{std::move(messages), tools};
-    return request;
 }
 
 void BatchRun::finish(const completion::Done &done) {

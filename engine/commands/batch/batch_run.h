@@ -9,6 +9,7 @@
 #include "engine/commands/batch/batch_input.h"
 #include "engine/commands/batch/batch_output.h"
 #include "engine/commands/batch/batch_progress.h"
+#include "engine/commands/batch/row_requests.h"
 #include "engine/commands/io.h"
 #include "engine/commands/options.h"
 #include "engine/commands/prompt_format.h"
@@ -42,7 +43,6 @@ class BatchRun {
     void expect_every_row(bool finished) const;
     void read_rows();
     void take(const BatchInput::Next &next);
-    completion::Request request_of(const Row &row);
     void finish(const completion::Done &done);
     void fail(const RowIdentity &row, uint64_t place, uint64_t bytes, const std::string &error);
     void note_stop();
@@ -56,16 +56,12 @@ class BatchRun {
     BatchOutput &output_;
     BatchProgress progress_;
     completion::PromptFormat format_;
-    std::string system_;
     decode::SamplingOptions sampling_;
-    completion::Limits limits_;
-    std::optional<grammar::Source> constraint_;
-    std::shared_ptr<const text::ToolUse> tools_;  // of rows that bring none
-    std::unique_ptr<decode::Drafting> drafts_;    // or none
+    RowRequests requests_;
+    std::unique_ptr<decode::Drafting> drafts_;  // or none
     completion::CompletionQueue queue_;
     base::Clock::time_point started_ = base::Clock::now();
     std::map<completion::RequestId, Waiting> waiting_;
-    bool noted_ = false;  // format_.note() was shown
     bool ended_ = false;  // the input
     uint64_t answered_bytes_ = 0;
     int64_t errors_, forgotten_ = 0, odd_calls_ = 0;

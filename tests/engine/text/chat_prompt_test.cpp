@@ -183,7 +183,7 @@ TEST_CASE("chat prompt: what a message holds is never special, with the built-in
 TEST_CASE("chat prompt: reasoning goes where the template reads it") {
     const std::vector<Message> chat = {{"user", "q"}, {"assistant", "a", "hm"}, {"user", "r"}};
     CHECK(render(vocabulary("{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }};{% endfor %}"),
-                 chat) == "|q;hm|a;|r;");
+                 chat) == "|q;hm|a;|r;|");  // "|" begins the answer
     CHECK(render(vocabulary("{% for m in messages %}{{ m.content.split('</think>')[0] }};{% endfor %}"),
                  chat) == "q;<think>\nhm\n;r;");
     CHECK(render(vocabulary("{% for m in messages %}{{ m.content }};{% endfor %}"), chat) == "q;a;r;");

@@ -1,0 +1,41 @@
+// From the rows of a batch to requests: the settings of the run, then those of the row.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/commands/batch/batch_row.h"
+#include "engine/commands/io.h"
+#include "engine/commands/options.h"
+#include "engine/completion/prompt.h"
+#include "engine/completion/request.h"
+
+namespace runnel::commands {
+
+class RowRequests {
+  public:
+    // Keeps the references but not `stop`. Throws UsageError, and what reading the files of the options throws.
+    RowRequests(const BatchOptions &options, const completion::PromptFormat &format,
+                const decode::SamplingOptions &sampling, const decode::StopRequest &stop, Io &io);
+
+    // A turn of a conversation, or a text to be completed as it stands. Throws std::runtime_error if the row
+    // cannot be answered.
+    completion::Request of(const Row &row);
+
+    const std::string &system() const { return system_; }
+    const std::optional<grammar::Source> &constraint() const { return constraint_; }
+
+  private:
+    const BatchOptions &options_;
+    const completion::PromptFormat &format_;
+    const decode::SamplingOptions &sampling_;
+    Io &io_;
+    const std::string system_;
+    const completion::Limits limits_;
+    const std::optional<grammar::Source> constraint_;
+    const std::shared_ptr<const text::ToolUse> tools_;  // of rows that bring none
+    bool noted_ = false;                                // format_.note() was shown
+};
+
+}  // namespace runnel::commands
