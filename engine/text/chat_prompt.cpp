@@ -116,7 +116,8 @@ ChatPrompt::ChatPrompt(const gguf::File &file, const Tokenizer &tokenizer, ChatP
 std::string ChatPrompt::text_before_answers() const {
     const std::vector<Message> turns = {{"user", "QUESTION"}, {"assistant", "ANSWER"}};
     try {
-        const std::string question = text_of(interpret(std::span(turns).first(1), false, jinja::Value::none()));
+        const std::string question =
+            text_of(interpret(std::span(turns).first(1), false, jinja::Value::none()));
         const std::string both = text_of(interpret(turns, false, jinja::Value::none()));
         const size_t answer = both.starts_with(question) ? both.find("ANSWER", question.size()) : both.npos;
         if (answer == both.npos) return "";

@@ -111,7 +111,7 @@ constexpr DocumentedLine kDocumentedLines[] = {
     {"run -m m.gguf --samplers 'top_k;top_p;temperature' -p Hi",
      "model=m.gguf samplers=top_k;top_p;temperature prompt=Hi"},
     {"run -m m.gguf --sampling-seq kfypmt -p Hi",
-     "! --sampling-seq"},
+     "! names with ; between them"},
     {"run -m m.gguf --temp 0.7 --top-k 40 --top-p 0.9 --min-p 0.05 --typical 1.0 -p Hi",
      "model=m.gguf temp=0.7 top-k=40 top-p=0.9 min-p=0.05 typical=1.0 prompt=Hi"},
     {"run -m m.gguf --temperature 0.6 --typical-p 0.9 -p Hi",
