@@ -9,7 +9,7 @@ namespace {
 
 }  // namespace
 
-bool Backend::execute(const Batch &, int32_t, std::span<Candidate>, std::span<float>) {
+bool Backend::execute(const Batch &, int32_t, std::span<TopLogit>, std::span<float>) {
     not_offered("select tokens");
 }
 

@@ -122,7 +122,7 @@ struct Batch {
 };
 
 // One of the largest logits of a row.
-struct Candidate {
+struct TopLogit {
     int32_t token;
     float logit;
 };
@@ -167,7 +167,7 @@ class Backend {
     // candidate's is not finite and the others are undefined. sums: [logit_rows], the sum of exp(logit -
     // largest) over the whole row, in float32; not written when count is 1. Precondition: 1 <= count <=
     // most_candidates(), count <= vocab.
-    virtual bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates,
+    virtual bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
                          std::span<float> sums);
     // Reads the full logits of row `row` of the last executed batch. logits:
     // [vocab].

@@ -80,7 +80,7 @@ class SplitBackend final : public Backend {
     int32_t most_candidates() const override {
         return logits_device_ ? devices_[*logits_device_]->most_candidates() : 0;
     }
-    bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates,
+    bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
                  std::span<float> sums) override {
         return run(batch, [&](size_t device, const Batch &part) {
             return device == logits_device_ ? devices_[device]->execute(part, count, candidates, sums)

@@ -12,7 +12,7 @@ std::span<const int32_t> block_of(std::span<const int32_t> tokens, size_t block)
 }
 
 // The largest n <= most such that a token after n blocks finds all blocks of its window and sinks in `found`.
-size_t usable_blocks(std::span<const BlockId> found, const Sequence &sequence, Reach reach, size_t most) {
+size_t usable_blocks(std::span<const BlockId> found, const BlockTable &sequence, Reach reach, size_t most) {
     const size_t sinks = static_cast<size_t>((reach.sinks + kBlockTokens - 1) / kBlockTokens);
     const size_t head = static_cast<size_t>(std::find(found.begin(), found.end(), kNoBlock) - found.begin());
     if (reach.window == 0) return std::min(most, head);
@@ -47,7 +47,7 @@ int32_t SequenceCache::truncatable(int32_t length) const {
         length = best;
     }
     const bool seen = std::all_of(groups_.begin(), groups_.end(),
-                                  [&](const Sequence &group) { return group.can_truncate(length); });
+                                  [&](const BlockTable &group) { return group.can_truncate(length); });
     return seen ? length : 0;
 }
 
@@ -66,7 +66,7 @@ void SequenceCache::truncate(int32_t length) {
             }
         }
     }
-    for (Sequence &group : groups_) group.truncate(length);
+    for (BlockTable &group : groups_) group.truncate(length);
     tokens_.resize(static_cast<size_t>(length));
     keys_.resize(std::min(keys_.size(), static_cast<size_t>(length / kBlockTokens)));
 }
@@ -90,7 +90,7 @@ SequenceCache PagedCache::new_sequence() {
 
 SequenceCache PagedCache::fork(const SequenceCache &sequence) {
     SequenceCache copy;
-    for (const Sequence &group : sequence.groups_) copy.groups_.push_back(group.fork());
+    for (const BlockTable &group : sequence.groups_) copy.groups_.push_back(group.fork());
     copy.tokens_ = sequence.tokens_;
     copy.keys_ = sequence.keys_;
     copy.states_ = sequence.states_.fork();
@@ -190,7 +190,7 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
 namespace {
 
 // True if all blocks visible to a token after them are held.
-bool holds_what_is_seen(const std::vector<bool> &held, const Sequence &sequence, Reach reach) {
+bool holds_what_is_seen(const std::vector<bool> &held, const BlockTable &sequence, Reach reach) {
     const auto blocks = static_cast<int32_t>(held.size());
     const int32_t first = sequence.first_block_seen(blocks * kBlockTokens);
     for (int32_t block = 0; block < blocks; ++block)
@@ -287,7 +287,7 @@ void PagedCache::publish_blocks(SequenceCache &sequence, int32_t length) {
 // that a prefix of the text remains.
 void PagedCache::touch(const SequenceCache &sequence) {
     for (size_t g = 0; g < groups(); ++g) {
-        const Sequence &group = sequence.groups_[g];
+        const BlockTable &group = sequence.groups_[g];
         const auto first = static_cast<size_t>(group.first_block_seen(sequence.length()));
         const auto sinks = static_cast<size_t>((reaches_[g].sinks + kBlockTokens - 1) / kBlockTokens);
         for (size_t b = sequence.keys_.size(); b-- > 0;)

@@ -13,8 +13,8 @@
 #include <span>
 #include <vector>
 
+#include "engine/cache/block_table.h"
 #include "engine/cache/prefix_index.h"
-#include "engine/cache/sequence.h"
 #include "engine/cache/state_store.h"
 
 namespace runnel::cache {
@@ -58,7 +58,7 @@ class SequenceCache {
 
   private:
     friend class PagedCache;
-    std::vector<Sequence> groups_;
+    std::vector<BlockTable> groups_;
     SequenceStates states_;
     int32_t wanted_checkpoint_ = 0;  // end of known blocks that had no state: worth a checkpoint
     std::vector<int32_t> tokens_;

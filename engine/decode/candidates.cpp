@@ -15,7 +15,7 @@ namespace {
 // is called for each in turn and says whether to go on. Returns how many it saw. Sorts only about as many
 // elements as that.
 template <class Less, class More>
-size_t walk_in_order(std::vector<Candidate> &set, Less less, More more) {
+size_t walk_in_order(std::vector<TokenProb> &set, Less less, More more) {
     size_t sorted = 0;
     while (sorted < set.size()) {
         const size_t next = std::min(set.size(), std::max<size_t>(64, sorted * 4));
@@ -31,12 +31,12 @@ size_t walk_in_order(std::vector<Candidate> &set, Less less, More more) {
 
 }  // namespace
 
-bool by_logit(const Candidate &a, const Candidate &b) {
+bool by_logit(const TokenProb &a, const TokenProb &b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
 double Distribution::probability_of(TokenId id) const {
-    for (const Candidate &c : candidates)
+    for (const TokenProb &c : candidates)
         if (c.id == id) return c.probability;
     return 0;
 }
@@ -44,7 +44,7 @@ double Distribution::probability_of(TokenId id) const {
 TokenId Distribution::pick(double uniform) const {
     assert(!candidates.empty());
     double sum = 0;
-    for (const Candidate &c : candidates) {
+    for (const TokenProb &c : candidates) {
         sum += c.probability;
         if (uniform < sum) return c.id;
     }
@@ -62,18 +62,18 @@ void CandidateSet::clear() {
 
 float CandidateSet::largest_logit() const {
     float top = all().front().logit;
-    for (const Candidate &c : all()) top = std::max(top, c.logit);
+    for (const TokenProb &c : all()) top = std::max(top, c.logit);
     return top;
 }
 
 double CandidateSet::softmax() {
     const double top = double{largest_logit()};
     double sum = 0;
-    for (Candidate &c : all()) {
+    for (TokenProb &c : all()) {
         c.probability = std::exp((double{c.logit} - top) / temperature);
         sum += c.probability;
     }
-    for (Candidate &c : all()) c.probability /= sum;
+    for (TokenProb &c : all()) c.probability /= sum;
     return top / temperature + std::log(sum);
 }
 
@@ -92,16 +92,16 @@ void CandidateSet::keep_top_k(int32_t k) {
 
 void CandidateSet::keep_typical(float mass) {
     const double log_sum = softmax();
-    const auto surprise = [&](const Candidate &c) { return log_sum - double{c.logit} / temperature; };
+    const auto surprise = [&](const TokenProb &c) { return log_sum - double{c.logit} / temperature; };
     double entropy = 0;
-    for (const Candidate &c : all()) entropy += c.probability * surprise(c);
-    const auto distance = [&](const Candidate &c) { return std::abs(surprise(c) - entropy); };
-    const auto by_distance = [&](const Candidate &a, const Candidate &b) {
+    for (const TokenProb &c : all()) entropy += c.probability * surprise(c);
+    const auto distance = [&](const TokenProb &c) { return std::abs(surprise(c) - entropy); };
+    const auto by_distance = [&](const TokenProb &a, const TokenProb &b) {
         const double da = distance(a), db = distance(b);
         return da != db ? da < db : a.id < b.id;
     };
     double sum = 0;
-    all().resize(walk_in_order(all(), by_distance, [&](const Candidate &c) {
+    all().resize(walk_in_order(all(), by_distance, [&](const TokenProb &c) {
         sum += c.probability;
         return !(sum > double{mass});
     }));
@@ -112,7 +112,7 @@ void CandidateSet::keep_typical(float mass) {
 void CandidateSet::keep_top_p(float mass) {
     softmax();
     double sum = 0;
-    const auto more = [&](const Candidate &c) {
+    const auto more = [&](const TokenProb &c) {
         sum += c.probability;
         return sum < double{mass};
     };
@@ -128,7 +128,7 @@ void CandidateSet::keep_top_p(float mass) {
 
 void CandidateSet::keep_min_p(float share) {
     const double least = double{largest_logit()} + temperature * std::min(0.0, std::log(double{share}));
-    std::erase_if(all(), [&](const Candidate &c) { return double{c.logit} < least; });
+    std::erase_if(all(), [&](const TokenProb &c) { return double{c.logit} < least; });
     sort();
 }
 
@@ -136,25 +136,25 @@ void CandidateSet::keep_min_p(float share) {
 void CandidateSet::keep_top_n_sigma(float n) {
     double mean = 0, variance = 0;
     const auto count = static_cast<double>(all().size());
-    for (const Candidate &c : all()) mean += double{c.logit};
+    for (const TokenProb &c : all()) mean += double{c.logit};
     mean /= count;
-    for (const Candidate &c : all()) variance += (double{c.logit} - mean) * (double{c.logit} - mean);
+    for (const TokenProb &c : all()) variance += (double{c.logit} - mean) * (double{c.logit} - mean);
     const double least = double{largest_logit()} - double{n} * std::sqrt(variance / count);
-    std::erase_if(all(), [&](const Candidate &c) { return double{c.logit} < least; });
+    std::erase_if(all(), [&](const TokenProb &c) { return double{c.logit} < least; });
 }
 
 void CandidateSet::exclude_top(float threshold) {
     softmax();
-    const auto above = [&](const Candidate &c) { return c.probability >= double{threshold}; };
-    const Candidate *least = nullptr;
-    for (const Candidate &c : all())
+    const auto above = [&](const TokenProb &c) { return c.probability >= double{threshold}; };
+    const TokenProb *least = nullptr;
+    for (const TokenProb &c : all())
         if (above(c) && (!least || by_logit(*least, c))) least = &c;
     if (!least) return;
-    std::erase_if(all(), [&, kept = least->id](const Candidate &c) { return above(c) && c.id != kept; });
+    std::erase_if(all(), [&, kept = least->id](const TokenProb &c) { return above(c) && c.id != kept; });
 }
 
 void CandidateSet::keep_best() {
-    const Candidate best = *std::min_element(all().begin(), all().end(), by_logit);
+    const TokenProb best = *std::min_element(all().begin(), all().end(), by_logit);
     all().assign(1, best);
     sorted = true;
 }
@@ -164,7 +164,7 @@ void CandidateSet::scale_by_entropy(double low, double high, float exponent) {
     if (all().size() <= 1) return;
     softmax();
     double entropy = 0;
-    for (const Candidate &c : all())
+    for (const TokenProb &c : all())
         if (c.probability > 0) entropy -= c.probability * std::log(c.probability);
     const double share = std::clamp(entropy / std::log(static_cast<double>(all().size())), 0.0, 1.0);
     const double chosen = low + (high - low) * std::pow(share, double{exponent});
@@ -201,7 +201,7 @@ std::vector<double> CandidateSet::prefer_probability(double target) {
     constexpr double kPeak = 5, kSharpness = 10, kWidth = 0.3;
     softmax();
     std::vector<double> before;
-    for (Candidate &c : all()) {
+    for (TokenProb &c : all()) {
         before.push_back(c.probability);
         const double distance = std::abs(c.probability - target) / kWidth;
         c.logit = static_cast<float>(kPeak - kSharpness * distance * distance / (1 + distance));
@@ -212,7 +212,7 @@ std::vector<double> CandidateSet::prefer_probability(double target) {
 }
 
 void CandidateSet::apply_temperature() {
-    for (Candidate &c : all()) c.logit = static_cast<float>(double{c.logit} / temperature);
+    for (TokenProb &c : all()) c.logit = static_cast<float>(double{c.logit} / temperature);
     temperature = 1;
 }
 

@@ -8,7 +8,7 @@
 
 namespace runnel::decode {
 
-struct Candidate {
+struct TokenProb {
     text::TokenId id;
     float logit;         // after the chain, before the temperature
     double probability;  // after the chain
@@ -16,7 +16,7 @@ struct Candidate {
 
 // Probabilities sum to 1. By descending logit, or by id when no filter was on.
 struct Distribution {
-    std::vector<Candidate> candidates;
+    std::vector<TokenProb> candidates;
 
     double probability_of(text::TokenId id) const;  // 0 for tokens that are no candidates
     // The token at `uniform` in [0, 1) of the cumulative distribution.
@@ -24,7 +24,7 @@ struct Distribution {
 };
 
 // By descending logit, then by id.
-bool by_logit(const Candidate &a, const Candidate &b);
+bool by_logit(const TokenProb &a, const TokenProb &b);
 
 // Every filter keeps at least one candidate. Precondition of all of them: there is one.
 class CandidateSet {
@@ -34,8 +34,8 @@ class CandidateSet {
     double temperature = 1;  // so far; logits are not divided by it
 
     void clear();
-    std::vector<Candidate> &all() { return distribution.candidates; }
-    const std::vector<Candidate> &all() const { return distribution.candidates; }
+    std::vector<TokenProb> &all() { return distribution.candidates; }
+    const std::vector<TokenProb> &all() const { return distribution.candidates; }
 
     // Fills the probabilities at `temperature`; returns the log of the sum of exp(logit / temperature).
     double softmax();

@@ -43,8 +43,8 @@ struct StepInput {
 
 // What a step gave for its rows: whole ones, or (logits stay as they are) the largest logits of each.
 struct StepOutput {
-    std::vector<float> logits;                   // [rows][vocab]
-    std::vector<kernels::Candidate> candidates;  // [rows][count], descending; empty: rows are whole
+    std::vector<float> logits;                  // [rows][vocab]
+    std::vector<kernels::TopLogit> candidates;  // [rows][count], descending; empty: rows are whole
     std::vector<float> sums;  // [rows] for more than one candidate: kernels::Backend::execute
 };
 

@@ -18,11 +18,11 @@ namespace runnel::decode {
 class LogitRow {
   public:
     LogitRow(Executor &executor, int32_t number, std::span<const float> whole,
-             std::span<const kernels::Candidate> largest, float sum)
+             std::span<const kernels::TopLogit> largest, float sum)
         : executor_(&executor), number_(number), whole_(whole), largest_(largest), sum_(sum) {}
 
-    std::span<const float> whole() const { return whole_; }                   // [vocab] or empty
-    std::span<const kernels::Candidate> largest() const { return largest_; }  // descending, or empty
+    std::span<const float> whole() const { return whole_; }                  // [vocab] or empty
+    std::span<const kernels::TopLogit> largest() const { return largest_; }  // descending, or empty
     // Of exp(logit - the largest) over the whole row. Precondition: there are two or more largest().
     float sum() const { return sum_; }
     // The whole row, which `memory` holds where it had to be read. Throws BackendError.
@@ -32,7 +32,7 @@ class LogitRow {
     Executor *executor_;
     int32_t number_;  // in the step
     std::span<const float> whole_;
-    std::span<const kernels::Candidate> largest_;
+    std::span<const kernels::TopLogit> largest_;
     float sum_;
 };
 
@@ -53,7 +53,7 @@ class LogitRows {
     Executor *executor_ = nullptr;
     size_t first_ = 0, count_ = 0;  // of the step's rows
     std::span<const float> logits_;
-    std::span<const kernels::Candidate> largest_;
+    std::span<const kernels::TopLogit> largest_;
     std::span<const float> sums_;
 };
 

@@ -115,7 +115,7 @@ void Sampler::penalize(std::span<const TokenId> history) {
         return;
     }
     set_.apply_temperature();
-    for (Candidate &c : set_.all())
+    for (TokenProb &c : set_.all())
         if (const auto found = counts_.find(c.id); found != counts_.end())
             c.logit = penalized(c.logit, found->second);
     set_.sorted = false;
@@ -134,7 +134,7 @@ void Sampler::penalize_repetition(std::span<const TokenId> history) {
         return;
     }
     set_.apply_temperature();
-    for (Candidate &c : set_.all())
+    for (TokenProb &c : set_.all())
         if (const auto found = penalties.find(c.id); found != penalties.end())
             c.logit = lowered(c.logit, found->second);
     set_.sorted = false;
@@ -143,7 +143,7 @@ void Sampler::penalize_repetition(std::span<const TokenId> history) {
 // The k largest in one pass: only logits above the k-th largest so far are added. Among equals the lower id
 // wins, which is the one that came first.
 void Sampler::gather(int32_t wanted) {
-    std::vector<Candidate> &set = set_.all();
+    std::vector<TokenProb> &set = set_.all();
     const bool all = wanted >= vocab_;
     const auto k = static_cast<size_t>(wanted);
     float threshold = kForbidden;
@@ -256,7 +256,7 @@ TokenId Sampler::largest(size_t history, TokenId excluded) const {
     GumbelNoise noise(options_.seed, stream_, position(history));
     TokenId best = text::kNoToken;
     double most = 0;
-    for (const Candidate &c : set_.all()) {
+    for (const TokenProb &c : set_.all()) {
         if (c.id == excluded) continue;
         const double log_p = double{c.logit} / set_.temperature;
         const auto id = static_cast<uint32_t>(c.id);
@@ -270,7 +270,7 @@ TokenId Sampler::largest(size_t history, TokenId excluded) const {
 }
 
 TokenId Sampler::draw(size_t history) const {
-    const std::vector<Candidate> &set = set_.all();
+    const std::vector<TokenProb> &set = set_.all();
     assert(!set.empty());
     return set.size() == 1 ? set.front().id : largest(history, text::kNoToken);
 }
@@ -313,7 +313,7 @@ TokenId Sampler::draw_and_carry(size_t history) {
         const double surprise = -std::log2(set_.distribution.probability_of(id));
         next.mu -= double{options_.mirostat_eta} * (surprise - double{options_.mirostat_tau});
     } else {
-        const auto at = std::ranges::find(set_.all(), id, &Candidate::id) - set_.all().begin();
+        const auto at = std::ranges::find(set_.all(), id, &TokenProb::id) - set_.all().begin();
         const double decay = double{options_.adaptive_decay};
         next.sum = probabilities_[static_cast<size_t>(at)] + decay * next.sum;
         next.weight = 1 + decay * next.weight;
@@ -355,17 +355,17 @@ int32_t Sampler::candidates_needed(int32_t most) const {
 // Into set_: the candidates that the filters after top-k begin with. False when tokens outside `largest`
 // might be among them. A penalized candidate that still ranks before the last of `largest`, unpenalized, is
 // certainly in the top-k: no token outside `largest` ranks before that one.
-bool Sampler::choose(std::span<const kernels::Candidate> largest, std::span<const TokenId> history) {
-    std::vector<Candidate> &set = set_.all();
+bool Sampler::choose(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history) {
+    std::vector<TokenProb> &set = set_.all();
     const bool all = largest.size() >= static_cast<size_t>(vocab_);
-    const Candidate last{largest.back().token, largest.back().logit, 0};
-    for (const kernels::Candidate &c : largest) {
+    const TokenProb last{largest.back().token, largest.back().logit, 0};
+    for (const kernels::TopLogit &c : largest) {
         if (c.token >= vocab_ || (constraint_ && !constraint_->allows(history, c.token))) continue;
         float l = c.logit;
         if (const auto found = biases_.find(c.token); found != biases_.end())
             for (const float bias : found->second) l = std::min(l + bias, FLT_MAX);
         if (const auto found = counts_.find(c.token); found != counts_.end()) l = penalized(l, found->second);
-        const Candidate candidate{c.token, l, 0};
+        const TokenProb candidate{c.token, l, 0};
         if (l != kForbidden && (all || !by_logit(last, candidate))) set.push_back(candidate);
     }
     std::sort(set.begin(), set.end(), by_logit);
@@ -381,7 +381,7 @@ bool Sampler::choose(std::span<const kernels::Candidate> largest, std::span<cons
     return true;
 }
 
-bool Sampler::filter(std::span<const kernels::Candidate> largest, std::span<const TokenId> history) {
+bool Sampler::filter(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history) {
     assert(!largest.empty());
     whole_ = false;
     if (!(std::abs(largest.front().logit) <= FLT_MAX)) not_finite();
@@ -395,14 +395,14 @@ bool Sampler::filter(std::span<const kernels::Candidate> largest, std::span<cons
     return true;
 }
 
-const Distribution *Sampler::distribution(std::span<const kernels::Candidate> largest,
+const Distribution *Sampler::distribution(std::span<const kernels::TopLogit> largest,
                                           std::span<const TokenId> history) {
     if (!filter(largest, history)) return nullptr;
     set_.softmax();
     return &set_.distribution;
 }
 
-std::optional<TokenId> Sampler::sample(std::span<const kernels::Candidate> largest,
+std::optional<TokenId> Sampler::sample(std::span<const kernels::TopLogit> largest,
                                        std::span<const TokenId> history) {
     if (!filter(largest, history)) return std::nullopt;
     return draw_and_carry(history.size());

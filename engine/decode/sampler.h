@@ -114,9 +114,9 @@ class Sampler {
     int32_t candidates_needed(int32_t most) const;
     // What distribution() and sample() give for a row of which these are the largest logits
     // (kernels::Backend::execute). Null and nullopt when they do not decide it. Throw what those do.
-    const Distribution *distribution(std::span<const kernels::Candidate> largest,
+    const Distribution *distribution(std::span<const kernels::TopLogit> largest,
                                      std::span<const TokenId> history);
-    std::optional<TokenId> sample(std::span<const kernels::Candidate> largest,
+    std::optional<TokenId> sample(std::span<const kernels::TopLogit> largest,
                                   std::span<const TokenId> history);
 
     const SamplingOptions &options() const { return options_; }
@@ -130,7 +130,7 @@ class Sampler {
     void choose_steps();
     bool take_forced(std::span<const TokenId> history);
     void filter(std::span<const float> logits, std::span<const TokenId> history);
-    bool filter(std::span<const kernels::Candidate> largest, std::span<const TokenId> history);
+    bool filter(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history);
     void apply(SamplerKind step, std::span<const TokenId> history);
     void apply_all(size_t first_step, std::span<const TokenId> history);
     void load(std::span<const float> logits, std::span<const TokenId> history);
@@ -141,7 +141,7 @@ class Sampler {
     void penalize_repetition(std::span<const TokenId> history);
     void scale();
     bool only_lowers() const;
-    bool choose(std::span<const kernels::Candidate> largest, std::span<const TokenId> history);
+    bool choose(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history);
     void gather(int32_t k);
     void keep_argmax();
     TokenId largest(size_t history, TokenId excluded) const;

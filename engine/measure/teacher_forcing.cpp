@@ -29,7 +29,7 @@ class ForcedBackend final : public kernels::Backend {
         return true;
     }
     int32_t most_candidates() const override { return device_->most_candidates(); }
-    bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::Candidate> candidates,
+    bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::TopLogit> candidates,
                  std::span<float> sums) override {
         if (!device_->execute(batch, count, candidates, sums)) return false;
         find_forced(batch);
@@ -68,10 +68,10 @@ class ForcedBackend final : public kernels::Backend {
     }
     // To the front, in its own place or the last one's: beside it the others are nothing. False where there
     // is none, or the row is not finite.
-    bool force(size_t row, std::span<kernels::Candidate> largest) const {
+    bool force(size_t row, std::span<kernels::TopLogit> largest) const {
         const TokenId id = forced_[row];
         if (id == text::kNoToken || !std::isfinite(largest.front().logit)) return false;
-        auto place = std::ranges::find(largest, id, &kernels::Candidate::token);
+        auto place = std::ranges::find(largest, id, &kernels::TopLogit::token);
         if (place == largest.end()) --place;
         *place = {id, kFarAbove};
         std::rotate(largest.begin(), place, place + 1);

@@ -39,8 +39,8 @@ class Decoder {
     void take_sizes(int32_t layer);
 
     void emit();
-    void attention(int32_t layer, const Branch &branch);
-    void feed_forward(int32_t layer, const Branch &branch);
+    void attention(int32_t layer, const SubLayer &sublayer);
+    void feed_forward(int32_t layer, const SubLayer &sublayer);
 
   private:
     void embed(WeightId table);
@@ -48,7 +48,7 @@ class Decoder {
     enum class Kind { Attention, FeedForward };
     void sublayer(int32_t layer, const std::string &norm, const std::string &post_norm, Kind kind);
     void parallel(int32_t layer);
-    void branch(int32_t layer, Kind kind, const Branch &io);
+    void emit_sublayer(int32_t layer, Kind kind, const SubLayer &io);
     void norm(const std::string &name, Slot in, Slot out, Slot add = kNoSlot);
     void clamp_qkv();
     void inner_norm(const std::string &name, Slot slot, Size size);
@@ -136,7 +136,7 @@ void Decoder::layer(int32_t i) {
 // Attention or the feed-forward network, with the norms before and after it.
 void Decoder::sublayer(int32_t i, const std::string &norm_before, const std::string &norm_after, Kind kind) {
     using Block = DecoderTraits::Block;
-    Branch io{.in = x(), .out = x(), .add = x(), .scale = static_cast<float>(t_.residual_scale)};
+    SubLayer io{.in = x(), .out = x(), .add = x(), .scale = static_cast<float>(t_.residual_scale)};
     if (t_.block != Block::PostNorm) {
         io.in = normed();
         norm(prefix(i) + norm_before, x(), io.in);
@@ -145,7 +145,7 @@ void Decoder::sublayer(int32_t i, const std::string &norm_before, const std::str
         io.out = b_.slot("branch", h_.embedding_length);
         io.add = kNoSlot;
     }
-    branch(i, kind, io);
+    emit_sublayer(i, kind, io);
     if (t_.block != Block::PreNorm) norm(prefix(i) + norm_after, io.out, x(), x());
 }
 
@@ -155,11 +155,11 @@ void Decoder::parallel(int32_t i) {
     norm(prefix(i) + t_.attn_norm, x(), normed());
     if (!t_.ffn_norm.empty()) norm(prefix(i) + t_.ffn_norm, x(), feed_in);
     const float scale = static_cast<float>(t_.residual_scale);
-    branch(i, Kind::Attention, {normed(), x(), x(), scale});
-    branch(i, Kind::FeedForward, {feed_in, x(), x(), scale});
+    emit_sublayer(i, Kind::Attention, {normed(), x(), x(), scale});
+    emit_sublayer(i, Kind::FeedForward, {feed_in, x(), x(), scale});
 }
 
-void Decoder::branch(int32_t i, Kind kind, const Branch &io) {
+void Decoder::emit_sublayer(int32_t i, Kind kind, const SubLayer &io) {
     if (kind == Kind::Attention && t_.attention)
         t_.attention(b_, i, io);
     else if (kind == Kind::Attention)
@@ -266,7 +266,7 @@ void Decoder::norm_heads(int32_t i, Attention &attention) {
     }
 }
 
-void Decoder::attention(int32_t i, const Branch &io) {
+void Decoder::attention(int32_t i, const SubLayer &io) {
     const Slot attended = b_.slot("attended", size_.attended.value);
     b_.add(projections(i, io.in));
     clamp_qkv();
@@ -311,7 +311,7 @@ Linear Decoder::gate_and_up(int32_t i, Slot in, Slot gate, Slot up) {
              part(up_name, size_.hidden, size_.width, bias, up)}};
 }
 
-void Decoder::feed_forward(int32_t i, const Branch &io) {
+void Decoder::feed_forward(int32_t i, const SubLayer &io) {
     const Slot gate = b_.slot("gate", size_.hidden.value);
     const Slot up = t_.gated ? b_.slot("up", size_.hidden.value) : kNoSlot;
     b_.add(gate_and_up(i, io.in, gate, up));
@@ -332,17 +332,17 @@ void emit_decoder(Builder &builder, const DecoderTraits &traits) {
     Decoder(builder, traits).emit();
 }
 
-void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
+void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,
                     int32_t rope, int32_t kv_heads) {
     Decoder decoder(builder, traits, 0, kv_heads);
     decoder.use_rope(rope);
     decoder.take_sizes(layer);
-    decoder.attention(layer, branch);
+    decoder.attention(layer, sublayer);
 }
 
-void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
+void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,
                        int64_t width) {
-    Decoder(builder, traits, width).feed_forward(layer, branch);
+    Decoder(builder, traits, width).feed_forward(layer, sublayer);
 }
 
 std::vector<int64_t> by_layer(const Builder &builder, const char *key, int64_t low, int64_t high,

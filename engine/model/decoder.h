@@ -15,7 +15,7 @@
 namespace runnel::model {
 
 // One half of a layer: reads `in`, writes out = scale * (what it computes) + add.
-struct Branch {
+struct SubLayer {
     kernels::Slot in, out, add;  // add: or kNoSlot
     float scale = 1;
 };
@@ -79,9 +79,9 @@ struct DecoderTraits {
     kernels::Attention::Temperature temperature = {};  // of full layers (all layers if `full` is empty)
 
     // Emits the attention half of a layer instead of the usual one.
-    std::function<void(Builder &, int32_t layer, const Branch &)> attention = {};
+    std::function<void(Builder &, int32_t layer, const SubLayer &)> attention = {};
     // Emits the feed-forward half of a layer instead of the dense one.
-    std::function<void(Builder &, int32_t layer, const Branch &)> feed_forward = {};
+    std::function<void(Builder &, int32_t layer, const SubLayer &)> feed_forward = {};
     // Emit steps after the embeddings, and after a layer; x: the residual stream.
     std::function<void(Builder &, kernels::Slot x)> after_embeddings = {};
     std::function<void(Builder &, int32_t layer, kernels::Slot x)> after_layer = {};
@@ -91,11 +91,11 @@ void emit_decoder(Builder &builder, const DecoderTraits &traits);
 
 // The attention half of a layer, as emit_decoder() writes it, rotated by ropes[rope] (-1: not rotated).
 // kv_heads: 0: attention.head_count_kv.
-void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
+void emit_attention(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,
                     int32_t rope, int32_t kv_heads = 0);
 
 // The dense feed-forward half of a layer with `width` (0: feed_forward_length) hidden units.
-void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const Branch &branch,
+void emit_feed_forward(Builder &builder, const DecoderTraits &traits, int32_t layer, const SubLayer &sublayer,
                        int64_t width = 0);
 
 // Which layers are full. The default is one of every `period` layers: the last, or the first if `first` (period 0:

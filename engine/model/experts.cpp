@@ -26,18 +26,18 @@ class ExpertLayer {
           width_{b_.hyper().embedding_length, "embedding_length"} {}
 
     // Emits the router, the experts and the shared expert.
-    void emit(const Branch &branch) {
+    void emit(const SubLayer &sublayer) {
         const Slot logits = b_.slot("router", experts_.value);
-        b_.add(Linear{t_.router_in == kNoSlot ? branch.in : t_.router_in,
+        b_.add(Linear{t_.router_in == kNoSlot ? sublayer.in : t_.router_in,
                       {{b_.matrix(prefix_ + "ffn_gate_inp.weight", experts_, width_),
                         b_.optional_vector(prefix_ + "ffn_gate_inp.bias", experts_), logits, kNoSlot,
                         static_cast<float>(t_.router_scale)}}});
         const Matrices m = matrices();
-        b_.add(Experts{.in = branch.in,
+        b_.add(Experts{.in = sublayer.in,
                        .logits = logits,
-                       .out = branch.out,
-                       .add = branch.add,
-                       .routing = routing(branch.scale),
+                       .out = sublayer.out,
+                       .add = sublayer.add,
+                       .routing = routing(sublayer.scale),
                        .gate = m.gate,
                        .up = m.up,
                        .down = m.down,
@@ -47,7 +47,7 @@ class ExpertLayer {
                        .act = t_.act,
                        .weights_on_input = t_.weights_on_input});
         if (b_.has(prefix_ + "ffn_up_shexp.weight"))
-            shared({branch.in, branch.out, branch.out, branch.scale});
+            shared({sublayer.in, sublayer.out, sublayer.out, sublayer.scale});
     }
 
   private:
@@ -56,7 +56,7 @@ class ExpertLayer {
     Matrices matrices();
     Size hidden_width(const std::string &down) const;
     WeightId biases(const std::string &name, Size rows);
-    void shared(const Branch &branch);
+    void shared(const SubLayer &sublayer);
 
     Builder &b_;
     const ExpertTraits &t_;
@@ -156,19 +156,19 @@ WeightId ExpertLayer::biases(const std::string &name, Size rows) {
 }
 
 // A shared expert with a gate is a mixture of one expert; without one, a dense network.
-void ExpertLayer::shared(const Branch &branch) {
+void ExpertLayer::shared(const SubLayer &sublayer) {
     const std::string gate_name = prefix_ + "ffn_gate_shexp.weight",
                       up_name = prefix_ + "ffn_up_shexp.weight";
     const bool merged = t_.gated && !b_.has(gate_name);
     const Size hidden{merged ? b_.rows_of(up_name) / 2 : b_.rows_of(up_name), "rows of ffn_up_shexp"};
     if (merged) {
         const Slot gated = b_.slot("shared gate", hidden.value), upped = b_.slot("shared up", hidden.value);
-        b_.add(
-            b_.split(prefix_ + "ffn_up_shexp", width_, false, branch.in, {{hidden, gated}, {hidden, upped}}));
+        b_.add(b_.split(prefix_ + "ffn_up_shexp", width_, false, sublayer.in,
+                        {{hidden, gated}, {hidden, upped}}));
         b_.add(Activation{gated, upped, gated, t_.act});
         b_.add(Linear{gated,
-                      {{b_.matrix(prefix_ + "ffn_down_shexp.weight", width_, hidden), kNoWeight, branch.out,
-                        branch.add, branch.scale}}});
+                      {{b_.matrix(prefix_ + "ffn_down_shexp.weight", width_, hidden), kNoWeight, sublayer.out,
+                        sublayer.add, sublayer.scale}}});
         return;
     }
     const WeightId gate = t_.gated ? b_.matrix(gate_name, hidden, width_) : kNoWeight,
@@ -176,14 +176,14 @@ void ExpertLayer::shared(const Branch &branch) {
                    down = b_.matrix(prefix_ + "ffn_down_shexp.weight", width_, hidden);
     if (b_.has(prefix_ + "ffn_gate_inp_shexp.weight")) {
         const Slot logit = b_.slot("shared expert's gate", 1);
-        b_.add(Linear{branch.in,
+        b_.add(Linear{sublayer.in,
                       {{b_.matrix(prefix_ + "ffn_gate_inp_shexp.weight", {1, "one"}, width_), kNoWeight,
                         logit, kNoSlot}}});
-        b_.add(Experts{.in = branch.in,
+        b_.add(Experts{.in = sublayer.in,
                        .logits = logit,
-                       .out = branch.out,
-                       .add = branch.add,
-                       .routing = {.score = Routing::Score::Sigmoid, .used = 1, .scale = branch.scale},
+                       .out = sublayer.out,
+                       .add = sublayer.add,
+                       .routing = {.score = Routing::Score::Sigmoid, .used = 1, .scale = sublayer.scale},
                        .gate = t_.gated ? gate : up,
                        .up = t_.gated ? up : kNoWeight,
                        .down = down,
@@ -192,15 +192,15 @@ void ExpertLayer::shared(const Branch &branch) {
     }
     if (!t_.gated) {
         const Slot inner = b_.slot("shared up", hidden.value);
-        b_.add(Linear{branch.in, {{up, kNoWeight, inner, kNoSlot}}});
+        b_.add(Linear{sublayer.in, {{up, kNoWeight, inner, kNoSlot}}});
         b_.add(Activation{inner, kNoSlot, inner, t_.act});
-        b_.add(Linear{inner, {{down, kNoWeight, branch.out, branch.add, branch.scale}}});
+        b_.add(Linear{inner, {{down, kNoWeight, sublayer.out, sublayer.add, sublayer.scale}}});
         return;
     }
     const Slot gated = b_.slot("shared gate", hidden.value), upped = b_.slot("shared up", hidden.value);
-    b_.add(Linear{branch.in, {{gate, kNoWeight, gated, kNoSlot}, {up, kNoWeight, upped, kNoSlot}}});
+    b_.add(Linear{sublayer.in, {{gate, kNoWeight, gated, kNoSlot}, {up, kNoWeight, upped, kNoSlot}}});
     b_.add(Activation{gated, upped, gated, t_.act});
-    b_.add(Linear{gated, {{down, kNoWeight, branch.out, branch.add, branch.scale}}});
+    b_.add(Linear{gated, {{down, kNoWeight, sublayer.out, sublayer.add, sublayer.scale}}});
 }
 
 // True for the last of every interleave_moe_layer_step layers, after the leading dense ones.
@@ -220,16 +220,16 @@ bool has_experts(const Builder &b) {
 
 void with_experts(DecoderTraits &traits, const ExpertTraits &experts) {
     const DecoderTraits dense = traits;
-    traits.feed_forward = [dense, experts](Builder &b, int32_t layer, const Branch &branch) {
+    traits.feed_forward = [dense, experts](Builder &b, int32_t layer, const SubLayer &sublayer) {
         if (layer_has_experts(b, experts, layer))
-            emit_experts(b, experts, layer, branch);
+            emit_experts(b, experts, layer, sublayer);
         else
-            emit_feed_forward(b, dense, layer, branch);
+            emit_feed_forward(b, dense, layer, sublayer);
     };
 }
 
-void emit_experts(Builder &b, const ExpertTraits &traits, int32_t layer, const Branch &branch) {
-    ExpertLayer(b, traits, layer).emit(branch);
+void emit_experts(Builder &b, const ExpertTraits &traits, int32_t layer, const SubLayer &sublayer) {
+    ExpertLayer(b, traits, layer).emit(sublayer);
 }
 
 }  // namespace runnel::model

@@ -34,6 +34,6 @@ bool has_experts(const Builder &builder);
 // Replaces the feed-forward half of the layers that have experts.
 void with_experts(DecoderTraits &traits, const ExpertTraits &experts);
 
-void emit_experts(Builder &builder, const ExpertTraits &traits, int32_t layer, const Branch &branch);
+void emit_experts(Builder &builder, const ExpertTraits &traits, int32_t layer, const SubLayer &sublayer);
 
 }  // namespace runnel::model

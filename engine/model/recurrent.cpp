@@ -61,11 +61,11 @@ class Mixer {
                     .parts = heads,
                     .scale = static_cast<float>(scale / std::sqrt(n))});
     }
-    void project(const std::string &tensor, Size rows, Slot in, const Branch &branch) {
-        b_.add(Linear{
-            in,
-            {{b_.matrix(name(tensor + ".weight"), width_, rows),
-              b_.optional_vector(name(tensor + ".bias"), width_), branch.out, branch.add, branch.scale}}});
+    void project(const std::string &tensor, Size rows, Slot in, const SubLayer &sublayer) {
+        b_.add(Linear{in,
+                      {{b_.matrix(name(tensor + ".weight"), width_, rows),
+                        b_.optional_vector(name(tensor + ".bias"), width_), sublayer.out, sublayer.add,
+                        sublayer.scale}}});
     }
     Linear::Part part(const std::string &tensor, Size rows, Slot out) {
         return {b_.matrix(name(tensor + ".weight"), rows, width_), kNoWeight, out, kNoSlot};
@@ -97,9 +97,9 @@ class GatedDelta : Mixer {
         beta_ = b_.slot("delta beta", heads_.value), alpha_ = b_.slot("delta alpha", heads_.value);
     }
 
-    void emit(const Branch &branch) {
-        projections(branch.in);
-        gates(branch.in);
+    void emit(const SubLayer &sublayer) {
+        projections(sublayer.in);
+        gates(sublayer.in);
         const Slot q = b_.slot("convolved q", keys_.value), k = b_.slot("convolved k", keys_.value),
                    v = b_.slot("convolved v", values_.value);
         const Size channels{2 * keys_.value + values_.value,
@@ -131,7 +131,7 @@ class GatedDelta : Mixer {
                     .eps = b_.hyper().norm_epsilon,
                     .parts = heads});
         b_.add(Activation{z_, out, out, Activation::Kind::Silu});
-        project("ssm_out", values_, out, branch);
+        project("ssm_out", values_, out, sublayer);
     }
 
   private:
@@ -204,14 +204,14 @@ class Mamba2 : Mixer {
             m.fail("ssm.group_count", "does not divide ssm.time_step_rank and ssm.inner_size");
     }
 
-    void emit(const Branch &branch) {
+    void emit(const SubLayer &sublayer) {
         const int64_t inner = inner_.value, shared = shared_.value;
         const Slot z = b_.slot("scan gate", inner), x_in = b_.slot("scan x", inner),
                    b_in = b_.slot("scan b", shared), c_in = b_.slot("scan c", shared),
                    dt = b_.slot("scan dt", heads_.value), decay = b_.slot("scan decay", heads_.value),
                    x = b_.slot("convolved x", inner), b = b_.slot("convolved b", shared),
                    c = b_.slot("convolved c", shared), y = b_.slot("scanned", inner);
-        b_.add(b_.split(name("ssm_in"), width_, false, branch.in,
+        b_.add(b_.split(name("ssm_in"), width_, false, sublayer.in,
                         {{inner_, z}, {inner_, x_in}, {shared_, b_in}, {shared_, c_in}, {heads_, dt}}));
         const Size channels{inner + 2 * shared, "ssm.inner_size + 2 * ssm.group_count * ssm.state_size"};
         conv("ssm_conv1d", taps(), channels, 0, inner, true, x_in, x);
@@ -246,7 +246,7 @@ class Mamba2 : Mixer {
                         .eps = b_.hyper().norm_epsilon,
                         .parts = static_cast<int32_t>(groups_.value)});
         }
-        project("ssm_out", inner_, y, branch);
+        project("ssm_out", inner_, y, sublayer);
     }
 
   private:
@@ -262,13 +262,13 @@ class Mamba : Mixer {
           rank_(size("ssm.time_step_rank", 1, kMaxWidth)),
           state_(size("ssm.state_size", 1, kMaxKeyDims)) {}
 
-    void emit(const Branch &branch) {
+    void emit(const SubLayer &sublayer) {
         const int64_t inner = inner_.value;
         const Slot z = b_.slot("scan gate", inner), x_in = b_.slot("scan x", inner),
                    x = b_.slot("convolved x", inner), low = b_.slot("scan low rank", rank_.value),
                    dt = b_.slot("scan dt", inner), b = b_.slot("scan b", state_.value),
                    c = b_.slot("scan c", state_.value), y = b_.slot("scanned", inner);
-        b_.add(b_.split(name("ssm_in"), width_, false, branch.in, {{inner_, x_in}, {inner_, z}}));
+        b_.add(b_.split(name("ssm_in"), width_, false, sublayer.in, {{inner_, x_in}, {inner_, z}}));
         conv("ssm_conv1d", taps(), inner_, 0, inner, true, x_in, x);
         b_.add(b_.split(name("ssm_x"), inner_, false, x, {{rank_, low}, {state_, b}, {state_, c}}));
         norm("ssm_dt_norm", low, rank_), norm("ssm_b_norm", b, state_), norm("ssm_c_norm", c, state_);
@@ -283,7 +283,7 @@ class Mamba : Mixer {
                              .skip = b_.vector(name("ssm_d"), inner_),
                              .state = b_.state_layer(inner * state_.value)});
         b_.add(Activation{z, y, y, Activation::Kind::Silu});
-        project("ssm_out", inner_, y, branch);
+        project("ssm_out", inner_, y, sublayer);
     }
 
   private:
@@ -314,19 +314,19 @@ class GatedConv : Mixer {
   public:
     using Mixer::Mixer;
 
-    void emit(const Branch &branch) {
+    void emit(const SubLayer &sublayer) {
         if (!b_.metadata().boolean("attention.causal").value_or(true))
             b_.metadata().fail("attention.causal",
                                "false: models that do not generate text are not supported");
         const int64_t n = width_.value;
         const Slot before = b_.slot("conv gate before", n), behind = b_.slot("conv gate", n),
                    x = b_.slot("conv in", n), y = b_.slot("conv out", n);
-        b_.add(b_.split(name("shortconv.in_proj"), width_, false, branch.in,
+        b_.add(b_.split(name("shortconv.in_proj"), width_, false, sublayer.in,
                         {{width_, before}, {width_, behind}, {width_, x}}));
         b_.add(Activation{before, x, x, Activation::Kind::Identity});
         conv("shortconv.conv", size("shortconv.l_cache", 2, kMaxTaps), width_, 0, n, false, x, y);
         b_.add(Activation{behind, y, y, Activation::Kind::Identity});
-        project("shortconv.out_proj", width_, y, branch);
+        project("shortconv.out_proj", width_, y, sublayer);
     }
 };
 
@@ -334,7 +334,7 @@ class GatedAttention : Mixer {
   public:
     using Mixer::Mixer;
 
-    void emit(const Branch &branch, int32_t rope, int32_t kv_heads) {
+    void emit(const SubLayer &sublayer, int32_t rope, int32_t kv_heads) {
         const HyperParameters &h = b_.hyper();
         const int64_t head = h.key_length;
         if (h.value_length != h.key_length)
@@ -347,10 +347,10 @@ class GatedAttention : Mixer {
                    gate = b_.slot("attention gate", q.value), key = b_.slot("k", kv.value),
                    value = b_.slot("v", kv.value), attended = b_.slot("attended", q.value);
         if (b_.has(name("attn_qkv.weight")))
-            b_.add(
-                b_.split(name("attn_qkv"), width_, false, branch.in, {{both, rows}, {kv, key}, {kv, value}}));
+            b_.add(b_.split(name("attn_qkv"), width_, false, sublayer.in,
+                            {{both, rows}, {kv, key}, {kv, value}}));
         else
-            b_.add(Linear{branch.in,
+            b_.add(Linear{sublayer.in,
                           {part("attn_q", both, rows), part("attn_k", kv, key), part("attn_v", kv, value)}});
         b_.add(Copy{rows, query, {0, 2 * head}, {0, head}, h.head_count, head});
         b_.add(Copy{rows, gate, {head, 2 * head}, {0, head}, h.head_count, head});
@@ -369,7 +369,7 @@ class GatedAttention : Mixer {
                          .k_norm = b_.vector(name("attn_k_norm.weight"), of_head),
                          .norm_eps = h.norm_epsilon});
         b_.add(Activation{gate, attended, attended, Activation::Kind::Sigmoid});
-        project("attn_output", q, attended, branch);
+        project("attn_output", q, attended, sublayer);
     }
 };
 
@@ -402,20 +402,21 @@ std::vector<bool> recurrent_layers(const Builder &b, int64_t interval) {
     return recurrent;
 }
 
-void emit_gated_delta(Builder &b, int32_t layer, const Branch &branch, bool grouped) {
-    GatedDelta(b, layer, grouped).emit(branch);
+void emit_gated_delta(Builder &b, int32_t layer, const SubLayer &sublayer, bool grouped) {
+    GatedDelta(b, layer, grouped).emit(sublayer);
 }
-void emit_mamba2_mixer(Builder &b, int32_t layer, const Branch &branch, bool normed) {
-    Mamba2(b, layer, normed).emit(branch);
+void emit_mamba2_mixer(Builder &b, int32_t layer, const SubLayer &sublayer, bool normed) {
+    Mamba2(b, layer, normed).emit(sublayer);
 }
-void emit_mamba_mixer(Builder &b, int32_t layer, const Branch &branch) {
-    Mamba(b, layer).emit(branch);
+void emit_mamba_mixer(Builder &b, int32_t layer, const SubLayer &sublayer) {
+    Mamba(b, layer).emit(sublayer);
 }
-void emit_short_conv(Builder &b, int32_t layer, const Branch &branch) {
-    GatedConv(b, layer).emit(branch);
+void emit_short_conv(Builder &b, int32_t layer, const SubLayer &sublayer) {
+    GatedConv(b, layer).emit(sublayer);
 }
-void emit_gated_attention(Builder &b, int32_t layer, const Branch &branch, int32_t rope, int32_t kv_heads) {
-    GatedAttention(b, layer).emit(branch, rope, kv_heads);
+void emit_gated_attention(Builder &b, int32_t layer, const SubLayer &sublayer, int32_t rope,
+                          int32_t kv_heads) {
+    GatedAttention(b, layer).emit(sublayer, rope, kv_heads);
 }
 
 }  // namespace runnel::model

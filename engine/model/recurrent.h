@@ -17,22 +17,22 @@ std::vector<bool> recurrent_layers(const Builder &builder, int64_t interval);
 // Gated delta net (Qwen3-Next, Qwen3.5): Q, K and V through a short convolution, unit keys and queries, the
 // delta rule, a norm of each head, and a gate. grouped: value head h uses key head h / (value heads / key
 // heads), else h mod key heads. Also reads files with ssm_ba and ssm_in, whose rows are interleaved by key head.
-void emit_gated_delta(Builder &builder, int32_t layer, const Branch &branch, bool grouped);
+void emit_gated_delta(Builder &builder, int32_t layer, const SubLayer &sublayer, bool grouped);
 
 // Mamba-2: [z x B C dt] = ssm_in in; x, B and C through a short convolution; scan; gate, then norm of each group
 // (without `normed`, only if there is ssm_norm).
-void emit_mamba2_mixer(Builder &builder, int32_t layer, const Branch &branch, bool normed = true);
+void emit_mamba2_mixer(Builder &builder, int32_t layer, const SubLayer &sublayer, bool normed = true);
 
 // Mamba-1: [x z] = ssm_in in; x through a short convolution; [dt B C] = ssm_x x, each normalized with
 // ssm_{dt,b,c}_norm if these tensors exist, or without weights if ssm.dt_b_c_rms is set; scan; gate.
-void emit_mamba_mixer(Builder &builder, int32_t layer, const Branch &branch);
+void emit_mamba_mixer(Builder &builder, int32_t layer, const SubLayer &sublayer);
 
 // Gated short convolution (LFM2): [B C X] = in_proj in; out_proj(C * conv(B * X)).
-void emit_short_conv(Builder &builder, int32_t layer, const Branch &branch);
+void emit_short_conv(Builder &builder, int32_t layer, const SubLayer &sublayer);
 
 // Attention whose output is multiplied by the sigmoid of a gate: attn_q has, for each head, rows of the query
 // and then of the gate (Qwen3-Next, Qwen3.5). Heads are normalized and rotated.
-void emit_gated_attention(Builder &builder, int32_t layer, const Branch &branch, int32_t rope,
+void emit_gated_attention(Builder &builder, int32_t layer, const SubLayer &sublayer, int32_t rope,
                           int32_t kv_heads);
 
 }  // namespace runnel::model

@@ -38,25 +38,25 @@ struct Merge {
     TokenId id;
 };
 
-struct Candidate {
+struct MergeCandidate {
     uint64_t order;  // the rank of the pair, then (lower half) the position of the left symbol
     uint32_t bytes;  // of both symbols: shows whether one of them has changed since
     TokenId id;      // the result; kEdge: the symbol may merge across the edge
 
-    Candidate(uint32_t rank, size_t position, size_t both, TokenId merged)
+    MergeCandidate(uint32_t rank, size_t position, size_t both, TokenId merged)
         : order(static_cast<uint64_t>(rank) << 32 | position),
           bytes(static_cast<uint32_t>(both)),
           id(merged) {}
     size_t position() const { return order & UINT32_MAX; }
     // std::priority_queue takes the greatest first.
-    bool operator<(const Candidate &other) const { return order > other.order; }
+    bool operator<(const MergeCandidate &other) const { return order > other.order; }
     static constexpr TokenId kEdge = -2;
 };
 
 // Work memory, reused between words.
 struct MergeScratch {
     std::vector<Symbol> symbols;  // one more than the bytes of the window
-    std::priority_queue<Candidate> queue;
+    std::priority_queue<MergeCandidate> queue;
 };
 
 // The rules of a tokenizer family, for one word. Positions count from the start of the window.
@@ -115,17 +115,17 @@ size_t merge_window(MergeScratch &scratch, size_t bytes, bool is_open, Rules &ru
     const auto watch = [&](size_t last) {
         if (!is_open) return;
         if (const std::optional<uint32_t> rank = across.find(last, edge))
-            queue.push({*rank, last, symbols[last].bytes, Candidate::kEdge});
+            queue.push({*rank, last, symbols[last].bytes, MergeCandidate::kEdge});
     };
     for (size_t left = 0, right = symbols[0].bytes; right < bytes;
          left = right, right += symbols[right].bytes)
         propose(left, right);
     watch(bytes - symbols[bytes].bytes_before);
     while (!queue.empty()) {
-        const Candidate candidate = queue.top();
+        const MergeCandidate candidate = queue.top();
         queue.pop();
         const size_t at = candidate.position(), right = at + symbols[at].bytes, end = at + candidate.bytes;
-        if (candidate.id == Candidate::kEdge) {
+        if (candidate.id == MergeCandidate::kEdge) {
             if (right != edge || end != edge) continue;
             edge = at;
             if (2 * edge < bytes) {

@@ -74,7 +74,7 @@ class CudaBackend final : public Backend {
     void on_load(LoadProgress progress) override { progress_ = std::move(progress); }
     bool execute(const Batch &batch, std::span<float> logits) override;
     int32_t most_candidates() const override { return plan_.logits ? kMaxCandidates : 0; }
-    bool execute(const Batch &batch, int32_t count, std::span<Candidate> candidates,
+    bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
                  std::span<float> sums) override;
     void read_logits(int32_t row, std::span<float> logits) override;
     int64_t launches() const override { return stream_.launched(); }
@@ -357,7 +357,7 @@ bool CudaBackend::execute(const Batch &batch, std::span<float> logits) {
     return !cancelled(batch);
 }
 
-bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<Candidate> candidates,
+bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
                           std::span<float> sums) {
     assert(1 <= count && count <= kMaxCandidates && count <= program_.vocab);
     if (!start(batch, count)) return false;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/cache/sequence.h"
+#include "engine/cache/block_table.h"
 #include "engine/model/model.h"
 #include "engine/text/tokenizer.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -32,7 +32,7 @@ void compute_two_tokens(const model::Model &model, std::span<const int32_t> toke
     const auto backend = kernels::cpu::make_cpu_backend(1);
     backend->load(model.program, {{1}}, 2);
     cache::BlockPool pool(1);
-    cache::Sequence sequence(pool);
+    cache::BlockTable sequence(pool);
     REQUIRE(sequence.append(2));
     const std::vector<int32_t> positions = {0, 1}, rows = {1};
     const kernels::SequenceSpan span{0, 2, 0, {sequence.table()}};

@@ -103,14 +103,14 @@ class ToyBackend final : public kernels::Backend {
     }
 
     int32_t most_candidates() const override { return selects; }
-    bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::Candidate> largest,
+    bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::TopLogit> largest,
                  std::span<float> sums) override {
         if (count < 1 || count > selects || count > vocab_) throw std::logic_error("candidates");
         if (largest.size() != batch.logit_rows.size() * static_cast<size_t>(count))
             throw std::logic_error("candidates size");
         if (!compute(batch)) return false;
         for (size_t r = 0; r < batch.logit_rows.size(); ++r) {
-            const std::vector<kernels::Candidate> sorted = sorted_row(r);
+            const std::vector<kernels::TopLogit> sorted = sorted_row(r);
             std::copy_n(sorted.begin(), count, largest.begin() + static_cast<std::ptrdiff_t>(r) * count);
             float sum = 0;
             for (const float l : row_of(r)) sum += std::exp(l - sorted[0].logit);
@@ -152,8 +152,8 @@ class ToyBackend final : public kernels::Backend {
         return std::span(logits_).subspan(row * vocab, vocab);
     }
     // The order of a device: values that are not finite first, then larger ones, the lower token among equals.
-    std::vector<kernels::Candidate> sorted_row(size_t row) {
-        std::vector<kernels::Candidate> all;
+    std::vector<kernels::TopLogit> sorted_row(size_t row) {
+        std::vector<kernels::TopLogit> all;
         for (const float l : row_of(row)) all.push_back({static_cast<int32_t>(all.size()), l});
         std::stable_sort(all.begin(), all.end(), [](const auto &a, const auto &b) {
             if (!std::isfinite(a.logit) || !std::isfinite(b.logit))

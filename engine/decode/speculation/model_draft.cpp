@@ -32,17 +32,17 @@ class Softmax {
   private:
     float logit(TokenId id) const {
         if (!logits_.empty()) return logits_[static_cast<size_t>(id)];
-        return std::ranges::find(largest_, id, &kernels::Candidate::token)->logit;
+        return std::ranges::find(largest_, id, &kernels::TopLogit::token)->logit;
     }
 
     std::span<const float> logits_;
-    std::span<const kernels::Candidate> largest_;
+    std::span<const kernels::TopLogit> largest_;
     float top_, sum_ = 0;
 };
 
 double largest(const Distribution &distribution) {
     double most = 0;
-    for (const Candidate &c : distribution.candidates) most = std::max(most, c.probability);
+    for (const TokenProb &c : distribution.candidates) most = std::max(most, c.probability);
     return most;
 }
 

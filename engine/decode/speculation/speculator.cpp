@@ -21,10 +21,10 @@ using base::Clock, base::seconds_since;
 // max(p - q, 0), normalized; p where nothing is left of it, which only rounding can bring about.
 Distribution residual(const Distribution &p, const Distribution &q) {
     std::unordered_map<TokenId, double> guessed;
-    for (const Candidate &c : q.candidates) guessed.emplace(c.id, c.probability);
+    for (const TokenProb &c : q.candidates) guessed.emplace(c.id, c.probability);
     Distribution rest;
     double sum = 0;
-    for (Candidate c : p.candidates) {
+    for (TokenProb c : p.candidates) {
         const auto found = guessed.find(c.id);
         c.probability -= found == guessed.end() ? 0 : found->second;
         if (c.probability <= 0) continue;
@@ -32,7 +32,7 @@ Distribution residual(const Distribution &p, const Distribution &q) {
         rest.candidates.push_back(c);
     }
     if (rest.candidates.empty()) return p;
-    for (Candidate &c : rest.candidates) c.probability /= sum;
+    for (TokenProb &c : rest.candidates) c.probability /= sum;
     return rest;
 }
 

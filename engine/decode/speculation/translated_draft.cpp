@@ -75,12 +75,12 @@ class MappedDraft final : public DraftSource {
     // Restricts the distribution to the tokens that have a counterpart.
     void translate(Distribution &distribution) const {
         double sum = 0;
-        std::erase_if(distribution.candidates, [&](Candidate &candidate) {
+        std::erase_if(distribution.candidates, [&](TokenProb &candidate) {
             candidate.id = vocabulary_->to_target(candidate.id);
             if (candidate.id != text::kNoToken) sum += candidate.probability;
             return candidate.id == text::kNoToken;
         });
-        for (Candidate &candidate : distribution.candidates) candidate.probability /= sum;
+        for (TokenProb &candidate : distribution.candidates) candidate.probability /= sum;
     }
 
     std::unique_ptr<DraftSource> source_;

@@ -65,10 +65,13 @@ void emit_smallthinker(Builder &b) {
     }
     const kernels::Slot input = b.slot("layer's input", b.hyper().embedding_length);
     const DecoderTraits plain = traits;
-    traits.attention = [plain, input](Builder &builder, int32_t layer, const Branch &branch) {
-        builder.add(kernels::Copy{
-            .in = branch.add, .out = input, .from = {}, .to = {}, .width = builder.hyper().embedding_length});
-        emit_attention(builder, plain, layer, branch, 0);
+    traits.attention = [plain, input](Builder &builder, int32_t layer, const SubLayer &sublayer) {
+        builder.add(kernels::Copy{.in = sublayer.add,
+                                  .out = input,
+                                  .from = {},
+                                  .to = {},
+                                  .width = builder.hyper().embedding_length});
+        emit_attention(builder, plain, layer, sublayer, 0);
     };
     with_experts(traits, {.normalize = true, .act = kernels::Activation::Kind::Relu, .router_in = input});
     emit_decoder(b, traits);

@@ -16,14 +16,14 @@ void emit_deci(Builder &b) {
             b.metadata().fail("feed_forward_length", "0 in layer " + std::to_string(i) +
                                                          ", which has attention: this is not supported");
     const DecoderTraits plain = traits;
-    traits.attention = [plain](Builder &builder, int32_t layer, const Branch &branch) {
+    traits.attention = [plain](Builder &builder, int32_t layer, const SubLayer &sublayer) {
         if (plain.kv_heads[static_cast<size_t>(layer)] > 0)
-            return emit_attention(builder, plain, layer, branch, 0);
+            return emit_attention(builder, plain, layer, sublayer, 0);
         const Size width{builder.hyper().embedding_length, "embedding_length"};
         builder.add(kernels::Linear{
-            branch.in,
+            sublayer.in,
             {{builder.matrix("blk." + std::to_string(layer) + ".attn_output.weight", width, width),
-              kernels::kNoWeight, branch.out, branch.add, branch.scale}}});
+              kernels::kNoWeight, sublayer.out, sublayer.add, sublayer.scale}}});
     };
     emit_decoder(b, traits);
 }

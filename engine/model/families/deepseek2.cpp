@@ -59,8 +59,8 @@ class LatentAttention {
     LatentAttention(Builder &builder, int32_t layer, int32_t rope)
         : b_(builder), prefix_("blk." + std::to_string(layer) + ".attn_"), rope_(rope), l_(builder) {}
 
-    void emit(const Branch &branch) {
-        const Slot q = project(branch.in);
+    void emit(const SubLayer &sublayer) {
+        const Slot q = project(sublayer.in);
         const auto [k, v] = head_matrices();
         const int64_t q_head = l_.q_head(), width = l_.width(), rank = l_.rank.value;
         const Slot query = b_.slot("latent queries", l_.heads * width), key = b_.slot("latent keys", width),
@@ -92,7 +92,7 @@ class LatentAttention {
                       {{b_.matrix(prefix_ + "output.weight", width_,
                                   {l_.heads * l_.value.value,
                                    "attention.head_count * attention.value_length_mla or value_length"}),
-                        kNoWeight, branch.out, branch.add, branch.scale}}});
+                        kNoWeight, sublayer.out, sublayer.add, sublayer.scale}}});
     }
 
   private:
@@ -171,8 +171,8 @@ ExpertTraits::Score default_score(const HyperParameters &h) {
 // Latent attention in every layer, with ropes[rope].
 DecoderTraits latent_attention(Builder &b, int32_t rope) {
     b.program().ropes[static_cast<size_t>(rope)].first = static_cast<int32_t>(Latent(b).rank.value);
-    return {.attention = [rope](Builder &builder, int32_t layer, const Branch &branch) {
-        LatentAttention(builder, layer, rope).emit(branch);
+    return {.attention = [rope](Builder &builder, int32_t layer, const SubLayer &sublayer) {
+        LatentAttention(builder, layer, rope).emit(sublayer);
     }};
 }
 

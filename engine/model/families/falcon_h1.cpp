@@ -9,9 +9,9 @@ void emit_falcon_h1(Builder &b) {
     const int32_t rope = b.rope(kernels::RopeTable::Pairs::Halves);
     const DecoderTraits plain;
     DecoderTraits traits;
-    traits.attention = [=](Builder &builder, int32_t layer, const Branch &branch) {
-        emit_mamba2_mixer(builder, layer, branch, false);
-        emit_attention(builder, plain, layer, branch, rope);
+    traits.attention = [=](Builder &builder, int32_t layer, const SubLayer &sublayer) {
+        emit_mamba2_mixer(builder, layer, sublayer, false);
+        emit_attention(builder, plain, layer, sublayer, rope);
     };
     emit_decoder(b, traits);
 }

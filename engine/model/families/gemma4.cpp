@@ -132,8 +132,8 @@ class Gemma4 {
         DecoderTraits t{.block = DecoderTraits::Block::Sandwich, .act = Activation::Kind::GeluTanh};
         t.logit_softcap = b_.metadata().real("final_logit_softcapping", 0).value_or(0);
         t.embedding_scale = std::sqrt(double(h_.embedding_length));
-        t.attention = [this](Builder &, int32_t layer, const Branch &way) { attention(layer, way); };
-        t.feed_forward = [this](Builder &, int32_t layer, const Branch &way) { feed_forward(layer, way); };
+        t.attention = [this](Builder &, int32_t layer, const SubLayer &way) { attention(layer, way); };
+        t.feed_forward = [this](Builder &, int32_t layer, const SubLayer &way) { feed_forward(layer, way); };
         t.after_embeddings = [this](Builder &, Slot x) {
             x_ = x;
             if (own_embedding_.value > 0) embed_for_layers();
@@ -143,10 +143,10 @@ class Gemma4 {
     }
 
   private:
-    void attention(int32_t layer, const Branch &way);
+    void attention(int32_t layer, const SubLayer &way);
     Attention describe(int32_t layer) const;
-    void feed_forward(int32_t layer, const Branch &way);
-    void experts(int32_t layer, const Branch &way);
+    void feed_forward(int32_t layer, const SubLayer &way);
+    void experts(int32_t layer, const SubLayer &way);
     void embed_for_layers();
     void add_own_embedding(int32_t layer);
     void finish(int32_t layer);
@@ -189,7 +189,7 @@ Attention Gemma4::describe(int32_t layer) const {
             .norm_eps = h_.norm_epsilon};
 }
 
-void Gemma4::attention(int32_t layer, const Branch &way) {
+void Gemma4::attention(int32_t layer, const SubLayer &way) {
     Attention a = describe(layer);
     const bool full = layers_.full(layer);
     const Size head = layers_.kind(layer).head,
@@ -228,7 +228,7 @@ void Gemma4::attention(int32_t layer, const Branch &way) {
     b_.add(Linear{a.out, {output}});
 }
 
-void Gemma4::feed_forward(int32_t layer, const Branch &way) {
+void Gemma4::feed_forward(int32_t layer, const SubLayer &way) {
     const DecoderTraits dense{.act = Activation::Kind::GeluTanh};
     const bool mixed = has_experts(b_) && b_.has(name(layer, "ffn_gate_inp.weight"));
     const Slot out = mixed ? b_.slot("dense branch", width_.value) : way.out;
@@ -239,7 +239,7 @@ void Gemma4::feed_forward(int32_t layer, const Branch &way) {
 }
 
 // Reads the stream, adds to way.add.
-void Gemma4::experts(int32_t layer, const Branch &way) {
+void Gemma4::experts(int32_t layer, const SubLayer &way) {
     const Slot router_in = b_.slot("router input", width_.value),
                normed = b_.slot("normed for experts", width_.value);
     norm(name(layer, "ffn_gate_inp.scale"), way.in, router_in);

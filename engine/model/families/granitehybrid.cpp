@@ -11,12 +11,12 @@ void emit_granitehybrid(Builder &b) {
     const int32_t rope = rotated ? b.rope(kernels::RopeTable::Pairs::Adjacent) : -1;
     const DecoderTraits plain;
     DecoderTraits traits = granite_scales(b);
-    traits.attention = [=](Builder &builder, int32_t layer, const Branch &branch) {
+    traits.attention = [=](Builder &builder, int32_t layer, const SubLayer &sublayer) {
         const int32_t heads = kv_heads[static_cast<size_t>(layer)];
         if (heads == 0)
-            emit_mamba2_mixer(builder, layer, branch);
+            emit_mamba2_mixer(builder, layer, sublayer);
         else
-            emit_attention(builder, plain, layer, branch, rope, heads);
+            emit_attention(builder, plain, layer, sublayer, rope, heads);
     };
     if (has_experts(b)) with_experts(traits, {.normalize = true});
     emit_decoder(b, traits);

@@ -12,12 +12,12 @@ void emit_lfm2(Builder &b) {
     DecoderTraits traits{.head_norm = DecoderTraits::HeadNorm::PerHead,
                          .output_norm = "token_embd_norm",
                          .window = sliding_window(b, 0)};
-    traits.attention = [=](Builder &builder, int32_t layer, const Branch &branch) {
+    traits.attention = [=](Builder &builder, int32_t layer, const SubLayer &sublayer) {
         const int32_t heads = kv_heads[static_cast<size_t>(layer)];
         if (heads == 0)
-            emit_short_conv(builder, layer, branch);
+            emit_short_conv(builder, layer, sublayer);
         else
-            emit_attention(builder, traits, layer, branch, rope, heads);
+            emit_attention(builder, traits, layer, sublayer, rope, heads);
     };
     if (has_experts(b)) with_experts(traits, {.score = ExpertTraits::Score::Sigmoid, .normalize = true});
     emit_decoder(b, traits);

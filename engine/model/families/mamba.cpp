@@ -12,8 +12,8 @@ void emit_mamba(Builder &b) {
 
 void emit_mamba2(Builder &b) {
     DecoderTraits traits{.one_half = true};
-    traits.attention = [](Builder &builder, int32_t layer, const Branch &branch) {
-        emit_mamba2_mixer(builder, layer, branch);
+    traits.attention = [](Builder &builder, int32_t layer, const SubLayer &sublayer) {
+        emit_mamba2_mixer(builder, layer, sublayer);
     };
     emit_decoder(b, traits);
 }

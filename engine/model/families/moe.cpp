@@ -114,8 +114,8 @@ void emit_cohere2moe(Builder &b) {
         traits.rotated.push_back(!traits.full[i] || static_cast<int64_t>(i) < dense);
     with_experts(traits, {.score = Score::Sigmoid});
     const auto whole = traits.feed_forward;
-    traits.feed_forward = [whole](Builder &builder, int32_t layer, const Branch &branch) {
-        Branch half = branch;
+    traits.feed_forward = [whole](Builder &builder, int32_t layer, const SubLayer &sublayer) {
+        SubLayer half = sublayer;
         if (builder.has("blk." + std::to_string(layer) + ".ffn_up_shexp.weight")) half.scale *= 0.5f;
         whole(builder, layer, half);
     };
@@ -130,18 +130,18 @@ void emit_arctic(Builder &b) {
         return builder.slot("normed for experts", builder.hyper().embedding_length);
     };
     DecoderTraits traits = dense;
-    traits.attention = [=](Builder &builder, int32_t layer, const Branch &branch) {
+    traits.attention = [=](Builder &builder, int32_t layer, const SubLayer &sublayer) {
         const HyperParameters &h = builder.hyper();
         const std::string name = "blk." + std::to_string(layer) + ".ffn_norm_exps.weight";
-        builder.add(kernels::Norm{.in = branch.add,
+        builder.add(kernels::Norm{.in = sublayer.add,
                                   .out = for_experts(builder),
                                   .weight = builder.vector(name, {h.embedding_length, "embedding_length"}),
                                   .eps = h.norm_epsilon});
-        emit_attention(builder, dense, layer, branch, 0);
+        emit_attention(builder, dense, layer, sublayer, 0);
     };
-    traits.feed_forward = [=](Builder &builder, int32_t layer, const Branch &branch) {
-        emit_feed_forward(builder, dense, layer, branch, builder.hyper().embedding_length);
-        emit_experts(builder, {.normalize = true}, layer, {for_experts(builder), branch.out, branch.out});
+    traits.feed_forward = [=](Builder &builder, int32_t layer, const SubLayer &sublayer) {
+        emit_feed_forward(builder, dense, layer, sublayer, builder.hyper().embedding_length);
+        emit_experts(builder, {.normalize = true}, layer, {for_experts(builder), sublayer.out, sublayer.out});
     };
     emit_decoder(b, traits);
 }

@@ -18,18 +18,18 @@ void emit_nemotron_h(Builder &b) {
         b.metadata().fail("moe_latent_size", "latent experts are not supported yet");
     const DecoderTraits plain{.act = kernels::Activation::Kind::ReluSquared, .gated = false};
     DecoderTraits traits{.one_half = true};
-    traits.attention = [=](Builder &builder, int32_t layer, const Branch &branch) {
+    traits.attention = [=](Builder &builder, int32_t layer, const SubLayer &sublayer) {
         const auto i = static_cast<size_t>(layer);
         const std::string router = "blk." + std::to_string(layer) + ".ffn_gate_inp.weight";
         if (kv_heads[i] > 0)
-            emit_attention(builder, plain, layer, branch, -1, kv_heads[i]);
+            emit_attention(builder, plain, layer, sublayer, -1, kv_heads[i]);
         else if (builder.has(router))
             emit_experts(builder, {.score = ExpertTraits::Score::Sigmoid, .act = plain.act, .gated = false},
-                         layer, branch);
+                         layer, sublayer);
         else if (hidden[i] > 0)
-            emit_feed_forward(builder, plain, layer, branch, hidden[i]);
+            emit_feed_forward(builder, plain, layer, sublayer, hidden[i]);
         else
-            emit_mamba2_mixer(builder, layer, branch);
+            emit_mamba2_mixer(builder, layer, sublayer);
     };
     emit_decoder(b, traits);
 }

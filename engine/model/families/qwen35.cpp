@@ -13,12 +13,12 @@ void emit_qwen(Builder &b, bool grouped) {
     const std::vector<bool> recurrent = recurrent_layers(b, 4);
     const std::vector<int32_t> kv_heads = kv_heads_of_layers(b);
     DecoderTraits traits{.ffn_norm = "post_attention_norm"};
-    traits.attention = [=](Builder &builder, int32_t layer, const Branch &branch) {
+    traits.attention = [=](Builder &builder, int32_t layer, const SubLayer &sublayer) {
         const auto i = static_cast<size_t>(layer);
         if (recurrent[i])
-            emit_gated_delta(builder, layer, branch, grouped);
+            emit_gated_delta(builder, layer, sublayer, grouped);
         else
-            emit_gated_attention(builder, layer, branch, rope, kv_heads[i]);
+            emit_gated_attention(builder, layer, sublayer, rope, kv_heads[i]);
     };
     if (has_experts(b)) with_experts(traits, {.normalize = true});
     emit_decoder(b, traits);

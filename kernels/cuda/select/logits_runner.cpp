@@ -48,7 +48,7 @@ LogitsRunner::LogitsRunner(const Program &program, const Logits &step, int32_t m
     best_ = DeviceMemory(kRows * sizeof(uint64_t), kName);
     counters_ = DeviceMemory(kRows * sizeof(uint32_t), kName);
     host_logits_ = PinnedMemory(logits);
-    host_candidates_ = PinnedMemory(static_cast<size_t>(max_tokens) * kMaxCandidates * sizeof(Candidate));
+    host_candidates_ = PinnedMemory(static_cast<size_t>(max_tokens) * kMaxCandidates * sizeof(TopLogit));
     host_summaries_ = PinnedMemory(static_cast<size_t>(max_tokens) * sizeof(RowSummary));
     Stream stream;
     for (const DeviceMemory *zeroed : {&best_, &counters_}) stream.fill(zeroed->data(), 0, zeroed->size());
@@ -92,7 +92,7 @@ void LogitsRunner::enqueue(Launcher &launcher, const DeviceWeights &weights, con
 }
 
 void LogitsRunner::enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest) {
-    Candidate *const to = host_candidates_.as<Candidate>() + int64_t{first} * largest;
+    TopLogit *const to = host_candidates_.as<TopLogit>() + int64_t{first} * largest;
     if (largest == 1) {
         launcher.run_exactly(argmax_kernel(), int64_t{count} * argmax_blocks_, kArgmaxShared,
                              {logits_.as<const float>(), vocab_, vocab_, argmax_blocks_, best_.as<uint64_t>(),

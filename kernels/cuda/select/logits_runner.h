@@ -37,7 +37,7 @@ class LogitsRunner {
     // Selects the top `largest` logits of those rows. After the stream has finished, candidates() has them
     // and, if `largest` is more than 1, summaries() has the sum of each row.
     void enqueue_candidates(Launcher &launcher, int32_t first, int32_t count, int32_t largest);
-    const Candidate *candidates() const { return host_candidates_.as<const Candidate>(); }
+    const TopLogit *candidates() const { return host_candidates_.as<const TopLogit>(); }
     const RowSummary *summaries() const { return host_summaries_.as<const RowSummary>(); }
     // Copies the first `count` rows of the last enqueue(). Waits for the stream.
     void fetch(Stream &stream, std::span<float> logits, int32_t count);

@@ -23,7 +23,7 @@ struct ArgmaxParams {
     int32_t vocab, blocks_per_row;
     uint64_t *best;      // [rows]; zero before and after a launch
     uint32_t *counters;  // [rows], likewise
-    Candidate *first;    // [rows]; may be pinned host memory
+    TopLogit *first;     // [rows]; may be pinned host memory
 };
 Kernel<ArgmaxParams> argmax_kernel();
 inline constexpr size_t kArgmaxShared = 8 * sizeof(uint64_t) + 8;
@@ -48,7 +48,7 @@ struct CandidateParams {
     int32_t vocab, chunks, k;  // chunks = ceil(vocab / kSelectChunk), 1 <= k <= kMaxCandidates
     uint64_t *keys;            // [rows][chunks][k], scratch
     RowSummary *partial;       // [rows][chunks], scratch
-    Candidate *candidates;     // [rows][k], sorted; may be pinned host memory
+    TopLogit *candidates;      // [rows][k], sorted; may be pinned host memory
     RowSummary *summaries;     // [rows]; may be pinned host memory
 };
 Kernel<CandidateParams> candidate_chunk_kernel();

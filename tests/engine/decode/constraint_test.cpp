@@ -144,7 +144,7 @@ TEST_CASE("constraint: a draw has the model's probabilities over the allowed tok
 
 TEST_CASE("constraint: the largest logits decide if enough of them are allowed, otherwise the whole row") {
     const std::vector<float> logits{0, 5, 1, 0, 0, 9, 8, 0, 0, 0, 0, 0, 0, 7};
-    const std::vector<kernels::Candidate> two{{kF, 9}, {kOpenBrace, 8}},
+    const std::vector<kernels::TopLogit> two{{kF, 9}, {kOpenBrace, 8}},
         many{{kF, 9}, {kOpenBrace, 8}, {kEnd, 7}, {kB, 5}};
     Sampler sampler(greedy(), static_cast<int32_t>(logits.size()));
     sampler.constrain(constraint_of("root ::= [bc]"));

@@ -26,8 +26,8 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-std::vector<kernels::Candidate> largest(const std::vector<float> &logits, int32_t count) {
-    std::vector<kernels::Candidate> all;
+std::vector<kernels::TopLogit> largest(const std::vector<float> &logits, int32_t count) {
+    std::vector<kernels::TopLogit> all;
     for (size_t i = 0; i < logits.size(); ++i) all.push_back({static_cast<int32_t>(i), logits[i]});
     std::stable_sort(all.begin(), all.end(), [](const auto &a, const auto &b) { return a.logit > b.logit; });
     all.resize(static_cast<size_t>(count));
@@ -64,7 +64,7 @@ SamplingOptions random_options(std::mt19937 &random, int32_t vocab) {
     return o;
 }
 
-std::optional<Distribution> distribution_of(Sampler &sampler, const std::vector<kernels::Candidate> &largest,
+std::optional<Distribution> distribution_of(Sampler &sampler, const std::vector<kernels::TopLogit> &largest,
                                             const std::vector<TokenId> &history) {
     const Distribution *found = sampler.distribution(largest, history);
     return found ? std::optional(*found) : std::nullopt;
@@ -140,7 +140,7 @@ TEST_CASE(
 
 TEST_CASE("next token: numbers that are not finite are an error as they are in a row") {
     Sampler sampler({}, 100);
-    const std::vector<kernels::Candidate> damaged = {{7, std::numeric_limits<float>::quiet_NaN()}, {1, 2}};
+    const std::vector<kernels::TopLogit> damaged = {{7, std::numeric_limits<float>::quiet_NaN()}, {1, 2}};
     CHECK_THROWS_AS(sampler.sample(damaged, {}), DecodeError);
 }
 
@@ -223,7 +223,7 @@ TEST_CASE(
     generate(executor, {.temperature = 0, .logit_bias = {}}, 3);
     const simt::HostTraffic greedy = traffic_of({.temperature = 0, .logit_bias = {}}, pinned);
     CHECK(greedy.to_host == 0);
-    CHECK(pinned == 10 * sizeof(kernels::Candidate));
+    CHECK(pinned == 10 * sizeof(kernels::TopLogit));
     CHECK(greedy.waits == 10);
     CHECK(greedy.to_device <= 20);  // the batch, and a block table
     CHECK(greedy.bytes_to_device < 10 * 4096);

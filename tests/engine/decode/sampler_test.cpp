@@ -225,7 +225,7 @@ static TokenId naive_draw(const SamplingOptions &o, uint32_t stream, size_t posi
     TokenId best = -1;
     double most = 0;
     GumbelNoise noise(o.seed, stream, static_cast<uint32_t>(position));
-    for (const Candidate &c : distribution.candidates) {
+    for (const TokenProb &c : distribution.candidates) {
         const double value =
             double{c.logit} / double{o.temperature} + noise.value(static_cast<uint32_t>(c.id));
         if (best < 0 || value > most || (value == most && c.id < best)) best = c.id, most = value;
@@ -274,7 +274,7 @@ TEST_CASE("sampler: draws have the frequencies of the chain's probabilities (chi
             ++counts[static_cast<size_t>(sampler.sample(logits, std::span(positions).first(i)))];
         double chi_square = 0, rest = 0;
         int classes = 0, rest_count = kDraws;
-        for (const Candidate &c : sampler.distribution(logits, {}).candidates) {
+        for (const TokenProb &c : sampler.distribution(logits, {}).candidates) {
             const double expected = c.probability * kDraws;
             if (expected < 10) {
                 rest += expected;

@@ -38,7 +38,7 @@ using Probabilities = std::map<TokenId, double>;
 
 Probabilities of(const Distribution &distribution) {
     Probabilities all;
-    for (const Candidate &c : distribution.candidates) all[c.id] = c.probability;
+    for (const TokenProb &c : distribution.candidates) all[c.id] = c.probability;
     return all;
 }
 

@@ -14,7 +14,7 @@
 #include <variant>
 #include <vector>
 
-#include "engine/cache/sequence.h"
+#include "engine/cache/block_table.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/plan.h"
 #include "kernels/cpu/pool.h"
@@ -24,7 +24,7 @@
 using namespace runnel;
 using namespace runnel::kernels;
 using cache::BlockPool;
-using cache::Sequence;
+using cache::BlockTable;
 using tests::TinyProgram;
 using tests::TinyShape;
 
@@ -56,7 +56,7 @@ class Runner {
     BlockPool &pool() { return pool_; }
 
     struct Part {
-        Sequence *sequence;
+        BlockTable *sequence;
         std::span<const int32_t> tokens;
     };
     // Appends each part's tokens to its sequence in one batch; logits of all tokens.
@@ -85,7 +85,7 @@ class Runner {
 
     // A fresh sequence fed in chunks of the given size.
     Logits2 run(std::span<const int32_t> tokens, size_t chunk) {
-        Sequence sequence(pool_);
+        BlockTable sequence(pool_);
         Logits2 all;
         for (size_t at = 0; at < tokens.size(); at += chunk) {
             const Logits2 part = step({{&sequence, tokens.subspan(at, std::min(chunk, tokens.size() - at))}});
@@ -347,7 +347,7 @@ TEST_CASE("cpu backend: a sequence is not changed by others in its batch, nor by
         texts.push_back(random_tokens(60 + 17 * s, shape.vocab, 100 + s));
         alone.push_back(runner.run(texts.back(), 64));
     }
-    std::vector<Sequence> sequences;
+    std::vector<BlockTable> sequences;
     for (size_t s = 0; s < texts.size(); ++s) sequences.emplace_back(runner.pool());
     std::vector<Logits2> together(texts.size());
     const uint32_t seed = 77;
@@ -385,7 +385,7 @@ TEST_CASE("cpu backend: rolling back to any earlier length continues as a fresh 
                                other = random_tokens(70, shape.vocab, 2);
     for (int32_t keep : {0, 1, 31, 32, 33, 45, 63, 64, 69}) {
         CAPTURE(keep);
-        Sequence sequence(runner.pool());
+        BlockTable sequence(runner.pool());
         runner.step({{&sequence, text}});
         sequence.truncate(keep);
         const Logits2 continued =
@@ -406,7 +406,7 @@ TEST_CASE("cpu backend: only the requested logits are computed, with the same bi
     std::vector<int32_t> positions(50);
     std::iota(positions.begin(), positions.end(), 0);
     const auto run = [&](std::vector<int32_t> rows) {
-        Sequence sequence(pool);
+        BlockTable sequence(pool);
         REQUIRE(sequence.append(50));
         const SequenceSpan span{0, 50, 0, {sequence.table()}};
         std::vector<float> logits(rows.size() * 50);
@@ -429,7 +429,7 @@ TEST_CASE("cpu backend: a cancelled batch says so and leaves earlier cells intac
     Runner runner(tiny.program(), 2);
     const std::vector<int32_t> tokens = random_tokens(64, 50, 6);
     const Logits2 expected = runner.run(tokens, 64);
-    Sequence sequence(runner.pool());
+    BlockTable sequence(runner.pool());
     runner.step({{&sequence, std::span(tokens).first(40)}});
     const std::atomic<bool> cancel = true;
     runner.step({{&sequence, std::span(tokens).subspan(40)}}, &cancel);

@@ -100,7 +100,7 @@ void check_same_draft(const Draft &got, const Draft &expected) {
     }
     REQUIRE(got.distributions.size() == expected.distributions.size());
     for (size_t i = 0; i < got.distributions.size(); ++i) {
-        const std::vector<decode::Candidate> &mine = got.distributions[i].candidates,
+        const std::vector<decode::TokenProb> &mine = got.distributions[i].candidates,
                                              &theirs = expected.distributions[i].candidates;
         REQUIRE(mine.size() == theirs.size());
         for (size_t c = 0; c < mine.size(); ++c) {

@@ -152,7 +152,7 @@ TEST_CASE("model draft: a draft that is less sure than asked for ends") {
             for (size_t i = 0; i < 8; ++i) {
                 if (!distributions || temperature == 0) continue;
                 double most = 0;
-                for (const Candidate &c : all.distributions[i].candidates)
+                for (const TokenProb &c : all.distributions[i].candidates)
                     most = std::max(most, c.probability);
                 CHECK(double{all.probabilities[i]} == doctest::Approx(most));
             }

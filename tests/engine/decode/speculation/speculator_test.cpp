@@ -398,8 +398,8 @@ Pairs draw_pairs(const SamplingOptions &sampling, DraftRule rule, const ToyDraft
             row[static_cast<size_t>(id)] = toy_logit(hash_tokens(prefix), id);
         return sampler.distribution(row, prefix);
     };
-    for (const Candidate &first : odds_after(prompt).candidates)
-        for (const Candidate &second : odds_after({3, 1, 4, first.id}).candidates)
+    for (const TokenProb &first : odds_after(prompt).candidates)
+        for (const TokenProb &second : odds_after({3, 1, 4, first.id}).candidates)
             pairs.odds[{first.id, second.id}] = first.probability * second.probability;
     ToyRig rig({.context = 32, .batch = 32});
     for (int draw = 0; draw < pairs.draws; ++draw) {

@@ -16,7 +16,7 @@
 
 using namespace runnel;
 using namespace runnel::kernels::cuda;
-using runnel::kernels::Candidate;
+using runnel::kernels::TopLogit;
 using simt::Buffer;
 
 namespace {
@@ -56,16 +56,16 @@ std::vector<int32_t> argmax(const Logits &l, int32_t blocks_per_row, int replays
     const auto rows = static_cast<size_t>(l.rows);
     const Buffer<uint64_t> best(stream, std::vector<uint64_t>(rows, 0), "best");
     const Buffer<uint32_t> counters(stream, std::vector<uint32_t>(rows, 0), "counters");
-    const PinnedMemory first(rows * sizeof(Candidate));
+    const PinnedMemory first(rows * sizeof(TopLogit));
     for (int i = 0; i < replays; ++i)
         simt::run_kernel(stream, argmax_kernel(),
                          {static_cast<uint32_t>(l.rows * blocks_per_row), kArgmaxShared},
                          {logits.data(), l.vocab, l.vocab, blocks_per_row, best.data(), counters.data(),
-                          first.as<Candidate>()});
+                          first.as<TopLogit>()});
     stream.wait();
     std::vector<int32_t> tokens;
     for (int32_t row = 0; row < l.rows; ++row) {
-        const Candidate c = first.as<Candidate>()[row];
+        const TopLogit c = first.as<TopLogit>()[row];
         CHECK(std::memcmp(&c.logit, &l.values[static_cast<size_t>(row * l.vocab + c.token)], 4) == 0);
         tokens.push_back(c.token);
     }
@@ -73,7 +73,7 @@ std::vector<int32_t> argmax(const Logits &l, int32_t blocks_per_row, int replays
 }
 
 struct Chosen {
-    std::vector<Candidate> candidates;
+    std::vector<TopLogit> candidates;
     std::vector<RowSummary> summaries;
 };
 
@@ -84,8 +84,8 @@ Chosen candidates(const Logits &l, int32_t k) {
     const auto rows = static_cast<size_t>(l.rows), parts = rows * static_cast<size_t>(chunks);
     const Buffer<uint64_t> keys(stream, parts * static_cast<size_t>(k), "keys");
     const Buffer<RowSummary> partial(stream, parts, "partial"), summaries(stream, rows, "summaries");
-    const Buffer<Candidate> out(stream, rows * static_cast<size_t>(k), "candidates");
-    stream.fill(out.data(), 0, rows * static_cast<size_t>(k) * sizeof(Candidate));
+    const Buffer<TopLogit> out(stream, rows * static_cast<size_t>(k), "candidates");
+    stream.fill(out.data(), 0, rows * static_cast<size_t>(k) * sizeof(TopLogit));
     const CandidateParams params{logits.data(), l.vocab,        l.vocab,    chunks,          k,
                                  keys.data(),   partial.data(), out.data(), summaries.data()};
     simt::run_kernel(stream, candidate_chunk_kernel(), {static_cast<uint32_t>(parts), candidate_shared()},
@@ -136,7 +136,7 @@ TEST_CASE("cuda select: candidates are the sorted head of the row, and the summa
                 for (int32_t row = 0; row < 2; ++row) {
                     const auto order = sorted(l, row);
                     for (int32_t i = 0; i < std::min(k, vocab); ++i) {
-                        const Candidate c = chosen.candidates[static_cast<size_t>(row * k + i)];
+                        const TopLogit c = chosen.candidates[static_cast<size_t>(row * k + i)];
                         REQUIRE(c.token == order[static_cast<size_t>(i)]);
                         REQUIRE(c.logit == l.at(row, c.token));
                     }

@@ -20,21 +20,21 @@ struct Reach {
 // Cell c is in block table()[c / kBlockTokens]. If the group has a window, blocks that leave it return to the
 // pool and their entries become kNoBlock; the kernels never read them. `slack` more cells are held, so that a
 // sequence can be rolled back by that many.
-class Sequence {
+class BlockTable {
   public:
-    explicit Sequence(BlockPool &pool, Reach reach = {}, int32_t slack = 0)
+    explicit BlockTable(BlockPool &pool, Reach reach = {}, int32_t slack = 0)
         : pool_(&pool), reach_(reach), slack_(slack) {}
-    ~Sequence() { clear(); }
-    Sequence(const Sequence &) = delete;
-    Sequence &operator=(const Sequence &) = delete;
-    Sequence(Sequence &&other) noexcept;
-    Sequence &operator=(Sequence &&other) noexcept;
+    ~BlockTable() { clear(); }
+    BlockTable(const BlockTable &) = delete;
+    BlockTable &operator=(const BlockTable &) = delete;
+    BlockTable(BlockTable &&other) noexcept;
+    BlockTable &operator=(BlockTable &&other) noexcept;
 
     int32_t length() const { return length_; }
     std::span<const BlockId> table() const { return table_; }
 
     // A second sequence with the same blocks. The next write of either one goes to a copy (copy-on-write).
-    Sequence fork() const;
+    BlockTable fork() const;
 
     // Releases the blocks that no later token attends to, even after a rollback by `slack` cells.
     void drop_unseen();

@@ -1,4 +1,4 @@
-#include "engine/cache/sequence.h"
+#include "engine/cache/block_table.h"
 
 #include <algorithm>
 #include <cassert>
@@ -13,7 +13,7 @@ int32_t blocks_for(int32_t cells) {
 
 }  // namespace
 
-Sequence::Sequence(Sequence &&other) noexcept
+BlockTable::BlockTable(BlockTable &&other) noexcept
     : pool_(other.pool_),
       reach_(other.reach_),
       slack_(other.slack_),
@@ -23,7 +23,7 @@ Sequence::Sequence(Sequence &&other) noexcept
     other.table_.clear();
 }
 
-Sequence &Sequence::operator=(Sequence &&other) noexcept {
+BlockTable &BlockTable::operator=(BlockTable &&other) noexcept {
     if (this != &other) {
         clear();
         pool_ = other.pool_;
@@ -37,8 +37,8 @@ Sequence &Sequence::operator=(Sequence &&other) noexcept {
     return *this;
 }
 
-Sequence Sequence::fork() const {
-    Sequence copy(*pool_, reach_, slack_);
+BlockTable BlockTable::fork() const {
+    BlockTable copy(*pool_, reach_, slack_);
     copy.table_ = table_;
     copy.length_ = length_;
     copy.first_held_ = first_held_;
@@ -47,18 +47,18 @@ Sequence Sequence::fork() const {
     return copy;
 }
 
-int32_t Sequence::first_block_seen(int32_t length) const {
+int32_t BlockTable::first_block_seen(int32_t length) const {
     if (reach_.window == 0) return 0;
     return std::max(std::max(0, length - reach_.window + 1) / kBlockTokens, sink_blocks());
 }
 
-void Sequence::drop(int32_t block) {
+void BlockTable::drop(int32_t block) {
     BlockId &entry = table_[static_cast<size_t>(block)];
     if (entry != kNoBlock) pool_->release(entry);
     entry = kNoBlock;
 }
 
-void Sequence::drop_unseen() {
+void BlockTable::drop_unseen() {
     if (reach_.window == 0) return;
     const int32_t first =
         std::min(first_block_seen(std::max(0, length_ - slack_)), static_cast<int32_t>(table_.size()));
@@ -66,13 +66,13 @@ void Sequence::drop_unseen() {
     first_held_ = std::max(first_held_, first);
 }
 
-int32_t Sequence::blocks_needed(int32_t count) const {
+int32_t BlockTable::blocks_needed(int32_t count) const {
     const int32_t added = blocks_for(length_ + count) - static_cast<int32_t>(table_.size());
     const bool copied = count > 0 && length_ % kBlockTokens != 0 && !pool_->writable(table_.back());
     return added + (copied ? 1 : 0);
 }
 
-std::optional<kernels::BlockCopy> Sequence::make_writable() {
+std::optional<kernels::BlockCopy> BlockTable::make_writable() {
     if (length_ % kBlockTokens == 0 || pool_->writable(table_.back())) return std::nullopt;
     const BlockId own = pool_->take(), shared = table_.back();
     pool_->release(shared);
@@ -80,7 +80,7 @@ std::optional<kernels::BlockCopy> Sequence::make_writable() {
     return kernels::BlockCopy{shared, own};
 }
 
-bool Sequence::append(int32_t count) {
+bool BlockTable::append(int32_t count) {
     assert(count == 0 || length_ % kBlockTokens == 0 || pool_->writable(table_.back()));
     const int32_t needed = blocks_needed(count);
     if (needed > pool_->free_blocks()) return false;
@@ -89,12 +89,12 @@ bool Sequence::append(int32_t count) {
     return true;
 }
 
-bool Sequence::can_truncate(int32_t length) const {
+bool BlockTable::can_truncate(int32_t length) const {
     assert(length >= 0 && length <= length_);
     return first_block_seen(length) >= std::min(first_held_, blocks_for(length));
 }
 
-void Sequence::truncate(int32_t length) {
+void BlockTable::truncate(int32_t length) {
     assert(can_truncate(length));
     const int32_t keep = blocks_for(length);
     while (static_cast<int32_t>(table_.size()) > keep) {
@@ -105,7 +105,7 @@ void Sequence::truncate(int32_t length) {
     first_held_ = std::min(first_held_, keep);
 }
 
-int32_t Sequence::blocks_to_hold(int32_t length, int32_t batch) const {
+int32_t BlockTable::blocks_to_hold(int32_t length, int32_t batch) const {
     const int32_t needed = blocks_needed(length - length_);
     if (reach_.window == 0) return needed;
     const auto held = table_.size() - static_cast<size_t>(std::count(table_.begin(), table_.end(), kNoBlock));
@@ -115,8 +115,8 @@ int32_t Sequence::blocks_to_hold(int32_t length, int32_t batch) const {
     return std::min(needed, static_cast<int32_t>(std::max<int64_t>(0, most - static_cast<int64_t>(held))));
 }
 
-void Sequence::adopt(std::span<const BlockId> table) {
-    Sequence next(*pool_, reach_, slack_);
+void BlockTable::adopt(std::span<const BlockId> table) {
+    BlockTable next(*pool_, reach_, slack_);
     next.table_.assign(table.begin(), table.end());
     next.length_ = static_cast<int32_t>(table.size()) * kBlockTokens;
     const auto hole = std::find(next.table_.rbegin(), next.table_.rend(), kNoBlock);
@@ -131,7 +131,7 @@ void Sequence::adopt(std::span<const BlockId> table) {
     *this = std::move(next);
 }
 
-void Sequence::replace(size_t index, BlockId block) {
+void BlockTable::replace(size_t index, BlockId block) {
     assert(table_[index] != kNoBlock && table_[index] != block);
     pool_->retain(block);
     pool_->release(table_[index]);

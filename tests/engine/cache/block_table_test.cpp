@@ -1,4 +1,4 @@
-#include "engine/cache/sequence.h"
+#include "engine/cache/block_table.h"
 
 #include <doctest/doctest.h>
 
@@ -12,7 +12,7 @@ using namespace runnel::cache;
 
 TEST_CASE("cache: a sequence owns just the blocks that its cells need") {
     BlockPool pool(10);
-    Sequence sequence(pool);
+    BlockTable sequence(pool);
     REQUIRE(sequence.append(1));
     CHECK(sequence.table().size() == 1);
     REQUIRE(sequence.append(kBlockTokens - 1));
@@ -28,7 +28,7 @@ TEST_CASE("cache: a sequence owns just the blocks that its cells need") {
 
 TEST_CASE("cache: an append that does not fit changes nothing") {
     BlockPool pool(3);
-    Sequence sequence(pool);
+    BlockTable sequence(pool);
     REQUIRE(sequence.append(40));
     CHECK_FALSE(sequence.append(57));
     CHECK(sequence.length() == 40);
@@ -41,12 +41,12 @@ TEST_CASE("cache: an append that does not fit changes nothing") {
 TEST_CASE("cache: moved sequences keep their blocks, dropped ones return them") {
     BlockPool pool(4);
     {
-        Sequence a(pool);
+        BlockTable a(pool);
         REQUIRE(a.append(64));
-        Sequence b(std::move(a));
+        BlockTable b(std::move(a));
         CHECK(a.length() == 0);
         CHECK(b.length() == 64);
-        Sequence c(pool);
+        BlockTable c(pool);
         REQUIRE(c.append(32));
         c = std::move(b);
         CHECK(c.length() == 64);
@@ -60,10 +60,10 @@ TEST_CASE("cache: random appends and truncations never share or lose a block") {
     CAPTURE(seed);
     std::mt19937 random(seed);
     BlockPool pool(50);
-    std::vector<Sequence> sequences;
+    std::vector<BlockTable> sequences;
     for (int i = 0; i < 6; ++i) sequences.emplace_back(pool);
     for (int step = 0; step < 5000; ++step) {
-        Sequence &s = sequences[random() % sequences.size()];
+        BlockTable &s = sequences[random() % sequences.size()];
         if (random() % 3 == 0) {
             s.truncate(static_cast<int32_t>(random() % static_cast<unsigned>(s.length() + 1)));
         } else {
@@ -72,7 +72,7 @@ TEST_CASE("cache: random appends and truncations never share or lose a block") {
         }
         std::set<BlockId> used;
         size_t owned = 0;
-        for (const Sequence &each : sequences) {
+        for (const BlockTable &each : sequences) {
             owned += each.table().size();
             used.insert(each.table().begin(), each.table().end());
             REQUIRE(each.table().size() ==
