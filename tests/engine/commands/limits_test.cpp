@@ -2,6 +2,7 @@
 // closed descriptors, no HOME, folders that cannot be written to, a user without rights. It succeeds or says in a line why
 // not, with a code of the contract, soon, and leaves nothing half done.
 #include <doctest/doctest.h>
+#include <elf.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <signal.h>
@@ -9,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -80,9 +82,25 @@ struct Place {
     bool ends_by_signal = false;  // SIGXCPU cannot be answered
 };
 
+// Address space that the program takes before it begins: the segments of its file (with device code, 60 MB).
+rlim_t image_bytes() {
+    std::ifstream file(program_under_test().value(), std::ios::binary);
+    Elf64_Ehdr header{};
+    REQUIRE(file.read(reinterpret_cast<char *>(&header), sizeof header));
+    rlim_t end = 0;
+    file.seekg(static_cast<std::streamoff>(header.e_phoff));
+    for (int i = 0; i < header.e_phnum; ++i) {
+        Elf64_Phdr segment{};
+        REQUIRE(file.read(reinterpret_cast<char *>(&segment), sizeof segment));
+        if (segment.p_type == PT_LOAD) end = std::max<rlim_t>(end, segment.p_vaddr + segment.p_memsz);
+    }
+    return end;
+}
+
 std::vector<Place> places(const fs::path &folder) {
-    return {{"no address space", limit(RLIMIT_AS, 60 << 20)},
-            {"little address space", limit(RLIMIT_AS, 200 << 20)},
+    const rlim_t image = image_bytes();
+    return {{"no address space", limit(RLIMIT_AS, image + (8 << 20))},
+            {"little address space", limit(RLIMIT_AS, image + (140 << 20))},
             {"no room in files", limit(RLIMIT_FSIZE, 0)},
             {"little room in files", limit(RLIMIT_FSIZE, 700)},
             {"four descriptors", limit(RLIMIT_NOFILE, 4)},
