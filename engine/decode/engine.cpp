@@ -155,7 +155,10 @@ std::optional<PlacementPlan> Engine::plan_on_gpus(const EngineOptions &options, 
 }
 
 ContextRequest Engine::context_request(const EngineOptions &options) const {
-    const bool endless = bound_by_window(model_.program) && options.cache.window > 0;
+    const model::HyperParameters &hyper = model_.hyper;
+    const bool endless =
+        bound_by_window(model_.program) && options.cache.window > 0 &&
+        (!hyper.context_is_limit || options.cache.window + options.cache.sinks <= hyper.context_length);
     return {.own = endless ? kMostContext : model_.hyper.context_length,
             .asked = options.context,
             .cache_size = options.cache.size,

@@ -29,10 +29,12 @@ std::optional<GpuPlan> gpu_plan(const model::Model &model, int64_t context) {
 
 MemoryPlan memory_plan(const model::Model &model, int64_t context) {
     const int64_t cells = std::clamp<int64_t>(context > 0 ? context : model.hyper.context_length, 1, 1 << 30);
+    const size_t states = static_cast<size_t>(state_slots(model.program, {.cells = cells})) *
+                          kernels::state_bytes(model.program);
     return {.context = cells,
             .read_per_token = model.program.weight_bytes_per_token(),
             .cache_per_1k = cache_bytes(model.program, 1024),
-            .cache_at_context = cache_bytes(model.program, cells),
+            .cache_at_context = cache_bytes(model.program, cells) + states,
             .gpu = gpu_plan(model, context)};
 }
 

@@ -25,7 +25,7 @@ struct MemoryPlan {
     int64_t context;             // cells
     size_t read_per_token;       // of weights
     size_t cache_per_1k;         // per 1024 cells
-    size_t cache_at_context;     // of `context` cells
+    size_t cache_at_context;     // of `context` cells, and the states of recurrent layers
     std::optional<GpuPlan> gpu;  // nullopt without a GPU that has kernels for the model
 };
 

@@ -106,12 +106,13 @@ SpeedRow SpeedBench::decode(int32_t depth) {
         row.launches = static_cast<double>(engine_.executor().launches() - launched) / options_.generate;
         if (!split_) row.bandwidths.push_back((before + limits_.bandwidth()) / 2);
     }
-    // The cells that the middle token of the test reads.
+    // The cells that the middle token of the test reads, and the states, which are read and written.
     const kernels::Program &program = engine_.model().program;
     const double cell = static_cast<double>(cache_bytes(program, kernels::kBlockTokens, options_.types)) /
                         kernels::kBlockTokens;
-    row.bytes_per_token =
-        static_cast<double>(program.weight_bytes_per_token()) + cell * (depth + options_.generate / 2.0);
+    row.bytes_per_token = static_cast<double>(program.weight_bytes_per_token()) +
+                          cell * (depth + options_.generate / 2.0) +
+                          2.0 * static_cast<double>(kernels::state_bytes(program));
     return row;
 }
 

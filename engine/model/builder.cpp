@@ -46,6 +46,7 @@ void Builder::limit_context(int64_t tokens, std::string_view key) {
                                 " tokens need sparse attention, which is not supported: choose -c " +
                                 std::to_string(tokens) + " or less");
     hyper_.context_length = std::min(hyper_.context_length, tokens);
+    hyper_.context_is_limit = true;
     context_ = std::min(context_, tokens);
 }
 

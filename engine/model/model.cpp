@@ -63,7 +63,8 @@ HyperParameters read(const gguf::File &file, const Metadata &m) {
                                                   : m.required_integer("attention.head_count", 1, kMaxHeads));
     h.head_count_kv = static_cast<int32_t>(std::max<int64_t>(
         1, of_all_layers(m, "attention.head_count_kv", layers, 1, kMaxHeads).value_or(h.head_count)));
-    if (h.head_count % h.head_count_kv != 0)
+    // (Where layers differ, each is checked by its family.)
+    if (!(family && family->layers_differ) && h.head_count % h.head_count_kv != 0)
         m.fail("attention.head_count_kv", "does not divide attention.head_count");
     int64_t head = std::clamp<int64_t>(h.embedding_length / h.head_count, 1, kMaxHeadDim);
     if (family && family->whole_heads_rotate)

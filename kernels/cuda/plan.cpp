@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kMaxHeads = 4096;  // so that rows of heads and tokens can be counted
 
-void expect(bool condition, const char *what) {
+void expect(bool condition, const std::string &what) {
     if (!condition) refuse(what);
 }
 
@@ -292,7 +292,8 @@ class Planner {
         written(step.decay);
     }
     void add(const LinearScan &step) {
-        expect(step.dk <= kMostScanKeys, "recurrent states of this size");
+        expect(step.dk <= kMostScanKeys, "recurrent heads with " + std::to_string(step.dk) +
+                                             " key channels (at most " + std::to_string(kMostScanKeys) + ")");
         expect(step.out != step.v && step.out != step.q && step.out != step.k,
                "a scan that overwrites its input");
         use_floats(step.rate);
@@ -301,7 +302,11 @@ class Planner {
         written(step.out);
     }
     void add(const SelectiveScan &step) {
-        expect(width(step.b) <= kMostScanElements, "recurrent states of this size");
+        expect(width(step.b) <= kMostScanElements, "recurrent layers with " + std::to_string(width(step.b)) +
+                                                       " states per channel (at most " +
+                                                       std::to_string(kMostScanElements) + ")");
+        expect(step.out != step.x && step.out != step.dt && step.out != step.b && step.out != step.c,
+               "a scan that overwrites its input");
         use_floats(step.rate);
         use_floats(step.skip);
         plan_.ops.push_back(step);

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
@@ -21,6 +22,11 @@ using TextLogits = std::vector<std::vector<float>>;  // of every token
 
 inline bool same_bits(const std::vector<float> &a, const std::vector<float> &b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// The larger difference; NaN is the largest of all.
+inline double larger(double worst, double difference) {
+    return std::isnan(worst) || difference <= worst ? worst : difference;
 }
 
 class RecurrentTexts {

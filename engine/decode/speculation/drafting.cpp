@@ -20,7 +20,7 @@ Drafting::Drafting(const DraftingOptions &options, Engine &target, int32_t seque
 
 void Drafting::load_model(Engine &target, int32_t sequences) {
     EngineOptions &options = *options_.model;
-    const int64_t own = model::read_hyper_parameters(gguf::File::open(options.model)).context_length;
+    const int64_t own = model::build(gguf::File::open(options.model)).hyper.context_length;
     options.context = std::min<int64_t>(own, target.executor().context());
     options.sequences = sequences;
     draft_ = std::make_unique<Engine>(options);

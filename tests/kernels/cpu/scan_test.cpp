@@ -40,16 +40,12 @@ std::vector<const ScanKernels *> all_tables() {
     return all;
 }
 
-bool same(const Floats &a, const Floats &b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 void check_close(const Floats &got, const Row &expected, double tolerance) {
     REQUIRE(got.size() == expected.size());
     double largest = 0, worst = 0;
     for (size_t i = 0; i < got.size(); ++i) {
         largest = std::max(largest, std::abs(expected[i]));
-        worst = std::max(worst, std::abs(double{got[i]} - expected[i]));
+        worst = tests::larger(worst, std::abs(double{got[i]} - expected[i]));
     }
     CHECK(worst <= tolerance * std::max(largest, 1.0));
 }
@@ -138,8 +134,8 @@ TEST_CASE("scan: a matrix of any shape, decay and rule") {
                 }
                 const Floats last(from, from + dk * cols);
                 if (first_out.empty()) first_out = out, first_state = last;
-                CHECK(same(out, first_out));
-                CHECK(same(last, first_state));
+                CHECK(tests::same_bits(out, first_out));
+                CHECK(tests::same_bits(last, first_state));
             }
         check_close(first_out, expected, 3e-5);
         check_close(first_state, state, 3e-5);
@@ -199,10 +195,10 @@ TEST_CASE("scan: Mamba's scan, gates and convolutions") {
             }
             decay.insert(decay.end(), bounded.begin(), bounded.end());
             if (first_out.empty()) first_dt = dt, first_decay = decay, first_out = out, first_conv = conv;
-            CHECK(same(dt, first_dt));
-            CHECK(same(decay, first_decay));
-            CHECK(same(out, first_out));
-            CHECK(same(conv, first_conv));
+            CHECK(tests::same_bits(dt, first_dt));
+            CHECK(tests::same_bits(decay, first_decay));
+            CHECK(tests::same_bits(out, first_out));
+            CHECK(tests::same_bits(conv, first_conv));
         }
         Row dt, decay, bounded, out, conv, state, window;
         const Row rates = reference::to_row(rate), skips = reference::to_row(skip),

@@ -203,6 +203,21 @@ TEST_CASE("gates saturate, and NaN stays") {
         kernels->gate(Activation::Kind::SiluClamped, {}, extreme.data(), extreme.data(), 8, out.data());
         CHECK(out[5] == doctest::Approx(56));
         CHECK(std::isnan(out[7]));
+        kernels->gate(Activation::Kind::Relu, {}, extreme.data(), nullptr, 8, out.data());
+        CHECK(out[0] == 0);
+        CHECK(out[6] == 1e30f);
+        CHECK(std::isnan(out[7]));
+        constexpr Activation::Parameters kNumbers{0.8f, -0.9f, 0.5f, -1e-6f};
+        const auto &clamp = extreme;
+        kernels->gate(Activation::Kind::Clamp, kNumbers, clamp.data(), nullptr, 8, out.data());
+        const auto limits =
+            reference::gate(Activation::Kind::Clamp, reference::to_row(extreme), {}, kNumbers);
+        for (const size_t i : {0, 1, 3, 5, 6}) CHECK(out[i] == doctest::Approx(limits[i]));
+        CHECK(std::isnan(out[7]));
+        kernels->gate(Activation::Kind::XIelu, kNumbers, extreme.data(), nullptr, 8, out.data());
+        const auto curve = reference::gate(Activation::Kind::XIelu, reference::to_row(extreme), {}, kNumbers);
+        for (const size_t i : {1, 2, 3, 4, 5}) CHECK(out[i] == doctest::Approx(curve[i]));
+        CHECK(std::isnan(out[7]));
     }
 }
 
