@@ -169,8 +169,8 @@ class Backend {
     // most_candidates(), count <= vocab.
     virtual bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
                          std::span<float> sums);
-    // Reads the full logits of row `row` of the last executed batch. logits:
-    // [vocab].
+    // Reads the full logits of one row of the last executed batch. `row`: index in its logit_rows.
+    // logits: [vocab].
     virtual void read_logits(int32_t row, std::span<float> logits);
 
     // Host memory of a slot that crosses devices, for up to max_tokens tokens: write it before executing the
@@ -181,8 +181,8 @@ class Backend {
     // execute(): copy-on-write of shared blocks.
     virtual void copy_blocks(int32_t group, std::span<const BlockCopy> copies) = 0;
 
-    // A block's bytes, cache_block_bytes() of them, in the device's own layout; saved
-    // to and restored from files.
+    // Reads or writes the cache_block_bytes() bytes of a block, in the device's own layout: they are saved to
+    // files and restored.
     virtual void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) = 0;
     virtual void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) = 0;
 

@@ -47,8 +47,8 @@ class Device {
     // Throws BackendError.
     virtual std::unique_ptr<Backend> backend() const = 0;
 
-    // One line for the user, e.g. that the kernels must be compiled first, which takes a while; or
-    // empty.
+    // One line for the user, e.g. that the kernels must be compiled first, which takes a while.
+    // Empty if there is nothing to say.
     virtual std::string note() const { return ""; }
 
     // Measured peak rates of a GPU. Both allocate memory of their own: bytes per second of large copies, read

@@ -15,8 +15,8 @@ namespace runnel::commands {
 namespace {
 
 using decode::Engine;
-using decode::LogitsReader;
-using decode::LogitsWriter;
+using measure::LogitsReader;
+using measure::LogitsWriter;
 
 constexpr int32_t kDefaultContext = 512;
 
@@ -42,21 +42,21 @@ std::string decimal(double value, int places) {
 
 // Perplexity per byte of the text instead of per token, to compare models with different vocabularies: exp of
 // the total loss of the scored tokens divided by their bytes.
-double per_byte(const decode::Perplexity &result, std::span<const text::TokenId> tokens, int32_t context,
+double per_byte(const measure::Perplexity &result, std::span<const text::TokenId> tokens, int32_t context,
                 const text::Tokenizer &tokenizer) {
     size_t bytes = 0;
     for (size_t chunk = 0; chunk + static_cast<size_t>(context) <= tokens.size();
          chunk += static_cast<size_t>(context))
         for (const text::TokenId id :
-             tokens.subspan(chunk + static_cast<size_t>(decode::first_scored(context)) + 1,
-                            static_cast<size_t>(decode::scored_rows(context))))
+             tokens.subspan(chunk + static_cast<size_t>(measure::first_scored(context)) + 1,
+                            static_cast<size_t>(measure::scored_rows(context))))
             bytes += tokenizer.decode(id).size();
     return bytes == 0 ? result.value
                       : std::exp(std::log(result.value) * static_cast<double>(result.tokens) /
                                  static_cast<double>(bytes));
 }
 
-std::string summary(const decode::Perplexity &result, double by_byte) {
+std::string summary(const measure::Perplexity &result, double by_byte) {
     std::string text;
     if (const auto &d = result.divergence)
         text = "mean KL divergence: " + decimal(d->mean, 6) + " +/- " + decimal(d->error, 6) +
@@ -66,7 +66,7 @@ std::string summary(const decode::Perplexity &result, double by_byte) {
            "\nper byte: " + decimal(by_byte, 4) + "\n";
 }
 
-Json summary_json(const decode::Perplexity &result, double by_byte) {
+Json summary_json(const measure::Perplexity &result, double by_byte) {
     Json json = {{"perplexity", result.value},
                  {"error", result.error},
                  {"tokens", result.tokens},
@@ -154,9 +154,9 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     std::optional<LogitsWriter> save;
     if (!options.save_logits.empty())
         save.emplace(options.save_logits, context, engine.executor().vocab(), tokens, io.overwrite);
-    decode::PerplexityRun run(engine.executor(), tokens, context,
-                              engine.tokenizer().adds_bos() ? engine.tokenizer().bos() : std::nullopt,
-                              save ? &*save : nullptr, base ? &*base : nullptr);
+    measure::PerplexityRun run(engine.executor(), tokens, context,
+                               engine.tokenizer().adds_bos() ? engine.tokenizer().bos() : std::nullopt,
+                               save ? &*save : nullptr, base ? &*base : nullptr);
     ProgressLine progress(io);
     while (run.done() < run.chunks()) {
         if (!run.step(&stop)) throw Interrupted{};
@@ -164,7 +164,7 @@ int perplexity(const PerplexityOptions &options, Io &io) {
     }
     progress.end();
     if (save) save->commit();
-    const decode::Perplexity result = run.result();
+    const measure::Perplexity result = run.result();
     const double by_byte = per_byte(result, tokens, context, engine.tokenizer());
     io.out.write(options.json ? dump(summary_json(result, by_byte)) : summary(result, by_byte));
     return exit_code::kDone;

@@ -15,7 +15,7 @@ using cache::GroupLayout;
 using cache::Reach;
 using kernels::kBlockTokens;
 
-constexpr int64_t kLeastContext = 256;  // below that "reduced to what fits" helps nobody
+constexpr int64_t kLeastContext = 256;  // never reduce the context below this to fit the memory
 
 int32_t groups_of(const kernels::Program &program) {
     int32_t groups = 0;

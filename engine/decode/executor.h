@@ -32,19 +32,19 @@ using FreeBlocks = std::vector<int32_t>;
 struct StepInput {
     SequenceCache *cache;
     std::span<const TokenId> tokens;  // at least one
-    int32_t logit_rows = 1;           // logits are wanted for the last so many tokens; all but the first of
-                                      // those may be guesses: no other sequence shares them yet
-    // A branch of guesses: its first `shared` tokens (fewer than all) are those from number `shared_from` on
-    // of the step that is being built. They are not computed again, and nobody shares the branch's cells yet.
+    int32_t logit_rows = 1;           // rows of logits, of the last tokens; all but the first of these
+                                      // tokens may be drafts: their cells are not shared yet
+    // A draft branch: its first `shared` tokens (fewer than all) are those at `shared_from` of the step being
+    // built. They are not computed again. Other sequences do not share the branch's cells yet.
     int32_t shared = 0, shared_from = 0;
-    // Of each row, so many of the largest logits are enough; 0: the whole row is wanted.
+    // How many of the largest logits of each row suffice; 0: full rows are needed.
     int32_t candidates = 0;
 };
 
-// What a step gave for its rows: whole ones, or (logits stay as they are) the largest logits of each.
+// The rows of a step: either full rows, or (`logits` is then unchanged) the largest logits of each row.
 struct StepOutput {
     std::vector<float> logits;                  // [rows][vocab]
-    std::vector<kernels::TopLogit> candidates;  // [rows][count], descending; empty: rows are whole
+    std::vector<kernels::TopLogit> candidates;  // [rows][count], descending; empty: full rows
     std::vector<float> sums;  // [rows] for more than one candidate: kernels::Backend::execute
 };
 
@@ -96,8 +96,8 @@ class Executor {
     // order of the inputs. Returns false when *cancel became true; the caches are then as they were before
     // add(), also when BackendError is thrown.
     bool run(std::vector<float> &logits, const std::atomic<bool> *cancel = nullptr);
-    // The same for callers who can do with the largest logits: of each row come as many as the input that
-    // asked for most, where that is enough for all inputs and the device selects.
+    // The same, but returns only the largest logits of each row if all inputs have candidates > 0 and the
+    // device selects: as many as the largest of these numbers, at most most_candidates().
     bool run(StepOutput &output, const std::atomic<bool> *cancel = nullptr);
     // The largest number of candidates that there can be.
     int32_t most_candidates() const { return backend_->most_candidates(); }
@@ -147,7 +147,7 @@ class Executor {
     std::vector<int32_t> tokens_, positions_, rows_;
     std::vector<kernels::SequenceSpan> spans_;
     std::vector<Grown> grown_;
-    int32_t candidates_ = 0;  // that are enough for all rows so far; 0: none are
+    int32_t candidates_ = 0;  // that suffice for all rows so far; 0: full rows
 };
 
 }  // namespace runnel::decode

@@ -15,7 +15,7 @@
 namespace runnel::decode {
 namespace {
 
-// A context shorter than that, for the sake of layers on the GPU, nobody asked for.
+// Never shrink the context below this to fit more layers on the GPU.
 constexpr int64_t kComfortableContext = 4096;
 
 bool has_experts(const kernels::Program &program) {

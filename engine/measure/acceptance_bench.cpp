@@ -11,19 +11,23 @@
 #include "engine/measure/timed_answer.h"
 #include "gguf/base/interrupted.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 namespace {
 
-constexpr int32_t kPrompt = 64;       // tokens in front of a forced text
-constexpr int32_t kTurn = 12;         // tokens with drafts between two looks at plain ones,
-constexpr int32_t kPlain = 2;         // of so many tokens each time
-constexpr int32_t kTurns = 2;         // for one repetition
-constexpr int32_t kFixedTokens = 12;  // for a fixed length
-constexpr double kCostSteps = 40;     // for measuring the costs of passes at first
-constexpr std::array<int32_t, 5> kTimed{2, 8, 4, 16, 32};  // passes, one in a turn
+using decode::DecodeError, decode::ExecutorOptions, decode::SamplingOptions, decode::SingleSequence;
+using decode::Draft, decode::DraftSource, decode::PassTrial, decode::Sampler, decode::Sequence;
+using decode::SpeculationOptions, decode::Speculator;
 
-// Tokens per plain step with drafts that are always `length` long. right[i]: the draft of token i is right. Token
-// 0 is known before the first pass.
+constexpr int32_t kPrompt = 64;       // tokens of the prompt before each text
+constexpr int32_t kTurn = 12;         // drafted tokens per turn
+constexpr int32_t kPlain = 2;         // plain tokens before and after each turn
+constexpr int32_t kTurns = 2;         // turns per repetition
+constexpr int32_t kFixedTokens = 12;  // drafted tokens per fixed draft length
+constexpr double kCostSteps = 40;     // length of the first measurement of pass costs, in plain steps
+constexpr std::array<int32_t, 5> kTimed{2, 8, 4, 16, 32};  // tokens of the timed pass, a size per turn
+
+// Tokens per plain step if every draft has `length` tokens. right[i]: the draft of token i is right. Token 0
+// is known before the first pass.
 double bound_of(const PassCosts &costs, const std::vector<bool> &right, size_t length) {
     double steps = 0;
     for (size_t at = 1; at < right.size();) {
@@ -58,7 +62,7 @@ ForcedModel::ForcedModel(Engine &engine) : engine_(engine) {
     }
 }
 
-std::vector<TokenId> ForcedModel::made_up(int32_t count) {
+std::vector<TokenId> ForcedModel::random_text(int32_t count) {
     const auto vocab = static_cast<double>(executor_->vocab());
     std::uniform_real_distribution<double> uniform;
     std::vector<TokenId> tokens;
@@ -75,14 +79,14 @@ int64_t acceptance_context(int32_t repetitions) {
     return kPrompt + 2 + int64_t{kTurns} * kTurn * repetitions + kTimed.back();
 }
 
-// One text, decoded with drafts and, beside it, plainly.
+// One text, decoded twice in alternation: with drafts and plainly.
 class AcceptanceBench::Run {
   public:
     Run(AcceptanceBench &bench, double acceptance, int32_t tokens, std::optional<int32_t> fixed)
         : bench_(bench),
-          text_(bench.model_.made_up(kPrompt + tokens)),
+          text_(bench.model_.random_text(kPrompt + tokens)),
           source_(text_, acceptance, bench.texts_++, bench.engine_.executor().vocab()) {
-        bench_.model_.say(text_);
+        bench_.model_.set_text(text_);
         const auto prompt = std::span(text_).first(kPrompt);
         plain_.emplace(bench_.model_.executor(), bench_.engine_, greedy(), prompt, tokens, nullptr,
                        bench_.stop_);
@@ -95,7 +99,7 @@ class AcceptanceBench::Run {
 
     PassTimes plain() { return plain_->advance(kPlain); }
     PassTimes drafted(int32_t tokens) { return drafted_->advance(tokens); }
-    // nullopt where there is no room for so many.
+    // Seconds of a pass of so many tokens; nullopt if they do not fit.
     std::optional<double> pass(int32_t tokens) {
         const Sequence *sequence = drafted_->sequence();
         if (!sequence) return std::nullopt;
@@ -103,7 +107,7 @@ class AcceptanceBench::Run {
         if (bench_.stop_.requested()) throw base::Interrupted{};
         return seconds;
     }
-    // Which drafts of the text are right.
+    // For each token of the text: is its draft right?
     std::vector<bool> right() {
         Sampler sampler = bench_.engine_.sampler(greedy());
         const Draft draft = source_.draft(std::span(text_).first(kPrompt), INT32_MAX, 0, sampler);
@@ -141,7 +145,7 @@ AcceptanceBench::AcceptanceBench(Engine &engine, ForcedModel &model, int32_t rep
                                  DraftLengthOptions length, StopRequest &stop)
     : engine_(engine), model_(model), repetitions_(repetitions), length_(length), stop_(stop) {
     SingleSequence session(model_.executor());
-    if (!session.feed(model_.made_up(kPrompt), &stop_)) throw base::Interrupted{};
+    if (!session.feed(model_.random_text(kPrompt), &stop_)) throw base::Interrupted{};
     costs_ = std::make_shared<SharedCosts>(measure_pass_costs(session.sequence(), kCostSteps, &stop_));
     if (stop_.requested()) throw base::Interrupted{};
 }
@@ -174,4 +178,4 @@ double AcceptanceBench::fixed_gain(double acceptance, int32_t length) {
     return kFixedTokens * plain.median() / drafted.total();
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -1,11 +1,5 @@
-// How near speculation comes to what the machine allows: drafts of a fixed acceptance, on texts that the model
-// is forced to write.
-//
-// The bound is what drafts of the best fixed length would gain if a pass cost what it costs and nothing else
-// took time. It is compared with the gain when the length is chosen at run time. Other programs slow this
-// machine down at any time, so no figure is compared with one of a second ago: a few plain tokens, a few
-// tokens with drafts, and passes of two sizes take turns, and every time is divided by that of the plain
-// tokens around it. Of passes of one size, the median counts for all.
+// The gain of speculative decoding at a given acceptance rate, on forced texts, and the bound that the pass
+// costs set. The method is in engine/measure/README.md.
 #pragma once
 
 #include <array>
@@ -22,17 +16,21 @@
 #include "engine/decode/stop_request.h"
 #include "engine/measure/teacher_forcing.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 
-// The engine's model, forced to write a text: it computes all that it would, and writes the given text.
+using decode::DraftLengthOptions, decode::Pass, decode::PassCosts, decode::SharedCosts;
+using decode::Engine, decode::Executor, decode::StopRequest;
+using text::TokenId;
+
+// A second instance of the engine's model that is forced to write a given text (teacher_forcing.h).
 class ForcedModel {
   public:
     explicit ForcedModel(Engine &engine);
 
     Executor &executor() { return *executor_; }
-    void say(std::vector<TokenId> text) { text_->tokens = std::move(text); }
-    // Tokens as frequent as words are: the n-th in proportion to 1 / n.
-    std::vector<TokenId> made_up(int32_t count);
+    void set_text(std::vector<TokenId> text) { text_->tokens = std::move(text); }
+    // Random tokens with Zipf frequencies: token n in proportion to 1 / n.
+    std::vector<TokenId> random_text(int32_t count);
     std::mt19937 &random() { return random_; }
 
   private:
@@ -47,26 +45,26 @@ inline constexpr std::array<int32_t, 5> kDraftLengths{1, 2, 4, 8, 16};
 
 struct AcceptanceRow {
     double acceptance;
-    double gain, bound;                              // times the speed of plain steps
-    std::array<double, kDraftLengths.size()> fixed;  // gain with drafts that are always so long
+    double gain, bound;                              // speed relative to plain steps
+    std::array<double, kDraftLengths.size()> fixed;  // gain with drafts of a fixed length
     double reached() const { return gain / bound; }
 };
 
-// Cells of context that measuring takes.
+// Cells of context that the measurement needs.
 int64_t acceptance_context(int32_t repetitions);
 
 class AcceptanceBench {
   public:
-    // Keeps all references. `length`: the bounds of the lengths that are chosen at run time. Throws what
+    // Keeps all references. `length`: limits of the draft length that is chosen at run time. Throws what
     // measure_pass_costs() does, and base::Interrupted.
     AcceptanceBench(Engine &engine, ForcedModel &model, int32_t repetitions, DraftLengthOptions length,
                     StopRequest &stop);
 
     // Throws base::Interrupted, and what CompletionQueue::step does.
     AcceptanceRow measure(double acceptance);
-    // Of all passes measured so far, in plain steps. Precondition: measure() was called.
+    // Costs of all passes measured so far, in plain steps. Precondition: measure() was called.
     PassCosts passes() const { return PassCosts(passes_); }
-    // In seconds, as they were measured at first.
+    // Costs in seconds, from the first measurement.
     const std::shared_ptr<SharedCosts> &costs() const { return costs_; }
 
   private:
@@ -83,4 +81,4 @@ class AcceptanceBench {
     uint64_t texts_ = 0;
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -6,7 +6,7 @@
 
 #include "gguf/base/timer.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 namespace {
 
 // Thirty-two independent sums keep enough loads in flight; the compiler vectorizes them.
@@ -49,4 +49,4 @@ double BandwidthMeter::read(int passes) {
     return static_cast<double>(words_ * sizeof(uint64_t)) * pool_.threads() * passes / seconds;
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -10,7 +10,7 @@
 
 #include "kernels/cpu/pool.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 
 // Threads that read memory, each its own part in order. The memory is written before the first measurement
 // and uses the smallest pages, like the mapped file from which weights are read in place. (With 2 MB pages
@@ -37,4 +37,4 @@ class BandwidthMeter {
     std::vector<SmallPages> parts_;
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -10,8 +10,10 @@
 #include "engine/decode/error.h"
 #include "gguf/printable.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 namespace {
+
+using decode::DecodeError;
 
 static_assert(std::endian::native == std::endian::little);
 
@@ -128,4 +130,4 @@ std::span<const float> LogitsReader::read() {
     return log_probabilities_;
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -18,7 +18,7 @@
 #include "engine/text/token.h"
 #include "gguf/output_file.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 
 using text::TokenId;
 
@@ -73,4 +73,4 @@ class LogitsReader {
     std::vector<float> log_probabilities_;
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace runnel::decode {
+namespace runnel::measure {
 
 // Of an even number, the mean of the two in the middle: either of them alone would favor a side.
 // Precondition: there is one.
@@ -14,4 +14,4 @@ inline double median(std::vector<double> values) {
     return (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -6,8 +6,10 @@
 
 #include "engine/decode/error.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 namespace {
+
+using decode::DecodeError, decode::StepInput;
 
 constexpr size_t kLogitMemory = size_t{64} << 20;
 
@@ -105,4 +107,4 @@ Perplexity PerplexityRun::result() const {
     return result;
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

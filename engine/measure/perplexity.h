@@ -17,7 +17,9 @@
 #include "engine/decode/stop_request.h"
 #include "engine/measure/logits_file.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
+
+using decode::Executor, decode::SequenceCache, decode::StopRequest;
 
 struct Perplexity {
     double value = 0, error = 0;
@@ -62,4 +64,4 @@ class PerplexityRun {
     double divergence_ = 0, divergence_squares_ = 0, largest_divergence_ = 0;
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

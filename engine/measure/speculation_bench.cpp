@@ -6,15 +6,17 @@
 #include "engine/decode/speculation/lookup_draft.h"
 #include "engine/decode/speculation/speculator.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 namespace {
 
-constexpr int32_t kChangeEvery = 25;  // tokens, in the editing task
-constexpr int32_t kTurn = 16;         // tokens of one way of decoding before it is the other's turn
-constexpr int32_t kRepetitions = 5;   // that one text of each kind stands for
+using decode::DraftSource, decode::LookupDraft, decode::SpeculationOptions, decode::Speculator;
 
-// Decodes both answers, of `tokens`, from their second token on. What passes take is compared with plain
-// steps of the same turn.
+constexpr int32_t kChangeEvery = 25;  // tokens between changes, on average, in the editing task
+constexpr int32_t kTurn = 16;         // tokens per turn of plain or speculative decoding
+constexpr int32_t kRepetitions = 5;   // repetitions per text
+
+// Decodes both completions from their second token to token number `tokens`, in turns. Divides the times of
+// passes by the median plain step of the same turn.
 void take_turns(TimedAnswer &plain, TimedAnswer &drafted, int32_t tokens, SpeedComparison &out) {
     PassTimes plain_seconds, drafted_seconds, relative;
     int32_t turn = 0;
@@ -61,10 +63,10 @@ SpeedComparison SpeculationBench::edit() {
     SpeedComparison out{"editing", {}, {}, {}};
     const SamplingOptions greedy{.temperature = 0, .logit_bias = {}};
     for (int32_t i = 0; i < texts(); ++i) {
-        const std::vector<TokenId> prompt = forced_.made_up(options_.tokens), answer = edited(prompt);
+        const std::vector<TokenId> prompt = forced_.random_text(options_.tokens), answer = edited(prompt);
         std::vector<TokenId> text = prompt;
         text.insert(text.end(), answer.begin(), answer.end());
-        forced_.say(text);
+        forced_.set_text(text);
         const auto speculator = [this] {
             std::vector<std::unique_ptr<DraftSource>> sources;
             sources.push_back(std::make_unique<LookupDraft>());
@@ -91,16 +93,16 @@ void SpeculationBench::run(Executor &executor, const SamplingOptions &how, const
     out.counts.add(drafted.speculation());
 }
 
-// With one change in kChangeEvery tokens: another token instead, none, or one more.
+// The text with a change every kChangeEvery tokens on average: a token replaced, removed or inserted.
 std::vector<TokenId> SpeculationBench::edited(const std::vector<TokenId> &original) {
     std::vector<TokenId> text;
     for (const TokenId token : original) {
         const bool changed = forced_.random()() % kChangeEvery == 0;
         const auto kind = changed ? forced_.random()() % 3 : 3;
-        if (kind != 1) text.push_back(kind == 0 ? forced_.made_up(1)[0] : token);
-        if (kind == 2) text.push_back(forced_.made_up(1)[0]);
+        if (kind != 1) text.push_back(kind == 0 ? forced_.random_text(1)[0] : token);
+        if (kind == 2) text.push_back(forced_.random_text(1)[0]);
     }
     return text;
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

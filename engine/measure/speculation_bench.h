@@ -8,7 +8,7 @@
 #include "engine/measure/acceptance_bench.h"
 #include "engine/measure/timed_answer.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 
 // One way of decoding against another.
 struct SpeedComparison {
@@ -53,4 +53,4 @@ class SpeculationBench {
     AcceptanceBench synthetic_;
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

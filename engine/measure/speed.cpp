@@ -5,13 +5,14 @@
 #include <variant>
 
 #include "engine/completion/queue.h"
-#include "engine/decode/single_sequence.h"
 #include "engine/measure/median.h"
 #include "gguf/base/interrupted.h"
 #include "gguf/base/timer.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 namespace {
+
+using decode::SamplingOptions;
 
 using base::Clock, base::seconds_since;
 
@@ -19,10 +20,10 @@ std::string name(const char *kind, int32_t tokens, int32_t depth) {
     return kind + std::to_string(tokens) + (depth > 0 ? " @ d" + std::to_string(depth) : "");
 }
 
-// The GPUs that the engine will be on, unless the model does not run there.
+// The GPUs that the engine will use if the model runs on them.
 std::vector<kernels::DevicePtr> gpus_of(const DeviceRequest &request) {
     if (request.device == "cpu") return {};
-    return choose_device(request, kernels::devices()).gpus;
+    return decode::choose_device(request, kernels::devices()).gpus;
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ DeviceLimits::DeviceLimits(const DeviceRequest &request, int threads) {
             tensor_rate_ = gpus.front()->tensor_rate();
             return;
         } catch (const kernels::BackendError &) {
-            copies_ = tensor_rate_ = 0;  // then the engine says what is wrong with it, or uses the CPU
+            copies_ = tensor_rate_ = 0;  // the engine reports the error when it loads
         }
     }
     meter_.emplace(threads);
@@ -65,12 +66,15 @@ void DeviceLimits::use_cpu(int threads) {
     if (!meter_) meter_.emplace(threads);
 }
 
+// (Not a temporary: with the sanitizers GCC 12 takes its members for uninitialized.)
+static const text::ChatPromptOptions kDefaultFormat;
+
 SpeedBench::SpeedBench(const Options &options, Engine &engine, DeviceLimits &limits, const StopRequest &stop)
     : options_(options),
       engine_(engine),
       limits_(limits),
       stop_(stop),
-      format_(engine.file(), engine.tokenizer()),
+      format_(engine.file(), engine.tokenizer(), kDefaultFormat),
       split_(engine.executor().device().kind.find('+') != std::string::npos) {
     SingleSequence warm(engine.executor());
     if (!warm.feed(std::vector<TokenId>(1, 0), &stop_)) throw base::Interrupted{};
@@ -108,8 +112,9 @@ SpeedRow SpeedBench::decode(int32_t depth) {
     }
     // The cells that the middle token of the test reads, and the states, which are read and written.
     const kernels::Program &program = engine_.model().program;
-    const double cell = static_cast<double>(cache_bytes(program, kernels::kBlockTokens, options_.types)) /
-                        kernels::kBlockTokens;
+    const double cell =
+        static_cast<double>(decode::cache_bytes(program, kernels::kBlockTokens, options_.types)) /
+        kernels::kBlockTokens;
     row.bytes_per_token = static_cast<double>(program.weight_bytes_per_token()) +
                           cell * (depth + options_.generate / 2.0) +
                           2.0 * static_cast<double>(kernels::state_bytes(program));
@@ -167,4 +172,4 @@ void SpeedBench::feed(SingleSequence &sequence, int32_t count) {
     if (!sequence.feed(random_tokens(count), &stop_)) throw base::Interrupted{};
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

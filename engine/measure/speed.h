@@ -9,10 +9,14 @@
 
 #include "engine/completion/prompt.h"
 #include "engine/decode/engine.h"
+#include "engine/decode/single_sequence.h"
 #include "engine/decode/stop_request.h"
 #include "engine/measure/bandwidth.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
+
+using decode::CacheTypes, decode::DeviceRequest, decode::Engine, decode::SingleSequence, decode::StopRequest;
+using text::TokenId;
 
 struct SpeedRow {
     std::string test;  // "pp512", "tg128 @ d4096", "tg128 x16"
@@ -71,7 +75,7 @@ class SpeedBench {
   private:
     double rate_of(int32_t count, int32_t depth);
     std::vector<TokenId> random_tokens(int32_t count);
-    void feed(class SingleSequence &sequence, int32_t count);
+    void feed(SingleSequence &sequence, int32_t count);
 
     const Options options_;
     Engine &engine_;
@@ -82,4 +86,4 @@ class SpeedBench {
     std::mt19937 random_{1};  // which tokens does not matter to the speed
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -1,4 +1,4 @@
-// A source of drafts whose acceptance is set by hand: for measurements and tests of everything behind it.
+// A draft source with a given acceptance rate, for measurements and tests of speculative decoding.
 #pragma once
 
 #include <optional>
@@ -9,21 +9,23 @@
 
 #include "engine/decode/speculation/draft_source.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 
-// Is told what the model will say, and says so, except that each token is wrong with probability
-// 1 - acceptance. The errors depend on the seed and on where the token stands only, not on the lengths of
-// drafts, and a draft is wrong from its first error on. Its tokens cost nothing. Is sure of every token. With
-// second choices, every token has a branch of one token, which is right with probability `second` where the
-// first choice is wrong.
+using decode::Draft, decode::DraftSource, decode::Sampler;
+using text::TokenId;
+
+// A draft source with a given acceptance rate. Knows the target text. Each token is wrong with probability
+// 1 - acceptance, independently; the errors depend only on the seed and the position. Reports probability 1
+// for every token. With `second`, every token has a branch of one token: where the token is wrong, the branch
+// is right with probability `second`; elsewhere it is wrong. Drafting takes no time to speak of.
 class SyntheticDraft final : public DraftSource {
   public:
-    // `truth`: the whole text, the prompt included. `vocab` > 2: tokens are below.
+    // `truth`: the whole target text, prompt included. `vocab` > 2: all tokens are below it.
     SyntheticDraft(std::vector<TokenId> truth, double acceptance, uint64_t seed, int32_t vocab,
                    std::optional<double> second = std::nullopt)
         : truth_(std::move(truth)), acceptance_(acceptance), seed_(seed), vocab_(vocab), second_(second) {}
 
-    // None when `text` (by its last token) is not what it was told.
+    // Empty if the last token of `text` differs from the known text.
     Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
                 Sampler &sampler) override;
     std::string_view name() const override { return "synthetic"; }
@@ -36,4 +38,4 @@ class SyntheticDraft final : public DraftSource {
     std::optional<double> second_;
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

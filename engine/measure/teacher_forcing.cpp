@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace runnel::decode {
+namespace runnel::measure {
 namespace {
 
 using text::TokenId;
@@ -57,8 +57,8 @@ class ForcedBackend final : public kernels::Backend {
         forced_.clear();
         for (const int32_t row : batch.logit_rows) {
             const auto next = static_cast<size_t>(batch.positions[static_cast<size_t>(row)]) + 1;
-            const bool said = next < text_->tokens.size();
-            const TokenId id = said ? text_->tokens[next] : text::kNoToken;
+            const bool within = next < text_->tokens.size();
+            const TokenId id = within ? text_->tokens[next] : text::kNoToken;
             forced_.push_back(id >= 0 && static_cast<size_t>(id) < vocab_ ? id : text::kNoToken);
         }
     }
@@ -66,8 +66,8 @@ class ForcedBackend final : public kernels::Backend {
         if (const TokenId id = forced_[row]; id != text::kNoToken)
             logits[static_cast<size_t>(id)] = kFarAbove;
     }
-    // To the front, in its own place or the last one's: beside it the others are nothing. False where there
-    // is none, or the row is not finite.
+    // Moves the forced token to the front of the candidates; one that is not among them replaces the last.
+    // False without a forced token or if the row is not finite.
     bool force(size_t row, std::span<kernels::TopLogit> largest) const {
         const TokenId id = forced_[row];
         if (id == text::kNoToken || !std::isfinite(largest.front().logit)) return false;
@@ -81,7 +81,7 @@ class ForcedBackend final : public kernels::Backend {
     std::unique_ptr<kernels::Backend> device_;
     std::shared_ptr<const TeacherForcing> text_;
     size_t vocab_ = 0;
-    std::vector<TokenId> forced_;  // of each row of the last batch; or kNoToken
+    std::vector<TokenId> forced_;  // of each row of the last batch; kNoToken: none
 };
 
 }  // namespace
@@ -91,4 +91,4 @@ std::unique_ptr<kernels::Backend> forced(std::unique_ptr<kernels::Backend> devic
     return std::make_unique<ForcedBackend>(std::move(device), std::move(text));
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -1,5 +1,5 @@
-// A model that says what it is told: for measurements of decoding where no trained model is at hand, or none
-// that would write the text in question.
+// Teacher forcing: makes a model generate a given text, to measure decoding of a text that it would not write
+// by itself, or without a trained model.
 #pragma once
 
 #include <memory>
@@ -9,18 +9,18 @@
 #include "engine/text/token.h"
 #include "kernels/backend.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 
-// The text of the one sequence that is measured, its prompt included. Where it ends, or while it is empty,
-// the model speaks for itself.
+// The forced text of the one measured sequence, prompt included. Logits past its end are the model's own; all
+// are while it is empty.
 struct TeacherForcing {
     std::vector<text::TokenId> tokens;
 };
 
-// Everything is computed as `device` does; then, in the logits behind the token at position p, the text's
-// token p + 1 is put far above the others, also where it selects candidates. `text` may be changed between
-// batches.
+// A backend that forces a given text: it computes as `device` does, then raises the logit of the text's next
+// token (token p + 1 in the row of position p) far above the others, in full rows and in candidates.
+// `text` may be changed between batches.
 std::unique_ptr<kernels::Backend> forced(std::unique_ptr<kernels::Backend> device,
                                          std::shared_ptr<const TeacherForcing> text);
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

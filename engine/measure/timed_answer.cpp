@@ -7,7 +7,7 @@
 #include "gguf/base/interrupted.h"
 #include "gguf/base/timer.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 
 TimedAnswer::TimedAnswer(Executor &executor, Engine &engine, const SamplingOptions &how,
                          std::span<const TokenId> prompt, int32_t tokens, MakeSpeculator speculators,
@@ -16,7 +16,7 @@ TimedAnswer::TimedAnswer(Executor &executor, Engine &engine, const SamplingOptio
       queue_(executor, completion::vocabulary_of(engine.tokenizer()), {.drafts = std::move(speculators)}),
       stop_(stop) {
     id_ = queue_.submit({.input = completion::Tokens{{prompt.begin(), prompt.end()}},
-                         .sampling = engine.sampler(how).options(),  // excludes ids that are no tokens
+                         .sampling = engine.sampler(how).options(),  // excludes ids without a token
                          .limits = {.max_tokens = tokens, .ignore_end = true}});
     advance(1);
 }
@@ -26,7 +26,7 @@ void TimedAnswer::step(PassTimes &times) {
     const auto start = base::Clock::now();
     if (!queue_.step(&stop_)) throw base::Interrupted{};
     const double seconds = base::seconds_since(start);
-    bool first = true;  // further tokens of the same pass take no time
+    bool first = true;  // the pass's time counts once, whatever its number of tokens
     for (const completion::Event &event : queue_.events()) {
         if (const auto *done = std::get_if<completion::Done>(&event)) completion::expect_answer(*done);
         const auto *piece = std::get_if<completion::Piece>(&event);
@@ -55,14 +55,15 @@ void PassTimes::add(const PassTimes &other, double unit) {
 
 double PassTimes::total() const {
     double sum = 0;
-    for (const auto &[kind, times] : times_) sum += static_cast<double>(times.size()) * decode::median(times);
+    for (const auto &[kind, times] : times_)
+        sum += static_cast<double>(times.size()) * measure::median(times);
     return sum;
 }
 
 double PassTimes::median() const {
     std::vector<double> all;
     for (const auto &[kind, times] : times_) all.insert(all.end(), times.begin(), times.end());
-    return decode::median(std::move(all));
+    return measure::median(std::move(all));
 }
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

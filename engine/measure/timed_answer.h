@@ -1,4 +1,4 @@
-// Answers in the making, timed pass by pass: for comparing plain with speculative decoding.
+// Completions timed per pass, to compare plain with speculative decoding.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,22 @@
 #include "engine/decode/engine.h"
 #include "engine/decode/stop_request.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 
-// What passes took, sampling and drafting included.
+using decode::Engine, decode::Executor, decode::MakeSpeculator, decode::SamplingOptions;
+using decode::Sequence, decode::SpeculationCounts, decode::StopRequest;
+using text::TokenId;
+
+// Times of passes, sampling and drafting included.
 class PassTimes {
   public:
-    // A pass of `tokens`; `drafted`: a draft source ran.
+    // Adds a pass of `tokens`. `drafted`: a draft source ran.
     void add(int32_t tokens, bool drafted, double time) { times_[{tokens, drafted}].push_back(time); }
-    // All of `other`, divided by `unit`.
+    // Adds all times of `other`, divided by `unit`.
     void add(const PassTimes &other, double unit);
-    // All passes together, if each took the median of its kind.
+    // Sum with each time replaced by its kind's median. A kind: number of tokens, drafted or not.
     double total() const;
-    // The median of a pass, of any kind. Precondition: there is one.
+    // Median over all kinds. Precondition: there is a time.
     double median() const;
 
   private:
@@ -31,18 +35,18 @@ class PassTimes {
 
 class TimedAnswer {
   public:
-    // Computes the first token. Keeps all references, but not the prompt; without `speculators`, nothing is
-    // drafted. Throws what CompletionQueue::step does, and base::Interrupted.
+    // Computes the first token. Keeps all references, but not the prompt. Null `speculators`: plain decoding.
+    // Throws what CompletionQueue::step does, and base::Interrupted.
     TimedAnswer(Executor &executor, Engine &engine, const SamplingOptions &how,
                 std::span<const TokenId> prompt, int32_t tokens, MakeSpeculator speculators,
                 StopRequest &stop);
 
-    // What the next `tokens` take, or as many as are left. Throws base::Interrupted.
+    // Times of the passes for the next `tokens` tokens, or for those left. Throws base::Interrupted.
     PassTimes advance(int32_t tokens);
-    // All tokens so far, including those that advance() has not counted yet.
+    // All tokens so far, with those of the last pass beyond what advance() was asked for.
     const std::vector<TokenId> &tokens() const { return tokens_; }
     SpeculationCounts speculation() const { return queue_.speculation(); }
-    // Null when the answer has ended.
+    // Null when the completion has ended.
     const Sequence *sequence() const { return queue_.sequence(id_); }
 
   private:
@@ -56,4 +60,4 @@ class TimedAnswer {
     size_t counted_ = 0;
 };
 
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -13,8 +13,8 @@
 namespace runnel::commands {
 namespace {
 
-using decode::DeviceLimits, decode::SpeedRow;
-using decode::Engine, decode::median;
+using decode::Engine;
+using measure::DeviceLimits, measure::median, measure::SpeedRow;
 
 std::string table(const std::vector<SpeedRow> &rows, double bandwidth, const DeviceLimits &limits,
                   const std::string &device) {
@@ -120,12 +120,12 @@ int bench(const BenchOptions &options, Io &io) {
     for (const std::string &note : engine.notes()) io.note(note);
     if (engine.executor().device().kind.find("cpu") != std::string::npos) limits.use_cpu(threads);
     const std::string device = engine.executor().device().name;
-    decode::SpeedBench bench({.prompt = options.prompt,
-                              .generate = options.generate,
-                              .repetitions = options.repetitions,
-                              .sequences = options.sequences,
-                              .types = options.model.cache.types},
-                             engine, limits, stop);
+    measure::SpeedBench bench({.prompt = options.prompt,
+                               .generate = options.generate,
+                               .repetitions = options.repetitions,
+                               .sequences = options.sequences,
+                               .types = options.model.cache.types},
+                              engine, limits, stop);
     std::vector<SpeedRow> rows;
     for (const int32_t depth : options.depths) {
         if (options.prompt > 0) rows.push_back(bench.prefill(depth));

@@ -12,8 +12,8 @@
 namespace runnel::commands {
 namespace {
 
-using decode::AcceptanceRow, decode::SpeedComparison;
-using decode::Engine, decode::median;
+using decode::Engine;
+using measure::AcceptanceRow, measure::median, measure::SpeedComparison;
 using text::TokenId;
 
 const std::vector<int32_t> kShownPasses{2, 4, 8, 16, 32};
@@ -56,7 +56,7 @@ std::string acceptance_table(const Results &results) {
     }
     text += " plain steps\n\ngain if so many tokens are accepted, by the length of the drafts\n";
     text += "accepted   chosen    bound  reached";
-    for (const int32_t length : decode::kDraftLengths) {
+    for (const int32_t length : measure::kDraftLengths) {
         std::snprintf(part, sizeof part, "%8d", length);
         text += part;
     }
@@ -87,8 +87,8 @@ Json json_of(const Results &results) {
         json["pass_costs"].push_back({{"tokens", kShownPasses[i]}, {"plain_steps", results.passes[i]}});
     for (const AcceptanceRow &row : results.acceptances) {
         Json lengths = Json::array();
-        for (size_t i = 0; i < decode::kDraftLengths.size(); ++i)
-            lengths.push_back({{"length", decode::kDraftLengths[i]}, {"gain", row.fixed[i]}});
+        for (size_t i = 0; i < measure::kDraftLengths.size(); ++i)
+            lengths.push_back({{"length", measure::kDraftLengths[i]}, {"gain", row.fixed[i]}});
         json["dial"].push_back({{"acceptance", row.acceptance},
                                 {"gain", row.gain},
                                 {"bound", row.bound},
@@ -110,7 +110,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     leave_room(engine_flags, options.draft);
     const int64_t passage = static_cast<int64_t>(std::string_view(kPassage).size()) + 8;  // tokens, at most
     const int64_t needed = std::max({int64_t{2} * options.generate + 256, passage + options.generate,
-                                     decode::acceptance_context(options.repetitions)});
+                                     measure::acceptance_context(options.repetitions)});
     engine_flags.sequences = 2;  // plain and drafted take turns
     if (engine_flags.context == 0) engine_flags.context = needed;
     if (engine_flags.context < needed)
@@ -120,12 +120,12 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     const auto drafts = drafting(options.draft, options.model, engine, 1, io, stop);
 
     io.note("measuring what passes cost");
-    decode::SpeculationBench bench({.tokens = options.generate,
-                                    .repetitions = options.repetitions,
-                                    .length = {.least = options.draft.least,
-                                               .most = options.draft.most,
-                                               .branches = options.draft.branches}},
-                                   engine, stop);
+    measure::SpeculationBench bench({.tokens = options.generate,
+                                     .repetitions = options.repetitions,
+                                     .length = {.least = options.draft.least,
+                                                .most = options.draft.most,
+                                                .branches = options.draft.branches}},
+                                    engine, stop);
     Results results;
     const std::vector<TokenId> prompt = engine.tokenizer().encode(kPassage);
     io.note("measuring a text of the model's own");
@@ -136,7 +136,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
         io.note("measuring an edited text");
         results.comparisons.push_back(bench.edit());
     }
-    for (const double acceptance : decode::kAcceptances) {
+    for (const double acceptance : measure::kAcceptances) {
         io.note("measuring drafts that are right in " + std::to_string(std::lround(100 * acceptance)) +
                 "% of places");
         results.acceptances.push_back(bench.measure(acceptance));

@@ -204,7 +204,7 @@ class Doctor {
         Finding device{Area::Cpu, cpu.make()->info().name, Verdict::Right};
         if (!options_.quick) {
             progress_.show("measuring memory");
-            cpu.bytes_per_second = decode::BandwidthMeter(threads_).read();
+            cpu.bytes_per_second = measure::BandwidthMeter(threads_).read();
             device.detail = "reads " + gigabytes(cpu.bytes_per_second);
             device.numbers["bytes_per_second"] = cpu.bytes_per_second;
         }

@@ -44,7 +44,7 @@ double DraftLength::balance(const PassCosts &costs) const {
 }
 
 int32_t DraftLength::trusted() const {
-    if (drafting_.empty()) return 1;  // nobody knows what a token costs
+    if (drafting_.empty()) return 1;  // the cost of drafting a token is not known yet
     return 1 + static_cast<int32_t>(2 * std::min(acceptance_.successes(), 1e6));
 }
 

@@ -10,10 +10,10 @@
 // Estimates err, and texts change. What keeps the loss small is an account, in seconds: a draft may cost at
 // most what is in it. It begins with one plain step, every pass pays in 0.6% of its time, tokens gained pay
 // in the plain steps they saved, and every draft takes out what it cost more than a plain step, at least 2%
-// of one for every token. On a text that nobody can predict the loss is thus below 1% and a moment; and while
-// nothing is drafted, the account pays for a look now and then whether that has changed. A draft is never
-// longer than twice the number of tokens accepted lately, and one: trust grows fast, but from little. (Costs
-// in the account are the corrected medians of PassCosts, so that a disturbed pass is nobody's fault.)
+// of one for every token. On an unpredictable text the loss is thus below 1% plus the initial balance. While
+// nothing is drafted, the balance grows until it pays for a short draft, which shows whether the text has
+// changed. A draft has at most 1 + twice the number of recently accepted tokens. The costs in the account are
+// the corrected medians of PassCosts, so that one disturbed pass does not count against drafting.
 #pragma once
 
 #include <cstdint>

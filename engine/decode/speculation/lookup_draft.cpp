@@ -7,9 +7,9 @@
 namespace runnel::decode {
 namespace {
 
-constexpr int32_t kLeastMatch = 2;    // a suffix of one token says nothing
-constexpr int32_t kTrustedMatch = 4;  // where it breaks off, the text has been changed
-constexpr int32_t kSureMatch = 8;     // needs no second branch beside it
+constexpr int32_t kLeastMatch = 2;    // a match of one token predicts nothing
+constexpr int32_t kTrustedMatch = 4;  // a wrong guess after such a match starts a trail: the text was changed
+constexpr int32_t kSureMatch = 8;     // a suffix match of this length ends the trail
 constexpr int32_t kLongestChange = 32;
 constexpr size_t kCompared = 256;  // last tokens that tell whether a text goes on
 constexpr size_t kJudged = 64;     // more new tokens than that are a prompt, which tells nothing of answers

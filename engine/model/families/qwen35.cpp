@@ -8,7 +8,7 @@
 namespace runnel::model {
 namespace {
 
-void emit_qwen(Builder &b, bool grouped) {
+void emit_gated_qwen(Builder &b, bool grouped) {
     const int32_t rope = b.rope(kernels::RopeTable::Pairs::Halves);
     const std::vector<bool> recurrent = recurrent_layers(b, 4);
     const std::vector<int32_t> kv_heads = kv_heads_of_layers(b);
@@ -27,12 +27,12 @@ void emit_qwen(Builder &b, bool grouped) {
 }  // namespace
 
 void emit_qwen35(Builder &b) {
-    emit_qwen(b, false);
+    emit_gated_qwen(b, false);
 }
 
 // qwen3next: Qwen3-Next, as qwen35moe with value heads in the order of their key heads.
 void emit_qwen3next(Builder &b) {
-    emit_qwen(b, true);
+    emit_gated_qwen(b, true);
 }
 
 }  // namespace runnel::model

@@ -15,8 +15,8 @@ inline constexpr int kScanThreads = 128;
 inline constexpr int kMostScanKeys = 256;     // dk of LinearScan
 inline constexpr int kMostScanElements = 64;  // n of SelectiveScan
 
-// Tokens [first, first + count) of the batch; `state`: the slot that the sequence reads, or -1 for zeros;
-// writes [first_write, first_write + writes) are its own.
+// Tokens [first, first + count) of the batch. `state`: the slot that the sequence reads, or -1 for zeros.
+// Its writes are ScanBatch::writes[first_write .. first_write + writes).
 struct ScanSequence {
     int32_t first, count, state, first_write, writes;
 };

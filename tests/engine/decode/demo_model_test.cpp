@@ -16,6 +16,7 @@
 #include "tests/support/temporary.h"
 
 using namespace runnel::decode;
+using namespace runnel::measure;
 using namespace runnel::testing;
 namespace completion = runnel::completion;
 namespace gguf = runnel::gguf;

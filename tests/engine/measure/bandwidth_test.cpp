@@ -7,7 +7,7 @@
 
 #include "tests/support/cpu_time.h"
 
-namespace runnel::decode {
+namespace runnel::measure {
 namespace {
 
 double seconds(auto &&work) {
@@ -41,4 +41,4 @@ TEST_CASE("bandwidth: every pass is read") {
 }
 
 }  // namespace
-}  // namespace runnel::decode
+}  // namespace runnel::measure

@@ -13,6 +13,7 @@
 #include "tests/support/toy_backend.h"
 
 using namespace runnel::decode;
+using namespace runnel::measure;
 using namespace runnel::testing;
 
 namespace {

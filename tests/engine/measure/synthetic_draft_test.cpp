@@ -7,9 +7,10 @@
 #include "tests/support/random.h"
 
 using namespace runnel::decode;
+using namespace runnel::measure;
 using runnel::testing::Random;
 
-TEST_CASE("synthetic draft: as often right as it is set to, at the same places whatever the lengths") {
+TEST_CASE("synthetic draft: the acceptance rate is as given, and errors do not depend on the draft length") {
     constexpr int32_t kVocab = 100;
     Sampler sampler({}, kVocab);
     Random random(1);
@@ -18,7 +19,7 @@ TEST_CASE("synthetic draft: as often right as it is set to, at the same places w
     for (const double acceptance : {0.0, 0.5, 0.8, 0.95, 1.0}) {
         CAPTURE(acceptance);
         SyntheticDraft source(truth, acceptance, 7, kVocab);
-        std::vector<TokenId> said;  // of every place, when it was asked for one token
+        std::vector<TokenId> said;  // per position, from drafts of one token
         double right = 0;
         for (size_t n = 1; n < truth.size(); ++n) {
             const Draft draft = source.draft(std::span(truth).first(n), 1, 0, sampler);
@@ -38,7 +39,7 @@ TEST_CASE("synthetic draft: as often right as it is set to, at the same places w
     }
 }
 
-TEST_CASE("synthetic draft: says nothing where it knows nothing") {
+TEST_CASE("synthetic draft: empty for another text and past the end") {
     Sampler sampler({}, 10);
     SyntheticDraft source({1, 2, 3, 4}, 1, 0, 10);
     using Text = std::vector<TokenId>;

@@ -14,9 +14,10 @@
 #include "tests/support/toy_backend.h"
 
 using namespace runnel::decode;
+using namespace runnel::measure;
 using namespace runnel::testing;
 
-TEST_CASE("teacher forcing: the model says it, however its tokens are computed, and then goes its own way") {
+TEST_CASE("teacher forcing: the text is decoded for any batching, then the logits are the model's own") {
     constexpr int32_t kVocab = 50;
     const auto text = std::make_shared<TeacherForcing>();
     Executor executor(forced(std::make_unique<ToyBackend>(), text), toy_program(kVocab), {.context = 300});
@@ -31,11 +32,11 @@ TEST_CASE("teacher forcing: the model says it, however its tokens are computed, 
         REQUIRE(session.feed(std::vector<TokenId>{said.back()}));
     }
     CHECK(said == text->tokens);
-    // Behind its end the logits are the model's.
+    // Past its end the logits are the model's own.
     for (int32_t id = 0; id < kVocab; ++id)
         REQUIRE(session.logits()[static_cast<size_t>(id)] == toy_logit(hash_tokens(said), id));
 
-    // Several tokens in one pass, wrong ones among them: rows go by positions.
+    // Several tokens in one pass, one of them wrong: the forced token depends on the position only.
     session.truncate(10);
     const std::vector<TokenId> drafts = {text->tokens[10], 49, text->tokens[12]};
     std::vector<float> logits;
@@ -53,7 +54,7 @@ TEST_CASE("teacher forcing: the model says it, however its tokens are computed, 
     CHECK(session.logits()[7] == toy_logit(hash_tokens(prefix), 7));
 }
 
-TEST_CASE("teacher forcing: a device that selects says the same, by candidates and by rows that are read") {
+TEST_CASE("teacher forcing: candidates of a selecting device agree with full rows") {
     constexpr int32_t kVocab = 50;
     const auto text = std::make_shared<TeacherForcing>();
     for (int i = 0; i < 12; ++i) text->tokens.push_back(i == 7 ? kVocab : (i * 11 + 4) % kVocab);

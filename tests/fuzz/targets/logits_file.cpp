@@ -12,8 +12,8 @@ void logits_file(Input input) {
     constexpr int32_t kVocabulary = 5;
     const testing::MemoryFile file(input);
     try {
-        decode::LogitsReader reader(file.path(), kVocabulary);
-        const int64_t rows = int64_t{reader.chunks()} * decode::scored_rows(reader.context());
+        measure::LogitsReader reader(file.path(), kVocabulary);
+        const int64_t rows = int64_t{reader.chunks()} * measure::scored_rows(reader.context());
         require(reader.tokens().size() ==
                     static_cast<size_t>(reader.context()) * static_cast<size_t>(reader.chunks()),
                 "tokens for every chunk");

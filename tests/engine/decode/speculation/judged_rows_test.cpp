@@ -25,6 +25,7 @@
 using namespace runnel;
 using namespace runnel::completion;
 using namespace runnel::decode;
+using namespace runnel::measure;
 using namespace runnel::testing;
 
 namespace {

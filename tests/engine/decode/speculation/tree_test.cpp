@@ -17,6 +17,7 @@
 
 using namespace runnel::completion;
 using namespace runnel::decode;
+using namespace runnel::measure;
 using namespace runnel::testing;
 namespace kernels = runnel::kernels;
 
@@ -133,7 +134,7 @@ TEST_CASE("tree: lookup takes two earlier continuations, and the text goes on wi
           (latest_first ? std::vector<TokenId>{4, 5, 6, 8} : std::vector<TokenId>{9, 7, 7, 6}));
     CHECK(draft.branches[0].probabilities.size() == 4);
 
-    // A model that says one or the other, nobody knows why.
+    // A model that continues with one or the other, at random.
     ToyRig plain({.context = 300}), rig({.context = 300});
     for (ToyRig *side : {&plain, &rig})
         side->backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
