@@ -57,6 +57,7 @@ std::optional<decode::SamplerOrder> samplers_of(const Json &object) {
     if (value->is_string()) {
         text = value->get<std::string>();
     } else {
+        if (!value->is_array()) fail("samplers", "text or a list of strings");
         const std::vector<std::string> names =
             texts_of(object, "samplers").value_or(std::vector<std::string>());
         for (const std::string &name : names) text += (text.empty() ? "" : ";") + name;
@@ -116,26 +117,27 @@ std::string content_of(const Json &message) {
     return text;
 }
 
-std::optional<Json> tools_of(const Json &object) {
+void read_tools(const Json &object, Body &body) {
     const Json *value = find_value(object, "tools");
-    if (!value || value->empty()) return std::nullopt;
+    if (!value) return;
     if (!value->is_array()) fail("tools", "a list of definitions");
-    return *value;
+    body.no_tools = value->empty();
+    if (!body.no_tools) body.tools = *value;
 }
 
 // auto, required, none, or {"type": "function", "function": {"name": ..}}.
-std::optional<std::string> tool_choice_of(const Json &object) {
+void read_tool_choice(const Json &object, Body &body) {
     const Json *value = find_value(object, "tool_choice");
-    if (!value) return std::nullopt;
-    if (value->is_string()) {
-        auto word = value->get<std::string>();
-        if (word == "auto" || word == "none" || word == "required") return word;
+    if (!value) return;
+    if (*value == "auto" || *value == "none" || *value == "required") {
+        body.tool_choice = value->get<std::string>();
+        return;
     }
     const Json *function = value->is_object() ? find_value(*value, "function") : nullptr;
     const Json *name = function && function->is_object() ? find_value(*function, "name") : nullptr;
     if (!name || !name->is_string())
         fail("tool_choice", "auto, required, none, or an object that names a function");
-    return name->get<std::string>();
+    body.tool_name = name->get<std::string>();
 }
 
 std::optional<bool> truth_of(const Json &object, const char *key) {
@@ -279,13 +281,17 @@ std::string message_calls(const Json &message) {
 }
 
 std::shared_ptr<const text::ToolUse> Body::tool_use(std::shared_ptr<const text::ToolUse> defaults) const {
-    if (!tools && !defaults && (tool_choice.value_or("none") != "none") && *tool_choice != "auto")
-        throw BodyError("there is a \"tool_choice\" and no \"tools\"");
-    if ((!tools && !tool_choice && !parallel_calls) || (!tools && !defaults)) return defaults;
+    const bool has_choice = tool_choice || tool_name;
+    const bool must_call = tool_name || (has_choice && *tool_choice != "none" && *tool_choice != "auto");
+    if (!tools && (no_tools || !defaults)) {
+        if (must_call) throw BodyError("there is a \"tool_choice\" and no \"tools\"");
+        return no_tools ? std::make_shared<const text::ToolUse>() : nullptr;
+    }
+    if (!tools && !has_choice && !parallel_calls) return defaults;
     auto use = std::make_shared<text::ToolUse>(tools ? text::read_tools(*tools) : *defaults);
     if (parallel_calls) use->parallel = *parallel_calls;
-    if (tool_choice) try {
-            use->choose(*tool_choice);
+    if (has_choice) try {
+            tool_name ? use->choose_tool(*tool_name) : use->choose(*tool_choice);
         } catch (const std::invalid_argument &error) {
             throw BodyError(std::string("\"tool_choice\": ") + error.what());
         }
@@ -321,8 +327,8 @@ Body parse_body(const Json &object) {
     body.logprobs = logprobs_of(object);
     if (const auto top = integer_of(object, "prompt_logprobs", 0, kMostLogprobs))
         body.prompt_logprobs = static_cast<int32_t>(*top);
-    body.tools = tools_of(object);
-    body.tool_choice = tool_choice_of(object);
+    read_tools(object, body);
+    read_tool_choice(object, body);
     body.parallel_calls = truth_of(object, "parallel_tool_calls");
     return body;
 }

@@ -56,11 +56,13 @@ struct Body {
     std::optional<int32_t> logprobs, prompt_logprobs;
     std::optional<int64_t> thinking_budget;
     std::optional<Json> tools;               // a list of definitions
+    bool no_tools = false;                   // an empty list of definitions, which hides those of the run
     std::optional<std::string> tool_choice;  // as ToolUse::choose() takes it
+    std::optional<std::string> tool_name;    // in place of tool_choice: as ToolUse::choose_tool() takes it
     std::optional<bool> parallel_calls;
 
-    // The tools of the body, or those of `defaults` (may be null), under the body's choice; null: none. Throws
-    // BodyError.
+    // The tools of the body, or those of `defaults` (may be null), under the body's choice; null: no tools are
+    // known. With `no_tools`, an empty list. Throws BodyError.
     std::shared_ptr<const text::ToolUse> tool_use(std::shared_ptr<const text::ToolUse> defaults) const;
 
     // Overrides the request's settings with these and adds the stop strings. The input stays as it is.

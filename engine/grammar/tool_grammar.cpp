@@ -15,20 +15,25 @@ using text::Tool;
 using text::ToolFormat;
 using Body = ToolFormat::Body;
 
-const Json *find(const Json &object, const char *key) {
-    const auto found = object.is_object() ? object.find(key) : object.end();
-    return !object.is_object() || found == object.end() ? nullptr : &*found;
+// Throws GrammarError for a type that has no objects.
+void check_type(const Json &schema) {
+    const Json *type = text::find_member(schema, "type");
+    if (type && *type != "object" && !(type->is_array() && std::ranges::find(*type, "object") != type->end()))
+        throw GrammarError("its type has no objects");
 }
 
-// The arguments' schema: an object, whatever it says.
+// The arguments' schema, for objects alone. Throws GrammarError.
 Json object_schema(const Tool &tool) {
     Json schema = tool.parameters.is_object() ? tool.parameters : Json::object();
-    if (!schema.contains("type")) schema["type"] = "object";
+    check_type(schema);
+    check_type(text::resolved_parameters(tool));
+    schema["type"] = "object";
     return schema;
 }
 
 std::string problem_of(const Tool &tool, const std::string &what) {
-    return "the arguments of " + tool.name + " are any object, because its schema cannot be used: " + what;
+    return "the arguments of " + tool.name +
+           " are not all constrained, because its schema cannot be used: " + what;
 }
 
 // Moves expressions from one grammar to another.
@@ -63,8 +68,6 @@ class Importer {
     uint32_t offset_, root_ = 0;
     std::map<const Expression *, Expr> known_;
 };
-
-constexpr std::string_view kQuote = "<|\"|>";  // Gemma 4's
 
 // Any text without `mark` in it.
 Expr text_without(std::string_view mark) {
@@ -123,19 +126,22 @@ class ToolCompiler {
                 return sequence({literal(tool.name), number(), id(), mark_(format_.between), arguments(tool),
                                  mark_(format_.after)});
             case Body::Parameters:
-                return sequence({literal(tool.name), mark_(format_.between),
-                                 properties(tool, empty(), &ToolCompiler::parameter), mark_(format_.after)});
+                return sequence(
+                    {literal(tool.name), mark_(format_.between),
+                     properties(tool, empty(), &ToolCompiler::parameter, &ToolCompiler::any_parameter),
+                     mark_(format_.after)});
             case Body::Python:
-                return sequence({literal(tool.name), literal("("),
-                                 properties(tool, sequence({literal(","), optional(literal(" "))}),
-                                            &ToolCompiler::python_argument),
-                                 literal(")")});
+                return sequence(
+                    {literal(tool.name), literal("("),
+                     properties(tool, sequence({literal(","), optional(literal(" "))}),
+                                &ToolCompiler::python_argument, &ToolCompiler::any_python_argument),
+                     literal(")")});
             case Body::Fields:
                 break;
         }
         return sequence({literal(tool.name), literal("{"),
-                         properties(tool, literal(","), &ToolCompiler::field), literal("}"),
-                         mark_(format_.after)});
+                         properties(tool, literal(","), &ToolCompiler::field, &ToolCompiler::any_named_field),
+                         literal("}"), mark_(format_.after)});
     }
 
     Expr number() const {
@@ -179,20 +185,41 @@ class ToolCompiler {
     }
     Expr any_object() { return Importer(grammar_, json_grammar(options_.schema.whitespace, true)).root(); }
 
-    // Each declared property, written by `write`, in order.
+    // Each declared property, written by `write`, in order; where none are declared, any, written by `write_any`.
     Expr properties(const Tool &tool, const Expr &separator,
-                    Expr (ToolCompiler::*write)(const Tool &, const std::string &, const Json &)) {
-        const Json *declared = find(tool.parameters, "properties");
-        const Json *required = find(tool.parameters, "required");
+                    Expr (ToolCompiler::*write)(const Tool &, const std::string &, const Json &),
+                    Expr (ToolCompiler::*write_any)()) {
+        try {
+            (void)object_schema(tool);
+        } catch (const GrammarError &error) {
+            note(problem_of(tool, error.what()));
+        }
+        const Json &all = text::resolved_parameters(tool);
+        const Json *declared = text::declared_properties(tool);
+        if (!declared) {
+            const Json *more = text::find_member(all, "additionalProperties");
+            if (more && *more == false) return empty();
+            const Expr any = (this->*write_any)();
+            return optional(sequence({any, repeat(sequence({separator, any}), 0)}));
+        }
+        const Json *required = text::find_member(all, "required");
         PropertyList list;
         list.separator = separator;
-        if (declared && declared->is_object())
-            for (const auto &[name, schema] : declared->items()) {
-                const bool needed = required && required->is_array() &&
-                                    std::ranges::any_of(*required, [&](const Json &r) { return r == name; });
-                if (is_plain(name)) list.properties.push_back({(this->*write)(tool, name, schema), needed});
-            }
+        for (const auto &[name, schema] : declared->items()) {
+            const bool needed = required && required->is_array() &&
+                                std::ranges::any_of(*required, [&](const Json &r) { return r == name; });
+            if (is_plain(name))
+                list.properties.push_back({(this->*write)(tool, name, schema), needed});
+            else
+                note("calls of " + tool.name + " leave out " +
+                     text::Json(name).dump(-1, ' ', true, text::Json::error_handler_t::replace) +
+                     ", because the format " + std::string(format_.name) + " cannot write this name");
+        }
         return list.properties.empty() ? empty() : members(std::move(list));
+    }
+    // A name beyond those that are declared.
+    static Expr any_name() {
+        return repeat(one_of(CharSet{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}), 1, 64);
     }
     // A name that no format takes for something else.
     static bool is_plain(const std::string &name) {
@@ -203,23 +230,27 @@ class ToolCompiler {
     Expr value(const Tool &tool, const std::string &name, Json schema) {
         if (schema.is_object())
             for (const char *key : {"$defs", "definitions"})
-                if (const Json *all = find(tool.parameters, key); all && !schema.contains(key))
+                if (const Json *all = text::find_member(tool.parameters, key); all && !schema.contains(key))
                     schema[key] = *all;
         try {
             return Importer(grammar_, schema_grammar(schema, options_.schema)).root();
         } catch (const GrammarError &error) {
-            note(problem_of(tool, name + ": " + error.what()));
-            return Importer(grammar_, json_grammar(options_.schema.whitespace)).root();
+            note_argument(tool, name, error.what());
+            return any_value();
         }
     }
-
-    static bool is_string(const Json &schema) {
-        const Json *type = find(schema, "type");
-        return type && *type == "string";
+    Expr any_value() {
+        if (!any_value_) any_value_ = Importer(grammar_, json_grammar(options_.schema.whitespace)).root();
+        return any_value_;
     }
+    void note_argument(const Tool &tool, const std::string &name, const std::string &what) {
+        note("the argument " + name + " of " + tool.name +
+             " is any value, because its schema cannot be used: " + what);
+    }
+
     // Raw text, which `end` ends: one of the declared texts, or any.
     static Expr raw_string(const Json &schema, std::string_view end) {
-        const Json *values = find(schema, "enum");
+        const Json *values = text::find_member(schema, "enum");
         if (!values || !values->is_array()) return text_without(end);
         std::vector<Expr> texts;
         for (const Json &one : *values)
@@ -229,44 +260,60 @@ class ToolCompiler {
     }
 
     Expr parameter(const Tool &tool, const std::string &name, const Json &schema) {
-        const bool raw = is_string(schema);
+        const bool raw = text::is_raw_text(schema);
         const Expr type = format_.typed ? literal(raw ? "true\">" : "false\">") : empty();
         const Expr inner =
             raw ? raw_string(schema, text::first_word(format_.end_value)) : value(tool, name, schema);
         return sequence({mark_(format_.parameter), literal(name), mark_(format_.value), type, inner,
                          mark_(format_.end_value)});
     }
+    Expr any_parameter() {
+        const std::string_view end = text::first_word(format_.end_value);
+        const Expr inner = !format_.typed ? text_without(end)
+                                          : choice({sequence({literal("true\">"), text_without(end)}),
+                                                    sequence({literal("false\">"), any_value()})});
+        return sequence(
+            {mark_(format_.parameter), any_name(), mark_(format_.value), inner, mark_(format_.end_value)});
+    }
     Expr python_argument(const Tool &tool, const std::string &name, const Json &schema) {
-        const Json *type = find(schema, "type");
+        const Json *type = text::find_member(schema, "type");
         const bool truth = type && *type == "boolean";
         const Expr inner =
             truth ? choice({literal("True"), literal("False"), literal("true"), literal("false")})
                   : value(tool, name, schema);
         return sequence({literal(name + "="), inner});
     }
+    Expr any_python_argument() { return sequence({any_name(), literal("="), any_value()}); }
     Expr field(const Tool &tool, const std::string &name, const Json &schema) {
         return sequence({literal(name + ":"), field_value(tool, name, schema)});
     }
+    Expr any_named_field() { return sequence({any_name(), literal(":"), any_field()}); }
     // Lists of a declared type are checked, objects inside are any.
     Expr field_value(const Tool &tool, const std::string &name, const Json &schema) {
-        const Json *type = find(schema, "type"), *items = find(schema, "items");
-        if (is_string(schema)) return quoted(raw_string(schema, kQuote));
+        const Json *type = text::find_member(schema, "type"), *items = text::find_member(schema, "items");
+        if (text::is_raw_text(schema)) return quoted(raw_string(schema, text::kFieldQuote));
         if (type && (*type == "integer" || *type == "number" || *type == "boolean"))
             return value(tool, name, schema);
-        if (!type || *type != "array" || !items || find(*items, "items")) return any_field();
+        if (!type || *type != "array" || !items || text::find_member(*items, "items")) return any_field();
         const auto count = [&](const char *key, uint32_t otherwise) {
-            const Json *number = find(schema, key);
-            return number && number->is_number_unsigned() ? number->get<uint32_t>() : otherwise;
+            const Json *number = text::find_member(schema, key);
+            if (!number || !number->is_number_unsigned()) return otherwise;
+            return static_cast<uint32_t>(std::min<uint64_t>(number->get<uint64_t>(), kUnbounded));
         };
         const uint32_t least = count("minItems", 0), most = count("maxItems", kUnbounded);
         if (most == 0) return literal("[]");
-        if (least > most) return any_field();
+        if (least > most || least > kMaxCount) {
+            note_argument(tool, name, least > most ? "minItems is above maxItems" : "minItems is too large");
+            return any_field();
+        }
         const Expr item = field_value(tool, name, *items);
         const Expr all = sequence({item, repeat(sequence({literal(","), item}), least > 0 ? least - 1 : 0,
                                                 most == kUnbounded ? kUnbounded : most - 1)});
         return sequence({literal("["), least == 0 ? optional(all) : all, literal("]")});
     }
-    Expr quoted(const Expr &inner) const { return sequence({mark_(kQuote), inner, mark_(kQuote)}); }
+    Expr quoted(const Expr &inner) const {
+        return sequence({mark_(text::kFieldQuote), inner, mark_(text::kFieldQuote)});
+    }
     Expr any_field() {
         if (any_field_) return rule(*any_field_);
         any_field_ = grammar_.add("field");
@@ -274,13 +321,12 @@ class ToolCompiler {
         const auto list = [](const Expr &item) {
             return optional(sequence({item, repeat(sequence({literal(","), item}), 0)}));
         };
-        const Expr key = repeat(one_of(CharSet{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}), 1, 64);
         const Json scalar = {{"type", {"number", "boolean", "null"}}};
         const Expr json =
             Importer(grammar_, schema_grammar(scalar, {.whitespace = Whitespace::Compact})).root();
-        grammar_.rules[*any_field_].body =
-            choice({quoted(text_without(kQuote)), json, sequence({literal("["), list(any), literal("]")}),
-                    sequence({literal("{"), list(sequence({key, literal(":"), any})), literal("}")})});
+        grammar_.rules[*any_field_].body = choice(
+            {quoted(text_without(text::kFieldQuote)), json, sequence({literal("["), list(any), literal("]")}),
+             sequence({literal("{"), list(sequence({any_name(), literal(":"), any})), literal("}")})});
         return any;
     }
 
@@ -295,6 +341,7 @@ class ToolCompiler {
     const Expr space_;
     Grammar grammar_;
     std::optional<uint32_t> any_field_;
+    Expr any_value_;
 };
 
 }  // namespace

@@ -22,7 +22,9 @@ struct ToolGrammarOptions {
 };
 
 // One call or more, behind each other, of tools.only or of any tool; nothing stands behind the last. A schema
-// that cannot be used is noted (`notes`, if wanted) and its tool takes any object. Precondition: tools.tools is
+// that cannot be used is noted (`notes`, if wanted) and its tool takes any object; in formats that write arguments
+// one by one, an argument whose schema cannot be used takes any value, and one whose name cannot be written is left
+// out. Precondition: tools.tools is
 // not empty. Throws GrammarError.
 Grammar tool_grammar(const text::ToolFormat &format, const text::ToolUse &tools, const MarkExpr &mark,
                      const ToolGrammarOptions &options = {}, std::vector<std::string> *notes = nullptr);

@@ -243,20 +243,23 @@ jinja::Value ChatPrompt::message_value(const Message &message) const {
     return jinja::Value(std::shared_ptr<const jinja::Dict>(std::move(dict)));
 }
 
-// OpenAI's list of calls, the arguments as objects or as text, as the template wants them.
+// OpenAI's list of calls, the arguments as objects or as text, as the template requires.
 jinja::Value ChatPrompt::calls_value(const std::string &calls) const {
     Json list;
     try {
         list = parse_json(calls);
-        for (Json &call : list) {
-            Json &arguments = call.at("function").at("arguments");
-            if (arguments_as_text_ && !arguments.is_string())
-                arguments = arguments.dump(-1, ' ', false, Json::error_handler_t::replace);
-            else if (!arguments_as_text_ && arguments.is_string())
-                arguments = parse_json(arguments.get_ref<const std::string &>());
-        }
-    } catch (const std::exception &) {  // as it stands
+    } catch (const JsonError &) {
     }
+    for (Json &call : list) try {
+            Json &arguments = call.at("function").at("arguments");
+            if (arguments_as_text_ && !arguments.is_string()) {
+                arguments = arguments.dump(-1, ' ', false, Json::error_handler_t::replace);
+            } else if (!arguments_as_text_ && arguments.is_string()) {
+                const std::string_view text = trimmed(arguments.get_ref<const std::string &>());
+                arguments = text.empty() ? Json::object() : parse_json(text);
+            }
+        } catch (const std::exception &) {  // the call as it stands
+        }
     return jinja::from_json(list);
 }
 

@@ -136,4 +136,10 @@ Json parse_json(std::string_view text, const JsonLimits &limits, const std::atom
     return builder.take();
 }
 
+const Json *find_member(const Json &object, std::string_view key) {
+    if (!object.is_object()) return nullptr;
+    const auto found = object.find(std::string(key));
+    return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
 }  // namespace runnel::text

@@ -65,7 +65,7 @@ std::vector<ReasoningSplitter::Piece> ReasoningSplitter::flush() {
         emit(true, without_space_at_end(pending_));
     else if (state_ != State::Header)
         emit(false, pending_);
-    pending_.clear();
+    drop(pending_.size());
     return std::exchange(pieces_, {});
 }
 
@@ -84,10 +84,16 @@ size_t ReasoningSplitter::held_back(std::initializer_list<std::string_view> mark
     return most;
 }
 
+// Removes the beginning of the pending text.
+void ReasoningSplitter::drop(size_t bytes) {
+    pending_.erase(0, bytes);
+    searched_ = 0;
+}
+
 // False when more text is needed.
 bool ReasoningSplitter::advance() {
     if (skips_space_) {
-        pending_.erase(0, std::min(pending_.find_first_not_of(kSpace), pending_.size()));
+        drop(std::min(pending_.find_first_not_of(kSpace), pending_.size()));
         if (pending_.empty()) return false;
         skips_space_ = false;
     }
@@ -106,18 +112,23 @@ bool ReasoningSplitter::advance() {
 bool ReasoningSplitter::advance_start() {
     const bool harmony = style_.kind == ReasoningStyle::Kind::Harmony;
     const std::string_view mark = harmony ? kChannel : std::string_view(style_.open);
-    const size_t space = harmony ? 0 : std::min(pending_.find_first_not_of(kSpace), pending_.size());
+    const size_t space =
+        harmony ? 0 : std::min(pending_.find_first_not_of(kSpace, searched_), pending_.size());
     const std::string_view text = std::string_view(pending_).substr(space);
-    if (text.size() < mark.size() && mark.starts_with(text)) return false;
+    if (text.size() < mark.size() && mark.starts_with(text)) {
+        searched_ = space;
+        return false;
+    }
     if (!text.starts_with(mark)) {
         // gpt-oss may name the recipient of a call in front of the channel.
         constexpr std::string_view kRecipient = " to=";
         const bool may_call = harmony && !style_.call.empty();
         if (may_call && text.size() < kRecipient.size() && kRecipient.starts_with(text)) return false;
         state_ = may_call && text.starts_with(kRecipient) ? State::Header : State::Answer;
+        searched_ = 0;
         return true;
     }
-    pending_.erase(0, space + mark.size());
+    drop(space + mark.size());
     state_ = harmony ? State::Header : State::Inside;
     skips_space_ = true;
     return true;
@@ -126,25 +137,27 @@ bool ReasoningSplitter::advance_start() {
 bool ReasoningSplitter::advance_inside() {
     const bool harmony = style_.kind == ReasoningStyle::Kind::Harmony;
     const std::string_view mark = harmony ? kEnd : std::string_view(style_.close);
-    const size_t end = pending_.find(mark);
+    const size_t end = pending_.find(mark, searched_);
     const std::string_view call = harmony ? std::string_view() : std::string_view(style_.call);
-    if (const size_t begin = call.empty() ? end : pending_.find(call); begin < end) {
+    if (const size_t begin = call.empty() ? end : pending_.find(call, searched_); begin < end) {
         emit(true, without_space_at_end(std::string_view(pending_).substr(0, begin)));
-        pending_.erase(0, begin);
+        drop(begin);
         state_ = State::Answer;
         return true;
     }
     if (end != std::string::npos) {
         emit(true, without_space_at_end(std::string_view(pending_).substr(0, end)));
-        pending_.erase(0, end + mark.size());
+        drop(end + mark.size());
         state_ = harmony ? State::Header : State::Answer;
         skips_space_ = true;
         return true;
     }
     const size_t certain = pending_.size() - held_back({mark, call.empty() ? mark : call});
-    const size_t shown = without_space_at_end(std::string_view(pending_).substr(0, certain)).size();
+    const std::string_view fresh = std::string_view(pending_).substr(searched_, certain - searched_);
+    const size_t text = without_space_at_end(fresh).size(), shown = text == 0 ? 0 : searched_ + text;
     emit(true, std::string_view(pending_).substr(0, shown));
-    pending_.erase(0, shown);
+    drop(shown);
+    searched_ = certain - shown;
     return false;
 }
 
@@ -156,7 +169,7 @@ bool ReasoningSplitter::advance_answer() {
     const size_t end = pending_.find(kEnd);
     const size_t shown = end == std::string::npos ? pending_.size() - held_back({kEnd}) : end;
     emit(false, std::string_view(pending_).substr(0, shown));
-    pending_.erase(0, end == std::string::npos ? shown : end + kEnd.size());
+    drop(end == std::string::npos ? shown : end + kEnd.size());
     if (end == std::string::npos) return false;
     state_ = State::Header;
     return true;
@@ -164,10 +177,13 @@ bool ReasoningSplitter::advance_answer() {
 
 // "<|start|>assistant<|channel|>final<|message|>": everything up to <|message|>.
 bool ReasoningSplitter::advance_header() {
-    const size_t end = pending_.find(kMessage);
-    if (end == std::string::npos) return false;
+    const size_t end = pending_.find(kMessage, searched_);
+    if (end == std::string::npos) {
+        searched_ = pending_.size() - std::min(pending_.size(), kMessage.size() - 1);
+        return false;
+    }
     const std::string header = pending_.substr(0, end);
-    pending_.erase(0, end + kMessage.size());
+    drop(end + kMessage.size());
     enter_message(header);
     return true;
 }

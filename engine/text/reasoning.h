@@ -56,11 +56,13 @@ class ReasoningSplitter {
     void emit(bool is_reasoning, std::string_view text);
     void enter_message(std::string_view header);
     size_t held_back(std::initializer_list<std::string_view> marks) const;
+    void drop(size_t bytes);
 
     ReasoningStyle style_;
     State state_;
     bool skips_space_ = false;  // at the beginning of the next piece
     std::string pending_;
+    size_t searched_ = 0;  // of pending_: no mark begins in it; of State::Start and Inside, it is whitespace
     std::vector<Piece> pieces_;
 };
 

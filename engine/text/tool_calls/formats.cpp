@@ -153,9 +153,8 @@ std::vector<std::string_view> ToolFormat::triggers() const {
 }
 
 bool ToolFormat::is_mark(std::string_view piece) const {
-    constexpr std::string_view kQuote = "<|\"|>";
     if (piece.empty()) return false;
-    if (body == Body::Fields && piece == kQuote) return true;
+    if (body == Body::Fields && piece == kFieldQuote) return true;
     const std::string_view marks[] = {before,       between, after,     open,  close,
                                       short_before, id_mark, parameter, value, end_value};
     return std::ranges::any_of(marks, [&](std::string_view mark) { return mark.find(piece) != mark.npos; });

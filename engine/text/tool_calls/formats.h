@@ -12,6 +12,9 @@
 
 namespace runnel::text {
 
+// Around strings of Fields.
+inline constexpr std::string_view kFieldQuote = "<|\"|>";
+
 struct ToolFormat {
     enum class Body {
         Object,      // before {"name": N, "arguments": A} after
@@ -23,8 +26,8 @@ struct ToolFormat {
     };
     std::string_view name;  // in messages
     Body body;
-    // Around each call (of List and Python: around all of them). Whitespace in a mark is what the model is made
-    // to write; any whitespace or none is read in its place.
+    // Around each call (of List and Python: around all of them). A constrained model writes the whitespace in a
+    // mark as it stands; any whitespace or none is read in its place.
     std::string_view before = {}, between = {}, after = {};
     std::string_view open = {}, close = {};  // around all calls; empty: nothing
     std::string_view short_before = {};      // what some models write instead of `before`

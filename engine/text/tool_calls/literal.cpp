@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "engine/text/jinja/characters.h"
+#include "engine/text/tool_calls/formats.h"
 
 namespace runnel::text {
 namespace {
 
 constexpr int kMostNested = 100;
 constexpr size_t kMostMembers = 1000;  // of one object: a key is searched among all
-constexpr std::string_view kQuote = "<|\"|>";
 
 int hex_digit(char c) {
     if (c >= '0' && c <= '9') return c - '0';
@@ -28,7 +28,7 @@ class LiteralReader {
         if (depth > kMostNested) return std::nullopt;
         cursor_.skip_space();
         const char c = cursor_.peek();
-        if (style_ == LiteralStyle::Fields && cursor_.rest().starts_with(kQuote)) return quoted_field();
+        if (style_ == LiteralStyle::Fields && cursor_.rest().starts_with(kFieldQuote)) return quoted_field();
         if (c == '\'' || c == '"') return string();
         if (c == '[' || (c == '(' && style_ == LiteralStyle::Python)) return list(depth);
         if (c == '{') return object(depth);
@@ -71,7 +71,7 @@ class LiteralReader {
             if (!text) return std::nullopt;
             return text->get<std::string>();
         }
-        if (!name_only && cursor_.rest().starts_with(kQuote)) {
+        if (!name_only && cursor_.rest().starts_with(kFieldQuote)) {
             const auto text = quoted_field();
             if (!text) return std::nullopt;
             return text->get<std::string>();
@@ -84,10 +84,10 @@ class LiteralReader {
     }
 
     std::optional<Json> quoted_field() {
-        cursor_.take(kQuote);
-        const auto text = cursor_.until(kQuote);
+        cursor_.take(kFieldQuote);
+        const auto text = cursor_.until(kFieldQuote);
         if (!text) return std::nullopt;
-        cursor_.take(kQuote);
+        cursor_.take(kFieldQuote);
         return Json(std::string(*text));
     }
 

@@ -13,12 +13,13 @@ namespace {
 using Body = ToolFormat::Body;
 constexpr size_t kMostFailures = 32;      // each may read the text to its end
 constexpr size_t kMostParameters = 1000;  // of one call
+constexpr const char *kTooMany = "there are too many calls";
 
 std::string dumped(const Json &json) {
     return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Nine letters and digits: Mistral's templates want that.
+// Nine letters and digits: Mistral's templates require that.
 std::string make_id(uint64_t salt, size_t number, std::string_view name, std::string_view arguments) {
     uint64_t hash = 14695981039346656037ull;  // FNV-1a
     const auto add = [&](std::string_view text) {
@@ -32,61 +33,101 @@ std::string make_id(uint64_t salt, size_t number, std::string_view name, std::st
     return id;
 }
 
-// Whether strings are valid for this part of a schema; nullopt where it does not say.
-std::optional<bool> takes_strings(const Tool *tool, const std::string &name) {
-    const auto member = [](const Json &object, const std::string &key) -> const Json * {
-        const auto found = object.is_object() ? object.find(key) : object.end();
-        return !object.is_object() || found == object.end() ? nullptr : &*found;
-    };
-    const Json *properties = tool ? member(tool->parameters, "properties") : nullptr;
-    const Json *schema = properties ? member(*properties, name) : nullptr;
-    if (!schema) return std::nullopt;
-    const auto has_string = [](const Json &list, auto is_string) {
-        return list.is_array() && std::ranges::any_of(list, is_string);
-    };
-    if (const Json *type = member(*schema, "type"))
-        return *type == "string" || has_string(*type, [](const Json &t) { return t == "string"; });
-    if (const Json *values = member(*schema, "enum"))
-        return has_string(*values, [](const Json &v) { return v.is_string(); });
-    return std::nullopt;
+bool is_of_type(const Json &value, const Json &type) {
+    if (!type.is_string()) return false;
+    const auto &name = type.get_ref<const std::string &>();
+    return value.is_number() ? name == "number" || name == "integer" : name == value.type_name();
 }
 
-// The text of a parameter: a string as it stands, anything else as JSON.
-Json parameter_value(std::string_view text, std::optional<bool> is_string) {
-    if (is_string.value_or(false)) return std::string(text);
+// Whether strings are valid, by "type" or "enum".
+bool takes_strings(const Json &schema) {
+    const auto has = [](const Json &list, auto test) {
+        return list.is_array() && std::ranges::any_of(list, test);
+    };
+    if (const Json *type = find_member(schema, "type"))
+        return *type == "string" || has(*type, [](const Json &t) { return t == "string"; });
+    const Json *values = find_member(schema, "enum");
+    return values && has(*values, [](const Json &v) { return v.is_string(); });
+}
+
+// Whether a value is valid, by "type" or "enum".
+bool takes(const Json &schema, const Json &value) {
+    if (const Json *type = find_member(schema, "type"))
+        return is_of_type(value, *type) ||
+               (type->is_array() &&
+                std::ranges::any_of(*type, [&](const Json &t) { return is_of_type(value, t); }));
+    const Json *values = find_member(schema, "enum");
+    return !values || !values->is_array() || std::ranges::find(*values, value) != values->end();
+}
+
+// JSON or Python's spelling of it.
+std::optional<Json> literal_of(std::string_view text) {
     try {
-        return parse_json(trimmed(text));
+        return parse_json(text);
     } catch (const JsonError &) {
     }
-    Cursor cursor(trimmed(text));
-    if (auto value = take_literal(cursor, LiteralStyle::Python); value && cursor.done()) return *value;
-    return std::string(text);
+    Cursor cursor(text);
+    auto value = take_literal(cursor, LiteralStyle::Python);
+    return cursor.done() ? value : std::nullopt;
+}
+
+// The text of a parameter: JSON if it can be and the schema (may be null) allows the value, otherwise a string.
+Json parameter_value(std::string_view text, const Json *schema) {
+    if (schema && is_raw_text(*schema)) return std::string(text);
+    const std::optional<Json> value = literal_of(trimmed(text));
+    if (!value || (schema && takes_strings(*schema) && !takes(*schema, *value))) return std::string(text);
+    return *value;
 }
 
 class CallReader {
   public:
     CallReader(const ToolFormat &format, const ToolUse &tools) : format_(format), tools_(tools) {}
 
-    // The calls that begin here. Moves the cursor only when there are any.
-    std::vector<ToolCall> read(Cursor &cursor, bool bare) {
+    enum class Where { Text, Section, Bare };  // Section: behind `open`
+
+    // The calls that begin here, `room` at most. Moves the cursor behind the last one; not where there is none.
+    std::vector<ToolCall> read(Cursor &cursor, Where where, size_t room) {
         calls_.clear();
+        rejected_.clear();
+        rejected_problem_.clear();
+        good_ = good_rejected_ = 0;
+        room_ = room;
         Cursor ahead = cursor;
-        bool read = ahead.take_mark(format_.open) && one(ahead, bare);
-        while (read && !format_.open.empty()) {
+        bool good =
+            (where == Where::Section || ahead.take_mark(format_.open)) && one(ahead, where == Where::Bare);
+        in_section_ = !format_.open.empty();
+        while (good && in_section_) {
             ahead.skip_space();
-            if (ahead.done() || ahead.take_mark(format_.close)) break;
-            read = one(ahead, false);
+            if (ahead.done() || ahead.take_mark(format_.close)) {
+                keep(ahead);
+                in_section_ = false;
+            } else {
+                good = one(ahead, false);
+            }
         }
-        if (!read) return {};
-        cursor = ahead;
+        calls_.resize(good_);
+        rejected_.resize(good_rejected_);
+        if (good_ > 0) cursor = end_;
         return std::move(calls_);
     }
+    // Of the last read(): why something is no call, empty where all are; what stands between the calls of a list and
+    // is none; whether the section goes on behind the last call.
     const std::string &problem() const { return problem_; }
+    const std::string &rejected() const { return rejected_; }
+    bool in_section() const { return in_section_; }
 
   private:
     bool fail(std::string problem) {
         problem_ = std::move(problem);
         return false;
+    }
+
+    // The calls up to here are good.
+    bool keep(const Cursor &cursor) {
+        end_ = cursor;
+        good_ = calls_.size();
+        good_rejected_ = rejected_.size();
+        return true;
     }
 
     bool one(Cursor &cursor, bool bare) {
@@ -95,12 +136,16 @@ class CallReader {
                             (!format_.short_before.empty() && cursor.take_mark(format_.short_before));
         if (!marked && !bare) return false;
         cursor.skip_space();
-        if (!body(cursor)) return false;
+        if (!body(cursor) || !end_mark(cursor, bare && !marked)) return false;
+        problem_ = rejected_problem_;
+        return keep(cursor);
+    }
+    bool end_mark(Cursor &cursor, bool may_be_absent) {
         // The end of arguments without brackets is the mark's to say.
         if (format_.body != Body::Parameters && cursor.take_end_mark(format_.after)) return true;
         if (cursor.take_mark(format_.after)) return true;
         // A second mark of the end may be missing.
-        return cursor.take_mark(first_word(format_.after)) || (bare && !marked);
+        return cursor.take_mark(first_word(format_.after)) || may_be_absent;
     }
 
     bool body(Cursor &cursor) {
@@ -109,16 +154,14 @@ class CallReader {
                 const auto json = cursor.take_json();
                 return json && json->front() == '{' && object(*json);
             }
-            case Body::List: {
-                const auto json = cursor.take_json();
-                return json && json->front() == '[' && list(*json);
-            }
+            case Body::List:
+                return elements(cursor, &CallReader::listed_object);
             case Body::Named:
                 return named(cursor);
             case Body::Parameters:
                 return parameters(cursor);
             case Body::Python:
-                return python(cursor);
+                return elements(cursor, &CallReader::python_call);
             case Body::Fields: {
                 const std::string name(cursor.take_name());
                 const auto fields = take_fields(cursor);
@@ -130,7 +173,7 @@ class CallReader {
 
     bool add(std::string id, std::string name, std::string arguments) {
         if (!tools_.find(name)) return fail("there is no tool of this name");
-        if (calls_.size() >= kMaxToolCalls) return fail("there are too many calls");
+        if (calls_.size() >= room_) return fail(kTooMany);
         constexpr size_t kMostId = 64;
         if (id.size() > kMostId) id.clear();
         calls_.push_back({std::move(id), std::move(name), std::move(arguments)});
@@ -149,22 +192,51 @@ class CallReader {
         const auto call = parsed(json);
         return call && from_object(*call);
     }
-    bool list(std::string_view json) {
-        const auto list = parsed(json);
-        return list && !list->empty() &&
-               std::ranges::all_of(*list, [&](const Json &call) { return from_object(call); });
+
+    // "[call, ..]". An element that `take` reads but is no call is rejected; the others are calls, also where the
+    // list is cut off. True where the list is whole and has a call.
+    bool elements(Cursor &cursor, bool (CallReader::*take)(Cursor &)) {
+        if (!cursor.take("[")) return false;
+        do {
+            cursor.skip_space();
+            if (calls_.size() >= room_) return fail(kTooMany);
+            const std::string_view text = cursor.rest();
+            const size_t begin = cursor.at(), calls = calls_.size();
+            if (!(this->*take)(cursor)) return false;
+            if (calls_.size() > calls) {
+                keep(cursor);
+            } else {
+                rejected_problem_ = problem_;
+                rejected_ +=
+                    (rejected_.empty() ? "" : ",") + std::string(text.substr(0, cursor.at() - begin));
+            }
+            cursor.skip_space();
+        } while (cursor.take(","));
+        return cursor.take("]") && good_ > 0 && keep(cursor);
+    }
+    bool listed_object(Cursor &cursor) {
+        problem_ = "it cannot be read as a call";
+        const auto json = cursor.take_json();
+        if (json && json->front() == '{') (void)object(*json);
+        return json.has_value();
+    }
+    bool python_call(Cursor &cursor) {
+        const std::string name(cursor.take_name());
+        const auto arguments = cursor.take("(") ? take_python_arguments(cursor) : std::nullopt;
+        if (arguments) (void)add("", name, dumped(*arguments));
+        return arguments.has_value();
     }
 
     bool from_object(const Json &call) {
         if (!call.is_object() || call.empty()) return false;
         if (format_.name_key.empty())
             return call.size() == 1 && with_arguments("", call.begin().key(), call.begin().value());
-        const Json *name = member(call, format_.name_key), *arguments = nullptr;
+        const Json *name = find_member(call, format_.name_key), *arguments = nullptr;
         for (const std::string_view key :
              {format_.arguments_key, std::string_view("arguments"), std::string_view("parameters")})
-            if (!arguments) arguments = member(call, key);
+            if (!arguments) arguments = find_member(call, key);
         if (!name || !name->is_string() || !arguments) return false;
-        const Json *id = format_.id_key.empty() ? nullptr : member(call, format_.id_key);
+        const Json *id = format_.id_key.empty() ? nullptr : find_member(call, format_.id_key);
         const bool has_id = id && id->is_string();
         return with_arguments(has_id ? id->get<std::string>() : "", name->get<std::string>(), *arguments);
     }
@@ -175,10 +247,6 @@ class CallReader {
         const auto inner = parsed(arguments.get_ref<const std::string &>());
         if (!inner || !inner->is_object()) return fail("its arguments are not an object");
         return add(std::move(id), std::move(name), dumped(*inner));
-    }
-    static const Json *member(const Json &object, std::string_view key) {
-        const auto found = object.find(std::string(key));
-        return found == object.end() ? nullptr : &*found;
     }
 
     bool named(Cursor &cursor) {
@@ -203,12 +271,13 @@ class CallReader {
         const std::string name(cursor.take_name());
         const Tool *tool = tools_.find(name);
         if (name.empty() || !cursor.take_mark(format_.between)) return false;
+        const Json *declared = tool ? declared_properties(*tool) : nullptr;
         Json arguments = Json::object();
         while (cursor.take_mark(format_.parameter)) {
             if (arguments.size() >= kMostParameters) return fail("it has too many arguments");
             const auto key = cursor.until(first_word(format_.value));
             if (!key || !cursor.take_mark(format_.value)) return false;
-            std::optional<bool> is_string = takes_strings(tool, std::string(trimmed(*key)));
+            std::optional<bool> is_string;
             if (format_.typed) {
                 const auto type = cursor.until("\">");
                 if (!type || !cursor.take("\">")) return false;
@@ -219,28 +288,23 @@ class CallReader {
             if (!text || !cursor.take_mark(format_.end_value)) return false;
             if (format_.value.ends_with('\n') && text->starts_with('\n')) text->remove_prefix(1);
             if (format_.end_value.starts_with('\n') && text->ends_with('\n')) text->remove_suffix(1);
-            arguments[std::string(trimmed(*key))] = parameter_value(*text, is_string);
+            arguments[std::string(trimmed(*key))] =
+                is_string.value_or(false) ? Json(std::string(*text))
+                : is_string || !declared  ? parameter_value(*text, nullptr)
+                                          : parameter_value(*text, find_member(*declared, trimmed(*key)));
         }
         return add("", name, dumped(arguments));
     }
 
-    bool python(Cursor &cursor) {
-        if (!cursor.take("[")) return false;
-        do {
-            cursor.skip_space();
-            const std::string name(cursor.take_name());
-            if (!cursor.take("(")) return false;
-            const auto arguments = take_python_arguments(cursor);
-            if (!arguments || !add("", name, dumped(*arguments))) return false;
-            cursor.skip_space();
-        } while (cursor.take(","));
-        return cursor.take("]");
-    }
-
     const ToolFormat &format_;
     const ToolUse &tools_;
+    size_t room_ = 0;
     std::vector<ToolCall> calls_;
-    std::string problem_;
+    std::string rejected_, problem_, rejected_problem_;
+    // Behind the last good call, and how many calls and bytes of rejected_ are in front of it.
+    Cursor end_{{}};
+    size_t good_ = 0, good_rejected_ = 0;
+    bool in_section_ = false;
 };
 
 size_t next_trigger(const std::vector<std::string_view> &triggers, std::string_view text, size_t from) {
@@ -266,36 +330,57 @@ ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, st
     const std::vector<std::string_view> triggers = format.triggers();
     size_t failures = 0;
     const auto take = [&](std::vector<ToolCall> calls) {
+        if (!reader.rejected().empty()) answer.content += "\n" + reader.rejected();
         for (ToolCall &call : calls) {
             if (call.id.empty()) call.id = make_id(salt, answer.calls.size(), call.name, call.arguments);
             answer.calls.push_back(std::move(call));
         }
     };
+    const auto note = [&] {
+        if (!answer.note.empty())
+            answer.note = "what looks like a tool call (" + std::string(format.name) +
+                          ") is part of the text: " + answer.note;
+    };
     const std::string_view begin = trimmed(text);
     if (!begin.empty() && may_be_bare(format, begin.front())) {
         Cursor cursor(text, static_cast<size_t>(begin.data() - text.data()));
-        std::vector<ToolCall> calls = reader.read(cursor, true);
+        std::vector<ToolCall> calls = reader.read(cursor, CallReader::Where::Bare, kMaxToolCalls);
         cursor.skip_space();
         if (!calls.empty() && cursor.done()) {
             take(std::move(calls));
+            answer.note = reader.problem();
+            note();
             return answer;
         }
     }
+    // Behind a bad call the section goes on, up to its end mark.
+    bool in_section = false;
+    const auto next = [&](size_t from) {
+        const size_t section = next_trigger(triggers, text, from);
+        if (!in_section) return section;
+        const size_t call = text.find(first_word(format.before), from);
+        in_section = call < std::min(section, text.find(first_word(format.close), from));
+        return in_section ? call : section;
+    };
     size_t at = 0;
     while (at < text.size()) {
-        size_t trigger = next_trigger(triggers, text, at);
+        size_t trigger = next(at);
         std::vector<ToolCall> calls;
         Cursor cursor(text, trigger);
-        while (trigger != text.npos && calls.empty() && failures < kMostFailures &&
-               answer.calls.size() < kMaxToolCalls) {
+        while (trigger != text.npos && failures < kMostFailures && answer.calls.size() < kMaxToolCalls) {
             cursor = Cursor(text, trigger);
-            calls = reader.read(cursor, false);
+            calls = reader.read(cursor, in_section ? CallReader::Where::Section : CallReader::Where::Text,
+                                kMaxToolCalls - answer.calls.size());
+            in_section = reader.in_section();
+            if (!reader.problem().empty()) {
+                answer.note = reader.problem();
+                ++failures;
+            }
             if (!calls.empty()) break;
-            answer.note = reader.problem();
-            ++failures;
-            trigger = next_trigger(triggers, text, trigger + 1);
+            trigger = next(trigger + 1);
         }
         if (calls.empty()) {
+            if (trigger != text.npos && answer.calls.size() >= kMaxToolCalls) answer.note = kTooMany;
             answer.content += answer.calls.empty() ? text.substr(at) : without_space_behind(text.substr(at));
             break;
         }
@@ -303,45 +388,52 @@ ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, st
         take(std::move(calls));
         at = cursor.at();
     }
-    if (!answer.note.empty())
-        answer.note = "what looks like a tool call (" + std::string(format.name) +
-                      ") is part of the text: " + answer.note;
+    note();
     return answer;
 }
 
 std::string ToolCallSplitter::push(std::string_view text) {
     pending_ += text;
     if (holds_) return {};
-    size_t keep = pending_.size();
+    const std::string_view fresh = std::string_view(pending_).substr(blank_);
     if (!began_ && format_->bare) {
-        const size_t first = pending_.find_first_not_of(" \t\r\n");
-        if (first == pending_.npos) return {};
-        if (may_be_bare(*format_, pending_[first])) {
+        const size_t first = fresh.find_first_not_of(" \t\r\n");
+        if (first == fresh.npos) {
+            blank_ = pending_.size();
+            return {};
+        }
+        if (may_be_bare(*format_, fresh[first])) {
             holds_ = true;
             return {};
         }
     }
     // A whole mark, or the beginning of one at the end; the whitespace in front of it goes with it.
+    size_t keep = fresh.size();
     for (const std::string_view mark : format_->triggers()) {
-        const size_t whole = pending_.find(mark);
-        holds_ |= whole != pending_.npos;
+        const size_t whole = fresh.find(mark);
+        holds_ |= whole != fresh.npos;
         keep = std::min(keep, whole);
-        for (size_t n = std::min(mark.size() - 1, pending_.size()); n > 0; --n)
-            if (pending_.ends_with(mark.substr(0, n))) {
-                keep = std::min(keep, pending_.size() - n);
+        for (size_t n = std::min(mark.size() - 1, fresh.size()); n > 0; --n)
+            if (fresh.ends_with(mark.substr(0, n))) {
+                keep = std::min(keep, fresh.size() - n);
                 break;
             }
     }
-    const size_t shown = pending_.find_last_not_of(" \t\r\n", keep - 1);
-    keep = keep == 0 || shown == pending_.npos ? 0 : shown + 1;
-    began_ |= keep > 0;
-    std::string content = pending_.substr(0, keep);
-    pending_.erase(0, keep);
+    const size_t shown = without_space_behind(fresh.substr(0, keep)).size();
+    if (shown == 0) {
+        blank_ += keep;
+        return {};
+    }
+    began_ = true;
+    std::string content = pending_.substr(0, blank_ + shown);
+    pending_.erase(0, blank_ + shown);
+    blank_ = keep - shown;
     return content;
 }
 
 ParsedAnswer ToolCallSplitter::flush() {
     const std::string text = std::exchange(pending_, {});
+    blank_ = 0;
     return parse_tool_calls(*format_, *tools_, text, salt_);
 }
 

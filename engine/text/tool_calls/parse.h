@@ -18,7 +18,7 @@ struct ParsedAnswer {
 };
 
 // Never throws for what the text holds; linear in it. A call of a tool that is not in `tools`, one that is cut off
-// and one that cannot be read are content. `salt` goes into the ids of formats that have none: the same call in
+// and one that cannot be read are content; the calls beside them are calls. `salt` goes into the ids of formats that have none: the same call in
 // another turn gets another id.
 ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, std::string_view text,
                               uint64_t salt = 0);
@@ -40,6 +40,7 @@ class ToolCallSplitter {
     const ToolUse *tools_;
     uint64_t salt_;
     std::string pending_;
+    size_t blank_ = 0;  // pending_ begins with this much whitespace, and no mark begins in it
     bool began_ = false, holds_ = false;
 };
 

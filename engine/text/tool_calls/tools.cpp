@@ -7,24 +7,18 @@
 namespace runnel::text {
 namespace {
 
-const Json *member(const Json &object, const char *key) {
-    if (!object.is_object()) return nullptr;
-    const auto found = object.find(key);
-    return found == object.end() || found->is_null() ? nullptr : &*found;
-}
-
 // Why a definition cannot be called; empty: it can, and is in `tool`.
 std::string read_tool(const Json &definition, Tool &tool) {
-    const Json *function = member(definition, "function");
+    const Json *function = find_member(definition, "function");
     const Json &inner = function ? *function : definition;
-    const Json *name = member(inner, "name");
+    const Json *name = find_member(inner, "name");
     if (!name || !name->is_string()) return "it has no \"name\"";
     tool.name = name->get<std::string>();
     if (tool.name.empty() || tool.name.size() > kMaxToolName ||
         !std::ranges::all_of(tool.name, is_tool_name_character))
         return "its name is not 1 to " + std::to_string(kMaxToolName) + " of a-z, A-Z, 0-9 and _ - . /";
     for (const char *key : {"parameters", "input_schema", "inputSchema"})
-        if (const Json *schema = member(inner, key)) {
+        if (const Json *schema = find_member(inner, key)) {
             tool.parameters = *schema;
             break;
         }
@@ -32,6 +26,35 @@ std::string read_tool(const Json &definition, Tool &tool) {
 }
 
 }  // namespace
+
+const Json &resolved_parameters(const Tool &tool) {
+    constexpr int kMostReferences = 32;
+    const Json *schema = &tool.parameters;
+    for (int i = 0; i < kMostReferences; ++i) {
+        const Json *reference = find_member(*schema, "$ref");
+        if (!reference || !reference->is_string() || find_member(*schema, "properties")) break;
+        const auto &text = reference->get_ref<const std::string &>();
+        if (!text.starts_with('#')) break;
+        try {
+            schema = &tool.parameters.at(Json::json_pointer(text.substr(1)));
+        } catch (const Json::exception &) {  // grammar/schema.h says what is wrong with it
+            break;
+        }
+    }
+    return *schema;
+}
+
+const Json *declared_properties(const Tool &tool) {
+    const Json *properties = find_member(resolved_parameters(tool), "properties");
+    return properties && properties->is_object() ? properties : nullptr;
+}
+
+bool is_raw_text(const Json &schema) {
+    if (const Json *type = find_member(schema, "type")) return *type == "string";
+    const Json *values = find_member(schema, "enum");
+    return values && values->is_array() && !values->empty() &&
+           std::ranges::all_of(*values, [](const Json &value) { return value.is_string(); });
+}
 
 bool is_tool_name_character(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
@@ -54,6 +77,12 @@ void ToolUse::choose(const std::string &word) {
         throw std::invalid_argument("auto, required, none, or the name of a tool that can be called");
     choice = Choice::Required;
     if (word != "required") only = word;
+}
+
+void ToolUse::choose_tool(const std::string &name) {
+    if (!find(name)) throw std::invalid_argument("there is no tool of this name that can be called");
+    choice = Choice::Required;
+    only = name;
 }
 
 ToolUse read_tools(Json definitions, std::vector<std::string> *notes) {

@@ -9,14 +9,22 @@
 
 namespace runnel::text {
 
-// Bounds on what comes from outside. A definition beyond them is shown to the model but cannot be called; what
-// stands behind the last call is content.
+// Bounds on what comes from outside. A definition beyond them is shown to the model but cannot be called. An answer
+// has at most kMaxToolCalls; what stands behind the last one is content.
 inline constexpr size_t kMaxToolName = 128, kMaxTools = 1024, kMaxToolCalls = 1024;
 
 struct Tool {
     std::string name;
     Json parameters;  // a JSON schema; null: any object
 };
+
+// The parameters' schema, or the part of it that its "$ref" names.
+const Json &resolved_parameters(const Tool &tool);
+// The schemas of the parameters by name; null: the tool declares none.
+const Json *declared_properties(const Tool &tool);
+// Whether a parameter between marks is its text as it stands, not JSON: one of type "string", or one of several
+// strings.
+bool is_raw_text(const Json &schema);
 
 // Letters, digits and _ - . / : what every format can write, and no format uses for anything else.
 bool is_tool_name_character(char c);
@@ -34,8 +42,10 @@ struct ToolUse {
     bool parallel = true;  // more than one call in an answer
 
     const Tool *find(std::string_view name) const;
-    // "auto", "required", "none", or the name of a tool. Throws std::invalid_argument for another word.
+    // "auto", "required", "none", or the name of a tool that is none of these. Throws std::invalid_argument for another word.
     void choose(const std::string &word);
+    // This tool, whatever its name. Throws std::invalid_argument for one that cannot be called.
+    void choose_tool(const std::string &name);
 };
 
 // Definitions as OpenAI has them, {"type": "function", "function": {"name", "description", "parameters"}}, or the

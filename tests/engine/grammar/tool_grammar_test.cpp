@@ -122,7 +122,8 @@ TEST_CASE("tool grammar: a schema that cannot be used takes any object, and the 
     const ToolFormat &format = *text::find_tool_format("Hermes");
     Machine machine(compile(tool_grammar(format, tools, literal, {}, &notes)));
     REQUIRE(notes.size() == 1);
-    CHECK(notes[0].find("the arguments of now are any object, because its schema cannot be used: ") == 0);
+    CHECK(notes[0].find(
+              "the arguments of now are not all constrained, because its schema cannot be used: ") == 0);
     CHECK(notes[0].find("if") != std::string::npos);
     CHECK(schema_problems(tools) == notes);
     const auto accepts = [&](const std::string &text) {
@@ -157,4 +158,124 @@ TEST_CASE("tool grammar: definitions that a schema refers to are those of its to
             CHECK((arguments["a"] == 1 || arguments["a"] == 2));
         }
     }
+}
+
+namespace {
+
+ToolUse one_tool(const char *parameters) {
+    ToolUse tools;
+    tools.tools.push_back({"f", text::parse_json(parameters)});
+    return tools;
+}
+
+// The arguments of random calls, read back; without calls whose numbers are beyond a double.
+std::vector<Json> forced(const ToolFormat &format, const ToolUse &tools,
+                         std::vector<std::string> *notes = nullptr) {
+    Machine machine(compile(tool_grammar(format, tools, literal, {}, notes)));
+    std::vector<Json> arguments;
+    for (uint64_t seed = 0; seed < 30; ++seed) {
+        Random random(seed);
+        const std::string text = random_text(machine, random);
+        CAPTURE(text);
+        const text::ParsedAnswer answer = text::parse_tool_calls(format, tools, text);
+        for (const text::ToolCall &call : answer.calls) arguments.push_back(text::parse_json(call.arguments));
+    }
+    CHECK(arguments.size() >= 5);
+    return arguments;
+}
+
+}  // namespace
+
+TEST_CASE("tool grammar: a parameter that may be a string comes back as the schema allows it") {
+    const ToolUse tools = one_tool(R"({"type": "object", "properties": {
+        "unit": {"enum": ["C", "F"]}, "mixed": {"enum": ["C", 1, null]}, "name": {"type": ["string", "null"]},
+        "day": {"type": "string", "enum": ["Mo", "Tu"]}}, "required": ["unit", "mixed", "name", "day"]})");
+    for (const ToolFormat &format : text::tool_formats()) {
+        if (format.body == ToolFormat::Body::Fields) continue;  // checks only plain types
+        CAPTURE(format.name);
+        for (const Json &arguments : forced(format, tools)) {
+            CAPTURE(arguments.dump());
+            CHECK((arguments["unit"] == "C" || arguments["unit"] == "F"));
+            CHECK((arguments["mixed"] == "C" || arguments["mixed"] == 1 || arguments["mixed"].is_null()));
+            CHECK((arguments["name"].is_string() || arguments["name"].is_null()));
+            CHECK((arguments["day"] == "Mo" || arguments["day"] == "Tu"));
+        }
+    }
+}
+
+TEST_CASE("tool grammar: arguments are an object, whatever the type of the schema says") {
+    const ToolFormat &format = *text::find_tool_format("Hermes");
+    for (const char *schema :
+         {R"({"type": "string"})", R"({"type": ["object", "null"]})", R"({"type": ["array"]})",
+          R"({"type": ["object", "string"], "properties": {"a": {"type": "null"}}})"}) {
+        CAPTURE(schema);
+        std::vector<std::string> notes;
+        for (const Json &arguments : forced(format, one_tool(schema), &notes)) CHECK(arguments.is_object());
+        const bool has_object = std::string(schema).find("object") != std::string::npos;
+        CHECK(notes.size() == (has_object ? 0 : 1));
+        CHECK(schema_problems(one_tool(schema)).size() == notes.size());
+    }
+}
+
+TEST_CASE("tool grammar: parameters without declared properties, and those behind a reference") {
+    for (const ToolFormat &format : text::tool_formats()) {
+        CAPTURE(format.name);
+        const bool by_name = format.body == ToolFormat::Body::Parameters ||
+                             format.body == ToolFormat::Body::Python ||
+                             format.body == ToolFormat::Body::Fields;
+        for (const char *schema : {"null", "{}", R"({"type": "object"})"}) {
+            CAPTURE(schema);
+            bool some = false;
+            for (const Json &arguments : forced(format, one_tool(schema))) some |= !arguments.empty();
+            if (by_name) CHECK(some);
+        }
+        for (const char *schema : {R"({"type": "object", "properties": {}})",
+                                   R"({"type": "object", "additionalProperties": false})"})
+            for (const Json &arguments : forced(format, one_tool(schema))) CHECK(arguments.empty());
+        const ToolUse tools =
+            one_tool(R"({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b~1c"}, "b/c":
+            {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]},
+            "n": {"type": "integer"}}})");
+        for (const Json &arguments : forced(format, tools)) {
+            CHECK(arguments.size() == 1);
+            // Fields are checked only by plain types.
+            if (format.body != ToolFormat::Body::Fields) CHECK(arguments["n"].is_number());
+        }
+    }
+}
+
+TEST_CASE("tool grammar: a property that the format cannot write is noted") {
+    const ToolUse tools = one_tool(R"({"type": "object", "properties": {"my param": {"type": "integer"},
+        "n": {"type": "integer"}}, "required": ["my param"]})");
+    for (const char *name : {"Qwen3-Coder", "LFM2", "Gemma 4"}) {
+        CAPTURE(name);
+        std::vector<std::string> notes;
+        (void)forced(*text::find_tool_format(name), tools, &notes);
+        REQUIRE(notes.size() == 1);
+        CHECK(notes[0] == "calls of f leave out \"my param\", because the format " + std::string(name) +
+                              " cannot write this name");
+    }
+}
+
+TEST_CASE("tool grammar: a part of a schema that cannot be used frees that argument alone") {
+    const ToolUse tools = one_tool(R"({"type": "object", "properties": {"a": {"if": {}},
+        "n": {"type": "integer"}}, "required": ["n"]})");
+    std::vector<std::string> notes;
+    for (const Json &arguments : forced(*text::find_tool_format("LFM2"), tools, &notes))
+        CHECK(arguments["n"].is_number());
+    REQUIRE(notes.size() == 1);
+    CHECK(notes[0].find("the argument a of f is any value, because its schema cannot be used: ") == 0);
+}
+
+TEST_CASE("tool grammar: bounds on items beyond 32 bits are as good as none") {
+    const ToolUse tools = one_tool(R"({"type": "object", "properties": {"n": {"type": "array",
+        "items": {"type": "integer"}, "minItems": 1, "maxItems": 4294967296}}, "required": ["n"]})");
+    for (const Json &arguments : forced(*text::find_tool_format("Gemma 4"), tools))
+        CHECK(!arguments["n"].empty());
+    const ToolUse many = one_tool(R"({"type": "object", "properties": {"n": {"type": "array",
+        "items": {"type": "integer"}, "minItems": 4294967297}}, "required": ["n"]})");
+    const ToolFormat &format = *text::find_tool_format("Gemma 4");
+    std::vector<std::string> notes;
+    (void)tool_grammar(format, many, literal, {}, &notes);
+    CHECK(notes.size() == 1);
 }

@@ -188,3 +188,19 @@ TEST_CASE("chat prompt: reasoning goes where the template reads it") {
                  chat) == "q;<think>\nhm\n;r;");
     CHECK(render(vocabulary("{% for m in messages %}{{ m.content }};{% endfor %}"), chat) == "q;a;r;");
 }
+
+TEST_CASE("chat prompt: a call whose arguments are not JSON leaves the other calls as objects") {
+    const VocabularyFile file = vocabulary(
+        "{% for m in messages %}{% for t in m.tool_calls or [] %}<tool_call>\n{\"name\": \"{{ "
+        "t.function.name "
+        "}}\", \"arguments\": {{ t.function.arguments | tojson }}}\n</tool_call>{% endfor %}{% endfor %}");
+    const auto call = [](const std::string &arguments) {
+        return Json{{"id", "a"}, {"function", {{"name", "f"}, {"arguments", arguments}}}};
+    };
+    const Json calls = {call(""), call("{oops"), call("{\"n\": 1}")};
+    const std::string shown =
+        render(file, {{"user", "?"}, {.role = "assistant", .content = "", .tool_calls = calls.dump()}});
+    CHECK(shown.find("\"arguments\": {}}") != std::string::npos);
+    CHECK(shown.find("\"arguments\": \"{oops\"}") != std::string::npos);
+    CHECK(shown.find("\"arguments\": {\"n\": 1}}") != std::string::npos);
+}

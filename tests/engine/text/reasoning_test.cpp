@@ -93,6 +93,30 @@ TEST_CASE("reasoning: a tool call ends it, and is part of the answer") {
     }
 }
 
+TEST_CASE("reasoning: held-back text is read once, not once for each piece") {
+    // With 1.2 MB held back in 300,000 pieces, a search from its beginning for each piece takes hours.
+    const auto pushed = [](const ReasoningStyle &style, const std::string &first, const std::string &piece,
+                           const std::string &last) {
+        ReasoningSplitter splitter(style, false);
+        Split result;
+        const auto take = [&](const std::vector<ReasoningSplitter::Piece> &pieces) {
+            for (const auto &p : pieces) (p.is_reasoning ? result.first : result.second) += p.text;
+        };
+        take(splitter.push(first));
+        for (int i = 0; i < 300'000; ++i) take(splitter.push(piece));
+        take(splitter.push(last));
+        take(splitter.flush());
+        return result;
+    };
+    const ReasoningStyle calls{ReasoningStyle::Kind::Marks, "<think>", "</think>", "<tool_call>"};
+    const std::string lines = "\n\n\n\n";
+    CHECK(pushed(kThink, "<think>Hm.", lines, "</think>A") == Split{"Hm.", "A"});
+    CHECK(pushed(calls, "<think>Hm.", lines, "<tool_call>") == Split{"Hm.", "<tool_call>"});
+    CHECK(pushed(kThink, "\n", lines, "<think>Hm.</think>A") == Split{"Hm.", "A"});
+    CHECK(pushed(kHarmony, "<|channel|>analysis<|message|>Hm.", lines, "<|end|>") == Split{"Hm.", ""});
+    CHECK(pushed(kHarmony, "<|channel|>analysis", lines, "<|message|>Hm.") == Split{"Hm.", ""});
+}
+
 TEST_CASE("reasoning: whether the prompt already begins it") {
     CHECK(kThink.begins_inside("...<|im_start|>assistant\n<think>\n"));
     CHECK_FALSE(kThink.begins_inside("...<|im_start|>assistant\n<think>\n\n</think>\n\n"));

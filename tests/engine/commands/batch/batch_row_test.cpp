@@ -137,6 +137,33 @@ TEST_CASE("batch row: tools, their calls and results") {
     CHECK_THROWS_AS(body.tool_use(use), runnel::completion::BodyError);
 }
 
+TEST_CASE("batch row: a tool may have the name of a choice, and an empty list of tools means none") {
+    using runnel::text::ToolUse;
+    for (const std::string name : {"none", "auto", "required"}) {
+        CAPTURE(name);
+        const auto row = parse_row(R"({"prompt": "a", "tools": [{"name": "f"}, {"name": ")" + name +
+                                       R"("}], "tool_choice": {"function": {"name": ")" + name + R"("}}})",
+                                   1);
+        CHECK(row.error == "");
+        const auto use = row.body.tool_use(nullptr);
+        CHECK(use->choice == ToolUse::Choice::Required);
+        CHECK(use->only == name);
+    }
+    const auto run = std::make_shared<ToolUse>(runnel::text::read_tools(Json::parse(R"([{"name": "f"}])")));
+    const auto empty = parse_row(R"({"prompt": "a", "tools": []})", 1);
+    REQUIRE(empty.body.tool_use(run));
+    CHECK(empty.body.tool_use(run)->tools.empty());
+    CHECK(empty.body.tool_use(run)->definitions.empty());
+    CHECK(!empty.body.tools);
+    CHECK(parse_row(R"({"prompt": "a", "tools": null})", 1).body.tool_use(run) == run);
+    const auto must = parse_row(R"({"prompt": "a", "tools": [], "tool_choice": "required"})", 1);
+    CHECK_THROWS_AS(must.body.tool_use(run), runnel::completion::BodyError);
+    const auto named = parse_row(R"({"prompt": "a", "tool_choice": {"function": {"name": "auto"}}})", 1);
+    CHECK_THROWS_AS(named.body.tool_use(run), runnel::completion::BodyError);
+    CHECK(parse_row(R"({"prompt": "a", "samplers": 5})", 1)
+              .error.find("\"samplers\" must be text or a list of strings") != std::string::npos);
+}
+
 TEST_CASE("batch row: calls are written as OpenAI has them") {
     runnel::completion::Reply reply{.text = "", .reasoning = "", .calls = {{"abc", "f", "{\"n\":1}"}}};
     RowIdentity identity;

@@ -406,15 +406,143 @@ TEST_CASE("tool calls: what cannot be read is content, with a note") {
     CHECK(two.note != "");
 }
 
-TEST_CASE("tool calls: many marks, and deep nesting, take no more than a moment") {
+TEST_CASE("tool calls: thousands of begun calls and of open brackets are content as they stand") {
     const ToolUse tools = tools_of({{"f", Json::object()}});
     for (const ToolFormat &format : tool_formats()) {
-        std::string text;
-        while (text.size() < 300'000) text += std::string(format.open) + std::string(format.before) + "{\"[";
-        const ParsedAnswer answer = parse_tool_calls(format, tools, text);
-        CHECK(answer.calls.empty());
-        CHECK(answer.content == text);
+        CAPTURE(format.name);
+        const std::string open(format.open), before(format.before), between(format.between);
+        std::string marks;
+        while (marks.size() < 300'000) marks += open + before + "{\"[";
+        // Arguments of each kind: 100,000 lists within lists, closed and not.
+        const std::string deep(100'000, '['), closed(100'000, ']');
+        std::vector<std::string> texts = {marks, open + before + deep};
+        for (const std::string &inner : std::vector<std::string>{deep, deep + closed})
+            for (const std::string &begin :
+                 std::vector<std::string>{"{\"name\": \"f\", \"arguments\": {\"a\": ",
+                                          "[{\"name\": \"f\", \"arguments\": {\"a\": ", "f{a:", "[f(a="})
+                texts.push_back(open + before + begin + inner);
+        texts.push_back(open + before + "f" + between + "{\"a\": " + deep + closed + "}" +
+                        std::string(format.after) + std::string(format.close));
+        for (const std::string &text : texts) {
+            const ParsedAnswer answer = parse_tool_calls(format, tools, text);
+            // The brackets of a parameter are its text.
+            if (format.body == ToolFormat::Body::Parameters && !answer.calls.empty()) continue;
+            CHECK(answer.calls.empty());
+            CHECK((answer.content == text));
+        }
     }
+}
+
+TEST_CASE("tool calls: held-back whitespace is read once, not once for each piece") {
+    // With 1.2 MB of whitespace in 300,000 pieces, a search from its beginning for each piece takes hours.
+    const ToolUse tools = tools_of({{"f", Json::object()}});
+    const std::string call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    for (const char *name : {"Hermes", "Llama 3"})
+        for (const bool begun : {false, true}) {
+            CAPTURE(name);
+            CAPTURE(begun);
+            ToolCallSplitter splitter(format_of(name), tools);
+            std::string content = begun ? splitter.push("x") : "", space;
+            for (int i = 0; i < 300'000; ++i) {
+                content += splitter.push("\n\n\n\n");
+                space += "\n\n\n\n";
+            }
+            CHECK(content == (begun ? "x" : ""));
+            if (std::string(name) == "Llama 3") {
+                content += splitter.push("y<");
+                CHECK((content == (begun ? "x" : "") + space + "y"));
+                continue;
+            }
+            CHECK(splitter.push("<tool") == "");
+            CHECK(splitter.push(call.substr(5)) == "");
+            const ParsedAnswer rest = splitter.flush();
+            CHECK(rest.calls.size() == 1);
+            CHECK(rest.content == "");
+        }
+}
+
+TEST_CASE("tool calls: a bad call, or one that is cut off, leaves the good ones beside it") {
+    const ToolUse tools = tools_of({{"f", Json::object()}});
+    const auto check = [&](const std::string &name, const std::string &text, size_t calls,
+                           const std::string &content) {
+        CAPTURE(text);
+        const ParsedAnswer answer = parse_tool_calls(format_of(name), tools, text);
+        CHECK(answer.calls.size() == calls);
+        CHECK(answer.content == content);
+        CHECK(answer.note != "");
+    };
+    const auto kimi = [](const std::string &tool) {
+        return "<|tool_call_begin|>functions." + tool + ":0<|tool_call_argument_begin|>{}<|tool_call_end|>";
+    };
+    const std::string open = "<|tool_calls_section_begin|>", close = "<|tool_calls_section_end|>";
+    const std::string cut = "<|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{\"a\":";
+    check("Kimi", open + kimi("f") + kimi("g") + close, 1, kimi("g") + close);
+    check("Kimi", open + kimi("f") + kimi("f") + cut, 2, cut);
+    check("Kimi", open + kimi("g") + kimi("f") + close, 1, open + kimi("g"));
+    check("Kimi", open + kimi("f") + kimi("g") + kimi("f") + close + " So.", 2, kimi("g") + " So.");
+    // Behind the end of a section there are no calls without a section.
+    check("Kimi", open + kimi("g") + close + kimi("f"), 0, open + kimi("g") + close + kimi("f"));
+    const auto minimax = [](const std::string &tool) {
+        return "<invoke name=\"" + tool + "\">\n</invoke>\n";
+    };
+    check("MiniMax", "<minimax:tool_call>\n" + minimax("f") + minimax("g") + "</minimax:tool_call>", 1,
+          "\n<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>");
+    const std::string f = R"({"name": "f", "arguments": {}})", g = R"({"name":"g","arguments":{}})";
+    check("Mistral (list)", "[TOOL_CALLS][" + f + ", " + g + ", " + f + "]", 2, "\n" + g);
+    check("Mistral (list)", "[TOOL_CALLS][" + f + ", {\"name\": \"f\", \"argu", 1,
+          ", {\"name\": \"f\", \"argu");
+    check("Nemotron", "I look. <TOOLCALL>[" + g + ", " + f + "]</TOOLCALL>", 1, "I look.\n" + g);
+    check("LFM2", "<|tool_call_start|>[f(a=1), g(), f()]<|tool_call_end|>", 2, "\ng()");
+    check("LFM2", "<|tool_call_start|>[f(a=1), f(a=[1,", 1, ", f(a=[1,");
+}
+
+TEST_CASE("tool calls: an answer has at most kMaxToolCalls, what follows is content") {
+    const ToolUse tools = tools_of({{"f", Json::object()}});
+    const std::string call = R"({"name": "f", "arguments": {}})";
+    std::string list = "[" + call;
+    for (size_t i = 1; i < 600; ++i) list += ", " + call;
+    const std::string two = "[TOOL_CALLS]" + list + "]\n[TOOL_CALLS]" + list + "]";
+    const ParsedAnswer answer = parse_tool_calls(format_of("Mistral (list)"), tools, two);
+    CHECK(answer.calls.size() == kMaxToolCalls);
+    CHECK(answer.content.size() > 100);
+    CHECK(answer.note.find("too many calls") != std::string::npos);
+    std::string many;
+    for (size_t i = 0; i < 1025; ++i) many += "<tool_call>" + call + "</tool_call>";
+    const ParsedAnswer rest = parse_tool_calls(format_of("Hermes"), tools, many);
+    CHECK(rest.calls.size() == kMaxToolCalls);
+    CHECK(rest.content == "<tool_call>" + call + "</tool_call>");
+    CHECK(rest.note.find("too many calls") != std::string::npos);
+}
+
+TEST_CASE("tool calls: a parameter that may be a string or something else is what its schema allows") {
+    const ToolUse tools =
+        read_tools(parse_json(R"([{"name": "f", "parameters": {"$ref": "#/$defs/all", "$defs": {
+        "all": {"properties": {
+            "text": {"type": "string"},
+            "unit": {"enum": ["C", "F"]},
+            "mixed": {"enum": ["C", 1, null]},
+            "name": {"type": ["string", "null"]},
+            "count": {"type": ["string", "integer"]}}}}}}])"));
+    const auto value = [&](const std::string &key, const std::string &text) {
+        const ParsedAnswer answer = parse_tool_calls(format_of("Qwen3-Coder"), tools,
+                                                     "<tool_call>\n<function=f>\n<parameter=" + key + ">\n" +
+                                                         text + "\n</parameter>\n</function>\n</tool_call>");
+        REQUIRE(answer.calls.size() == 1);
+        return parse_json(answer.calls[0].arguments).at(key);
+    };
+    CHECK(value("text", "\"x\"") == "\"x\"");
+    CHECK(value("unit", "C") == "C");
+    CHECK(value("mixed", "\"C\"") == "C");
+    CHECK(value("mixed", "C") == "C");
+    CHECK(value("mixed", "1") == 1);
+    CHECK(value("mixed", "null") == nullptr);
+    CHECK(value("mixed", "true") == "true");
+    CHECK(value("name", "null") == nullptr);
+    CHECK(value("name", "\"Bob\"") == "Bob");
+    CHECK(value("name", "Bob") == "Bob");
+    CHECK(value("name", "12") == "12");
+    CHECK(value("count", "12") == 12);
+    CHECK(value("count", "[12]") == "[12]");
 }
 
 TEST_CASE("tool calls: spellings beside the written one") {
