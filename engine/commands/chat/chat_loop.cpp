@@ -118,7 +118,7 @@ void Chat::answer() {
     try {
         text::Message answer =
             model_.answer(transcript_, color_, options_.show_thinking.value_or(terminal_), terminal_);
-        if (answer.content.empty() && answer.reasoning.empty())
+        if (answer.content.empty() && answer.reasoning.empty() && answer.tool_calls.empty())
             transcript_.messages.pop_back();
         else
             transcript_.messages.push_back(std::move(answer));

@@ -108,6 +108,45 @@ TEST_CASE("tools: as text, a call is a note on stderr, and no mark is shown") {
     CHECK(r.err.find("the model calls stop with {}") != std::string::npos);
 }
 
+TEST_CASE("chat: an answer that is only a call is saved with the message before it") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string saved = (directory / "saved.json").string();
+    const Result r = runnel_with(Files(kHermes).arguments("chat", {"--tool-choice", "stop", "-n", "400",
+                                                                   "--no-parallel-tool-calls", "-s", "2"}),
+                                 "Which animal?\n/save " + saved + "\n");
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    CHECK(r.err.find("the model calls stop with {}") != std::string::npos);
+    std::ifstream in(saved);
+    const json messages = json::parse(in)["messages"];
+    REQUIRE(messages.size() == 2);
+    CHECK(messages[0]["content"] == "Which animal?");
+    CHECK(messages[1]["tool_calls"][0]["function"]["name"] == "stop");
+}
+
+TEST_CASE("run and chat: a call behind reasoning is an answer that began") {
+    if (absent()) return;
+    const Files files(kHermes +
+                      "{% if add_generation_prompt %}<think>\n{% endif %}"
+                      "{{ '</think>' if false }}");
+    const std::vector<std::string> options = {"--tool-choice",
+                                              "stop",
+                                              "--no-parallel-tool-calls",
+                                              "--thinking-budget",
+                                              "3",
+                                              "-n",
+                                              "400",
+                                              "-s",
+                                              "2"};
+    for (const Result &r : {files.run(options), runnel_with(files.arguments("chat", options), "Hi\n")}) {
+        CAPTURE(r.err);
+        CHECK(r.code == 0);
+        CHECK(r.err.find("the model calls stop with {}") != std::string::npos);
+        CHECK(r.err.find("the answer did not begin") == std::string::npos);
+    }
+}
+
 TEST_CASE("tools: batch rows with tools, calls and results") {
     if (absent()) return;
     json body = {{"messages", json::array({{{"role", "user"}, {"content", "?"}}})},
