@@ -57,6 +57,7 @@ bool Chat::wants_color() const {
 void Chat::greet() {
     for (const std::string &note : engine_.notes()) io_.note(note);
     if (!model_.format().note().empty()) io_.note(model_.format().note());
+    note_unused(options_.chat, model_.format(), io_);
     if (terminal_)
         io_.progress(gguf::printable(options_.model.path, 4096) + ", context " +
                      std::to_string(engine_.executor().context()) + " tokens. /help for help.\n");
