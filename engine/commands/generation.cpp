@@ -148,6 +148,18 @@ completion::Limits limits(const GenerationFlags &flags) {
     return limits;
 }
 
+void note_calls(const completion::Done &done, Io &io, std::string_view where) {
+    if (!done.note.empty()) io.note(done.note);
+    for (const text::ToolCall &call : done.calls)
+        io.note("the model calls " + gguf::printable(call.name) + " with " +
+                gguf::printable(call.arguments, 1000) + std::string(where));
+}
+
+bool ended_in_reasoning(const completion::Done &done, bool has_reasoning, bool has_text) {
+    return done.reason != completion::FinishReason::Interrupt && has_reasoning && !has_text &&
+           done.calls.empty();
+}
+
 completion::FinishReason finish_reason(const decode::StopRequest &stop) {
     const bool deadline = stop.reason() == decode::StopRequest::Reason::Deadline;
     return deadline ? completion::FinishReason::Deadline : completion::FinishReason::Interrupt;

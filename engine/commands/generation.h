@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/commands/io.h"
@@ -40,6 +41,12 @@ completion::Limits limits(const GenerationFlags &flags);
 
 // The finish reason of the answers that a stop ends.
 completion::FinishReason finish_reason(const decode::StopRequest &stop);
+
+// Notes the calls of an answer that is shown as text, which omits them, or why a call is none. `where`: follows
+// each call.
+void note_calls(const completion::Done &done, Io &io, std::string_view where = "");
+// Whether the answer broke off before its reasoning ended: it has neither text nor calls.
+bool ended_in_reasoning(const completion::Done &done, bool has_reasoning, bool has_text);
 
 // The statistics of one answer.
 struct Report {

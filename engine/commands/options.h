@@ -49,7 +49,8 @@ struct TemplateFlags {
     text::Thinking thinking = text::Thinking::Default;
     int64_t thinking_budget = -1;  // tokens; -1: no limit
     bool given() const {
-        return file || name || tools || !variables.empty() || thinking != text::Thinking::Default;
+        return file || name || tools || tool_choice || one_call || !variables.empty() ||
+               thinking != text::Thinking::Default || thinking_budget >= 0;
     }
 };
 

@@ -89,7 +89,7 @@ std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
     }
     if (!format.tool_format())
         notes.push_back(
-            "the chat template writes no tool calls, or in an unknown way: they stay in the text");
+            "the chat template has no tool-call format that runnel knows: calls stay in the text");
     if (format.tool_format())
         for (std::string &problem : grammar::schema_problems(*use)) notes.push_back(std::move(problem));
     for (const std::string &note : notes) io.note(note);
@@ -101,6 +101,11 @@ void expect_template(const completion::PromptFormat &format, const TemplateFlags
     if (raw) throw UsageError("--raw completes text without a chat template");
     if (!format.has_template())
         throw UsageError("the file has no chat template; --chat-template FILE gives one");
+}
+
+void note_unused(const TemplateFlags &flags, const completion::PromptFormat &format, Io &io) {
+    if (flags.thinking_budget >= 0 && format.reasoning().kind == text::ReasoningStyle::Kind::None)
+        io.note("the model does not reason: --thinking-budget has no effect");
 }
 
 std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,

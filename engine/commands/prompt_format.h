@@ -22,6 +22,8 @@ std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
                                               const completion::PromptFormat &format, Io &io);
 // Throws UsageError if template flags are given without a template or with --raw.
 void expect_template(const completion::PromptFormat &format, const TemplateFlags &flags, bool raw);
+// Notes template flags that have no effect with this model.
+void note_unused(const TemplateFlags &flags, const completion::PromptFormat &format, Io &io);
 
 // The system prompt of --system or --system-file; empty when there is none. Throws UsageError for both.
 std::string system_prompt(const std::optional<std::string> &text, const std::optional<std::string> &file,

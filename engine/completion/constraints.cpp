@@ -84,7 +84,7 @@ std::optional<decode::Constraint> Constraints::make_calls(const text::ToolFormat
                                                           const ReasoningStyle &reasoning,
                                                           bool begins_inside) {
     const bool required = tools.choice == text::ToolUse::Choice::Required;
-    // gpt-oss calls in a channel of its own, so a call is always waited for.
+    // In gpt-oss a call has its own channel, so the constraint starts at that channel's mark.
     const bool harmony = reasoning.kind == ReasoningStyle::Kind::Harmony;
     const bool begun = harmony || !required;
     if (begun && format.bare) return std::nullopt;

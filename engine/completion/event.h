@@ -78,7 +78,8 @@ struct Done {
     Usage usage = {};
     Timings timings = {};
     std::optional<decode::SpeculationCounts> speculation = {};  // nullopt without drafts
-    std::optional<bool> complete = {};       // whether the text satisfies its constraint; nullopt without one
+    // Whether the text satisfies its constraint; nullopt without one and for tool choice auto.
+    std::optional<bool> complete = {};
     std::vector<text::ToolCall> calls = {};  // tool calls; their text is in no Piece
     std::string note = {};                   // why text that looks like a tool call is none; usually empty
     SequenceHandle kept = kNoSequence;       // under Request::keep

@@ -15,6 +15,15 @@ using base::seconds_between, base::seconds_since;
 using decode::DecodeError;
 using decode::ScheduledSequence;
 
+namespace {
+
+// Whether an answer with these tools may be plain text, without a call.
+bool may_be_text(const std::shared_ptr<const text::ToolUse> &tools) {
+    return tools && tools->choice == text::ToolUse::Choice::Auto;
+}
+
+}  // namespace
+
 CompletionQueue::CompletionQueue(decode::Engine &engine, const PromptFormat &format, QueueOptions options)
     : CompletionQueue(engine.executor(), vocabulary_of(engine.tokenizer()), std::move(options)) {
     engine_ = &engine;
@@ -86,7 +95,7 @@ std::optional<decode::Constraint> CompletionQueue::constraint_of(const Request &
     const bool required = tools && tools->choice == text::ToolUse::Choice::Required;
     if (required && request.constraint)
         throw DecodeError(DecodeError::Kind::BadInput,
-                          "an answer cannot be constrained and a required tool call at once");
+                          "a constraint and a required tool call exclude each other");
     if (!request.constraint && !tools) return std::nullopt;
     if (!engine_) throw DecodeError(DecodeError::Kind::BadInput, "a constraint needs the tokenizer");
     if (!constraints_)
@@ -123,8 +132,9 @@ std::shared_ptr<const text::ToolUse> CompletionQueue::tools_of(const Request &re
     if (request.constraint && tools.choice == Choice::Auto) return nullptr;  // leaves no place for calls
     if (can_call && format_->tool_format()) return messages->tools;
     if (tools.choice == Choice::Required)
-        throw DecodeError(DecodeError::Kind::BadInput,
-                          "a tool call is required, but the chat template writes none, or in an unknown way");
+        throw DecodeError(
+            DecodeError::Kind::BadInput,
+            "a tool call is required, but the chat template has no tool-call format that runnel knows");
     return nullptr;
 }
 
@@ -189,10 +199,13 @@ void CompletionQueue::start(RequestId id, const Request &request) {
         answer.drafts = request.drafts;
     }
     if (request.thinking_budget >= 0 && prompt.is_turn && engine_) {
-        const text::ReasoningStyle &style = format_->reasoning();
+        text::ReasoningStyle style = format_->reasoning();
+        // A required call is constrained only behind the closing mark, which must come.
+        if (may_be_text(tools) && !format_->tool_format()->bare)
+            style.call = format_->tool_format()->triggers().front();
         answer.sampler.force(ThinkingBudget(style, prompt.begins_inside, request.thinking_budget,
                                             ThinkingBudget::closing_tokens(style, engine_->tokenizer()),
-                                            turn_vocabulary_.text,
+                                            vocabulary_of_answer(prompt, tools != nullptr).text,
                                             static_cast<int64_t>(prompt.tokens.size()) + answer.dropped));
     }
     if (scores_prompt) {
@@ -318,7 +331,7 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
                 answer->speculator->passed(pass.seconds / static_cast<double>(ready.size()));
             }
             if (score_prompt(*answer)) continue;
-            if (answer->samples > 1) split(answer);
+            if (answer->samples > 1 && answer->done.error.empty()) split(answer);
             advance(answer, *sequence);
         }
         advance_beams();
@@ -386,7 +399,7 @@ void CompletionQueue::split(Entries::iterator answer) {
 
 // Takes the next tokens from the rows of `computed`, which has the same tokens. The answer goes on or ends.
 void CompletionQueue::advance(Entries::iterator answer, const ScheduledSequence &computed) {
-    if (!answer->text.complete()) take(*answer, computed);
+    if (answer->done.error.empty() && !answer->text.complete()) take(*answer, computed);
     if (answer->done.error.empty() && go_on(*answer))
         going_on_.push_back(&*answer);
     else
@@ -428,7 +441,7 @@ void CompletionQueue::read_prompt(Entry &answer) {
     answer.unread.erase(answer.unread.begin(), answer.unread.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
-// True when more of the prompt has to be read first.
+// True when more of the prompt has to be read first. May fail the answer.
 bool CompletionQueue::score_prompt(Entry &answer) {
     if (answer.prompt_logprobs < 0 || answer.started) return false;
     const std::vector<TokenId> &tokens = answer.sequence.tokens();
@@ -436,6 +449,12 @@ bool CompletionQueue::score_prompt(Entry &answer) {
     for (size_t i = 0; i < rows.size(); ++i) {
         const size_t next = tokens.size() - rows.size() + i + 1;
         if (next == tokens.size() && answer.unread.empty()) break;
+        try {
+            decode::expect_finite(rows[i].whole());
+        } catch (const DecodeError &error) {
+            fail(answer, error);
+            return false;
+        }
         answer.done.prompt_logprobs.push_back(decode::log_probabilities(
             rows[i].whole(), next < tokens.size() ? tokens[next] : answer.unread.front(),
             answer.prompt_logprobs));
@@ -600,7 +619,7 @@ void CompletionQueue::finish(Beams &beams, FinishReason reason) {
         done.usage.completion_tokens = found[i].tokens.size();
         done.log_probability = found[i].log_probability;
         done.score = found[i].score;
-        done.complete = found[i].complete;
+        if (!may_be_text(beams.tools)) done.complete = found[i].complete;
         std::optional<text::ReasoningSplitter> splitter = beams.splitter;
         std::optional<text::ToolCallSplitter> calls = beams.calls;
         report_text(done, splitter, calls, text::kNoToken, found[i].text, true);
@@ -633,10 +652,9 @@ void CompletionQueue::finish(Entries::iterator answer) {
     done.reason = answer->text.reason();
     done.tokens = answer->text.tokens();
     done.usage.completion_tokens = done.tokens.size();
-    // Of calls that may as well be text there is nothing to be complete.
-    const bool may_call = answer->tools && answer->tools->choice == text::ToolUse::Choice::Auto;
+    // With tool choice auto the answer may be plain text, so completeness is not reported.
     const decode::Constraint *constraint = answer->sampler.constraint();
-    if (constraint && done.error.empty() && !may_call)
+    if (constraint && done.error.empty() && !may_be_text(answer->tools))
         done.complete = answer->closed || constraint->complete(done.tokens);
     if (answer->keep) done.kept = keep(*answer);
     for (int32_t i = 0; i < answer->samples; ++i) {

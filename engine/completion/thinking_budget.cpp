@@ -21,6 +21,10 @@ bool within_character(std::string_view text) {
     return false;
 }
 
+bool contains(std::string_view text, std::string_view mark) {
+    return !mark.empty() && text.find(mark) != text.npos;
+}
+
 // Cuts the text behind a mark; false when it is not there.
 bool skip_past(std::string &text, std::string_view mark) {
     const size_t at = text.find(mark);
@@ -100,11 +104,13 @@ void ThinkingBudget::read(State &state, std::string_view bytes) const {
     }
     if (style_.kind == Kind::Harmony)
         read_channels(state);
-    else if (state.phase == Phase::Inside && skip_past(state.tail, style_.close))
+    else if (state.phase == Phase::Inside &&
+             (contains(state.tail, style_.close) || contains(state.tail, style_.call)))
         state.phase = Phase::Answer;
     if (state.phase == Phase::Answer) state.tail.clear();
-    if (state.phase != Phase::Header && state.tail.size() > kLongestMark)
-        state.tail.erase(0, state.tail.size() - kLongestMark);
+    const size_t longest = std::max({kLongestMark, style_.close.size(), style_.call.size()});
+    if (state.phase != Phase::Header && state.tail.size() > longest)
+        state.tail.erase(0, state.tail.size() - longest);
 }
 
 void ThinkingBudget::read_channels(State &state) const {

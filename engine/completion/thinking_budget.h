@@ -22,6 +22,7 @@ class ThinkingBudget {
     static std::vector<TokenId> closing_tokens(const text::ReasoningStyle &style,
                                                const text::Tokenizer &tokenizer);
 
+    // style.call, if any, ends the reasoning like style.close; channels need none.
     // `most`: tokens of reasoning, marks and channel headers not counted. `text`: of tokens, marks included.
     // The answer begins behind `prompt_tokens` tokens (those counted that were dropped from the history), and
     // within the reasoning if `begins_inside`.

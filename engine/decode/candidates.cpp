@@ -11,9 +11,8 @@ using text::TokenId;
 
 namespace {
 
-// Reorders `set` so that its elements come in the order of `less` for as far as `more` asks: more(candidate)
-// is called for each in turn and says whether to go on. Returns how many it saw. Sorts only about as many
-// elements as that.
+// Sorts the front of `set` by `less` and calls more(candidate) in that order until it returns false. Returns
+// the number of candidates visited; only about that many are sorted.
 template <class Less, class More>
 size_t walk_in_order(std::vector<TokenProb> &set, Less less, More more) {
     size_t sorted = 0;

@@ -1,6 +1,10 @@
 #include "engine/decode/logit_rows.h"
 
 #include <cassert>
+#include <cfloat>
+#include <cmath>
+
+#include "engine/decode/error.h"
 
 namespace runnel::decode {
 namespace {
@@ -13,6 +17,15 @@ std::span<T> shares(std::span<T> all, size_t rows, size_t first, size_t count) {
 }
 
 }  // namespace
+
+void expect_finite(std::span<const float> logits) {
+    bool finite = true;
+    for (const float l : logits) finite &= std::abs(l) <= FLT_MAX;
+    if (!finite)
+        throw DecodeError(DecodeError::Kind::Failed,
+                          "the model computed numbers that are not finite (NaN or infinity): the file's "
+                          "weights are damaged or overflow");
+}
 
 std::span<const float> LogitRow::whole_or_read(std::vector<float> &memory) const {
     if (!whole_.empty()) return whole_;

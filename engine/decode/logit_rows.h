@@ -36,6 +36,9 @@ class LogitRow {
     float sum_;
 };
 
+// Throws DecodeError{Failed} for NaN and infinity.
+void expect_finite(std::span<const float> logits);
+
 class LogitRows {
   public:
     LogitRows() = default;  // none

@@ -8,18 +8,13 @@
 #include <string>
 
 #include "engine/decode/error.h"
+#include "engine/decode/logit_rows.h"
 #include "engine/decode/random.h"
 
 namespace runnel::decode {
 namespace {
 
 constexpr float kForbidden = -std::numeric_limits<float>::infinity();
-
-[[noreturn]] void not_finite() {
-    throw DecodeError(DecodeError::Kind::Failed,
-                      "the model computed numbers that are not finite (NaN or infinity): the file's "
-                      "weights are damaged or overflow");
-}
 
 }  // namespace
 
@@ -71,9 +66,6 @@ void Sampler::choose_steps() {
 void Sampler::load(std::span<const float> logits, std::span<const TokenId> history) {
     assert(logits.size() >= static_cast<size_t>(vocab_));
     logits_.assign(logits.begin(), logits.begin() + vocab_);
-    bool finite = true;
-    for (const float l : logits_) finite &= std::abs(l) <= FLT_MAX;
-    if (!finite) not_finite();
     if (constraint_) {
         const grammar::Bits &mask = constraint_->mask(history);
         for (TokenId id = 0; id < vocab_; ++id)
@@ -239,6 +231,7 @@ bool Sampler::take_forced(std::span<const TokenId> history) {
 
 void Sampler::filter(std::span<const float> logits, std::span<const TokenId> history) {
     whole_ = true;
+    expect_finite(logits.first(static_cast<size_t>(vocab_)));
     if (take_forced(history)) return;
     gathered_ = false;
     load(logits, history);
@@ -384,7 +377,7 @@ bool Sampler::choose(std::span<const kernels::TopLogit> largest, std::span<const
 bool Sampler::filter(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history) {
     assert(!largest.empty());
     whole_ = false;
-    if (!(std::abs(largest.front().logit) <= FLT_MAX)) not_finite();
+    expect_finite({&largest.front().logit, 1});
     if (candidates_needed(std::numeric_limits<int32_t>::max()) == 0) return false;
     if (take_forced(history)) return true;
     gathered_ = true;

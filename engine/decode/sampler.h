@@ -104,13 +104,12 @@ class Sampler {
     TokenId sample(std::span<const float> logits, std::span<const TokenId> history);
     // The same from what distribution() gave last.
     TokenId draw(size_t history) const;
-    // What draw() would give if `first`, which it gives, were forbidden and no filter had to be passed again;
-    // kNoToken where nothing else is left. At temperature 0, where only one candidate is, of all tokens, or
-    // of those of the largest logits that others cannot come before.
+    // The runner-up token under the same noise, or kNoToken. Greedy: the second-largest logit, if it is known.
+    // Precondition: draw(history) gives `first`.
     TokenId second(size_t history, TokenId first) const;
 
-    // How many of the largest logits of a row mostly decide what distribution() and sample() give: 1 for the
-    // largest alone; 0: the whole row does, or more of it than `most`.
+    // Size of the top-k that usually decides the draw; 1: argmax only; 0: needs the full row, or more than
+    // `most` logits.
     int32_t candidates_needed(int32_t most) const;
     // What distribution() and sample() give for a row of which these are the largest logits
     // (kernels::Backend::execute). Null and nullopt when they do not decide it. Throw what those do.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <span>
 
 #include "engine/commands/cli/nearest.h"
@@ -153,9 +154,11 @@ std::string error_line(const RowIdentity &row, const std::string &error) {
 }
 
 std::optional<WrittenRow> parse_written(std::string_view line) {
+    // The length of a line of log-probabilities has no limit.
+    constexpr size_t kUnlimited = std::numeric_limits<size_t>::max();
     Json object;
     try {
-        object = parse_json(line);
+        object = parse_json(line, {.bytes = kUnlimited, .values = kUnlimited});
     } catch (const JsonError &) {
         return std::nullopt;
     }

@@ -37,6 +37,7 @@ BatchRun::BatchRun(const BatchOptions &options, Engine &engine, BatchInput &inpu
       queue_(engine, format_, {.parallel = options.parallel, .drafts = speculators(drafts_.get())}),
       errors_(output.before().failed()) {
     expect_template(format_, options.chat, options.raw);
+    note_unused(options.chat, format_, io);
     output_.begin(batch_settings(options, engine, sampling_, requests_.system(), requests_.constraint()));
 }
 

@@ -103,7 +103,8 @@ void add_sampling(const decode::SamplingOptions &s, BatchSettings &list) {
             list.emplace_back("--" + std::string(setting.name), decode::shown_number(setting.get(s)));
     if (s.samplers != usual.samplers) list.emplace_back("--samplers", decode::samplers_text(s.samplers));
     if (s.dry_breakers != usual.dry_breakers)
-        list.emplace_back("--dry-sequence-breaker", joined(s.dry_breakers));
+        list.emplace_back("--dry-sequence-breaker",
+                          Json(s.dry_breakers).dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 }  // namespace

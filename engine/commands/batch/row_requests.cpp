@@ -7,6 +7,11 @@
 #include "engine/grammar/tool_grammar.h"
 
 namespace runnel::commands {
+namespace {
+
+constexpr size_t kMostProblems = 16;
+
+}  // namespace
 
 RowRequests::RowRequests(const BatchOptions &options, const completion::PromptFormat &format,
                          const decode::SamplingOptions &sampling, const decode::StopRequest &stop, Io &io)
@@ -47,11 +52,16 @@ completion::Request RowRequests::of(const Row &row) {
         messages.insert(messages.begin(), {"system", system_});
     if (!std::exchange(noted_, true) && !format_.note().empty()) io_.note(format_.note());
     const auto tools = body.tool_use(tools_);
-    if (body.tools)
-        for (const std::string &problem : grammar::schema_problems(*tools))
-            io_.note("line " + std::to_string(row.identity.line) + ": " + problem);
+    if (body.tools && problems_.size() < kMostProblems) note_problems(*tools, row.identity.line);
     request.input = completion::Messages{std::move(messages), tools};
     return request;
+}
+
+// Once per problem, and the first kMostProblems only: rows mostly bring the same tools.
+void RowRequests::note_problems(const text::ToolUse &tools, int64_t line) {
+    for (const std::string &problem : grammar::schema_problems(tools))
+        if (problems_.size() < kMostProblems && problems_.insert(problem).second)
+            io_.note("line " + std::to_string(line) + ": " + problem);
 }
 
 }  // namespace runnel::commands

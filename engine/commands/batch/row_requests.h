@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "engine/commands/batch/batch_row.h"
@@ -27,6 +28,8 @@ class RowRequests {
     const std::optional<grammar::Source> &constraint() const { return constraint_; }
 
   private:
+    void note_problems(const text::ToolUse &tools, int64_t line);
+
     const BatchOptions &options_;
     const completion::PromptFormat &format_;
     const decode::SamplingOptions &sampling_;
@@ -35,6 +38,7 @@ class RowRequests {
     const completion::Limits limits_;
     const std::optional<grammar::Source> constraint_;
     const std::shared_ptr<const text::ToolUse> tools_;  // of rows that bring none
+    std::set<std::string> problems_;                    // of tool schemas, noted
     bool noted_ = false;                                // format_.note() was shown
 };
 

@@ -57,6 +57,7 @@ bool Chat::wants_color() const {
 void Chat::greet() {
     for (const std::string &note : engine_.notes()) io_.note(note);
     if (!model_.format().note().empty()) io_.note(model_.format().note());
+    note_unused(options_.chat, model_.format(), io_);
     if (terminal_)
         io_.progress(gguf::printable(options_.model.path, 4096) + ", context " +
                      std::to_string(engine_.executor().context()) + " tokens. /help for help.\n");
@@ -118,7 +119,7 @@ void Chat::answer() {
     try {
         text::Message answer =
             model_.answer(transcript_, color_, options_.show_thinking.value_or(terminal_), terminal_);
-        if (answer.content.empty() && answer.reasoning.empty())
+        if (answer.content.empty() && answer.reasoning.empty() && answer.tool_calls.empty())
             transcript_.messages.pop_back();
         else
             transcript_.messages.push_back(std::move(answer));

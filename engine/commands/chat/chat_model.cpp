@@ -7,7 +7,6 @@
 #include "engine/commands/chat/chat_view.h"
 #include "engine/commands/json.h"
 #include "engine/commands/prompt_format.h"
-#include "gguf/printable.h"
 
 namespace runnel::commands {
 
@@ -105,22 +104,13 @@ text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_r
     expect_answer(*done);
     io_.out.write("\n");
     if (!done->calls.empty()) answer.tool_calls = dump(text::calls_json(done->calls));
-    note_calls(*done);
+    note_calls(*done, io_);  // the results come with a transcript that has them (/load)
     finish(*done);
-    if (done->reason != completion::FinishReason::Interrupt && answer.content.empty() &&
-        !answer.reasoning.empty())
+    if (ended_in_reasoning(*done, !answer.reasoning.empty(), !answer.content.empty()))
         io_.note(
             "the answer did not begin: the model was still reasoning (/think off and --thinking-budget bound "
             "it)");
     return answer;
-}
-
-// The results come with a transcript that has them (/load).
-void ChatModel::note_calls(const Done &done) const {
-    if (!done.note.empty()) io_.note(done.note);
-    for (const text::ToolCall &call : done.calls)
-        io_.note("the model calls " + gguf::printable(call.name) + " with " +
-                 gguf::printable(call.arguments, 1000));
 }
 
 void ChatModel::finish(const Done &done) {

@@ -46,7 +46,6 @@ class ChatModel {
     void make_room(Transcript &transcript) const;
     completion::Request request_of(const Transcript &transcript) const;
     void finish(const completion::Done &done);
-    void note_calls(const completion::Done &done) const;
 
     const ChatOptions &options_;
     decode::Engine &engine_;

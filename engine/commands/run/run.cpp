@@ -121,6 +121,7 @@ int run(const RunOptions &options, Io &io) {
     const std::string text = gather_prompt(options, io, stop);
     const completion::PromptFormat format = prompt_format(engine, options.chat);
     expect_template(format, options.chat, options.raw);
+    note_unused(options.chat, format, io);
     const completion::Request request = request_of(options, text, format, stop, io);
     PromptCache cache(options.prompt_cache, options.model, engine, io);
     completion::CompletionQueue queue(

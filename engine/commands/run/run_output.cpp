@@ -4,7 +4,6 @@
 
 #include "engine/completion/logprobs.h"
 #include "engine/text/utf8.h"
-#include "gguf/printable.h"
 
 namespace runnel::commands {
 namespace {
@@ -128,29 +127,24 @@ void RunOutput::write_text() {
     io_.out.write(io_.out.is_terminal() ? text::printable_for_terminal(text) + "\n" : text);
 }
 
-// Text has no place for calls: they are in --json.
-void RunOutput::note_calls() const {
-    for (const Answer &answer : answers_) {
-        if (!answer.done.note.empty()) io_.note(answer.done.note);
-        if (options_.json) continue;
-        for (const text::ToolCall &call : answer.done.calls)
-            io_.note("the model calls " + gguf::printable(call.name) + " with " +
-                     gguf::printable(call.arguments, 1000) + " (--json: tool_calls)");
-    }
-}
-
 void RunOutput::finish(decode::Engine &engine, uint64_t seed) {
     const Report report = summary(engine, seed);
     if (options_.json)
         io_.out.write(dump(json(report, engine.tokenizer())));
     else
         write_text();
-    note_calls();
+    for (const Answer &answer : answers_) {
+        if (!options_.json)
+            note_calls(answer.done, io_, " (--json: tool_calls)");
+        else if (!answer.done.note.empty())
+            io_.note(answer.done.note);
+    }
     const std::string context = "the context of " + std::to_string(engine.executor().context()) + " tokens";
     if (const int64_t forgotten = first().usage.forgotten; forgotten > 0)
         io_.note(context + " was full: " + std::to_string(forgotten) + " tokens were forgotten on the way");
     if (first().context_full) io_.note(context + " is full: the text ends here (a larger one with -c)");
-    if (!interrupted() && !answers_.front().text.began() && !answers_.front().text.reasoning().empty())
+    if (const AnswerText &text = answers_.front().text;
+        ended_in_reasoning(first(), !text.reasoning().empty(), text.began()))
         io_.note(
             "the answer did not begin: the model was still reasoning (-n, --think, --thinking-budget and the "
             "context bound it)");

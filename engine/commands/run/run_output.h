@@ -41,7 +41,6 @@ class RunOutput {
     void show(Answer &answer, const std::string &text);
     Report summary(const decode::Engine &engine, uint64_t seed) const;
     Json json(const Report &report, const text::Tokenizer &tokenizer) const;
-    void note_calls() const;
     void write_text();
 
     const RunOptions &options_;

@@ -37,6 +37,7 @@ TEST_CASE("a model whose numbers are not finite: every command fails with 1 and 
     for (const std::vector<std::string> &arguments :
          std::vector<std::vector<std::string>>{{"run", "a"},
                                                {"run", "a", "--samples", "2"},
+                                               {"run", "abc", "--json", "-n", "0", "--prompt-logprobs", "1"},
                                                {"bench", "-p", "0", "-n", "4", "--sequences", "2"},
                                                {"bench", "--lookup", "-n", "8"}}) {
         CAPTURE(arguments[0]);

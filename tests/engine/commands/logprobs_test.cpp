@@ -193,7 +193,8 @@ TEST_CASE("run and batch: samplers as options and as fields give one text, with 
 TEST_CASE("run and batch: --thinking-budget ends the reasoning after so many tokens") {
     if (absent()) return;
     const ThinkingTemplate thinks;
-    const std::vector<std::string> common = {"--chat-template", thinks.path, "-n", "40", "--temp", "1"};
+    const std::vector<std::string> common = {"--chat-template", thinks.path, "-n", "40",
+                                             "--temp",          "1",         "-s", "4"};
     const auto with = [&](std::vector<std::string> more) {
         more.insert(more.end(), common.begin(), common.end());
         return more;

@@ -108,6 +108,45 @@ TEST_CASE("tools: as text, a call is a note on stderr, and no mark is shown") {
     CHECK(r.err.find("the model calls stop with {}") != std::string::npos);
 }
 
+TEST_CASE("chat: an answer that is only a call is saved with the message before it") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string saved = (directory / "saved.json").string();
+    const Result r = runnel_with(Files(kHermes).arguments("chat", {"--tool-choice", "stop", "-n", "400",
+                                                                   "--no-parallel-tool-calls", "-s", "2"}),
+                                 "Which animal?\n/save " + saved + "\n");
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    CHECK(r.err.find("the model calls stop with {}") != std::string::npos);
+    std::ifstream in(saved);
+    const json messages = json::parse(in)["messages"];
+    REQUIRE(messages.size() == 2);
+    CHECK(messages[0]["content"] == "Which animal?");
+    CHECK(messages[1]["tool_calls"][0]["function"]["name"] == "stop");
+}
+
+TEST_CASE("run and chat: a call behind reasoning is an answer that began") {
+    if (absent()) return;
+    const Files files(kHermes +
+                      "{% if add_generation_prompt %}<think>\n{% endif %}"
+                      "{{ '</think>' if false }}");
+    const std::vector<std::string> options = {"--tool-choice",
+                                              "stop",
+                                              "--no-parallel-tool-calls",
+                                              "--thinking-budget",
+                                              "3",
+                                              "-n",
+                                              "400",
+                                              "-s",
+                                              "2"};
+    for (const Result &r : {files.run(options), runnel_with(files.arguments("chat", options), "Hi\n")}) {
+        CAPTURE(r.err);
+        CHECK(r.code == 0);
+        CHECK(r.err.find("the model calls stop with {}") != std::string::npos);
+        CHECK(r.err.find("the answer did not begin") == std::string::npos);
+    }
+}
+
 TEST_CASE("tools: batch rows with tools, calls and results") {
     if (absent()) return;
     json body = {{"messages", json::array({{{"role", "user"}, {"content", "?"}}})},
@@ -148,7 +187,7 @@ TEST_CASE("tools: batch rows with tools, calls and results") {
     CHECK(r.err.find("line 2: the arguments of own are not all constrained") != std::string::npos);
 }
 
-TEST_CASE("tools: what cannot be done is said") {
+TEST_CASE("tools: impossible options are errors or notes") {
     if (absent()) return;
     const Files files(kHermes);
     CHECK(files.run({"--tool-choice", "nope"}).code == 2);
@@ -156,7 +195,70 @@ TEST_CASE("tools: what cannot be done is said") {
     const Files none(chat(""));
     const Result r = none.run({"-n", "1"});
     CHECK(r.code == 0);
-    CHECK(r.err.find("the chat template writes no tool calls") != std::string::npos);
+    CHECK(r.err.find("the chat template has no tool-call format that runnel knows") != std::string::npos);
     CHECK(none.run({"--tool-choice", "required", "-n", "1"}).code == 5);
     CHECK(runnel_with({"run", demo_model().string(), "--tool-choice", "auto", "x", "-n", "1"}).code == 2);
+}
+
+TEST_CASE("run and batch: --raw refuses the options of chat templates; a budget without reasoning is noted") {
+    if (absent()) return;
+    for (const std::vector<std::string> &options : {std::vector<std::string>{"--thinking-budget", "3"},
+                                                    {"--tool-choice", "required"},
+                                                    {"--no-parallel-tool-calls"}}) {
+        CAPTURE(options[0]);
+        std::vector<std::string> arguments{"run", demo_model().string(), "--raw", "x", "-n", "1"};
+        arguments.insert(arguments.end(), options.begin(), options.end());
+        const Result r = runnel_with(arguments);
+        CHECK(r.code == 2);
+        CHECK(r.err.find("--raw") != std::string::npos);
+    }
+    const std::string note = "the model does not reason: --thinking-budget has no effect";
+    const Files files(kHermes);
+    const std::vector<std::string> budget = {"--thinking-budget", "3", "-n", "1"};
+    for (const Result &r : {files.run(budget), runnel_with(files.arguments("chat", budget), "Hi\n"),
+                            runnel_with(files.arguments("batch", budget), "{\"prompt\": \"a\"}\n")}) {
+        CHECK(r.code == 0);
+        CHECK(r.err.find(note) != std::string::npos);
+    }
+    CHECK(files.run({"-n", "1"}).err.find(note) == std::string::npos);
+}
+
+TEST_CASE("run: completeness is reported for required calls only, with and without beams") {
+    if (absent()) return;
+    const Files files(kHermes);
+    for (const char *several : {"--samples", "--beams"}) {
+        CAPTURE(several);
+        const auto answers = [&](const char *choice) {
+            const Result r = files.run({"--json", several, "2", "-n", "4", "--tool-choice", choice});
+            REQUIRE(r.code == 0);
+            return json::parse(r.out);
+        };
+        const json free = answers("auto"), required = answers("stop");
+        CHECK_FALSE(free.contains("complete"));
+        CHECK(required.contains("complete"));
+        for (const json &answer : free[several + 2]) CHECK_FALSE(answer.contains("complete"));
+        for (const json &answer : required[several + 2]) CHECK(answer.contains("complete"));
+    }
+}
+
+TEST_CASE("batch: a problem of tool definitions is noted once") {
+    if (absent()) return;
+    const auto notes = [&](bool same) {
+        std::string rows;
+        for (int i = 0; i < 40; ++i) {
+            const std::string name = same ? "own" : "own" + std::to_string(i);
+            const json tools = {{{"name", name}, {"parameters", {{"properties", {{"a", {{"if", 1}}}}}}}}};
+            rows += json{{"messages", {{{"role", "user"}, {"content", "?"}}}},
+                         {"tools", json::array({tools[0]})},
+                         {"max_tokens", 1}}
+                        .dump() +
+                    "\n";
+        }
+        const Result r = runnel_with(Files(kHermes).arguments("batch", {"-s", "3"}), rows);
+        int count = 0;
+        for (size_t at = 0; (at = r.err.find("are any object", at)) != std::string::npos; ++at) ++count;
+        return count;
+    };
+    CHECK(notes(true) == 1);
+    CHECK(notes(false) == 16);
 }

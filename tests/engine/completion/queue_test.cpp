@@ -484,6 +484,21 @@ TEST_CASE("queue: logits that are not finite fail only their answer") {
     CHECK(all.at({1, 0}).done.kind == DecodeError::Kind::Failed);
     CHECK(all.at({2, 0}).done.error == "");
     CHECK(all.at({2, 0}).done.tokens.size() == 3);
+    // Of a prompt that is scored, too, whichever position has them.
+    rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
+        if (prefix.size() == 2 && prefix[0] == 7) logits[3] = std::numeric_limits<float>::quiet_NaN();
+    };
+    queue.submit({.input = Tokens{{7, 1, 2}}, .limits = three, .samples = 2, .prompt_logprobs = 1});
+    queue.submit({.input = Tokens{{8, 1, 2}}, .limits = three, .prompt_logprobs = 1});
+    const AllAnswers scored = answer_all(queue);
+    for (const int32_t sample : {0, 1}) {
+        const Done &failed = scored.at({3, sample}).done;
+        CHECK(failed.error.find("not finite") != std::string::npos);
+        CHECK(failed.kind == DecodeError::Kind::Failed);
+        CHECK(failed.tokens.empty());
+    }
+    CHECK(scored.at({4, 0}).done.error == "");
+    CHECK(scored.at({4, 0}).done.prompt_logprobs.size() == 2);
 }
 
 TEST_CASE("queue: kept sequences that continue, fork or were evicted give the text of a fresh prompt") {

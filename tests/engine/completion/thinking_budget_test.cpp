@@ -18,7 +18,7 @@ const ReasoningStyle kHarmony{ReasoningStyle::Kind::Harmony, "", ""};
 const std::vector<std::string> kWords = {"</",       "think",       ">",       "a",         " b",
                                          "\xe2\x82", "\xac",        "<think>", "</think>",  "<|channel|>",
                                          "analysis", "<|message|>", "<|end|>", "<|start|>", "assistant",
-                                         "final",    "commentary",  "\n"};
+                                         "final",    "commentary",  "\n",      "<tool_",    "call>"};
 
 TokenId id(const std::string &word) {
     for (size_t i = 0; i < kWords.size(); ++i)
@@ -75,6 +75,15 @@ TEST_CASE("thinking budget: never within a character, nor twice for a mark that 
           "a</think>a");
     CHECK(said(kThink, true, 4, {"a", "</", "think", ">", "a", "a"}) == "a</think>aa");
     CHECK(said(kThink, true, 2, {"a", "</", "a"}) == "a</</think>a");
+}
+
+TEST_CASE("thinking budget: a tool call ends the reasoning") {
+    ReasoningStyle style = kThink;
+    style.call = "<tool_call>";
+    CHECK(said(style, true, 3, {"a", "<tool_", "call>", "a", "a", " b", "a"}) == "a<tool_call>aa ba");
+    CHECK(said(style, false, 3, {"<think>", "<tool_", "call>", "a", "a", "a"}) == "<think><tool_call>aaa");
+    CHECK(said(style, true, 3, {"a", "a", "a", "<tool_", "call>", "a"}) == "aaa</think><tool_call>a");
+    CHECK(said(kThink, true, 3, {"a", "<tool_", "call>", "a"}) == "a<tool_call></think>a");
 }
 
 TEST_CASE("thinking budget: of channels, the analysis ends and the final channel begins") {

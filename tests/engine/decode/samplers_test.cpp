@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/decode/error.h"
 #include "engine/decode/random.h"
 #include "engine/decode/sampler.h"
 #include "engine/decode/sampling_settings.h"
@@ -357,7 +358,7 @@ TEST_CASE("DRY: llama.cpp's numbers") {
     }
 }
 
-TEST_CASE("DRY: equals a search for every suffix at every place") {
+TEST_CASE("DRY: matches a brute-force search") {
     for (uint32_t seed = 0; seed < 400; ++seed) {
         CAPTURE(seed);
         std::mt19937 rng(seed);
@@ -494,7 +495,7 @@ TEST_CASE("samplers: names and letters of llama.cpp, and what is not an order") 
     }
 }
 
-TEST_CASE("samplers: XTC tosses a coin of its own, as often as it is told") {
+TEST_CASE("samplers: XTC applies with the given probability") {
     SamplingOptions o = nothing();
     o.xtc_probability = 0.3f, o.xtc_threshold = 0.05f, o.seed = 9;
     Sampler sampler(o, 64);
@@ -507,4 +508,13 @@ TEST_CASE("samplers: XTC tosses a coin of its own, as often as it is told") {
         history.push_back(1);
     }
     CHECK(excluded == doctest::Approx(1200).epsilon(0.1));
+}
+
+TEST_CASE("samplers: logits that are not finite fail a forced token as well") {
+    Sampler sampler(nothing(), 64);
+    sampler.force([](std::span<const TokenId>, int64_t) { return std::optional<TokenId>(5); });
+    std::vector<float> logits = peer_logits();
+    CHECK(sampler.sample(logits, std::vector<TokenId>()) == 5);
+    logits[9] = std::numeric_limits<float>::infinity();
+    CHECK_THROWS_AS(sampler.sample(logits, std::vector<TokenId>()), DecodeError);
 }

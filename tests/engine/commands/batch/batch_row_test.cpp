@@ -197,6 +197,16 @@ TEST_CASE("batch row: nesting without end is an error, not a crash") {
     CHECK_FALSE(parse_written("{\"line\": " + closed + "}"));
 }
 
+TEST_CASE("batch row: a written line may exceed the limits of input") {
+    std::string line =
+        R"({"line": 3, "text": ")" + std::string(size_t{65} << 20, 'a') + "\", \"logprobs\": [0";
+    for (int i = 0; i < 1'100'000; ++i) line += ",1";
+    const auto written = parse_written(line + "]}");
+    REQUIRE(written);
+    CHECK(written->line == 3);
+    CHECK_FALSE(parse_row(line + "]}", 3).error.empty());
+}
+
 TEST_CASE("batch row: any bytes give a request or an error") {
     const std::string good =
         R"({"id":"a","prompt":"Hi","max_tokens":7,"temperature":0.5,"stop":["x"],"messages":null})";

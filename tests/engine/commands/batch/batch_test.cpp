@@ -355,6 +355,24 @@ TEST_CASE("batch: --resume refuses another model, other options and edited rows,
     CHECK(rows_of(text_of(out)).size() == 3);
 }
 
+TEST_CASE("batch: --resume tells one sequence breaker with a blank from two") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
+    write_text(in, "{\"prompt\": \"x\"}\n");
+    const std::vector<std::string> common = {"-i", in, "-o", out, "-n", "2", "--dry-sequence-breaker"};
+    const auto with = [&](std::vector<std::string> more) {
+        more.insert(more.begin(), common.begin(), common.end());
+        return batch(more);
+    };
+    REQUIRE(with({"a b"}).code == 0);
+    const Result r = with({"a", "--dry-sequence-breaker", "b", "--resume"});
+    CAPTURE(r.err);
+    CHECK(r.code == 2);
+    CHECK(r.err.find("--dry-sequence-breaker was [\"a b\"] and is [\"a\",\"b\"]") != std::string::npos);
+    CHECK(with({"a b", "--resume"}).code == 0);
+}
+
 TEST_CASE("batch: Ctrl-C, a full disk, a closed pipe") {
     if (absent()) return;
     const TemporaryDirectory directory;
