@@ -256,7 +256,8 @@ TEST_CASE("batch: a problem of tool definitions is noted once") {
         }
         const Result r = runnel_with(Files(kHermes).arguments("batch", {"-s", "3"}), rows);
         int count = 0;
-        for (size_t at = 0; (at = r.err.find("are not all constrained", at)) != std::string::npos; ++at) ++count;
+        for (size_t at = 0; (at = r.err.find("are not all constrained", at)) != std::string::npos; ++at)
+            ++count;
         return count;
     };
     CHECK(notes(true) == 1);
