@@ -207,7 +207,7 @@ class ToolCompiler {
         list.separator = separator;
         for (const auto &[name, schema] : declared->items()) {
             const bool needed = required && required->is_array() &&
-                                std::ranges::any_of(*required, [&](const Json &r) { return r == name; });
+                                std::ranges::find(*required, Json(name)) != required->end();
             if (is_plain(name))
                 list.properties.push_back({(this->*write)(tool, name, schema), needed});
             else
