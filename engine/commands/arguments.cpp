@@ -18,7 +18,8 @@ Words split_words(const Arguments &words, const std::optional<std::string> &mode
     } else if (!words.empty()) {
         result.model = words[next++];
     }
-    if (result.model.empty()) throw UsageError("no model given: name a GGUF file");
+    if (result.model.empty())
+        throw UsageError("no model given: name a GGUF file, or one that runnel list shows");
     if (takes_text && next < words.size()) result.text = words[next++];
     if (next < words.size())
         throw UsageError("unexpected argument '" + gguf::printable(words[next]) +

@@ -61,5 +61,6 @@ Command devices_command();
 Command doctor_command();
 Command quantize_command();
 Command imatrix_command();
+Command list_command();
 
 }  // namespace runnel::commands

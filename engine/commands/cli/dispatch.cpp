@@ -1,7 +1,6 @@
 #include "engine/commands/cli/dispatch.h"
 
 #include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <set>
 
@@ -13,12 +12,11 @@
 #include "engine/commands/cli/nearest.h"
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
+#include "engine/commands/models/resolve.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr CommandEntry kCommands[] = {
     {"chat", chat_command},
@@ -34,6 +32,7 @@ constexpr CommandEntry kCommands[] = {
     {"doctor", doctor_command},
     {"quantize", quantize_command},
     {"imatrix", imatrix_command},
+    {"list", list_command},
     {"completion", completion_command},
 };
 
@@ -65,22 +64,27 @@ class Settings {
     void set(const Option &option, const std::string &value, const std::string &what) {
         if (option.is_repeatable && given_.insert(&option).second) option.clear();
         try {
-            option.set(option.value == "MODEL" ? resolved(value) : value);
+            option.set(value);
+            if (option.value == "MODEL" && option.name() != "model") named_models_[&option] = value;
         } catch (const ValueError &error) {
             throw UsageError(what + ": " + error.what() + ", not " + gguf::quoted(value));
         }
     }
 
-    // Replaces a short name of [models] by its path.
+    // The file that MODEL names. Throws UsageError.
     std::string resolved(const std::string &model) const {
         const auto found = models_.find(model);
-        return found == models_.end() ? model : found->second;
+        return resolve_model(found == models_.end() ? model : found->second, models_);
     }
 
-    const std::map<std::string, std::string> &models() const { return models_; }
+    // Replaces the values of options that name models, except MODEL itself, by their files.
+    void resolve_options() const {
+        for (const auto &[option, model] : named_models_) option->set(resolved(model));
+    }
 
   private:
     std::map<std::string, std::string> models_;
+    std::map<const Option *, std::string> named_models_;
     std::set<const Option *> given_;
 };
 
@@ -110,25 +114,6 @@ void apply(const CommandLine &line, Settings &settings) {
         settings.set(*given.option, given.value,
                      given.typed == name ? name : given.typed + " (" + name + ")");
     }
-}
-
-// Throws if the model does not exist, suggesting a file beside it with a similar name. Other errors are found
-// when the file is opened.
-void check_exists(const std::string &model, const Settings &settings) {
-    std::error_code error;
-    const fs::path path(model);
-    if (fs::exists(path, error) || error) return;
-    std::vector<std::string> names;
-    for (const auto &[name, file] : settings.models()) names.push_back(name);
-    const fs::path folder = path.parent_path();
-    size_t seen = 0;
-    for (fs::directory_iterator entry(folder.empty() ? "." : folder, error), end;
-         !error && entry != end && seen < 10'000; entry.increment(error), ++seen)
-        if (const std::string name = entry->path().filename().string();
-            name.ends_with(".gguf") || name.ends_with(".jinja"))
-            names.push_back((folder / name).string());
-    if (const std::string hint = suggestion(model, names); !hint.empty())
-        throw UsageError(gguf::printable(model, 4096) + ": no such file" + gguf::printable(hint, 4096));
 }
 
 int call(Command made, const Arguments &arguments, Io &io) {
@@ -181,7 +166,7 @@ int call(Command made, const Arguments &arguments, Io &io) {
     Words words = split_words(before, common.model, default_model, command.takes_text);
     words.operands = operands;
     words.model = settings.resolved(words.model);
-    check_exists(words.model, settings);
+    settings.resolve_options();
     return command.call(words, io);
 }
 

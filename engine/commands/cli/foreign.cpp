@@ -43,7 +43,7 @@ constexpr Foreign kForeign[] = {
     {"--no-context-shift", "", Same, "--on-overflow error"},
     {"-mg --main-gpu", "*", Same, "--device cuda:$"},
     {"--list-devices", "", Missing, "runnel devices lists them"},
-    {"-cl --cache-list", "", Missing, "models are files: give a path as MODEL"},
+    {"-cl --cache-list", "", Missing, "runnel list shows the models in the caches"},
     {"--completion-bash", "", Missing, "runnel completion bash prints it"},
     {"--kl-divergence-base --save-all-logits", "*", Missing,
      "use --save-logits FILE to write, --kl-base FILE to compare"},
@@ -252,7 +252,8 @@ struct Program {
 constexpr Program kPrograms[] = {
     {"show info gguf-dump gguf", "use runnel inspect MODEL"},
     {"pull download get fetch cp push", "download the GGUF file and give its path as MODEL"},
-    {"list ls ps rm stop", "models are files: there is nothing to manage"},
+    {"ls models", "use runnel list"},
+    {"ps rm stop", "models are files: there is nothing to manage"},
     {"serve server daemon api",
      "there is no server: runnel batch answers many prompts, runnel chat MODEL < PIPE talks"},
     {"create modelfile", "options in ~/.config/runnel/config.toml replace a Modelfile"},

@@ -1,0 +1,71 @@
+#include "engine/commands/models/resolve.h"
+
+#include <filesystem>
+#include <vector>
+
+#include "engine/commands/cli/nearest.h"
+#include "engine/commands/io.h"
+#include "engine/commands/models/file_names.h"
+#include "engine/commands/models/hub_layout.h"
+#include "engine/commands/models/stores.h"
+#include "gguf/printable.h"
+
+namespace runnel::commands {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string shown(const std::string &text) {
+    return gguf::printable(text, 4096);
+}
+
+// The only model in a folder, by its first part.
+std::string model_in(const std::string &folder) {
+    std::vector<std::string> models;
+    for (const std::string &file : snapshot_files(folder))
+        if (const auto name = parse_file_name(file); name && name->part == 1 && is_model_name(file))
+            models.push_back(file);
+    if (models.empty()) throw UsageError(shown(folder) + ": a folder without a GGUF file");
+    if (models.size() == 1) return (fs::path(folder) / models[0]).string();
+    std::string names;
+    constexpr size_t kMost = 10;
+    for (size_t i = 0; i < models.size() && i < kMost; ++i)
+        names += (i == 0 ? "" : ", ") + gguf::printable(models[i]);
+    throw UsageError(shown(folder) + ": a folder with " + std::to_string(models.size()) +
+                     " models; name one of them: " + names + (models.size() > kMost ? ", ..." : ""));
+}
+
+// Files beside the one that is missing, and all names.
+std::string hint_for(const std::string &word, const std::map<std::string, std::string> &short_names) {
+    std::vector<std::string> names;
+    for (const auto &[name, file] : short_names) names.push_back(name);
+    const fs::path folder = fs::path(word).parent_path();
+    size_t seen = 0;
+    std::error_code error;
+    for (fs::directory_iterator entry(folder.empty() ? "." : folder, error), end;
+         !error && entry != end && seen < 10'000; entry.increment(error), ++seen)
+        if (const std::string name = entry->path().filename().string();
+            name.ends_with(".gguf") || name.ends_with(".jinja"))
+            names.push_back((folder / name).string());
+    for (const StoredModel &model : stored_models()) names.push_back(model.name);
+    return suggestion(word, names);
+}
+
+}  // namespace
+
+std::string resolve_model(const std::string &word, const std::map<std::string, std::string> &short_names) {
+    std::error_code error;
+    const bool exists = fs::exists(word, error);
+    if (error) return word;  // opening it says why
+    if (exists) return fs::is_directory(word, error) ? model_in(word) : word;
+    if (const auto model = find_stored(word)) {
+        if (!model->problem.empty()) throw UsageError(shown(model->name) + ": " + model->problem);
+        return model->path.string();
+    }
+    std::string hint = shown(hint_for(word, short_names));
+    if (hint.empty() && is_repo_name(word.substr(0, word.find(':'))) && !word.ends_with(".gguf"))
+        hint = ", and not in a cache (runnel list shows what is there)";
+    throw UsageError(shown(word) + ": no such file" + hint);
+}
+
+}  // namespace runnel::commands
