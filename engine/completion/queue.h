@@ -13,22 +13,20 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "engine/completion/beams.h"
-#include "engine/completion/constraints.h"
+#include "engine/completion/beam_answer.h"
 #include "engine/completion/event.h"
+#include "engine/completion/preparer.h"
 #include "engine/completion/prompt.h"
 #include "engine/completion/request.h"
+#include "engine/completion/running_answer.h"
 #include "engine/decode/engine.h"
 #include "engine/decode/scheduler.h"
 #include "engine/decode/speculation/speculator.h"
 #include "engine/decode/stop_request.h"
-#include "engine/text/tool_calls/parse.h"
 #include "gguf/base/timer.h"
 
 namespace runnel::completion {
@@ -85,111 +83,48 @@ class CompletionQueue {
 
   private:
     using Clock = base::Clock;
-
-    // One unfinished answer. Until its prompt is computed, it stands for all samples of its request.
-    struct Entry {
-        Entry(RequestId request, decode::ScheduledSequence scheduled, decode::Sampler chain, Answer answer)
-            : id(request),
-              sequence(std::move(scheduled)),
-              sampler(std::move(chain)),
-              text(std::move(answer)) {}
-
-        RequestId id;
-        decode::ScheduledSequence sequence;
-        decode::Sampler sampler;
-        Answer text;
-        std::optional<text::ReasoningSplitter> splitter;
-        std::optional<text::ToolCallSplitter> calls;
-        std::shared_ptr<const text::ToolUse> tools;  // of `calls`
-        std::optional<size_t> shift_keeping;
-        int32_t samples = 1;
-        bool logprobs = false;
-        int32_t top_logprobs = 0, prompt_logprobs = -1;
-        std::vector<TokenId> unread;  // of a prompt that is scored: not in the sequence yet
-        bool drafts = false, keep = false, close = false, closed = false;
-        std::unique_ptr<decode::Speculator> speculator;  // from the first token on
-        decode::SpeculationCounts counted;               // by the speculator, for earlier answers
-        Done done;
-        size_t unused = 0;                        // tokens of the sequence behind the last one taken
-        int64_t dropped = 0;                      // tokens that the continued sequence dropped before
-        bool computing = false, started = false;  // was part of a pass; has its first token
-        Clock::time_point submitted, began, last_token;
-        double busy_at_start = 0;  // busy() at the first token
-    };
-    using Entries = std::list<Entry>;
+    using Answers = std::list<RunningAnswer>;
     struct Kept {
         decode::ScheduledSequence sequence;
         std::unique_ptr<decode::Speculator> speculator;  // for the next answer
         int64_t dropped;
     };
 
-    struct Beams {
-        RequestId id;
-        std::unique_ptr<BeamSearch> search;
-        std::optional<text::ReasoningSplitter> splitter;
-        std::optional<text::ToolCallSplitter> calls;
-        std::shared_ptr<const text::ToolUse> tools;
-        Done done = {};
-        Clock::time_point submitted = {};
-    };
-
+    CompletionQueue(decode::Executor &executor, Preparer preparer, QueueOptions options);
     void start(RequestId id, const Request &request);
     void start_beams(RequestId id, const Request &request);
-    Limits limits_of(const Request &request, const Prompt &prompt) const;
-    Prompt prompt_of(const Request &request) const;
-    decode::Sampler sampler_of(const Request &request) const;
-    std::optional<decode::Constraint> constraint_of(const Request &request, const Prompt &prompt);
-    std::unique_ptr<decode::Speculator> speculator_of(const Entry &answer);
-    Entries::iterator insert(Entry answer);
+    size_t continue_kept(RunningAnswer &answer, const Request &request, const Prompt &prompt);
+    std::unique_ptr<decode::Speculator> speculator_of(const RunningAnswer &answer);
+    Answers::iterator insert(RunningAnswer answer);
+    void remove(Answers::iterator answer);
     void append_next(const decode::StopRequest *stop);
-    void report_prefill();
-    void split(Entries::iterator answer);
-    void advance(Entries::iterator answer, const decode::ScheduledSequence &computed);
-    void take(Entry &answer, const decode::ScheduledSequence &computed);
-    void read_prompt(Entry &answer);
-    bool score_prompt(Entry &answer);
-    void count_token(Entry &answer);
-    bool go_on(Entry &answer);
-    void fail(Entry &answer, const decode::DecodeError &error);
-    void emit(Entry &answer, TokenId token, const std::string &text);
-    void report_text(Done &of, std::optional<text::ReasoningSplitter> &splitter,
-                     std::optional<text::ToolCallSplitter> &calls, TokenId token, const std::string &text,
-                     bool over);
-    std::shared_ptr<const text::ToolUse> tools_of(const Request &request) const;
-    const Vocabulary &vocabulary_of_answer(const Prompt &prompt, bool with_calls) const;
+    void split(Answers::iterator answer);
+    void advance(Answers::iterator answer, const decode::ScheduledSequence &computed);
     void advance_beams();
-    void finish(Beams &beams, FinishReason reason);
-    void end(Entry &answer, FinishReason reason);
+    void finish(const BeamAnswer &beams, FinishReason reason);
+    void finish(Answers::iterator answer);
     void report_ended();
     void count(const Done &done);
-    void finish(Entries::iterator answer);
-    SequenceHandle keep(Entry &answer);
-    double busy() const;
+    SequenceHandle keep(RunningAnswer &answer);
 
     decode::Executor *executor_;
-    Vocabulary vocabulary_;
-    const decode::Engine *engine_ = nullptr;
-    const PromptFormat *format_ = nullptr;
-    Vocabulary turn_vocabulary_;  // includes the marks of reasoning
-    Vocabulary call_vocabulary_;  // and those of tool calls
+    Preparer preparer_;
     decode::MakeSpeculator make_speculator_;
-    std::unique_ptr<Constraints> constraints_;            // made for the first constraint
     std::shared_ptr<decode::SharedCosts> grammar_costs_;  // where only forced text is drafted
     int32_t parallel_;
     decode::Scheduler scheduler_;
-    Entries answers_;
-    std::unordered_map<const decode::ScheduledSequence *, Entries::iterator> by_sequence_;
-    std::list<Beams> beams_;
-    std::vector<Entry *> going_on_;  // their last token is not in the sequence yet
-    std::vector<Done> ended_;        // by submit(), and not reported yet
+    Answers answers_;
+    std::unordered_map<const decode::ScheduledSequence *, Answers::iterator> by_sequence_;
+    std::list<BeamAnswer> beams_;
+    std::vector<RunningAnswer *> going_on_;  // their last token is not in the sequence yet
+    std::vector<Done> ended_;                // by submit(), and not reported yet
     std::map<SequenceHandle, Kept> kept_;
     SequenceHandle last_handle_ = kNoSequence;
     RequestId last_id_ = 0;
     std::vector<Event> events_;
     Counts counts_;
     decode::SpeculationCounts speculation_;  // of finished answers
-    double busy_ = 0;                        // seconds in step() so far
-    std::optional<Clock::time_point> step_began_;
+    BusyTime busy_;
 };
 
 }  // namespace runnel::completion

@@ -1,0 +1,59 @@
+// From a request to what its answer begins with: prompt, limits, vocabulary, sampler, constraint.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "engine/completion/answer.h"
+#include "engine/completion/constraints.h"
+#include "engine/completion/prompt.h"
+#include "engine/completion/request.h"
+#include "engine/completion/text_channels.h"
+#include "engine/decode/engine.h"
+#include "engine/decode/sampler.h"
+
+namespace runnel::completion {
+
+struct Prepared {
+    Prompt prompt;
+    decode::Sampler sampler;  // without a constraint
+    Limits limits;
+    const Vocabulary *vocabulary;                // of the preparer
+    std::shared_ptr<const text::ToolUse> tools;  // whose calls are looked for; null: none
+    TextChannels channels;
+};
+
+class Preparer {
+  public:
+    // Engine and format must outlive it.
+    Preparer(decode::Engine &engine, const PromptFormat &format);
+    // For requests with Tokens as input and without constraints.
+    Preparer(decode::Executor &executor, Vocabulary vocabulary);
+
+    // Throws DecodeError{BadInput} and what the tokenizer and the template throw.
+    Prepared prepare(const Request &request) const;
+    // Of the answer's text or of its required tool calls; nullopt: none. Throws DecodeError{BadInput} and
+    // grammar::GrammarError.
+    std::optional<decode::Constraint> constraint(const Request &request, const Prepared &prepared);
+    // Limits the reasoning in the sampler if the request does. `dropped`: tokens that a continued sequence
+    // dropped before the prompt.
+    void limit_thinking(const Request &request, const Prepared &prepared, int64_t dropped,
+                        decode::Sampler &sampler) const;
+    // For drafts of text that a constraint forces. Precondition: constraint() gave one.
+    decode::Words words() const { return constraints_->words(); }
+
+  private:
+    Prompt prompt_of(const Request &request) const;
+    std::shared_ptr<const text::ToolUse> tools_of(const Request &request) const;
+
+    decode::Executor *executor_;
+    Vocabulary vocabulary_;
+    const decode::Engine *engine_ = nullptr;
+    const PromptFormat *format_ = nullptr;
+    Vocabulary turn_vocabulary_;                // includes the marks of reasoning
+    Vocabulary call_vocabulary_;                // and those of tool calls
+    std::unique_ptr<Constraints> constraints_;  // made for the first constraint
+};
+
+}  // namespace runnel::completion
