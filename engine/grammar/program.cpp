@@ -217,6 +217,14 @@ class Compiler {
         return nodes_.add({Op::Token, index, next});
     }
 
+    static Program::Intervals one_less(const Program::Intervals &counts) {
+        Program::Intervals result;
+        for (const auto &[first, last] : counts)
+            if (last > 0)
+                result.emplace_back(first > 0 ? first - 1 : 0, last == kUnbounded ? last : last - 1);
+        return result;
+    }
+
     uint32_t build_words(const Expression &e, uint32_t next) {
         const Dfa &dfa = *e.dfa;
         const bool counted = e.min > 0 || e.max != kUnbounded;
@@ -226,18 +234,24 @@ class Compiler {
         std::vector<uint32_t> states, arrivals;
         for (uint32_t q = 0; q < dfa.states(); ++q) states.push_back(nodes_.add({Op::Split}));
         for (uint32_t q = 0; q < dfa.states(); ++q)
-            arrivals.push_back(counted ? nodes_.add({Op::Tick, loop, guard(live[q], states[q])}) : states[q]);
+            arrivals.push_back(counted ? nodes_.add({Op::Tick, loop, states[q]}) : states[q]);
         for (uint32_t q = 0; q < dfa.states(); ++q) {
-            CharMap map;
+            // The count is checked before a character: its first byte may be all that a token has of it.
+            std::map<Program::Intervals, CharMap> by_count;
             for (size_t c = 0; c < dfa.classes().size(); ++c) {
                 const uint32_t target = dfa.next(q, c);
-                if (target == Dfa::kDead || (counted && live[target].empty())) continue;
+                if (target == Dfa::kDead) continue;
+                const Program::Intervals allowed =
+                    counted ? one_less(live[target]) : Program::Intervals{{0, kUnbounded}};
+                if (allowed.empty()) continue;
                 for (const CharRange &range : dfa.classes()[c].ranges())
-                    map.push_back({range.first, range.last, arrivals[target]});
+                    by_count[allowed].push_back({range.first, range.last, arrivals[target]});
             }
-            std::sort(map.begin(), map.end());
             std::vector<uint32_t> targets;
-            if (!map.empty()) targets.push_back(nodes_.add_chars(map, e.spelling));
+            for (auto &[allowed, map] : by_count) {
+                std::sort(map.begin(), map.end());
+                targets.push_back(guard(allowed, nodes_.add_chars(map, e.spelling)));
+            }
             if (dfa.accepting(q)) targets.push_back(end);
             set_targets(states[q], targets);
         }
@@ -259,6 +273,7 @@ class Compiler {
         const uint32_t end = counted ? nodes_.add({Op::Leave, loop, next}) : next;
         const auto up_to = [&](uint32_t reserve, uint32_t node) {  // one more, and `reserve` behind it
             if (!counted || list.max == kUnbounded) return node;
+            if (list.max <= reserve) return nodes_.add({Op::Split});  // leads nowhere
             return guard({{0, list.max - 1 - reserve}}, node);
         };
         const auto without = [&](uint32_t left, uint32_t node) {  // only `left` more can come
@@ -297,16 +312,22 @@ class Compiler {
         program_.loops[loop].is_set = true;
         const uint32_t end = nodes_.add({Op::Leave, loop, next});
         const uint32_t some = nodes_.add({Op::Split}), must = nodes_.add({Op::Split});
-        std::vector<uint32_t> all;
+        std::vector<uint32_t> all, left;
+        const uint32_t separator = build(*list.separator, must);
         for (uint32_t i = 0; i < list.properties.size(); ++i) {
             if (list.properties[i].required) program_.loops[loop].required.push_back(i);
             const uint32_t insert = nodes_.add({Op::Insert, some, i});
             all.push_back(nodes_.add({Op::Absent, build(*list.properties[i].member, insert), i}));
+            left.push_back(nodes_.add({Op::Absent, separator, i}));
         }
-        if (list.extra) all.push_back(build(*list.extra, some));
+        if (list.extra) {
+            all.push_back(build(*list.extra, some));
+            left = {separator};
+        }
         if (all.empty()) return next;
         set_targets(must, all);
-        set_targets(some, {build(*list.separator, must), end});
+        left.push_back(end);
+        set_targets(some, left);
         return nodes_.add({Op::Enter, loop, nodes_.add_split({must, end})});
     }
 

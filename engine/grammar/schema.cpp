@@ -235,7 +235,7 @@ class SchemaCompiler {
             for (const std::string &pattern : patterns)
                 matches.push_back(reader_.pattern_dfa(pattern).matches(name));
             const bool allowed = shape.names.empty() || reader_.valid(Json(name), shape.names);
-            const Expr value = allowed ? rule_for(shape.of_name(name, matches)) : never();
+            const Expr value = allowed ? rule_for(shape.of_name(&name, matches)) : never();
             list.properties.push_back({member(exact_string(name), value, space_), shape.is_required(name)});
         }
         list.extra = extra_member(shape, names, patterns);
@@ -276,7 +276,7 @@ class SchemaCompiler {
                     key = grammar::words(std::make_shared<Dfa>(std::move(words)), Spelling::Json);
                 }
                 alternatives.push_back(
-                    member(quoted_string(key), rule_for(shape.of_name("", matches)), space_));
+                    member(quoted_string(key), rule_for(shape.of_name(nullptr, matches)), space_));
             }
             return alternatives.empty() ? nullptr : choice(std::move(alternatives));
         } catch (const GrammarError &error) {

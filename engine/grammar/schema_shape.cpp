@@ -53,6 +53,8 @@ uint32_t count_of(const SchemaRef &schema, const std::string &key) {
     return number > kMaxCount ? kMaxCount : static_cast<uint32_t>(number);
 }
 
+constexpr uint32_t kLongestHostName = 253;  // RFC 1035, without the last dot
+
 uint8_t type_of(const std::string &name, const std::string &path) {
     constexpr std::pair<std::string_view, int> kNames[] = {
         {"null", kNull},     {"boolean", kBoolean}, {"integer", kInteger}, {"number", kInteger | kFraction},
@@ -121,13 +123,13 @@ std::vector<std::string> Shape::name_patterns() const {
     return result;
 }
 
-Conjunction Shape::of_name(const std::string &name, const std::vector<bool> &matches) const {
+Conjunction Shape::of_name(const std::string *name, const std::vector<bool> &matches) const {
     const std::vector<std::string> known = name_patterns();
     Conjunction all;
     for (const ObjectPart &part : objects) {
         bool covered = false;
         for (const auto &[own, schema] : part.properties)
-            if (own == name) all.push_back(schema), covered = true;
+            if (name && own == *name) all.push_back(schema), covered = true;
         for (const auto &[pattern, schema] : part.patterns) {
             const auto at = std::find(known.begin(), known.end(), pattern) - known.begin();
             if (matches[static_cast<size_t>(at)]) all.push_back(schema), covered = true;
@@ -364,10 +366,12 @@ void SchemaReader::read_keyword(Shape &shape, const SchemaRef &schema, const std
     } else if (key == "pattern") {
         add_once(shape.patterns, text());
     } else if (key == "format") {
-        if (format_words(text()))
+        if (format_words(text())) {
             add_once(shape.formats, text());
-        else
+            if (text() == "hostname") shape.max_length = std::min(shape.max_length, kLongestHostName);
+        } else {
             note("format " + gguf::printable(text()) + " is not checked");
+        }
     } else if (key == "minItems") {
         least(shape.min_items);
     } else if (key == "maxItems") {

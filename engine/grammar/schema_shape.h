@@ -72,7 +72,7 @@ struct Shape {
     // Whether objects can have names beside the declared ones and those of patterns.
     bool is_open() const;
     // What holds for the value of a name, given which of all patterns it matches.
-    Conjunction of_name(const std::string &name, const std::vector<bool> &matches) const;
+    Conjunction of_name(const std::string *name, const std::vector<bool> &matches) const;
     std::vector<std::string> name_patterns() const;  // each once
     Conjunction of_element(size_t index) const;
     size_t prefix_size() const;

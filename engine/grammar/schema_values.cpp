@@ -66,7 +66,7 @@ bool SchemaReader::valid(const Json &value, const Shape &s) {
         for (const auto &[name, part] : value.items()) {
             std::vector<bool> matches;
             for (const std::string &pattern : patterns) matches.push_back(pattern_dfa(pattern).matches(name));
-            if (!valid(part, s.of_name(name, matches))) return false;
+            if (!valid(part, s.of_name(&name, matches))) return false;
             if (!s.names.empty() && !valid(Json(name), s.names)) return false;
             if (s.closed && !s.is_open() &&
                 std::find(declared.begin(), declared.end(), name) == declared.end() &&
@@ -140,7 +140,7 @@ bool SchemaReader::disjoint_objects(const Shape &a, const Shape &b, int depth) {
         std::vector<bool> matches;
         for (const std::string &pattern : s.name_patterns())
             matches.push_back(pattern_dfa(pattern).matches(name));
-        return s.of_name(name, matches);
+        return s.of_name(&name, matches);
     };
     for (const std::string &name : a.required)
         if (disjoint(shape(conjunction(a, name)), shape(conjunction(b, name)), depth + 1)) return true;

@@ -78,3 +78,17 @@ TEST_CASE("GBNF: the only byte that can follow is known") {
     CHECK(machine.forced_byte(machine.advance(machine.start(), "abc")) == -1);
     CHECK(machine.forced_byte(machine.advance(machine.start(), "abcd")) == -1);
 }
+
+TEST_CASE("GBNF: random texts are accepted and rejected as by a recognizer written apart") {
+    // Written by scripts/check-constrained --record.
+    size_t texts = 0;
+    for (const json &entry : json::parse(testing::read_file("tests/data/grammar/gbnf_texts.json"))) {
+        const std::string grammar = entry["grammar"];
+        CAPTURE(grammar);
+        Machine machine = machine_of(Source::Kind::Gbnf, grammar);
+        for (const std::string good : entry["accept"]) CHECK_MESSAGE(matches(machine, good), good);
+        for (const std::string bad : entry["reject"]) CHECK_MESSAGE(!matches(machine, bad), bad);
+        texts += entry["accept"].size() + entry["reject"].size();
+    }
+    CHECK(texts > 700);
+}

@@ -4,6 +4,7 @@
 
 #include "tests/engine/grammar/grammar_support.h"
 #include "tests/support/data.h"
+#include "tests/support/random.h"
 
 using namespace runnel;
 using namespace runnel::grammar;
@@ -14,6 +15,24 @@ namespace {
 
 Machine machine_for(const std::string &schema, SchemaOptions options = {}) {
     return Machine(compile(schema_grammar(std::string_view(schema), options)));
+}
+
+// A random text, byte by byte: it never comes to a place where it can neither end nor go on.
+void check_no_dead_end(Machine &machine, testing::Random &random) {
+    StateId state = machine.start();
+    std::string text;
+    for (int i = 0; i < 80; ++i) {
+        const std::vector<uint8_t> next = machine.next_bytes(state);
+        CHECK_MESSAGE((!next.empty() || machine.accepts(state)), text);
+        if (next.empty()) break;
+        // Escapes and bytes of longer characters as often as the many plain ones.
+        const bool rare = random.below(2) == 0;
+        uint8_t byte = next[random.below(next.size())];
+        for (const uint8_t other : next)
+            if (rare && (other == '\\' || other >= 0xc0)) byte = other;
+        text += static_cast<char>(byte);
+        state = machine.step(state, byte);
+    }
 }
 
 }  // namespace
@@ -65,6 +84,63 @@ TEST_CASE("JSON Schema: what is not supported is refused by name, with its place
     std::vector<std::string> notes;
     schema_grammar(std::string_view(R"({"type": "string", "format": "int32", "x-order": 3})"), {}, &notes);
     CHECK(notes.size() == 2);
+}
+
+TEST_CASE("JSON Schema: no text leads to a dead end, also inside a character") {
+    constexpr const char *kSchemas[] = {
+        R"({"type":"string","allOf":[{"pattern":"^a"},{"pattern":"b$"},{"maxLength":9}]})",
+        R"({"allOf":[{"pattern":"[0-9]"},{"pattern":"[a-z]"}],"type":"string","minLength":3,"maxLength":12})",
+        R"({"type":"string","format":"email","maxLength":16})",
+        R"({"type":"string","format":"uri","maxLength":18})",
+        R"({"type":"string","format":"hostname"})",
+        R"({"type":"string","pattern":"\\Bx","maxLength":13,"minLength":2})",
+        R"({"type":"string","pattern":"^(ab)*$","minLength":3,"maxLength":7})",
+        R"({"type":"object","properties":{"a":{},"b":{}},"maxProperties":0})",
+        R"({"type":"object","properties":{"a":{},"b":{}},"minProperties":2,"maxProperties":2})",
+        R"({"type":"object","properties":{"a":{"type":"null"},"b":{"type":"null"}}})",
+    };
+    testing::Random random(5);
+    for (const bool any_order : {false, true})
+        for (const char *schema : kSchemas) {
+            if (any_order && std::string_view(schema).find("Properties") != std::string_view::npos) continue;
+            CAPTURE(schema);
+            Machine machine =
+                machine_for(schema, {.whitespace = Whitespace::Compact, .any_order = any_order});
+            for (int round = 0; round < 20; ++round) check_no_dead_end(machine, random);
+        }
+    for (const Json &entry : Json::parse(testing::read_file("tests/data/grammar/schemas.json"))) {
+        const std::string schema = entry["schema"].dump();
+        CAPTURE(schema);
+        Machine machine = machine_for(schema);
+        check_no_dead_end(machine, random);
+    }
+}
+
+TEST_CASE("JSON Schema: an object without properties has none, and the name \"\" is one of many") {
+    Machine none = machine_for(R"({"type":"object","properties":{"a":{}},"maxProperties":0})");
+    CHECK(matches(none, "{}"));
+    CHECK(!matches(none, R"({"a":1})"));
+    Machine machine = machine_for(
+        R"({"type":"object","properties":{"":{"type":"null"}},"additionalProperties":{"type":"integer"}})");
+    for (const char *text : {R"({"":null})", R"({"":null,"b":2})", R"({"b":2})"})
+        CHECK_MESSAGE(matches(machine, text), text);
+    for (const char *text : {R"({"":2})", R"({"b":null})"}) CHECK_MESSAGE(!matches(machine, text), text);
+    Machine all = machine_for(R"({"properties":{"":{"type":"null"}},"type":"object"})");
+    CHECK(!matches(all, R"({"b":null})"));
+}
+
+TEST_CASE("JSON Schema: formats have the limits of their readers") {
+    Machine date = machine_for(R"({"type":"string","format":"date"})");
+    CHECK(!matches(date, "\"0000-01-01\""));
+    CHECK(!matches(date, "\"0000-02-29\""));
+    for (const char *text : {"\"0001-01-01\"", "\"0010-12-31\"", "\"0400-02-29\"", "\"2000-02-29\""})
+        CHECK_MESSAGE(matches(date, text), text);
+    Machine host = machine_for(R"({"type":"string","format":"hostname"})");
+    std::string name = "a";
+    for (int i = 0; i < 126; ++i) name += ".b";
+    CHECK(matches(host, "\"" + name + "\""));
+    CHECK(!matches(host, "\"" + name + ".b\""));
+    CHECK(!matches(host, "\"" + name + "c\""));
 }
 
 TEST_CASE("JSON Schema: keys come in their order, or in any") {
