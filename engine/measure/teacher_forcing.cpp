@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/forwarding_backend.h"
+
 namespace runnel::measure {
 namespace {
 
@@ -10,28 +12,25 @@ using text::TokenId;
 
 constexpr float kFarAbove = 1e4f;
 
-class ForcedBackend final : public kernels::Backend {
+class ForcedBackend final : public kernels::ForwardingBackend {
   public:
     ForcedBackend(std::unique_ptr<kernels::Backend> device, std::shared_ptr<const TeacherForcing> text)
-        : device_(std::move(device)), text_(std::move(text)) {}
+        : ForwardingBackend(std::move(device)), text_(std::move(text)) {}
 
-    kernels::DeviceInfo info() const override { return device_->info(); }
-    int64_t launches() const override { return device_->launches(); }
     void load(const kernels::Program &program, const kernels::CacheConfig &cache,
               int32_t max_tokens) override {
         vocab_ = static_cast<size_t>(program.vocab);
-        device_->load(program, cache, max_tokens);
+        ForwardingBackend::load(program, cache, max_tokens);
     }
     bool execute(const kernels::Batch &batch, std::span<float> logits) override {
-        if (!device_->execute(batch, logits)) return false;
+        if (!ForwardingBackend::execute(batch, logits)) return false;
         find_forced(batch);
         for (size_t row = 0; row < forced_.size(); ++row) force(row, logits.subspan(row * vocab_, vocab_));
         return true;
     }
-    int32_t most_candidates() const override { return device_->most_candidates(); }
     bool execute(const kernels::Batch &batch, int32_t count, std::span<kernels::TopLogit> candidates,
                  std::span<float> sums) override {
-        if (!device_->execute(batch, count, candidates, sums)) return false;
+        if (!ForwardingBackend::execute(batch, count, candidates, sums)) return false;
         find_forced(batch);
         const auto each = static_cast<size_t>(count);
         for (size_t row = 0; row < forced_.size(); ++row)
@@ -39,17 +38,8 @@ class ForcedBackend final : public kernels::Backend {
         return true;
     }
     void read_logits(int32_t row, std::span<float> logits) override {
-        device_->read_logits(row, logits);
+        ForwardingBackend::read_logits(row, logits);
         force(static_cast<size_t>(row), logits);
-    }
-    void copy_blocks(int32_t group, std::span<const kernels::BlockCopy> copies) override {
-        device_->copy_blocks(group, copies);
-    }
-    void read_block(int32_t group, kernels::BlockId block, std::span<std::byte> bytes) override {
-        device_->read_block(group, block, bytes);
-    }
-    void write_block(int32_t group, kernels::BlockId block, std::span<const std::byte> bytes) override {
-        device_->write_block(group, block, bytes);
     }
 
   private:
@@ -78,7 +68,6 @@ class ForcedBackend final : public kernels::Backend {
         return true;
     }
 
-    std::unique_ptr<kernels::Backend> device_;
     std::shared_ptr<const TeacherForcing> text_;
     size_t vocab_ = 0;
     std::vector<TokenId> forced_;  // of each row of the last batch; kNoToken: none

@@ -2,37 +2,14 @@
 // rows.
 #pragma once
 
-#include <memory>
-#include <utility>
-
-#include "kernels/backend.h"
+#include "kernels/forwarding_backend.h"
 
 namespace runnel::testing {
 
-class WholeRows final : public kernels::Backend {
+class WholeRows final : public kernels::ForwardingBackend {
   public:
-    explicit WholeRows(std::unique_ptr<kernels::Backend> device) : device_(std::move(device)) {}
-
-    kernels::DeviceInfo info() const override { return device_->info(); }
-    void load(const kernels::Program &program, const kernels::CacheConfig &cache,
-              int32_t max_tokens) override {
-        device_->load(program, cache, max_tokens);
-    }
-    bool execute(const kernels::Batch &batch, std::span<float> logits) override {
-        return device_->execute(batch, logits);
-    }
-    void copy_blocks(int32_t group, std::span<const kernels::BlockCopy> copies) override {
-        device_->copy_blocks(group, copies);
-    }
-    void read_block(int32_t group, kernels::BlockId block, std::span<std::byte> bytes) override {
-        device_->read_block(group, block, bytes);
-    }
-    void write_block(int32_t group, kernels::BlockId block, std::span<const std::byte> bytes) override {
-        device_->write_block(group, block, bytes);
-    }
-
-  private:
-    std::unique_ptr<kernels::Backend> device_;
+    using ForwardingBackend::ForwardingBackend;
+    int32_t most_candidates() const override { return 0; }
 };
 
 }  // namespace runnel::testing

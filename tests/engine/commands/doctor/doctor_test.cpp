@@ -24,6 +24,7 @@
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/runtime/probe.h"
 #include "kernels/cuda/runtime/switches.h"
+#include "kernels/forwarding_backend.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/engine/commands/doctor/doctor_support.h"
 #include "tests/simt/simt.h"
@@ -82,26 +83,27 @@ bool has(const kernels::Program &program) {
 }
 
 // A device that computes on the CPU and changes what comes out of some programs.
-class Faulty final : public kernels::Backend {
+class Faulty final : public kernels::ForwardingBackend {
   public:
     enum class Fault { SomeRows, LastBit, FewTokens, NowAndThen, NotFinite, Refuses, NoKernel };
     Faulty(Fault fault, std::function<bool(const kernels::Program &)> affected)
-        : fault_(fault), is_affected_(std::move(affected)) {}
+        : ForwardingBackend(kernels::cpu::make_cpu_backend(1)),
+          fault_(fault),
+          is_affected_(std::move(affected)) {}
 
-    kernels::DeviceInfo info() const override { return cpu_->info(); }
     void load(const kernels::Program &program, const kernels::CacheConfig &cache, int32_t most) override {
         affected_ = is_affected_(program);
         if (affected_ && fault_ == Fault::NoKernel)
             throw kernels::BackendError(kernels::BackendError::Kind::NoKernel, "something is missing");
         vocab_ = static_cast<size_t>(program.vocab);
-        cpu_->load(program, cache, most);
+        ForwardingBackend::load(program, cache, most);
     }
     bool execute(const kernels::Batch &batch, std::span<float> logits) override {
         using kernels::BackendError;
         if (affected_ && fault_ == Fault::Refuses)
             throw BackendError(BackendError::Kind::Failed,
                                "CUDA: running kernels: unspecified launch failure");
-        const bool done = cpu_->execute(batch, logits);
+        const bool done = ForwardingBackend::execute(batch, logits);
         ++calls_;
         const bool now = affected_ && (fault_ != Fault::FewTokens || batch.tokens.size() <= 16) &&
                          (fault_ != Fault::NowAndThen || calls_ % 2 == 0);
@@ -114,18 +116,8 @@ class Faulty final : public kernels::Backend {
         }
         return done;
     }
-    void copy_blocks(int32_t group, std::span<const kernels::BlockCopy> copies) override {
-        cpu_->copy_blocks(group, copies);
-    }
-    void read_block(int32_t group, kernels::BlockId block, std::span<std::byte> bytes) override {
-        cpu_->read_block(group, block, bytes);
-    }
-    void write_block(int32_t group, kernels::BlockId block, std::span<const std::byte> bytes) override {
-        cpu_->write_block(group, block, bytes);
-    }
 
   private:
-    std::unique_ptr<kernels::Backend> cpu_ = kernels::cpu::make_cpu_backend(1);
     Fault fault_;
     std::function<bool(const kernels::Program &)> is_affected_;
     bool affected_ = false;

@@ -1,0 +1,49 @@
+// A Backend that forwards every call to another one: the base of wrappers that change some calls.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "kernels/backend.h"
+
+namespace runnel::kernels {
+
+class ForwardingBackend : public Backend {
+  public:
+    explicit ForwardingBackend(std::unique_ptr<Backend> device) : device_(std::move(device)) {}
+
+    DeviceInfo info() const override { return device_->info(); }
+    void load(const Program &program, const CacheConfig &cache, int32_t max_tokens) override {
+        device_->load(program, cache, max_tokens);
+    }
+    void on_load(LoadProgress progress) override { device_->on_load(std::move(progress)); }
+    bool execute(const Batch &batch, std::span<float> logits) override {
+        return device_->execute(batch, logits);
+    }
+    int32_t most_candidates() const override { return device_->most_candidates(); }
+    bool execute(const Batch &batch, int32_t count, std::span<TopLogit> candidates,
+                 std::span<float> sums) override {
+        return device_->execute(batch, count, candidates, sums);
+    }
+    void read_logits(int32_t row, std::span<float> logits) override { device_->read_logits(row, logits); }
+    SlotRows exchange(Slot slot) override { return device_->exchange(slot); }
+    void copy_blocks(int32_t group, std::span<const BlockCopy> copies) override {
+        device_->copy_blocks(group, copies);
+    }
+    void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) override {
+        device_->read_block(group, block, bytes);
+    }
+    void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) override {
+        device_->write_block(group, block, bytes);
+    }
+    void read_state(StateId slot, std::span<std::byte> bytes) override { device_->read_state(slot, bytes); }
+    void write_state(StateId slot, std::span<const std::byte> bytes) override {
+        device_->write_state(slot, bytes);
+    }
+    int64_t launches() const override { return device_->launches(); }
+
+  private:
+    std::unique_ptr<Backend> device_;
+};
+
+}  // namespace runnel::kernels
