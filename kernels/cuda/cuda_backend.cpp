@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "gguf/base/bytes.h"
-#include "kernels/cuda/attention/attention.h"
-#include "kernels/cuda/attention/attention_memory.h"
+#include "kernels/cuda/attention/attention_runner.h"
 #include "kernels/cuda/attention/kv_memory.h"
 #include "kernels/cuda/experts/expert_runner.h"
 #include "kernels/cuda/linear/head_runner.h"
@@ -32,7 +31,6 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-constexpr int32_t kAllRows = INT32_MAX;
 constexpr int kOldest = 75;  // sm_75: ldmatrix and mma of 8 columns (the Makefile has the same minimum)
 
 bool cancelled(const Batch &batch) {
@@ -102,10 +100,8 @@ class CudaBackend final : public Backend {
 
   private:
     void expect_memory(const CacheConfig &cache) const;
-    void allocate(const CacheConfig &cache);
+    void allocate();
     void prepare_kernels(const CacheConfig &cache);
-    void prepare_attention(const Attention &step, const CacheConfig &cache);
-    void upload_ropes();
 
     bool start(const Batch &batch, int32_t candidates);
     void replay();
@@ -119,26 +115,13 @@ class CudaBackend final : public Backend {
     void enqueue(const HeadLinear &op);
     void enqueue(const CopyOp &op);
     void enqueue(const AttentionOp &op);
-    void append(const AttentionParams &params);
-    void attend(const Attention &step, AttentionParams params);
     void enqueue(const ActivateOp &op);
     void enqueue_logits(int32_t first, int32_t count);
-    struct AttentionKernels {
-        Kernel<AttentionParams> decode, prefill;
-        SharedBytes decode_shared, prefill_shared;
-    };
-    static AttentionKernels attention_kernels(const Attention &a, CacheType k, CacheType v) {
-        return {attention_decode_kernel(k, v, a.head_dim_k, a.head_dim_v),
-                attention_prefill_kernel(k, v, a.head_dim_k, a.head_dim_v),
-                attention_decode_shared(k, v, a.head_dim_k, a.head_dim_v),
-                attention_prefill_shared(k, v, a.head_dim_k, a.head_dim_v)};
-    }
     void enqueue(const ExpertsOp &op);
     template <class Scan>  // a recurrent step
     void enqueue(const Scan &step) {
         scans_.enqueue(launcher_, step, {weights_, slots_, tokens_});
     }
-    AttentionParams attention_params(const Attention &step) const;
 
     template <class Params>
     void run(const Kernel<Params> &kernel, int64_t blocks, SharedBytes shared,
@@ -172,13 +155,12 @@ class CudaBackend final : public Backend {
     LoadProgress progress_;
     DeviceWeights weights_;
     KvMemory cache_;
-    DeviceMemory activations_, quantized_, second_quantized_, partials_, counters_, totals_, turns_;
+    DeviceMemory activations_, quantized_, second_quantized_;
     DeviceMemory arrivals_;                  // LinearParams::arrivals
-    int64_t partial_floats_ = 0;             // of partials_
     std::vector<float *> slots_;             // in activations_
-    std::vector<const uint64_t *> ropes_;    // in turns_
     std::map<Slot, PinnedMemory> exchange_;  // for the slots that cross devices
     BatchInput input_;
+    AttentionRunner attention_;
     ExpertRunner experts_;
     HeadRunner heads_;
     ScanRunner scans_;
@@ -206,10 +188,10 @@ void CudaBackend::load(const Program &program, const CacheConfig &cache, int32_t
     heads_ = HeadRunner(program_, plan_, max_tokens);
     logits_ = plan_.logits ? LogitsRunner(program_, *plan_.logits, max_tokens, properties_) : LogitsRunner();
     weights_ = DeviceWeights(program_, plan_, progress_);
-    upload_ropes();
     cache_ = KvMemory(program_, cache);
     scans_ = ScanRunner(program_, cache, max_tokens);
-    allocate(cache);
+    allocate();
+    attention_ = AttentionRunner(stream_, program_, cache, max_tokens);
     input_ = BatchInput(program_, cache, max_tokens);
     stream_.wait();
 }
@@ -226,7 +208,7 @@ void CudaBackend::expect_memory(const CacheConfig &cache) const {
                                " of work memory): choose a smaller context with -c, or --device cpu");
 }
 
-void CudaBackend::allocate(const CacheConfig &cache) {
+void CudaBackend::allocate() {
     activations_ = DeviceMemory(std::max<size_t>(slot_bytes(program_, max_tokens_), 1), "activations");
     slots_.clear();
     float *to = activations_.as<float>();
@@ -251,30 +233,6 @@ void CudaBackend::allocate(const CacheConfig &cache) {
     second_quantized_ = quantized(kLinearTokens);
     arrivals_ = DeviceMemory(static_cast<size_t>(arrival_counters(plan_)) * sizeof(uint32_t), "arrivals");
     stream_.fill(arrivals_.data(), 0, arrivals_.size());
-    const auto attention = [](int64_t words) {
-        return DeviceMemory(static_cast<size_t>(words) * sizeof(float), "attention");
-    };
-    partial_floats_ = attention_partials(program_, cache, max_tokens_);
-    partials_ = partial_floats_ > 0 ? attention(partial_floats_) : DeviceMemory();
-    const int64_t totals = attention_totals(program_, max_tokens_);
-    totals_ = totals > 0 ? attention(totals) : DeviceMemory();
-    counters_ = attention(attention_counters(program_, max_tokens_));
-    stream_.fill(counters_.data(), 0, counters_.size());
-}
-
-void CudaBackend::upload_ropes() {
-    std::vector<uint64_t> turns(1);
-    std::vector<size_t> starts;
-    for (const RopeTable &rope : program_.ropes) {
-        starts.push_back(turns.size());
-        for (const double frequency : rope.inv_freq) turns.push_back(rope_turns(frequency));
-    }
-    turns_ = DeviceMemory(rope_bytes(program_), "rotations");
-    name_region(turns_.data(), turns_.size(), "rotations", Region::Weights);
-    stream_.copy_to_device(turns_.data(), turns.data(), turns.size() * sizeof(uint64_t));
-    stream_.wait();
-    ropes_.clear();
-    for (const size_t start : starts) ropes_.push_back(turns_.as<const uint64_t>() + start);
 }
 
 // Loads the kernels that the plan needs (the runners of experts, heads and logits load their own),
@@ -289,7 +247,9 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
     for (const Op &op : plan_.ops)
         std::visit(Overloaded{
                        [&](const LinearOp &matrices) { prepare_linear(matrices.format, max_tokens_); },
-                       [&](const AttentionOp &attention) { prepare_attention(attention.step, cache); },
+                       [&](const AttentionOp &attention) {
+                           AttentionRunner::prepare(program_, attention.step, cache);
+                       },
                        [](const Embed &) {},
                        [](const Norm &) {},
                        [](const PrepareOp &) {},
@@ -303,18 +263,6 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
                        [](const SelectiveScan &) {},
                    },
                    op);
-}
-
-void CudaBackend::prepare_attention(const Attention &step, const CacheConfig &cache) {
-    prepare(attention_append_kernel().handle, kAppendShared);
-    prepare(rotate_heads_kernel().handle, kAppendShared);
-    if (is_wide(program_, step)) {
-        prepare(attention_wide_kernel().handle, attention_wide_shared());
-        return;
-    }
-    const AttentionKernels launches = attention_kernels(step, cache.k, cache.v);
-    prepare(launches.decode.handle, launches.decode_shared);
-    prepare(launches.prefill.handle, launches.prefill_shared);
 }
 
 // --- execute -----------------------------------------------------------------------------------------------
@@ -336,7 +284,7 @@ bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     shares_ = std::ranges::any_of(batch.sequences, [](const SequenceSpan &s) { return s.shared > 0; });
     if (logit_rows_ == 0) candidates = 0;
     now_ = {batch.part, tokens_, logit_rows_,
-            candidates, shares_, attention_launches(program_, batch.sequences, tokens_, partial_floats_)};
+            candidates, shares_, attention_.launches(batch.sequences, tokens_)};
     if (tokens_ > kLinearTokens || !launcher_.switches().graphs)
         enqueue();
     else
@@ -531,88 +479,13 @@ void CudaBackend::enqueue(const ActivateOp &op) {
     run(activate_kernel(), tokens_ * ((width(g.out) + 255) / 256), 0, params);
 }
 
-AttentionParams CudaBackend::attention_params(const Attention &a) const {
-    AttentionParams p{};
-    const int32_t group = program_.cache_layers[static_cast<size_t>(a.cache)].group;
-    p.q = slot(a.q), p.out = slot(a.out), p.q_stride = stride(a.q), p.out_stride = stride(a.out);
-    if (a.k != kNoSlot) {
-        p.k = slot(a.k), p.k_stride = stride(a.k);
-        if (a.v != kNoSlot) p.v = slot(a.v), p.v_stride = stride(a.v);
-    }
-    p.latent = is_latent(program_, a);
-    const CacheType k_type = cache_.k_type(), v_type = cache_.v_type();
-    p.k_cache = cache_pages(cache_.k(a.cache), k_type, a.head_dim_k, rotates_keys(k_type) && !p.latent);
-    p.v_cache =
-        p.latent ? p.k_cache : cache_pages(cache_.v(a.cache), v_type, a.head_dim_v, rotates_values(v_type));
-    p.side_by_side = is_wide(program_, a) ? wide_room(a.heads, a.kv_heads) : 0;
-    p.q_factors = input_.factors(a.temperature);
-    p.sequences = input_.sequences(), p.sequence_count = input_.sequence_count();
-    p.tables = input_.tables(group), p.table_stride = input_.table_stride(group);
-    p.positions = input_.positions();
-    p.q_norm = weights_.floats(a.q_norm), p.k_norm = weights_.floats(a.k_norm),
-    p.sinks = weights_.floats(a.sinks);
-    p.partial = partials_.as<float>(), p.counters = counters_.as<uint32_t>(), p.totals = totals_.as<float>();
-    if (a.rope >= 0) {
-        const RopeTable &rope = program_.ropes[static_cast<size_t>(a.rope)];
-        p.rope = {ropes_[static_cast<size_t>(a.rope)], rope.magnitude,
-                  rope.pairs == RopeTable::Pairs::Adjacent ? RopePairs::Adjacent : RopePairs::Halves,
-                  rope.first, static_cast<int32_t>(2 * rope.inv_freq.size())};
-    }
-    p.heads = a.heads, p.kv_heads = a.kv_heads, p.dim_k = a.head_dim_k, p.dim_v = a.head_dim_v;
-    p.scale = a.scale, p.norm_eps = a.norm_eps;
-    p.softcap = a.softcap, p.softcap_inverse = 1.0f / a.softcap;
-    p.window = a.window, p.chunked = a.window_kind == Attention::Window::Chunked;
-    p.sink_cells = a.sink_cells, p.sink_position = a.window + a.sink_cells - 1;
-    p.norm_after_rope = a.norm_after_rope;
-    p.late_trigger = !launcher_.switches().trigger, p.no_prefetch = !launcher_.switches().prefetch;
-    return p;
-}
-
 void CudaBackend::enqueue(const AttentionOp &op) {
-    const Attention &a = op.step;
-    AttentionParams p = attention_params(a);
-    if (op.prepare && tokens_ <= kLinearTokens && !is_wide(program_, a) && p.v_cache.rotated == 0) {
-        p.prepare = quantize_params(*op.prepare);
-        if (!can_prepare(p.prepare, tokens_, a.heads / a.kv_heads, a.head_dim_v)) p.prepare = {};
-    }
-    if (shares_ && p.k != nullptr) {
-        p.shared = 1;
-        append(p);
-        p.shared = 0;
-    }
-    if (is_wide(program_, a)) {
-        p.max_rows = kAllRows;
-        if (p.k != nullptr) append(p);
-        run(attention_wide_kernel(), kMostAttentionBlocks, attention_wide_shared(), p);
-    } else {
-        attend(a, p);
-    }
-    if (p.v_cache.rotated != 0)
-        run(rotate_heads_kernel(), (int64_t{tokens_} * a.heads + 3) / 4, kAppendShared,
-            {p.out, p.out_stride, tokens_, a.heads, a.head_dim_v});
-    if (op.prepare && p.prepare.x == nullptr) enqueue(*op.prepare);
-}
-
-void CudaBackend::append(const AttentionParams &p) {
-    run(attention_append_kernel(), (int64_t{tokens_} * p.kv_heads + 3) / 4, kAppendShared, p);
-}
-
-// Chooses decode or prefill for each sequence by its number of rows.
-void CudaBackend::attend(const Attention &a, AttentionParams p) {
-    const AttentionKernels launches = attention_kernels(a, cache_.k_type(), cache_.v_type());
-    const int32_t group = a.heads / a.kv_heads;
-    const bool small = tokens_ <= kLinearTokens;
-    p.max_rows = small ? kAllRows : kDecodeRows;
-    p.max_tiles =
-        small ? (tokens_ * group + kAttentionRows - 1) / kAttentionRows : kDecodeRows / kAttentionRows;
-    p.units = now_.attention.units;
-    for (int32_t i = 0; i < now_.attention.count; ++i, p.first_unit += p.units)
-        run(launches.decode, kAllRows, launches.decode_shared, p);
-    if (!small) {
-        p.min_rows = kDecodeRows, p.max_rows = kAllRows;
-        if (p.k != nullptr) append(p);
-        run(launches.prefill, prefill_blocks(a.heads, a.kv_heads, tokens_), launches.prefill_shared, p);
-    }
+    QuantizeParams quantize{};
+    if (op.prepare) quantize = quantize_params(*op.prepare);
+    const bool quantized =
+        attention_.enqueue(launcher_, op.step, op.prepare ? &quantize : nullptr,
+                           {weights_, cache_, input_, slots_, tokens_, shares_, now_.attention});
+    if (op.prepare && !quantized) enqueue(*op.prepare);
 }
 
 // The batch's logit rows [first, first + count), at most kLinearTokens of them, and their top-k if requested.

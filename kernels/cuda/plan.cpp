@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
 #include <string>
 #include <utility>
 
@@ -277,12 +278,21 @@ class Planner {
         if (op.in.empty() || op.in[0].format != format) op.in.push_back({format, {}});
         op.in.back().parts.push_back(part);
     }
-    void add(const ShortConv &step) {
-        expect(step.in != step.out, "a convolution that overwrites its input");
-        use_floats(step.weight);
-        use_floats(step.bias);
+    // A step over states: its weights are vectors, and its output is none of its inputs.
+    template <class Step>
+    void add_recurrent(const Step &step, const char *what, std::initializer_list<Slot> inputs,
+                       std::initializer_list<WeightId> vectors) {
+        for (const Slot in : inputs) expect(in != step.out, std::string(what) + " that overwrites its input");
+        for (const WeightId id : vectors) use_floats(id);
         plan_.ops.push_back(step);
         written(step.out);
+    }
+    void expect_most(int64_t count, int64_t most, const std::string &before, const std::string &behind) {
+        expect(count <= most,
+               before + std::to_string(count) + behind + " (at most " + std::to_string(most) + ")");
+    }
+    void add(const ShortConv &step) {
+        add_recurrent(step, "a convolution", {step.in}, {step.weight, step.bias});
     }
     void add(const ScanGate &step) {
         use_floats(step.bias);
@@ -292,25 +302,12 @@ class Planner {
         written(step.decay);
     }
     void add(const LinearScan &step) {
-        expect(step.dk <= kMostScanKeys, "recurrent heads with " + std::to_string(step.dk) +
-                                             " key channels (at most " + std::to_string(kMostScanKeys) + ")");
-        expect(step.out != step.v && step.out != step.q && step.out != step.k,
-               "a scan that overwrites its input");
-        use_floats(step.rate);
-        use_floats(step.skip);
-        plan_.ops.push_back(step);
-        written(step.out);
+        expect_most(step.dk, kMostScanKeys, "recurrent heads with ", " key channels");
+        add_recurrent(step, "a scan", {step.v, step.q, step.k}, {step.rate, step.skip});
     }
     void add(const SelectiveScan &step) {
-        expect(width(step.b) <= kMostScanElements, "recurrent layers with " + std::to_string(width(step.b)) +
-                                                       " states per channel (at most " +
-                                                       std::to_string(kMostScanElements) + ")");
-        expect(step.out != step.x && step.out != step.dt && step.out != step.b && step.out != step.c,
-               "a scan that overwrites its input");
-        use_floats(step.rate);
-        use_floats(step.skip);
-        plan_.ops.push_back(step);
-        written(step.out);
+        expect_most(width(step.b), kMostScanElements, "recurrent layers with ", " states per channel");
+        add_recurrent(step, "a scan", {step.x, step.dt, step.b, step.c}, {step.rate, step.skip});
     }
     void add(const Logits &step) {
         use_tiles(step.weight);
