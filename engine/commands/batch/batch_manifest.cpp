@@ -18,7 +18,7 @@
 namespace runnel::commands {
 namespace {
 
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 constexpr std::string_view kBegin = "{\"runnel_batch\":";
 
 std::optional<Json> object_of(std::string_view line) {

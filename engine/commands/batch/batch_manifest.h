@@ -2,7 +2,7 @@
 // that --resume continues only with the same model, options and rows, and recognizes its own lines.
 //
 // JSON lines. A header comes first, and again where the settings change:
-//   {"runnel_batch": 1, "output": "DEVICE:INODE:BIRTH", "settings": {"NAME": "VALUE", ...}}
+//   {"runnel_batch": 3, "output": "DEVICE:INODE:BIRTH", "settings": {"NAME": "VALUE", ...}}
 // then a record for each line of the output, written before that line:
 //   {"line": 12, "at": 3456, "bytes": 210, "row": "HASH", "answer": "HASH"}
 // line: its number in the input; at, bytes: place of its answer in the output; row, answer: hashes of both.

@@ -88,10 +88,9 @@ std::string hash_of(const std::optional<grammar::Source> &constraint) {
     return content_hash(dump(parts));
 }
 
-std::string joined(const std::vector<std::string> &texts) {
-    std::string all;
-    for (const std::string &text : texts) all += (all.empty() ? "" : " ") + gguf::printable(text, 1000);
-    return all;
+// Empty for none. As JSON, so that one text with a blank is not two.
+std::string list_of(const std::vector<std::string> &texts) {
+    return texts.empty() ? std::string() : Json(texts).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 void add_sampling(const decode::SamplingOptions &s, BatchSettings &list) {
@@ -103,8 +102,7 @@ void add_sampling(const decode::SamplingOptions &s, BatchSettings &list) {
             list.emplace_back("--" + std::string(setting.name), decode::shown_number(setting.get(s)));
     if (s.samplers != usual.samplers) list.emplace_back("--samplers", decode::samplers_text(s.samplers));
     if (s.dry_breakers != usual.dry_breakers)
-        list.emplace_back("--dry-sequence-breaker",
-                          Json(s.dry_breakers).dump(-1, ' ', false, Json::error_handler_t::replace));
+        list.emplace_back("--dry-sequence-breaker", list_of(s.dry_breakers));
 }
 
 }  // namespace
@@ -133,9 +131,9 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     list.emplace_back("--window", text_of(options.model.cache.window));
     list.emplace_back("--sinks", text_of(options.model.cache.sinks));
     add_sampling(sampling, list);
-    list.emplace_back("--logit-bias", joined(g.logit_bias));
+    list.emplace_back("--logit-bias", list_of(g.logit_bias));
     list.emplace_back("--predict", text_of(g.predict));
-    list.emplace_back("--stop", joined(g.stops));
+    list.emplace_back("--stop", list_of(g.stops));
     list.emplace_back("--ignore-eos", text_of(g.ignore_eos));
     list.emplace_back("the grammar", hash_of(constraint));
     list.emplace_back("--close", text_of(g.constraint.close));
@@ -144,7 +142,7 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     list.emplace_back("the system prompt", hash_or_nothing(system));
     list.emplace_back("--chat-template", hash_of_file(options.chat.file));
     list.emplace_back("--template-name", gguf::printable(options.chat.name.value_or("")));
-    list.emplace_back("--template-var", joined(options.chat.variables));
+    list.emplace_back("--template-var", list_of(options.chat.variables));
     list.emplace_back("--think", name_of(options.chat.thinking));
     if (options.chat.thinking_budget >= 0)
         list.emplace_back("--thinking-budget", text_of(options.chat.thinking_budget));

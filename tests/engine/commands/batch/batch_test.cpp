@@ -327,7 +327,7 @@ TEST_CASE("batch: --resume refuses another model, other options and edited rows,
     refused({"-n", "9", "--temp", "0.5"}, 2, "--temp was 1 and is 0.5");
     refused({"-n", "8", "--temp", "1"}, 2, "--predict was 9 and is 8");
     refused({"-n", "9", "--temp", "1", "-s", "5"}, 2, "--seed was ");
-    refused({"-n", "9", "--temp", "1", "--stop", "e"}, 2, "--stop was not given and is e");
+    refused({"-n", "9", "--temp", "1", "--stop", "e"}, 2, "--stop was not given and is [\"e\"]");
     ModelShape shape;
     shape.seed = 99;
     const TemporaryModel other(shape);
@@ -355,22 +355,23 @@ TEST_CASE("batch: --resume refuses another model, other options and edited rows,
     CHECK(rows_of(text_of(out)).size() == 3);
 }
 
-TEST_CASE("batch: --resume tells one sequence breaker with a blank from two") {
+TEST_CASE("batch: --resume tells one value with a blank from two") {
     if (absent()) return;
-    const TemporaryDirectory directory;
-    const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
-    write_text(in, "{\"prompt\": \"x\"}\n");
-    const std::vector<std::string> common = {"-i", in, "-o", out, "-n", "2", "--dry-sequence-breaker"};
-    const auto with = [&](std::vector<std::string> more) {
-        more.insert(more.begin(), common.begin(), common.end());
-        return batch(more);
-    };
-    REQUIRE(with({"a b"}).code == 0);
-    const Result r = with({"a", "--dry-sequence-breaker", "b", "--resume"});
-    CAPTURE(r.err);
-    CHECK(r.code == 2);
-    CHECK(r.err.find("--dry-sequence-breaker was [\"a b\"] and is [\"a\",\"b\"]") != std::string::npos);
-    CHECK(with({"a b", "--resume"}).code == 0);
+    for (const std::string option : {"--dry-sequence-breaker", "--stop"}) {
+        const TemporaryDirectory directory;
+        const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
+        write_text(in, "{\"prompt\": \"x\"}\n");
+        const auto with = [&](std::vector<std::string> more) {
+            more.insert(more.begin(), {"-i", in, "-o", out, "-n", "2", option});
+            return batch(more);
+        };
+        REQUIRE(with({"a b"}).code == 0);
+        const Result r = with({"a", option, "b", "--resume"});
+        CAPTURE(r.err);
+        CHECK(r.code == 2);
+        CHECK(r.err.find(option + " was [\"a b\"] and is [\"a\",\"b\"]") != std::string::npos);
+        CHECK(with({"a b", "--resume"}).code == 0);
+    }
 }
 
 TEST_CASE("batch: Ctrl-C, a full disk, a closed pipe") {
