@@ -52,7 +52,7 @@ text::ChatPromptOptions prompt_options(const TemplateFlags &flags) {
     if (flags.file) options.source = read_all(*flags.file, -1);
     options.name = flags.name;
     options.thinking = flags.thinking;
-    if (flags.tools) options.tools = read_tools(*flags.tools);
+    if (flags.tools) options.tools = text::read_tools(read_tools(*flags.tools)).definitions;
     options.variables = Json::object();
     for (const std::string &variable : flags.variables) add_variable(options.variables, variable);
     return options;
@@ -91,7 +91,8 @@ std::shared_ptr<const text::ToolUse> tool_use(const TemplateFlags &flags,
         notes.push_back(
             "the chat template has no tool-call format that runnel knows: calls stay in the text");
     if (format.tool_format())
-        for (std::string &problem : grammar::schema_problems(*use)) notes.push_back(std::move(problem));
+        for (std::string &problem : grammar::tool_problems(*format.tool_format(), *use))
+            notes.push_back(std::move(problem));
     for (const std::string &note : notes) io.note(note);
     return use;
 }

@@ -351,13 +351,16 @@ Grammar tool_grammar(const ToolFormat &format, const text::ToolUse &tools, const
     return ToolCompiler(format, mark, options, notes).compile(tools);
 }
 
-std::vector<std::string> schema_problems(const text::ToolUse &tools, const SchemaOptions &options) {
+std::vector<std::string> tool_problems(const ToolFormat &format, const text::ToolUse &tools,
+                                       const SchemaOptions &options) {
+    text::ToolUse all;
+    all.tools = tools.tools;
     std::vector<std::string> problems;
-    for (const Tool &tool : tools.tools) try {
-            (void)schema_grammar(object_schema(tool), options);
-        } catch (const GrammarError &error) {
-            problems.push_back(problem_of(tool, error.what()));
-        }
+    try {
+        if (!all.tools.empty())
+            (void)tool_grammar(format, all, literal, {.begun = {}, .schema = options}, &problems);
+    } catch (const GrammarError &) {  // the request that needs the grammar reports it
+    }
     return problems;
 }
 

@@ -29,7 +29,8 @@ struct ToolGrammarOptions {
 Grammar tool_grammar(const text::ToolFormat &format, const text::ToolUse &tools, const MarkExpr &mark,
                      const ToolGrammarOptions &options = {}, std::vector<std::string> *notes = nullptr);
 
-// What is wrong with the schemas of tools: a line for each that cannot be used.
-std::vector<std::string> schema_problems(const text::ToolUse &tools, const SchemaOptions &options = {});
+// The notes of tool_grammar() for all tools, whichever may be called.
+std::vector<std::string> tool_problems(const text::ToolFormat &format, const text::ToolUse &tools,
+                                       const SchemaOptions &options = {});
 
 }  // namespace runnel::grammar

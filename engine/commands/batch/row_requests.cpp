@@ -52,14 +52,15 @@ completion::Request RowRequests::of(const Row &row) {
         messages.insert(messages.begin(), {"system", system_});
     if (!std::exchange(noted_, true) && !format_.note().empty()) io_.note(format_.note());
     const auto tools = body.tool_use(tools_);
-    if (body.tools && problems_.size() < kMostProblems) note_problems(*tools, row.identity.line);
+    if (body.tools && format_.tool_format() && problems_.size() < kMostProblems)
+        note_problems(*tools, row.identity.line);
     request.input = completion::Messages{std::move(messages), tools};
     return request;
 }
 
 // Once per problem, and the first kMostProblems only: rows mostly bring the same tools.
 void RowRequests::note_problems(const text::ToolUse &tools, int64_t line) {
-    for (const std::string &problem : grammar::schema_problems(tools))
+    for (const std::string &problem : grammar::tool_problems(*format_.tool_format(), tools))
         if (problems_.size() < kMostProblems && problems_.insert(problem).second)
             io_.note("line " + std::to_string(line) + ": " + problem);
 }

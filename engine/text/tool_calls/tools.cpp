@@ -7,6 +7,27 @@
 namespace runnel::text {
 namespace {
 
+constexpr const char *kSchemaKeys[] = {"parameters", "input_schema", "inputSchema"};
+
+const char *schema_key(const Json &definition) {
+    for (const char *key : kSchemaKeys)
+        if (find_member(definition, key)) return key;
+    return nullptr;
+}
+
+// As {"type": "function", "function": {..., "parameters"}}, which chat templates read.
+Json in_usual_shape(Json definition) {
+    if (find_member(definition, "function")) return definition;
+    const char *key = schema_key(definition);
+    if (key && key != kSchemaKeys[0]) {
+        Json parameters = std::move(definition[key]);
+        definition.erase(key);
+        definition[kSchemaKeys[0]] = std::move(parameters);
+    }
+    definition.erase("type");
+    return {{"type", "function"}, {"function", std::move(definition)}};
+}
+
 // Why a definition cannot be called; empty: it can, and is in `tool`.
 std::string read_tool(const Json &definition, Tool &tool) {
     const Json *function = find_member(definition, "function");
@@ -17,11 +38,7 @@ std::string read_tool(const Json &definition, Tool &tool) {
     if (tool.name.empty() || tool.name.size() > kMaxToolName ||
         !std::ranges::all_of(tool.name, is_tool_name_character))
         return "its name is not 1 to " + std::to_string(kMaxToolName) + " of a-z, A-Z, 0-9 and _ - . /";
-    for (const char *key : {"parameters", "input_schema", "inputSchema"})
-        if (const Json *schema = find_member(inner, key)) {
-            tool.parameters = *schema;
-            break;
-        }
+    if (const char *key = schema_key(inner)) tool.parameters = inner[key];
     return {};
 }
 
@@ -88,17 +105,19 @@ void ToolUse::choose_tool(const std::string &name) {
 ToolUse read_tools(Json definitions, std::vector<std::string> *notes) {
     ToolUse use;
     size_t number = 0;
-    for (const Json &definition : definitions) {
+    for (Json &definition : definitions) {
         ++number;
         Tool tool;
         std::string problem = read_tool(definition, tool);
         if (problem.empty() && use.find(tool.name)) problem = "another one has its name";
         if (problem.empty() && use.tools.size() >= kMaxTools)
             problem = "there are more than " + std::to_string(kMaxTools);
-        if (problem.empty())
+        if (problem.empty()) {
             use.tools.push_back(std::move(tool));
-        else if (notes && notes->size() < 8)
+            definition = in_usual_shape(std::move(definition));
+        } else if (notes && notes->size() < 8) {
             notes->push_back("tool " + std::to_string(number) + " cannot be called: " + problem);
+        }
     }
     use.definitions = std::move(definitions);
     return use;

@@ -49,8 +49,8 @@ struct ToolUse {
 };
 
 // Definitions as OpenAI has them, {"type": "function", "function": {"name", "description", "parameters"}}, or the
-// inner object alone. `notes`, if wanted: the definitions that cannot be called, and why. Precondition:
-// `definitions` is a list.
+// inner object alone, which comes out in OpenAI's shape. `notes`, if wanted: the definitions that cannot be called,
+// and why. Precondition: `definitions` is a list.
 ToolUse read_tools(Json definitions, std::vector<std::string> *notes = nullptr);
 
 struct ToolCall {

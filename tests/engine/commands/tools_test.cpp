@@ -255,6 +255,8 @@ TEST_CASE("batch: a problem of tool definitions is noted once") {
                     "\n";
         }
         const Result r = runnel_with(Files(kHermes).arguments("batch", {"-s", "3"}), rows);
+        CAPTURE(r.out);
+        CHECK(r.code == 0);
         int count = 0;
         for (size_t at = 0; (at = r.err.find("are not all constrained", at)) != std::string::npos; ++at)
             ++count;
@@ -262,4 +264,27 @@ TEST_CASE("batch: a problem of tool definitions is noted once") {
     };
     CHECK(notes(true) == 1);
     CHECK(notes(false) == 16);
+}
+
+TEST_CASE("run, chat and batch: an argument whose name the format cannot write is noted once") {
+    if (absent()) return;
+    const std::string tools =
+        R"([{"name": "own", "parameters": {"properties": {"a b": {"type": "integer"}, "c": {"type": "integer"}}}}])";
+    const std::string note =
+        "calls of own leave out \"a b\", because the format Qwen3-Coder cannot write this name";
+    const Files files(kParameters, tools);
+    const json row = {{"messages", json::array({{{"role", "user"}, {"content", "?"}}})},
+                      {"tools", json::parse(tools)},
+                      {"max_tokens", 1}};
+    const std::string rows = row.dump() + "\n" + row.dump() + "\n";
+    for (const Result &r :
+         {files.run({"-n", "1"}), runnel_with(files.arguments("chat", {"-n", "1"}), "Hi\nHo\n"),
+          runnel_with(Files(kParameters).arguments("batch", {}), rows)}) {
+        CAPTURE(r.err);
+        CHECK(r.code == 0);
+        const size_t at = r.err.find(note);
+        REQUIRE(at != std::string::npos);
+        CHECK(r.err.find(note, at + 1) == std::string::npos);
+    }
+    CHECK(Files(kHermes, tools).run({"-n", "1"}).err.find("leave out") == std::string::npos);
 }

@@ -125,7 +125,7 @@ TEST_CASE("tool grammar: a schema that cannot be used takes any object, and the 
     CHECK(notes[0].find(
               "the arguments of now are not all constrained, because its schema cannot be used: ") == 0);
     CHECK(notes[0].find("if") != std::string::npos);
-    CHECK(schema_problems(tools) == notes);
+    CHECK(tool_problems(format, tools) == notes);
     const auto accepts = [&](const std::string &text) {
         const StateId end = machine.advance(machine.start(), text);
         return end != kDead && machine.accepts(end);
@@ -213,7 +213,7 @@ TEST_CASE("tool grammar: arguments are an object, whatever the type of the schem
         for (const Json &arguments : forced(format, one_tool(schema), &notes)) CHECK(arguments.is_object());
         const bool has_object = std::string(schema).find("object") != std::string::npos;
         CHECK(notes.size() == (has_object ? 0 : 1));
-        CHECK(schema_problems(one_tool(schema)).size() == notes.size());
+        CHECK(tool_problems(format, one_tool(schema)).size() == notes.size());
     }
 }
 

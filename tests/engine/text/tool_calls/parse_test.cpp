@@ -613,6 +613,8 @@ TEST_CASE("tools: definitions, names that cannot be called, the choice") {
     CHECK(notes.size() == 4);
     CHECK(notes[1] == "tool 4 cannot be called: another one has its name");
     CHECK(use.definitions.size() == 6);
+    CHECK(use.definitions[1] ==
+          parse_json(R"({"type": "function", "function": {"name": "b.c/d-e_1", "parameters": {"x": 1}}})"));
     use.choose("a");
     CHECK(use.choice == ToolUse::Choice::Required);
     CHECK(use.only == "a");
