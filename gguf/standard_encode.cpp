@@ -134,12 +134,16 @@ AffineSuperBlock<8, kTop, 63> eight_groups(Values x, Values importance, AffineCa
     return block;
 }
 
-template <class Super>
-void write_scales(const Super &super, uint8_t (&packed)[12]) {
+// Everything but the levels, which are 0 then.
+template <class Super, class Block>
+void write_head(const Super &super, Block &block) {
+    block = {};
+    block.d = super.d;
+    block.dmin = super.dmin;
     ScalesAndMins both{};
     std::copy_n(super.scales.begin(), 8, both.scales);
     std::copy_n(super.minimums.begin(), 8, both.mins);
-    pack_scales_mins(both, packed);
+    pack_scales_mins(both, block.scales);
 }
 
 // Index of the IQ4 table's value nearest to x; the larger of two equally near ones.
@@ -263,10 +267,7 @@ void standard_encode(Values x, Values importance, BlockQ2_K &block) {
 
 void standard_encode(Values x, Values importance, BlockQ4_K &block) {
     const auto super = eight_groups<15>(x, importance, {-1.0f, 0.1f, 20});
-    block = {};
-    block.d = super.d;
-    block.dmin = super.dmin;
-    write_scales(super, block.scales);
+    write_head(super, block);
     for (int i = 0; i < kSuperBlock; ++i) {
         uint8_t &byte = block.qs[i / 64 * 32 + i % 32];
         byte = static_cast<uint8_t>(byte | super.levels[i] << (i / 32 % 2 * 4));
@@ -275,10 +276,7 @@ void standard_encode(Values x, Values importance, BlockQ4_K &block) {
 
 void standard_encode(Values x, Values importance, BlockQ5_K &block) {
     const auto super = eight_groups<31>(x, importance, {-0.5f, 0.1f, 15});
-    block = {};
-    block.d = super.d;
-    block.dmin = super.dmin;
-    write_scales(super, block.scales);
+    write_head(super, block);
     for (int i = 0; i < kSuperBlock; ++i) {
         const int q = super.levels[i];
         uint8_t &low = block.qs[i / 64 * 32 + i % 32], &high = block.qh[i % 32];

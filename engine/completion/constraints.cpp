@@ -39,7 +39,7 @@ decode::Words Constraints::words() const {
 std::optional<decode::FreeText> Constraints::free_text(const ReasoningStyle &reasoning,
                                                        bool begins_inside) const {
     if (reasoning.kind == ReasoningStyle::Kind::Harmony)
-        return decode::FreeText{.close = "<|channel|>final<|message|>", .text = text_};
+        return decode::FreeText{.close = std::string(text::harmony::kFinal), .text = text_};
     if (reasoning.kind != ReasoningStyle::Kind::Marks) return std::nullopt;
     const auto open = tokenizer_.find(reasoning.open);
     if (!begins_inside && !open) return std::nullopt;

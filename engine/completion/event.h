@@ -84,9 +84,10 @@ struct Done {
     std::string note = {};                   // why text that looks like a tool call is none; usually empty
     SequenceHandle kept = kNoSequence;       // under Request::keep
 };
-// "tool_calls" for an answer that ended with calls, otherwise the name of its reason.
-inline std::string_view finish_name(const Done &done) {
-    return !done.calls.empty() && done.reason == FinishReason::Stop ? "tool_calls" : name(done.reason);
+// "tool_calls" for an answer (a Done or a Reply) that ended with calls, otherwise the name of its reason.
+template <class Answered>
+std::string_view finish_name(const Answered &answer) {
+    return !answer.calls.empty() && answer.reason == FinishReason::Stop ? "tool_calls" : name(answer.reason);
 }
 
 using Event = std::variant<Prefill, Piece, Done>;

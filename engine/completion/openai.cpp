@@ -298,10 +298,6 @@ std::shared_ptr<const text::ToolUse> Body::tool_use(std::shared_ptr<const text::
     return use;
 }
 
-std::string_view Reply::finish_name() const {
-    return !calls.empty() && reason == FinishReason::Stop ? "tool_calls" : name(reason);
-}
-
 Body parse_body(const Json &object) {
     refuse_unsupported(object);
     Body body;
@@ -406,7 +402,7 @@ Json response_body(Endpoint endpoint, const std::string &number, const std::stri
     if (reply.logprobs)
         choice["logprobs"] = chat ? chat_logprobs(*reply.logprobs) : completion_logprobs(*reply.logprobs);
     if (reply.prompt_logprobs) choice["prompt_logprobs"] = prompt_logprobs(*reply.prompt_logprobs);
-    choice["finish_reason"] = reply.finish_name();
+    choice["finish_reason"] = finish_name(reply);
     if (reply.complete && !*reply.complete) choice["complete"] = false;
     const size_t prompt = reply.usage.prompt_tokens, completion = reply.usage.completion_tokens;
     return {{"id", (chat ? "chatcmpl-" : "cmpl-") + number},

@@ -82,7 +82,6 @@ struct Reply {
     std::optional<bool> complete = {};  // Done::complete
     std::optional<std::vector<SpelledToken>> logprobs = {}, prompt_logprobs = {};
     std::vector<text::ToolCall> calls = {};
-    std::string_view finish_name() const;  // "tool_calls" for an answer that ended with calls
 };
 enum class Endpoint { Chat, Completion };
 // The response to request `number`, which is in its id: "chatcmpl-7". "created" is 0, so that equal runs

@@ -10,9 +10,9 @@ namespace runnel::completion {
 namespace {
 
 using Kind = text::ReasoningStyle::Kind;
+using text::harmony::kChannel, text::harmony::kEnd, text::harmony::kMessage;
 
-constexpr std::string_view kSpace = " \t\r\n", kChannel = "<|channel|>", kMessage = "<|message|>",
-                           kEnd = "<|end|>";
+constexpr std::string_view kSpace = " \t\r\n";
 constexpr size_t kLongestMark = 32;
 
 bool within_character(std::string_view text) {
@@ -37,10 +37,10 @@ bool skip_past(std::string &text, std::string_view mark) {
 
 std::vector<TokenId> ThinkingBudget::closing_tokens(const text::ReasoningStyle &style,
                                                     const text::Tokenizer &tokenizer) {
-    const bool channels = style.kind == Kind::Harmony;
-    return tokenizer.encode(
-        channels ? std::string("<|end|><|start|>assistant<|channel|>final<|message|>") : style.close,
-        {.add_special = false, .parse_special = true, .continues = true});
+    using namespace text::harmony;
+    const std::string next = std::string(kEnd).append(kStart).append("assistant").append(kFinal);
+    return tokenizer.encode(style.kind == Kind::Harmony ? next : style.close,
+                            {.add_special = false, .parse_special = true, .continues = true});
 }
 
 ThinkingBudget::ThinkingBudget(text::ReasoningStyle style, bool begins_inside, int64_t most,

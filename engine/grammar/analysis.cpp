@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "engine/grammar/dfa.h"
 
@@ -72,11 +73,10 @@ std::vector<bool> fixpoint(const Grammar &grammar, const std::vector<bool> &used
     return holds;
 }
 
-bool productive(const Expression &e, const std::vector<bool> &rules) {
-    const auto test = [&](const Expr &part) { return productive(*part, rules); };
+// For the kinds whose answer follows from those of their parts; nullopt for the others.
+template <class Test>
+std::optional<bool> by_parts(const Expression &e, const std::vector<bool> &rules, const Test &test) {
     switch (e.kind) {
-        case Kind::Never:
-            return false;
         case Kind::Rule:
             return rules[e.rule];
         case Kind::Sequence:
@@ -85,6 +85,17 @@ bool productive(const Expression &e, const std::vector<bool> &rules) {
             return std::any_of(e.parts.begin(), e.parts.end(), test);
         case Kind::Repeat:
             return e.min == 0 || test(e.parts[0]);
+        default:
+            return std::nullopt;
+    }
+}
+
+bool productive(const Expression &e, const std::vector<bool> &rules) {
+    const auto test = [&](const Expr &part) { return productive(*part, rules); };
+    if (const auto holds = by_parts(e, rules, test)) return *holds;
+    switch (e.kind) {
+        case Kind::Never:
+            return false;
         case Kind::Words:
             return !e.dfa->none();
         case Kind::Properties: {
@@ -218,17 +229,10 @@ void refuse_left_recursion(const Grammar &grammar, const std::vector<bool> &used
 
 bool nullable(const Expression &e, const std::vector<bool> &rules) {
     const auto test = [&](const Expr &part) { return nullable(*part, rules); };
+    if (const auto holds = by_parts(e, rules, test)) return *holds;
     switch (e.kind) {
         case Kind::Empty:
             return true;
-        case Kind::Rule:
-            return rules[e.rule];
-        case Kind::Sequence:
-            return std::all_of(e.parts.begin(), e.parts.end(), test);
-        case Kind::Choice:
-            return std::any_of(e.parts.begin(), e.parts.end(), test);
-        case Kind::Repeat:
-            return e.min == 0 || test(e.parts[0]);
         case Kind::Words:
             return e.min == 0 && e.dfa->accepting(e.dfa->start());
         case Kind::Properties:

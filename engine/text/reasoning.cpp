@@ -6,9 +6,9 @@
 namespace runnel::text {
 namespace {
 
+using harmony::kChannel, harmony::kEnd, harmony::kMessage, harmony::kStart;
+
 constexpr std::string_view kSpace = " \t\r\n";
-constexpr std::string_view kChannel = "<|channel|>", kMessage = "<|message|>", kStart = "<|start|>",
-                           kEnd = "<|end|>";
 
 // In search order.
 constexpr std::pair<std::string_view, std::string_view> kMarks[] = {

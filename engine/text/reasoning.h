@@ -13,6 +13,12 @@
 
 namespace runnel::text {
 
+// The marks of channels.
+namespace harmony {
+inline constexpr std::string_view kStart = "<|start|>", kChannel = "<|channel|>", kMessage = "<|message|>",
+                                  kEnd = "<|end|>", kFinal = "<|channel|>final<|message|>";
+}  // namespace harmony
+
 // The reasoning mode; Default: the template's own.
 enum class Thinking { Default, Off, On, Low, Medium, High };
 

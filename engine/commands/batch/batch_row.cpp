@@ -125,7 +125,7 @@ std::string answer_line(const RowIdentity &row, const completion::Reply &reply, 
     out["text"] = reply.text;
     out["prompt_tokens"] = reply.usage.prompt_tokens;
     out["completion_tokens"] = reply.usage.completion_tokens;
-    out["finish_reason"] = reply.finish_name();
+    out["finish_reason"] = finish_name(reply);
     if (reply.logprobs) out["logprobs"] = chat_logprobs(*reply.logprobs);
     if (reply.prompt_logprobs) out["prompt_logprobs"] = prompt_logprobs(*reply.prompt_logprobs);
     if (!reply.calls.empty()) out["tool_calls"] = text::calls_json(reply.calls);

@@ -20,29 +20,20 @@ bool Cursor::take(std::string_view text) {
 
 bool Cursor::take_mark(std::string_view mark) {
     Cursor ahead = *this;
-    for (mark = trimmed(mark); !mark.empty(); mark = trimmed(mark)) {
-        const std::string_view word = first_word(mark);
-        ahead.skip_space();
-        if (!ahead.take(word)) return false;
-        mark.remove_prefix(word.size());
-    }
-    *this = ahead;
-    return true;
+    const bool taken =
+        all_words(mark, [&](std::string_view word) { return ahead.skip_space() && ahead.take(word); });
+    if (taken) *this = ahead;
+    return taken;
 }
 
 bool Cursor::take_end_mark(std::string_view mark) {
     const Cursor begin = *this;
-    for (mark = trimmed(mark); !mark.empty(); mark = trimmed(mark)) {
-        const std::string_view word = first_word(mark);
+    const bool taken = all_words(mark, [&](std::string_view word) {
         skip_space();
-        if (done()) return true;
-        if (!take(word)) {
-            *this = begin;
-            return false;
-        }
-        mark.remove_prefix(word.size());
-    }
-    return true;
+        return done() || take(word);
+    });
+    if (!taken) *this = begin;
+    return taken;
 }
 
 std::optional<std::string_view> Cursor::until(std::string_view mark) {

@@ -52,12 +52,7 @@ const ToolFormat *format_of_rendering(std::string_view before, std::string_view 
 
 const ToolFormat *format_of_source(std::string_view source) {
     const auto has = [&](std::string_view mark) {
-        for (mark = trimmed(mark); !mark.empty(); mark = trimmed(mark)) {
-            const std::string_view word = first_word(mark);
-            if (source.find(word) == source.npos) return false;
-            mark.remove_prefix(word.size());
-        }
-        return true;
+        return all_words(mark, [&](std::string_view word) { return source.find(word) != source.npos; });
     };
     // gpt-oss: the template writes the recipient in front of the channel, the model behind it.
     if (has("functions.") && has("<|channel|>commentary") && has("<|call|>"))

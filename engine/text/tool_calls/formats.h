@@ -54,5 +54,15 @@ const ToolFormat *find_tool_format(std::string_view name);
 std::string_view trimmed(std::string_view text);
 // Up to the first whitespace inside.
 std::string_view first_word(std::string_view mark);
+// f(word) for the words of a mark in order, until one gives false. True if none did.
+template <class F>
+bool all_words(std::string_view mark, F f) {
+    for (mark = trimmed(mark); !mark.empty(); mark = trimmed(mark)) {
+        const std::string_view word = first_word(mark);
+        if (!f(word)) return false;
+        mark.remove_prefix(word.size());
+    }
+    return true;
+}
 
 }  // namespace runnel::text
