@@ -43,8 +43,8 @@ void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat forma
     }
 }
 
-// Tokens per unit of the prefill kernel: equal parts of at most its own number, half as many if the units
-// would occupy only half of the multiprocessors.
+// Tokens per unit of the prefill kernel: the batch in equal parts of at most kPrefillTokens, or parts of half
+// of that if the units would occupy at most half of the multiprocessors.
 int32_t slice_of(const Launcher &launcher, const LinearParams &p, TileFormat format) {
     if (is_half(format) || is_float(format)) return prefill_tokens(format);
     constexpr int32_t kColumns = 8;

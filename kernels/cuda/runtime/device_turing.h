@@ -32,7 +32,7 @@ DEVICE float add_bf16_pair(uint32_t a, uint32_t b, float c) {
 DEVICE void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     const int row = lane_index() & ~3, column = (lane_index() & 3) * 8;
 #ifdef __CUDACC__
-#pragma unroll 1  // a quarter of the code, which kernels contain some dozen times
+#pragma unroll 1  // a quarter of the code size; kernels contain a dozen copies
 #endif
     for (int j = 0; j < 4; ++j)
         for (int half = 0; half < 2; ++half) {
