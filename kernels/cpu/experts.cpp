@@ -184,8 +184,8 @@ const std::byte *ExpertRunner::expert_input(const Experts &step, ActFormat forma
 
 // --- products --------------------------------------------------------------------------------------------
 
-// Long ranges per thread when there are few tokens, single units in turn when there are many. body(begin,
-// end, next): `next` is the unit that this thread computes next, or -1.
+// With few tokens a thread gets long ranges of units, with many it takes single units until none is left.
+// body(begin, end, next): `next` is the unit that this thread computes next, or -1.
 template <typename Body>
 void ExpertRunner::for_units(int thread, int64_t units, bool decode, Body &&body) noexcept {
     if (decode) return s_.pool->for_ranges_ahead(thread, units, body);
@@ -294,7 +294,7 @@ void ExpertRunner::multiply_out(const Experts &step, int thread, int32_t tokens,
     });
 }
 
-// Columns [col0, col1) of the output: rows of the down matrices.
+// Computes columns [col0, col1) of the output from those rows of the down matrices.
 void ExpertRunner::add_columns(const Experts &step, int thread, int32_t tokens, int64_t col0, int64_t col1,
                                const std::byte *next) noexcept {
     const Weight &down = weight(step.down);

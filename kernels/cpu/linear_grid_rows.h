@@ -79,7 +79,7 @@ struct GridRow {
     return _mm256_or_si256(
         seven, _mm256_xor_si256(_mm256_shuffle_epi8(parity, low), _mm256_shuffle_epi8(parity, high)));
 }
-// The same for eight words that hold four times seven signs each.
+// The eighth signs for eight words that hold four times seven signs each.
 [[gnu::always_inline]] inline __m256i eighth_of_words(__m256i w) {
     const auto bits = [&](int k) {
         return _mm256_and_si256(_mm256_slli_epi32(w, k), _mm256_set1_epi32(0x7f << (8 * k)));

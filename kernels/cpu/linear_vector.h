@@ -60,7 +60,7 @@ constexpr int kRows = 16;
 [[gnu::always_inline]] inline Ints left32_by(Ints v, Ints n) {
     return _mm512_sllv_epi32(v, n);
 }
-// a where a lane of `v` is less than `bound` (both below 2^31), else b
+// Per lane: a where `v` is less than `bound` (both below 2^31), else b.
 [[gnu::always_inline]] inline Ints select_less(Ints v, Ints bound, Ints a, Ints b) {
     return _mm512_mask_mov_epi32(b, _mm512_cmplt_epi32_mask(v, bound), a);
 }
