@@ -42,7 +42,7 @@ struct IQ4Table {
         return index;
     }();
     static int nearest_index(float y) {
-        // NaN, from a scale too small to have an inverse, counts as low: clamp would not change it.
+        // NaN (from a scale too small to have an inverse) counts as low; clamp() would leave it NaN.
         const float place = 2 * y + kReach;
         return kIndex[place > 0 ? static_cast<size_t>(std::min(place, 2.0f * kReach - 1)) : 0];
     }
