@@ -33,7 +33,8 @@ struct Shape {
     bool rotates_v() const { return !latent && kernels::rotates_values(v_type); }
 };
 
-// Split: by rows, at 16. For wide heads: all splits side by side, all in order, or as many side by side as fit.
+// Narrow heads: Split runs sequences of up to 16 rows by decode, the others by prefill.
+// Wide heads: Decode runs splits side by side, Prefill in order; Split has memory for half of them only.
 enum class Way { Decode, Prefill, Split };
 
 // A batch on the host: inputs and exact results.
