@@ -49,8 +49,8 @@ struct Settings {
     int code = 0;
     bool is_turing() const { return major < 8; }
     bool has_wait() const { return major >= 9 && (code == 0 || code >= 90); }  // grid_dep_wait()
-    // The device is lost at this call of runtime.h that gives it work or waits for it, counted from the
-    // assignment on; from then on every call fails, as after an Xid, until `calls` is below it again. 0: never.
+    // The device is lost at call number fail_at of those functions of runtime.h that give it work or wait for
+    // it (`calls` counts them); then every call fails, as after an Xid, until `calls` is reset. 0: never.
     int64_t fail_at = 0, calls = 0;
     // The number of devices, and why there are none.
     int devices = 1;
