@@ -352,9 +352,9 @@ class Planner {
     const Program &program_;
     Plan plan_;
     Program::Part part_;   // the current one
-    size_t first_op_ = 0;  // its first operation
+    size_t first_op_ = 0;  // index of its first operation
     Slot quantized_ = kNoSlot;
-    int buffer_ = 0;  // the buffer that holds it
+    int buffer_ = 0;  // the buffer that holds `quantized_`
 };
 
 }  // namespace

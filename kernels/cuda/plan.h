@@ -43,7 +43,7 @@ struct LinearOp {
 
 struct AttentionOp {
     Attention step;
-    std::optional<PrepareOp> prepare = {};  // as above
+    std::optional<PrepareOp> prepare = {};  // as LinearOp::prepare
 };
 
 // Up to kCopies independent copies: none reads what another one writes.

@@ -36,7 +36,7 @@ struct DecodeShared {
 struct Item {
     int sequence, kv_head, tile, split;  // split: index among the `splits` of the tile's sequence
     int splits;
-    bool sinks;  // the split is one of the sink cells
+    bool sinks;  // a split of the sink cells
     int cell;    // first cell of the split
     int index;   // among all items
 };

@@ -197,7 +197,7 @@ struct PrefillBody {
     static DEVICE void accumulate(const Params &p, State &state, const Shared &shared,
                                   const float (&c)[kCellTiles][4]) {
         const Products products = products_of(p.v_cache);
-        uint32_t a[4][4];  // p as A fragments: the layout of C
+        uint32_t a[4][4];  // p as A fragments, which have the layout of C
 #pragma unroll
         for (int chunk = 0; chunk < 4; ++chunk)
 #pragma unroll

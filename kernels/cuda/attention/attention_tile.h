@@ -112,7 +112,7 @@ struct CellRange {
     DEVICE bool is_made(int cell) const { return cell >= end && cell < made; }
 };
 
-// The values of a cell: [first, first + count) of the head, then zeros up to `padded` (multiples of 8).
+// The values of a cell: [first, first + count) of the head, then zeros up to `padded` (all multiples of 8).
 struct ValueRange {
     int first, count, padded;
 };

@@ -348,7 +348,7 @@ struct AttentionWide {
         block_sync();
     }
 
-    // All splits of the item, joined in order.
+    // Computes all splits of the item and joins them in order.
     static DEVICE void sum_splits(const Params &p, Shared &shared, Sums<kTiles> &sums) {
         const Block &block = shared.block;
         sums.clear();

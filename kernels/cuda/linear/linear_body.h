@@ -40,7 +40,7 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr int kWarps = kLinearThreads / 32;
-constexpr int kGroupTokens = 4;                            // tokens of an 8-column group
+constexpr int kGroupTokens = 4;                            // a product has 8 columns: two groups
 constexpr int kGroupTiles = kActivationGroup / kTileRows;  // row tiles of a group of 256 outputs
 
 // --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
@@ -307,7 +307,7 @@ DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const s
 }
 
 // Every lane sums its four columns of a step for all tokens; then the four lanes of a row are added,
-// and each keeps its own token.
+// and each lane keeps the sums of its own tokens.
 template <int kGroups, bool kGrouped>
 DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                                  float (&sums)[kGroups][2]) {

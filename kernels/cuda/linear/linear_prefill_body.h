@@ -41,7 +41,7 @@ struct PrefillShared {
     uint4 main[2][kPrefillTiles][kStepBytes / 16];
     uint4 side[kPrefillTiles][tile_layout(F).side / 16];  // of the next block
     float4 all[kWarps][2][kTokens / 8][32];               // sums of the earlier ranges
-    // Of the current and the next block: the parts of the sums, or for float minimums the sums themselves.
+    // Sums of the current and the next block: in parts (activations.h), for float minimums also added up.
     uint4 sums[kSumBlocks][kMinimums ? kTokens : 1][kSumPieces];
     float group_sums[2][kMinimums && !kIntegerMinimums ? 8 : 1][kTokens];
     float4 scales[2][kTokens];    // of four blocks, and of the next four
@@ -253,7 +253,7 @@ struct PrefillMultiplier {
         }
     }
 
-    // At the end of a range of blocks. After the last one, `range` is the result.
+    // At the end of a range of blocks: adds `range` to shared.all; after the last one, `range` is the result.
     DEVICE void finish_range(bool first, bool last) {
         if (first && last) return;
 #pragma unroll

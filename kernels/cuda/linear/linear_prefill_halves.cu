@@ -98,7 +98,7 @@ struct LinearPrefillHalvesBody {
         }
     }
 
-    // At the end of a range of blocks; the first range starts the sum.
+    // At the end of a range of blocks: adds its scaled sums to sums.all, which the first range starts.
     static DEVICE void finish_range(const Shared &shared, int first_token, bool first,
                                     const uint32_t (&exponents)[2], Sums &sums) {
         const int t = lane_index() & 3;

@@ -36,7 +36,7 @@
 //               full rate, serves both types, and the activations need not be rounded to 8
 //               bits.
 //     f32       [16 columns][row half r][lane][4]: row g + 8r, columns 4t .. 4t + 3.
-// Of the formats with codebooks (gguf/codebook.h), an entry of eight weights belongs to two
+// In formats with codebooks (gguf/codebook.h), an entry of eight weights belongs to two
 // lanes, t = 2u and 2u + 1: "pair" 2g + u. j = 4 * s + a is the register of a chunk that
 // (half) an entry goes to:
 //     indices   [chunk][pair (lane of IQ3)][s] words: byte a is the low 8 bits of the entry's index.

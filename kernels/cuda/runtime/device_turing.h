@@ -45,7 +45,7 @@ DEVICE void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
         }
 }
 
-// To nearest even; every NaN becomes the NaN that the instruction returns.
+// Rounds to nearest even; every NaN becomes 0x7fff, as with the instruction of later devices.
 DEVICE uint16_t f32_to_bf16(float x) {
     const uint32_t bits = float_bits(x);
     return static_cast<uint16_t>(x != x ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);

@@ -47,7 +47,7 @@ class ScanRunner {
   private:
     ScanBatch batch() const;
     ScanStates states(int32_t layer) const;
-    // f(memory, bytes) for the state of every layer.
+    // Calls f(memory, bytes) for the state of every layer.
     template <typename F>
     void visit(StateId slot, F f) const;
 

@@ -147,7 +147,7 @@ constexpr uint32_t upper_word(TileFormat format, const BlockPair &rows, int word
     return bits;
 }
 
-// t: the lane's index among its four.
+// t: the lane's index among the four lanes of its row.
 constexpr uint32_t signs_word(TileFormat format, const BlockPair &rows, int chunk, int t) {
     uint32_t bits = 0;
     for (int j = 0; j < 8; ++j) {

@@ -78,7 +78,7 @@ class Uploader {
         }
     }
 
-    // All matrices of a weight, one after the other.
+    // Uploads all matrices of a weight as tiles, one after the other.
     void tiles(const Weight &w, std::byte *to) {
         Weight one = w;
         for (int64_t i = 0; i < w.count; ++i) {
