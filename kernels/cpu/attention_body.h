@@ -252,7 +252,7 @@ void weighted_sum(const float *p, const Page &page, Visible cells, float *o, siz
         weighted_columns<L, R, 1, true, Form>(p, page, cells, o, o_stride, at, head_dim - at);
 }
 
-// One page for the rows [first, first + R). whole: all its cells are visible to all rows.
+// Computes one page for rows [first, first + R). whole: all its cells are visible to all rows.
 template <typename L, int R>
 void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page, int32_t page_cell, int first,
                   bool whole) {
@@ -438,7 +438,7 @@ inline bool row_sees(const AttentionTile &tile, int row, int32_t range) {
     return visible(tile, row, range * kRangeCells, kRangeCells).any();
 }
 
-// The same rows, attending to the sink cells only: their range 0.
+// The tile with its rows attending to the sink cells only, which are range 0.
 inline AttentionTile sink_tile(AttentionTile tile) {
     tile.q = tile.sink_q;
     tile.window = 0;

@@ -9,7 +9,7 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-constexpr int32_t kRangeTokens = 4;  // up to here attention may be split into ranges of keys
+constexpr int32_t kRangeTokens = 4;  // up to this many tokens, attention may be split into ranges of keys
 
 // The factor of q at a position.
 float temperature(const Attention::Temperature &t, int32_t position) {

@@ -159,7 +159,7 @@ class CpuBackend final : public Backend {
     int32_t max_tokens_ = 0;
     std::vector<LazyBuffer> slots_;
     std::array<LazyBuffer, 3> packed_;     // by ActFormat
-    LazyBuffer product_;                   // of a matrix whose product is added to a slot
+    LazyBuffer product_;                   // a product before it is added to a slot
     std::vector<LazyBuffer> scratch_;      // per thread: weight tiles, attention
     std::vector<LazyBuffer> packed_head_;  // per thread: one head's slice of all tokens
     AttentionRunner attention_;

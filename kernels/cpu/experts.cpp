@@ -14,7 +14,7 @@ constexpr int64_t kUnitRows = 64;
 // With many tokens a unit has more columns, so that the hidden activations are read fewer times, but there
 // are at least four units per thread, and a unit is a multiple of the 16 rows of a weight tile.
 constexpr int64_t kTileRows = 16, kMaxOutRows = 128, kOutUnitsPerThread = 4;
-constexpr int32_t kDecodeTokens = 8;    // up to here a pass is bound by reading weights
+constexpr int32_t kDecodeTokens = 8;    // up to this many tokens a pass is bound by reading weights
 constexpr int64_t kPrepareBlock = 256;  // columns: the unit in which activations are packed
 
 constexpr std::array kFormats = {ActFormat::F32, ActFormat::Q8x32, ActFormat::Q8x256};

@@ -139,7 +139,7 @@ struct GridRow {
     store_indices(row.index, indices(b.qs, ninth));
     store_indices(row.index + 32, indices(b.qs + 32, ninth >> 32));
     store_signs(row, load32(b.signs));
-    // One nibble for two groups of 16.
+    // One nibble is the scale of two groups of 16.
     const uint64_t eight = _pdep_u64(word(b.scales), 0x0f0f0f0f0f0f0f0f);
     const __m128i s = _mm_cvtsi64_si128(static_cast<long long>(eight));
     row.scale = odd_scales(_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(s, s)));

@@ -39,7 +39,7 @@ struct Rows {
     v[3] = interleave_high64(c, d);
 }
 
-// 32 bytes of each row.
+// 32 bytes of each row: v[i] holds bytes 4 i ... 4 i + 3.
 [[gnu::always_inline]] inline void transpose_chunks(Rows rows, Ints (&v)[8]) {
     Ints low[4], high[4];
     transpose_chunk(rows, low);
