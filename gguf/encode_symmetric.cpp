@@ -91,7 +91,7 @@ float search_scale(const float *x, int n, Codebook book, Effort effort) {
         return true;
     };
     const bool fast = effort == Effort::Fast;
-    // From one step short of the end to one step beyond it, where the extreme value is clipped.
+    // The extreme value maps to points from one step short of the codebook's end to one step beyond (clipped).
     const int steps = fast ? 1 : 6;
     for (int k = -steps; k <= steps; ++k) {
         const float shift = book.end_step * static_cast<float>(k) / static_cast<float>(fast ? 3 : steps);
