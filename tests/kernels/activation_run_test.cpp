@@ -1,5 +1,5 @@
 // The activations in front of every matrix, against the double-precision reference: a program that ends with an
-// identity matrix in place of the matrix hands them out as logits.
+// identity matrix in place of the matrix returns them as logits.
 #include "kernels/activation_run.h"
 
 #include <doctest/doctest.h>

@@ -63,7 +63,7 @@ struct NamedRegion {
     std::string name;
     size_t begin, end;  // in its allocation
     kernels::cuda::Region kind;
-    Traffic traffic = {};   // of the launch at hand
+    Traffic traffic = {};   // of the current launch
     uint64_t streamed = 0;  // Access::block of the last ldg*_stream
     uint64_t early = 0;     // and of the last read before grid_dep_wait()
 };

@@ -65,7 +65,7 @@ kernels::RopeTable rope_table(kernels::RopeTable::Pairs pairs, int32_t rotated);
 
 Problem make_problem(const Shape &shape, uint64_t seed);
 
-// If the cache is filled already, nothing is appended.
+// filled: a previous result whose cache is used again; then nothing is appended.
 Result run(const Problem &problem, Way way, uint32_t blocks = 3, const Result *filled = nullptr);
 
 // Checks the output and the appended cells, within rounding errors.

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint16_t kHalfZero = 0, kHalfOne = 0x3c00;
 
-// Integers of codebook weights are multiples of d / parts_of(type).
+// Weights of codebook formats are integers times d / parts_of(type).
 int parts_of(gguf::Type type) {
     switch (type) {
         case gguf::Type::IQ1_S:
@@ -171,7 +171,7 @@ float half_range(const std::vector<float> &w, const HalvedRow &x, int64_t begin,
     return c * x.scale;
 }
 
-// A row of F16 or BF16 as binary16 numbers, and the divisor of a BF16 row.
+// A row of F16 or BF16 as binary16 numbers, and the factor of a BF16 row (halves.h).
 std::vector<float> as_halves(gguf::Type type, std::vector<float> w, float &factor) {
     factor = 1;
     if (type != gguf::Type::BF16) return w;
