@@ -42,7 +42,7 @@ inline Switches switches_without(std::string_view names) {
         else
             throw BackendError(BackendError::Kind::Failed,
                                std::string(kSwitchesVariable) + ": there is no '" + std::string(name) +
-                                   "' (choose of pdl, graphs, prefetch, carveout, trigger)");
+                                   "' (choose from pdl, graphs, prefetch, carveout, trigger)");
     }
     return result;
 }
