@@ -26,8 +26,8 @@ struct Item {
     int part;  // values [128 part, 128 part + 128)
 };
 
-// What all threads of a block know about the current item and run of cells. In shared memory, because the
-// loop needs the registers.
+// The state of a block in its current item and run of cells, common to all threads. In shared memory, because
+// the loop needs the registers.
 struct Block {
     Item item;
     CacheHead cache;

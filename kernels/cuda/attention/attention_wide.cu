@@ -38,8 +38,8 @@ struct Item {
     int partial, apart;        // index of the partial result of split 0, and distance to the next split's
 };
 
-// What all threads of a block know about the current item and split. In shared memory, because
-// the loop needs the registers.
+// The state of a block in its current item and split, common to all threads. In shared memory,
+// because the loop needs the registers.
 struct Block {
     Item item;
     CacheHead cache;
