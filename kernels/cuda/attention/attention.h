@@ -111,7 +111,7 @@ struct AttentionParams {
     // decode: prepare.x is `out`; the block that completes a token's heads of a K/V head quantizes them. See
     // can_prepare(). Null x: nothing is quantized.
     QuantizeParams prepare{};
-    // For comparisons (switches.h): not 0: decode and wide: grid_dep_trigger() at the end; wide: no prefetch.
+    // For comparisons (switches.h), if not 0: decode and wide trigger at their end; wide does not prefetch.
     int32_t late_trigger = 0, no_prefetch = 0;
 };
 

@@ -2,7 +2,7 @@
 // linear.h holds the order of every operation.
 //
 // Weights are operand A of the tensor cores (16 rows of a tile), activations operand B: columns 2t and 2t +
-// 1 of an 8-column group are tokens t and t + 4 of eight. A lane's accumulators are then those of its own
+// 1 of an 8-column product are tokens t and t + 4 of eight. A lane's accumulators are then those of its own
 // tokens 4 * group + t for rows g and g + 8, and with up to four tokens half of them are not used. Quantized
 // weights become integers in binary16 (fragments.h): the sums of a group are exact.
 //
