@@ -20,7 +20,7 @@ extern const std::array<uint32_t, 256> kGridIQ3_XXS;
 extern const std::array<uint32_t, 512> kGridIQ3_S;
 extern const std::array<uint64_t, 2048> kGridIQ1;  // -1, 0 or 1, as 0, 1 or 2
 
-// The signs of eight weights from the seven that a block stores (bit set: negative): the parity is even.
+// The signs of eight weights (bit set: negative). A block stores seven; the eighth makes the parity even.
 constexpr uint8_t eight_signs(uint32_t seven) {
     return static_cast<uint8_t>(seven | (std::popcount(seven) & 1) << 7);
 }
@@ -33,17 +33,17 @@ constexpr uint8_t eight_signs(uint32_t seven) {
 struct BlockIQ2_XXS { uint16_t d; uint16_t qs[32]; };
 // As IQ2_XXS; an entry in the low 9 bits of each of qs, seven signs in the rest; s per 16 weights, in nibbles.
 struct BlockIQ2_XS { uint16_t d; uint16_t qs[32]; uint8_t scales[8]; };
-// As IQ2_XS; entries have two more bits in qh, two for each of a group's four; all eight signs are there.
+// As IQ2_XS; qh has two more bits for each entry, a byte per group; all eight signs of an entry are stored.
 struct BlockIQ2_S { uint16_t d; uint8_t qs[32]; uint8_t signs[32]; uint8_t qh[8]; uint8_t scales[8]; };
-// value = d * (2 s + 1) / 4 * grid * sign; of each group, 32 bits hold four times seven signs and s.
+// value = d * (2 s + 1) / 4 * grid * sign; 32 bits per group hold four times seven signs and s.
 struct BlockIQ3_XXS { uint16_t d; uint8_t qs[64]; uint8_t signs_scale[32]; };
-// value = d * (2 s + 1) * grid * sign; bit k of qh is the ninth of a group's entry k; s per group, in nibbles.
+// value = d * (2 s + 1) * grid * sign; bit k of a group's qh is bit 8 of entry k; s per group, in nibbles.
 struct BlockIQ3_S { uint16_t d; uint8_t qs[64]; uint8_t qh[8]; uint8_t signs[32]; uint8_t scales[4]; };
-// value = d * (2 s + 1) * (grid +- 1/8). Of a group's qh: three more bits of each of four entries, s (three bits),
-// and whether the shift is -1/8.
+// value = d * (2 s + 1) * (grid +- 1/8). A group's qh holds three more bits for each of its four entries, then s
+// (three bits), then a bit that is set if the shift is -1/8.
 struct BlockIQ1_S { uint16_t d; uint8_t qs[32]; uint16_t qh[8]; };
-// As IQ1_S; each nibble of qh: three more bits of an entry and its shift. scales, as four words: s of groups of 16
-// weights in three bits each, from the lowest; the top nibbles are d.
+// As IQ1_S; each nibble of qh holds three more bits of an entry, and its shift. scales is four 16-bit words: each
+// holds s of four groups of 16 weights (three bits each, from the lowest) and, in its top nibble, a part of d.
 struct BlockIQ1_M { uint8_t qs[32]; uint8_t qh[16]; uint8_t scales[8]; };
 #pragma pack(pop)
 // clang-format on
@@ -53,7 +53,7 @@ constexpr uint16_t iq1_m_scale(const uint8_t (&scales)[8]) {
     return static_cast<uint16_t>(scales[1] >> 4 | (scales[3] & 0xf0) | (scales[5] & 0xf0) << 4 |
                                  (scales[7] & 0xf0) << 8);
 }
-// Of weights 16 i ... 16 i + 15.
+// The s of weights 16 i ... 16 i + 15 of an IQ1_M block.
 constexpr int iq1_m_group_scale(const uint8_t (&scales)[8], int i) {
     return (scales[i / 4 * 2] | scales[i / 4 * 2 + 1] << 8) >> (3 * (i % 4)) & 7;
 }

@@ -12,9 +12,9 @@ namespace runnel::gguf {
 
 class CodebookSearch {
   public:
-    // `codes`: the key of each entry. `weights` of an entry, `bits` a level, levels 0..`top`. A point that is no
-    // entry gets as neighbors all entries at the `rings` smallest distances that occur, by distance, then by
-    // number. Distances are Euclidean, in levels.
+    // codes: the key of each entry; weights: per entry; bits: per level; levels are 0..top. The neighbors of
+    // a point that is no entry are all entries at the `rings` smallest distances that occur, sorted by
+    // distance, then by number. Distances are Euclidean, in levels.
     CodebookSearch(std::span<const uint16_t> codes, int weights, int bits, int top, int rings);
 
     // The number of the entry that is the point itself, or -1. Precondition here and below: no level above `top`.
@@ -30,7 +30,7 @@ class CodebookSearch {
 
   private:
     std::span<const uint16_t> codes_;
-    std::vector<int32_t> places_;  // of a key: its entry, or -1 - where its list begins
+    std::vector<int32_t> places_;  // by key: its entry, or -1 - the start of its list in lists_
     std::vector<uint16_t> lists_;  // each: its length, then the entries
 };
 

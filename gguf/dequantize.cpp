@@ -121,7 +121,7 @@ void decode(const BlockQ5_K &b, float *out) {
     }
 }
 
-// Of each 128 weights, the low nibbles are in 64 bytes, 64 apart; the upper bits in 32 bytes, 32 apart.
+// 128 weights have 64 bytes of low nibbles (in a byte: 64 apart) and 32 bytes of upper bits (32 apart).
 void decode(const BlockQ6_K &b, float *out) {
     const float d = f16_to_f32(b.d);
     for (int i = 0; i < kSuperBlock; ++i) {
@@ -152,7 +152,7 @@ float trit(uint8_t byte, int n, float d) {
     return static_cast<float>((fraction * 3 >> 8) - 1) * d;
 }
 
-// Bytes 0-31 of qs hold weights 0-159, byte by byte of each trit; bytes 32-47 weights 160-239; qh the rest.
+// Trit n of byte i < 32 of qs is weight 32 n + i; bytes 32-47 hold weights 160-239 likewise; qh the rest.
 void decode(const BlockTQ1_0 &b, float *out) {
     const float d = f16_to_f32(b.d);
     for (int i = 0; i < 160; ++i) out[i] = trit(b.qs[i % 32], i / 32, d);

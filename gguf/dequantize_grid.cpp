@@ -3,7 +3,7 @@
 namespace runnel::gguf {
 namespace {
 
-// The weights of an entry, with their signs (bit k: weight k is negative).
+// Writes the weights of an entry times `step`, with their signs (bit k: weight k is negative).
 template <class Entry>
 void put(Entry entry, int signs, float step, float *out) {
     for (size_t k = 0; k < sizeof entry; ++k) {

@@ -87,7 +87,7 @@ Line search_line(const float *x, int n, float top, Effort effort) {
     return best;
 }
 
-// A block of kGroups groups with s and m in 0..limit.
+// A block of kGroups groups with s and m in 0..kLimit.
 template <int kGroups, int kTop, int kLimit>
 class Block {
   public:

@@ -30,7 +30,7 @@ int level_of(float x, int top) {
     return x > 0 ? static_cast<int>(std::min(x, static_cast<float>(top))) : 0;
 }
 
-// x rounded, in -most..most, with the same care.
+// x rounded to an integer in -most..most; also defined for infinite x and NaN.
 int rounded(float x, int most) {
     return level_of(std::round(x) + static_cast<float>(most), 2 * most) - most;
 }
@@ -94,8 +94,8 @@ void encode(const float *in, BlockQ8_0 &block, Effort) {
     for (int i = 0; i < 32; ++i) block.qs[i] = static_cast<int8_t>(rounded(in[i] * inv, 127));
 }
 
-// The exponent puts the largest value between 4 and 8 steps of the doubled E2M1 table's unit, as OCP's
-// Microscaling Formats 1.0 prescribes; larger ones (up to 8) saturate at 6.
+// The exponent makes the largest value 4 to 8 times 2^(e - 127), as OCP's Microscaling Formats 1.0
+// prescribes. E2M1 ends at 6: values above 6 times 2^(e - 127) saturate.
 void encode(const float *in, BlockMXFP4 &block, Effort) {
     const float most = largest(in, 32);
     block.e =

@@ -42,7 +42,7 @@ struct IQ4Table {
         return index;
     }();
     static int nearest_index(float y) {
-        // NaN, from a scale too small to have an inverse, counts as low: clamp would not change it.
+        // NaN (from a scale too small to have an inverse) counts as low; clamp() would leave it NaN.
         const float place = 2 * y + kReach;
         return kIndex[place > 0 ? static_cast<size_t>(std::min(place, 2.0f * kReach - 1)) : 0];
     }
@@ -91,7 +91,7 @@ float search_scale(const float *x, int n, Codebook book, Effort effort) {
         return true;
     };
     const bool fast = effort == Effort::Fast;
-    // From one step short of the end to one step beyond it, where the extreme value is clipped.
+    // The extreme value maps to points from one step short of the codebook's end to one step beyond (clipped).
     const int steps = fast ? 1 : 6;
     for (int k = -steps; k <= steps; ++k) {
         const float shift = book.end_step * static_cast<float>(k) / static_cast<float>(fast ? 3 : steps);

@@ -48,8 +48,8 @@ struct Tensor {
     int64_t elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }
 };
 
-// Movable, not copyable. Everything that it returns stays valid, at the same address, as long as the File
-// that owns it or the File it is moved to.
+// Movable, not copyable. Everything that it returns stays valid, at the same address, until the File is
+// destroyed; moving the File does not change that.
 class File {
   public:
     using KeyValue = std::pair<std::string_view, Value>;

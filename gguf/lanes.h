@@ -14,7 +14,7 @@ inline Lanes load_lanes(const float *from) {
     return lanes;
 }
 
-// To the nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no bits for a fraction.
+// Rounds to the nearest integer, ties to even, for |x| < 2^22: adding 1.5 * 2^23 leaves no bits for a fraction.
 inline Lanes round_lanes(Lanes x) {
     return (x + 12582912.0f) - 12582912.0f;
 }

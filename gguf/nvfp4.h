@@ -1,6 +1,6 @@
 // UE4M3, the 8-bit float of NVFP4's scales: 4 bits of exponent (bias 7), 3 of mantissa
-// and no sign; the eighth bit is ignored. As in ggml, 0x7f, which is NaN elsewhere, is
-// 0.
+// and no sign; the eighth bit is ignored. 0x7f, which is NaN in other UE4M3 data, is 0,
+// as in ggml.
 #pragma once
 
 #include <bit>

@@ -49,7 +49,7 @@ struct OutputOptions {
     std::string_view own{};   // the first bytes of files that may be replaced; empty: none
 };
 
-// Throws OutputRefused if an OutputFile would, now. Lets commands check before they compute for hours.
+// Throws OutputRefused if an OutputFile made now would. Lets commands check before they compute for hours.
 void check_output(const std::filesystem::path &path, const OutputOptions &options = {});
 // Throw OutputRefused for a file that this process reads, and only for that; the first takes an open file,
 // called `name` in messages.

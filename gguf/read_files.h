@@ -25,7 +25,7 @@ std::optional<FileId> file_id(int fd);
 // Records that this process reads the file. A path that cannot be opened is ignored.
 void note_read(int fd);
 void note_read(const std::filesystem::path &path);
-// The same for a model by name; for a split one (NAME-00001-of-00003.gguf) all parts.
+// Records a model by file name: all parts of a split model (NAME-00001-of-00003.gguf).
 void note_model(const std::filesystem::path &path);
 bool is_read(const FileId &id);
 

@@ -30,11 +30,11 @@ struct ScaleAndMinimum {
 // to -top. `weights` may be empty: x^2 then. Returns the scale; writes levels plus `top`.
 float search_symmetric(std::span<const float> x, int top, std::span<const float> weights, int8_t *levels);
 
-// The same by coordinate descent from the first step, weighted by x^2 (Q3_K without importance).
+// As search_symmetric(), but by coordinate descent from its first step, weighted by x^2 (Q3_K, no importance).
 float descend_symmetric(std::span<const float> x, int top, int8_t *levels);
 
-// x ~ scale * level with levels in 0..top, for x >= 0 (the scales and minimums of a super-block). A level of a
-// negative x is negative in the sums and its low byte in `levels`, which later rounds read: IQ2_XXS depends on it.
+// x ~ scale * level with levels in 0..top, for x >= 0 (the scales and minimums of a super-block). The level of a
+// negative x counts as negative in the sums; `levels`, which later rounds read, gets its low byte (for IQ2_XXS).
 float search_positive(std::span<const float> x, int top, std::span<const float> weights, uint8_t *levels);
 
 // Candidates of search_affine: levels reach top + first, top + first + step, ... over the range of the values.

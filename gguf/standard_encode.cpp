@@ -85,7 +85,7 @@ struct AffineSuperBlock {
         dmin = f32_to_f16(most_minimum > 0 ? most_minimum / kLimit : 0);
     }
 
-    // With importance: searched, weighted by the groups' weights.
+    // With importance: scales are searched, weighted by the groups' weights.
     void search_scales(const std::array<ScaleAndMinimum, kGroups> &lines, Values group_weights) {
         std::array<float, kGroups> s, m;
         for (int g = 0; g < kGroups; ++g) s[g] = lines[g].scale, m[g] = lines[g].minimum;

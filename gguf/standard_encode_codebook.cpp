@@ -152,7 +152,7 @@ struct Group {
     }
 };
 
-// Finds levels and a scale that is not negative. False: the group counts as zeros.
+// Finds levels and a scale that is not negative. Returns false if the group counts as zeros.
 template <class Format>
 bool fit(Group<Format> &group) {
     constexpr auto kOdd = static_cast<float>(2 * Format::kTop + 1);
@@ -196,8 +196,8 @@ bool fit(Group<Format> &group) {
     return true;
 }
 
-// Fits the groups of a block and calls put(number, group) for those that are not zeros. Returns the step that
-// scales are multiples of: scale = step (2 s + 1). All zeros: 0.
+// Fits the groups of a block and calls put(number, group) for those that are not zeros. Returns the step of
+// the scales, scale = step (2 s + 1), or 0 if all groups are zeros.
 template <class Format, class Put>
 float fit_groups(Values x, Values importance, uint8_t (&small)[kSuperBlock / Format::kGroup], Put put) {
     constexpr int kGroups = kSuperBlock / Format::kGroup;

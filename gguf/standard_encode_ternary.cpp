@@ -63,7 +63,7 @@ struct Split {
     }
 };
 
-// One shift for all 32.
+// The best split of a group of 32, with one shift for all its values.
 Split best_split(Values x, Values weights, const int (&places)[32]) {
     constexpr int kCount = 32;
     float sum_x[kCount + 1] = {}, sum_w[kCount + 1] = {};
@@ -87,7 +87,7 @@ Split best_split(Values x, Values weights, const int (&places)[32]) {
     return best;
 }
 
-// A shift for each half of 16.
+// The best split of a group of 16, with a shift for each half.
 Split best_split(Values x, Values weights, const int (&places)[16]) {
     constexpr int kCount = 16;
     float sum_x[2][kCount + 1] = {}, sum_w[2][kCount + 1] = {};
@@ -128,7 +128,7 @@ struct TernaryGroup {
     float scale = 0;
     bool down[2] = {};  // shifts of the halves
 
-    // The levels that an entry of eight stands for.
+    // The values of the three levels in entry k.
     const float *levels_of(int k) const { return points(down[kCount == 16 ? k : 0]); }
 };
 

@@ -64,7 +64,7 @@ struct Writer::Impl {
     uint64_t data_bytes = 0;           // the data offset of the next tensor
     std::unique_ptr<OutputFile> file;  // from start() to finish()
     size_t tensor = 0;                 // index of the tensor that write() fills
-    uint64_t remaining = 0;            // bytes still missing of it
+    uint64_t remaining = 0;            // bytes of that tensor still to be written
 
     uint64_t padding(uint64_t size) const { return (alignment - size % alignment) % alignment; }
     void expect_open(bool open) const {

@@ -186,7 +186,7 @@ class Backend {
     virtual void read_block(int32_t group, BlockId block, std::span<std::byte> bytes) = 0;
     virtual void write_block(int32_t group, BlockId block, std::span<const std::byte> bytes) = 0;
 
-    // The same for a state slot: state_bytes() bytes.
+    // Reads or writes the state_bytes() bytes of a state slot, likewise.
     virtual void read_state(StateId slot, std::span<std::byte> bytes);
     virtual void write_state(StateId slot, std::span<const std::byte> bytes);
 

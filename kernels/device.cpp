@@ -26,7 +26,7 @@ class CpuDevice final : public Device {
     DeviceInfo info() const override { return backend()->info(); }
     size_t free_memory() const override { return cpu::system_memory().available; }
     MemoryNeed need(const Program &program, const CacheConfig &cache, int32_t max_tokens) const override {
-        // Activations, logits and everything else: more than any model of a practical size for the CPU takes.
+        // Upper bound on activations, logits and everything else, for every model that is practical on a CPU.
         constexpr size_t kWork = size_t{256} << 20;
         MemoryNeed need{.cache = cache_need(program, cache, max_tokens), .work = kWork, .mapped = true};
         for (const Weight &weight : program.weights) need.weights += weight.bytes();

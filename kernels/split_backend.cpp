@@ -10,7 +10,7 @@
 namespace runnel::kernels {
 namespace {
 
-// "0-3 7": the numbers below `count` that the partition has.
+// The numbers below `count` for which has(number) is true, as text such as "0-3 7".
 template <typename F>
 std::string ranges(size_t count, F &&has) {
     std::string text;

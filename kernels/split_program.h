@@ -1,6 +1,6 @@
-// Splits a program into partitions for several devices, which run in turn.
+// Splits a program into partitions for several devices, which run one after the other.
 //
-// Any step may run on either device; consecutive steps of one device form a part of its partition. A slot
+// Any step may run on any device; consecutive steps of one device form a part of its partition. A slot
 // that is written on one device and read on another is copied between the two parts, once per part however
 // often it is read. K and V of a layer stay on the device that runs its attention; attention that reads the
 // cells of another layer runs on that layer's device.

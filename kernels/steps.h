@@ -65,7 +65,7 @@ inline bool writes_slot(const Step &step, Slot slot) {
     return found;
 }
 
-// f(id) for every weight.
+// Calls f(id) for every weight.
 template <typename F>
 struct WeightVisitor : StepVisitor {
     F f;
@@ -80,7 +80,7 @@ void visit_weights(const Step &step, F &&f) {
     describe(step, WeightVisitor<F &>{{}, f});
 }
 
-// f(id, use) for every matrix that is multiplied with activations.
+// Calls f(id, use) for every matrix that is multiplied with activations.
 template <typename F>
 struct MatrixVisitor : StepVisitor {
     F f;
@@ -93,7 +93,7 @@ void visit_matrices(const Step &step, F &&f) {
     describe(step, MatrixVisitor<F &>{{}, f});
 }
 
-// f(id) for every table whose rows are chosen by token ids or positions.
+// Calls f(id) for every table whose rows are chosen by token ids or positions.
 template <typename F>
 struct TableVisitor : StepVisitor {
     F f;
@@ -106,7 +106,7 @@ void visit_tables(const Step &step, F &&f) {
     describe(step, TableVisitor<F &>{{}, f});
 }
 
-// f(use) for every cache layer.
+// Calls f(use) for every cache layer.
 template <typename F>
 struct CacheVisitor : StepVisitor {
     F f;
@@ -129,7 +129,7 @@ void visit_ropes(const Step &step, F &&f) {
     describe(step, RopeVisitor<F &>{{}, f});
 }
 
-// f(id) for every recurrent state.
+// Calls f(id) for every recurrent state.
 template <typename F>
 struct StateVisitor : StepVisitor {
     F f;
@@ -149,7 +149,7 @@ inline bool selects_experts(const Step &step) {
 
 // --- steps of one kind -----------------------------------------------------------------------------------
 
-// f(step) for all steps of one kind, for code that computes only that kind.
+// Calls f(step) for all steps of one kind, for code that computes only that kind.
 template <class S, typename F>
 void for_each_step(const Program &program, F &&f) {
     for (const Step &step : program.steps)

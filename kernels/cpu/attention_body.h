@@ -36,7 +36,7 @@ struct Page {
     bool converted;
 };
 
-// f(form) for the storage form of a page's keys or values.
+// Calls f(form) with the storage form (attention_pages.h) of a page's keys or values.
 template <typename F>
 inline void with_form(const Page &page, CacheType type, F f) {
     if (page.converted) return f(Converted{});
@@ -57,7 +57,7 @@ struct Rows {
     float *k_page, *v_page;    // [head_dim_k][32], [32][o_stride]
     float *p;                  // [kRows][32], of the current block
     float *q;                  // [count][head_dim_k]
-    float *m, *l;              // [count], the joined ones
+    float *m, *l;              // [count], of the ranges joined so far
     float *range_m, *range_l;  // [count], of the current range
     float *sums;               // [count][16]
     float *o;                  // [count][o_stride]
@@ -107,7 +107,7 @@ struct RowCount {
     static constexpr int value = R;
 };
 
-// f(RowCount<rows>{}) for 1 <= rows <= R.
+// Calls f(RowCount<rows>{}); 1 <= rows <= R.
 template <int R, typename F>
 inline void with_rows(int rows, F f) {
     if constexpr (R > 1) {
@@ -193,7 +193,7 @@ inline void weighted_columns(const float *p, const Page &page, Visible cells, fl
                              int d, int lanes) {
     constexpr int W = L::kWidth;
     constexpr bool kStored = !std::is_same_v<Form, Converted>;
-    // Where vectors share scales: d relative to the start of its block; 0 for tiles of whole blocks.
+    // The offset of d from the start of its block of shared scales; 0 for register tiles of whole blocks.
     const int start = D * W % kFormatBlock == 0 ? 0 : d % kFormatBlock;
     const size_t offset = value_offset<Form>(d - start);
     constexpr size_t kBytes = value_offset<Form>((D * W + kFormatBlock - 1) / kFormatBlock * kFormatBlock);
@@ -252,7 +252,7 @@ void weighted_sum(const float *p, const Page &page, Visible cells, float *o, siz
         weighted_columns<L, R, 1, true, Form>(p, page, cells, o, o_stride, at, head_dim - at);
 }
 
-// One page for the rows [first, first + R). whole: all its cells are visible to all rows.
+// Computes one page for rows [first, first + R). whole: all its cells are visible to all rows.
 template <typename L, int R>
 void attend_block(const AttentionTile &tile, const Rows &rows, const Page &page, int32_t page_cell, int first,
                   bool whole) {
@@ -438,7 +438,7 @@ inline bool row_sees(const AttentionTile &tile, int row, int32_t range) {
     return visible(tile, row, range * kRangeCells, kRangeCells).any();
 }
 
-// The same rows, attending to the sink cells only: their range 0.
+// The tile with its rows attending to the sink cells only, which are range 0.
 inline AttentionTile sink_tile(AttentionTile tile) {
     tile.q = tile.sink_q;
     tile.window = 0;

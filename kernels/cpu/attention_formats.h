@@ -36,7 +36,7 @@ inline float nearest_integer(float x) {  // |x| < 2^22
     return (x + 0x1.8p23f) - 0x1.8p23f;
 }
 
-// Uses the lane type: the linker may merge inline functions of files compiled for different instruction sets.
+// A template on the lane type, because the linker may merge inline functions of different instruction sets.
 template <typename L>
 inline uint16_t half_of(float x) {
     uint16_t half[L::kWidth];

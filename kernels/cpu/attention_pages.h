@@ -25,7 +25,7 @@ struct Stored {
 };
 struct Converted {};
 
-// f(Stored<type>{})
+// Calls f(Stored<type>{}) and returns its result.
 template <typename F>
 inline auto with_stored(CacheType type, F f) {
     switch (type) {
@@ -51,7 +51,7 @@ inline const uint16_t *halves(const std::byte *at) {
     return reinterpret_cast<const uint16_t *>(at);
 }
 
-// One vector of values that share nothing, from element `at` of a run.
+// One vector of values without shared scales, from element `at` of a run.
 template <typename L, CacheType type>
 inline typename L::Float load_plain(const std::byte *run, int at) {
     if constexpr (type == CacheType::BF16) return L::load_bfloat(halves(run) + at);
@@ -148,7 +148,7 @@ inline typename L::Float load_values(const std::byte *row, int at) {
     }
 }
 
-// out: [dims][32]
+// Converts a page of keys. out: [dims][32].
 template <typename L, typename Form>
 void convert_keys(const std::byte *page, const std::byte *ahead, int32_t dims, float *out) {
     for (int cell = 0; cell < kBlockTokens; cell += 2 * L::kWidth) {
@@ -164,7 +164,7 @@ void convert_keys(const std::byte *page, const std::byte *ahead, int32_t dims, f
     }
 }
 
-// One row. out: `dims` values, rounded up to whole vectors.
+// Converts one row of values. out: `dims` values, rounded up to whole vectors.
 template <typename L, typename Form>
 void convert_values(const std::byte *row, int32_t dims, float *out) {
     constexpr int W = L::kWidth;

@@ -9,7 +9,7 @@
 namespace runnel::kernels::cpu {
 namespace {
 
-constexpr int32_t kRangeTokens = 4;  // up to here attention may be split into ranges of keys
+constexpr int32_t kRangeTokens = 4;  // up to this many tokens, attention may be split into ranges of keys
 
 // The factor of q at a position.
 float temperature(const Attention::Temperature &t, int32_t position) {
@@ -168,7 +168,7 @@ void AttentionRunner::append_cells(const Attention &a, const Batch &batch, int t
     }
 }
 
-// The sums are of rotated values: rotates the outputs back.
+// The outputs are sums of rotated values: rotates them back.
 void AttentionRunner::rotate_back(const Attention &a, const AttentionTile &tile) noexcept {
     if (!can_rotate(a) || !rotates_values(v_type_)) return;
     for (int32_t t = 0; t < tile.tokens; ++t)

@@ -27,8 +27,8 @@ namespace {
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kGrainDecode = 4, kGrainPrefill = 2;  // in tiles
 // Up to this many tokens a pass is bound by reading weights, so each thread reads one long range and
-// prefetches its continuation. (With single units in turn, a pass of 12 tokens takes a fifth longer: each
-// thread prefetches the other's bytes.)
+// prefetches its continuation. (If threads took single units instead, a pass of 12 tokens would take a fifth
+// longer: each thread would prefetch bytes that another one reads.)
 constexpr int32_t kDecodeTokens = 64;
 constexpr int64_t kPrepareBlock = 256;  // columns: the unit in which activations are packed
 
@@ -43,7 +43,7 @@ struct Isa {
     const ScanKernels *scan;
 };
 
-// An empty name means the best one.
+// Throws unless the CPU has the instruction set `name`. An empty name means the best one.
 Isa choose_isa(const std::string &name, const std::string &wish) {
     const std::array<Isa, 3> all = {{
         {linear_avx512(), vector_avx512(), attention_avx512(), &kScanAvx512},
@@ -54,7 +54,7 @@ Isa choose_isa(const std::string &name, const std::string &wish) {
         if (isa.linear && isa.vector && isa.attention && (name.empty() || name == isa.linear->name))
             return isa;
     throw BackendError(BackendError::Kind::Failed,
-                       wish + ": this CPU does not run it (choose avx512, avx2 or scalar)");
+                       wish + ": not supported by this CPU (choose avx512, avx2 or scalar)");
 }
 
 Isa isa_of_environment() {
@@ -67,7 +67,7 @@ Isa isa_of_environment() {
 struct Worker {
     int thread;
     int32_t rows;      // tokens that steps work on: all of the batch, fewer after SelectPhase
-    size_t phase = 0;  // the one at work
+    size_t phase = 0;  // index of the current phase
 };
 
 // Where a matrix product goes: out[t] = softcap(scale * (product + bias)) + add[t].
@@ -159,7 +159,7 @@ class CpuBackend final : public Backend {
     int32_t max_tokens_ = 0;
     std::vector<LazyBuffer> slots_;
     std::array<LazyBuffer, 3> packed_;     // by ActFormat
-    LazyBuffer product_;                   // of a matrix whose product is added to a slot
+    LazyBuffer product_;                   // a product before it is added to a slot
     std::vector<LazyBuffer> scratch_;      // per thread: weight tiles, attention
     std::vector<LazyBuffer> packed_head_;  // per thread: one head's slice of all tokens
     AttentionRunner attention_;
@@ -303,7 +303,7 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
     pool_->run([&](int thread) noexcept {
         Worker worker{thread, static_cast<int32_t>(batch.tokens.size())};
         attention_.rotations(batch, thread);
-        // After any other phase, that phase's barrier is enough.
+        // AppendPhase reads the rotations. If another phase comes before it, that phase's barrier is enough.
         if (!phases_.empty() && std::holds_alternative<AppendPhase>(phases_.front())) pool_->barrier();
         // Without rows only the logits remain, and none are requested.
         for (size_t i = 0; i < phases_.size() && worker.rows > 0; ++i) {

@@ -14,7 +14,7 @@ constexpr int64_t kUnitRows = 64;
 // With many tokens a unit has more columns, so that the hidden activations are read fewer times, but there
 // are at least four units per thread, and a unit is a multiple of the 16 rows of a weight tile.
 constexpr int64_t kTileRows = 16, kMaxOutRows = 128, kOutUnitsPerThread = 4;
-constexpr int32_t kDecodeTokens = 8;    // up to here a pass is bound by reading weights
+constexpr int32_t kDecodeTokens = 8;    // up to this many tokens a pass is bound by reading weights
 constexpr int64_t kPrepareBlock = 256;  // columns: the unit in which activations are packed
 
 constexpr std::array kFormats = {ActFormat::F32, ActFormat::Q8x32, ActFormat::Q8x256};
@@ -184,8 +184,8 @@ const std::byte *ExpertRunner::expert_input(const Experts &step, ActFormat forma
 
 // --- products --------------------------------------------------------------------------------------------
 
-// Long ranges per thread when there are few tokens, single units in turn when there are many. body(begin,
-// end, next): `next` is the unit that this thread computes next, or -1.
+// With few tokens a thread gets long ranges of units, with many it takes single units until none is left.
+// body(begin, end, next): `next` is the unit that this thread computes next, or -1.
 template <typename Body>
 void ExpertRunner::for_units(int thread, int64_t units, bool decode, Body &&body) noexcept {
     if (decode) return s_.pool->for_ranges_ahead(thread, units, body);
@@ -294,7 +294,7 @@ void ExpertRunner::multiply_out(const Experts &step, int thread, int32_t tokens,
     });
 }
 
-// Columns [col0, col1) of the output: rows of the down matrices.
+// Computes columns [col0, col1) of the output from those rows of the down matrices.
 void ExpertRunner::add_columns(const Experts &step, int thread, int32_t tokens, int64_t col0, int64_t col1,
                                const std::byte *next) noexcept {
     const Weight &down = weight(step.down);

@@ -149,8 +149,8 @@ struct Engine256 {
         Scales256 s;
     };
 
-    // The scales as 16-bit numbers, each twice in its lane. If the format has an offset to subtract, also in
-    // pairs of neighbors in place of the minimums.
+    // The scales as 16-bit numbers, each in both halves of its lane. If the format has an offset to subtract,
+    // the scales also replace the minimums, as pairs of adjacent groups.
     [[gnu::always_inline]] static void scales(Rows rows, Scales256 &s) {
         Format::scales(rows, s);
         const Ints low = splat(0xffff);

@@ -60,7 +60,7 @@ template <int first, int last>
     return start;
 }
 
-// The same for `count` tokens side by side, so that an addition does not wait for the previous one.
+// dot() for `count` tokens side by side, so that an addition does not wait for the previous one.
 template <int first, int last, int count, typename Record>
 [[gnu::always_inline]] inline void dots(Ints (&sums)[count], const Ints (&w)[8], const Record *a,
                                         int column) {
@@ -173,7 +173,7 @@ struct Engine256 {
             dots<0, 8, count>(sums, w, a, 32 * j);
             finish_sums(s.scale[j]);
         } else {
-            const int at = start16_index(2 * j);  // the next subgroup is four on
+            const int at = start16_index(2 * j);  // the next subgroup is at `at` + 4
             start([&](const Record &r) { return &r.start16[at]; });
             dots<0, 4, count>(sums, w, a, 32 * j);
             finish_sums(s.scale[2 * j]);
@@ -214,7 +214,7 @@ struct Engine256 {
             });
     }
 
-    // A fixed number of tokens, their totals in registers.
+    // Adds a tile's products for a fixed number of tokens, whose totals stay in registers.
     template <int count>
     static void add_tokens(const Tile &tile, const Record *a, __m512 *partial) {
         Ints totals[count];

@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kTokens = 16;      // tokens whose partial sums stay in L1
 constexpr int kFusedTokens = 8;  // tokens whose totals stay in registers while weights are unpacked
-constexpr int kFewTokens = 12;   // up to here unpacking again for each kFusedTokens is faster than a tile
+constexpr int kFewTokens = 12;   // up to this many tokens, unpacking per kFusedTokens is faster than a tile
 
 template <typename Format>
 constexpr bool kHasMinimum = Format::kOffset == 0;
@@ -139,8 +139,8 @@ template <typename Engine>
     return task.next == nullptr ? rows.base : task.next + b * kRows * kBlockBytes<Engine>;
 }
 
-// Tokens [t0, t0 + count). Not inlined: GCC allocates registers far better for one
-// token count at a time.
+// Multiplies tokens [t0, t0 + count). Not inlined: GCC allocates registers far better
+// for one token count at a time.
 template <typename Engine, int count>
 [[gnu::noinline]] void multiply_tile_fused(Rows rows, const Task &task, int32_t t0) {
     const typename Engine::Record *records = static_cast<const typename Engine::Record *>(task.packed) + t0;

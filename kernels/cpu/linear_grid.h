@@ -18,7 +18,7 @@ namespace {
 enum class Signs {
     Seven,  // seven bits for each four entries; the eighth makes the parity even
     Eight,  // one bit for each of 32 weights
-    Shift,  // one bit for each of four entries: set, its weights are shifted down, else up
+    Shift,  // one bit for each of four entries: if set, its weights are shifted down, else up
 };
 
 [[gnu::always_inline]] inline int odd_scale(const uint8_t *nibbles, int i) {
@@ -31,7 +31,7 @@ enum class Signs {
     return word;
 }
 
-// Two entries of four weights.
+// Joins two entries of four weights to one of eight.
 [[gnu::always_inline]] inline uint64_t join(uint32_t low, uint32_t high) {
     return low | static_cast<uint64_t>(high) << 32;
 }

@@ -79,7 +79,7 @@ struct GridRow {
     return _mm256_or_si256(
         seven, _mm256_xor_si256(_mm256_shuffle_epi8(parity, low), _mm256_shuffle_epi8(parity, high)));
 }
-// The same for eight words that hold four times seven signs each.
+// The eighth signs for eight words that hold four times seven signs each.
 [[gnu::always_inline]] inline __m256i eighth_of_words(__m256i w) {
     const auto bits = [&](int k) {
         return _mm256_and_si256(_mm256_slli_epi32(w, k), _mm256_set1_epi32(0x7f << (8 * k)));
@@ -139,7 +139,7 @@ struct GridRow {
     store_indices(row.index, indices(b.qs, ninth));
     store_indices(row.index + 32, indices(b.qs + 32, ninth >> 32));
     store_signs(row, load32(b.signs));
-    // One nibble for two groups of 16.
+    // One nibble is the scale of two groups of 16.
     const uint64_t eight = _pdep_u64(word(b.scales), 0x0f0f0f0f0f0f0f0f);
     const __m128i s = _mm_cvtsi64_si128(static_cast<long long>(eight));
     row.scale = odd_scales(_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(s, s)));

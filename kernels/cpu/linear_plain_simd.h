@@ -89,7 +89,7 @@ template <typename Format, int rows, int count>
     for (; k + kLine <= k1; k += kLine) {
         const std::byte *w = base + k * Format::kBytes;
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; ++r) {  // these rows into L1; from memory, the bytes after them, in order
+        for (int r = 0; r < rows; ++r) {  // prefetches these rows into L1, and the bytes after them into L2
             _mm_prefetch(reinterpret_cast<const char *>(w + r * panel.stride + kNear), _MM_HINT_T0);
             const std::byte *next = base + rows * panel.stride + (k / kLine * rows + r) * 64;
             _mm_prefetch(reinterpret_cast<const char *>(next), _MM_HINT_T1);
@@ -113,7 +113,7 @@ template <typename Format, int rows, int count>
         for (int t = 0; t < count; ++t) sums[row + r][t] = p[r][t];
 }
 
-// All rows of a panel times `count` tokens. The first tokens read whole rows, so
+// Multiplies all rows of a panel by `count` tokens. The first tokens read whole rows, so
 // that memory is read in order.
 template <typename Format, int count>
 void multiply_panel(const PlainPanel &panel, int64_t rows, bool first, const PackedF32 *a, int64_t tokens,

@@ -446,7 +446,7 @@ void accumulate(const Group256 &w, const PackedQ8x256 &a, float &p) {
     if constexpr (HasMinimum256<Block>) p = std::fma(-(w.dmin * a.scale), static_cast<float>(minimum), p);
 }
 
-// One row times tokens [t0, t0 + count).
+// Multiplies one row by tokens [t0, t0 + count).
 template <typename Block>
 void multiply_row(const std::byte *row, int64_t cols, const void *packed, int64_t tokens, int64_t t0,
                   int count, Partials *partials) {

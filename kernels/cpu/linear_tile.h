@@ -39,7 +39,7 @@ struct Rows {
     v[3] = interleave_high64(c, d);
 }
 
-// 32 bytes of each row.
+// 32 bytes of each row: v[i] holds bytes 4 i ... 4 i + 3.
 [[gnu::always_inline]] inline void transpose_chunks(Rows rows, Ints (&v)[8]) {
     Ints low[4], high[4];
     transpose_chunk(rows, low);
@@ -267,9 +267,9 @@ struct Scales256 {
     Ints minimum[8];  // 16-bit pairs: minimums of groups 2 i and 2 i + 1 of kStep weights
 };
 
-// `step` (16 or 32) weights share an integer scale; `offset` 0:
-// the format has minimums; `largest`: the largest unpacked
-// byte.
+// step: the number of weights, 16 or 32, that share an integer scale.
+// offset: kOffset; 0 if the format has minimums.
+// largest: kLargest, the largest unpacked byte.
 template <int kBytes, int step, int offset, int largest>
 struct Super {
     static constexpr int kBlockBytes = kBytes;
@@ -529,7 +529,7 @@ struct FormatTQ1_0 : Super<54, 32, 1, 2> {
     }
 };
 
-// Four times seven sign bits of each lane as four times eight: the eighth makes the parity even.
+// Extends each lane's four times seven sign bits to four times eight: the eighth makes the parity even.
 [[gnu::always_inline]] inline Ints eighth_signs(Ints v) {
     const Ints seven = (v & splat(0x7f)) | (left32(v, 1) & splat(0x7f00)) | (left32(v, 2) & splat(0x7f0000)) |
                        (left32(v, 3) & splat(0x7f000000));

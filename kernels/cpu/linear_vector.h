@@ -60,7 +60,7 @@ constexpr int kRows = 16;
 [[gnu::always_inline]] inline Ints left32_by(Ints v, Ints n) {
     return _mm512_sllv_epi32(v, n);
 }
-// a where a lane of `v` is less than `bound` (both below 2^31), else b
+// Per lane: a where `v` is less than `bound` (both below 2^31), else b.
 [[gnu::always_inline]] inline Ints select_less(Ints v, Ints bound, Ints a, Ints b) {
     return _mm512_mask_mov_epi32(b, _mm512_cmplt_epi32_mask(v, bound), a);
 }
@@ -90,11 +90,11 @@ constexpr int kRows = 16;
 [[gnu::always_inline]] inline Ints load_ints(const int32_t *p) {
     return _mm512_loadu_si512(p);
 }
-// Eight f16 per element, lanes in order. (Through registers: a load that spans two stores would stall.)
+// Converts eight f16 per element of `parts`. (Through registers: a load that spans two stores would stall.)
 [[gnu::always_inline]] inline Floats halves_to_floats(const __m128i (&parts)[2]) {
     return _mm512_cvtph_ps(_mm256_set_m128i(parts[1], parts[0]));
 }
-// Eight 16-bit numbers per element, zero-extended.
+// Zero-extends eight 16-bit numbers per element of `parts`.
 [[gnu::always_inline]] inline Ints widen_halves(const __m128i (&parts)[2]) {
     return _mm512_cvtepu16_epi32(_mm256_set_m128i(parts[1], parts[0]));
 }

@@ -86,9 +86,9 @@ void push_experts(const Experts &step, std::vector<Phase> &phases) {
         phases.push_back(ExpertsPhase{step, phase});
 }
 
-// The first step that can run only for the tokens whose logits are requested: after the last step that needs
-// all tokens, because it takes ids or mixes tokens, and not before the last part, because another device
-// needs all tokens. Without logits: the number of steps.
+// The first step that may skip tokens whose logits are not requested. It follows the last step that needs all
+// tokens (because it reads ids or mixes tokens), and it is in the last part, because other devices need all
+// tokens. Without logits: the number of steps.
 size_t first_step_for_some(const Program &program, const std::vector<Program::Part> &parts) {
     if (!program.gives_logits()) return program.steps.size();
     size_t first = 0;

@@ -147,7 +147,7 @@ std::string first_line(const std::filesystem::path &path) {
     return line;
 }
 
-// The quota of one control group in CPUs, or 0: "max 100000", "150000 100000" (v2); -1 means no limit in v1.
+// The quota of one control group in CPUs, or 0. v2: "max 100000" (none), "150000 100000"; v1: -1 means none.
 int group_limit(const std::filesystem::path &group) {
     double quota = 0, period = 0;
     if (std::ifstream file(group / "cpu.max"); file) {

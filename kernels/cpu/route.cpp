@@ -10,7 +10,7 @@ namespace {
 // taken, are minus infinity.
 constexpr float kOut = -std::numeric_limits<float>::infinity(),
                 kLowest = std::numeric_limits<float>::lowest();
-constexpr float kSmallestSum = 0x1p-14f;  // of weights that are normalized
+constexpr float kSmallestSum = 0x1p-14f;  // a smaller sum of weights is replaced by this
 
 float taking_part(float score) noexcept {
     return score >= kLowest ? score : kLowest;  // NaN and minus infinity become the lowest
@@ -32,7 +32,7 @@ void sigmoid(const float *x, size_t n, const VectorKernels &vector, float *p) no
     for (size_t i = 0; i < n; ++i) p[i] = 1 / (1 + p[i]);
 }
 
-// visit(index) for the `count` largest in descending order, the lower index first among equals. Sets them to kOut.
+// Calls visit(index) for the `count` largest, in descending order, by index among equals; sets them to kOut.
 template <typename Visit>
 void take_largest(std::span<float> s, int32_t count, Visit visit) noexcept {
     for (int32_t i = 0; i < count; ++i) {
@@ -57,7 +57,7 @@ void drop_groups(const Routing &routing, std::span<float> s, float *copy, float 
         if (totals[i / size] != kOut) s[i] = kOut;  // not in a chosen group
 }
 
-// Steps 1 and 2 of Routing: p, and the scores s that the choice uses.
+// Steps 1 and 2 of Routing: p, and the scores s by which experts are chosen.
 void score(const Routing &routing, std::span<const float> logits, const float *bias,
            const VectorKernels &vector, float *p, float *s) noexcept {
     const size_t n = logits.size();

@@ -14,7 +14,7 @@ namespace runnel::kernels::cpu {
 size_t route_scratch(int64_t experts);
 
 // logits: [experts]; selection_bias: null or [experts]. chosen, weights: [routing.used], experts ascending.
-// Preconditions: used <= experts; with groups: they divide the experts, group_best <= experts / groups, used
+// Preconditions: used <= experts; with groups: groups divides experts, group_best <= experts / groups, used
 // <= groups_used * (experts / groups). A NaN or minus infinity is chosen only if nothing else is left.
 // Exponentials are those of `vector`, sums are in ascending order in double precision, so the result does not
 // depend on the instruction set.

@@ -61,7 +61,7 @@ struct ScanKernels {
     // (q . k is summed in the lanes of vector.h.)
     void (*linear)(const LinearScanPiece &piece, int64_t tokens, const float *from, float *to) noexcept;
 
-    // The same for SelectiveScan: h = fma(exp(dt * rate), h, (dt * x) * b[i]), y = fma(h, c[i], y) by
+    // Likewise advances a SelectiveScan: h = fma(exp(dt * rate), h, (dt * x) * b[i]), y = fma(h, c[i], y) by
     // ascending i, starting from skip * x.
     void (*selective)(const SelectiveScanPiece &piece, int64_t tokens, const float *from, float *to) noexcept;
 };

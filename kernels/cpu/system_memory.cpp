@@ -27,7 +27,7 @@ std::optional<size_t> number(std::string_view text) {
     return error == std::errc() ? std::optional(value) : std::nullopt;
 }
 
-// The number behind `name` at the beginning of a line.
+// The number after `name` on the line that begins with `name`.
 std::optional<size_t> field(std::string_view text, std::string_view name) {
     for (size_t at = text.find(name); at != text.npos; at = text.find(name, at + 1))
         if (at == 0 || text[at - 1] == '\n') return number(text.substr(at + name.size()));

@@ -15,7 +15,7 @@ struct SystemMemory {
 // limited by the memory limits of the process's control groups.
 SystemMemory system_memory();
 
-// Its parts.
+// The steps of system_memory().
 SystemMemory parse_meminfo(std::string_view text);
 // Lowers `memory` to the limits of a version 2 control group and its ancestors; their page cache counts as
 // available. membership: /proc/self/cgroup; mount: /sys/fs/cgroup.

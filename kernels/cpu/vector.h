@@ -32,7 +32,7 @@ struct VectorKernels {
     // squares: lane k mod 8 sums fma(x[k], x[k], lane), then ((0+4) + (2+6)) + ((1+5) + (3+7)).
     void (*rms_norm)(const float *x, const NormVectors &with, int64_t n, float eps, float *out) noexcept;
 
-    // The same with d[k] = x[k] - m instead of x[k], where m = sum of x / n, summed in the same lanes.
+    // As rms_norm, with d[k] = x[k] - m instead of x[k], where m = sum of x / n, summed in the same lanes.
     void (*layer_norm)(const float *x, const NormVectors &with, int64_t n, float eps, float *out) noexcept;
 
     // out = act(gate) * up, or act(gate) if up is null. out may be gate or up.

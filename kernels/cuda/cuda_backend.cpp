@@ -47,7 +47,7 @@ struct GraphKey {
     auto operator<=>(const GraphKey &) const = default;
 };
 
-// Makes it the current device: streams and memory belong to the device that is current when they are made.
+// Makes `device` current, because streams and memory belong to the device that is current when they are made.
 DeviceProperties use(int device) {
     DeviceProperties found = properties(device);
     if (10 * found.major + found.minor < kOldest)
@@ -267,8 +267,8 @@ void CudaBackend::prepare_kernels(const CacheConfig &cache) {
 
 // --- execute -----------------------------------------------------------------------------------------------
 
-// Enqueues the part's work: all of it, or up to the first logit rows if there are more than one launch
-// computes. False when the batch is cancelled.
+// Enqueues the part's work. Of the logit rows, only the first kLinearTokens are included: execute() enqueues
+// the others. Returns false if the batch is cancelled.
 bool CudaBackend::start(const Batch &batch, int32_t candidates) {
     if (cancelled(batch)) return false;
     assert(!batch.tokens.empty() && static_cast<int32_t>(batch.tokens.size()) <= max_tokens_);
@@ -319,8 +319,8 @@ bool CudaBackend::execute(const Batch &batch, int32_t count, std::span<TopLogit>
     return !cancelled(batch);
 }
 
-// Computed again from the activations, which are kept until the next batch: the logits of a row
-// do not depend on other rows.
+// Computes the row's logits again from the activations, which are kept until the next batch: the
+// logits of a row do not depend on other rows.
 void CudaBackend::read_logits(int32_t row, std::span<float> logits) {
     use_device(device_);
     now_.candidates = 0;
@@ -351,7 +351,7 @@ void CudaBackend::enqueue() {
     hand_over(part.out, true);
 }
 
-// Copies the batch's rows of slots, one copy per slot.
+// Copies the batch's rows of the slots to host memory (out) or from it, one copy per slot.
 void CudaBackend::hand_over(std::span<const Slot> slots, bool out) {
     for (const Slot id : slots) {
         const size_t bytes = static_cast<size_t>(stride(id) * tokens_) * sizeof(float);

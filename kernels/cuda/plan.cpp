@@ -19,7 +19,7 @@ namespace {
     throw BackendError(BackendError::Kind::NoKernel, "the GPU has no kernel for " + what + " yet");
 }
 
-constexpr int64_t kMaxHeads = 4096;  // so that rows of heads and tokens can be counted
+constexpr int64_t kMaxHeads = 4096;  // keeps the number of rows, one per head and token, within an int32
 
 void expect(bool condition, const std::string &what) {
     if (!condition) refuse(what);
@@ -164,7 +164,7 @@ class Planner {
         for (const Linear::Part &part : op.parts) written(part.out);
         plan_.ops.push_back(std::move(op));
     }
-    // Whether the slices that are written do not overlap.
+    // Whether the slices do not overlap.
     static bool apart(const StridedSlices &to, int64_t count, int64_t width) {
         return count == 1 || std::abs(to.stride) >= width;
     }
@@ -336,7 +336,7 @@ class Planner {
         push({gated->in, format_of(first.weight), {first, second}, LinearGate::Silu});
         return true;
     }
-    // Also true if another device reads it.
+    // Whether a step from steps[from] on, or another device, reads the slot.
     bool read_after(size_t from, Slot slot) const {
         if (std::find(part_.out.begin(), part_.out.end(), slot) != part_.out.end()) return true;
         for (size_t i = from; i < program_.steps.size(); ++i) {
@@ -349,9 +349,9 @@ class Planner {
     const Program &program_;
     Plan plan_;
     Program::Part part_;   // the current one
-    size_t first_op_ = 0;  // its first operation
+    size_t first_op_ = 0;  // index of its first operation
     Slot quantized_ = kNoSlot;
-    int buffer_ = 0;  // the buffer that holds it
+    int buffer_ = 0;  // the buffer that holds `quantized_`
 };
 
 }  // namespace

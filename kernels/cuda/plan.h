@@ -1,6 +1,6 @@
 // The plan of a Program on a CUDA device: its steps regrouped into operations of one or two kernels each.
 //
-// Fused are: RMS norm with the quantization of its result; matrices of one type with the same input, in one
+// Fused steps: RMS norm with the quantization of its result; matrices of one type with the same input, in one
 // launch; bias, scale and residual with the matrix; a gate with its two matrices; norms of heads, RoPE and
 // the append of K and V with attention; adjacent copies; a PrepareOp with the operation before it, if that
 // writes its input. An input of several matrices is quantized once.
@@ -19,8 +19,8 @@
 
 namespace runnel::kernels::cuda {
 
-// slot = norm(in), if there is a weight; then quantizes slot into one of two buffers of activations, used in
-// turn: while one is written, the kernel that writes it may still read the other.
+// slot = norm(in), if there is a weight; then quantizes slot into one of two buffers of activations, which
+// alternate: while one is written, the kernel that writes it may still read the other.
 struct PrepareOp {
     Slot in, slot;
     WeightId norm = kNoWeight;
@@ -43,7 +43,7 @@ struct LinearOp {
 
 struct AttentionOp {
     Attention step;
-    std::optional<PrepareOp> prepare = {};  // as above
+    std::optional<PrepareOp> prepare = {};  // as LinearOp::prepare
 };
 
 // Up to kCopies independent copies: none reads what another one writes.
@@ -96,7 +96,7 @@ struct Plan {
     ActivationForms forms_at(int64_t cols) const { return {forms.integers && cols % 32 == 0, forms.halves}; }
 };
 
-// The number of LinearParams::arrivals counters that its launches need.
+// The number of LinearParams::arrivals counters that the plan's launches need.
 inline int64_t arrival_counters(const Plan &plan) {
     return std::max<int64_t>(1, col_blocks(plan.widest));
 }

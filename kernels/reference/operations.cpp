@@ -183,7 +183,7 @@ ScanGates scan_gate(const ScanGate &step, std::span<const double> x, std::span<c
     return out;
 }
 
-// As in the paper: scale S, read it, correct it and read it again.
+// In the order of program.h: scale S, read it with k, correct it, and read it with q.
 Row linear_scan(const LinearScan &step, const ScanInput &in, Row &state) {
     const auto dk = static_cast<size_t>(step.dk), dv = static_cast<size_t>(step.dv),
                heads = static_cast<size_t>(step.heads), key_heads = static_cast<size_t>(step.key_heads);

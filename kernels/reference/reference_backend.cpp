@@ -87,7 +87,7 @@ class ReferenceBackend final : public Backend {
     [[noreturn]] static void refuse(const std::string &what) {
         throw BackendError(BackendError::Kind::NoKernel, "the reference does not run " + what);
     }
-    // f(keys or values, elements per block) for the group's layers.
+    // Calls f(keys or values, elements per block) for the group's layers.
     template <class F>
     void for_pages(int32_t group, F &&f) {
         for (size_t i = 0; i < pages_.size(); ++i)
@@ -207,8 +207,8 @@ class ReferenceBackend final : public Backend {
     }
     // --- recurrent steps
 
-    // f(token, state) for the tokens of every sequence in order, from the state that the
-    // span reads to those it writes.
+    // Calls f(token, state) for the tokens of every sequence in order. Starts from the state
+    // that the span reads, and stores those that it writes.
     template <class F>
     void advance(int32_t layer, F &&f) {
         const auto index = static_cast<size_t>(layer);
@@ -361,7 +361,7 @@ class ReferenceBackend final : public Backend {
     void run(const Experts &s) {
         const Row bias = vector_of(s.routing.selection_bias), scales = vector_of(s.routing.expert_scales);
         const auto experts = static_cast<size_t>(weight(s.down).count);
-        std::vector<std::vector<std::pair<size_t, double>>> tokens_of(experts);  // and weights
+        std::vector<std::vector<std::pair<size_t, double>>> tokens_of(experts);  // with weights
         for (size_t t = 0; t < tokens(); ++t)
             for (const auto &[expert, w] : route(row(s.logits, t), bias, s.routing))
                 tokens_of[expert].emplace_back(t, w * (scales.empty() ? 1 : scales[expert]));

@@ -73,7 +73,7 @@ TEST_CASE("dequantize: every value of random blocks is the one ggml computes") {
     constexpr int64_t n = 64 * 256;
     for (const Expected &expected : kGgml) {
         CAPTURE(traits(expected.type).name);
-        // One byte off any alignment: blocks may be at any address.
+        // At an odd address: blocks may be at any address.
         const size_t bytes = row_bytes(expected.type, n);
         const std::vector<std::byte> blocks = random_bytes(bytes);
         std::vector<std::byte> shifted(bytes + 1);

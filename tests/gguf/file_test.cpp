@@ -31,7 +31,7 @@ std::string error_of(const GgufBytes &bytes) {
     return "";
 }
 
-// The same for a file on disk; prefixed by "missing: " if that flag is set.
+// The message for a file on disk, prefixed by "missing: " if FileError::missing is set.
 std::string error_of(const std::filesystem::path &path) {
     try {
         File::open(path);

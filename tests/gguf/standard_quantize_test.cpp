@@ -1,5 +1,5 @@
 // The bytes of llama.cpp's quantizers: hashes of what ggml_quantize_chunk (llama.cpp of October 2026, x86-64) writes
-// for rows that are made here, with exact arithmetic, and there alike.
+// for the rows of this test, which are made with exact arithmetic and so are the same everywhere.
 #include <doctest/doctest.h>
 
 #include <cmath>

@@ -107,8 +107,8 @@ std::map<std::string, int> registers(const Elf &elf) {
 }
 
 struct Code {
-    std::vector<uint64_t> words;  // the first of every instruction
-    bool split_offsets = false;   // the low byte of a branch's offset lies apart (from sm_90 on, nvcc 13)
+    std::vector<uint64_t> words;  // the first word of every instruction
+    bool split_offsets = false;   // a branch's offset has its low byte elsewhere (sm_90 and later, nvcc 13)
 
     uint64_t opcode(size_t i) const { return words[i] & kOpcode; }
     bool is_mma(size_t i) const { return opcode(i) == kIntegerMma || opcode(i) == kFloatMma; }
@@ -125,7 +125,7 @@ Code read_code(const Elf &elf, const Elf64_Shdr &section) {
     Code code;
     for (size_t i = 0; i < section.sh_size; i += kInstructionBytes)
         code.words.push_back(elf.at<uint64_t>(section.sh_offset + i));
-    // Kernels end in a branch to itself, which tells how branches are written.
+    // Kernels end in a branch to itself, which shows how branches are encoded.
     for (size_t i = code.words.size(); i-- > 0;)
         if (code.opcode(i) == kBranch) {
             code.split_offsets = code.target(i) != static_cast<int64_t>(i);
@@ -170,7 +170,7 @@ static KernelCode read_kernel(const Elf &elf, const Elf64_Shdr &section, const s
 
 std::vector<TableRow> read_object(const std::filesystem::path &path) {
     const std::vector<char> bytes = read_file(path);
-    if (!Elf::begins_at(bytes, 0)) throw std::runtime_error(path.string() + ": no object file");
+    if (!Elf::begins_at(bytes, 0)) throw std::runtime_error(path.string() + ": not an object file");
     const Elf object(bytes, 0);
     std::vector<TableRow> rows;
     const Elf64_Shdr *device = object.find(".nv_fatbin");

@@ -14,7 +14,7 @@ struct KernelCode {
     int registers = 0;
     int instructions = 0;
     int local_accesses = 0;     // loads and stores of local memory: spills, or arrays that are not registers
-    int loop_instructions = 0;  // of the smallest loop with nine tenths of all mma; 0 without such
+    int loop_instructions = 0;  // of the smallest loop with nine tenths of all mma; 0: there is none
     int loop_mma = 0;
 };
 
@@ -28,13 +28,13 @@ struct TableRow {
 // Throws std::runtime_error if the file is damaged.
 std::vector<TableRow> read_object(const std::filesystem::path &path);
 
-// Those of a build folder, sorted; none if it has no device code.
+// The kernels of a build folder, sorted; none if it has no device code.
 std::vector<TableRow> read_build(const std::filesystem::path &build);
 
-// The compiler that made them, in one line; empty if the build has none.
+// The compiler of a build's device code, in one line; empty if there is no device code.
 std::string compiler_of(const std::filesystem::path &build);
 
-// Of an entry's name as nvcc or g++ mangles it, "...entry<...::Body>(...)": "Body", without namespaces.
+// The kernel's body, "Body", from its entry's name "...entry<...::Body>(...)" as nvcc or g++ mangles it.
 std::string body_name(const std::string &mangled);
 
 // A line of tests/gpu/kernel-table.txt.

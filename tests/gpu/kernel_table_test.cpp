@@ -1,5 +1,5 @@
 // The machine code that the build has just made, against tests/gpu/kernel-table.txt: no kernel touches local
-// memory, none grows unnoticed, and every one has a row. After a change that is meant: scripts/kernel-table.
+// memory, none grows unnoticed, and every one has a row. After an intended change, run scripts/kernel-table.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ const char *const kTable = "tests/gpu/kernel-table.txt";
 
 using Table = std::map<std::pair<int, std::string>, KernelCode>;
 
-// compiler: the first line.
+// Reads the table; its first line names the compiler.
 Table read_table(std::string &compiler) {
     std::ifstream in(kTable);
     Table table;
@@ -94,9 +94,9 @@ TEST_CASE(
     std::string compiler;
     const Table table = read_table(compiler);
     using enum kernels::cuda::TileFormat;
-    // Per 512 weights and warp, for up to 4 tokens: what the bandwidth leaves (16.5 bytes a clock and
-    // multiprocessor, four instructions a clock). Of the formats that need more, PREDICTIONS.md says what
-    // that costs; they are held to what they need.
+    // Instructions per 512 weights and warp, for up to 4 tokens, that a multiprocessor can issue while it
+    // reads the weights (16.5 bytes and four instructions per clock). Formats that need more are compared
+    // with `needed` instead; PREDICTIONS.md says what that costs.
     struct Budget {
         kernels::cuda::TileFormat format;
         int instructions, needed;
@@ -120,7 +120,7 @@ TEST_CASE(
         const int per_512 = (row->second.loop_instructions - kRest + kSteps - 1) / kSteps;
         CHECK(per_512 > 0);
         CHECK(per_512 <= (budget.needed > 0 ? budget.needed : budget.instructions));
-        // One that has come within its budget is an exception no more.
+        // A format that is within its budget must not be listed as an exception.
         if (budget.needed > 0) CHECK(per_512 > budget.instructions);
     }
 }

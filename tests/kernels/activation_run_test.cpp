@@ -1,5 +1,5 @@
 // The activations in front of every matrix, against the double-precision reference: a program that ends with an
-// identity matrix in place of the matrix hands them out as logits.
+// identity matrix in place of the matrix returns them as logits.
 #include "kernels/activation_run.h"
 
 #include <doctest/doctest.h>
@@ -33,7 +33,7 @@ std::vector<int32_t> text() {
     return tokens;
 }
 
-// What is in a slot in front of a step: [tokens][width].
+// The content of a slot before a step: [tokens][width].
 std::vector<Row> slot_before(Program program, size_t step, Slot slot, std::span<const int32_t> tokens) {
     const auto width = static_cast<size_t>(program.slots[static_cast<size_t>(slot)].width);
     std::vector<float> identity(width * width, 0.0f);

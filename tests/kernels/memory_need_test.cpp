@@ -22,7 +22,7 @@ using tests::TinyShape;
 
 namespace {
 
-// Tokens of one sequence, whose block table begins at `block` or is given.
+// Tokens of one sequence, and its block table; blocks_from() makes one of adjacent blocks.
 struct Sequence {
     int32_t count, past;
     std::vector<BlockId> table;

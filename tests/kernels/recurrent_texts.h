@@ -49,8 +49,8 @@ class RecurrentTexts {
     }
     int32_t max_tokens() const { return tokens_; }
 
-    // The logits of every text. random: null: all texts in one batch, without gaps. Checks that a token which
-    // is computed again after a roll-back has the same bits.
+    // The logits of every text. If `random` is null, all texts are in one batch, without gaps. Checks that a
+    // token which is computed again after a roll-back has the same bits.
     std::vector<TextLogits> run(kernels::Backend &backend, std::mt19937 *random) const {
         std::vector<TextLogits> all(texts_.size());
         std::vector<std::vector<Place>> kept(texts_.size(), {Place{}});
@@ -89,7 +89,7 @@ class RecurrentTexts {
     static constexpr size_t kKept = 3;  // states of a text, the empty one included
     int32_t slots() const { return static_cast<int32_t>(texts_.size() * (kKept + 3)); }
 
-    // The text's next tokens; none at times.
+    // Adds the text's next tokens to the step, sometimes none.
     void add(Step &step, size_t text, std::vector<Place> &kept, std::vector<kernels::StateId> &free,
              std::mt19937 *random) const {
         const Place from = kept.back();

@@ -34,7 +34,7 @@ uint32_t on_halves(uint32_t a, uint32_t b, uint32_t c) {
     return result;
 }
 
-// To an integer: NaN gives 0, values out of range are clamped.
+// Converts to an integer: NaN gives 0, values out of range are clamped.
 template <class T>
 T clamped(float x) {
     if (x != x) return 0;

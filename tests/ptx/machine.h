@@ -24,7 +24,7 @@ struct Grid {
 struct Schedule {
     uint64_t seed = 1;           // for the order of blocks and warps, and the number of steps before a switch
     int resident_blocks = 1;     // number of blocks that run interleaved
-    bool late_copies = true;     // cp.async arrives at its wait, else at once
+    bool late_copies = true;     // cp.async arrives at its wait; false: at once
     bool highest_first = false;  // diverged lanes at the highest step run first
 };
 

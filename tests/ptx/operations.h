@@ -97,7 +97,7 @@ struct BlockMemory {
     GlobalMemory &global;
     std::span<const std::byte> parameters;
     std::vector<std::byte> shared;
-    bool late_copies;  // cp.async arrives at its wait, else at once
+    bool late_copies;  // cp.async arrives at its wait; false: at once
 
     std::byte *shared_at(uint32_t address, size_t bytes);
     const std::byte *parameter_at(uint64_t address, size_t bytes) const;

@@ -27,8 +27,8 @@ std::string place_of(const void *p, size_t bytes) {
                 launch.describe(before) + " and this thread, without a barrier or fence between them");
 }
 
-// `since`: accesses before it are of another launch, or of another block's shared memory. Reads: the last
-// write must have happened before; then this lane becomes one of the last readers.
+// Checks a read: the last write must have happened before. Then the lane becomes one of the last readers.
+// Accesses before `since` do not count: they are of another launch, or of another block's shared memory.
 void note_read(Launch &launch, uint64_t since, uint64_t writer, uint64_t &reader, const char *name,
                size_t offset) {
     if (writer >> 30 >= since) {
@@ -57,7 +57,7 @@ void note_read(Launch &launch, uint64_t since, uint64_t writer, uint64_t &reader
     reader = mine.pack();
 }
 
-// Writes: the last write and all reads since must have happened before.
+// Checks a write: the last write and all reads since then must have happened before.
 void note_write(Launch &launch, uint64_t since, uint64_t &writer, uint64_t &reader, const Access &mine,
                 const char *name, size_t offset) {
     if (writer >> 30 >= since) {
@@ -125,7 +125,7 @@ bool is_constant(const void *p) {
     return at >= &__executable_start && at < &_end;
 }
 
-// Not device memory: the lane's stack, the parameters, constants of the program.
+// Whether this is not device memory, but the lane's stack, the parameters or a constant of the program.
 bool is_private(Launch &launch, const void *p, size_t bytes) {
     return launch.lane().fiber.owns(p) || launch.is_parameter(p, bytes) || is_constant(p);
 }

@@ -21,7 +21,7 @@ void on_async_arrival(void *shared);
 // A hint: must be in bounds, and before grid_dep_wait() in weights.
 void on_prefetch(const void *p, size_t bytes);
 
-// p is in the block's shared memory.
+// Whether p is in the block's shared memory.
 bool is_shared(const void *p);
 
 }  // namespace runnel::simt

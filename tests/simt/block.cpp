@@ -224,7 +224,7 @@ void Launch::enter(Lane &lane) {
     lane_ = nullptr;
 }
 
-// Runs until it waits at a barrier or for the previous launch, or has finished.
+// Runs the warp until it waits at a barrier or for the previous launch, or has finished.
 void Launch::run_warp(Warp &w) {
     while (!failed_ && !w.finished && w.barrier < 0) {
         const uint64_t draw = random();
@@ -386,7 +386,7 @@ void Launch::fence() {
     me.fenced = w.known;
     Known own;
     own.clocks = w.clocks;
-    // Of its own warp, it knows everything before the last warp_sync, and its own accesses.
+    // Of its own warp, the lane knows everything before the last warp_sync, and its own accesses.
     const auto index = static_cast<size_t>(w.index);
     own.single.push_back(static_cast<uint32_t>(w.index) << 25 | static_cast<uint32_t>(me.index) << 20 |
                          own.clocks[index]);

@@ -90,7 +90,7 @@ void warp_sync(Place place) {
 void fence_gpu() {
     launch().fence();
 }
-// Code for less than sm_90 contains neither.
+// Code for less than sm_90 contains neither the wait nor the trigger.
 void grid_dep_wait() {
     if (simt::settings().has_wait()) launch().wait_for_launch_ahead();
 }

@@ -17,7 +17,7 @@ class Fiber {
 
     // Prepares it to run body(argument) from the start. Its previous state is discarded.
     void start(void (*body)(void *), void *argument);
-    // From outside: runs it until it leaves.
+    // From outside: runs the fiber until it calls leave().
     void enter();
     // From inside: returns to the caller of enter().
     void leave();

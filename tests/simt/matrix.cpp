@@ -61,11 +61,11 @@ const Multiply &of(void *const *lanes, int g, int t) {
     return *static_cast<const Multiply *>(lanes[4 * g + t]);
 }
 
-// A [16][k], B [8][k] (by column) gathered from the lanes; PerRegister values of `bits` bits in a register.
+// Gathers A, [16][K], and B, [8][K] (by column), from the registers of all lanes.
 template <int K, class T, class Convert>
 void gather(void *const *lanes, T (&a)[16][K], T (&b)[8][K], Convert convert) {
     constexpr int kPer = K == 16 && std::is_same_v<T, float> ? 2 : 4;  // values per register
-    constexpr int kHalf = 4 * kPer;                                    // k of one register over t
+    constexpr int kHalf = 4 * kPer;                                    // values of k per register of 4 lanes
     constexpr int kHalves = K / kHalf;
     for (int g = 0; g < 8; ++g)
         for (int t = 0; t < 4; ++t) {

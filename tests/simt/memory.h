@@ -63,7 +63,7 @@ struct NamedRegion {
     std::string name;
     size_t begin, end;  // in its allocation
     kernels::cuda::Region kind;
-    Traffic traffic = {};   // of the launch at hand
+    Traffic traffic = {};   // of the current launch
     uint64_t streamed = 0;  // Access::block of the last ldg*_stream
     uint64_t early = 0;     // and of the last read before grid_dep_wait()
 };
@@ -90,7 +90,7 @@ class Allocation {
     const std::string name;
     const bool host;   // pinned host memory
     const int device;  // whose memory it is, if not the host's
-    uint8_t *written;  // per byte: 1 if it holds something
+    uint8_t *written;  // per byte: 1 if it was written
     Shadow shadow;
     uint64_t last_written;  // the highest Access::block of a write
 
@@ -112,14 +112,14 @@ class Memory {
     std::vector<Allocation *> all() const;
     size_t allocated() const { return allocated_; }
     size_t take_peak() { return std::exchange(peak_, allocated_); }  // since the last call
-    // A copy or fill by the host's orders: throws a Violation unless [p, p + bytes) is inside one allocation.
+    // For the host's copies and fills: throws a Violation unless [p, p + bytes) is inside one allocation.
     Allocation &range(const void *p, size_t bytes, const char *what);
     void mark_written(const void *p, size_t bytes);
     void expect_written(const void *p, size_t bytes, const char *what);
-    // What was never written may be copied, and stays so.
+    // Bytes that were never written may be copied; their copies then count as never written.
     void copy_marks(void *to, const void *from, size_t bytes);
     std::map<std::string, Traffic> take_traffic();
-    // The device whose work runs now; returns the one before. kNone: the host's orders, which name none.
+    // Sets the device whose work runs now; returns the previous one. kNone: operations that name no device.
     static constexpr int kNone = -1;
     int work_on(int device) { return std::exchange(device_, device); }
     bool is_foreign(const Allocation &a) const { return device_ != kNone && !a.host && a.device != device_; }

@@ -86,7 +86,7 @@ static bool is_lost() {
     return simt::settings().fail_at > 0 && simt::settings().calls >= simt::settings().fail_at;
 }
 
-// Every call that gives the device work or waits for it.
+// Called by every function that gives the device work or waits for it. Fails if the device is lost.
 static void expect_alive(const char *what) {
     simt::Settings &now = simt::settings();
     const std::lock_guard hold(device_lock());
@@ -186,7 +186,7 @@ struct Work {
     std::function<void()> other;
 };
 
-// While it exists, work belongs to the device.
+// While it exists, work runs as work of `device`.
 class WorkOn {
   public:
     explicit WorkOn(int device) : before_(memory().work_on(device)) {}

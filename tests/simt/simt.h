@@ -38,19 +38,19 @@ class Violation : public std::logic_error {
 
 // The properties of the emulated device, from the next launch on.
 struct Settings {
-    uint64_t seed = 1;        // of the orders
+    uint64_t seed = 1;        // of the random orders
     int multiprocessors = 3;  // in DeviceProperties
     int resident_blocks = 2;  // of every kernel per multiprocessor
     size_t shared_per_block = 99 << 10;
     size_t memory = size_t{1} << 30;  // bytes that can be allocated
-    int major = 9, minor = 0;         // compute capability; 7.5: run_for_device() and cp_async16() as there
+    int major = 9, minor = 0;         // compute capability; 7.5 changes run_for_device() and cp_async16()
     // The architecture of the kernels' code, as 10 * major + minor: 80 on a device of sm_90 is PTX compiled
     // by its driver. 0: the device's own.
     int code = 0;
     bool is_turing() const { return major < 8; }
     bool has_wait() const { return major >= 9 && (code == 0 || code >= 90); }  // grid_dep_wait()
-    // The device is lost at this call of runtime.h that gives it work or waits for it, counted from the
-    // assignment on; from then on every call fails, as after an Xid, until `calls` is below it again. 0: never.
+    // The device is lost at call number fail_at of those functions of runtime.h that give it work or wait for
+    // it (`calls` counts them); then every call fails, as after an Xid, until `calls` is reset. 0: never.
     int64_t fail_at = 0, calls = 0;
     // The number of devices, and why there are none.
     int devices = 1;

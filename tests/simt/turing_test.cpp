@@ -42,7 +42,7 @@ std::vector<uint32_t> fragment(const std::vector<T> &rows, int k_count, int per_
     return registers;
 }
 
-// Of a 16 x 8 result in fragment order.
+// The index of an element of a 16 x 8 result in fragment order.
 size_t place(int row, int column) {
     return static_cast<size_t>(4 * (4 * (row % 8) + column / 2) + 2 * (row / 8) + column % 2);
 }

@@ -24,10 +24,10 @@
 //   4. With a sink: m' = max(m, sink log2(e)), l = l 2^(m - m') + 2^(sink log2(e) - m'), o = o 2^(m - m').
 //   5. out = o * (1 / l); if values are rotated, rotate_heads_kernel() rotates it back.
 // Steps without a visible cell change nothing (f = 1, p = 0), and rows share no arithmetic, so a row's
-// bits are the same from all kernels, for every batch, chunk, grid and page order. One exception: a value
-// that is not finite (f16 overflows beyond 65504) turns into NaN, as 0 times it, also in earlier rows of
-// its tile to which it is not visible. (Online softmax: Milakov & Gimelshein 2018; tiles:
-// FlashAttention-2, Dao 2023; split K/V: Flash-Decoding.)
+// bits are the same from all kernels, for every batch, chunk, grid and page order. One exception: a value of
+// v that is not finite (f16 overflows beyond 65504) also makes NaN of earlier rows of its tile, which do not
+// see its cell: their p is 0, and 0 times infinity is NaN. (Online softmax: Milakov & Gimelshein 2018;
+// tiles: FlashAttention-2, Dao 2023; split K/V: Flash-Decoding.)
 //
 // Wide heads are those of more than 256 dimensions and those of latent layers of any size. The values of
 // latent layers are the first dim_v dimensions of their keys (multi-head latent attention). Wide heads
@@ -45,10 +45,10 @@
 namespace runnel::kernels::cuda {
 
 inline constexpr int kAttentionRows = 16;    // rows per tile
-inline constexpr int kAttentionStep = 64;    // cells
-inline constexpr int kAttentionSplit = 256;  // cells
+inline constexpr int kAttentionStep = 64;    // cells per step
+inline constexpr int kAttentionSplit = 256;  // cells per split
 inline constexpr int kPageCells = kBlockTokens;
-// The largest dim_k and dim_v, and those of wide heads; all are multiples of 8.
+// The largest dim_k and dim_v of narrow heads, and of wide ones. All dimensions are multiples of 8.
 inline constexpr int kMaxHeadDim = 256, kMaxWideK = 576, kMaxWideV = 512;
 
 enum class RopePairs : int32_t { None, Adjacent, Halves };
@@ -93,17 +93,17 @@ struct AttentionParams {
     int32_t heads, kv_heads, dim_k, dim_v;
     float scale, norm_eps;
     float softcap, softcap_inverse;  // cap and 1 / cap; a cap of 0 means none
-    int32_t window;                  // 0: all earlier cells; else the cells c with own - c < window,
-    int32_t chunked;                 // or, if not 0, those with c >= own - own % window
+    int32_t window;                  // 0: all earlier cells are visible; else cells c with own - c < window,
+    int32_t chunked;                 // or, if chunked is not 0, cells c >= own - own % window
     // Sliding windows only: the cells [0, sink_cells) are visible to all queries, rotated for
     // min(position, sink_position).
     int32_t sink_cells, sink_position;
     int32_t norm_after_rope;
-    int32_t max_tiles;  // decode: the most of any sequence and K/V head
+    int32_t max_tiles;  // decode: the largest number of tiles of a sequence and K/V head
     // The launch processes the sequences with min_rows < count * (heads / kv_heads) <= max_rows.
     int32_t min_rows, max_rows;
-    int32_t shared;        // append: not 0: only the shared cells of all sequences
-    int32_t latent;        // wide: not 0: values are the first dim_v dimensions of the keys
+    int32_t shared;        // append: if not 0, only shared cells are written, those of all sequences
+    int32_t latent;        // wide: if not 0, the values are the first dim_v dimensions of the keys
     int32_t side_by_side;  // wide: capacity of `partial` and `counters`, in items (wide_work())
     // decode: the range of tiles to process, [first_unit, first_unit + units), counted over all K/V heads of
     // the launch's sequences in order.
@@ -111,7 +111,7 @@ struct AttentionParams {
     // decode: prepare.x is `out`; the block that completes a token's heads of a K/V head quantizes them. See
     // can_prepare(). Null x: nothing is quantized.
     QuantizeParams prepare{};
-    // For comparisons (switches.h): not 0: decode and wide: grid_dep_trigger() at the end; wide: no prefetch.
+    // For comparisons (switches.h), if not 0: decode and wide trigger at their end; wide does not prefetch.
     int32_t late_trigger = 0, no_prefetch = 0;
 };
 
@@ -128,14 +128,14 @@ constexpr bool is_wide(bool latent, int32_t dim_k, int32_t dim_v) {
 }
 
 // The first cell after the sink cells that the token in cell `own` attends to; larger than
-// `own` if that is a sink cell.
+// `own` if `own` is itself a sink cell.
 constexpr int32_t first_visible(const AttentionParams &p, int32_t own) {
     if (p.window == 0) return 0;
     const int32_t first = p.chunked ? own - own % p.window : own - p.window + 1;
     return first > p.sink_cells ? first : p.sink_cells;
 }
 
-// The splits visible to some row of a sequence: `sinks` of sink cells, then `others` from number `first` on.
+// The splits visible to some row of a sequence: `sinks` of sink cells, then `others`, from split `first` on.
 struct Splits {
     int32_t sinks, first, others;
 };
@@ -158,7 +158,7 @@ constexpr int64_t attention_partial_floats(int64_t items, int32_t dim_v) {
     return items * kAttentionRows * (dim_v + 2);
 }
 
-// Prefill: append_kernel() first, if there are k and v, then one block per 64 rows, on a
+// Prefill: attention_append_kernel() first, if there are k and v, then one block per 64 rows, on a
 // persistent grid of any size.
 Kernel<AttentionParams> attention_prefill_kernel(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
 SharedBytes attention_prefill_shared(CacheType k, CacheType v, int32_t dim_k, int32_t dim_v);
@@ -178,14 +178,14 @@ constexpr int64_t attention_prefill_totals(int32_t dim_k, int32_t dim_v, int64_t
     return on_turing || dim_k > 128 || dim_v > 128 ? blocks * kPrefillRows * 128 : 0;
 }
 
-// Wide heads: append_kernel() first, if there is k, then all sequences in one launch, on a persistent grid of
-// any size. attention_wide.cu states the cost.
+// Wide heads: attention_append_kernel() first, if there is k, then all sequences in one launch, on a
+// persistent grid of any size. attention_wide.cu states the cost.
 Kernel<AttentionParams> attention_wide_kernel();
 inline constexpr int kWideTotals = 9216;
 size_t attention_wide_shared();
 
 // The work on a sequence, as `items` for blocks. Side by side, an item is one split of one tile and K/V head,
-// and the last of them joins the partial results in AttentionParams::partial. Otherwise an item is a tile
+// and the last to finish joins the partial results in AttentionParams::partial. Otherwise an item is a tile
 // with all its splits, one after the other: equally fast when the tiles fill the device, and without partial
 // results. The bits are the same.
 struct WideWork {
@@ -195,12 +195,12 @@ struct WideWork {
 };
 inline constexpr int32_t kWideTiles = 128;  // over all K/V heads: from here on the tiles fill the device
 
-// Items that a layer can process side by side: one token with 131072 cells.
+// The largest number of items that a layer processes side by side: enough for one token with 131072 cells.
 constexpr int32_t wide_room(int32_t heads, int32_t kv_heads) {
     return kv_heads * ((heads / kv_heads + kAttentionRows - 1) / kAttentionRows) * (131072 / kAttentionSplit);
 }
 
-// room: what the previous sequences leave of AttentionParams::side_by_side.
+// room: the items of AttentionParams::side_by_side that the previous sequences do not use.
 constexpr WideWork wide_work(const AttentionParams &p, const SequenceInfo &s, int32_t room) {
     const Splits parts = splits_of(p, s);
     const int32_t tiles = (s.count * (p.heads / p.kv_heads) + kAttentionRows - 1) / kAttentionRows;
@@ -209,14 +209,14 @@ constexpr WideWork wide_work(const AttentionParams &p, const SequenceInfo &s, in
     return {tiles, splits, side_by_side, side_by_side ? all * splits : all};
 }
 
-// Normalizes, rotates and stores in the cache k and v of the sequences with min_rows < rows <= max_rows, or
-// of shared cells. Any grid.
+// Normalizes and rotates k and v of the sequences with min_rows < rows <= max_rows, or of shared cells, and
+// stores them in the cache. Any grid.
 Kernel<AttentionParams> attention_append_kernel();
 inline constexpr size_t kAppendShared = 4 * 4 * kMaxWideK;
 
 // Multiplies every head of x by the Hadamard matrix (backend.h), in place: undoes the rotation of values.
 struct RotateHeadsParams {
-    float *x;  // [token][stride], [heads][dim] of each
+    float *x;  // [token][stride]; each row starts with [heads][dim]
     int64_t stride;
     int32_t tokens, heads, dim;
 };

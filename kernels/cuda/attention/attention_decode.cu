@@ -2,11 +2,11 @@
 //
 // A work item is a (sequence, K/V head, tile of 16 rows, split of 256 cells); blocks of 4 warps process the
 // items on a persistent grid, so lengths may change between replays of a graph. Per step of 64 cells the
-// warps share the tile: for q . k each takes 16 cells, for p . v every fourth 8-column of the output; maxima
-// and p pass through shared memory. 16-bit K and V arrive by cp.async, two steps ahead up to 128 dimensions.
+// warps share the tile: for q . k each takes 16 cells, for p . v every fourth 8-column tile of the output;
+// maxima and p pass through shared memory. 16-bit K and V arrive by cp.async, two steps ahead up to 128 dims.
 // If one of them is packed, both arrive in raw tiles, one step ahead, and are unpacked in turn into one tile
-// of 16-bit rows: more blocks then fit on a multiprocessor, so as many cells are in flight. On sm_75 K and V
-// of any type use that tile in turn, without raw tiles; other blocks of the multiprocessor hide the latency.
+// of 16-bit rows: more blocks then fit on a multiprocessor, which keeps as many cells in flight. On sm_75 K
+// and V of any type take turns in that tile, without raw tiles; other blocks hide the latency.
 // The rows of the batch's new tokens are computed where they are needed; tile 0 also stores them in the
 // cache. Bytes: each K/V byte of a split once per tile; with several splits 16 (dim_v + 2) floats of scratch
 // per item (3% at dim 128), written and read.
@@ -18,7 +18,7 @@ namespace runnel::kernels::cuda {
 
 namespace {
 
-// kInTurn: K and V use one tile in turn.
+// kInTurn: K and V take turns in one tile.
 template <int kDim, bool kInTurn>
 struct DecodeShared {
     static constexpr int kStages = kDim <= 128 ? 2 : 1;
@@ -30,18 +30,18 @@ struct DecodeShared {
     float maximum[kAttentionWarps][kAttentionRows];
     float scratch[kAttentionWarps][kMaxHeadDim];
     alignas(128) uint32_t arrived;
-    // Packed types: the raw tiles of K and of V follow the tile.
+    // Packed types: the raw tiles of K and of V follow this struct in shared memory.
 };
 
 struct Item {
     int sequence, kv_head, tile, split;  // split: index among the `splits` of the tile's sequence
     int splits;
-    bool sinks;  // the split is one of the sink cells
+    bool sinks;  // a split of the sink cells
     int cell;    // first cell of the split
     int index;   // among all items
 };
 
-// The item number `index`, or false when there are fewer.
+// Sets `item` to item number `index`; returns false if there are fewer items.
 DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     const int group = p.heads / p.kv_heads, sequences = *p.sequence_count;
     int rest = index, skipped = p.first_unit, units = p.units;
@@ -88,9 +88,9 @@ struct DecodeBody {
 
     // --- the new tokens of the batch -----------------------------------------------------------------------
 
-    // Computes k or v of the batch's tokens in this step: into shared
-    // memory, up to `padded` values, and by tile 0 also into the
-    // cache.
+    // Computes k or v of the batch's tokens whose cells are in this step.
+    // Stores the first `padded` values of each in shared memory.
+    // Tile 0 also stores the heads in the cache.
     template <bool kKeys>
     static DEVICE void make(const Params &p, const State &state, float *scratch, int step, int padded,
                             unsigned char *to) {
@@ -161,8 +161,8 @@ struct DecodeBody {
 
     // --- one step ------------------------------------------------------------------------------------------
 
-    // This warp's 16 cells: c[0] the first 8, c[1] the
-    // others.
+    // Computes the scores of this warp's 16 cells: c[0] has those of
+    // the first 8 cells, c[1] those of the others.
     static DEVICE void scores(const Params &p, const State &state, Shared &shared, int step,
                               float (&c)[2][4]) {
         const int first = 16 * warp_index();

@@ -10,7 +10,7 @@
 
 namespace runnel::kernels::cuda {
 
-// cp.async of the cells [64 step, + 64) into rows of shared memory. All threads of the block.
+// Copies cells [64 step, 64 step + 64) into rows of shared memory by cp.async. Called by all threads.
 template <int kDim>
 DEVICE void load_cells(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
                        const ValueRange &values, int step, const CellRange &cells, unsigned char *to) {
@@ -31,7 +31,7 @@ DEVICE void load_cells(const AttentionParams &p, const CacheHead &head, const Ca
     }
 }
 
-// The scales of a thread's blocks of 32 values: blocks thread, thread + 128, ... of a tile.
+// The scales that one thread loads: of a tile's 32-value blocks number thread, thread + 128, ...
 template <int kDim>
 struct Scales {
     static constexpr int kCount = kAttentionStep * (kDim / 32) / kAttentionThreads;
@@ -44,7 +44,7 @@ constexpr int raw_row_bytes(CacheType type) {
     return 2 * kDim >> halvings(type);
 }
 
-// cp.async of the bytes of cells [64 step, + 64) into a raw tile, and their scales. All threads of the block.
+// Copies cells [64 step, 64 step + 64) into a raw tile by cp.async, loads the scales. Called by all threads.
 template <int kDim>
 DEVICE void load_raw(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
                      const ValueRange &values, int step, const CellRange &cells, unsigned char *to,
@@ -73,7 +73,7 @@ DEVICE void load_raw(const AttentionParams &p, const CacheHead &head, const Cach
     }
 }
 
-// Does the work of load_cells(), or of load_raw() and unpack(), directly from the cache and without cp.async.
+// Does the work of load_cells(), or of load_raw() and unpack(), with plain loads instead of cp.async.
 template <int kDim, bool kPacked>
 DEVICE void unpack_cells(const AttentionParams &p, const CacheHead &head, const CachePages &pages,
                          const ValueRange &values, int step, const CellRange &cells, unsigned char *to) {

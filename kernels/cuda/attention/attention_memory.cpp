@@ -10,7 +10,7 @@
 namespace runnel::kernels::cuda {
 namespace {
 
-// 2,000 items of 8 heads of 128 dimensions: several for every block that any device runs at a time.
+// About 2,000 items at 128 dimensions: several for every block that a device runs at a time.
 constexpr int64_t kFillingFloats = int64_t{16} << 18;
 
 int64_t divide_up(int64_t a, int64_t b) {
@@ -48,8 +48,8 @@ bool is_wide(const Program &program, const Attention &a) {
     return is_wide(is_latent(program, a), a.head_dim_k, a.head_dim_v);
 }
 
-// For few tokens: up to kLinearTokens sequences, or all their rows in the tiles of one sequence; otherwise
-// all tokens, alone or in tiles of up to kDecodeRows rows.
+// A counter per tile. Up to kLinearTokens tokens, of as many sequences or of one, have at most a tile per
+// token and head. In larger batches a token and K/V head has at most kDecodeRows / kAttentionRows tiles.
 int64_t attention_counters(const Program &program, int32_t max_tokens) {
     int64_t counters = 1;
     for_each_step<Attention>(program, [&](const Attention &a) {
@@ -96,7 +96,7 @@ AttentionLaunches attention_launches(const Program &program, std::span<const Seq
     AttentionLaunches launches;
     int64_t most_units = 1;
     for_each_step<Attention>(program, [&](const Attention &a) {
-        if (is_wide(program, a)) return;  // work beyond its capacity is computed in order
+        if (is_wide(program, a)) return;  // items that do not fit in `partial` run in order (wide_work())
         int64_t items = 0, units = 0, longest = 1;
         AttentionParams p{};
         p.window = a.window, p.chunked = a.window_kind == Attention::Window::Chunked;

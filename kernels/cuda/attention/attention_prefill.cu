@@ -1,15 +1,15 @@
 // Attention of many tokens per sequence, with tensor cores and online softmax. attention.h defines the
 // arithmetic; attention_append.cu has stored k and v of the batch in the cache before.
 //
-// A block of 4 warps takes 64 rows (token x head of the group, which shares K and V), each warp one tile of
-// 16: scores of 16 x 64 cells and the output stay in its registers, and p goes from one product to the other
-// within them. K of the next step is loaded during the softmax and p . v, V during q . k; packed K and V are
+// A block of 4 warps takes 64 rows (tokens x query heads that share K and V), each warp one tile of 16. The
+// scores of 16 x 64 cells, p and the output stay in the warp's registers: p as computed is operand A of
+// p . v. K of the next step is loaded during the softmax and p . v, V during q . k; packed K and V are
 // loaded into one shared raw tile and unpacked when they have arrived. At the end of a split of 256 cells the
 // output joins a total (in shared memory; for heads of 256 in global scratch) that only its own thread reads
 // and writes. Heads of 256 are computed in two halves of their values, each with its own scores: 256 columns
-// of output do not fit in a warp's registers. On sm_75, which has 64 KB of shared memory and no cp.async,
-// first up to 128 columns of K, then the others, then V use one tile, directly from the cache, and the totals
-// of all heads are in global scratch.
+// of output do not fit in a warp's registers. sm_75 has 64 KB of shared memory and no cp.async: one tile is
+// filled from the cache with up to 128 columns of K, then the other columns, then V, and the totals of all
+// heads are in global scratch.
 //
 // Operations: per tile and step 8 dim_k / 16 + 8 dim_v / 16 mma of 16x8x16, and 4 for l; each warp skips
 // steps after the causal limit or before the window.
@@ -23,17 +23,17 @@ constexpr int kMaxOut = 128;  // values that a block computes at a time
 
 struct Item {
     int sequence, kv_head, block;
-    int part;  // values [128 part, + 128)
+    int part;  // values [128 part, 128 part + 128)
 };
 
-// What all threads of a block know about the current item and run of cells. In shared memory, because the
-// loop needs the registers.
+// The state of a block in its current item and run of cells, common to all threads. In shared memory, because
+// the loop needs the registers.
 struct Block {
     Item item;
     CacheHead cache;
     CellRange cells;      // visible to the block's rows
     int first, last;      // steps
-    int column, columns;  // of v: the item's part
+    int column, columns;  // the first value of the item's part of v, and their number
 };
 
 template <int kDim, bool kPacked, bool kTuring>
@@ -50,7 +50,7 @@ struct PrefillShared {
     float total_m[2][kAttentionThreads], total_l[2][kAttentionThreads];
     Block block;
 };
-// Heads are computed in the memory of K before K arrives.
+// load_queries() uses the memory of K as scratch before K arrives.
 static_assert(PrefillShared<64, false, true>::kTileBytes >=
               kAttentionWarps * kMaxHeadDim * static_cast<int>(sizeof(float)));
 
@@ -58,7 +58,7 @@ DEVICE int parts_of(const AttentionParams &p) {
     return (p.dim_v + kMaxOut - 1) / kMaxOut;
 }
 
-// Within a sequence, longest first: the last rows attend to the most cells.
+// Item number `index`; false if there are fewer. A sequence's last rows, with the most cells, come first.
 DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     const int group = p.heads / p.kv_heads, sequences = *p.sequence_count;
     int rest = index;
@@ -88,8 +88,8 @@ struct PrefillBody {
 
     // The state of a warp while its block processes an item.
     struct State {
-        LaneRows rows;              // in the current run of cells, like
-        int warp_first, warp_last;  // the steps of this warp's tile
+        LaneRows rows;              // in the current run of cells
+        int warp_first, warp_last;  // steps of this warp's tile in the current run
         bool ends;                  // no later run has cells visible to the tile
         bool has_total;             // a split is already done
         Sums<kTiles> sums;
@@ -146,7 +146,7 @@ struct PrefillBody {
             for (int i = 0; i < 4; ++i) c[n][i] = 0;
     }
 
-    // c += q . k of `chunks` chunks of 16 columns; the queries' start at chunk `first`.
+    // c += q . k over `chunks` chunks of 16 columns: of q from chunk `first` on, of the K tile from 0 on.
     static DEVICE void multiply_keys(const Params &p, Shared &shared, int first, int chunks,
                                      float (&c)[kCellTiles][4]) {
         const Products products = products_of(p.k_cache);
@@ -197,7 +197,7 @@ struct PrefillBody {
     static DEVICE void accumulate(const Params &p, State &state, const Shared &shared,
                                   const float (&c)[kCellTiles][4]) {
         const Products products = products_of(p.v_cache);
-        uint32_t a[4][4];  // p as A fragments: the layout of C
+        uint32_t a[4][4];  // p as A fragments, which have the layout of C
 #pragma unroll
         for (int chunk = 0; chunk < 4; ++chunk)
 #pragma unroll

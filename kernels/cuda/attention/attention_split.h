@@ -11,7 +11,7 @@ inline constexpr int kScoreWarps = kAttentionStep / 16;  // each computes the sc
 
 using Maxima = float[kScoreWarps][kAttentionRows];
 
-// Publishes the maximum of each row over this warp's cells. c: 16 rows by 8 cells, twice.
+// Publishes the maximum of each row over this warp's cells. c: two fragments of 16 rows by 8 cells.
 DEVICE void share_maximum(Maxima &maximum, const float (&c)[2][4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -44,7 +44,7 @@ DEVICE void rescale_step(const AttentionParams &p, Sums<kTiles> &sums, const Max
     }
 }
 
-// p . v of a step: the warp has every kWarps-th 8-column of o.
+// p . v of a step: the warp computes every kWarps-th 8-column tile of o.
 template <int kDim, int kWarps, int kTiles>
 DEVICE void add_step(const AttentionParams &p, Sums<kTiles> &sums, const unsigned char *p_rows,
                      const unsigned char *v) {

@@ -49,7 +49,7 @@ struct RowSpace {
     DEVICE int token(int row) const { return row / group; }
     DEVICE int own_cell(int row) const { return sequence.past + row / group; }
     DEVICE int head(int row) const { return cache.kv_head * group + row % group; }
-    // The cells before this one are those visible to the rows before `row`.
+    // One past the last cell that is visible to the rows before `row`.
     DEVICE int end_of(int row) const { return own_cell(smaller(row, rows) - 1) + 1; }
 };
 
@@ -87,7 +87,7 @@ DEVICE RowCells row_cells(const AttentionParams &p, const RowSpace &space, const
     return {row < space.rows ? first_visible(p, run, own) : 0, smaller(own, run.end - 1)};
 }
 
-// One 64-cell step of a tile for one lane: rows g and g + 8.
+// The visible cells of the two rows of a lane's fragments: rows g and g + 8 of the tile, g = lane / 4.
 struct LaneRows {
     int first[2], own[2];  // as RowCells
 };
@@ -112,7 +112,7 @@ struct CellRange {
     DEVICE bool is_made(int cell) const { return cell >= end && cell < made; }
 };
 
-// The values of a cell: [first, first + count) of the head, then zeros up to `padded` (multiples of 8).
+// The values of a cell: [first, first + count) of the head, then zeros up to `padded` (all multiples of 8).
 struct ValueRange {
     int first, count, padded;
 };
@@ -149,8 +149,8 @@ DEVICE void load_a(const unsigned char *rows, int c, uint32_t (&a)[4]) {
     ldmatrix_x4(a, rows + RowsLayout<kDim>::offset(lane & 15, 2 * c + (lane >> 4)));
 }
 
-// B fragments of q . k for cells [first, first + 16), values 16 c .. : b[0], b[1] of the first 8
-// cells, b[2], b[3] of the others.
+// B fragments of q . k for cells [first, first + 16), values [16 c, 16 c + 16): b[0] and b[1] hold
+// the first 8 cells, b[2] and b[3] the others.
 template <int kDim>
 DEVICE void load_k(const unsigned char *k, int first, int c, uint32_t (&b)[4]) {
     const int lane = lane_index();
@@ -158,13 +158,13 @@ DEVICE void load_k(const unsigned char *k, int first, int c, uint32_t (&b)[4]) {
                 k + RowsLayout<kDim>::offset(first + (lane & 7) + (lane >> 4) * 8, 2 * c + (lane >> 3 & 1)));
 }
 
-// B fragments of p . v for cells [first, first + 32) and values [8 n, 8 n + 8): b[0], b[1] of the first 16.
+// B fragments of p . v for cells [first, first + 32) and values [8 n, 8 n + 8): b[0], b[1]: the first 16.
 template <int kDim>
 DEVICE void load_v(const unsigned char *v, int first, int n, uint32_t (&b)[4]) {
     ldmatrix_x4_trans(b, v + RowsLayout<kDim>::offset(first + lane_index(), n));
 }
 
-// Scales, caps and masks the scores, in units of log2. cell: of c[0] and c[2]; c[1] and c[3] belong to the next cell.
+// Scales, caps and masks scores, in units of log2: c[0] and c[2] of `cell`, c[1] and c[3] of the next cell.
 DEVICE void finish_scores(const AttentionParams &p, const LaneRows &rows, int cell, float (&c)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -208,8 +208,8 @@ struct Sums {
         }
     }
 
-    // Adds one step: a holds p of its 64 cells. Tile n of o has the values [8 (first + n stride), + 8)
-    // of v, which has `columns`.
+    // Adds one step; `a` holds p of its 64 cells. Tile n of o is made of the 8 columns of v from
+    // 8 (first + n stride) on; v has `columns` columns.
     template <int kDim>
     DEVICE void add(const Products &products, const uint32_t (&a)[4][4], const unsigned char *v, int first,
                     int stride, int columns) {
@@ -234,7 +234,7 @@ struct Sums {
     }
 };
 
-// The weights of the two operands of a join.
+// The maximum after a join, and the weights of its two operands.
 struct Join {
     float m, a, b;
 };
@@ -245,7 +245,7 @@ DEVICE Join join(float m, float m_other) {
 
 // --- results ---------------------------------------------------------------------------------------------
 
-// 1 / l including the head's sink, times the remaining factor of o.
+// The last factor of o: 1 / l, or with a sink that of step 4 in attention.h as well.
 DEVICE float final_factor(const AttentionParams &p, int head, float m, float l) {
     if (!p.sinks) return l > 0.0f ? 1.0f / l : 0.0f;
     const float sink = p.sinks[head] * kLog2E, top = fmaxf(m, sink), a = exp2_p(m - top);
@@ -257,8 +257,8 @@ DEVICE float *output_of(const AttentionParams &p, const RowSpace &space, int row
     return p.out + token * p.out_stride + int64_t{space.head(row)} * p.dim_v;
 }
 
-// Writes the finished rows of a tile. Tile n of o has the values [column + 8 (first + n stride), +
-// 8), below column + columns.
+// Writes the finished rows of a tile. Tile n of o holds 8 output columns, from column + 8 (first +
+// n stride) on. Columns from column + columns on are not written.
 template <int kTiles>
 DEVICE void store_output(const AttentionParams &p, const RowSpace &space, const Sums<kTiles> &sums,
                          int first_row, int column, int columns, int first, int stride) {

@@ -8,7 +8,7 @@
 // prefetched into L2; from there packed types are loaded through registers, 16-bit ones by cp.async. Scores:
 // a warp computes 16 cells over half of the chunks of 16 dimensions, and two warps' sums are added. Eight
 // warps then read queries and keys as often as four would with all chunks, and no chain of products is longer
-// than 18. p . v: a warp computes every eighth 8-column of the output.
+// than 18. p . v: a warp computes every eighth 8-column tile of the output.
 //
 // Cost. Bytes: every K/V byte of a split once per tile of 16 rows. Latent attention with h heads reads the
 // cache h / 16 times per token, but the tiles of one split are adjacent in the grid and share it in L2. Side
@@ -16,10 +16,10 @@
 // 512); in order: as much per split, except the first and last. One launch more than narrow decode (append).
 // Per tile and step: padded_k / 2 + dim_v / 2 + 32 mma of 16x8x16; in shared memory 128 padded_k bytes
 // written (128 dim_v more if not latent) and 256 padded_k + 128 dim_v + 16384 read. At 576 / 512 that is 576
-// mma and 296 KB, which take 2370 clocks at 128 bytes per clock, four per mma. So shared memory is the limit
-// on data-center devices: 5.4 us per tile and split at 1.75 GHz. With up to 16 heads that is less than an
-// H200's multiprocessor takes to read a split of 16 bits (9 us), with 128 heads five times as long. Queries
-// of 32 rows would save a third of it, but do not fit in 99 KB.
+// mma and 296 KB, which take 2370 clocks at 128 bytes per clock, about four per mma. So on data-center
+// devices the limit is shared memory, or for up to 16 heads (one tile) the bandwidth of device memory.
+// tests/gpu/PREDICTIONS.md has the expected times. Tiles of 32 rows would save a third of the traffic of
+// shared memory, but do not fit in 99 KB.
 #include "kernels/cuda/attention/attention_split.h"
 
 namespace runnel::kernels::cuda {
@@ -35,20 +35,20 @@ using TileRows = RowsLayout<kMaxWideK>;
 struct Item {
     int sequence, kv_head, tile;
     int first, count, splits;  // splits [first, first + count) of `splits`
-    int partial, apart;        // index of split 0's result, and distance between splits
+    int partial, apart;        // index of the partial result of split 0, and distance to the next split's
 };
 
-// What all threads of a block know about the current item and split. In shared memory, because
-// the loop needs the registers.
+// The state of a block in its current item and split, common to all threads. In shared memory,
+// because the loop needs the registers.
 struct Block {
     Item item;
     CacheHead cache;
     Run run;
     CellRange cells;          // of the run, visible to the tile
     int first, last;          // steps of the split
-    bool starts, ends;        // no earlier, or later, split of the item is visible to the tile
-    bool other_run;           // not the run that the queries were made for
-    bool begun, begun_sinks;  // for thread 0: a visible split, or one of sink cells, is done
+    bool starts, ends;        // it is the first, or the last, split of the item that is visible to the tile
+    bool other_run;           // the queries in shared memory are not those of this run
+    bool begun, begun_sinks;  // for thread 0: some visible split was begun; the latest was one of sink cells
 };
 
 struct WideShared {
@@ -63,11 +63,11 @@ struct WideShared {
 };
 static_assert(sizeof(WideShared) <= 99 << 10);
 static_assert(kWideTotals == (4 * kTiles + 4) * kThreads);
-// Heads are computed in the memory of the tile before one arrives.
+// load_queries() uses the tile as scratch before K arrives.
 static_assert(sizeof(WideShared::tile) >= kWarps * kMaxWideK * sizeof(float));
 
-// The item number `index`, or false if there are fewer. Tiles that read the same cells are adjacent; of items
-// with all splits, the last ones attend to the most cells and come first.
+// Item number `index`; false if there are fewer. Tiles that read the same cells are adjacent. Items that have
+// all splits are in descending order: the last tiles attend to the most cells.
 DEVICE bool find_item(const AttentionParams &p, int index, Item &item) {
     const int sequences = *p.sequence_count;
     int rest = index, partial = 0;
@@ -177,7 +177,7 @@ DEVICE void unpack_values(const CachePages &pages, const StepPages &from, const 
     }
 }
 
-// Prefetches the step's cells into L2: one thread each.
+// Prefetches the step's cells into L2; one thread per cell.
 DEVICE void prefetch_step(const AttentionParams &p, const CachePages &pages, const CacheHead &head,
                           const CellRange &cells, int step) {
     const int row = thread_index();
@@ -227,7 +227,7 @@ struct AttentionWide {
         block.ends = tile_end <= smaller(run.end, first_cell + kAttentionSplit) || i + 1 == block.item.count;
     }
 
-    // This warp's 16 cells, over its half of the dimensions: c[0] the first 8, c[1] the others.
+    // Scores of this warp's 16 cells over its half of the dimensions: c[0] the first 8 cells, c[1] the rest.
     static DEVICE void half_scores(const Params &p, Shared &shared, float (&c)[2][4]) {
 #pragma unroll
         for (int n = 0; n < 2; ++n)
@@ -253,7 +253,7 @@ struct AttentionWide {
                 shared.second[warp_index() - kScoreWarps][4 * n + i][lane_index()] = c[n][i];
     }
 
-    // In the first warps: finishes the scores of their cells and publishes each row's maximum.
+    // Each of the first kScoreWarps warps finishes the scores of its cells and publishes each row's maximum.
     static DEVICE void finish(const Params &p, Shared &shared, int step, float (&c)[2][4]) {
         if (warp_index() >= kScoreWarps) return;
         const RowCells &low = shared.rows[lane_index() >> 2], &high = shared.rows[(lane_index() >> 2) + 8];
@@ -268,8 +268,8 @@ struct AttentionWide {
         share_maximum(shared.maximum, c);
     }
 
-    // Unpacks packed values into the tile, or issues the copy of 16-bit ones; the loop calls it at a
-    // different place for each.
+    // Fills the tile: unpacks a packed type, or issues the copy of a 16-bit one. Returns at once if `packed`
+    // does not describe the type: steps() calls this at different places for the two kinds of types.
     static DEVICE void load(const Params &p, Shared &shared, const CachePages &pages, int step, int count,
                             int padded, bool packed) {
         if (is_packed(pages.type) != packed) return;
@@ -348,7 +348,7 @@ struct AttentionWide {
         block_sync();
     }
 
-    // All splits of the item, joined in order.
+    // Computes all splits of the item and joins them in order.
     static DEVICE void sum_splits(const Params &p, Shared &shared, Sums<kTiles> &sums) {
         const Block &block = shared.block;
         sums.clear();

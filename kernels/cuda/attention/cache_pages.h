@@ -35,12 +35,12 @@ constexpr bool is_packed(CacheType type) {
 constexpr bool has_scales(CacheType type) {
     return type == CacheType::Q8_0 || type == CacheType::Q4_0;
 }
-// How often 2 values of 16 bits must be halved to get the type's bytes.
+// log2 of 16 / the type's bits per value (without scales).
 constexpr int halvings(CacheType type) {
     return type == CacheType::Q4_0 ? 2 : is_packed(type) ? 1 : 0;
 }
 
-// `rotated`: for a kind (keys or values) that the type rotates.
+// rotated: whether this cache (K or V) keeps its heads rotated.
 constexpr CachePages cache_pages(void *bytes, CacheType type, int32_t dims, bool rotated) {
     const int32_t scales = has_scales(type) ? (dims + 31) / 32 * 2 : 0;
     const auto row = static_cast<int32_t>(cache_row_bytes(type, dims)) - scales;

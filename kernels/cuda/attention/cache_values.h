@@ -37,8 +37,8 @@ DEVICE uint8_t f32_to_e4m3(float x) {
     return static_cast<uint8_t>(sign | (rounded > 0x7eu ? 0x7eu : rounded));
 }
 
-// Two bytes, each in the high half of 16 bits, to binary16: exact, except that 0x7f must be
-// turned to NaN by nan_of().
+// Converts two e4m3 bytes, each in the high half of 16 bits, to binary16: exact, except that
+// 0x7f does not become NaN; OR the result with nan_of() for that.
 DEVICE uint32_t e4m3_number(uint32_t pair) {
     return h2_mul((pair & 0x80008000u) | (pair >> 1 & 0x3f803f80u), 0x5c005c00u);  // 256
 }
@@ -81,8 +81,8 @@ DEVICE CellBytes cell_bytes(const CachePages &pages, unsigned char *page, int ce
             reinterpret_cast<uint16_t *>(page + kBlockTokens * pages.row_bytes + at * pages.scale_bytes)};
 }
 
-// Warp collective: stores 32 dimensions of a head, from d = 32 block + lane on, in the cell, if `writes`;
-// returns the lane's value as it will be read.
+// Warp collective: stores 32 dimensions of a head in the cell, if `writes`; x is dimension 32 block + lane.
+// Returns the lane's value as it will be read back.
 template <bool kPacked>
 DEVICE uint16_t store_values(const CachePages &pages, const CellBytes &to, int block, float x, bool writes) {
     const int d = 32 * block + lane_index();
@@ -100,7 +100,7 @@ DEVICE uint16_t store_values(const CachePages &pages, const CellBytes &to, int b
     const bool nibbles = pages.type == CacheType::Q4_0;
     const Quantized q = quantize(nibbles, x);
     if (writes && lane_index() == 0) to.scales[block] = q.scale;
-    const int above = shfl_xor(q.value, 2);  // of dimension d + 2, the next one in the word
+    const int above = shfl_xor(q.value, 2);  // dimension d + 2, the high nibble of the byte
     if (writes && nibbles && !(d & 2)) {
         const int byte = (d & 1) * 2 + (d >> 2 & 1);
         to.values[4 * (d / 8) + byte] = static_cast<unsigned char>((q.value + 8) | (above + 8) << 4);
@@ -110,7 +110,7 @@ DEVICE uint16_t store_values(const CachePages &pages, const CellBytes &to, int b
 }
 
 // Warp collective: stores a finished head (attention_head.h) in a cell, if `writes`. Calls seen(d, value)
-// with every value as it will be read, and with zeros up to the next multiple of 32.
+// with every value as it will be read back, and with zeros up to the next multiple of 32.
 template <bool kPacked, class Seen>
 DEVICE void store_head(const CachePages &pages, unsigned char *page, int cell, const float *x, bool writes,
                        Seen seen) {
@@ -124,12 +124,12 @@ DEVICE void store_head(const CachePages &pages, unsigned char *page, int cell, c
 
 // --- reading ---------------------------------------------------------------------------------------------
 
-// Integers + 2^k in the low bits of 16-bit numbers 1024 + i; `offset` = 1024 + 2^k is subtracted.
+// (biased - offset) * scale, for two binary16 numbers: biased is 1024 + 2^k + integer, offset is 1024 + 2^k.
 DEVICE uint32_t scaled(uint32_t biased, uint32_t offset, uint32_t scale) {
     return h2_mul(h2_sub(biased, offset), scale);
 }
 
-// Eight values of a packed type from their bytes (of Q4_0: w.x). scale: of their block, twice.
+// Eight values of a packed type from their bytes (Q4_0: w.x alone). scale: the block's, in both halves.
 DEVICE uint4 unpack_eight(CacheType type, uint2 w, uint32_t scale) {
     if (type == CacheType::Q4_0) {
         const auto pair = [&](int j) {

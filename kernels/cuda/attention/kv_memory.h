@@ -42,7 +42,7 @@ class KvMemory {
         size_t bytes = 0;
     };
     static Layout layout(const Program &program, const CacheConfig &config);
-    // f(pages, bytes) for every page of a block of the group.
+    // Calls f(pages, bytes) for every page of a block of the group.
     template <typename F>
     void visit(int32_t group, BlockId block, F f) const;
 

@@ -114,7 +114,7 @@ void ExpertRunner::route(Launcher &launcher, const ExpertsOp &op, const DeviceWe
          many_.as<TokenGroup>(), counts_.as<int32_t>(), counts_.as<int32_t>() + 1});
 }
 
-// Writes h into hidden_; if the kernel does not activate, gate and up side by side first, then h over them.
+// Writes h into hidden_. Without a fused activation, gate and up are first written there side by side.
 void ExpertRunner::gate_and_up(Launcher &launcher, const ExpertsOp &op, const DeviceWeights &weights,
                                const Operands &operands, const ExpertRows &rows) {
     const Experts &step = op.step;

@@ -42,7 +42,7 @@ class ExpertRunner {
 
     DeviceMemory chosen_, weights_;              // [pair]
     DeviceMemory sources_, row_weights_, rows_;  // [row], [row], [pair]
-    DeviceMemory few_, many_, counts_;           // groups; {few, many}
+    DeviceMemory few_, many_, counts_;           // lists of groups; their lengths
     DeviceMemory hidden_, packed_;               // [row][gate, up]; h, quantized
     DeviceMemory results_;                       // [row][width of out]
 };

@@ -12,7 +12,7 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr float kOut = -__builtin_inff(), kLowest = -3.402823466e38f;
-constexpr float kSmallestSum = 0x1p-14f;  // of weights that are normalized
+constexpr float kSmallestSum = 0x1p-14f;  // a smaller sum of weights is replaced by this
 
 // --- route -------------------------------------------------------------------------------------------------
 
@@ -36,9 +36,9 @@ struct Ranked {
         return value > other.value || (value == other.value && index < other.index);
     }
 };
-constexpr Ranked kFirst = {__builtin_inff(), -1};  // before all values below infinity and all with an index
+constexpr Ranked kFirst = {__builtin_inff(), -1};  // precedes every element of a list
 
-// The first of s[0], s[step], .. after `last` in that order; value kOut and index `size` if there is none.
+// The first of s[from], s[from + step], ... after `last` in that order; {kOut, size} if there is none.
 DEVICE Ranked next_of(const float *s, int32_t from, int32_t size, int32_t step, const Ranked &last) {
     Ranked best = {kOut, size};
     for (int32_t i = from; i < size; i += step) {
@@ -48,7 +48,7 @@ DEVICE Ranked next_of(const float *s, int32_t from, int32_t size, int32_t step, 
     return best;
 }
 
-// Element number `count` of the warp's list.
+// Warp collective: the last of the first `count` elements of s[0 .. size) in that order.
 DEVICE Ranked last_of_best(const float *s, int32_t size, int32_t count) {
     Ranked last = kFirst;
     for (int32_t i = 0; i < count; ++i) {
@@ -68,7 +68,7 @@ struct Route {
     static constexpr const char *kName = "route";
     static constexpr int kThreads = 32 * kRouteTokens, kBlocks = 4;
 
-    // p, and the scores s that the choice uses.
+    // Computes the probabilities p and the scores s by which experts are chosen.
     static DEVICE void score(const Params &p, const float *logits, float *probability, float *s) {
         const int lane = lane_index();
         float largest = kOut, sum = 0;
@@ -112,7 +112,7 @@ struct Route {
         warp_sync();
     }
 
-    // The chosen experts in ascending order, and their p.
+    // Stores the chosen experts in ascending order, and their p as weights.
     static DEVICE void choose(const Params &p, const float *probability, const float *s, int32_t *chosen,
                               float *weights) {
         const int lane = lane_index();
@@ -129,7 +129,7 @@ struct Route {
         warp_sync();
     }
 
-    // A lane's weight, from the weights of the chosen experts, with sums in ascending order.
+    // The final weight of chosen expert number `own`; sums over the chosen experts are in ascending order.
     static DEVICE float final_weight(const Params &p, const float *weights, int32_t own) {
         float w = weights[own], sum = 0;
         if (p.score == RouteScore::SelectedSoftmax) {

@@ -36,7 +36,7 @@ Kernel<RouteParams> route_kernel();
 inline constexpr size_t kRouteShared = 8 * (2 * kMaxExperts + kMaxExpertGroups + kMaxUsedExperts) * 4;
 inline constexpr int kRouteTokens = 8;  // per block
 
-// One block per expert.
+// Sorts the pairs by expert into rows and forms groups of them. One block per expert.
 struct GroupRowsParams {
     const int32_t *chosen;  // [pair]
     const float *weights;

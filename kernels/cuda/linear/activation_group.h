@@ -8,8 +8,8 @@
 
 namespace runnel::kernels::cuda {
 
-// A lane has eight values of a group: [0..3] at k = kFirst(lane) .. + 3 and [4..7] at + 16 .. + 19. Lane 8
-// chunk + 2 t + sub has kFirst = 64 chunk + 32 sub + 4 t.
+// The first column, k, of a lane's eight values of a group: x[0..3] are columns k .. k + 3, x[4..7] columns
+// k + 16 .. k + 19. Lane 8 chunk + 2 t + sub has k = 64 chunk + 32 sub + 4 t.
 DEVICE int activation_first(int lane) {
     return 64 * (lane >> 3) + 32 * (lane & 1) + 4 * (lane >> 1 & 3);
 }
@@ -20,14 +20,14 @@ DEVICE float4 load_floats(const float *x, int64_t k, int64_t cols) {
     return {k < cols ? x[k] : 0.0f, k + 1 < cols ? x[k + 1] : 0.0f, k + 2 < cols ? x[k + 2] : 0.0f, 0.0f};
 }
 
-// The same lane's share of the quantized group.
+// A lane's eight values of the quantized group, as in activation_first().
 struct ActivationPiece {
     uint4 codes;   // in the order of activations.h
     float scale;   // of the group, in every lane
-    float sum[2];  // over the 16-groups 2 sub and 2 sub + 1 of the chunk (in all lanes of them)
+    float sum[2];  // of groups of 16 number 2 sub and 2 sub + 1 of the chunk, in all their lanes
 };
 
-// Two binary16 numbers whose sum is a sum of up to 32 integers.
+// A sum of up to 32 integers q as high + low, both exact in binary16.
 struct SumParts {
     float high, low;
 };
@@ -54,7 +54,7 @@ DEVICE uint32_t largest_of(const float (&x)[8], uint32_t largest) {
     return largest;
 }
 
-// Warp collective. Values beyond the end of a row must be 0.
+// Warp collective: quantizes a group to integers. Values beyond the end of a row must be 0.
 DEVICE ActivationPiece quantize_group(const float (&x)[8]) {
     constexpr float kLargest = kActivationLargest;
     const float maximum = bits_float(largest_magnitude(largest_of(x, 0)));

@@ -8,21 +8,21 @@
 // maximum is below 2^-100 has s = 0 and zeros; a NaN in it makes s NaN.
 //
 // One row (one token) in memory, for K values (a multiple of 32):
-//   codes   [ceil(K / 64) * 64] binary16: of each 32 columns, number 8 t + 4 h + i is column 16 h + 4 t +
-//           kColumnOrder[i] (t < 4, h < 2, i < 4): a lane 4 g + t reads 16 bytes, the operands B of two
-//           mma_f16_k16 whose operands A are what fragments.h makes of a word of four codes, bytes 0 and 2
-//           before 1 and 3. Ends in zeros.
+//   codes   [ceil(K / 64) * 64] binary16, zeros after K. Of each 32 columns, element 8 t + 4 h + i is column
+//           16 h + 4 t + kColumnOrder[i] (t < 4, h < 2, i < 4). So lane 4 g + t loads its operands B of two
+//           mma_f16_k16 at once, 16 bytes. kColumnOrder is the order in which fragments.h converts the four
+//           codes of a word to operand A: bytes 0 and 2 before 1 and 3.
 //   scales  [ceil(K / 256)] float, and zeros up to a multiple of four
-//   sums    [ceil(K / 256)][2][8] binary16: of each group of 32 the sum of q in two parts that add up to it:
-//           the multiple of 32 next to it, and the rest. For minimums per 32.
-//   sums16  [ceil(K / 256)][2][16] binary16, likewise of each group of 16.
+//   sums    [ceil(K / 256)][2][8] binary16: the sum of q of each group of 32, in two parts: the nearest
+//           multiple of 32, and the rest. For weights that have a minimum per 32 columns.
+//   sums16  [ceil(K / 256)][2][16] binary16: likewise the sum of q of each group of 16.
 //
-// Halves. Per row a power of two s with 2^14 <= max|x| / s < 2^15, and binary16 numbers h = rn(x / s): 11
-// bits each, 24 binades below the maximum and more. A row whose maximum is below 2^-100 has s = 0 and zeros;
-// a value that is not finite makes s NaN.
-//   halves  [ceil(K / 64) * 64] binary16, any K, in the order of the codes except that i stands for column
-//           16 h + 4 t + i: the operands B of two mma_f16_k16 whose operands A are those of tiles.h. Ends in
-//           zeros.
+// Halves. Per row a power of two s with 2^14 <= max|x| / s < 2^15, and binary16 numbers h = rn(x / s), which
+// have all 11 bits down to max|x| / 2^28. A row whose maximum is below 2^-100 has s = 0 and zeros; a value
+// that is not finite makes s NaN.
+//   halves  [ceil(K / 64) * 64] binary16, any K, zeros after K. The order is that of the codes, except that
+//           element 8 t + 4 h + i is column 16 h + 4 t + i, which fits the operands A of F16 and BF16 tiles
+//           (tiles.h).
 //   half_scale  float
 #pragma once
 
@@ -32,7 +32,7 @@
 namespace runnel::kernels::cuda {
 
 inline constexpr int kActivationGroup = 256;     // values per scale
-inline constexpr int kActivationChunk = 64;      // values
+inline constexpr int kActivationChunk = 64;      // values; rows are padded to it
 inline constexpr int kActivationLargest = 2047;  // magnitude of an integer
 inline constexpr int kColumnOrder[4] = {0, 2, 1, 3};
 inline constexpr int kSumParts = 2 * 8, kSum16Parts = 2 * 16;  // numbers per group of 256

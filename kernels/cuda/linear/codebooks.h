@@ -2,7 +2,7 @@
 // that a lane gets four weights of an entry with one load and at most one permute.
 //   IQ1, IQ2   nibble k is the level of weight k, 0..2: a half of the word is the selector of a prmt
 //   IQ3        byte k is weight k
-// Device memory holds the compact numbers of the entries (12 KB in all); each block expands them
+// Device memory holds compact codes of the entries (12 KB in all); each block expands them
 // once.
 #pragma once
 
@@ -70,7 +70,7 @@ DEVICE uint32_t book_code(TileFormat f, int i) {
     }
 }
 
-// The expanded word of an entry, from its compact number.
+// The expanded word of an entry, from its compact code.
 DEVICE uint32_t book_word(TileFormat f, uint32_t code) {
     if (has_quads(f)) {
         uint32_t level = (code & 0x3fu) | (code & 0xfc0u) << 10;
@@ -90,7 +90,7 @@ DEVICE void fill_book(TileFormat f, uint32_t *book) {
         book[i] = book_word(f, book_code(f, i));
 }
 
-// What a lane looks up: an entry of IQ3, or for the others the half entry of its columns.
+// A lane's view of the codebook: [index] is a whole entry (IQ3), otherwise the half with the lane's columns.
 template <TileFormat F>
 struct Book {
     const uint8_t *base = nullptr;
@@ -106,9 +106,9 @@ struct Book {
     }
 };
 
-// Four weights plus 128 from the selectors of their levels; bit 2 of a selector selects the second
-// half of the values. IQ2: levels 8, 25, 43 and their negatives (gguf::kLevelsIQ2). IQ1: 8 (level - 1)
-// + 1 and 8 (level - 1) - 1.
+// The four weights that `selectors` name, as bytes weight + 128. A selector is a level, plus 4 for the
+// second value: IQ2 levels are 8, 25, 43, or with bit 2 their negatives (gguf::kLevelsIQ2); IQ1 has
+// 8 (level - 1) + 1, or with bit 2 8 (level - 1) - 1.
 template <TileFormat F>
 DEVICE uint32_t book_values(uint32_t selectors) {
     if constexpr (F == TileFormat::IQ1)

@@ -71,8 +71,8 @@ struct SideRegisters {
     uint32_t scale[kScale], scale2[kScale2], high[kHigh], signs[kSigns];
 };
 
-// How weights are read: past L1, when only one warp reads them, or through it; the second also
-// serves copies in shared memory.
+// How weights are read: GlobalWeights bypasses L1, for weights that only one warp reads;
+// CachedWeights goes through L1 and also reads copies in shared memory.
 struct GlobalWeights {
     static DEVICE uint4 load128(const std::byte *p) { return ldg128_stream(p); }
     static DEVICE uint2 load64(const std::byte *p) { return ldg64_stream(p); }
@@ -194,7 +194,7 @@ DEVICE void look_up(const uint32_t (&table)[4], uint32_t word, uint32_t &low, ui
     high = prmt(mixed[0], mixed[1], 0x7531u);
 }
 
-// Both subs of chunk kC, which share the same words as nibbles, for formats with a table.
+// For formats with a table: the codes of both subs of chunk kC, whose nibbles share the same words.
 template <TileFormat F, int kC>
 DEVICE void look_up_chunk(const MainRegisters<F> &m, uint32_t (&first)[4], uint32_t (&second)[4]) {
     // gguf::kMXFP4Values as binary16, and gguf::kIQ4Values plus 128, four to a word.
@@ -226,8 +226,8 @@ DEVICE uint32_t codebook_register(const MainRegisters<F> &m, const SideRegisters
     }
 }
 
-// The four words of chunk kC, sub kS (tiles.h: registers): a code for each of 16 weights. later: carries the
-// results for sub 1 from the call for sub 0 to the next one.
+// The four words of chunk kC, sub kS (tiles.h: registers): a code for each of 16 weights. later: the call for
+// sub 0 leaves here what it has computed for sub 1; pass it to the call for sub 1.
 template <TileFormat F, int kC, int kS>
 DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, const Book<F> &book,
                      uint32_t (&a)[4], uint32_t (&later)[4]) {
@@ -280,11 +280,11 @@ DEVICE void fragment(const MainRegisters<F> &m, const SideRegisters<F> &side, co
 
 // --- operand A ---------------------------------------------------------------------------------------------
 
-// A binary16 number twice.
+// A word with the same binary16 number in both halves.
 constexpr uint32_t twice(uint32_t half) {
     return half << 16 | half;
 }
-// 1024 + n as binary16, n < 1024; and -(64 + n), n < 64.
+// The binary16 numbers 1024 + n, for n < 1024, and -(64 + n), for n < 64.
 constexpr uint32_t half_of_1024(int n) {
     return 0x6400u + static_cast<uint32_t>(n);
 }
@@ -297,13 +297,13 @@ constexpr bool has_plain_nibbles(TileFormat f) {
     return f == TileFormat::Q4_0 || f == TileFormat::Q4_1 || f == TileFormat::Q4_K;
 }
 
-// Bytes 0 and 2, or (kOdd) 1 and 3, of a word as numbers.
+// Converts the codes in bytes 0 and 2, or (kOdd) 1 and 3, to two binary16 numbers: code - code_offset().
 template <TileFormat F, bool kOdd>
 DEVICE uint32_t numbers_of(uint32_t codes) {
     if constexpr (has_short_floats(F)) return prmt(codes, 0, kOdd ? 0x3414u : 0x2404u);
     return h2_sub(prmt(codes, twice(0x6400u), kOdd ? 0x5351u : 0x5250u), twice(half_of_1024(code_offset(F))));
 }
-// The same for the low or (kHigh) the high nibbles; the latter read as 1024 + 16 c and are divided.
+// Converts the low, or (kHigh) high, nibbles of bytes 0 and 2; high ones read as 1024 + 16 c, then / 16.
 template <TileFormat F, bool kHigh>
 DEVICE uint32_t numbers_of_nibbles(uint32_t word) {
     const uint32_t under = and_or(word, twice(kHigh ? 0xf0u : 0x0fu), twice(0x6400u));
@@ -335,7 +335,7 @@ DEVICE void weight_numbers(const MainRegisters<F> &m, const SideRegisters<F> &si
         }
     }
     if constexpr (has_quads(F)) {
-        // Bit 4 kS + i of the bytes of `signs` becomes the sign.
+        // Bit 4 kS + i of each byte of `signs` becomes the sign of a number.
         const uint32_t signs = side.signs[kC];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -355,7 +355,7 @@ DEVICE float half_of(uint32_t word, int index) {
 template <TileFormat F, int kGroup>
 DEVICE float group_scale(const SideRegisters<F> &registers, int r) {
     if constexpr (F == TileFormat::NVFP4) {
-        // The bits of a float with another bias: half of the UE4M3 number, subnormals included.
+        // UE4M3 bits, put into a float, have the wrong bias; 2^119 makes half the number, subnormals too.
         const uint32_t scale = registers.scale[4 * r + kGroup / 4] >> 8 * (kGroup % 4) & 255u;
         return bits_float(scale << 20) * 0x1p119f;
     } else if constexpr (F == TileFormat::MXFP4) {
@@ -370,7 +370,7 @@ DEVICE float group_minimum(const SideRegisters<F> &registers, int r) {
     return half_of(registers.scale2[4 * r + kGroup / 2], kGroup % 2);
 }
 
-// The offset of an integer scale's byte above the scale.
+// The offset that is added to an integer scale in its byte.
 constexpr int scale_offset(TileFormat f) {
     if (f == TileFormat::Q6_K) return 128;
     return f == TileFormat::Q3_K || f == TileFormat::IQ4_XS ? 32 : 0;
@@ -406,7 +406,7 @@ DEVICE uint32_t spread_nibbles(uint32_t word) {
     const uint32_t pairs = (word & 0xffu) | (word & 0xff00u) << 8;
     return (pairs & 0x000f000fu) | (pairs & 0x00f000f0u) << 4;
 }
-// Two bits per byte, likewise.
+// Two bits per byte: moves bits [2i, 2i + 2) of `word` to byte i, for i < 4.
 DEVICE uint32_t spread_pairs(uint32_t word) {
     return (word & 3u) | (word & 12u) << 6 | (word & 48u) << 12 | (word & 192u) << 18;
 }
@@ -419,7 +419,7 @@ DEVICE void unpack_scales(const SideRegisters<F> &r, int row, IntegerScales<F> &
         for (int i = 0; i < 2 * kWords; ++i)
             out.scale[i] =
                 2 * spread_nibbles(r.scale[kWords * row + i / 2] >> 16 * (i % 2) & 0xffffu) + 0x01010101u;
-        // Codebook weights are larger than the file's: IQ3_XXS by 4, the others by 8, IQ3_S by 1.
+        // Codebook entries are the file's weights times 4 (IQ3_XXS), 1 (IQ3_S) or 8 (the others).
         constexpr float kUnit = F == TileFormat::IQ3_S ? 1.0f : F == TileFormat::IQ3_XXS ? 0.25f : 0.125f;
         out.d = half_of(r.scale2[0], row) * kUnit;
     } else if constexpr (F == TileFormat::Q4_K || F == TileFormat::Q5_K) {
@@ -456,7 +456,7 @@ DEVICE void unpack_scales(const SideRegisters<F> &r, int row, IntegerScales<F> &
     }
 }
 
-// The scales of a block, of rows g and g + 8, in either form.
+// The scales of a block, of rows g and g + 8: integers (`rows`) or one float per group (`side`).
 template <TileFormat F>
 struct BlockScales {
     IntegerScales<F> rows[2];
@@ -478,9 +478,9 @@ struct BlockScales {
     }
 };
 
-// For formats with integer scales: adds to c, which is 0, the sums of minimum * sum(q) over a block, in the
+// For formats with integer scales: adds to c (initially 0) the sums of minimum * sum(q) over a block, in the
 // order of linear.h, for rows g and g + 8 of two tokens. sums(part, half) is operand B: the first or second
-// part of the sums (activations.h) of groups 8 * half + 2t and the next.
+// part of the sums (activations.h) of groups k and k + 1, k = 8 * half + 2t.
 template <TileFormat F, class Sums>
 DEVICE void minimum_sums(const IntegerScales<F> (&rows)[2], const Sums &sums, float (&c)[4]) {
     const int t = lane_index() & 3;
@@ -492,7 +492,7 @@ DEVICE void minimum_sums(const IntegerScales<F> (&rows)[2], const Sums &sums, fl
         mma_f16_k16(c, {a[0], a[1], more[0], more[1]},
                     {sums(Constant<1>(), Constant<0>()), sums(Constant<1>(), Constant<1>())});
     } else {
-        // The two parts together may need 26 bits.
+        // Each part is summed by itself, exactly; together they may need 26 bits, and float32 has 24.
         float low[4] = {};
         mma_f16_k8(c, a, sums(Constant<0>(), Constant<0>()));
         mma_f16_k8(low, a, sums(Constant<1>(), Constant<0>()));

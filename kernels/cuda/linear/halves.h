@@ -6,12 +6,12 @@
 
 namespace runnel::kernels::cuda {
 
-// The divisor of a BF16 row, from its byte e.
+// The factor that undoes the scaling of a BF16 row (tiles.h), from the row's byte e: 2^(e - 142).
 DEVICE float row_factor(uint32_t e) {
     return bits_float((e - 15) << 23);
 }
 
-// The bytes e of the rows g and g + 8 of a tile; nothing is read for F16.
+// The bytes e of rows g and g + 8 of a tile, in one word; for F16 0, without a load.
 template <TileFormat F>
 DEVICE uint32_t row_exponents(const std::byte *tile) {
     if constexpr (F == TileFormat::BF16)

@@ -24,7 +24,7 @@ int64_t piece_bytes(const HeadLinear &step, const Weight &weight, int32_t tokens
     return in_place(step, weight) ? 0 : 4 * rows * stride_of(weight.cols);
 }
 
-// f(step, weight) for all HeadLinear steps of the plan.
+// Calls f(step, weight) for all HeadLinear steps of the plan.
 template <class Function>
 void for_heads(const Program &program, const Plan &plan, const Function &f) {
     for (const Op &op : plan.ops)

@@ -6,9 +6,9 @@
 // aligned.
 //
 // Bytes, for `heads` matrices of rows x cols: the weights once for up to 8 tokens (a second time, from L2,
-// for 9 to 16) and once per 64 tokens above; 4 heads * cols per token read, 4 heads * rows written, and 2 +
-// 24/32 bytes per value quantized to integers (2 for halves) written and read. One token of DeepSeek-V2
-// (128 heads, 512 x 128 in F16): 16.8 MB of weights, 64 KB in, 256 KB out.
+// for 9 to 16) and once per 48 tokens above (F16 and BF16: 128, F32: 64); per token 4 heads * cols read, 4
+// heads * rows written, and 2 + 24/32 bytes per value quantized to integers (2 for halves) written and read.
+// One token of DeepSeek-V2 (128 heads, 512 x 128 in F16): 16.8 MB of weights, 64 KB in, 256 KB out.
 #pragma once
 
 #include <cstddef>

@@ -81,7 +81,7 @@ struct LinearParams {
     // i * x_skip floats in x_f32 and by i * out_skip in out.
     const TokenGroup *groups;
     const int32_t *group_count;
-    const int32_t *sources;    // the row of x of each row of the groups; null: the same
+    const int32_t *sources;    // [row of the groups]: the row of x that it reads; null: the same row
     const float *row_weights;  // [rows] or null
     int32_t heads = 1;
     int64_t x_skip = 0;
@@ -112,7 +112,7 @@ Kernel<LinearParams> linear_groups_kernel(TileFormat format, int tokens);
 constexpr bool is_apart(TileFormat format) {
     return has_codebook(format) || format == TileFormat::NVFP4;
 }
-// Either kernel for these formats (linear_codebooks.cu).
+// linear_kernel(), or if `grouped` linear_groups_kernel(), for these formats (linear_codebooks.cu).
 Kernel<LinearParams> linear_codebooks_kernel(TileFormat format, int tokens, bool grouped);
 
 // The number of blocks with work, with up to `groups` groups: the largest useful grid. Results

@@ -2,7 +2,7 @@
 // linear.h holds the order of every operation.
 //
 // Weights are operand A of the tensor cores (16 rows of a tile), activations operand B: columns 2t and 2t +
-// 1 of an 8-column group are tokens t and t + 4 of eight. A lane's accumulators are then those of its own
+// 1 of an 8-column product are tokens t and t + 4 of eight. A lane's accumulators are then those of its own
 // tokens 4 * group + t for rows g and g + 8, and with up to four tokens half of them are not used. Quantized
 // weights become integers in binary16 (fragments.h): the sums of a group are exact.
 //
@@ -13,8 +13,8 @@
 // L1: a warp's share of them is small, and all warps of the multiprocessor with the same range share it.
 //
 // The input of the next launch can be quantized here (LinearParams::prepare), by the block that happens to
-// complete it. This saves a launch, whose gap inside a graph was measured at about 1.3 us on an H100. A
-// block counts its tiles after it has done them all, so the loop is unaffected and no block waits for
+// complete it. This saves a launch and the gap before it, about 1.3 us inside a graph on an H100. A block
+// counts its tiles after it has done them all, so the loop is unaffected and no block waits for
 // another.
 //
 // Bytes: each weight once, 16 bytes per lane and load; activations 2 n per column and multiprocessor;
@@ -40,14 +40,14 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr int kWarps = kLinearThreads / 32;
-constexpr int kGroupTokens = 4;                            // tokens of an 8-column group
+constexpr int kGroupTokens = 4;                            // a product has 8 columns: two groups
 constexpr int kGroupTiles = kActivationGroup / kTileRows;  // row tiles of a group of 256 outputs
 
 // --- one block of weights times the activations of kGroups * 4 tokens --------------------------------------
 
-// Where a lane finds the activations of the tokens whose columns it loads (for product m those of column g:
-// token 8m + g / 2, or 4 more if g is odd), and which tokens its sums belong to. Columns without a token
-// repeat those of token 0; their results are dropped.
+// The rows of activations that a lane needs. column[m]: of the token that it loads as column g of product m,
+// which is token 8m + g / 2, or 4 more if g is odd. own[j]: of the token that its sums j belong to. Columns
+// without a token repeat token 0; their results are dropped.
 template <int kGroups, bool kGrouped>
 struct LaneTokens {
     static constexpr int kProducts = (kGroups + 1) / 2;
@@ -86,13 +86,13 @@ struct LaneActivations : LaneTokens<kGroups, kGrouped> {
     DEVICE float scale(int j, int32_t block) const {
         return x.scales[own[j] * static_cast<int32_t>(x.scales_stride) + block];
     }
-    // The parts of the sums of two groups of 32, for the lane's own token.
+    // The sums (activations.h) of a chunk's two groups of 32, of the lane's token: x first parts, y second.
     DEVICE uint2 parts(int j, int32_t chunk) const {
         const uint16_t *first =
             x.sums + own[j] * static_cast<int32_t>(x.sums_stride) + chunk / 4 * kSumParts + chunk % 4 * 2;
         return {*reinterpret_cast<const uint32_t *>(first), *reinterpret_cast<const uint32_t *>(first + 8)};
     }
-    // Operand B of the sums of a block, one part of them: of groups 2t and 2t + 1 (kHalf: and eight more).
+    // Operand B of minimum_sums() for a block: part kPart of the sums of groups k, k + 1, k = 8 kHalf + 2t.
     template <TileFormat F, int kPart, int kHalf>
     DEVICE uint32_t sums(int m, int32_t block) const {
         constexpr int kGroupsOfBlock = has_groups_of_16(F) ? 16 : 8;
@@ -127,8 +127,8 @@ DEVICE void for_groups(int groups, MainRegisters<F> &w, NextBlock next, const Fu
     chunk(Constant<3>());
 }
 
-// Side planes of the next block occupy registers until they are used. Formats that unpack their scales have
-// no registers to spare for more than half a block; all their blocks are whole.
+// Whether the side planes of the next block are loaded in the middle of a block, not at its start: formats
+// that unpack their scales cannot spare the registers for longer. (Their blocks always have 8 groups.)
 constexpr bool loads_sides_late(TileFormat f) {
     return !has_group_floats(f);
 }
@@ -145,10 +145,10 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
         loads_sides_late(F) ? 4 : 0;  // the group at which the next side planes are loaded
     float sum[kGroups][2] = {};
     uint32_t later[4] = {};
-    uint2 parts[kGroups];  // float minimums: of the chunk's two groups
+    uint2 parts[kGroups];  // float minimums: the sums of the chunk's two groups
     for_groups<F>(has_group_floats(F) ? groups : 8, w, next, [&](auto chunk, auto sub) {
         constexpr int kC = decltype(chunk)::value, kS = decltype(sub)::value, kGroup = 2 * kC + kS;
-        constexpr int kParts = has_groups_of_16(F) ? 2 : 1;  // with one scale each
+        constexpr int kParts = has_groups_of_16(F) ? 2 : 1;  // parts of the 32 columns that have a scale each
         if (kGroup == kSideGroup && next.chunks > 0) load_side<F>(next.block, side);
         uint32_t a[2][4];
         weight_numbers<F, kC, kS>(w, own, book, a, later);
@@ -211,8 +211,8 @@ DEVICE void multiply_block(MainRegisters<F> &w, SideRegisters<F> &side, NextBloc
     }
 }
 
-// True for kernels with too few registers to keep addresses between tiles, as the compiler would: they
-// recompute them.
+// True for kernels that recompute addresses for each tile (computed_anew()): they have too few registers
+// to keep them, as the compiler otherwise would.
 constexpr bool short_of_registers(TileFormat format, int groups, bool grouped) {
     switch (format) {
         case TileFormat::Q6_K:
@@ -239,7 +239,7 @@ DEVICE void load_block(NextBlock first, MainRegisters<F> &w, SideRegisters<F> &s
     if (first.chunks > 3) load_chunk<F, 3>(first.block, w);
 }
 
-// Starts with the first block of the range in w and side, and leaves `after` in them.
+// On entry w and side hold the first block of the range; on return they hold `after`, if it exists.
 template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                            NextBlock after, const Book<F> &book, MainRegisters<F> &w, SideRegisters<F> &side,
@@ -265,7 +265,7 @@ DEVICE void load_half_chunk(const std::byte *chunk, uint32_t (&w)[16]) {
     load_half_step<3>(chunk, w);
 }
 
-// Starts with the first chunk of the range in w, and leaves `after`, the next one, in it.
+// On entry w holds the first chunk of the range; on return it holds the chunk `after`, if not null.
 template <TileFormat F, int kGroups, bool kGrouped>
 DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                                 const std::byte *after, uint32_t (&w)[16], float (&sums)[kGroups][2]) {
@@ -307,7 +307,7 @@ DEVICE void multiply_half_range(const LinearParams &p, TokenGroup group, const s
 }
 
 // Every lane sums its four columns of a step for all tokens; then the four lanes of a row are added,
-// and each keeps its own token.
+// and each lane keeps the sums of its own tokens.
 template <int kGroups, bool kGrouped>
 DEVICE void multiply_float_range(const LinearParams &p, TokenGroup group, const std::byte *tile, Range range,
                                  float (&sums)[kGroups][2]) {
@@ -432,8 +432,8 @@ struct Linear {
         }
     };
 
-    // The warp's range of one tile of rows, stored in shared memory. next: the tile after this one, or
-    // null.
+    // Multiplies the warp's range of one row tile and stores the sums in shared memory, in `to`. next:
+    // the tile after this one, or null.
     static DEVICE void partial(const Params &p, TokenGroup group, const std::byte *tile,
                                const std::byte *next, Warp &warp, float (&to)[kTokens][kTileRows]) {
         float sums[kGroups][2] = {};
@@ -478,8 +478,8 @@ struct Linear {
 
     // --- LinearParams::prepare ---
 
-    // Lists the groups that the team's units `first` to `first` + 31 complete. Called by the team's first
-    // warp, after all outputs of the block are written.
+    // Lists the groups of outputs that the team's units `unit`, `unit` + `step`, ... (one per lane) complete.
+    // Called by the team's first warp, after all outputs of the block are written.
     static DEVICE void arrive(const Params &p, Shared &shared, int team, int32_t units, int32_t unit,
                               int32_t step) {
         const auto tiles = static_cast<int32_t>(row_tiles(p.matrix[0].rows));
@@ -492,14 +492,14 @@ struct Linear {
             fence_gpu();
             last = atomic_inc_wrap_u32(p.arrivals + group, static_cast<uint32_t>(others)) ==
                    static_cast<uint32_t>(others);
-            if (last) fence_gpu();  // other blocks' writes, for all threads after the next barrier
+            if (last) fence_gpu();  // all threads see other blocks' writes after the next barrier
         }
         const uint32_t all = ballot(last);
         if (last) shared.complete[team][popc(all & ((1u << lane_index()) - 1u))] = group;
         if (lane_index() == 0) shared.complete_count[team] = popc(all);
     }
 
-    // By all threads, one block_sync later.
+    // Quantizes the listed groups. Called by all threads, a block_sync() after arrive().
     static DEVICE void prepare_complete(const Params &p, Shared &shared, int teams) {
         for (int team = 0; team < teams; ++team) {
             const int32_t count = shared.complete_count[team];
@@ -533,7 +533,7 @@ struct Linear {
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols));
         const int warps = warps_per_tile(blocks), teams = kWarps / warps, team = warp_index() / warps;
         const int32_t step = block_count() * teams;
-        if (kGrouped && p.groups != nullptr) grid_dep_wait();  // a previous kernel writes them
+        if (kGrouped && p.groups != nullptr) grid_dep_wait();  // a previous kernel writes the groups
         const int32_t groups = kGrouped ? groups_of(p, kTokens) : 1, units = tiles_of(p) * groups;
         Warp warp;
         warp.range = range_of(blocks, warps, warp_index() % warps);

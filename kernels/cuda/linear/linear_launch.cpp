@@ -8,11 +8,11 @@ namespace runnel::kernels::cuda {
 namespace {
 
 // Up to this many tokens, slices of kLinearTokens cost less than the prefill kernel, which
-// computes 64 tokens at a time.
+// computes prefill_tokens(format) tokens at a time.
 int32_t most_sliced(TileFormat format) {
     return is_float(format) ? kLinearTokens : 2 * kLinearTokens;
 }
-// Rows per expert from which the prefill kernel is faster: it reads an expert's weights once and computes 64 rows.
+// Rows per expert from which the prefill kernel is faster: it reads weights once per kPrefillTokens rows.
 constexpr int32_t kManyRows = 16;
 
 int64_t slices(int32_t tokens, int32_t size) {
@@ -43,8 +43,8 @@ void launch_slices(Launcher &launcher, const LinearParams &all, TileFormat forma
     }
 }
 
-// Tokens per unit of the prefill kernel: equal parts of at most its own number, half as many if the units
-// would occupy only half of the multiprocessors.
+// Tokens per unit of the prefill kernel: the batch in equal parts of at most kPrefillTokens, or parts of half
+// of that if the units would occupy at most half of the multiprocessors.
 int32_t slice_of(const Launcher &launcher, const LinearParams &p, TileFormat format) {
     if (is_half(format) || is_float(format)) return prefill_tokens(format);
     constexpr int32_t kColumns = 8;

@@ -19,13 +19,13 @@ void launch_linear(Launcher &launcher, const LinearParams &params, TileFormat fo
 // Multiplies params.heads matrices, each with params.tokens rows; the kernels are those of prepare_experts().
 void launch_heads(Launcher &launcher, const LinearParams &params, TileFormat format);
 
-// The rows of a batch of `tokens` tokens by expert.
+// The rows of a batch of `tokens` tokens, sorted by expert.
 struct ExpertRows {
     int32_t tokens, experts, rows;
     const TokenGroup *few, *many;  // lists of groups (experts.h), and their lengths
     const int32_t *few_count, *many_count;
 };
-// Sets the groups of `params` that suit the format.
+// Chooses the kernel; params.groups and params.group_count are set from `rows` accordingly.
 void launch_experts(Launcher &launcher, const LinearParams &params, TileFormat format,
                     const ExpertRows &rows);
 

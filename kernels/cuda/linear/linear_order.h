@@ -48,7 +48,7 @@ DEVICE int32_t tiles_of(const LinearParams &p) {
     return tiles;
 }
 
-// Groups of at most `size` tokens.
+// The number of groups, of at most `size` tokens each.
 DEVICE int32_t groups_of(const LinearParams &p, int32_t size) {
     return p.groups ? *p.group_count : p.heads * ((p.tokens + size - 1) / size);
 }
@@ -63,7 +63,7 @@ DEVICE TokenGroup group_at(const LinearParams &p, int32_t size, int32_t index) {
 
 // --- blocks of several row tiles, for many tokens ---
 
-// Row tiles covered by a unit of kSlots: with a gate, each of its tiles comes with that of `up`.
+// Row tiles covered by a unit of kSlots slots: with a gate, two slots (gate and up) cover one tile.
 template <int kSlots>
 DEVICE int32_t tiles_of_unit(const LinearParams &p) {
     return p.gate != LinearGate::None ? kSlots / 2 : kSlots;
@@ -74,7 +74,7 @@ struct TileAt {
     int matrix;  // -1: none
     int32_t tile;
 };
-// The tile in a slot of a unit. With a gate, slots 2i and 2i + 1 are a tile of the gate and the same of `up`.
+// The tile in a slot of a unit. With a gate, slots 2i and 2i + 1 are the same tile of gate and of up.
 template <int kSlots>
 DEVICE TileAt tile_at(const LinearParams &p, int32_t unit, int slot) {
     if (p.gate != LinearGate::None) {

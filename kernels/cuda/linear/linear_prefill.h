@@ -3,18 +3,18 @@
 // F16 and BF16 weights 128 x 128, with F32 64 x 64. Groups of a launch with experts
 // have at most kPrefillTokens rows.
 //
-// Expected speed (estimated, not measured; tests/gpu/PREDICTIONS.md has the counts):
-// activations of 12 bits are binary16 numbers, so quantized weights run at the
-// tensor cores' full rate, each weight and activation once; the sum of a group is
-// one exact float32 and needs one fma. For Q4_K a warp takes 192 mma (16 x 8 x 16),
-// 24 smaller ones for minimums and 384 fma to multiply 32 rows x 256 columns by 48
-// tokens, and about 300 instructions to convert its weights to binary16, once. On an
-// H100 or H200 (132 multiprocessors, 1.755 GHz, f16 mma.sync at 620 TFLOP/s: 6.1
-// clocks per mma and quarter) the tensor cores need 1200 clocks for that. The
-// machine code takes 1600 (Q4_0) to 2500 instructions (Q6_K): 456 to 290 TFLOP/s at
-// one per clock, two thirds of which are 25 to 38% of the 790 TFLOP/s measured for
-// bf16 (with wgmma) on an H200. L2 delivers 240 bytes per 256 x 48 outputs and
-// column.
+// Quantized weights and 12-bit activations are multiplied as binary16 integers, so
+// the tensor cores run at their full f16 rate. The sum of a group is one exact
+// float32 and costs one fma with the group's scale. To multiply 32 rows x 256
+// columns of Q4_K by 48 tokens, a warp executes
+//   192  mma of 16 x 8 x 16,
+//    24  smaller mma for the minimums,
+//   384  fma,
+//   300  instructions (about) to convert the weights to binary16.
+// Each weight is read once per 48 tokens (F16, BF16: 128; F32: 64), each activation
+// once per 256 rows (128; 64). For quantized weights, L2 delivers 240 bytes per
+// column of a block. Instruction counts and the speed expected of them:
+// tests/gpu/PREDICTIONS.md, "Many tokens".
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@
 
 namespace runnel::kernels::cuda {
 
-// Tokens per block; of F16 and BF16; of F32.
+// Tokens per block: with quantized weights, with F16 and BF16, with F32.
 inline constexpr int kPrefillTokens = 48, kPrefillHalfTokens = 128, kPrefillFloatTokens = 64;
-// Row tiles per block; of F16 and BF16; of F32.
+// Row tiles per block: with quantized weights, with F16 and BF16, with F32.
 inline constexpr int kPrefillTiles = 16, kPrefillHalfTiles = 8, kPrefillFloatTiles = 4;
 
 struct PrefillParams {

@@ -1,14 +1,14 @@
 // The kernels of linear_prefill.h, for linear_prefill.cu and linear_prefill_codebooks.cu: y = W x for many
-// tokens. linear_prefill.h states their purpose and expected speed, linear.h the order of every operation.
+// tokens. linear_prefill.h states their purpose and cost, linear.h the order of every operation.
 //
 // A block of 8 warps computes 16 row tiles x 48 tokens, warp i the row tiles 2i and 2i + 1, so that with a
 // gate a lane holds gate and up of its outputs. Everything arrives by cp.async, a step ahead: each warp's own
 // weights chunk by chunk of 64 columns, their side planes block by block, and activations (6 KB per chunk),
 // which are stored in the order of operand B. Weights become binary16 integers in registers (fragments.h),
-// once for all tokens. A product of 16 x 8 x 32 (16) is one exact float32 per output and costs one fma with
-// the group's scale. Sums of blocks and of the current range are in registers; those of earlier ranges, which
-// change every eighth of the columns, in shared memory (48 KB, each lane its own). More tokens would take
-// more registers than there are.
+// once for all tokens. A product over a group of 32 (or 16) columns is one exact float32 per output and costs
+// one fma with the group's scale. Sums of the current block and range are in registers; those of earlier
+// ranges, which change every eighth of the columns, in shared memory (48 KB, each lane its own). More tokens
+// would need more registers than there are.
 //
 // Bytes from L2 per 256 x 48 outputs and column: 96 of activations and 144 (4.5 bits) of weights.
 //
@@ -41,11 +41,11 @@ struct PrefillShared {
     uint4 main[2][kPrefillTiles][kStepBytes / 16];
     uint4 side[kPrefillTiles][tile_layout(F).side / 16];  // of the next block
     float4 all[kWarps][2][kTokens / 8][32];               // sums of the earlier ranges
-    // Of the current and the next block: the parts of the sums, or for float minimums the sums themselves.
+    // Sums of the current and the next block: in parts (activations.h), for float minimums also added up.
     uint4 sums[kSumBlocks][kMinimums ? kTokens : 1][kSumPieces];
     float group_sums[2][kMinimums && !kIntegerMinimums ? 8 : 1][kTokens];
     float4 scales[2][kTokens];    // of four blocks, and of the next four
-    TileAt tiles[kPrefillTiles];  // of the unit: registers are short
+    TileAt tiles[kPrefillTiles];  // of the unit; here because registers are short
     uint32_t book[std::max(book_words(F), 1)];
 };
 
@@ -70,7 +70,7 @@ struct PrefillLoader {
         return token < group.count && token < kTokens ? source_row(p, group, token) : -1;
     }
 
-    // Chunk kC of block `at` of the activations, and the side data of the blocks that start with it.
+    // Copies chunk kC of block `at` of the activations; with chunk 0 also scales (of 4 blocks) and sums.
     template <int kC>
     DEVICE void copy(Shared &shared, int32_t at) const {
         const int piece = thread_index() % kChunkPieces;
@@ -88,7 +88,7 @@ struct PrefillLoader {
             if constexpr (Shared::kIntegerMinimums) copy_sums(shared, at);
         }
     }
-    // The sums' parts of a block.
+    // Copies the sums of a block's groups, in parts (activations.h).
     DEVICE void copy_sums(Shared &shared, int32_t block) const {
         constexpr int kPieces = Shared::kSumPieces;
         const int token = thread_index() / kPieces, piece = thread_index() % kPieces;
@@ -97,7 +97,7 @@ struct PrefillLoader {
         copy_piece(&shared.sums[block % Shared::kSumBlocks][token][piece], sums, row(token),
                    has_groups_of_16(F) ? p.x.sums16_stride : p.x.sums_stride, 8 * (kPieces * block + piece));
     }
-    // For float minimums: adds the copied parts to the sums that are multiplied.
+    // For float minimums: adds up the copied parts to the sums that are multiplied.
     DEVICE void add_sums(Shared &shared, int32_t block) const {
         for (int i = thread_index(); i < 8 * kTokens; i += kThreads) {
             const int token = i / 8, index = i % 8;
@@ -116,7 +116,7 @@ struct PrefillLoader {
 
 // --- what a warp multiplies --------------------------------------------------------------------------------
 
-// Two row tiles times the tokens of the block. Sums: [tile][8 tokens][as mma_f16_k16].
+// Two row tiles times the tokens of the block. Sums: [tile][group of 8 tokens][C of mma_f16_k16].
 template <TileFormat F, bool kTuring>
 struct PrefillMultiplier {
     using Shared = PrefillShared<F, kTuring>;
@@ -126,12 +126,12 @@ struct PrefillMultiplier {
     Shared &shared;
     const Book<F> &book;
     const std::byte *tile[2];
-    bool few;  // the upper half of the tokens does not exist
+    bool few;  // at most kTokens / 2 tokens exist
     MainRegisters<F> main[2];
     SideRegisters<F> side[2];
     Sums block, range;
 
-    // Copies `pieces` of 16 bytes of both tiles, from byte `at` on.
+    // Copies kPieces pieces of 16 bytes of both tiles, from byte `at` on.
     template <int kPieces>
     DEVICE void copy(uint4 (*to)[kPieces], int64_t at) const {
         for (int i = lane_index(); i < 2 * kPieces; i += 32) {
@@ -140,7 +140,7 @@ struct PrefillMultiplier {
                        (second == 0 ? tile[0] : tile[1]) + at + 16 * piece);
         }
     }
-    // The main planes of chunk kC (and the next) of a block: issues their copy, and loads them from shared memory.
+    // The main planes of chunk kC (for pairs, also the next): copied to shared memory, loaded to registers.
     template <int kC>
     DEVICE void copy_weights(int32_t at) const {
         constexpr TileLayout kLayout = tile_layout(F);
@@ -155,14 +155,14 @@ struct PrefillMultiplier {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const uint4 *own = shared.main[kC / kStep % 2][2 * warp_index() + i];
-                // Load as if the whole block existed.
+                // load_chunk() takes the start of a block: pass where it would be.
                 load_chunk<F, kC + kStep - 1, CachedWeights>(
                     reinterpret_cast<const std::byte *>(own) - kBefore, main[i]);
             }
         }
     }
 
-    // The same for the side planes of a block.
+    // The side planes of a block: copied to shared memory, loaded to registers.
     DEVICE void copy_sides(int32_t at) const {
         copy(shared.side, at * block_bytes(F));
     }
@@ -173,7 +173,7 @@ struct PrefillMultiplier {
                 reinterpret_cast<const std::byte *>(shared.side[2 * warp_index() + i]), side[i]);
     }
 
-    // 32 columns.
+    // Multiplies the 32 columns of chunk kC, sub kS.
     template <int kC, int kS>
     DEVICE void multiply_group(const BlockScales<F> (&scales)[2], int buffer, uint32_t (&later)[2][4]) {
         constexpr int kGroup = 2 * kC + kS, kParts = has_groups_of_16(F) ? 2 : 1;
@@ -253,7 +253,7 @@ struct PrefillMultiplier {
         }
     }
 
-    // At the end of a range of blocks. After the last one, `range` is the result.
+    // At the end of a range of blocks: adds `range` to shared.all; after the last one, `range` is the result.
     DEVICE void finish_range(bool first, bool last) {
         if (first && last) return;
 #pragma unroll
@@ -315,7 +315,7 @@ struct LinearPrefillBody {
         DEVICE bool has(int chunk) const { return 4 * block + chunk < chunks; }
     };
 
-    // All threads: waits for chunk kC of a block and issues the next one.
+    // Called by all threads: waits for chunk kC of a block and issues the copies of the next chunk.
     template <int kC>
     static DEVICE void start_chunk(Shared &shared, const Loader &loader, const Multiplier &m, bool busy,
                                    const Position &at) {
@@ -326,7 +326,7 @@ struct LinearPrefillBody {
             loader.template copy<(kC + 1) % 4>(shared, block);
             if (busy) m.template copy_weights<(kC + 1) % 4>(block);
         }
-        // The first chunk reads the side planes of its own block.
+        // Side planes of the next block: chunk 0 was the last to read those of this one.
         if (kC == 1 && at.more()) {
             if (busy) m.copy_sides(at.block + 1);
             if constexpr (kFloatMinimums) loader.copy_sums(shared, at.block + 1);
@@ -335,7 +335,7 @@ struct LinearPrefillBody {
         if (kFloatMinimums && kC == 3 && at.more()) loader.add_sums(shared, at.block + 1);
     }
 
-    // Multiplies chunk kC of a block, whose copy has been issued.
+    // Multiplies chunk kC of a block, for which start_chunk() has waited.
     template <int kC>
     static DEVICE void multiply_chunk(const Loader &loader, Multiplier &m, const BlockScales<F> (&scales)[2],
                                       const Position &at) {
@@ -355,7 +355,7 @@ struct LinearPrefillBody {
         multiply_chunk<kC>(loader, m, scales, at);
     }
 
-    // A warp's two row tiles, of which the second may not exist.
+    // Multiplies the warp's two row tiles by the tokens.
     static DEVICE void multiply_tiles(Shared &shared, const Loader &loader, Multiplier &m, Position &at) {
         const int ranges = warps_per_tile(at.blocks);
         int finished = 0;  // ranges
@@ -373,7 +373,7 @@ struct LinearPrefillBody {
         }
     }
 
-    // A warp without tiles takes part in the copies.
+    // For a warp without tiles, which takes part in the copies.
     static DEVICE void copy_only(Shared &shared, const Loader &loader, const Multiplier &m, Position &at) {
         for (; at.block < at.blocks; ++at.block) {
             start_chunk<0>(shared, loader, m, false, at);
@@ -383,7 +383,7 @@ struct LinearPrefillBody {
         }
     }
 
-    // Sixteen row tiles times the tokens of a group.
+    // Multiplies the sixteen row tiles of a unit by the tokens of a group.
     static DEVICE void multiply(const LinearParams &p, Shared &shared, const Book<F> &book, int32_t unit,
                                 TokenGroup group) {
         const int slot = 2 * warp_index();

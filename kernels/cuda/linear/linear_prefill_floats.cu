@@ -82,7 +82,7 @@ struct LinearPrefillFloats {
                 }
     }
 
-    // All 64 rows for the tokens first_token .. + 7 of the group.
+    // Computes all 64 rows for tokens first_token .. first_token + 7 of the group.
     static DEVICE void multiply(const LinearParams &p, int32_t unit, TokenGroup group, int first_token) {
         const Operands o = operands_of(p, unit, group, first_token);
         const auto blocks = static_cast<int32_t>(col_blocks(p.cols));

@@ -7,8 +7,8 @@
 // mma and no other arithmetic.
 //
 // Bytes: from L2 64 per 128 outputs and column; from shared memory 6 KB per warp for 32 mma of 16 x 8 x 16.
-// The latter bounds the kernel on sm_90: 128 bytes per clock allow 78% of the rate of mma.sync there (620
-// TFLOP/s), 480 TFLOP/s (estimated, not measured).
+// Shared memory bounds the kernel on sm_90: its 128 bytes per clock allow 78% of the rate of mma.sync
+// (estimated; tests/gpu/PREDICTIONS.md).
 #include "kernels/cuda/linear/halves.h"
 #include "kernels/cuda/linear/linear_order.h"
 #include "kernels/cuda/linear/linear_prefill.h"
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kWarps = 8, kTokens = kPrefillHalfTokens, kStageCols = 32;
 constexpr int kPieces = kStageCols / 8;       // 16-byte pieces of a token's stage
-constexpr int kWarpTokens = kTokens / 2;      // of the block's
+constexpr int kWarpTokens = kTokens / 2;      // per warp
 constexpr int kWarpGroups = kWarpTokens / 8;  // 8-column groups per warp
 
 template <bool kTuring>
@@ -54,7 +54,7 @@ struct LinearPrefillHalvesBody {
                                               : nullptr;
             }
         }
-        // Columns 32 * stage .. + 31.
+        // Copies columns 32 * stage .. 32 * stage + 31.
         DEVICE void copy(Shared &shared, int32_t stage) const {
             const int slot = stage % kStages, lane = lane_index();
             if (tile != nullptr) {
@@ -72,7 +72,7 @@ struct LinearPrefillHalvesBody {
         }
     };
 
-    // A lane's sums for 32 rows x 64 tokens: [tile][8 tokens][as mma_f16_k16].
+    // A lane's sums for 32 rows x 64 tokens: [tile][group of 8 tokens][C of mma_f16_k16].
     struct Sums {
         float range[2][kWarpGroups][4], all[2][kWarpGroups][4];
     };
@@ -98,7 +98,7 @@ struct LinearPrefillHalvesBody {
         }
     }
 
-    // At the end of a range of blocks; the first range starts the sum.
+    // At the end of a range of blocks: adds its scaled sums to sums.all, which the first range starts.
     static DEVICE void finish_range(const Shared &shared, int first_token, bool first,
                                     const uint32_t (&exponents)[2], Sums &sums) {
         const int t = lane_index() & 3;
@@ -144,7 +144,7 @@ struct LinearPrefillHalvesBody {
         return tile.matrix < 0 ? nullptr : tile_bytes(p, F, tile.matrix, tile.tile, expert);
     }
 
-    // Eight row tiles times the tokens of a group.
+    // Multiplies the eight row tiles of a unit by the tokens of a group.
     static DEVICE void multiply(const LinearParams &p, Shared &shared, int32_t unit, TokenGroup group) {
         const int warp = warp_index(), first_tile = warp / 2 * 2, first_token = warp % 2 * kWarpTokens;
         // A missing second tile of a pair is replaced by the first; its results are dropped.

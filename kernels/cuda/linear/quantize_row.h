@@ -17,7 +17,7 @@ constexpr int groups_of(int32_t width) {
     return static_cast<int>(activation_groups(width));
 }
 
-// Group `group` of a row of `width` values.
+// Stores the lane's values v of group `group` of a row of `width` values as halves.
 DEVICE void store_halves(const Activations &out, int32_t width, int64_t row, int group, const float (&v)[8],
                          HalfScale scale) {
     const int lane = lane_index(), t = lane >> 1 & 3;
@@ -27,7 +27,7 @@ DEVICE void store_halves(const Activations &out, int32_t width, int64_t row, int
     st128(out.halves + row * out.halves_stride + columns + 8 * t, halves_of(v, scale.inverse));
 }
 
-// Likewise.
+// Stores a group as integers, with its scale and sums.
 DEVICE void store_integers(const Activations &out, int32_t width, int64_t row, int group,
                            const ActivationPiece &piece) {
     const int lane = lane_index(), t = lane >> 1 & 3;
@@ -70,7 +70,7 @@ DEVICE void store_normed(const QuantizeParams &p, int64_t row, int group, const 
                 float4{v[4 * h], v[4 * h + 1], v[4 * h + 2], v[4 * h + 3]};
 }
 
-// Block: the largest magnitude of the row, as bits.
+// Block collective: the largest magnitude of the row, as bits.
 DEVICE uint32_t largest_of_row(const QuantizeParams &p, const float *x, int groups, float scale,
                                uint32_t (&largest)[kNormWarps]) {
     uint32_t own = 0;
@@ -88,7 +88,7 @@ DEVICE uint32_t largest_of_row(const QuantizeParams &p, const float *x, int grou
     return own;
 }
 
-// Block of 8 warps: one row, in the forms that p.out has.
+// Block collective of 8 warps: quantizes one row, in the forms that p.out has.
 DEVICE void quantize_row(const QuantizeParams &p, int64_t row, QuantizeShared &shared) {
     const float *x = p.x + row * p.x_stride;
     const float scale = p.weight ? inverse_rms(x, p.width, p.eps, shared.partial) : 1.0f;
@@ -104,7 +104,7 @@ DEVICE void quantize_row(const QuantizeParams &p, int64_t row, QuantizeShared &s
     }
 }
 
-// Warp collective: one group of a row, if it does not depend on the others.
+// Warp collective: quantizes one group of a row. Precondition: !needs_whole_rows(p).
 DEVICE void quantize_group_of(const QuantizeParams &p, int64_t row, int group) {
     float v[8];
     load_group(p.x + row * p.x_stride, p.width, group, v);

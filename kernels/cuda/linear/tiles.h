@@ -24,27 +24,27 @@
 //               & 3 of row g + 8r, column 16 * (8 * half + 4w + j) + 4t + i: groups of 16.
 //     bit 4     [lane][chunk] words (Q5_*): bit 4 * s + a of byte i is bit 4 of the code in register a of
 //               group 2 * chunk + s.
-//     bits 4-5  [chunk pair][lane][2 * (chunk & 1) + s] words (Q6_K): bits 2a, 2a + 1 of byte i likewise.
+//     bits 4-5  [chunk pair][lane][2 * (chunk & 1) + s] words (Q6_K): bits 2a, 2a + 1 of byte i, likewise.
 //     bit 2     [lane][2 * h + r] words (Q3_K): bit j of byte i belongs to row g + 8r, column 16 * (8h + j) +
 //               4t + i.
-//     halves    [16 columns][lane][a] words of two binary16: row g + 8 * (a & 1), columns 4t + 2 * (a >> 1),
-//               + 1: the operand A of m16n8k16 with its columns in another order, in which a
-//               lane reads the activations of 32 columns at once. Of F16 the weights; of BF16
+//     halves    [16 columns][lane][a] words of two binary16: row g + 8 * (a & 1), columns k and k + 1, k =
+//               4t + 2 * (a >> 1): the operand A of m16n8k16 with its columns in an order that lets
+//               a lane read the activations of 32 columns at once. F16: the weights; BF16:
 //               the weights times 2^(142 - e), where 2^(e - 127) <= max|w| < 2^(e - 126) in
 //               the row (e at least 16): bf16's 8 bits are kept down to 2^-32 of the row's
 //               largest weight, and smaller ones to 2^-40 of it. So one instruction, at its
 //               full rate, serves both types, and the activations need not be rounded to 8
 //               bits.
 //     f32       [16 columns][row half r][lane][4]: row g + 8r, columns 4t .. 4t + 3.
-// Of the formats with codebooks (gguf/codebook.h), an entry of eight weights belongs to two
+// In formats with codebooks (gguf/codebook.h), an entry of eight weights belongs to two
 // lanes, t = 2u and 2u + 1: "pair" 2g + u. j = 4 * s + a is the register of a chunk that
 // (half) an entry goes to:
 //     indices   [chunk][pair (lane of IQ3)][s] words: byte a is the low 8 bits of the entry's index.
 //     upper     bits of the index: IQ2_XS [pair], IQ3_S [lane] words: bit 8 * chunk + j; IQ2_S [pair]
 //               [chunk / 2] words: 2 bits from 2 * (8 * (chunk % 2) + j) on; IQ1 [pair][chunk]
 //               words: bits 4j .. 4j + 2, and in bit 4j + 3 whether the entry is shifted down.
-//     signs     [lane][chunk] words: of weight i (4t + i of its 16) bit 8i + j (IQ3) or 16 * s + 4i + a
-//               (IQ2), so that a shift and a mask align it with the weights.
+//     signs     [lane][chunk] words: the sign of weight i (column 4t + i of its 16) is bit 8i + j (IQ3) or
+//               16 * s + 4i + a (IQ2), so that a shift and a mask align it with the weights.
 // The planes of scales are described with TileFormat.
 //
 // TQ1_0 and TQ2_0 have no tensor-core recipe of their own; they become Q2_K tiles of the same
@@ -88,12 +88,12 @@ enum class TileFormat : uint8_t {
     IQ3_S,    // 4-bit s[8 pairs][2][8 groups], f16 d[8 pairs][2], upper, signs
 };
 
-// Bytes of the planes of a block. Offsets from the block's start; the main plane follows at `side`.
+// The planes of a block, in bytes. Offsets are from the block's start; the main plane begins at `side`.
 struct TileLayout {
-    int scales2;  // the second plane of scales (m, or d of the K types)
-    int high;     // bit 4, bits 4-5, bit 2 or upper
-    int side;     // all side planes
-    int chunk;    // main plane, per 64 columns
+    int scales2;  // offset of the second plane of scales (m, or d of the K types)
+    int high;     // offset of bit 4, bits 4-5, bit 2 or upper
+    int side;     // size of all side planes
+    int chunk;    // size of the main plane per 64 columns
     int signs = 0;
 };
 
@@ -286,7 +286,7 @@ struct FormatConstant {
     static constexpr TileFormat value = F;
 };
 
-// visit(FormatConstant<format>()), which has one type of result for all formats.
+// Returns visit(FormatConstant<format>()), whose type must be the same for all formats.
 template <class Visitor>
 constexpr auto with_format(TileFormat format, const Visitor &visit) {
     using enum TileFormat;

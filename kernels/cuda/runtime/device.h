@@ -13,8 +13,8 @@
 //     ld128;
 //   - a kernel launched as a dependent (programmatic dependent launch) may read only weights before
 //     grid_dep_wait(), which every thread executes or has behind a barrier. grid_dep_trigger() comes after
-//     it, as early as possible: the next launch can then read its weights while this one runs. (The next
-//     launch's wait is for the end of this one, wherever the trigger is.)
+//     it, as early as possible: the next launch can then read its weights while this one runs. (Its
+//     grid_dep_wait() waits for the end of this launch, wherever the trigger is.)
 //
 // Float arithmetic: -fmad=false on the device and -ffp-contract=off on the host, so that a * b + c rounds
 // twice in both and fma_rn once in both; +, -, *, / and sqrt_rn are IEEE on both. With the polynomials of
@@ -43,15 +43,15 @@
 // synchronization
 //   block_sync()                                       block: all threads
 //   warp_sync()                                        warp: also orders memory among the lanes
-//   fence_gpu()                                        acquire and release for all blocks: what this thread
-//                                                      has seen (also behind a block_sync) is ordered
-//                                                      before its later atomics, and its earlier atomics
-//                                                      before what it does later
+//   fence_gpu()                                        device-wide acquire and release: orders what this
+//                                                      thread did or saw (also through a block_sync) before
+//                                                      its later atomics, and its earlier atomics before
+//                                                      its later accesses
 //   grid_dep_wait(), grid_dep_trigger()                programmatic dependent launch; nothing in code for
 //                                                      less than sm_90
 //
 // warp collectives (all 32 lanes)
-//   T shfl(T, source_lane), shfl_xor(T, mask)       T: int, uint32_t, float; 64 bit: two
+//   T shfl(T, source_lane), shfl_xor(T, mask)       T: int, uint32_t, float, or 64 bits (two shuffles)
 //   uint32_t ballot(bool); bool any(bool), all(bool)
 //   float warp_sum(float), warp_max(float); int warp_sum(int)           xor tree 16, 8, 4, 2, 1
 //
@@ -81,8 +81,8 @@
 //   uint32_t prmt(a, b, selector), and_or(a, mask, bits): (a & mask) | bits; int popc(x), clz(x)
 //   float fma_rn(a, b, c), sqrt_rn(x), rint_rn(x); int32_t float_to_int_rn(x)         (saturates; NaN: 0)
 //   uint32_t float_bits(f), float bits_float(u)
-//   int32_t computed_anew(x)               x; what a loop makes of it is made anew each time, and takes no
-//                                          register outside of the loop
+//   int32_t computed_anew(x)               x, opaque to the compiler: values that a loop derives from it are
+//                                          recomputed each time and take no register outside of the loop
 //   uint16_t f32_to_f16(x), f32_to_bf16(x); float f16_to_f32(h), bf16_to_f32(h)    to nearest even
 //   uint32_t pack_f16(lo, hi), pack_bf16(lo, hi)       two floats rounded into one register
 //   uint32_t h2_fma(a, b, c), h2_sub(a, b), h2_mul(a, b)                two f16 at once, each rounded once

@@ -18,7 +18,7 @@ constexpr bool has_code_for(std::span<const int> compiled, int major, int minor)
     return false;
 }
 
-// One line for the user if the first start on this device must wait for that compilation; else empty.
+// One line for the user if the first start on this device must wait for the driver's compilation; else empty.
 std::string compile_note(int device);
 
 inline std::string compile_note(std::span<const int> compiled, int major, int minor) {

@@ -187,7 +187,7 @@ DEVICE void cp_async_wait() {
 
 #endif
 
-// The bulk form needs sm_90 and a multiple of 16 bytes; before, one line of 128 bytes per instruction.
+// The bulk form needs sm_90 and a multiple of 16 bytes; older devices take an instruction per 128-byte line.
 DEVICE void prefetch_l2(const void *p, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes & ~15u));
@@ -239,7 +239,7 @@ DEVICE void mma_f16_k8(float (&c)[4], const uint32_t (&a)[2], uint32_t b) {
 DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
     return __byte_perm(a, b, selector);
 }
-// One instruction, where the compiler makes two of constants.
+// One instruction; for constant mask and bits, the compiler would make two.
 DEVICE uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) {
     uint32_t r;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(mask), "r"(bits));

@@ -32,7 +32,7 @@ DEVICE float add_bf16_pair(uint32_t a, uint32_t b, float c) {
 DEVICE void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     const int row = lane_index() & ~3, column = (lane_index() & 3) * 8;
 #ifdef __CUDACC__
-#pragma unroll 1  // a quarter of the code, which kernels contain some dozen times
+#pragma unroll 1  // a quarter of the code size; kernels contain a dozen copies
 #endif
     for (int j = 0; j < 4; ++j)
         for (int half = 0; half < 2; ++half) {
@@ -45,7 +45,7 @@ DEVICE void mma_bf16_k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
         }
 }
 
-// To nearest even; every NaN becomes the NaN that the instruction returns.
+// Rounds to nearest even; every NaN becomes 0x7fff, as with the instruction of later devices.
 DEVICE uint16_t f32_to_bf16(float x) {
     const uint32_t bits = float_bits(x);
     return static_cast<uint16_t>(x != x ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);

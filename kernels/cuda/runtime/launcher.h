@@ -11,7 +11,7 @@
 
 namespace runnel::kernels::cuda {
 
-// The stream outlives it.
+// The stream must outlive the launcher.
 class Launcher {
   public:
     Launcher(Stream &stream, const DeviceProperties &properties) : stream_(stream), properties_(properties) {}

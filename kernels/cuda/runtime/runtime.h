@@ -197,8 +197,8 @@ void prepare(const KernelHandle &kernel, SharedBytes shared);
 // compiled for less than sm_90.
 bool can_depend(const KernelHandle &kernel);
 
-// Number of blocks of the kernel that fit on one multiprocessor at a time; times the multiprocessors, the
-// size of a persistent grid.
+// Number of blocks of the kernel that fit on one multiprocessor at a time. A persistent grid has this many
+// blocks per multiprocessor.
 int resident_blocks(const KernelHandle &kernel, SharedBytes shared);
 
 }  // namespace runnel::kernels::cuda

@@ -17,7 +17,7 @@ struct Switches {
     bool graphs = true;    // recorded and replayed launches
     bool prefetch = true;  // of cache pages into L2 (attention over wide heads)
     bool carveout = true;  // one division of L1 and shared memory for all kernels; off: the driver chooses
-    bool trigger = true;   // the next launch may start early; off: when a block is done
+    bool trigger = true;   // the next launch may start early; off: only when the blocks are done
     bool operator==(const Switches &) const = default;
 };
 
@@ -42,7 +42,7 @@ inline Switches switches_without(std::string_view names) {
         else
             throw BackendError(BackendError::Kind::Failed,
                                std::string(kSwitchesVariable) + ": there is no '" + std::string(name) +
-                                   "' (choose of pdl, graphs, prefetch, carveout, trigger)");
+                                   "' (choose from pdl, graphs, prefetch, carveout, trigger)");
     }
     return result;
 }

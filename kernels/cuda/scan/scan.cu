@@ -27,7 +27,7 @@ DEVICE float *state_at(const ScanStates &states, int32_t slot) {
     return states.first + slot * states.stride;
 }
 
-// The next of a sequence's writes.
+// Iterates over the state writes of a sequence.
 class Writes {
   public:
     DEVICE Writes(const ScanBatch &batch, const ScanSequence &s)
@@ -75,7 +75,7 @@ struct Convolve {
     static constexpr const char *kName = "short convolution";
     static constexpr int kThreads = kScanThreads, kBlocks = 8;
 
-    // Token `t` of the sequence; negative: in the state, or before the text.
+    // The input at token `t` of the sequence; negative t: from the state, or 0 before the first token.
     static DEVICE float input(const Params &p, const ScanSequence &s, int32_t t, int32_t channel) {
         if (t >= 0) return p.in[(s.first + t) * p.in_stride + channel];
         if (s.state < 0) return 0.0f;
@@ -167,7 +167,7 @@ struct ScanMatrices {
     struct Place {
         int32_t head, key_head, column;
         bool exists;  // the last warp may have fewer columns
-        float fixed;  // decay without a slot for it
+        float fixed;  // the head's decay if there is no slot for it
     };
 
     static DEVICE void load(const float *from, int32_t n, Column &x) {

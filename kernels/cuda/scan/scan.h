@@ -56,9 +56,9 @@ Kernel<ShortConvParams> short_conv_kernel();
 // A thread per element.
 struct ScanGateParams {
     const float *in, *bias, *rate;  // bias and rate may be null
-    float *step, *decay;            // may be null or `in`; step: only without `sigmoid`
+    float *step, *decay;            // may be null or `in`; with `sigmoid`, step is null
     int64_t in_stride, step_stride, decay_stride;
-    int32_t width, shared, tokens;  // shared: number of neighbors with the same rate
+    int32_t width, shared, tokens;  // shared: number of adjacent elements with the same rate
     bool sigmoid;
     float bound;
 };

@@ -143,7 +143,7 @@ void ScanRunner::enqueue(Launcher &launcher, const ScanGate &step, const Operand
                   static_cast<int32_t>(in.width / rates), operands.tokens, sigmoid, step.bound});
 }
 
-// The grids of scans: enough for as many sequences as tokens.
+// The grid is large enough for as many sequences as there are tokens.
 void ScanRunner::enqueue(Launcher &launcher, const LinearScan &step, const Operands &operands) const {
     const auto rows = [&](Slot slot) { return rows_of(*program_, operands.slots, slot); };
     const Rows q = rows(step.q), k = rows(step.k), v = rows(step.v), out = rows(step.out),

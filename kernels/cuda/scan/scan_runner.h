@@ -20,7 +20,7 @@ class ScanRunner {
   public:
     ScanRunner() = default;
     // Allocates the state slots and memory for batches of `max_tokens` tokens, and loads the kernels; nothing
-    // if the program has no recurrent steps. The program outlives it.
+    // if the program has no recurrent steps. The program must outlive the runner.
     ScanRunner(const Program &program, const CacheConfig &cache, int32_t max_tokens);
 
     // Bytes that the constructor will allocate: for the state slots, and for everything else.
@@ -47,7 +47,7 @@ class ScanRunner {
   private:
     ScanBatch batch() const;
     ScanStates states(int32_t layer) const;
-    // f(memory, bytes) for the state of every layer.
+    // Calls f(memory, bytes) for the state of every layer.
     template <typename F>
     void visit(StateId slot, F f) const;
 

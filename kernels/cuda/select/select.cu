@@ -90,8 +90,8 @@ struct SelectShared {
 };
 
 // One step of the radix search, for the `wanted` largest (at least 1, at most all) of the keys whose bits
-// above `shift + 8` equal prefix's: sets shared.digit to the next digit of the last of them, and shared.above
-// to the number of keys with a larger digit.
+// above `shift + 8` equal prefix's: sets shared.digit to the next digit of the smallest of these `wanted`
+// keys, and shared.above to the number of keys with a larger digit.
 template <class Keys>
 DEVICE void find_digit(SelectShared &shared, Keys keys, int count, uint64_t prefix, int shift,
                        uint32_t wanted) {
@@ -123,7 +123,7 @@ DEVICE uint64_t find_threshold(SelectShared &shared, Keys keys, int count, int k
         wanted -= shared.above;
         const uint32_t same = shared.histogram[shared.digit];
         block_sync();
-        if (same == wanted) break;  // includes all keys with this prefix
+        if (same == wanted) break;  // all keys with this prefix are among the k largest
     }
     return prefix;
 }

@@ -25,7 +25,7 @@ struct RawRows {
 
 namespace repack {
 
-// The two bits of weight i: 32 bytes hold 128 weights, 32 apart.
+// The two bits of weight i: 32 bytes hold 128 weights, and a byte holds weights that are 32 apart.
 constexpr uint32_t two_bits(const uint8_t *qs, int i) {
     return qs[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3u;
 }
@@ -66,7 +66,7 @@ constexpr int block_cols(gguf::Type type) {
     }
 }
 
-// The nibble of weight i of a block of 32; weight i + 16 is above weight i.
+// The nibble of weight i of a block of 32; weight i + 16 is in the high nibble of weight i's byte.
 constexpr uint32_t nibble32(const uint8_t *qs, int i) {
     return qs[i % 16] >> (i < 16 ? 0 : 4) & 15u;
 }
@@ -176,7 +176,7 @@ constexpr uint32_t code_at(const RawRows &raw, int64_t row, int64_t col) {
     return block == nullptr ? 0 : code(raw.type, block, static_cast<int>(col % block_cols(raw.type)));
 }
 
-// Bytes [at, at + n) of the block of a super-block row, as a little-endian word; 0 in the padding.
+// Bytes [at, at + 4) of the block that holds (row, col), as a little-endian word; 0 in the padding.
 constexpr uint32_t block_word(const RawRows &raw, int64_t row, int64_t col, int at) {
     const uint8_t *block = block_at(raw, row, col);
     return block == nullptr ? 0 : u32_of(block + at);
@@ -219,7 +219,7 @@ constexpr uint32_t pairs_word(const RawRows &raw, int64_t row0, int64_t col0, in
 
 constexpr uint32_t kLeastExponent = 16;
 
-// e of a row, from its weights first, first + step, ... below cols.
+// The byte e of a row (tiles.h), as far as its weights in columns first, first + step, ... determine it.
 constexpr uint32_t largest_exponent(const RawRows &raw, int64_t row, int64_t first, int64_t step) {
     uint32_t largest = kLeastExponent;
     for (int64_t col = first; col < raw.cols; col += step) {
@@ -361,8 +361,8 @@ constexpr uint32_t iq4_xs_side_word(const RawRows &raw, int64_t row0, int64_t co
     return pair_word(raw, row0, col0, g, field == 2 ? 2 : 0);
 }
 
-// uint8 [16 rows][16 groups of 16]: the first four bytes of each block of 64 weights. 0x7f means 0 in the
-// file. Here 0x7f stands for the number that the file writes as 0xff, with the ignored bit 7.
+// uint8 [16 rows][16 groups of 16]: the first four bytes of each block of 64 weights. The file's 0x7f means
+// 0 and becomes 0. Bit 7 is ignored and cleared, so a 0x7f in a tile comes from 0xff in the file.
 constexpr uint32_t nvfp4_side_word(const RawRows &raw, int64_t row0, int64_t col0, int word) {
     const uint8_t *block = block_at(raw, row0 + word / 4, col0 + 64 * (word % 4));
     uint32_t bits = 0;
@@ -380,7 +380,7 @@ constexpr uint32_t codebook_side_word(const RawRows &raw, int64_t row0, int64_t 
     const TileLayout layout = tile_layout(format);
     const int at = 4 * word;
     if (at < layout.scales2) {
-        const int per_row = has_groups_of_16(format) ? 2 : 1, row = word / per_row;  // g, g + 8, ...
+        const int per_row = has_groups_of_16(format) ? 2 : 1, row = word / per_row;  // 0, 8, 1, 9, ...
         return codebook_scales_word(format, codebook_block(raw, row0 + row / 2 + 8 * (row % 2), col0),
                                     word % per_row);
     }
@@ -458,7 +458,7 @@ constexpr uint32_t main_word(const RawRows &raw, int64_t row0, int64_t col0, int
 
 }  // namespace repack
 
-// e of a row of BF16 (tiles.h).
+// The byte e of a BF16 row (tiles.h).
 constexpr uint8_t row_exponent(const RawRows &raw, int64_t row) {
     return static_cast<uint8_t>(repack::largest_exponent(raw, row, 0, 1));
 }

@@ -15,7 +15,7 @@ constexpr uint32_t u32_of(const uint8_t *bytes) {
     return u16_of(bytes) | u16_of(bytes + 2) << 16;
 }
 
-// The signs of eight weights, of which the block stores seven: the parity is even.
+// The signs of eight weights, one bit each. The block stores seven; the eighth makes the parity even.
 constexpr uint32_t eight_signs(uint32_t seven) {
     uint32_t parity = seven ^ seven >> 4;
     parity ^= parity >> 2;
@@ -23,8 +23,8 @@ constexpr uint32_t eight_signs(uint32_t seven) {
     return seven | (parity & 1u) << 7;
 }
 
-// The content of a block of the file, entry by entry; null bytes are padding: zeros. i counts entries of
-// eight weights, in IQ3 of four.
+// The content of a block of the file, entry by entry; all zeros (padding) if `bytes` is null. i counts
+// entries, of eight weights or, in IQ3, of four.
 struct CodebookBlock {
     gguf::Type type;
     const uint8_t *bytes;
@@ -107,7 +107,7 @@ struct BlockPair {
     constexpr CodebookBlock of(int i) const { return {even.type, i % 2 == 0 ? even.bytes : odd.bytes}; }
 };
 
-// One or two words of a row's scales: group `word` of eight.
+// Word `word` of a row's 4-bit scales: one word, or two if the format has groups of 16.
 constexpr uint32_t codebook_scales_word(TileFormat format, const CodebookBlock &block, int word) {
     uint32_t bits = 0;
     for (int i = 0; i < 8; ++i)
@@ -115,8 +115,8 @@ constexpr uint32_t codebook_scales_word(TileFormat format, const CodebookBlock &
     return bits;
 }
 
-// The entry of register j = 4 s + a of a chunk, in a lane's row: `at` is the pair's or lane's
-// index among its four lanes.
+// The index in the row's block of the entry for register j = 4 s + a of a chunk. at: which of the
+// row's two pairs (IQ3: four lanes) it belongs to.
 constexpr int entry_of(TileFormat format, int chunk, int j, int at) {
     const int half = 4 * chunk + j / 4 * 2 + j % 4 / 2;  // 16 columns
     return has_quads(format) ? 4 * half + at : 2 * half + at;
@@ -147,7 +147,7 @@ constexpr uint32_t upper_word(TileFormat format, const BlockPair &rows, int word
     return bits;
 }
 
-// t: the lane's index among its four.
+// t: the lane's index among the four lanes of its row.
 constexpr uint32_t signs_word(TileFormat format, const BlockPair &rows, int chunk, int t) {
     uint32_t bits = 0;
     for (int j = 0; j < 8; ++j) {

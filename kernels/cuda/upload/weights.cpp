@@ -14,7 +14,7 @@ namespace runnel::kernels::cuda {
 namespace {
 
 constexpr size_t kAlignment = 256;
-constexpr size_t kPieceBytes = size_t{8} << 20;  // of a pinned buffer: fills the bus, cheap to pin
+constexpr size_t kPieceBytes = size_t{8} << 20;  // of a pinned buffer: saturates the bus, cheap to pin
 constexpr int kPieces = 4;
 constexpr size_t kSliceBytes = size_t{256} << 10;  // that a reader thread copies at a time
 constexpr size_t kBytesPerReader = size_t{1} << 20;
@@ -32,7 +32,7 @@ size_t device_bytes(const Weight &w, WeightUse use) {
                        : static_cast<size_t>(tiled_bytes(tile_format(w.type), w.rows, w.cols) * w.count));
 }
 
-// At least 16 rows of the widest matrix, at most all weights.
+// Size of a pinned buffer: at least 16 rows of the widest matrix, at most all weights.
 size_t piece_bytes(const Program &program) {
     size_t all = 1, least = 1;
     for (const Weight &w : program.weights) {
@@ -78,7 +78,7 @@ class Uploader {
         }
     }
 
-    // All matrices of a weight, one after the other.
+    // Uploads all matrices of a weight as tiles, one after the other.
     void tiles(const Weight &w, std::byte *to) {
         Weight one = w;
         for (int64_t i = 0; i < w.count; ++i) {

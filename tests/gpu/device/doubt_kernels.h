@@ -1,4 +1,4 @@
-// Small kernels that ask a device what no manual says (doubts_test.cpp). In the emulator they run as well.
+// Small kernels that find out what no manual says about a device (doubts_test.cpp). They also run emulated.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ struct ReadParams {
 };
 kernels::cuda::Kernel<ReadParams> read_kernel();
 
-// out[i] = in[i] + 1 for a block per kDoubtThreads floats; a part of `weights` is read before the wait. The
-// first block multiplies `spins` times (an even number) by `minus_one`, to be busy as one is that prepares an
-// output.
+// out[i] = in[i] + 1, one block per kDoubtThreads floats; a part of `weights` is read before the wait. The
+// first block multiplies `spins` times (an even number) by `minus_one`, to stay busy like a block that
+// prepares an output.
 struct StepParams {
     const uint32_t *in;
     uint32_t *out;
@@ -27,8 +27,8 @@ struct StepParams {
     int32_t spins, late_trigger;
     uint32_t minus_one = 0xffffffffu;
 };
-// Two that differ in nothing but the shared memory they may be launched with; `apart`: another two, of which
-// the division of L1 and shared memory can be chosen anew.
+// Two kernels that differ only in the shared memory that they may be launched with. apart: another such pair,
+// for which the division of L1 and shared memory has not been chosen yet.
 kernels::cuda::Kernel<StepParams> step_kernel(bool large, bool apart);
 inline constexpr int kLargeShared = 76 << 10;
 

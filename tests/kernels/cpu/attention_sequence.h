@@ -110,7 +110,7 @@ class Sequence {
         const int32_t blocks = (shape.cells + kBlockTokens - 1) / kBlockTokens, pool = blocks + 3;
         const size_t k_page = kBlockTokens * cache_row_bytes(shape.k_type, shape.head_dim_k);
         const size_t v_page = kBlockTokens * cache_row_bytes(shape.v_type, shape.head_dim_v);
-        k_cache_.assign(k_page * static_cast<size_t>(pool), stale);  // of binary16: two heads
+        k_cache_.assign(k_page * static_cast<size_t>(pool), stale);  // 16-bit elements: space for two heads
         v_cache_.assign(v_page * static_cast<size_t>(pool), stale);
         for (BlockId id = 0; id < pool; ++id) table.push_back(id);
         std::shuffle(table.begin(), table.end(), engine);
@@ -224,7 +224,7 @@ inline Floats attend(const AttentionKernels &kernels, const Sequence &sequence, 
     return out;
 }
 
-// The same, with each range computed separately, in descending order.
+// As attend(), but with each range computed separately, in descending order.
 inline Floats attend_in_ranges(const AttentionKernels &kernels, const Sequence &sequence, int32_t cell,
                                int32_t tokens) {
     Floats out(sequence.rows_size(tokens), NAN);

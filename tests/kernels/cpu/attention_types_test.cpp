@@ -37,7 +37,7 @@ TEST_CASE("attention: K and V in every pair of types, read as the layout says, t
                 CHECK(std::equal(one.begin(), one.end(), expected.begin()));
             }
             const Floats k = sequence.kept_k(), v = sequence.kept_v();
-            const auto error = [](CacheType type) {  // of values around 1, at most 5
+            const auto error = [](CacheType type) {  // allowed for values around 1, at most 5
                 return type == CacheType::F16    ? 0.003
                        : type == CacheType::BF16 ? 0.02
                        : type == CacheType::Q8_0 ? 0.025
@@ -69,7 +69,7 @@ TEST_CASE("attention: numbers that a type cannot hold") {
             const float expected = type == CacheType::FP8 ? kept : given;
             CHECK(sequence.kept_v()[39] == doctest::Approx(expected).epsilon(0.01).scale(1e-20));
         }
-        for (const float broken : {NAN, INFINITY}) {  // must affect the results
+        for (const float broken : {NAN, INFINITY}) {  // must show in the results
             sequence.v[3] = broken;
             sequence.append(attention_best(), 0, 1);
             CHECK_FALSE(std::isfinite(attend(attention_best(), sequence, 0, 1)[3]));

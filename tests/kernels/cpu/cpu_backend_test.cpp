@@ -245,7 +245,7 @@ TEST_CASE("cpu backend: chunks, threads and instruction sets change no bit") {
         for (const char *isa : instruction_sets())
             for (int threads : {1, 2, 3}) {
                 Runner runner(tiny.program(), threads, isa);
-                // Every chunk with two threads, one of them with other numbers of threads.
+                // All chunk sizes with two threads; one chunk size with other numbers of threads.
                 std::vector<size_t> chunks = {1, 3, 7, 32, 33, 100};
                 if (threads != 2) chunks = {chunks[(i + static_cast<size_t>(threads)) % chunks.size()]};
                 for (const size_t chunk : chunks)

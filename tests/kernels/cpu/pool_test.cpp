@@ -98,7 +98,7 @@ TEST_CASE("an idle pool uses no CPU and wakes again") {
             ++calls;
             if (thread == 1) pthread_getcpuclockid(pthread_self(), &clock);
         });
-        // It spins for a moment, then sleeps: eventually it uses no more CPU time.
+        // A waiting thread spins for a moment, then sleeps: eventually it uses no more CPU time.
         bool idle = false;
         for (int i = 0; i < 1000 && !idle; ++i) {
             const auto before = used();

@@ -23,7 +23,7 @@ inline const gguf::Type kLinearTypes[] = {
 enum class Fill {
     Random,
     Ones,   // every bit of the weights and of the integer scales set
-    Zeros,  // none of them
+    Zeros,  // none of these bits set
 };
 
 // Offsets of the f16 scales in a block; -1 where there is none.

@@ -109,7 +109,7 @@ TEST_CASE("reference: a branch with shared tokens equals a separate sequence") {
     std::vector<int32_t> texts[2] = {random_tokens(40, 1), {}};
     const std::vector<float> main_line = reference::logits_of(tiny.program(), texts[0]);
     std::vector<int32_t> other(texts[0].begin(),
-                               texts[0].begin() + 36);  // three more than were fed, then its own
+                               texts[0].begin() + 36);  // 33 that are fed and 3 shared ones, then its own
     other.push_back(7), other.push_back(8);
     const std::vector<float> side_line = reference::logits_of(tiny.program(), other);
     Runner runner(tiny.program());

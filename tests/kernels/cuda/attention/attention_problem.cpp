@@ -48,7 +48,7 @@ Bytes old_cache(const Problem &p, const std::vector<std::vector<CacheCell>> &old
     return cache;
 }
 
-// One cell of all heads as the products read them.
+// Reads one cell of all heads, as the matrix products read it.
 void read_values(const Problem &p, const Bytes &cache, CacheType type, int32_t dim, size_t sequence,
                  int32_t cell, reference::Row &to) {
     for (int32_t head = 0; head < p.shape.step.kv_heads; ++head) {
@@ -203,7 +203,7 @@ std::vector<reference::Row> exact(const Problem &p, const Result &result) {
 
 void check_close(const Problem &p, const Result &result) {
     const std::vector<reference::Row> rows = exact(p, result);
-    // p is rounded to 11 (8) bits, q may be rounded to the other side of a tie, and a rotation adds errors.
+    // p is rounded to 11 bits (BF16: 8), q may round to the other side of a tie, and rotations add errors.
     const bool coarse =
         p.shape.k_type == CacheType::BF16 || (!p.shape.latent && p.shape.v_type == CacheType::BF16);
     const double tolerance = coarse ? 1.6e-2 : 2.5e-3;

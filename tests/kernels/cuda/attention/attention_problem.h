@@ -33,7 +33,8 @@ struct Shape {
     bool rotates_v() const { return !latent && kernels::rotates_values(v_type); }
 };
 
-// Split: by rows, at 16. For wide heads: all splits side by side, all in order, or as many side by side as fit.
+// Narrow heads: Split runs sequences of up to 16 rows by decode, the others by prefill.
+// Wide heads: Decode runs splits side by side, Prefill in order; Split has memory for half of them only.
 enum class Way { Decode, Prefill, Split };
 
 // A batch on the host: inputs and exact results.
@@ -64,7 +65,7 @@ kernels::RopeTable rope_table(kernels::RopeTable::Pairs pairs, int32_t rotated);
 
 Problem make_problem(const Shape &shape, uint64_t seed);
 
-// If the cache is filled already, nothing is appended.
+// filled: a previous result whose cache is used again; then nothing is appended.
 Result run(const Problem &problem, Way way, uint32_t blocks = 3, const Result *filled = nullptr);
 
 // Checks the output and the appended cells, within rounding errors.

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint16_t kHalfZero = 0, kHalfOne = 0x3c00;
 
-// The unit of codebook weights, as a fraction of d.
+// Weights of codebook formats are integers times d / parts_of(type).
 int parts_of(gguf::Type type) {
     switch (type) {
         case gguf::Type::IQ1_S:
@@ -99,7 +99,7 @@ float super_scale(gguf::Type type, std::span<const std::byte> block) {
     return gguf::f16_to_f32(gguf::iq1_m_scale(copy.scales)) / static_cast<float>(parts_of(type));
 }
 
-// b of a block of 256. The ternary types are the tiles of Q2_K that they become: d (q + 1) - d.
+// b of a block of 256. Ternary types are computed as the tiles of Q2_K that they become: d (q + 1) - d.
 float super_block(gguf::Type type, std::span<const std::byte> block, const QuantizedRow &x, size_t at) {
     const ScaleOffsets offsets = scale_offsets(type);
     const bool ternary = type == gguf::Type::TQ1_0 || type == gguf::Type::TQ2_0;
@@ -171,7 +171,7 @@ float half_range(const std::vector<float> &w, const HalvedRow &x, int64_t begin,
     return c * x.scale;
 }
 
-// A row of F16 or BF16 as binary16 numbers, and the divisor of a BF16 row.
+// A row of F16 or BF16 as binary16 numbers, and the factor of a BF16 row (halves.h).
 std::vector<float> as_halves(gguf::Type type, std::vector<float> w, float &factor) {
     factor = 1;
     if (type != gguf::Type::BF16) return w;
@@ -212,7 +212,7 @@ double rounding_bound(gguf::Type type, std::span<const float> w, std::span<const
     double size = 0, noise = 0;
     for (size_t k = 0; k < w.size(); ++k) {
         const double product = static_cast<double>(w[k]) * static_cast<double>(x[k]);
-        // Of 11 bits of each number, or of the group's steps.
+        // The rounding step of x times w: x has the group's scale as its step, or 11 bits of its own.
         const double step = gguf::traits(type).quantized
                                 ? static_cast<double>(w[k]) * static_cast<double>(q.scale[k / 256])
                                 : product * 0x1p-10;

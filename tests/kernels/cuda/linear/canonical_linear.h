@@ -18,7 +18,7 @@ struct QuantizedRow {
 };
 QuantizedRow quantize_reference(std::span<const float> x);
 
-// The same for weights in F16 and BF16.
+// One token's activations for weights in F16 and BF16.
 struct HalvedRow {
     std::vector<float> values;
     float scale = 0;
@@ -29,7 +29,7 @@ HalvedRow halve_reference(std::span<const float> x);
 float canonical_dot(gguf::Type type, std::span<const std::byte> row, std::span<const float> x);
 
 // Bound on the error of the product of weights w (as numbers) and x caused by rounding x: six
-// standard deviations of errors that are independent and equally distributed within a step, and
+// standard deviations of errors that are independent and uniformly distributed in a step, and
 // about 100 roundings of float32.
 double rounding_bound(gguf::Type type, std::span<const float> w, std::span<const float> x);
 

@@ -142,8 +142,8 @@ TEST_CASE("cuda linear: weights are read once, whatever the number of tokens") {
             multiply(stream, matrix, input, tokens, 2);
             const auto reports = simt::take_reports();
             REQUIRE(reports.size() == 1);
-            // The four lanes of a row read the same side planes: 16 lanes' requests for the bytes of
-            // one.
+            // The four lanes of a row read the same side planes, so their bytes may be counted up to
+            // four times.
             const TileLayout layout = tile_layout(tile_format(type));
             const int64_t rest = matrix.tiles.size() - 3 * 2 * layout.side;
             const simt::Traffic &traffic = reports[0].traffic.at("weights");

@@ -94,7 +94,7 @@ Quantized run(const Rows &r, bool norm, float eps, ActivationForms forms = kBoth
     return q;
 }
 
-// Groups of `size` values: two numbers per sum, in every block of 256, whole or not.
+// Checks the sums of groups of `size` values, two numbers each, in every block of 256, whole or not.
 void check_sums(const Rows &r, const Quantized &q, const std::vector<float> &sums, int size) {
     const int blocks = (r.width + 255) / 256, groups = 256 / size;
     REQUIRE(sums.size() == static_cast<size_t>(r.rows * blocks * 2 * groups));
@@ -231,7 +231,7 @@ TEST_CASE("cuda quantize: memory traffic is as predicted") {
         const auto reports = simt::take_reports();
         REQUIRE(reports.size() == 1);
         const auto &traffic = reports[0].traffic;
-        // The norm's sum, the largest value where there are halves, then values.
+        // Passes: the norm's sum; the largest value, if there are halves; the values.
         CHECK(traffic.at("x").read == static_cast<uint64_t>(3 * 1024 * 4 * passes));
         CHECK(traffic.at("norm weight").read == static_cast<uint64_t>(3 * 1024 * 4 * (passes - 1)));
         CHECK(traffic.at("normed").written == 3 * 1024 * 4);

@@ -35,8 +35,8 @@ std::string in_brackets(const std::string &text, size_t at) {
     return "";
 }
 
-// All string literals before the first colon outside of them, concatenated; and the
-// expressions of the constraints.
+// An asm statement: its string literals before the first colon, concatenated, and the
+// expressions of its constraints.
 struct Statement {
     std::string code;
     std::vector<std::string> operands;

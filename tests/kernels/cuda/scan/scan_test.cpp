@@ -101,7 +101,7 @@ Program convolution(std::mt19937 &random) {
     return p.finished(out);
 }
 
-// Gates have no state; their decay feeds a convolution that has.
+// Gates have no state; their decay feeds a convolution, which has one.
 enum class Reads { Step, Decay, BoundedDecay };
 Program gates(std::mt19937 &random, Reads reads) {
     ScanProgram p(random);
