@@ -4,7 +4,7 @@
 # make dist       a tarball and a Debian package in build/
 # make test       build and run the tests
 # make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
-# make tsan       run, batch, chat and others with several threads under ThreadSanitizer
+# make tsan       run, batch, chat and others with several threads under ThreadSanitizer; tsan-sample: a few of them
 # make ptx-test   the kernel tests again on an interpreter of the compiled PTX (tests/ptx/README.md); needs nvcc
 # make fuzz       libFuzzer on all code that reads untrusted input (tests/fuzz/README.md); SECONDS=60: per target
 # make lint       formatting, includes and other rules of the code base
@@ -82,7 +82,7 @@ tools := $(shell find tests/tools -name '*.cpp' 2>/dev/null)
 objects := $(sources:%.cpp=$(BUILD)/obj/%.o)
 test_objects := $(tests:%.cpp=$(BUILD)/obj/%.o)
 
-.PHONY: all ptx ptx-test ptx-sample cuda-objects demo install uninstall dist test asan tsan fuzz fuzz-setup fuzzers lint format clean setup
+.PHONY: all ptx ptx-test ptx-sample cuda-objects demo install uninstall dist test asan tsan tsan-sample fuzz fuzz-setup fuzzers lint format clean setup
 all: $(BUILD)/runnel
 
 # Dependencies: dpkg is queried only if the compiler does not find a header.
@@ -129,6 +129,10 @@ $(BUILD)/fault.so: tests/fault/fault.c Makefile
 
 $(BUILD)/tests: $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a | $(BUILD)/fault.so
 	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $(test_objects) $(BUILD)/libsimt.a $(BUILD)/librunnel.a $(LDLIBS)
+
+# The thread pool's cases alone, for ThreadSanitizer.
+$(BUILD)/pool-tests: $(BUILD)/obj/tests/main.o $(BUILD)/obj/tests/kernels/cpu/pool_test.o $(BUILD)/librunnel.a
+	$(call say,$@)$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 # Runs the kernels' test cases on a real device (scripts/gpu-check); exits with status 77 if there is none.
 gpu_test_objects := $(patsubst %.cpp,$(BUILD)/obj/%.o,$(shell find tests/kernels/cuda -name '*.cpp' | sort) tests/gpu/device/main.cpp \
@@ -224,10 +228,16 @@ asan: setup
 	$(MAKE) BUILD=build-asan NVCC= OPT=-O1 \
 	  SANITIZE='-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' test
 
-# Only the program has the sanitizer: the cases start it. A race ends it with code 66, which no case accepts.
-tsan: $(BUILD)/tests
-	$(MAKE) BUILD=build-tsan NVCC= OPT=-O1 SANITIZE=-fsanitize=thread build-tsan/runnel
-	TSAN_OPTIONS=exitcode=66 RUNNEL=build-tsan/runnel $(BUILD)/tests -tc='run*,batch*,chat*,perplexity*,*samples*,speculation*'
+# The program has the sanitizer, because the cases start it, and so have the thread pool's own tests. A race ends either
+# with code 66, which no case accepts. The sample (CI): runs, batches and chats of every kind, once each.
+tsan_sample := batch: bytes do not depend on *,batch: every row as run gives it,batch: an answer comes before *,batch: Ctrl-C*
+tsan_sample := $(tsan_sample),chat: what is taken back *,chat: Ctrl-C*,chat: at a terminal,run: --samples*,run: stop strings*
+tsan_sample := $(tsan_sample),speculation: batch and samples *,perplexity: what is saved*
+tsan tsan-sample: $(BUILD)/tests
+	$(MAKE) BUILD=build-tsan NVCC= OPT=-O1 SANITIZE=-fsanitize=thread build-tsan/runnel build-tsan/pool-tests
+	TSAN_OPTIONS=exitcode=66 build-tsan/pool-tests
+	TSAN_OPTIONS=exitcode=66 RUNNEL=build-tsan/runnel $(BUILD)/tests \
+	  -tc='$(if $(filter tsan,$@),run*$(comma)batch*$(comma)chat*$(comma)perplexity*$(comma)*samples*$(comma)speculation*,$(tsan_sample))'
 
 # The fuzzers: one program, linked under a name per target, from only the sources that read untrusted input.
 FUZZ_CXX ?= $(or $(shell command -v clang++-14),clang++)

@@ -91,6 +91,13 @@ void check(const Target &target, const fs::path &name, const OutputOptions &opti
     if (!target.exists) return;
     if (S_ISDIR(target.status.st_mode)) fail_for(name, EISDIR);
     if (target.id && is_read(*target.id)) refuse_read(name);
+    // A shell may have opened the same file (`> FILE`): replacing it would lose what is printed there.
+    for (const int standard : {STDOUT_FILENO, STDERR_FILENO})
+        if (target.id && target.id == file_id(standard))
+            throw OutputRefused(OutputRefused::Why::IsRead,
+                                "will not write to " + shown(name) + ": standard " +
+                                    (standard == STDOUT_FILENO ? "output" : "error") +
+                                    " goes to that file; choose another");
     if (options.overwrite || (target.is_special() && !S_ISBLK(target.status.st_mode))) return;
     if (S_ISREG(target.status.st_mode) &&
         (target.status.st_size == 0 || is_made(*target.id) || begins_with(target, options.own)))

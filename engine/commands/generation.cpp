@@ -4,8 +4,10 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <optional>
+#include <system_error>
 
 #include "engine/commands/load_progress.h"
 #include "engine/commands/sandbox/sandbox.h"
@@ -17,6 +19,8 @@
 
 namespace runnel::commands {
 namespace {
+
+namespace fs = std::filesystem;
 
 // llama.cpp's syntax: "15043+1", "15043-0.5", "15043-inf".
 std::pair<text::TokenId, float> parse_bias(const std::string &text) {
@@ -53,6 +57,24 @@ std::optional<int64_t> gpu_layers(const std::string &text) {
 // A file written by an earlier run may be replaced: all begin with the program's name.
 gguf::OutputOptions stats_output(const Io &io) {
     return {.overwrite = io.overwrite, .own = R"({"program":"runnel",)"};
+}
+
+// Where a path leads, also if nothing is there yet.
+fs::path destination(fs::path path) {
+    constexpr int kMostLinks = 40;
+    std::error_code error;
+    for (int links = 0; links < kMostLinks && fs::is_symlink(path, error); ++links)
+        path = path.parent_path() / fs::read_symlink(path, error);
+    fs::path whole = fs::weakly_canonical(fs::absolute(path, error), error);
+    return error ? path : whole;
+}
+
+// Devices and pipes take any number of outputs.
+bool is_same_file(const fs::path &a, const fs::path &b) {
+    std::error_code error;
+    const fs::path first = destination(a), second = destination(b);
+    if (fs::exists(first, error) && !fs::is_regular_file(first, error)) return false;
+    return first == second || fs::equivalent(first, second, error);
 }
 
 std::optional<int64_t> cpu_experts(const ModelOptions &options) {
@@ -258,8 +280,14 @@ void note_inputs(std::initializer_list<std::optional<std::string>> paths) {
         if (path && *path != "-") gguf::note_read(*path);
 }
 
-void check_stats_file(const StatsFlags &flags, const Io &io) {
-    if (!flags.file.empty()) gguf::check_output(flags.file, stats_output(io));
+void check_stats_file(const StatsFlags &flags, const Io &io,
+                      std::initializer_list<std::optional<std::string>> others) {
+    if (flags.file.empty()) return;
+    for (const auto &other : others)
+        if (other && is_same_file(flags.file, *other))
+            throw UsageError("two outputs would go to " + gguf::printable(*other, 4096) +
+                             ": choose another --stats-file");
+    gguf::check_output(flags.file, stats_output(io));
 }
 
 void write_stats(const StatsFlags &flags, const Report &report, Io &io) {

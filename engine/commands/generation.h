@@ -70,8 +70,10 @@ std::string report_text(const Report &report);  // lines for people
 // Records files that a command is about to read, so that no output overwrites them;
 // ignores "-" and missing files.
 void note_inputs(std::initializer_list<std::optional<std::string>> paths);
-// Before the work: throws gguf::OutputRefused if --stats-file must not be written.
-void check_stats_file(const StatsFlags &flags, const Io &io);
+// Before the work: throws gguf::OutputRefused if --stats-file must not be written, UsageError if it is one of the
+// other outputs.
+void check_stats_file(const StatsFlags &flags, const Io &io,
+                      std::initializer_list<std::optional<std::string>> others = {});
 
 // --stats, --stats-file and --stats-fd. Throws gguf::WriteError if the file cannot be written.
 void write_stats(const StatsFlags &flags, const std::string &text, const Json &json, Io &io);

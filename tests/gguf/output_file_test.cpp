@@ -13,6 +13,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "tests/support/temporary.h"
 
@@ -118,6 +119,22 @@ TEST_CASE("output file: a file that the process reads is never written, by no na
     put(folder / "slow", "somebody else's");
     CHECK_THROWS_AS(slow.commit(), OutputRefused);
     CHECK(get(folder / "slow") == "somebody else's");
+}
+
+TEST_CASE("output file: a link that someone planted under a name for temporary files is not followed") {
+    const TemporaryDirectory folder;
+    put(folder / "precious", "precious");
+    const std::string process = std::to_string(getpid());
+    for (const std::string &name : std::vector<std::string>{"file.partial-" + process, "file.partial",
+                                                            ".file.partial", ".file." + process + ".partial"})
+        fs::create_symlink("precious", folder / name);
+    for (const char *text : {"one", "two"}) {
+        save(folder / "file", text);
+        CHECK(get(folder / "file") == text);
+        CHECK(!fs::is_symlink(folder / "file"));
+        CHECK(get(folder / "precious") == "precious");
+        CHECK(entries(folder.path()) == 6);
+    }
 }
 
 TEST_CASE("output file: modes and links stay") {

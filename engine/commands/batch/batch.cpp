@@ -20,9 +20,12 @@ int batch(const BatchOptions &options, Io &io) {
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);
     engine_flags.sequences = options.parallel;
-    note_inputs(
-        {options.input, options.draft.model, options.system_file, options.chat.file, options.chat.tools});
-    check_stats_file(options.stats, io);
+    note_inputs({options.input, options.draft.model, options.system_file, options.chat.file,
+                 options.chat.tools, options.generation.constraint.grammar,
+                 options.generation.constraint.schema});
+    check_stats_file(
+        options.stats, io,
+        {options.output, options.output ? std::optional(manifest_of(*options.output)) : std::nullopt});
     decode::Engine engine(engine_flags);
     for (const std::string &note : engine.notes()) io.note(note);
     BatchOutput output(options.output, {.resume = options.resume,

@@ -36,7 +36,9 @@ Command batch_command() {
     add_overflow_option(table, o->overflow);
     add_draft_options(table, o->draft);
     table.in_group(Group::Output);
-    table.text("-o,--output,--output-file", o->output, "where the answers go (default: standard output)")
+    table
+        .text("-o,--output,--output-file", o->output,
+              "where the answers go (default: standard output, also -)")
         .takes("FILE");
     table.flag("--unordered", o->unordered, "answers as they are done, not in the order of the input");
     table.flag("--resume", o->resume, "continue the output of a run that was interrupted or killed");
@@ -48,6 +50,7 @@ Command batch_command() {
     const Confine confine = add_sandbox_option(table);
     command.call = [o, confine](const Words &words, Io &io) {
         o->model.path = words.model;
+        if (o->output == "-" || o->output == "/dev/stdout") o->output.reset();
         confine(
             {{o->model.path, o->draft.model, o->system_file.value_or(""), o->chat.file.value_or(""),
               o->chat.tools.value_or(""), o->input.value_or(""),

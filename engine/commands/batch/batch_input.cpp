@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gguf/printable.h"
+#include "gguf/read_files.h"
 
 namespace runnel::commands {
 namespace {
@@ -44,6 +45,7 @@ BatchInput::BatchInput(const BatchOptions &options, Io &io)
       file_(open_input(options.input, io)),
       reader_(file_.get(), name_, kLongestLine) {
     refuse_same_file(file_.get(), options.output);
+    gguf::note_read(file_.get());
     struct stat status {};
     if (fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode))
         size_ = static_cast<uint64_t>(status.st_size);

@@ -113,6 +113,10 @@ bool may_be_left_over(const Lines &lines) {
 
 }  // namespace
 
+std::string manifest_of(const std::string &output) {
+    return output + std::string(kManifest);
+}
+
 const WrittenRows::Entry *WrittenRows::find(int64_t line) const {
     const auto found = std::lower_bound(rows_.begin(), rows_.end(), line,
                                         [](const Entry &entry, int64_t l) { return entry.row.line < l; });
@@ -181,7 +185,7 @@ BatchOutput::BatchOutput(const std::optional<std::string> &path, const Options &
       file_(open_output(path)),
       out_(file_.get(), name_),
       regular_(is_regular(file_.get())) {
-    if (path && regular_) manifest_.emplace(*path + std::string(kManifest));
+    if (path && regular_) manifest_.emplace(manifest_of(*path));
     if (options.resume && !manifest_) throw UsageError("--resume needs an output file: name it with -o");
     if (!manifest_ || size_of(file_.get()) == 0) return;
     if (options.resume)

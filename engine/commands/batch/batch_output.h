@@ -22,6 +22,9 @@
 
 namespace runnel::commands {
 
+// The name of the manifest of an output file.
+std::string manifest_of(const std::string &output);
+
 // What an output file holds that an earlier run has left.
 class WrittenRows {
   public:

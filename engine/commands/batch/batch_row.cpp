@@ -31,7 +31,9 @@ void note_unknown(const Json &object, std::span<const std::string> known, std::v
     std::vector<std::string> candidates(known.begin(), known.end());
     for (const decode::SamplingSetting &setting : decode::sampling_settings())
         candidates.emplace_back(setting.key);
+    constexpr size_t kMost = 100;  // a row with more of them is somebody's data, and a comparison takes time
     for (const auto &[key, value] : object.items()) {
+        if (unknown.size() == kMost) break;
         if (is_known(key, known)) continue;
         if (const auto near = nearest(key, candidates);
             near && key.size() > 4 && edit_distance(key, *near) == 1)

@@ -13,7 +13,8 @@ int chat(const ChatOptions &options, Io &io) {
     std::optional<InterruptScope> loading(std::in_place, stop);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);
-    note_inputs({options.draft.model, options.system_file, options.chat.file, options.chat.tools});
+    note_inputs({options.draft.model, options.system_file, options.chat.file, options.chat.tools,
+                 options.generation.constraint.grammar, options.generation.constraint.schema});
     check_stats_file(options.stats, io);
     decode::Engine engine(engine_flags);
     auto drafts = drafting(options.draft, options.model, engine, 1, io, stop);

@@ -110,9 +110,10 @@ int run(const RunOptions &options, Io &io) {
     sampling_options(options.generation);  // checks the options before the model is loaded
     check_draft_flags(options);
     const decode::EngineOptions engine_flags = engine_options_of(options, io, stop);
-    note_inputs(
-        {options.draft.model, options.file, options.system_file, options.chat.file, options.chat.tools});
-    check_stats_file(options.stats, io);
+    note_inputs({options.draft.model, options.file, options.system_file, options.chat.file,
+                 options.chat.tools, options.generation.constraint.grammar,
+                 options.generation.constraint.schema});
+    check_stats_file(options.stats, io, {options.prompt_cache});
     if (options.prompt_cache) gguf::refuse_if_read(*options.prompt_cache);
     Engine engine(engine_flags);
     for (const std::string &note : engine.notes()) io.note(note);

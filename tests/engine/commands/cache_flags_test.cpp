@@ -69,6 +69,13 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
     CHECK(second.out == plain.out);
     CHECK(prefilled(stats) <= 32);
 
+    SUBCASE("a prompt that is shorter than a block is not kept, with a note") {
+        const std::filesystem::path other = directory / "short.kv";
+        const Result brief = run_with({"-p", "a few words", "--prompt-cache", other});
+        CHECK(brief.code == 0);
+        CHECK(brief.err.find("too few for") != std::string::npos);
+        CHECK(!std::filesystem::exists(other));
+    }
     SUBCASE("a prompt that goes on from it uses it, and leaves the longer one") {
         std::vector<std::string> longer = flags;
         longer[1] += long_text(20);

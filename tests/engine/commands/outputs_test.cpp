@@ -33,13 +33,14 @@ struct Files {
     TemporaryDirectory folder;
     std::string model = (folder / "model.gguf").string(), prompt = (folder / "prompt.txt").string(),
                 rows = (folder / "rows.jsonl").string(), link = (folder / "link.gguf").string(),
-                talk = (folder / "talk.json").string();
+                talk = (folder / "talk.json").string(), schema = (folder / "schema.json").string();
     Files() {
         fs::copy_file(tiny().path, model);
         std::string text;
         for (int i = 0; i < 400; ++i) text += "some words of a text ";
         write_text(prompt, text);
         write_text(rows, "{\"prompt\": \"a\", \"max_tokens\": 2}\n{\"prompt\": \"b\", \"max_tokens\": 2}\n");
+        write_text(schema, "{\"type\": \"boolean\"}");
         fs::create_symlink("model.gguf", link);
     }
     size_t count() const {
@@ -52,7 +53,8 @@ struct Files {
 TEST_CASE("outputs: no command writes over what it reads, also with --overwrite, also through a link") {
     if (absent()) return;
     const Files f;
-    const std::string model = text_of(f.model), prompt = text_of(f.prompt), rows = text_of(f.rows);
+    const std::string model = text_of(f.model), prompt = text_of(f.prompt), rows = text_of(f.rows),
+                      schema = text_of(f.schema);
     const size_t before = f.count();
     const std::vector<std::vector<std::string>> calls = {
         {"run", f.model, "-f", f.prompt, "-n", "1", "-c", "64", "--on-overflow", "shift", "--stats-file",
@@ -65,6 +67,8 @@ TEST_CASE("outputs: no command writes over what it reads, also with --overwrite,
         {"batch", f.model, "-i", f.rows, "-o", f.link},
         {"batch", f.model, "-i", f.rows, "-o", f.rows},
         {"batch", f.model, "-i", f.rows, "-o", f.talk, "--stats-file", f.rows},
+        {"batch", f.model, "-i", f.rows, "--json-schema", f.schema, "-o", f.schema},
+        {"run", f.model, "hi", "-n", "1", "--json-schema", f.schema, "--stats-file", f.schema},
         {"perplexity", f.model, "-f", f.prompt, "-c", "64", "--chunks", "1", "--save-logits", f.model},
         {"perplexity", f.model, "-f", f.prompt, "-c", "64", "--chunks", "1", "--save-logits", f.prompt},
     };
@@ -80,8 +84,15 @@ TEST_CASE("outputs: no command writes over what it reads, also with --overwrite,
             CHECK(text_of(f.model) == model);
             CHECK(text_of(f.prompt) == prompt);
             CHECK(text_of(f.rows) == rows);
+            CHECK(text_of(f.schema) == schema);
             CHECK(f.count() == before);
         }
+    // Rows that a shell opened.
+    CHECK(std::system((shell_word(*program_under_test()) + " batch " + shell_word(f.model) +
+                       " --overwrite --stats-file " + shell_word(f.rows) + " <" + shell_word(f.rows) +
+                       " >/dev/null 2>&1")
+                          .c_str()) == 2 << 8);
+    CHECK(text_of(f.rows) == rows);
     const Result chat =
         runnel_with({"chat", f.model, "-q", "-n", "1", "--overwrite"},
                     "hi\n/save " + f.model + "\n/read " + f.rows + "\n/save " + f.rows + "\n");
@@ -89,6 +100,69 @@ TEST_CASE("outputs: no command writes over what it reads, also with --overwrite,
     CHECK(chat.err.find("this run reads that file") != std::string::npos);
     CHECK(text_of(f.model) == model);
     CHECK(text_of(f.rows) == rows);
+}
+
+TEST_CASE("outputs: two of them cannot be one file, which may be that of standard output or error") {
+    if (absent()) return;
+    const Files f;
+    const std::string same = (f.folder / "." / "talk.json").string();
+    const std::string long_prompt = text_of(f.prompt).substr(0, 100);
+    fs::create_symlink("talk.json", f.folder / "other");
+    const size_t before = f.count();
+    const std::vector<std::vector<std::string>> calls = {
+        {"batch", f.model, "-i", f.rows, "-o", f.talk, "--stats-file", f.talk},
+        {"batch", f.model, "-i", f.rows, "-o", f.talk, "--stats-file", same},
+        {"batch", f.model, "-i", f.rows, "-o", f.folder / "other", "--stats-file", f.talk},
+        {"batch", f.model, "-i", f.rows, "-o", f.talk, "--stats-file", f.talk + ".resume"},
+        {"run", f.model, long_prompt, "-n", "1", "--prompt-cache", f.talk, "--stats-file", same},
+    };
+    for (const auto &call : calls)
+        for (const bool overwrite : {false, true}) {
+            std::vector<std::string> arguments = call;
+            if (overwrite) arguments.push_back("--overwrite");
+            CAPTURE(call.back());
+            const Result r = runnel_with(arguments);
+            check_message(r);
+            CHECK(r.code == 2);
+            CHECK(r.err.find("two outputs") != std::string::npos);
+            CHECK(f.count() == before);
+        }
+    // Where a shell sends what the program prints.
+    for (const std::string redirection : {" >", " 2>", " >>"}) {
+        CAPTURE(redirection);
+        const int status =
+            std::system((shell_word(*program_under_test()) + " run " + shell_word(f.model) +
+                         " hi -n 3 --overwrite --stats-file " + shell_word(f.talk) + redirection +
+                         shell_word(f.talk) + (redirection == " 2>" ? " >/dev/null" : " 2>/dev/null"))
+                            .c_str());
+        CHECK(WEXITSTATUS(status) == 2);
+        CHECK(text_of(f.talk).find("\"program\"") == std::string::npos);
+        fs::remove(f.talk);
+    }
+    CHECK(
+        runnel_with({"batch", f.model, "-i", f.rows, "-o", "/dev/null", "--stats-file", "/dev/null"}).code ==
+        0);
+}
+
+TEST_CASE("outputs: - and /dev/stdout are the standard output of batch") {
+    if (absent()) return;
+    const Files f;
+    const std::string plain = runnel_with({"batch", f.model, "-s", "1", "-i", f.rows}).out;
+    CHECK(std::count(plain.begin(), plain.end(), '\n') == 2);
+    const size_t before = f.count();
+    for (const char *name : {"-", "/dev/stdout"}) {
+        CAPTURE(name);
+        const Result r = runnel_with({"batch", f.model, "-s", "1", "-i", f.rows, "-o", name});
+        CHECK(r.code == 0);
+        CHECK(r.out == plain);
+        // Also when that is a file.
+        CHECK(std::system((shell_word(*program_under_test()) + " batch " + shell_word(f.model) + " -s 1 -i " +
+                           shell_word(f.rows) + " -o " + name + " >" + shell_word(f.talk))
+                              .c_str()) == 0);
+        CHECK(text_of(f.talk) == plain);
+        fs::remove(f.talk);
+        CHECK(f.count() == before);
+    }
 }
 
 TEST_CASE("outputs: a file that runnel did not make is replaced on demand only") {

@@ -67,6 +67,10 @@ TEST_CASE("batch row: what cannot be answered says why, and keeps its id") {
         {R"({"id": "k", "prompt": "a", "temperature": "hot"})", "temperature"},
         {R"({"id": "k", "prompt": "a", "temperature": 1e300})", "temperature"},
         {R"({"id": "k", "prompt": "a", "repeat_penalty": 0})", "repeat_penalty"},
+        {R"({"id": "k", "prompt": "a", "temperature": -1})", "temperature"},
+        {R"({"id": "k", "prompt": "a", "top_p": 7})", "top_p"},
+        {R"({"id": "k", "prompt": "a", "min_p": -3})", "min_p"},
+        {R"({"id": "k", "prompt": "a", "max_token": 3})", "did you mean 'max_tokens'?"},
         {R"({"id": "k", "prompt": "a", "max_tokens": 1.5})", "max_tokens"},
         {R"({"id": "k", "prompt": "a", "max_tokens": 18446744073709551615})", "max_tokens"},
         {R"({"id": "k", "prompt": "a", "stop": [1]})", "stop"},
@@ -101,6 +105,16 @@ TEST_CASE("batch row: what cannot be answered says why, and keeps its id") {
         CHECK(written->line == 3);
         CHECK(written->id == row.identity.id);
     }
+}
+
+TEST_CASE("batch row: keys without a meaning are listed, a hundred at most") {
+    CHECK(parse_row(R"({"prompt": "a", "note": 1, "from": {}})", 1).unknown ==
+          std::vector<std::string>{"note", "from"});
+    std::string line = "{";
+    for (int i = 0; i < 300'000; ++i) line += "\"k" + std::to_string(i) + "\":1,";
+    const Row row = parse_row(line + "\"prompt\":\"a\"}", 1);
+    CHECK(row.error == "");
+    CHECK(row.unknown.size() == 100);
 }
 
 TEST_CASE("batch row: tools, their calls and results") {
