@@ -88,7 +88,7 @@ all: $(BUILD)/runnel
 # Dependencies: dpkg is queried only if the compiler does not find a header.
 setup:
 	@printf '%s\n' '#include <CLI/CLI.hpp>' '#include <doctest/doctest.h>' '#include <nlohmann/json.hpp>' \
-	  '#define PCRE2_CODE_UNIT_WIDTH 8' '#include <pcre2.h>' '#include <histedit.h>' '#include <utf8proc.h>' '#include <xxhash.h>' \
+	  '#define PCRE2_CODE_UNIT_WIDTH 8' '#include <pcre2.h>' '#include <histedit.h>' '#include <utf8proc.h>' '#include <xxhash.h>' '#include <curl/curl.h>' \
 	  | $(CXX) -std=c++20 -E -x c++ - >/dev/null 2>&1 || scripts/setup
 
 expected_objects = $(BUILD)/obj/main.o $(objects) $(if $(filter demo %/runnel-cpu,$(MAKECMDGOALS)),$(BUILD)/obj/kernels/cuda/devices_absent.o,$(cuda_objects)) \

@@ -17,6 +17,8 @@ namespace runnel::commands {
 struct Common {
     bool quiet = false, overwrite = false, version = false, help = false, help_all = false;
     std::optional<std::string> model, config;
+    std::optional<std::string> hub_repo, hub_file;  // -hf in place of MODEL
+    bool is_offline = false;
 };
 
 struct Command {
@@ -61,6 +63,8 @@ Command devices_command();
 Command doctor_command();
 Command quantize_command();
 Command imatrix_command();
+Command pull_command();
 Command list_command();
+Command rm_command();
 
 }  // namespace runnel::commands

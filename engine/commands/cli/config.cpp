@@ -28,6 +28,7 @@ std::optional<std::string> variable(const char *name) {
 fs::path model_path(const std::string &text, const fs::path &file) {
     if (const auto home = variable("HOME"); home && text.starts_with("~/"))
         return fs::path(*home) / text.substr(2);
+    if (text.starts_with("hf.co/") || text.starts_with("huggingface.co/")) return text;
     return fs::path(text).is_absolute() ? fs::path(text) : file.parent_path() / text;
 }
 

@@ -12,6 +12,7 @@
 #include "engine/commands/cli/nearest.h"
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
+#include "engine/commands/models/hub_api.h"
 #include "engine/commands/models/resolve.h"
 #include "gguf/printable.h"
 
@@ -32,7 +33,9 @@ constexpr CommandEntry kCommands[] = {
     {"doctor", doctor_command},
     {"quantize", quantize_command},
     {"imatrix", imatrix_command},
+    {"pull", pull_command},
     {"list", list_command},
+    {"rm", rm_command},
     {"completion", completion_command},
 };
 
@@ -72,14 +75,14 @@ class Settings {
     }
 
     // The file that MODEL names. Throws UsageError.
-    std::string resolved(const std::string &model) const {
+    std::string resolved(const std::string &model, bool is_offline, Io &io) const {
         const auto found = models_.find(model);
-        return resolve_model(found == models_.end() ? model : found->second, models_);
+        return resolve_model(found == models_.end() ? model : found->second, models_, is_offline, io);
     }
 
     // Replaces the values of options that name models, except MODEL itself, by their files.
-    void resolve_options() const {
-        for (const auto &[option, model] : named_models_) option->set(resolved(model));
+    void resolve_options(bool is_offline, Io &io) const {
+        for (const auto &[option, model] : named_models_) option->set(resolved(model, is_offline, io));
     }
 
   private:
@@ -116,6 +119,22 @@ void apply(const CommandLine &line, Settings &settings) {
     }
 }
 
+// -hf USER/REPO and -hff FILE are the MODEL hf.co/USER/REPO/FILE.
+void take_hub_name(Common &common) {
+    if (!common.hub_repo) {
+        if (common.hub_file) throw UsageError("--hf-file names a file of a repository: add -hf USER/REPO");
+        return;
+    }
+    if (common.model) throw UsageError("two models: one with -m, one with -hf");
+    const std::string name = *common.hub_repo + (common.hub_file ? "/" + *common.hub_file : "");
+    if (!parse_hub_name(name))
+        throw UsageError("-hf " + gguf::quoted(name) +
+                         ": write USER/REPO or USER/REPO:QUANT, and a file's name with -hff");
+    common.model = name.starts_with("http") || parse_hub_address(name) ? name : "hf.co/" + name;
+    common.hub_repo.reset();
+    common.hub_file.reset();
+}
+
 int call(Command made, const Arguments &arguments, Io &io) {
     Common common;
     const Command command = with_common_options(std::move(made), common);
@@ -136,8 +155,10 @@ int call(Command made, const Arguments &arguments, Io &io) {
     if (own) apply(user, *own, command, settings);
     apply_environment(command, settings);
     if (named) apply(extra, *named, command, settings);
+    take_hub_name(common);
     default_model = std::exchange(common.model, std::nullopt);
     apply(line, settings);
+    take_hub_name(common);
 
     if (common.help || common.help_all) {
         io.out.write(help(command, common.help_all));
@@ -165,8 +186,8 @@ int call(Command made, const Arguments &arguments, Io &io) {
     before.resize(before.size() - command.operands);
     Words words = split_words(before, common.model, default_model, command.takes_text);
     words.operands = operands;
-    words.model = settings.resolved(words.model);
-    settings.resolve_options();
+    words.model = settings.resolved(words.model, common.is_offline, io);
+    settings.resolve_options(common.is_offline, io);
     return command.call(words, io);
 }
 

@@ -13,7 +13,7 @@ constexpr std::string_view kAttention = "attention is always computed in one pas
 constexpr std::string_view kJinja = "chat templates are always interpreted";
 constexpr std::string_view kThreads = "all work uses the same threads: -t N";
 constexpr std::string_view kNoRope = "the model's own RoPE settings are used";
-constexpr std::string_view kDownload = "download the GGUF file and give its path as MODEL";
+constexpr std::string_view kDownload = "runnel pull USER/REPO downloads a GGUF file of Hugging Face";
 constexpr std::string_view kImages = "only text is supported";
 constexpr std::string_view kLora = "merge the adapter into the model first (llama-export-lora)";
 constexpr std::string_view kEmbed = "there are no embeddings or rankings";
@@ -117,7 +117,6 @@ constexpr Foreign kForeign[] = {
     {"--log-verbose --verbose-prompt", "", Nothing, kLog},
     {"--log-file --log-prompts-dir", "*", Missing, kLog},
     {"-ptc --print-token-count", "*", Missing, kLog},
-    {"--offline", "", Nothing, "nothing is ever downloaded"},
     {"--draft-p-split --spec-draft-p-split", "*", Nothing, "--draft-branches limits the branches"},
     {"--spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match", "*", Nothing, kLookup},
     {"--spec-ngram-size-n --spec-ngram-size-m --spec-ngram-check-rate --spec-ngram-min-hits", "*", Nothing,
@@ -131,10 +130,9 @@ constexpr Foreign kForeign[] = {
     {"--skip-chat-parsing --no-skip-chat-parsing", "", Nothing, "answers are text"},
 
     // --- llama.cpp: options that do not exist here
-    {"-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo", "*", Missing, kDownload},
-    {"-hft --hf-token --server-base", "*", Missing, kDownload},
-    {"-hfd -hfrd --hf-repo-draft --spec-draft-hf", "*", Missing,
-     "download the GGUF file and give its path with -md"},
+    {"-mu --model-url -dr --docker-repo --server-base", "*", Missing, kDownload},
+    {"-hft --hf-token", "*", Missing, "set HF_TOKEN: arguments are visible to other users"},
+    {"-hfd -hfrd --hf-repo-draft --spec-draft-hf", "*", Same, "-md hf.co/$"},
     {"--gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default", "",
      Missing, kDownload},
     {"--embd-gemma-default", "", Missing, kDownload},
@@ -251,9 +249,11 @@ struct Program {
 };
 constexpr Program kPrograms[] = {
     {"show info gguf-dump gguf", "use runnel inspect MODEL"},
-    {"pull download get fetch cp push", "download the GGUF file and give its path as MODEL"},
+    {"download get fetch", "use runnel pull USER/REPO"},
+    {"cp push", "models are files: copy them"},
     {"ls models", "use runnel list"},
-    {"ps rm stop", "models are files: there is nothing to manage"},
+    {"remove delete", "use runnel rm NAME"},
+    {"ps stop", "a model is loaded by the command that uses it: there is nothing to stop"},
     {"serve server daemon api",
      "there is no server: runnel batch answers many prompts, runnel chat MODEL < PIPE talks"},
     {"create modelfile", "options in ~/.config/runnel/config.toml replace a Modelfile"},

@@ -80,7 +80,8 @@ std::string overview() {
     return text +
            "\n"
            "runnel COMMAND --help explains a command, --help-all also its rare options.\n"
-           "MODEL is a GGUF file, a folder with one, or a name that runnel list shows.\n"
+           "MODEL is a GGUF file, a folder with one, a name that runnel list shows, or\n"
+           "hf.co/USER/REPO[:QUANT], which is downloaded first.\n"
            "runnel FILE.gguf is runnel chat FILE.gguf.\n"
            "Options are also RUNNEL_NAME in the environment and lines of\n"
            "~/.config/runnel/config.toml.\n";

@@ -62,8 +62,17 @@ void add_variables(std::vector<std::string> &variables, const std::string &text)
 Command with_common_options(Command command, Common &common) {
     OptionTable &table = command.options;
     table.in_group(Group::General);
-    if (command.model != Command::Model::None)
+    if (command.model != Command::Model::None) {
         table.text("-m,--model", common.model, "the model: the same as the argument MODEL").takes("MODEL");
+        table
+            .text("-hf,-hfr,--hf-repo", common.hub_repo,
+                  "a model of Hugging Face in place of MODEL, downloaded if it is not there")
+            .takes("USER/REPO[:QUANT]");
+        table.text("-hff,--hf-file", common.hub_file, "with -hf: the file of the repository")
+            .takes("NAME")
+            .rare();
+        table.flag("--offline", common.is_offline, "download nothing").rare();
+    }
     table.flag("-q,--quiet,--log-disable", common.quiet, "errors only: no progress, notes or statistics");
     if (command.writes_files)
         table.flag("--overwrite", common.overwrite, "outputs may replace files that runnel did not make");

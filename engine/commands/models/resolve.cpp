@@ -1,5 +1,6 @@
 #include "engine/commands/models/resolve.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <vector>
 
@@ -7,6 +8,7 @@
 #include "engine/commands/io.h"
 #include "engine/commands/models/file_names.h"
 #include "engine/commands/models/hub_layout.h"
+#include "engine/commands/models/pull.h"
 #include "engine/commands/models/stores.h"
 #include "gguf/printable.h"
 
@@ -51,21 +53,35 @@ std::string hint_for(const std::string &word, const std::map<std::string, std::s
     return suggestion(word, names);
 }
 
+std::string downloaded(const HubName &name, bool is_offline, Io &io) {
+    if (const auto path = find_pulled(name)) return *path;
+    const char *variable = std::getenv("HF_HUB_OFFLINE");
+    const std::string value = variable ? capitals(variable) : "";
+    if (is_offline || value == "1" || value == "TRUE" || value == "YES" || value == "ON")
+        throw UsageError(name.text() +
+                         " is not in the cache, and nothing is downloaded (--offline or HF_HUB_OFFLINE)");
+    return pull(name, {}, io);
+}
+
 }  // namespace
 
-std::string resolve_model(const std::string &word, const std::map<std::string, std::string> &short_names) {
+std::string resolve_model(const std::string &word, const std::map<std::string, std::string> &short_names,
+                          bool is_offline, Io &io) {
     std::error_code error;
     const bool exists = fs::exists(word, error);
     if (error) return word;  // opening it says why
     if (exists) return fs::is_directory(word, error) ? model_in(word) : word;
+    if (const auto name = parse_hub_address(word)) return downloaded(*name, is_offline, io);
     if (const auto model = find_stored(word)) {
         if (!model->problem.empty()) throw UsageError(shown(model->name) + ": " + model->problem);
         return model->path.string();
     }
-    std::string hint = shown(hint_for(word, short_names));
-    if (hint.empty() && is_repo_name(word.substr(0, word.find(':'))) && !word.ends_with(".gguf"))
-        hint = ", and not in a cache (runnel list shows what is there)";
-    throw UsageError(shown(word) + ": no such file" + hint);
+    if (const std::string hint = hint_for(word, short_names); !hint.empty())
+        throw UsageError(shown(word) + ": no such file" + shown(hint));
+    if (const auto name = parse_hub_name(word); name && name->file.empty() && !word.ends_with(".gguf"))
+        throw UsageError(shown(word) + ": no such file, and not in a cache; runnel pull " + name->text() +
+                         " downloads it, and so does -hf in place of MODEL");
+    throw UsageError(shown(word) + ": no such file");
 }
 
 }  // namespace runnel::commands

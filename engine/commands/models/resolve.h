@@ -1,13 +1,17 @@
-// MODEL: a file, a folder with one model, or a name that `runnel list` shows.
+// MODEL: a file, a folder with one model, a name that `runnel list` shows, or hf.co/USER/REPO[:QUANT], which is
+// downloaded if it is not there.
 #pragma once
 
 #include <map>
 #include <string>
 
+#include "engine/commands/io.h"
+
 namespace runnel::commands {
 
 // The path of the model's file, for a MODEL that is no short name of the configuration. `short_names` are only
-// suggested. Throws UsageError if there is none, with what the user may have meant.
-std::string resolve_model(const std::string &word, const std::map<std::string, std::string> &short_names);
+// suggested. Throws UsageError if there is none, with what the user may have meant, and what pull() throws.
+std::string resolve_model(const std::string &word, const std::map<std::string, std::string> &short_names,
+                          bool is_offline, Io &io);
 
 }  // namespace runnel::commands

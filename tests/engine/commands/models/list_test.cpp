@@ -68,7 +68,8 @@ TEST_CASE("models: the list shows what is in all caches, and every name in it is
                                                        {"tales:latest", "ollama"}};
     CHECK(models.size() == stores.size());
     REQUIRE(wanted.size() > 2);
-    for (const auto &[name, store] : stores) {
+    for (const auto &entry : stores) {
+        const std::string &name = entry.first, &store = entry.second;
         CAPTURE(name);
         REQUIRE(models.count(name) == 1);
         const Json &model = models.at(name);
@@ -128,7 +129,8 @@ TEST_CASE("models: damaged and foreign files are listed as what they are") {
         {"evil:1", "no valid digest"},  {"evil:2", "no valid digest"},
         {"gone:1", "missing"},          {"bad:1", "not JSON"},
         {"bad:\x1b[2Jred", "no model"}};
-    for (const auto &[name, problem] : problems) {
+    for (const auto &entry : problems) {
+        const std::string &name = entry.first, &problem = entry.second;
         CAPTURE(name);
         REQUIRE(models.count(name) == 1);
         CHECK(models.at(name)["problem"].get<std::string>().find(problem) != std::string::npos);

@@ -1,0 +1,69 @@
+// Repositories of Hugging Face: their names on the command line, and what a server says they hold.
+//
+//   GET ENDPOINT/api/models/USER/REPO/revision/main?blobs=true   the commit, and each file's size and SHA-256
+//   GET ENDPOINT/USER/REPO/resolve/COMMIT/PATH                   a file, usually by a redirect to another host
+//
+// HF_ENDPOINT is another server than https://huggingface.co. The token of private and gated repositories is HF_TOKEN, or
+// the file where Hugging Face's own programs keep it. It is never printed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/commands/models/http.h"
+
+namespace runnel::commands {
+
+struct HubName {
+    std::string repo;  // "USER/REPO"
+    std::string tag;   // of :QUANT; empty: none
+    std::string file;  // a file of the repository by its path; empty: none
+
+    std::string text() const;
+};
+
+// USER/REPO, USER/REPO:QUANT, USER/REPO/PATH.gguf; each also behind "hf.co/" and "huggingface.co/", with or without
+// "https://", and as the address of a file's page (.../blob/main/PATH, .../resolve/main/PATH).
+std::optional<HubName> parse_hub_name(std::string_view text);
+// The same for names behind "hf.co/" or "huggingface.co/" only, which are no paths of files.
+std::optional<HubName> parse_hub_address(std::string_view text);
+
+struct HubFile {
+    std::string path;
+    uint64_t bytes = 0;
+    std::string sha256;
+};
+
+struct HubRepository {
+    std::string commit;
+    std::vector<HubFile> files;  // GGUF files only
+};
+
+struct HubServer {
+    std::string endpoint;  // without "/" at the end
+    std::string token;     // empty: none
+
+    std::string file_address(const std::string &repo, const std::string &commit,
+                             const std::string &path) const;
+};
+
+// From the environment. Throws UsageError for an endpoint that is no address and for a token with characters that no
+// token has.
+HubServer hub_server();
+
+// Throws UsageError if there is no such repository or no access to it, HttpError, and OutputError for an answer that
+// makes no sense.
+HubRepository list_repository(Http &http, const HubServer &server, const std::string &repo,
+                              const std::atomic<bool> &stop, int stall_seconds);
+
+// Throws for an answer that is no success: UsageError for 401, 403 and 404, else OutputError. `what`: "USER/REPO".
+void check_status(const HttpResponse &response, const HubServer &server, const std::string &what);
+
+// The answer of the server, as data. Throws OutputError.
+HubRepository parse_repository(std::string_view json);
+
+}  // namespace runnel::commands

@@ -1,0 +1,27 @@
+// `runnel pull`: a model of Hugging Face into its cache.
+#pragma once
+
+#include <string>
+
+#include "engine/commands/io.h"
+#include "engine/commands/models/download.h"
+#include "engine/commands/models/hub_api.h"
+
+namespace runnel::commands {
+
+// Downloads what is not there yet, all parts of a split model, and returns the path of the first file in the cache. The
+// model appears in the cache when it is complete. Throws UsageError for a name that does not exist, OutputError,
+// HttpError, Interrupted (what is there is kept).
+std::string pull(const HubName &name, const DownloadOptions &options, Io &io);
+
+// The same for a model that is in the cache already: without a word to the server. nullopt if it is not.
+std::optional<std::string> find_pulled(const HubName &name);
+
+// "model.gguf [####----]  50%  2.3 of 4.6 GiB  51 MB/s  0:45 left"
+std::string pull_line(const std::string &name, uint64_t done, uint64_t all, double rate);
+
+// Removes a model of Hugging Face's cache, with all files that no other model uses; a repository's name means all
+// models of it. Asks unless `is_sure`. Throws UsageError if there is none.
+int remove_model(const std::string &name, bool is_sure, Io &io);
+
+}  // namespace runnel::commands

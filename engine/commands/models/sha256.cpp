@@ -1,0 +1,85 @@
+#include "engine/commands/models/sha256.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace runnel::commands {
+namespace {
+
+// The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
+constexpr uint32_t kRounds[64] = {
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+
+uint32_t big_endian(const std::byte *bytes) {
+    uint32_t word = 0;
+    for (int i = 0; i < 4; ++i) word = word << 8 | std::to_integer<uint32_t>(bytes[i]);
+    return word;
+}
+
+}  // namespace
+
+void Sha256::add_block(const std::byte *block) {
+    uint32_t w[64];
+    for (int i = 0; i < 16; ++i) w[i] = big_endian(block + 4 * i);
+    for (int i = 16; i < 64; ++i) {
+        const uint32_t a = w[i - 15], b = w[i - 2];
+        w[i] = w[i - 16] + (std::rotr(a, 7) ^ std::rotr(a, 18) ^ a >> 3) + w[i - 7] +
+               (std::rotr(b, 17) ^ std::rotr(b, 19) ^ b >> 10);
+    }
+    auto [a, b, c, d, e, f, g, h] = state_;
+    for (int i = 0; i < 64; ++i) {
+        const uint32_t first = h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) +
+                               ((e & f) ^ (~e & g)) + kRounds[i] + w[i];
+        const uint32_t second =
+            (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+        h = g;
+        g = f;
+        f = e;
+        e = d + first;
+        d = c;
+        c = b;
+        b = a;
+        a = first + second;
+    }
+    const uint32_t result[] = {a, b, c, d, e, f, g, h};
+    for (size_t i = 0; i < 8; ++i) state_[i] += result[i];
+}
+
+void Sha256::add(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+        const size_t used = length_ % buffer_.size();
+        if (used == 0 && bytes.size() >= buffer_.size()) {
+            add_block(bytes.data());
+            length_ += buffer_.size();
+            bytes = bytes.subspan(buffer_.size());
+            continue;
+        }
+        const size_t taken = std::min(bytes.size(), buffer_.size() - used);
+        std::memcpy(buffer_.data() + used, bytes.data(), taken);
+        length_ += taken;
+        bytes = bytes.subspan(taken);
+        if (length_ % buffer_.size() == 0) add_block(buffer_.data());
+    }
+}
+
+std::string Sha256::digest() {
+    const uint64_t bits = length_ * 8;
+    std::array<std::byte, 128> padding{std::byte{0x80}};
+    const size_t used = length_ % 64, zeros = (used < 56 ? 56 : 120) - used;
+    for (size_t i = 0; i < 8; ++i) padding[zeros + i] = static_cast<std::byte>(bits >> (56 - 8 * i));
+    add(std::span(padding).first(zeros + 8));
+    std::string text;
+    for (const uint32_t word : state_)
+        for (int shift = 28; shift >= 0; shift -= 4) text += "0123456789abcdef"[word >> shift & 15];
+    return text;
+}
+
+}  // namespace runnel::commands
