@@ -139,11 +139,14 @@ TEST_CASE("chat at a terminal: 200 KB pasted are a chip and arrive whole") {
     Chat chat;
     std::ofstream(chat.directory.path() / "editor") << "cp \"$1\" '" + chat.talk() + "'\n";
     chat.environment = {"VISUAL=sh " + (chat.directory.path() / "editor").string()};
-    const Result r =
-        chat.run({at_new_prompt("see \x1b[200~" + pasted + "\x1b[201~ above"),
-                  when_shown(" lines] above", "\x07"),
-                  {[&](const std::string &, bool) { return std::filesystem::exists(chat.talk()); }, "\x03"},
-                  at_new_prompt("\x04")});
+    const Result r = chat.run({at_new_prompt("see \x1b[200~" + pasted + "\x1b[201~ above"),
+                               when_shown(" lines] above", "\x07"),
+                               {[&](const std::string &screen, bool) {
+                                    return std::filesystem::exists(chat.talk()) &&
+                                           screen.find(" lines] above") != screen.npos;
+                                },
+                                "\x03"},
+                               at_new_prompt("\x04")});
     CHECK(r.code == 0);
     const std::string lines = std::to_string(std::count(text.begin(), text.end(), '\n') + 1);
     CHECK(r.out.find("[pasted " + lines.substr(0, 1) + "," + lines.substr(1) + " lines]") !=
