@@ -35,7 +35,7 @@ WARN = -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wno-
 # -ffp-contract=off: the order and rounding of every float operation is part of the product (kernels/cpu/README.md).
 SANITIZE ?=
 CXXFLAGS += -std=c++20 $(OPT) -g1 $(WARN) $(SANITIZE) -ffp-contract=off -fno-math-errno -pthread -I.
-LDLIBS = -l:libpcre2-8.a -l:libutf8proc.a -l:libxxhash.a -l:libedit.a -l:libtinfo.a -l:libbsd.a -l:libmd.a
+LDLIBS = -l:libpcre2-8.a -l:libutf8proc.a -l:libxxhash.a
 LDFLAGS += $(SANITIZE) -pthread -static-libstdc++ -static-libgcc
 
 ISA =
@@ -88,7 +88,7 @@ all: $(BUILD)/runnel
 # Dependencies: dpkg is queried only if the compiler does not find a header.
 setup:
 	@printf '%s\n' '#include <CLI/CLI.hpp>' '#include <doctest/doctest.h>' '#include <nlohmann/json.hpp>' \
-	  '#define PCRE2_CODE_UNIT_WIDTH 8' '#include <pcre2.h>' '#include <histedit.h>' '#include <utf8proc.h>' '#include <xxhash.h>' '#include <curl/curl.h>' \
+	  '#define PCRE2_CODE_UNIT_WIDTH 8' '#include <pcre2.h>' '#include <utf8proc.h>' '#include <xxhash.h>' '#include <curl/curl.h>' \
 	  | $(CXX) -std=c++20 -E -x c++ - >/dev/null 2>&1 || scripts/setup
 
 expected_objects = $(BUILD)/obj/main.o $(objects) $(if $(filter demo %/runnel-cpu,$(MAKECMDGOALS)),$(BUILD)/obj/kernels/cuda/devices_absent.o,$(cuda_objects)) \

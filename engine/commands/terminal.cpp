@@ -1,83 +1,165 @@
 #include "engine/commands/terminal.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <cerrno>
 #include <string_view>
 
 namespace runnel::commands {
 namespace {
 
-constexpr std::string_view kPasteOn = "\x1b[?2004h", kPasteOff = "\x1b[?2004l", kColorOff = "\x1b[0m\n";
+constexpr std::string_view kPasteOn = "\x1b[?2004h";
+// The marks of pastes off, wrapping and the cursor on, no color.
+constexpr std::string_view kPlain = "\x1b[?7h\x1b[?25h\x1b[0m\x1b[?2004l";
 constexpr std::array<int, 3> kEndings = {SIGTERM, SIGHUP, SIGQUIT};
+constexpr std::array<int, 3> kChanges = {SIGTSTP, SIGCONT, SIGWINCH};
 
-// The state that a signal handler needs.
-struct Found {
+using Mode = TerminalModes::Mode;
+
+// What the signal handlers need.
+struct State {
     int in = -1, out = -1;
+    std::atomic<Mode> mode = Mode::Original;
     bool has_settings = false;
-    termios settings{};
-    std::array<struct sigaction, kEndings.size()> actions{};
+    termios original{}, watch{}, edit{};
+    std::array<int, 2> changes = {-1, -1};  // a pipe
+    std::array<struct sigaction, kEndings.size()> endings{};
+    std::array<struct sigaction, kChanges.size()> others{};
 };
 
-Found &found() {
-    static Found instance;
+State &state() {
+    static State instance;
     return instance;
 }
 
-void give_back_and_end(int number) {
-    const Found &f = found();
-    if (f.has_settings) tcsetattr(f.in, TCSANOW, &f.settings);
-    [[maybe_unused]] const ssize_t written = write(f.out, kPasteOff.data(), kPasteOff.size());
+void put(std::string_view bytes) {
+    [[maybe_unused]] const ssize_t written = write(state().out, bytes.data(), bytes.size());
+}
+
+// Called by signal handlers, too.
+void apply(Mode mode) {
+    const State &s = state();
+    if (!s.has_settings) return;
+    tcsetattr(s.in, TCSANOW, mode == Mode::Edit ? &s.edit : mode == Mode::Watch ? &s.watch : &s.original);
+    if (mode != Mode::Original) put(kPasteOn);
+}
+
+void restore() {
+    if (state().mode == Mode::Original) return;
+    put(kPlain);
+    apply(Mode::Original);
+}
+
+void tell() {
+    [[maybe_unused]] const ssize_t written = write(state().changes[1], "x", 1);
+}
+
+void restore_and_end(int number) {
+    put(kPlain);
+    apply(Mode::Original);
     signal(number, SIG_DFL);
     raise(number);
 }
 
-void uncolor_and_end(int number) {
-    [[maybe_unused]] const ssize_t written = write(found().out, kColorOff.data(), kColorOff.size());
-    signal(number, SIG_DFL);
+void handle(int number, void (*handler)(int), int flags, struct sigaction *before) {
+    struct sigaction action {};
+    action.sa_handler = handler;
+    action.sa_flags = flags;
+    sigaction(number, nullptr, before);
+    if (before->sa_handler == SIG_DFL) sigaction(number, &action, nullptr);
+}
+
+constexpr int kStopFlags = SA_RESTART | SA_NODEFER | SA_RESETHAND;
+
+// The flags give the signal its default action while its handler runs: raise() stops the program.
+void stop(int number) {
+    const int error = errno;
+    restore();
     raise(number);
+    struct sigaction ignored {};
+    handle(number, stop, kStopFlags, &ignored);
+    apply(state().mode);
+    tell();
+    errno = error;
 }
 
-// An ignored signal remains ignored.
-void handle_endings(void (*handler)(int)) {
-    Found &f = found();
-    for (size_t i = 0; i < kEndings.size(); ++i) {
-        struct sigaction action {};
-        action.sa_handler = handler;
-        sigaction(kEndings[i], nullptr, &f.actions[i]);
-        if (f.actions[i].sa_handler == SIG_DFL) sigaction(kEndings[i], &action, nullptr);
-    }
-}
-
-void leave_endings() {
-    for (size_t i = 0; i < kEndings.size(); ++i) sigaction(kEndings[i], &found().actions[i], nullptr);
+void change(int number) {
+    const int error = errno;
+    if (number == SIGCONT) apply(state().mode);
+    tell();
+    errno = error;
 }
 
 }  // namespace
 
-RawTerminal::RawTerminal(int in, int out) {
-    Found &f = found();
-    f.in = in;
-    f.out = out;
-    f.has_settings = tcgetattr(in, &f.settings) == 0;
-    handle_endings(give_back_and_end);
-    [[maybe_unused]] const ssize_t written = write(out, kPasteOn.data(), kPasteOn.size());
+TerminalModes::TerminalModes(int in, int out) {
+    State &s = state();
+    s.in = in;
+    s.out = out;
+    s.mode = Mode::Original;
+    s.has_settings = tcgetattr(in, &s.original) == 0;
+    s.watch = s.original;
+    s.watch.c_iflag &= ~static_cast<tcflag_t>(ICRNL | INLCR | IGNCR | ISTRIP | IXON);
+    s.watch.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+    s.watch.c_lflag |= ISIG | NOFLSH;
+    s.watch.c_cc[VMIN] = 1;
+    s.watch.c_cc[VTIME] = 0;
+    s.edit = s.watch;
+    s.edit.c_lflag &= ~static_cast<tcflag_t>(ISIG | IEXTEN);
+    if (pipe2(s.changes.data(), O_CLOEXEC | O_NONBLOCK) != 0) s.changes = {-1, -1};
+    for (size_t i = 0; i < kEndings.size(); ++i) handle(kEndings[i], restore_and_end, 0, &s.endings[i]);
+    handle(SIGTSTP, stop, kStopFlags, &s.others[0]);
+    handle(SIGCONT, change, SA_RESTART, &s.others[1]);
+    handle(SIGWINCH, change, SA_RESTART, &s.others[2]);
 }
 
-RawTerminal::~RawTerminal() {
-    const Found &f = found();
-    [[maybe_unused]] const ssize_t written = write(f.out, kPasteOff.data(), kPasteOff.size());
-    leave_endings();
+TerminalModes::~TerminalModes() {
+    State &s = state();
+    enter(Mode::Original);
+    for (size_t i = 0; i < kEndings.size(); ++i) sigaction(kEndings[i], &s.endings[i], nullptr);
+    for (size_t i = 0; i < kChanges.size(); ++i) sigaction(kChanges[i], &s.others[i], nullptr);
+    for (int &fd : s.changes) {
+        if (fd >= 0) close(fd);
+        fd = -1;
+    }
 }
 
-ColorScope::ColorScope(int out) {
-    found().out = out;
-    handle_endings(uncolor_and_end);
+void TerminalModes::enter(Mode mode) {
+    State &s = state();
+    if (s.mode == mode) return;
+    if (mode == Mode::Original) put(kPlain);
+    s.mode = mode;
+    apply(mode);
 }
 
-ColorScope::~ColorScope() {
-    leave_endings();
+OriginalTerminal::OriginalTerminal() : before_(state().mode) {
+    restore();
+    state().mode = Mode::Original;
+}
+
+OriginalTerminal::~OriginalTerminal() {
+    state().mode = before_;
+    if (before_ != Mode::Original) apply(before_);
+}
+
+void TerminalModes::suspend() {
+    raise(SIGTSTP);
+}
+
+int TerminalModes::changes() const {
+    return state().changes[0];
+}
+
+bool TerminalModes::take_changes() {
+    char bytes[64];
+    bool any = false;
+    while (read(changes(), bytes, sizeof bytes) > 0) any = true;
+    return any;
 }
 
 }  // namespace runnel::commands

@@ -1,33 +1,44 @@
-// Terminal modes for line editing and colors for answers, restored even if a signal ends the
-// program.
+// The modes of the terminal of a chat, restored however the program ends.
 #pragma once
-
-#include <termios.h>
-
-#include <optional>
-#include <string>
 
 namespace runnel::commands {
 
-// While this exists, the terminal marks pasted text ("bracketed paste"), and a signal that ends the program
-// (SIGTERM, SIGHUP, SIGQUIT) first restores the terminal's original mode: after a line editor that dies in
-// raw mode, a shell does not echo. At most one may exist.
-class RawTerminal {
+// In all modes but the original one the terminal marks pasted text ("bracketed paste").
+// While this exists, a signal that ends the program (SIGTERM, SIGHUP, SIGQUIT) first restores the terminal's original
+// mode and ends colors: after a program that dies in raw mode, a shell does not echo. A stop (SIGTSTP) restores it
+// until the program continues. At most one may exist.
+class TerminalModes {
   public:
-    RawTerminal(int in, int out);
-    ~RawTerminal();
-    RawTerminal(const RawTerminal &) = delete;
-    RawTerminal &operator=(const RawTerminal &) = delete;
+    enum class Mode {
+        Original,
+        Watch,  // keys can be read one by one, without echo; Ctrl-C and Ctrl-Z remain signals
+        Edit,   // the same without signals
+    };
+    TerminalModes(int in, int out);
+    ~TerminalModes();
+    TerminalModes(const TerminalModes &) = delete;
+    TerminalModes &operator=(const TerminalModes &) = delete;
+
+    void enter(Mode mode);
+    // Stops the program, as Ctrl-Z does elsewhere; returns when it continues. Returns at once if the program cannot be
+    // stopped.
+    void suspend();
+    // A descriptor that becomes readable when the window has another size or the program was stopped and continues.
+    int changes() const;
+    // Empties it; true if there was a change.
+    bool take_changes();
 };
 
-// While this exists, a signal that ends the program first turns off the terminal's colors. At most one may
-// exist, and not at the same time as a RawTerminal.
-class ColorScope {
+// While this exists, the terminal has its original mode, for another program that uses it.
+class OriginalTerminal {
   public:
-    explicit ColorScope(int out);
-    ~ColorScope();
-    ColorScope(const ColorScope &) = delete;
-    ColorScope &operator=(const ColorScope &) = delete;
+    OriginalTerminal();
+    ~OriginalTerminal();
+    OriginalTerminal(const OriginalTerminal &) = delete;
+    OriginalTerminal &operator=(const OriginalTerminal &) = delete;
+
+  private:
+    TerminalModes::Mode before_;
 };
 
 }  // namespace runnel::commands

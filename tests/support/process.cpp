@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -80,10 +81,31 @@ bool reads_keys(int terminal) {
     return tcgetattr(terminal, &settings) == 0 && !(settings.c_lflag & ICANON);
 }
 
+winsize window(int columns, int rows) {
+    winsize size{};
+    size.ws_col = static_cast<unsigned short>(columns);
+    size.ws_row = static_cast<unsigned short>(rows);
+    return size;
+}
+
+// Types while it reads what is shown: a terminal holds only some kilobytes.
+void type(int master, const std::string &typed, std::string &shown) {
+    for (size_t at = 0; at < typed.size();) {
+        pollfd waiting{master, POLLIN | POLLOUT, 0};
+        if (poll(&waiting, 1, -1) < 0 || (waiting.revents & (POLLHUP | POLLERR))) return;
+        if ((waiting.revents & POLLIN) && !read_some(master, shown)) return;
+        if (!(waiting.revents & POLLOUT)) continue;
+        const ssize_t n = write(master, typed.data() + at, std::min<size_t>(typed.size() - at, 1024));
+        if (n <= 0) return;
+        at += static_cast<size_t>(n);
+    }
+}
+
 Result execute_in_terminal(const Process &process, const std::string &program, Clock::time_point end) {
     constexpr int kTick = 10;  // milliseconds: there is no event for a change of the terminal's settings
     int master = -1;
-    const int pid = forkpty(&master, nullptr, nullptr, nullptr);
+    const winsize size = window(process.columns, process.rows);
+    const int pid = forkpty(&master, nullptr, nullptr, &size);
     if (pid < 0) throw std::runtime_error("forkpty");
     if (pid == 0) become(process, program);
     if (process.input && write(master, process.input->data(), process.input->size()) < 0)
@@ -103,8 +125,13 @@ Result execute_in_terminal(const Process &process, const std::string &program, C
             if (!read_some(master, result.out)) break;
             if (process.watch) process.watch(result.out, pid);
         }
-        const std::string typed = process.type ? process.type(result.out, reads_keys(master)) : "";
-        if (!typed.empty() && write(master, typed.data(), typed.size()) < 0) break;
+        if (process.resize) {
+            if (const auto changed = process.resize(result.out)) {
+                const winsize now = window(changed->first, changed->second);
+                ioctl(master, TIOCSWINSZ, &now);
+            }
+        }
+        if (process.type) type(master, process.type(result.out, reads_keys(master)), result.out);
     }
     result.code = wait_for(pid, killed);
     close(master);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace runnel::testing {
@@ -19,6 +20,9 @@ struct Process {
     std::function<void(const std::string &, int pid)> watch = nullptr;
     std::function<void(int pid)> started = nullptr;  // called once, when the process runs
     bool terminal = false;  // stdin, stdout and stderr are a terminal; `input` is typed; stderr goes to `out`
+    int columns = 80, rows = 24;
+    // Called before `type` with all output so far; gives the window another size, if it returns one.
+    std::function<std::optional<std::pair<int, int>>(const std::string &shown)> resize = nullptr;
     // Given the terminal's content, and whether the program reads single keys (it edits a line), returns what
     // to type next. Called repeatedly; "" waits for more.
     std::function<std::string(const std::string &shown, bool reads_keys)> type = nullptr;

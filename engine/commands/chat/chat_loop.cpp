@@ -5,10 +5,12 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <utility>
 #include <vector>
 
 #include "engine/commands/chat/history_file.h"
+#include "engine/commands/chat/settings.h"
 #include "engine/commands/cli/nearest.h"
 #include "engine/commands/prompt_format.h"
 #include "engine/commands/terminal.h"
@@ -32,10 +34,10 @@ int Chat::loop() {
     // Between an answer and the next prompt, Ctrl-C must not end the program.
     if (terminal_) signal(SIGINT, [](int) {});
     greet();
-    lines_ = terminal_ ? make_terminal_lines(history_path()) : make_plain_lines(io_.in);
+    lines_ = terminal_ ? make_terminal_lines(history_path(), terminal_hooks()) : make_plain_lines(io_.in);
     std::string message;
     while (!over_) {
-        const auto event = read_message(*lines_, ">>> ", message);
+        const auto event = lines_->read_message(">>> ", message);
         if (event == LineSource::Event::End) break;
         if (event == LineSource::Event::Interrupt || message.find_first_not_of(" \t\n") == std::string::npos)
             continue;
@@ -46,6 +48,16 @@ int Chat::loop() {
     }
     if (terminal_ && !over_) io_.out.write("\n");
     return code_;
+}
+
+TerminalHooks Chat::terminal_hooks() {
+    TerminalHooks hooks;
+    for (const Command &command : commands()) hooks.names.commands.emplace_back(command.name);
+    std::istringstream settings(list_settings(model_.settings()));
+    for (std::string line; std::getline(settings, line);)
+        hooks.names.settings.push_back(line.substr(0, line.find(' ')));
+    hooks.colors = color_;
+    return hooks;
 }
 
 bool Chat::wants_color() const {

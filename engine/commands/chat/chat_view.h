@@ -2,12 +2,10 @@
 // between its marks.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "engine/commands/io.h"
-#include "engine/commands/terminal.h"
 #include "engine/completion/event.h"
 #include "engine/completion/prompt.h"
 
@@ -18,9 +16,7 @@ class ChatView {
     // Keeps both references. The destructor ends the colors, also after an error.
     ChatView(Output &out, bool colors, bool shows_reasoning, const completion::PromptFormat &format)
         : out_(out), colors_(colors), shows_reasoning_(shows_reasoning), format_(format) {
-        if (!colors_) return;
-        guard_.emplace(1);
-        out_.write(kAnswer);
+        if (colors_) out_.write(kAnswer);
     }
     ~ChatView() {
         if (colors_) out_.try_write("\x1b[0m");
@@ -35,7 +31,6 @@ class ChatView {
     Output &out_;
     bool colors_, shows_reasoning_;
     const completion::PromptFormat &format_;
-    std::optional<ColorScope> guard_;  // ends the colors on a signal
     bool inside_ = false;
 };
 

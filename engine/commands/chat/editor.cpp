@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "engine/commands/io.h"
+#include "engine/commands/terminal.h"
 
 namespace runnel::commands {
 namespace {
@@ -133,6 +134,7 @@ void start_editor_helper() {
 
 std::optional<std::string> edit_in_editor(const std::string &text) {
     const ScratchFile file;
+    const OriginalTerminal original;
     if (!file.write(text) || !(helper().ask < 0 ? run_editor(file.path()) : ask_helper(file.path())))
         return std::nullopt;
     try {

@@ -7,11 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
-#include <memory>
 #include <span>
 #include <system_error>
 
@@ -22,7 +20,6 @@ namespace runnel::commands {
 namespace {
 
 namespace fs = std::filesystem;
-using OwnedHistory = std::unique_ptr<History, void (*)(History *)>;
 
 // Opens or creates the file and locks it; -1 on failure. O_NONBLOCK: a named pipe must not block the chat.
 Descriptor open_locked(const fs::path &path) {
@@ -44,29 +41,26 @@ Descriptor open_locked(const fs::path &path) {
     return Descriptor(-1, false);
 }
 
-// The history as libedit saves it: a line that names the format, then a line per entry. Empty on failure.
-// (libedit sets the mode of the file that it writes to, so a stream in memory is not enough.)
-std::string written(History *history) {
-    const int fd = memfd_create("history", MFD_CLOEXEC);
-    const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(fd < 0 ? nullptr : fdopen(fd, "w+"),
-                                                                std::fclose);
-    HistEvent event;
-    if (!file || ::history(history, &event, H_SAVE_FP, file.get()) < 0 || std::fflush(file.get()) != 0)
-        return {};
-    std::rewind(file.get());
-    std::string text;
-    char part[4096];
-    for (size_t n; (n = std::fread(part, 1, sizeof part, file.get())) > 0;) text.append(part, n);
-    return text;
+constexpr std::string_view kFormat = "_HiStOrY_V2_\n";
+
+bool is_octal(std::string_view digits) {
+    return digits.size() == 3 && digits[0] >= '0' && digits[0] <= '3' &&
+           std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '7'; });
 }
 
-int64_t lines_of(const fs::path &path) {
-    try {
-        const std::string text = read_all(path.native(), -1, nullptr, InputFile::Replaceable::Yes);
-        return std::count(text.begin(), text.end(), '\n');
-    } catch (const std::runtime_error &) {
-        return 0;
-    }
+// What follows a backslash: the byte that it stands for, and its own length.
+std::pair<char, size_t> escaped(std::string_view rest) {
+    if (is_octal(rest.substr(0, 3)))
+        return {static_cast<char>((rest[0] - '0') * 64 + (rest[1] - '0') * 8 + (rest[2] - '0')), 3};
+    if (rest.starts_with("M-") && rest.size() > 2) return {static_cast<char>(rest[2] | 0x80), 3};
+    if (rest.starts_with("M^") && rest.size() > 2)
+        return {static_cast<char>((rest[2] == '?' ? 0x7F : rest[2] & 0x1F) | 0x80), 3};
+    if (rest.starts_with("^") && rest.size() > 1)
+        return {static_cast<char>(rest[1] == '?' ? 0x7F : rest[1] & 0x1F), 2};
+    constexpr std::string_view kLetters = "nrtsabvfE0", kBytes{"\n\r\t \a\b\v\f\x1b\0", 10};
+    const size_t known = rest.empty() ? std::string_view::npos : kLetters.find(rest[0]);
+    if (known != std::string_view::npos) return {kBytes[known], 1};
+    return {rest.empty() ? '\\' : rest[0], rest.empty() ? 0 : 1};
 }
 
 }  // namespace
@@ -87,34 +81,78 @@ fs::path history_path() {
     return directory / "history";
 }
 
-void HistoryFile::load(History *history, int most) const {
+std::string history_line(std::string_view entry) {
+    std::string line;
+    for (const char c : entry) {
+        const auto byte = static_cast<unsigned char>(c);
+        if (byte > ' ' && byte != 0x7F && c != '\\')
+            line += c;
+        else
+            line += {'\\', static_cast<char>('0' + byte / 64), static_cast<char>('0' + byte / 8 % 8),
+                     static_cast<char>('0' + byte % 8)};
+    }
+    return line;
+}
+
+std::string history_entry(std::string_view line) {
+    std::string entry;
+    for (size_t i = 0; i < line.size(); ++i) {
+        if (line[i] != '\\') {
+            entry += line[i];
+            continue;
+        }
+        const auto found = escaped(line.substr(i + 1));
+        entry += found.first;
+        i += found.second;
+    }
+    return entry;
+}
+
+std::vector<std::string> HistoryFile::load(size_t most) const {
     const Descriptor file = open_locked(path_);
-    if (file.get() < 0) return;
-    HistEvent event;
-    ::history(history, &event, H_LOAD, path_.c_str());
-    if (lines_of(path_) <= 2 * int64_t{most}) return;
+    if (file.get() < 0) return {};
+    std::string text;
     try {
-        const std::string newest = written(history);
-        if (newest.empty()) return;
+        text = read_all(path_.native(), -1, nullptr, InputFile::Replaceable::Yes);
+    } catch (const std::runtime_error &) {
+        return {};
+    }
+    std::vector<std::string_view> lines;
+    for (std::string_view rest = text; !rest.empty();) {
+        const size_t end = std::min(rest.find('\n'), rest.size());
+        if (end > 0 && rest.substr(0, end + 1) != kFormat) lines.push_back(rest.substr(0, end));
+        rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+    const bool too_long = lines.size() > 2 * most;
+    if (lines.size() > most) lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(most));
+    std::vector<std::string> entries;
+    for (const std::string_view line : lines) entries.push_back(history_entry(line));
+    if (!too_long) return entries;
+    try {
+        std::string newest(kFormat);
+        for (const std::string_view line : lines) (newest += line) += '\n';
         gguf::OutputFile anew(path_, {.overwrite = true, .is_private = true});
         anew.write(std::as_bytes(std::span(newest)));
         anew.commit();
     } catch (const gguf::WriteError &) {
         // The file keeps its length.
     }
+    return entries;
 }
 
-void HistoryFile::append(const std::string &line) const {
+void HistoryFile::append(std::string_view entry) const {
     const Descriptor file = open_locked(path_);
-    const OwnedHistory one(file.get() < 0 ? nullptr : history_init(), history_end);
-    if (!one) return;
-    HistEvent event;
-    history(one.get(), &event, H_SETSIZE, 1);
-    history(one.get(), &event, H_ENTER, line.c_str());
-    std::string text = written(one.get());
+    if (file.get() < 0) return;
+    std::string text;
     struct stat status {};
-    if (fstat(file.get(), &status) == 0 && status.st_size > 0) text.erase(0, text.find('\n') + 1);
-    Output(file.get(), "history").try_write(text);
+    if (fstat(file.get(), &status) == 0) {
+        char last = '\n';
+        if (status.st_size == 0)
+            text = kFormat;
+        else if (pread(file.get(), &last, 1, status.st_size - 1) == 1 && last != '\n')
+            text = "\n";  // of a chat that was killed, or a full disk
+    }
+    Output(file.get(), "history").try_write(text + history_line(entry) + "\n");
 }
 
 }  // namespace runnel::commands

@@ -1,10 +1,12 @@
-// Lines from the user: edited and remembered at a terminal, read as they are from a pipe.
+// Messages and lines from the user: edited and remembered at a terminal, read as they are from a pipe.
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+
+#include "engine/commands/chat/edit/complete.h"
 
 namespace runnel::commands {
 
@@ -14,20 +16,34 @@ class LineSource {
     virtual ~LineSource() = default;
     // The next line, without its line end.
     virtual Event read(const std::string &prompt, std::string &line) = 0;
-    // Adds a line to the history, for this chat and later ones.
+    // The next message, which becomes part of the history: a line, or the text between a line that is """ and the
+    // next such line.
+    virtual Event read_message(const std::string &prompt, std::string &message);
+    // Adds a message to the history, for this chat and later ones.
     virtual void remember(const std::string &) {}
     // The next line is here already: reading it does not wait.
     virtual bool has_line() const { return false; }
+
+    // During an answer: reads what was typed, which appears in the next line; true if Ctrl-T was. Does not wait.
+    virtual bool take_typed() { return false; }
+    // The answer was interrupted: an Enter typed before sends nothing.
+    virtual void forget_enter() {}
 };
 
-// libedit on standard input and output: emacs keys (or what ~/.editrc says), UTF-8, a history that stays.
-// `history`: the file of a HistoryFile; empty for none.
-std::unique_ptr<LineSource> make_terminal_lines(const std::filesystem::path &history);
+struct TerminalHooks {
+    CompletionNames names = {};                        // for Tab
+    std::function<std::string()> reasoning = nullptr;  // what Ctrl-T shows; printable
+    bool colors = false;
+};
+
+// A line editor on standard input and output. `history`: the file of a HistoryFile; empty for none. Lines without
+// editing if TERM is "dumb" or not set.
+std::unique_ptr<LineSource> make_terminal_lines(const std::filesystem::path &history, TerminalHooks hooks);
 
 // A descriptor without prompt or echo; `before`: text in front of what it gives. -1: that text alone.
 std::unique_ptr<LineSource> make_plain_lines(int fd, std::string before = {});
 
-// A message of the user: a line, or with """ at its beginning all text up to the next """.
-LineSource::Event read_message(LineSource &lines, const std::string &prompt, std::string &message);
+// Whether the terminal understands the moves of a cursor: TERM is set and not "dumb".
+bool terminal_moves();
 
 }  // namespace runnel::commands

@@ -227,12 +227,12 @@ TEST_CASE("outputs: in a terminal chat asks before it replaces a file") {
     for (const bool yes : {false, true}) {
         write_text(f.talk, "dear reader");
         Process p = process({"chat", f.model, "-n", "1"});
-        p.environment = {"XDG_STATE_HOME=" + f.folder.path().string(), "TERM=dumb", "LC_ALL=C"};
+        p.environment = {"XDG_STATE_HOME=" + f.folder.path().string(), "TERM=xterm", "LC_ALL=C"};
         p.terminal = true;
         size_t step = 0, after = 0;
-        const std::vector<std::pair<std::string, std::string>> talk = {{">>> ", "hello\n"},
-                                                                       {">>> ", "/save " + f.talk + "\n"},
-                                                                       {"[y/N] ", yes ? "y\n" : "\n"},
+        const std::vector<std::pair<std::string, std::string>> talk = {{">>> ", "hello\r"},
+                                                                       {">>> ", "/save " + f.talk + "\r"},
+                                                                       {"[y/N] ", yes ? "y\r" : "\r"},
                                                                        {">>> ", "\x04"}};
         p.type = [&](const std::string &out, bool reads_keys) -> std::string {
             if (!reads_keys || step == talk.size()) return "";

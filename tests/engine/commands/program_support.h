@@ -41,6 +41,11 @@ inline Process process(std::vector<std::string> arguments) {
     return p;
 }
 
+// The line editor waits at an empty prompt, which was drawn behind the first `after` bytes of the output.
+inline bool at_prompt(const std::string &out, size_t after) {
+    return out.size() > after && out.ends_with(">>> \r\x1b[4C\x1b[?7h\x1b[?25h");
+}
+
 // One line that begins with the program's name.
 inline void check_message(const Result &r) {
     CAPTURE(r.err);

@@ -135,13 +135,12 @@ TEST_CASE("chat: a pasted text and an edited one are one message each; a signal 
     p.type = [&](const std::string &out, bool reads_keys) -> std::string {
         if (!reads_keys) return "";
         if (step == 2 && !sent_editor_line) {
-            if (out.find("in two lines", after) == std::string::npos) return "";
+            if (out.find("in two lines\r\x1b[", after) == std::string::npos) return "";
             sent_editor_line = true;
             after = out.size();
             return "\r";
         }
-        const size_t prompt = out.find(">>> ", after);
-        if (prompt == std::string::npos || step == typed.size()) return "";
+        if (!at_prompt(out, after) || step == typed.size()) return "";
         after = out.size();
         if (step + 1 == typed.size() && program > 0) kill(program, SIGTERM);
         return typed[step++];
@@ -164,13 +163,12 @@ namespace {
 Result chat_in_terminal(const std::string &state, const std::vector<std::string> &lines,
                         std::vector<std::string> environment = {}) {
     Process p = chat_process({});
-    p.environment = {"XDG_STATE_HOME=" + state, "TERM=dumb", "LC_ALL=C"};
+    p.environment = {"XDG_STATE_HOME=" + state, "TERM=xterm", "LC_ALL=C"};
     p.environment.insert(p.environment.end(), environment.begin(), environment.end());
     p.terminal = true;
     size_t step = 0, after = 0;
     p.type = [&](const std::string &out, bool reads_keys) -> std::string {
-        const size_t prompt = reads_keys ? out.find(">>> ", after) : out.npos;
-        if (prompt == out.npos || step == lines.size()) return "";
+        if (!reads_keys || !at_prompt(out, after) || step == lines.size()) return "";
         after = out.size();
         return lines[step++];
     };
@@ -184,12 +182,12 @@ TEST_CASE("chat: concurrent chats keep each other's history") {
     const TemporaryDirectory directory;
     const std::string state = directory.path().string();
     const std::filesystem::path history = directory / "runnel/history";
-    chat_in_terminal(state, {"the first\n", "\x04"});
+    chat_in_terminal(state, {"the first\r", "\x04"});
     std::vector<std::thread> chats;
     for (const char *name : {"alpha", "beta", "gamma"})
         chats.emplace_back([&, name] {
             std::vector<std::string> lines;
-            for (int i = 0; i < 5; ++i) lines.push_back(name + std::to_string(i) + "\n");
+            for (int i = 0; i < 5; ++i) lines.push_back(name + std::to_string(i) + "\r");
             lines.push_back("\x04");
             chat_in_terminal(state, lines);
         });
@@ -200,13 +198,13 @@ TEST_CASE("chat: concurrent chats keep each other's history") {
     for (const char *name : {"alpha", "beta", "gamma"})
         for (int i = 0; i < 5; ++i) CHECK(text.find(name + std::to_string(i) + "\n") != std::string::npos);
     // Later chats load them: the up arrow, twice, repeats an earlier line.
-    const Result again = chat_in_terminal(state, {"\x1b[A\x1b[A\n", "\x04"});
+    const Result again = chat_in_terminal(state, {"\x1b[A\x1b[A\r", "\x04"});
     CHECK(again.code == 0);
     CHECK(std::count(text.begin(), text.end(), '\n') + 1 == [&] {
         const std::string now = read_file(history);
         return std::count(now.begin(), now.end(), '\n');
     }());
-    chat_in_terminal(state, {"not to be kept\n", "\x04"}, {"RUNNEL_NO_HISTORY=1"});
+    chat_in_terminal(state, {"not to be kept\r", "\x04"}, {"RUNNEL_NO_HISTORY=1"});
     CHECK(read_file(history).find("not to be kept") == std::string::npos);
 }
 
@@ -216,11 +214,11 @@ TEST_CASE("chat: a history that is a pipe or a link is ignored, a long one is sh
     const std::filesystem::path folder = directory / "runnel", history = folder / "history";
     std::filesystem::create_directory(folder);
     REQUIRE(mkfifo(history.c_str(), 0600) == 0);
-    CHECK(chat_in_terminal(directory.path().string(), {"hello\n", "\x04"}).code == 0);
+    CHECK(chat_in_terminal(directory.path().string(), {"hello\r", "\x04"}).code == 0);
     std::filesystem::remove(history);
     std::ofstream(folder / "precious") << "keep me";
     std::filesystem::create_symlink("precious", history);
-    CHECK(chat_in_terminal(directory.path().string(), {"hello\n", "\x04"}).code == 0);
+    CHECK(chat_in_terminal(directory.path().string(), {"hello\r", "\x04"}).code == 0);
     CHECK(read_file(folder / "precious") == "keep me");
     std::filesystem::remove(history);
     {
@@ -228,7 +226,7 @@ TEST_CASE("chat: a history that is a pipe or a link is ignored, a long one is sh
         out << "_HiStOrY_V2_\n";
         for (int i = 0; i < 5000; ++i) out << "line\\040" << i << "\n";
     }
-    CHECK(chat_in_terminal(directory.path().string(), {"hello\n", "\x04"}).code == 0);
+    CHECK(chat_in_terminal(directory.path().string(), {"hello\r", "\x04"}).code == 0);
     const std::string text = read_file(history);
     CHECK(std::count(text.begin(), text.end(), '\n') == 1 + 2000 + 1);
     CHECK(text.find("line\\0404999\nhello\n") != std::string::npos);
@@ -238,7 +236,7 @@ TEST_CASE("chat: Ctrl-C ends a paste without an end mark") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const Result r =
-        chat_in_terminal(directory.path().string(), {"\x1b[200~half a paste\x03", "hello\n", "\x04"});
+        chat_in_terminal(directory.path().string(), {"\x1b[200~half a paste\x03", "hello\r", "\x04"});
     CAPTURE(r.out);
     CHECK(r.code == 0);
     CHECK(r.out.find("^C") != std::string::npos);
@@ -260,7 +258,7 @@ TEST_CASE("chat: through pipes, nothing but answers") {
     const std::string model = tiny().path.string();
     const Result r = runnel_with(
         {"chat", model, "-n", "5", "-s", "1", "-q", "--temp", "0"},
-        "hello\n\n/help\n\"\"\"two\nlines\"\"\"\n/unknown\n/system be kind\n/system\n/regen\n/stats\n"
+        "hello\n\n/help\n\"\"\"\ntwo\nlines\n\"\"\"\n/unknown\n/system be kind\n/system\n/regen\n/stats\n"
         "/reset\nhello\n/exit\nnever\n");
     CHECK(r.code == 2);  // of /unknown
     CHECK(r.out.find('\x1b') == std::string::npos);
@@ -292,7 +290,7 @@ TEST_CASE("chat: at a terminal") {
     if (absent()) return;
     const TemporaryDirectory directory;
     Process p = process({"chat", tiny().path.string(), "-n", "100000", "--ignore-eos", "-c", "100000"});
-    p.environment = {"XDG_STATE_HOME=" + directory.path().string(), "TERM=dumb", "LC_ALL=C"};
+    p.environment = {"XDG_STATE_HOME=" + directory.path().string(), "TERM=xterm", "LC_ALL=C"};
     p.terminal = true;
     int stage = 0;
     bool stopped = false;
@@ -302,14 +300,11 @@ TEST_CASE("chat: at a terminal") {
     int program = 0;
     p.watch = [&](const std::string &, int pid) { program = pid; };
     p.type = [&](const std::string &out, bool reads_keys) -> std::string {
-        const size_t prompt = out.rfind(">>> ");
-        const bool at_prompt =
-            reads_keys && prompt != std::string::npos && out.find('\n', prompt) == std::string::npos;
-        if (stage == 0 && at_prompt) return stage = 1, answer_at = out.size(), "gr\xc3\xbc\xc3\x9f dich\n";
+        const bool waits = reads_keys && at_prompt(out, answer_at);
+        if (stage == 0 && waits) return stage = 1, answer_at = out.size(), "gr\xc3\xbc\xc3\x9f dich\r";
         if (stage == 1 && out.size() > answer_at + 200) return stage = 2, stopped = true, "\x03";
-        if (stage == 2 && at_prompt && prompt > answer_at)
-            return stage = 3, answer_at = out.size(), "given up\x03";
-        if (stage == 3 && at_prompt && prompt > answer_at) {
+        if (stage == 2 && waits) return stage = 3, answer_at = out.size(), "given up\x03";
+        if (stage == 3 && waits) {
             kill(program, SIGINT);
             return stage = 4, "\x04";
         }

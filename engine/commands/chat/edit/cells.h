@@ -1,0 +1,32 @@
+// How text appears in the cells of a terminal: grapheme clusters, their widths, and characters that must not reach
+// the terminal as they are.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace runnel::commands {
+
+// Number of bytes of the first grapheme cluster of a non-empty valid UTF-8 text (UAX 29), or of the first 256
+// bytes' worth of a longer one.
+size_t first_grapheme(std::string_view text);
+
+// Cells that a terminal gives to a grapheme cluster: 0, 1 or 2.
+int grapheme_width(std::string_view grapheme);
+
+// Sum of the widths of all clusters.
+int text_width(std::string_view text);
+
+// True for U+061C, U+200E, U+200F, U+202A to U+202E and U+2066 to U+2069, which reorder the text around them.
+bool is_bidi_control(char32_t c);
+
+// What to write for a grapheme cluster of valid UTF-8. Control characters become ^X, bidirectional controls and
+// line separators <U+202E>; a cluster without width of its own gets a dotted circle in front.
+std::string shown_grapheme(std::string_view grapheme);
+
+// Valid UTF-8 without control characters except newline and tab, from any bytes: invalid ones become U+FFFD, "\r\n"
+// and "\r" become "\n".
+std::string clean_text(std::string_view bytes);
+
+}  // namespace runnel::commands

@@ -1,0 +1,78 @@
+#include "engine/commands/chat/edit/complete.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+#include "gguf/printable.h"
+
+namespace runnel::commands {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr size_t kMost = 1000;
+
+void add_names(Completion &completion, const std::vector<std::string> &names, std::string_view word) {
+    for (const std::string &name : names)
+        if (name.starts_with(word)) completion.candidates.push_back(name);
+}
+
+std::string expanded(const std::string &folder) {
+    const char *home = std::getenv("HOME");
+    return home && folder.starts_with("~/") ? home + folder.substr(1) : folder;
+}
+
+void add_files(Completion &completion, std::string_view word) {
+    const size_t slash = word.rfind('/');
+    const std::string folder(word.substr(0, slash == std::string_view::npos ? 0 : slash + 1));
+    const std::string_view part = word.substr(folder.size());
+    std::error_code error;
+    for (fs::directory_iterator entry(folder.empty() ? "." : expanded(folder), error), end;
+         !error && entry != end && completion.candidates.size() < kMost; entry.increment(error)) {
+        const std::string name = entry->path().filename().string();
+        if (!name.starts_with(part) || (part.empty() && name.starts_with('.'))) continue;
+        if (gguf::printable(name, name.size() + 1) != name) continue;
+        std::error_code unknown;
+        completion.candidates.push_back(folder + name + (entry->is_directory(unknown) ? "/" : ""));
+    }
+}
+
+}  // namespace
+
+Completion complete(std::string_view text, const CompletionNames &names) {
+    Completion completion;
+    const size_t newline = text.rfind('\n');
+    const std::string_view line = text.substr(newline + 1);
+    const size_t blank = line.find(' '), last = line.find_last_of(" \t");
+    const bool is_command = newline == std::string_view::npos && line.starts_with('/');
+    std::string_view word = line.substr(last + 1);
+    if (is_command && blank == std::string_view::npos) {
+        add_names(completion, names.commands, word);
+    } else if (is_command && line.starts_with("/set ")) {
+        if (blank == last) add_names(completion, names.settings, word);
+    } else if (word.starts_with('@')) {
+        word.remove_prefix(1);
+        add_files(completion, word);
+    } else if (is_command) {
+        word = line.substr(line.find_first_not_of(' ', blank) == std::string_view::npos
+                               ? line.size()
+                               : line.find_first_not_of(' ', blank));  // a name may have blanks
+        add_files(completion, word);
+    }
+    completion.begin = text.size() - word.size();
+    std::sort(completion.candidates.begin(), completion.candidates.end());
+    completion.common = completion.candidates.empty() ? std::string(word) : completion.candidates.front();
+    for (const std::string &candidate : completion.candidates) {
+        const auto [a, b] = std::mismatch(completion.common.begin(), completion.common.end(),
+                                          candidate.begin(), candidate.end());
+        completion.common.erase(a, completion.common.end());
+    }
+    // Half a character is no use.
+    while (!completion.common.empty() && completion.common.size() > word.size() &&
+           gguf::printable(completion.common, completion.common.size() + 1) != completion.common)
+        completion.common.pop_back();
+    return completion;
+}
+
+}  // namespace runnel::commands

@@ -1,0 +1,38 @@
+// The lines of a chat's history while one more is edited: Up and Down, and the search of Ctrl-R.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace runnel::commands {
+
+class History {
+  public:
+    // Keeps the newest `most`.
+    explicit History(std::vector<std::string> lines = {}, size_t most = 2000);
+
+    // Adds a line, unless it is the same as the newest, and moves behind it.
+    void add(const std::string &line);
+    // Moves to the line before or behind; nullopt at the end. `edited` is kept in place of the line that is left, until
+    // the next add().
+    std::optional<std::string> older(std::string edited);
+    std::optional<std::string> newer(std::string edited);
+    // The newest line with `part` in it among the first `before`; its index.
+    std::optional<size_t> find(std::string_view part, size_t before) const;
+    const std::string &line(size_t index) const { return lines_[index]; }
+    size_t size() const { return lines_.size(); }
+
+  private:
+    std::optional<std::string> move_to(size_t index, std::string edited);
+
+    std::vector<std::string> lines_;
+    size_t most_;
+    size_t at_;                                           // lines_.size(): the new line
+    std::vector<std::pair<size_t, std::string>> edited_;  // by index
+};
+
+}  // namespace runnel::commands

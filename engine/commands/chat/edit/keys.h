@@ -1,0 +1,64 @@
+// From the bytes of a terminal to keys. The sequences are those that all terminals of today send, whatever TERM is;
+// there is no terminfo. Any bytes are accepted: unknown sequences become Key::Unknown.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace runnel::commands {
+
+struct Key {
+    enum Name {
+        Text,     // `text`: one or more printable characters
+        Paste,    // `text`: what was pasted, cleaned (clean_text), without newlines at its end
+        Control,  // `text`: the letter of Ctrl-letter in lower case, for those without a name below
+        Enter,
+        Newline,  // Alt-Enter, Ctrl-J, Shift-Enter of terminals that tell it apart
+        Tab,
+        Backspace,
+        Delete,
+        Left,
+        Right,
+        Up,
+        Down,
+        Home,
+        End,
+        WordLeft,
+        WordRight,
+        EraseWordLeft,   // Alt-Backspace
+        EraseWordRight,  // Alt-D
+        Escape,
+        Unknown,
+    };
+    Name name;
+    std::string text = {};
+
+    bool operator==(const Key &) const = default;
+};
+
+class KeyDecoder {
+  public:
+    void push(std::string_view bytes) { bytes_ += bytes; }
+    // The next key; nullopt until there are more bytes.
+    std::optional<Key> next();
+    // Bytes are left that are the beginning of a sequence.
+    bool waits() const { return at_ < bytes_.size() || in_paste_; }
+    // Call when no byte came for some 50 ms: an ESC so far is the Escape key, and a Ctrl-C behind the beginning of a
+    // paste ends it. (Within a paste, a Ctrl-C with bytes behind it was pasted: it must not make keys of the rest.)
+    std::optional<Key> expire();
+
+  private:
+    Key take(size_t bytes, Key key);
+    std::optional<Key> next_paste();
+    std::optional<Key> next_escape();
+    std::optional<Key> next_text();
+
+    std::string bytes_;
+    size_t at_ = 0;
+    bool in_paste_ = false;
+    size_t searched_ = 0;  // of bytes_, for the end of a paste
+};
+
+}  // namespace runnel::commands

@@ -1,0 +1,73 @@
+// What the keys of the line editor do to its text. Knows no terminal.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "engine/commands/chat/edit/edit_screen.h"
+#include "engine/commands/chat/edit/edit_text.h"
+#include "engine/commands/chat/edit/history.h"
+#include "engine/commands/chat/edit/keys.h"
+
+namespace runnel::commands {
+
+class LineEdit {
+  public:
+    // What is left to do after a key.
+    enum class Action {
+        None,
+        Submit,     // text() is the message
+        GiveUp,     // Ctrl-C
+        End,        // Ctrl-D in an empty text
+        Suspend,    // Ctrl-Z
+        Editor,     // Ctrl-G: open the text in $EDITOR
+        Complete,   // Tab
+        Redraw,     // Ctrl-L: on an empty screen
+        Reasoning,  // Ctrl-T: show the reasoning of the last answer
+    };
+    // Keeps the history. `blocks`: """ typed alone on the first line begins a text that ends with another such line.
+    LineEdit(History &history, std::string prompt, bool blocks)
+        : history_(history), prompt_(std::move(prompt)), blocks_(blocks) {}
+
+    // `columns`: of the window, for Up and Down.
+    Action press(const Key &key, int columns);
+    EditText &text() { return text_; }
+    const EditText &text() const { return text_; }
+    // What Submit sends: the text without the marks of a block.
+    std::string message() const;
+    // Replaces the text by one that was not typed.
+    void set(std::string text);
+    // The given prompt, or that of the search of Ctrl-R.
+    std::string prompt() const;
+
+  private:
+    struct Search {
+        std::string part, before;  // what is searched; the text when the search began
+        size_t index;              // of the match shown
+        bool failed = false;
+    };
+    Action press_control(char letter, int columns);
+    Action enter();
+    bool in_open_block() const;
+    bool is_block() const;
+    void up(int columns);
+    void down(int columns);
+    void kill(size_t begin, size_t end);
+    // True if the key belongs to the search; otherwise the search is over.
+    bool search(const Key &key);
+    void find(size_t before);
+
+    Action act(const Key &key, int columns);
+
+    History &history_;
+    std::string prompt_;
+    bool blocks_;
+    EditText text_;
+    std::string killed_;            // for Ctrl-Y
+    bool pasted_ = false;           // something in the text was not typed
+    bool typed_backslash_ = false;  // with the last key
+    std::optional<Search> search_;
+};
+
+}  // namespace runnel::commands

@@ -1,0 +1,238 @@
+#include "engine/commands/chat/terminal_lines.h"
+
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "engine/commands/chat/edit/cells.h"
+#include "engine/commands/chat/editor.h"
+
+namespace runnel::commands {
+namespace {
+
+constexpr size_t kHistoryLines = 2000;
+constexpr int kSequenceMilliseconds = 200;  // between the bytes of one key
+
+std::vector<std::string> clean_lines(std::vector<std::string> lines) {
+    for (std::string &line : lines) line = clean_text(line);
+    return lines;
+}
+
+// The candidates in columns: each without the folder that all share.
+std::string candidate_list(const std::vector<std::string> &candidates, WindowSize size) {
+    const size_t folder = candidates.front().rfind('/', candidates.front().size() - 2) + 1;
+    const auto name = [&](const std::string &c) {
+        return folder > 1 && folder < c.size() ? c.substr(folder) : c;
+    };
+    int widest = 1;
+    for (const std::string &candidate : candidates)
+        widest = std::max(widest, text_width(name(candidate)) + 2);
+    const size_t per_row = static_cast<size_t>(std::max(1, size.columns / widest));
+    const size_t most = per_row * static_cast<size_t>(std::max(1, size.rows - 4));
+    std::string list;
+    for (size_t i = 0; i < candidates.size() && i < most; ++i) {
+        const std::string shown = name(candidates[i]);
+        list += shown;
+        const bool last = i % per_row + 1 == per_row || i + 1 == std::min(candidates.size(), most);
+        list += last ? "\n" : std::string(static_cast<size_t>(widest - text_width(shown)), ' ');
+    }
+    if (candidates.size() > most) list += "and " + std::to_string(candidates.size() - most) + " more\n";
+    return list;
+}
+
+}  // namespace
+
+WindowSize window_size(int fd) {
+    winsize found{};
+    WindowSize size;
+    if (ioctl(fd, TIOCGWINSZ, &found) == 0 && found.ws_col > 0 && found.ws_row > 0)
+        size = {found.ws_col, found.ws_row};
+    return size;
+}
+
+TerminalLines::TerminalLines(int in, int out, const std::filesystem::path &history, TerminalHooks hooks)
+    : in_(in),
+      out_(out, "the terminal"),
+      hooks_(std::move(hooks)),
+      history_file_(history),
+      history_(clean_lines(history_file_.load(kHistoryLines)), kHistoryLines),
+      modes_(in, out) {
+    modes_.enter(TerminalModes::Mode::Watch);
+}
+
+LineSource::Event TerminalLines::read(const std::string &prompt, std::string &line) {
+    History none;
+    LineEdit asked(none, prompt, false);
+    const Event event = edit(asked);
+    line = asked.text().text();
+    return event;
+}
+
+LineSource::Event TerminalLines::read_message(const std::string &prompt, std::string &message) {
+    LineEdit edited(history_, prompt, true);
+    const Event event = edit(edited);
+    message = edited.message();
+    if (event == Event::Line && !message.empty()) remember(message);
+    return event;
+}
+
+// Saved at once, so that a killed program loses nothing.
+void TerminalLines::remember(const std::string &message) {
+    history_.add(message);
+    history_file_.append(message);
+}
+
+bool TerminalLines::take_typed() {
+    constexpr char kCtrlT = 0x14;
+    char bytes[4096];
+    bool toggled = false;
+    for (pollfd waiting{in_, POLLIN, 0}; poll(&waiting, 1, 0) > 0;) {
+        const ssize_t got = ::read(in_, bytes, sizeof bytes);
+        if (got <= 0) break;
+        const std::string_view more(bytes, static_cast<size_t>(got));
+        toggled ^= std::count(more.begin(), more.end(), kCtrlT) % 2 != 0;
+        typed_ += more;
+    }
+    std::erase(typed_, kCtrlT);
+    return toggled;
+}
+
+void TerminalLines::forget_enter() {
+    if (typed_.find("\x1b[200~") == std::string::npos) std::erase(typed_, '\r');
+}
+
+std::optional<Key> TerminalLines::next_key() {
+    for (;;) {
+        if (auto key = keys_.next()) return key;
+        pollfd waiting[2] = {{in_, POLLIN, 0}, {modes_.changes(), POLLIN, 0}};
+        const int ready = poll(waiting, 2, keys_.waits() ? kSequenceMilliseconds : -1);
+        if (ready < 0 && errno != EINTR) ended_ = true;
+        if (ready == 0)
+            if (auto key = keys_.expire()) return key;
+        if (ready > 0 && waiting[0].revents) {
+            char bytes[16384];
+            const ssize_t got = ::read(in_, bytes, sizeof bytes);
+            ended_ = got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN);
+            if (got > 0) keys_.push({bytes, static_cast<size_t>(got)});
+        }
+        if (ended_ || (ready > 0 && waiting[1].revents)) return std::nullopt;
+    }
+}
+
+void TerminalLines::paint(const LineEdit &edit) {
+    out_.try_write(screen_.paint(lay_out(edit.prompt(), edit.text(), size_.columns), size_));
+}
+
+void TerminalLines::finish(LineEdit &edit) {
+    out_.try_write(screen_.finish(lay_out(edit.prompt(), edit.text(), size_.columns)));
+}
+
+LineSource::Event TerminalLines::edit(LineEdit &edit) {
+    using Action = LineEdit::Action;
+    modes_.enter(TerminalModes::Mode::Edit);
+    keys_.push(std::exchange(typed_, {}));
+    screen_ = EditScreen();
+    modes_.take_changes();
+    size_ = window_size(in_);
+    paint(edit);
+    Event event = Event::End;
+    for (bool reading = true; reading;) {
+        const std::optional<Key> key = next_key();
+        if (ended_) break;
+        if (!key) {
+            modes_.take_changes();
+            size_ = window_size(in_);
+            screen_.resized(size_.columns);
+            paint(edit);
+            continue;
+        }
+        const Action action = edit.press(*key, size_.columns);
+        if (action != Action::GiveUp || !edit.text().empty()) given_up_ = 0;
+        switch (action) {
+            case Action::None:
+                break;
+            case Action::Submit:
+                finish(edit);
+                event = Event::Line;
+                reading = false;
+                break;
+            case Action::GiveUp:
+                edit.text().set_cursor(edit.text().text().size());
+                if (edit.text().empty()) ++given_up_;
+                edit.text().insert("^C");
+                finish(edit);
+                event = Event::Interrupt;
+                reading = false;
+                break;
+            case Action::End:
+                reading = false;
+                break;
+            case Action::Suspend:
+                finish(edit);
+                modes_.suspend();
+                modes_.take_changes();
+                size_ = window_size(in_);
+                break;
+            case Action::Editor:
+                open_editor(edit);
+                break;
+            case Action::Complete:
+                complete_word(edit);
+                break;
+            case Action::Redraw:
+                out_.try_write("\x1b[H\x1b[2J");
+                screen_ = EditScreen();
+                break;
+            case Action::Reasoning:
+                show_above(hooks_.reasoning ? hooks_.reasoning() : "");
+                break;
+        }
+        if (reading) paint(edit);
+    }
+    modes_.enter(TerminalModes::Mode::Watch);
+    hint_how_to_leave();
+    return event;
+}
+
+void TerminalLines::hint_how_to_leave() {
+    if (given_up_ < 2) return;
+    given_up_ = 0;
+    const char *hint = "Ctrl-D or /exit leaves the chat";
+    out_.try_write(hooks_.colors ? "\x1b[2m" + std::string(hint) + "\x1b[0m\n" : std::string(hint) + "\n");
+}
+
+void TerminalLines::open_editor(LineEdit &edit) {
+    out_.try_write(screen_.clear());
+    const std::optional<std::string> after = edit_in_editor(edit.text().text());
+    modes_.take_changes();
+    size_ = window_size(in_);
+    if (after) edit.set(clean_text(*after));
+}
+
+void TerminalLines::complete_word(LineEdit &edit) {
+    EditText &text = edit.text();
+    const std::string_view before = std::string_view(text.text()).substr(0, text.cursor());
+    const Completion found = complete(before, hooks_.names);
+    if (found.candidates.empty()) {
+        if (!before.starts_with('/')) text.insert("\t");
+        return;
+    }
+    const bool grows = found.common.size() > text.cursor() - found.begin;
+    if (grows || found.candidates.size() == 1) {
+        text.erase(found.begin, text.cursor());
+        text.insert(found.common);
+        if (found.candidates.size() == 1 && !found.common.ends_with('/')) text.insert(" ");
+    } else {
+        show_above(candidate_list(found.candidates, size_));
+    }
+}
+
+void TerminalLines::show_above(const std::string &text) {
+    if (!text.empty()) out_.try_write(screen_.clear() + text);
+}
+
+}  // namespace runnel::commands
