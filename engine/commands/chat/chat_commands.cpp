@@ -158,13 +158,23 @@ void Chat::system(const std::string &text) {
     conversation_.set_system(text == "\"\"" ? "" : text);
     say(now.empty() ? "no system prompt from now on" : "this is the system prompt from now on");
 }
+// "NAME VALUE", or as ollama has it: "parameter NAME VALUE", "system TEXT", "format json", "noformat", "think", "nothink".
 void Chat::change_setting(const std::string &text) {
     const size_t blank = text.find_first_of(" \t"), value = text.find_first_not_of(" \t", blank);
+    const std::string name = text.substr(0, blank),
+                      rest = value == std::string::npos ? "" : text.substr(value);
     if (text.empty()) return show_state("");
-    if (value == std::string::npos) throw InputError("/set NAME N: the number is missing");
-    set(model_.settings(), text.substr(0, blank), text.substr(value));
+    if (name == "parameter") return change_setting(rest);
+    if (name == "system") return system(rest);
+    if (name == "format") return format(rest);
+    if (name == "noformat") return format("text");
+    if (name == "think") return think(rest.empty() ? "on" : rest);
+    if (name == "nothink") return think("off");
+    if (name == "history" || name == "nohistory") return keep_history(name == "history");
+    if (rest.empty()) throw InputError("/set NAME N: the number is missing");
+    set(model_.settings(), name, rest);
     model_.apply_settings();
-    say(text.substr(0, blank) + " is " + clipped(text.substr(value), 60));
+    say(clipped(name + " is " + rest, 80));
 }
 void Chat::format(const std::string &what) {
     ConstraintFlags &flags = model_.settings().constraint;

@@ -49,6 +49,7 @@ class Chat {
     void open_at_start();
     void open_chat(const SavedChat &chat);
     void begin_chat();
+    void keep_history(bool on);
     void save_entry(const Json &entry);
 
     void send(const std::string &typed);

@@ -84,6 +84,16 @@ void Chat::begin_chat() {
     if (!system.empty()) conversation_.set_system(system);
 }
 
+// What was said stays in its file; later it all goes to a new one.
+void Chat::keep_history(bool on) {
+    if (on && !file_) {
+        file_.emplace(chats_folder(), model_name(options_.model.path));
+        for (const Json &entry : conversation_.entries()) save_entry(entry);
+    }
+    if (!on) file_.reset();
+    say(on ? "this chat is saved" : "what follows is not saved");
+}
+
 // Writes a file that the user names; asks before it replaces one.
 void Chat::write_to(const std::string &path, const std::function<void(bool overwrite)> &write) {
     try {
