@@ -209,7 +209,8 @@ TEST_CASE("chat: other answers, other branches and undo read nothing again") {
         CHECK(branches[0].second == linear[0].first - 1);
         CHECK(branches[1] == linear[1]);
         CHECK(branches[2].first == 1);
-        CHECK(branches[3].first <= 32);  // the message; the answer's last tokens may be encoded in another way
+        CHECK(branches[3].first <=
+              32);  // the message; the answer's last tokens may be encoded in another way
         CHECK(branches[3].second > linear[0].first);
         CHECK(branches[4].first == 1);
     }
