@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "engine/commands/chat/chat_file.h"
 #include "engine/commands/chat/editor.h"
@@ -60,7 +61,28 @@ Command chat_command() {
     add_template_options(table, o->chat, o->show_thinking);
     add_generation_options(table, o->generation);
     add_model_options(table, o->model);
-    add_overflow_option(table, o->overflow);
+    table.in_group(Group::Context);
+    table
+        .add("--on-overflow", "WHAT",
+             "when the chat exceeds the context: error, shift (the oldest messages go, the system prompt "
+             "stays), "
+             "drop-middle, or compact (the model summarizes the oldest messages)",
+             [o](const std::string &text) {
+                 static const std::pair<const char *, Overflow> kWords[] = {
+                     {"error", Overflow::Error},
+                     {"shift", Overflow::Shift},
+                     {"drop-middle", Overflow::DropMiddle},
+                     {"compact", Overflow::Shift}};
+                 o->compact = text == "compact";
+                 for (const auto &[word, policy] : kWords)
+                     if (text == word) {
+                         o->overflow = policy;
+                         return;
+                     }
+                 throw ValueError("error, shift, drop-middle or compact");
+             })
+        .by_default("shift")
+        .choices = {"error", "shift", "drop-middle", "compact"};
     add_draft_options(table, o->draft);
     table.in_group(Group::Output);
     table

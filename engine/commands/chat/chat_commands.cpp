@@ -27,6 +27,7 @@ std::span<const Chat::Command> Chat::commands() {
         {"/edit", "[N] [TEXT]", "change your last message, or message N, and ask again", &Chat::edit},
         {"/tree", "", "all messages and branches of this chat, with their numbers", &Chat::tree},
         {"/go", "N", "go on from message N", &Chat::go},
+        {"/compact", "", "the model summarizes all turns but the last; /undo takes it back", &Chat::compact},
         {"/system", "[TEXT]", "show or set the system prompt; \"\" for none", &Chat::system},
         {"/set", "[NAME N]", "change a setting: /set temp 0.5", &Chat::change_setting},
         {"/format", "[WHAT]", "constrain answers: json, a schema file, or text for none", &Chat::format},

@@ -152,10 +152,12 @@ void Chat::send(const std::string &typed) {
 }
 
 void Chat::answer_to(const std::string &message) {
-    const Conversation::Id before = conversation_.head();
     // A message that has no answer is replaced.
-    if (conversation_.last_question() == before && before != Conversation::kRoot)
-        conversation_.visit(conversation_.at(before).parent);
+    if (const Conversation::Id head = conversation_.head();
+        conversation_.last_question() == head && head != Conversation::kRoot)
+        conversation_.visit(conversation_.at(head).parent);
+    if (options_.compact && model_.surplus(conversation_.transcript_with(message)).count > 0) summarize();
+    const Conversation::Id before = conversation_.head();
     conversation_.add({.message = {"user", message}});
     answer(before);
 }
@@ -179,8 +181,9 @@ bool Chat::answer(Conversation::Id otherwise) {
     const Conversation::Id question = conversation_.head();
     try {
         hide_surplus();
-        model_.answer(conversation_.transcript(hiding_), color_, options_.show_thinking.value_or(terminal_),
-                      terminal_, [&](const text::Message &answer) {
+        model_.answer(conversation_.transcript(hiding_),
+                      {io_.out, color_, options_.show_thinking.value_or(terminal_), terminal_},
+                      [&](const text::Message &answer) {
                           if (answer.content.empty() && answer.reasoning.empty() && answer.tool_calls.empty())
                               return;
                           conversation_.add({.message = answer, .hides = hiding_, .stream = model_.stream()});

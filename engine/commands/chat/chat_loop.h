@@ -56,6 +56,7 @@ class Chat {
     void answer_to(const std::string &message);
     bool answer(Conversation::Id otherwise);
     void hide_surplus();
+    bool summarize();
     void show_answer();
     void write_to(const std::string &path, const std::function<void(bool overwrite)> &write);
 
@@ -72,6 +73,7 @@ class Chat {
     std::optional<Conversation::Id> message_number(const std::string &text) const;
     void go(const std::string &number);
     void tree(const std::string &);
+    void compact(const std::string &);
     void system(const std::string &text);
     void change_setting(const std::string &text);
     void format(const std::string &what);

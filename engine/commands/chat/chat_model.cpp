@@ -123,11 +123,11 @@ completion::Request ChatModel::request_of(const Transcript &transcript) const {
             .keep = true};
 }
 
-text::Message ChatModel::answer(const Transcript &transcript, bool color, bool shows_reasoning,
-                                bool is_terminal, const Save &save, int64_t most) {
+text::Message ChatModel::answer(const Transcript &transcript, const View &shown, const Save &save,
+                                int64_t most) {
     decode::StopRequest stop;
     const InterruptScope interrupts(
-        stop, is_terminal ? InterruptScope::Repeated::Ignored : InterruptScope::Repeated::Kills);
+        stop, shown.is_terminal ? InterruptScope::Repeated::Ignored : InterruptScope::Repeated::Kills);
     std::optional<decode::DeadlineTimer> deadline;
     if (options_.generation.deadline)
         deadline.emplace(stop, std::chrono::duration<double>(*options_.generation.deadline));
@@ -138,7 +138,7 @@ text::Message ChatModel::answer(const Transcript &transcript, bool color, bool s
         const auto take_events = [&] {
             for (const completion::Event &event : queue_.events()) {
                 if (const auto *piece = std::get_if<Piece>(&event)) {
-                    if (!view) view.emplace(io_.out, color, shows_reasoning, format_);
+                    if (!view) view.emplace(shown.out, shown.color, shown.shows_reasoning, format_);
                     view->show(*piece);
                     (piece->channel == completion::Channel::Reasoning ? answer.reasoning : answer.content) +=
                         piece->text;
@@ -175,7 +175,7 @@ text::Message ChatModel::answer(const Transcript &transcript, bool color, bool s
     expect_answer(*done);
     if (!done->calls.empty()) answer.tool_calls = dump(text::calls_json(done->calls));
     save(answer);
-    io_.out.write("\n");
+    shown.out.write("\n");
     note_calls(*done, io_);  // the results come with a transcript that has them (/load)
     finish(*done);
     if (ended_in_reasoning(*done, !answer.reasoning.empty(), !answer.content.empty()))

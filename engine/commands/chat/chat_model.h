@@ -24,13 +24,16 @@ class ChatModel {
     ChatModel(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
               Io &io);
 
-    // Answers the conversation, whose last message is the user's. Pieces go to stdout as they come; `color`,
-    // `shows_reasoning`: chat_view.h. `save` is called with the whole answer before the end of its last line is
-    // shown. `most`: tokens of the answer; < 0: as the settings say. Throws DecodeError: BadInput for a conversation
-    // that cannot be answered.
+    // Where and how an answer is shown (chat_view.h).
+    struct View {
+        Output &out;
+        bool color, shows_reasoning, is_terminal;
+    };
     using Save = std::function<void(const text::Message &answer)>;
-    text::Message answer(const Transcript &transcript, bool color, bool shows_reasoning, bool is_terminal,
-                         const Save &save, int64_t most = -1);
+    // Answers the conversation, whose last message is the user's. Pieces go to `view` as they come. `save` is called
+    // with the whole answer before the end of its last line is shown. `most`: tokens of the answer; < 0: as the
+    // settings say. Throws DecodeError: BadInput for a conversation that cannot be answered.
+    text::Message answer(const Transcript &transcript, const View &view, const Save &save, int64_t most = -1);
     // The next answer draws other tokens for the same conversation.
     void vary() { ++stream_; }
     uint32_t stream() const { return stream_; }

@@ -104,6 +104,12 @@ Transcript Conversation::transcript(const std::vector<Id> &hidden) const {
     return result;
 }
 
+Transcript Conversation::transcript_with(const std::string &message) const {
+    Transcript result = transcript();
+    result.messages.push_back({"user", message});
+    return result;
+}
+
 Id Conversation::last_question() const {
     Id id = head_;
     while (id != kRoot && at(id).message.role != "user") id = at(id).parent;

@@ -61,6 +61,8 @@ class Conversation {
     std::vector<Id> visible() const;
     // The prompt, without the messages in `hidden`.
     Transcript transcript(const std::vector<Id> &hidden = {}) const;
+    // The prompt of a message behind the head.
+    Transcript transcript_with(const std::string &message) const;
     // The user's message at the head or the nearest before it; kRoot if there is none.
     Id last_question() const;
     // The end of the path that was the head's last, at or behind `id`.

@@ -232,3 +232,42 @@ TEST_CASE("chat: when memory is short, a branch is dropped, said so, and read ag
     CHECK(tight.err.find("dropped for lack of memory") != std::string::npos);
     CHECK(roomy.err.find("dropped for lack of memory") == std::string::npos);
 }
+
+TEST_CASE("chat: a summary stands for the oldest turns, in later chats as well, until it is taken back") {
+    if (absent()) return;
+    const Chats chats;
+    const Result r = chats.talk(
+        "talk", "/compact\nfirst question\nsecond question\nthird question\n/compact\n/tree\n/show\n");
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    CHECK(std::count(r.out.begin(), r.out.end(), '\n') == 3);  // answers only
+    CHECK(r.err.find("(summary of 4 messages)") != std::string::npos);
+    CHECK(r.err.find("messages 4\n") != std::string::npos);
+    const Result later = chats.talk(
+        "talk", "/show\nfourth question\n/undo\n/undo\n/show\n/regen\n/undo\n/undo\n/undo\n/undo\n");
+    CAPTURE(later.err);
+    CHECK(later.err.starts_with("temp"));
+    CHECK(later.err.find("messages 4\n") != std::string::npos);
+    CHECK(later.err.find("the summary is taken back\n") != std::string::npos);
+    CHECK(later.err.find("messages 6\n") != std::string::npos);
+    CHECK(later.err.ends_with("taken back: first question\nno message to take back\n"));
+}
+
+TEST_CASE("chat: --on-overflow compact summarizes what the context has no room for, and says so") {
+    if (absent()) return;
+    const Chats chats;
+    std::string input;
+    for (int i = 0; i < 8; ++i)
+        input += "Tell me about the fox and the crow, part " + std::to_string(i) + "\n";
+    Process p =
+        chats.process({demo_model().string(), "--on-overflow", "compact", "-c", "256", "--chat", "talk"},
+                      input + "/tree\n");
+    std::erase(p.arguments, "-q");
+    const Result r = execute(p);
+    CAPTURE(r.err);
+    CHECK(r.code == 0);
+    CHECK(r.err.find("summarizing the oldest ") != std::string::npos);
+    CHECK(r.err.find("(summary of ") != std::string::npos);
+    CHECK(std::count(r.out.begin(), r.out.end(), '\n') == 8);
+    CHECK(r.err.find("are forgotten") == std::string::npos);
+}
