@@ -120,12 +120,10 @@ void link_blob(const fs::path &folder, const std::string &commit, const std::str
 void set_main(const fs::path &folder, const std::string &commit) {
     fs::create_directories(folder / "refs");
     const fs::path fresh = folder / "refs" / ("main." + std::to_string(getpid()) + ".new");
-    {
-        std::ofstream out(fresh, std::ios::binary);
-        out.exceptions(std::ios::badbit | std::ios::failbit);
-        out << commit;
-        out.close();
-    }
+    std::ofstream out(fresh, std::ios::binary);
+    out << commit;
+    out.close();
+    if (!out) throw fs::filesystem_error("cannot write", fresh, std::make_error_code(std::errc::io_error));
     fs::rename(fresh, folder / "refs" / "main");
 }
 

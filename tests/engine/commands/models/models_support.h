@@ -31,7 +31,7 @@ class Home {
         for (const char *name :
              {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "LLAMA_CACHE",
               "OLLAMA_MODELS", "XDG_CONFIG_HOME", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "http_proxy",
-              "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"})
+              "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY", "no_proxy", "NO_PROXY"})
             all.push_back(std::string(name) + "=");
         return all;
     }

@@ -501,6 +501,39 @@ TEST_CASE("pull: names, access and lists that are wrong get one clear line") {
     CHECK(with("", {"pul", "a/b"}).find("did you mean pull?") != std::string::npos);
 }
 
+TEST_CASE("pull: a proxy of the environment is used") {
+    if (absent()) return;
+    const Home home;
+    const HttpServer::Answer answer =
+        hub(one_file(), [](const ServerRequest &request) { return ranged(request, content()); });
+    const std::string endpoint = "http://models.invalid";
+    HttpServer proxy([&](ServerRequest request) {
+        if (!request.path.starts_with(endpoint)) return ServerReply{.status = 500};
+        request.path = request.path.substr(endpoint.size());
+        return answer(request);
+    });
+    Process p = pulling(home, proxy);
+    p.environment.push_back("HF_ENDPOINT=" + endpoint);
+    p.environment.push_back("http_proxy=" + proxy.address());
+    check_pulled(home, execute(p), "model-Q4_K_M.gguf", content());
+}
+
+TEST_CASE("pull: the progress is a line on a terminal") {
+    if (absent()) return;
+    const Home home;
+    HttpServer server(
+        hub(one_file(), [](const ServerRequest &request) { return ranged(request, content()); }));
+    Process p = pulling(home, server);
+    p.terminal = true;
+    const Result r = execute(p);
+    CAPTURE(r.out);
+    CHECK(r.code == 0);
+    CHECK(r.out.find("model-Q4_K_M.gguf [") != std::string::npos);
+    CHECK(r.out.find("of 1.0 MiB") != std::string::npos);
+    CHECK(r.out.find("downloading") == std::string::npos);
+    CHECK(r.out.find("\r\x1b[K" + folder(home).string()) != std::string::npos);
+}
+
 TEST_CASE("pull: a file that another program downloads is waited for") {
     if (absent()) return;
     const Home home;
