@@ -174,20 +174,6 @@ void Chat::answer_to(const std::string &message) {
     answer(before);
 }
 
-// The oldest messages for which the context has no room are left out from now on.
-void Chat::hide_surplus() {
-    hiding_.clear();
-    const auto [first, count] = model_.surplus(conversation_.transcript());
-    if (count == 0) return;
-    const std::vector<Conversation::Id> ids = conversation_.visible();
-    const auto begin = ids.begin() + static_cast<std::ptrdiff_t>(first);
-    hiding_.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
-    io_.note("the context of " + std::to_string(engine_.executor().context()) +
-             " tokens is full: the oldest " + std::to_string(count) +
-             (options_.overflow == Overflow::DropMiddle ? " messages behind the first are forgotten"
-                                                        : " messages are forgotten"));
-}
-
 // Answers the message at the head, which is the user's. Without an answer, the head is `otherwise`.
 bool Chat::answer(Conversation::Id otherwise) {
     const Conversation::Id question = conversation_.head();

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -270,4 +271,75 @@ TEST_CASE("chat: --on-overflow compact summarizes what the context has no room f
     CHECK(r.err.find("(summary of ") != std::string::npos);
     CHECK(std::count(r.out.begin(), r.out.end(), '\n') == 8);
     CHECK(r.err.find("are forgotten") == std::string::npos);
+}
+
+namespace {
+
+// The program waits for a line: behind the last prompt there are control sequences only.
+bool waits_at_prompt(const std::string &out, size_t after) {
+    const size_t prompt = out.rfind(">>> ");
+    if (prompt == std::string::npos || prompt < after) return false;
+    for (size_t i = prompt + 4; i < out.size(); ++i) {
+        if (out[i] == '\x1b')
+            while (i + 1 < out.size() && std::isalpha(static_cast<unsigned char>(out[i])) == 0) ++i;
+        else if (out[i] != '\r')
+            return false;
+    }
+    return true;
+}
+
+std::string type_in_terminal(const Chats &chats, Words options, const Words &lines) {
+    Process p = chats.process(std::move(options), "");
+    p.input.reset();
+    std::erase(p.arguments, "-q");
+    p.environment.insert(p.environment.end(), {"TERM=xterm", "LC_ALL=C", "NO_COLOR="});
+    p.terminal = true;
+    size_t step = 0, after = 0;
+    p.type = [&](const std::string &out, bool reads_keys) -> std::string {
+        if (!reads_keys || step == lines.size() || !waits_at_prompt(out, after)) return "";
+        after = out.size();
+        return lines[step++];
+    };
+    const Result r = execute(p);
+    CHECK(r.code == 0);
+    CHECK(step == lines.size());
+    return r.out;
+}
+
+std::string saved_text(const Chats &chats) {
+    std::string all;
+    for (const auto &entry : fs::directory_iterator(chats.folder())) {
+        std::ifstream in(entry.path(), std::ios::binary);
+        all.append(std::istreambuf_iterator<char>(in), {});
+    }
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "chat: at a terminal every chat is saved, files are named with @, and each command says what it did") {
+    if (absent()) return;
+    const Chats chats;
+    const fs::path notes = chats.directory / "notes.txt";
+    std::ofstream(notes) << "the crow is black";
+    const std::string out =
+        type_in_terminal(chats, {demo_model().string()},
+                         {"hello\r", "/regen\r", "/back\r", "/home/x is full\r",
+                          "read @" + notes.string() + "\r", "/copy\r", "/clear\r", "another\r", "\x04"});
+    CAPTURE(out);
+    CHECK(out.find("answer 2 of 2") != std::string::npos);
+    CHECK(out.find("answer 1 of 2") != std::string::npos);
+    CHECK(out.find("attached notes.txt (1 line, 17 bytes)") != std::string::npos);
+    CHECK(out.find("\x1b]52;c;") != std::string::npos);
+    CHECK(out.find("a new chat; /chats lists the old one") != std::string::npos);
+    CHECK(chats.count() == 2);
+    const std::string saved = saved_text(chats);
+    CHECK(saved.find("\"/home/x is full\"") != std::string::npos);
+    CHECK(saved.find("the crow is black") != std::string::npos);
+    CHECK(saved.find("{\"head\":2}") != std::string::npos);
+    const std::string again = type_in_terminal(chats, {"-k"}, {"/tree\r", "\x04"});
+    CAPTURE(again);
+    CHECK(again.find("\"another\", 2 messages") != std::string::npos);
+    CHECK(again.find("*1 > another") != std::string::npos);
 }
