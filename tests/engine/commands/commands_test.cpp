@@ -81,7 +81,7 @@ TEST_CASE("bad usage and bad input have their exit codes and one line") {
         {{"run", model, "a", "--system", "x"}, 2, "system prompt"},
         {{"run", model, "a", "--config", dir + "/none"}, 2, "none"},
         {{"run", dir + "/none.gguf", "a"}, 2, "none.gguf"},
-        {{"run", dir, "a"}, 2, "directory"},
+        {{"run", dir, "a"}, 2, "a folder"},
         {{"run", model, "-f", dir}, 2, "directory"},
         {{"run", model, "-f", dir + "/none"}, 2, "none"},
         {{"run", model, ""}, 5, "empty"},
@@ -96,7 +96,7 @@ TEST_CASE("bad usage and bad input have their exit codes and one line") {
         {{"tokenize", model, "--decode", "1 2 99999"}, 5, "99999"},
         {{"tokenize", model, "--decode", "one"}, 5, "one"},
         {{"bench", model, "-p", "0", "-n", "0"}, 2, "-n"},
-        {{"inspect", dir}, 2, "directory"},
+        {{"inspect", dir}, 2, "a folder"},
         {{"devices", "x"}, 2, "x"},
     };
     for (const Case &c : cases) {
