@@ -51,7 +51,7 @@ Command inspect_command() {
                     .description = "What a model file holds, and the memory it needs.",
                     .examples = {"inspect model.gguf", "inspect model.gguf --tensors -c 32k",
                                  "inspect --supported", "inspect model.gguf --plan --memory 80G -c 8k",
-                                 "inspect --plan --shape layers=32,width=4096,heads=32,ff=11008,vocab=9984"}};
+                                 "inspect --plan --shape layers=8,width=512,heads=8,ff=1376,vocab=8192"}};
     auto o = std::make_shared<InspectOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Output);
@@ -79,10 +79,10 @@ Command inspect_command() {
     table.add("--memory", "SIZE", "with --plan: how many sequences fit in so much memory, as 80G",
               [plan](const std::string &text) { plan->memory = byte_size(text, int64_t{1} << 50); });
     table
-        .text("--shape", plan->shape,
-              "with --plan: a model that need not exist, as "
-              "layers=32,width=4096,heads=32,ff=11008,vocab=32000; also kv-heads, head-dim, window, "
-              "window-layers, latent, tied")
+        .text(
+            "--shape", plan->shape,
+            "with --plan: a model that need not exist, by layers, width, heads, ff and vocab; also kv-heads, "
+            "head-dim, window, window-layers, latent, tied")
         .takes("NAME=N,...")
         .rare();
     table.text("--plot", plan->plot, "with --plan: the plot as a picture").takes("FILE.svg");
