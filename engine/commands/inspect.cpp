@@ -3,10 +3,12 @@
 #include <cstdio>
 #include <optional>
 
+#include "engine/commands/cache_types.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/json.h"
 #include "engine/decode/memory_plan.h"
 #include "engine/model/model.h"
+#include "engine/model/window.h"
 #include "gguf/file.h"
 #include "gguf/printable.h"
 
@@ -32,7 +34,7 @@ struct Summary {
     }
 };
 
-Summary summarize(const gguf::File &file, int64_t context) {
+Summary summarize(const gguf::File &file, const InspectOptions &options) {
     Summary s;
     if (const gguf::Value *value = file.find("general.architecture"))
         s.architecture = value->as_string().value_or("").substr(0, kFirstText);
@@ -43,7 +45,13 @@ Summary summarize(const gguf::File &file, int64_t context) {
         s.tensor_bytes += tensor.bytes;
     }
     try {
-        s.memory = decode::memory_plan(model::build(file), context);
+        model::Model model = model::build(file, options.context);
+        if (options.cache.window > 0)
+            model::impose_window(model.program, options.cache.window, options.cache.sinks);
+        s.memory = decode::memory_plan(model, {.context = options.context,
+                                               .sequences = options.sequences,
+                                               .batch = options.batch,
+                                               .types = options.cache.types});
     } catch (const std::runtime_error &error) {
         s.not_runnable = error.what();
     }
@@ -116,7 +124,7 @@ Json gpu_json(const decode::GpuPlan &plan) {
     return json;
 }
 
-void print_json(const gguf::File &file, const Summary &s, bool arrays, Io &io) {
+void print_json(const gguf::File &file, const Summary &s, const InspectOptions &options, Io &io) {
     Json json;
     json["architecture"] = s.architecture;
     json["parameters"] = s.parameters;
@@ -131,11 +139,15 @@ void print_json(const gguf::File &file, const Summary &s, bool arrays, Io &io) {
                       {"cache_per_1k_tokens", s.memory ? Json(s.memory->cache_per_1k) : Json()}};
     if (s.memory) {
         json["memory"]["context"] = s.memory->context;
+        json["memory"]["sequences"] = options.sequences;
+        json["memory"]["type_k"] = name_of(options.cache.types.k);
+        json["memory"]["type_v"] = name_of(options.cache.types.v);
         json["memory"]["cache_at_context"] = s.memory->cache_at_context;
         if (s.memory->gpu) json["memory"]["gpu"] = gpu_json(*s.memory->gpu);
     }
     Json metadata = Json::object();
-    for (const auto &[key, value] : file.metadata()) metadata[std::string(key)] = to_json(value, arrays);
+    for (const auto &[key, value] : file.metadata())
+        metadata[std::string(key)] = to_json(value, options.arrays);
     json["metadata"] = std::move(metadata);
     json["tensors"] = tensor_list(file);
     io.out.write(dump(json, 2));
@@ -213,9 +225,11 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
     text += line("memory, weights", size_text(s.tensor_bytes));
     if (s.memory) {
         text += line("read per token", size_text(s.memory->read_per_token) + " of weights");
-        text += line("memory, cache", size_text(s.memory->cache_per_1k) + " per 1024 tokens, " +
-                                          size_text(s.memory->cache_at_context) + " for " +
-                                          std::to_string(s.memory->context));
+        text += line("memory, cache",
+                     size_text(s.memory->cache_per_1k) + " per 1024 tokens, " +
+                         size_text(s.memory->cache_at_context) + " for " +
+                         (options.sequences > 1 ? std::to_string(options.sequences) + " x " : "") +
+                         std::to_string(s.memory->context));
         text += line("memory, in all", size_text(s.tensor_bytes + s.memory->cache_at_context));
         if (s.memory->gpu) text += line("memory, GPU", gpu_text(*s.memory->gpu));
     }
@@ -238,9 +252,10 @@ void print_text(const gguf::File &file, const Summary &s, const InspectOptions &
 int inspect(const InspectOptions &options, Io &io) {
     if (options.supported) return print_supported(options.json, io);
     const gguf::File file = gguf::File::open(options.path);
-    const Summary summary = summarize(file, options.context);
+    if (options.cache.sinks > 0 && options.cache.window == 0) throw UsageError("--sinks needs --window");
+    const Summary summary = summarize(file, options);
     if (options.json)
-        print_json(file, summary, options.arrays, io);
+        print_json(file, summary, options, io);
     else
         print_text(file, summary, options, io);
     return exit_code::kDone;

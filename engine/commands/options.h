@@ -128,7 +128,10 @@ struct InspectOptions {
     std::string path;
     bool json = false, tensors = false, arrays = false;
     bool supported = false;  // list what this program runs, instead of a file
-    int64_t context = 0;     // of the memory plan; 0: the model's own
+    // The memory plan:
+    int64_t context = 0;  // 0: the model's own
+    int32_t sequences = 1, batch = 512;
+    decode::CacheOptions cache = {};
 };
 
 struct TemplateOptions {
@@ -154,14 +157,22 @@ struct PerplexityOptions {
 };
 
 struct BenchOptions {
+    enum class Output { Table, Markdown, Csv, JsonObject, JsonLines };
+    struct PromptAndAnswer {
+        int32_t prompt, generate;
+    };
     ModelOptions model;
-    DraftFlags draft;  // if any is set, only the speedup by drafts is measured
-    int32_t prompt = 512, generate = 128, repetitions = 5;
+    std::vector<ModelOptions> variants;  // every combination of the listed values; empty: `model` alone
+    DraftFlags draft;                    // if any is set, only the speedup by drafts is measured
+    std::vector<int32_t> prompts = {512}, generates = {128};
+    std::vector<PromptAndAnswer> both;  // a prefill and the decoding after it, timed together
+    int32_t repetitions = 5;
     std::vector<int32_t> depths = {0};
     std::vector<int32_t> sequences;   // numbers of concurrent sequences, as in `batch`; empty: no such test
     bool text = false;                // measure the tokenizer and the chat template instead of the model
     std::optional<std::string> file;  // with `text`: also measure this file
-    bool json = false;
+    Output output = Output::Table;
+    bool json() const { return output == Output::JsonObject; }
 };
 
 struct DoctorOptions {

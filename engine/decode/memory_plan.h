@@ -22,14 +22,19 @@ struct GpuPlan {
 
 // All sizes in bytes.
 struct MemoryPlan {
-    int64_t context;             // cells
+    int64_t context;             // cells of one sequence
     size_t read_per_token;       // of weights
-    size_t cache_per_1k;         // per 1024 cells
-    size_t cache_at_context;     // of `context` cells, and the states of recurrent layers
+    size_t cache_per_1k;         // per 1024 further cells of a sequence whose windows are full
+    size_t cache_at_context;     // of all sequences, with the states of recurrent layers
     std::optional<GpuPlan> gpu;  // nullopt without a GPU that has kernels for the model
 };
 
-// `context`: 0 for the model's own.
-MemoryPlan memory_plan(const model::Model &model, int64_t context);
+struct MemoryRequest {
+    int64_t context = 0;  // of each sequence; 0: the model's own
+    int32_t sequences = 1, batch = 512;
+    CacheTypes types = {};
+};
+
+MemoryPlan memory_plan(const model::Model &model, const MemoryRequest &request);
 
 }  // namespace runnel::decode

@@ -6,6 +6,8 @@
 
 #include "engine/completion/queue.h"
 #include "engine/measure/median.h"
+#include "engine/measure/pass_cost.h"
+#include "gguf/base/bytes.h"
 #include "gguf/base/interrupted.h"
 #include "gguf/base/timer.h"
 
@@ -42,28 +44,34 @@ double SpeedRow::deviation() const {
 }
 
 std::optional<double> SpeedRow::share() const {
-    if (bandwidths.empty()) return std::nullopt;
+    if (bandwidths.empty() || in_cache) return std::nullopt;
     std::vector<double> shares;
     for (size_t i = 0; i < rates.size(); ++i) shares.push_back(rates[i] * bytes_per_token / bandwidths[i]);
     return median(std::move(shares));
 }
 
-DeviceLimits::DeviceLimits(const DeviceRequest &request, int threads) {
+DeviceLimits::DeviceLimits(const DeviceRequest &request) {
     if (const auto gpus = gpus_of(request); !gpus.empty()) {
         try {
             copies_ = gpus.front()->copy_bandwidth();
             tensor_rate_ = gpus.front()->tensor_rate();
-            return;
         } catch (const kernels::BackendError &) {
             copies_ = tensor_rate_ = 0;  // the engine reports the error when it loads
         }
     }
-    meter_.emplace(threads);
 }
 
-void DeviceLimits::use_cpu(int threads) {
+void DeviceLimits::use_cpu(int threads, size_t working_set) {
     copies_ = tensor_rate_ = 0;
-    if (!meter_) meter_.emplace(threads);
+    cache_ = last_level_cache();
+    meter_.emplace(threads, probe_bytes(working_set, kernels::cpu_device(threads)->free_memory()));
+}
+
+std::string DeviceLimits::method() const {
+    if (!meter_) return "copies";
+    const bool cached = in_cache(static_cast<double>(meter_->bytes()));
+    return "reads of " + base::mebibytes(meter_->bytes()) + (cached ? " in the CPU's cache" : "") +
+           ", fastest: " + meter_->best().words();
 }
 
 // (Not a temporary: with the sanitizers GCC 12 takes its members for uninitialized.)
@@ -80,59 +88,70 @@ SpeedBench::SpeedBench(const Options &options, Engine &engine, DeviceLimits &lim
     if (!warm.feed(std::vector<TokenId>(1, 0), &stop_)) throw base::Interrupted{};
 }
 
-SpeedRow SpeedBench::prefill(int32_t depth) {
-    SpeedRow row{name("pp", options_.prompt, depth), false, depth, {}};
+SpeedRow SpeedBench::prefill(int32_t tokens, int32_t depth) {
+    SpeedRow row{name("pp", tokens, depth), SpeedRow::Kind::Prefill, tokens, 0, depth};
     SingleSequence sequence(engine_.executor());
     feed(sequence, depth);
     for (int32_t i = 0; i < options_.repetitions; ++i) {
         sequence.truncate(static_cast<size_t>(depth));
         const auto start = Clock::now();
-        feed(sequence, options_.prompt);
+        feed(sequence, tokens);
         const double seconds = seconds_since(start);
-        row.rates.push_back(options_.prompt / seconds);
+        row.rates.push_back(tokens / seconds);
         row.first_token += seconds / options_.repetitions;
     }
     row.operations = row.mean() * engine_.model().program.operations_per_token();
     return row;
 }
 
-SpeedRow SpeedBench::decode(int32_t depth) {
-    SpeedRow row{name("tg", options_.generate, depth), true, depth, {}};
+SpeedRow SpeedBench::decode(int32_t tokens, int32_t depth) {
+    SpeedRow row{name("tg", tokens, depth), SpeedRow::Kind::Decode, 0, tokens, depth};
+    row.bytes_per_token = decode_cost(engine_.model().program, depth, tokens, options_.types).bytes();
+    row.in_cache = limits_.in_cache(row.bytes_per_token);
+    const bool meter_beside = !split_ && !row.in_cache;
     SingleSequence sequence(engine_.executor());
     feed(sequence, depth);
     for (int32_t i = 0; i < options_.repetitions; ++i) {
         sequence.truncate(static_cast<size_t>(depth));
-        const double before = split_ ? 0 : limits_.bandwidth();
+        const double before = meter_beside ? limits_.bandwidth() : 0;
         const int64_t launched = engine_.executor().launches();
         const auto start = Clock::now();
-        for (int32_t n = 0; n < options_.generate; ++n) feed(sequence, 1);
-        row.rates.push_back(options_.generate / seconds_since(start));
-        row.launches = static_cast<double>(engine_.executor().launches() - launched) / options_.generate;
-        if (!split_) row.bandwidths.push_back((before + limits_.bandwidth()) / 2);
+        for (int32_t n = 0; n < tokens; ++n) feed(sequence, 1);
+        row.rates.push_back(tokens / seconds_since(start));
+        row.launches = static_cast<double>(engine_.executor().launches() - launched) / tokens;
+        if (meter_beside) row.bandwidths.push_back(std::max(before, limits_.bandwidth()));
     }
-    // The cells that the middle token of the test reads, and the states, which are read and written.
-    const kernels::Program &program = engine_.model().program;
-    const double cell =
-        static_cast<double>(decode::cache_bytes(program, kernels::kBlockTokens, options_.types)) /
-        kernels::kBlockTokens;
-    row.bytes_per_token = static_cast<double>(program.weight_bytes_per_token()) +
-                          cell * (depth + options_.generate / 2.0) +
-                          2.0 * static_cast<double>(kernels::state_bytes(program));
     return row;
 }
 
-std::vector<SpeedRow> SpeedBench::together(int32_t depth) {
+SpeedRow SpeedBench::both(int32_t prompt, int32_t generate, int32_t depth) {
+    SpeedRow row{name("pp", prompt, 0) + "+" + name("tg", generate, depth), SpeedRow::Kind::Both, prompt,
+                 generate, depth};
+    SingleSequence sequence(engine_.executor());
+    feed(sequence, depth);
+    for (int32_t i = 0; i < options_.repetitions; ++i) {
+        sequence.truncate(static_cast<size_t>(depth));
+        const auto start = Clock::now();
+        feed(sequence, prompt);
+        for (int32_t n = 0; n < generate; ++n) feed(sequence, 1);
+        row.rates.push_back((prompt + generate) / seconds_since(start));
+    }
+    return row;
+}
+
+std::vector<SpeedRow> SpeedBench::together(int32_t tokens, int32_t depth) {
     std::vector<SpeedRow> rows;
     for (const int32_t count : options_.sequences) {
-        SpeedRow row{name("tg", options_.generate, 0) + " x" + std::to_string(count), false, depth, {}};
+        SpeedRow row{name("tg", tokens, 0) + " x" + std::to_string(count), SpeedRow::Kind::Sequences, 0,
+                     tokens, depth};
         if (depth > 0) row.test += " @ d" + std::to_string(depth);
         row.sequences = count;
         rows.push_back(std::move(row));
     }
     for (int32_t i = 0; i < options_.repetitions && !rows.empty(); ++i) {
-        const double one = rate_of(1, depth);
+        const double one = rate_of(1, tokens, depth);
         for (SpeedRow &row : rows) {
-            row.rates.push_back(row.sequences == 1 ? one : rate_of(row.sequences, depth));
+            row.rates.push_back(row.sequences == 1 ? one : rate_of(row.sequences, tokens, depth));
             row.gains.push_back(row.rates.back() / one);
         }
     }
@@ -140,7 +159,7 @@ std::vector<SpeedRow> SpeedBench::together(int32_t depth) {
 }
 
 // Tokens per second of `count` answers as `batch` makes them, sampling included, prompts not.
-double SpeedBench::rate_of(int32_t count, int32_t depth) {
+double SpeedBench::rate_of(int32_t count, int32_t tokens, int32_t depth) {
     completion::CompletionQueue queue(engine_, format_, {.parallel = count});
     for (int32_t i = 0; i < count; ++i) {
         SamplingOptions how;
@@ -157,7 +176,7 @@ double SpeedBench::rate_of(int32_t count, int32_t depth) {
     while (queue.counts().started < count) step();
     const auto start = Clock::now();
     const int64_t before = queue.counts().sampled_tokens;
-    for (int32_t n = 0; n < options_.generate; ++n) step();
+    for (int32_t n = 0; n < tokens; ++n) step();
     return static_cast<double>(queue.counts().sampled_tokens - before) / seconds_since(start);
 }
 

@@ -19,15 +19,17 @@ using decode::CacheTypes, decode::DeviceRequest, decode::Engine, decode::SingleS
 using text::TokenId;
 
 struct SpeedRow {
-    std::string test;  // "pp512", "tg128 @ d4096", "tg128 x16"
-    bool decode;
-    int32_t depth;
-    std::vector<double> rates;    // tokens per second, one per repetition
-    int32_t sequences = 1;        // at a time
-    std::vector<double> gains{};  // over one sequence, in the same repetition
-    double bytes_per_token = 0;   // weights and cache that a token moves; of decoding
-    double first_token = 0;       // seconds, mean; of a prefill
-    double operations = 0;        // of the matrices, per second; of a prefill
+    enum class Kind { Prefill, Decode, Both, Sequences };
+    std::string test;  // "pp512", "tg128 @ d4096", "pp512+tg128", "tg128 x16"
+    Kind kind;
+    int32_t prompt, generate, depth;  // tokens
+    std::vector<double> rates{};      // tokens per second, one per repetition
+    int32_t sequences = 1;            // at a time
+    std::vector<double> gains{};      // over one sequence, in the same repetition
+    double bytes_per_token = 0;       // that a token moves at least (pass_cost.h); of decoding
+    bool in_cache = false;            // these fit in the CPU's last-level cache: memory is no limit
+    double first_token = 0;           // seconds, mean; of a prefill
+    double operations = 0;            // of the matrices, per second; of a prefill
     // Bytes per second that the machine read around each repetition; of decoding.
     std::vector<double> bandwidths{};
     double launches = 0;  // of kernels, per token; 0: the device has none. Of decoding.
@@ -35,7 +37,7 @@ struct SpeedRow {
     double mean() const;
     double deviation() const;
     // Share of the bandwidth, the median over the repetitions: other programs slow both down alike. nullopt
-    // where two memories share the work.
+    // where two memories share the work, and in_cache.
     std::optional<double> share() const;
 };
 
@@ -43,15 +45,22 @@ struct SpeedRow {
 // memory, when nothing else uses it; of the CPU around every test.
 class DeviceLimits {
   public:
-    DeviceLimits(const DeviceRequest &request, int threads);
-    // The engine uses the CPU after all.
-    void use_cpu(int threads);
+    // Measures the GPU that the engine will use, if any.
+    explicit DeviceLimits(const DeviceRequest &request);
+    // The engine uses the CPU, for passes that read `working_set` bytes.
+    void use_cpu(int threads, size_t working_set);
     double bandwidth() { return meter_ ? meter_->read() : copies_; }  // bytes per second
     double tensor_rate() const { return tensor_rate_; }               // operations per second; 0: not known
     bool of_gpu() const { return !meter_; }
+    // Whether passes that read so much find it in the CPU's last-level cache.
+    bool in_cache(double bytes) const { return meter_ && bytes <= static_cast<double>(cache_); }
+    size_t cache() const { return cache_; }  // bytes; 0: not known, or a GPU
+    // What was measured: "copies", or "reads, best of ...".
+    std::string method() const;
 
   private:
     std::optional<BandwidthMeter> meter_;
+    size_t cache_ = 0;
     double copies_ = 0, tensor_rate_ = 0;
 };
 
@@ -59,21 +68,23 @@ class DeviceLimits {
 class SpeedBench {
   public:
     struct Options {
-        int32_t prompt = 512, generate = 128, repetitions = 5;
+        int32_t repetitions = 5;
         std::vector<int32_t> sequences = {};  // numbers of concurrent sequences
         CacheTypes types = {};
     };
     // Keeps the references. Computes a token, which brings the weights into memory.
     SpeedBench(const Options &options, Engine &engine, DeviceLimits &limits, const StopRequest &stop);
 
-    SpeedRow prefill(int32_t depth);
-    SpeedRow decode(int32_t depth);
+    SpeedRow prefill(int32_t tokens, int32_t depth);
+    SpeedRow decode(int32_t tokens, int32_t depth);
+    // A prefill and the decoding after it.
+    SpeedRow both(int32_t prompt, int32_t generate, int32_t depth);
     // A row for each of Options::sequences. They take turns with one sequence: other programs that slow the
     // machine down do so for all.
-    std::vector<SpeedRow> together(int32_t depth);
+    std::vector<SpeedRow> together(int32_t tokens, int32_t depth);
 
   private:
-    double rate_of(int32_t count, int32_t depth);
+    double rate_of(int32_t count, int32_t tokens, int32_t depth);
     std::vector<TokenId> random_tokens(int32_t count);
     void feed(SingleSequence &sequence, int32_t count);
 

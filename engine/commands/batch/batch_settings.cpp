@@ -4,6 +4,7 @@
 #include <concepts>
 #include <optional>
 
+#include "engine/commands/cache_types.h"
 #include "engine/commands/generation.h"
 #include "engine/commands/io.h"
 #include "engine/commands/json.h"
@@ -24,22 +25,6 @@ requires std::is_arithmetic_v<T> std::string text_of(T number) {
 
 std::string text_of(bool flag) {
     return flag ? "on" : "off";
-}
-
-const char *name_of(kernels::CacheType type) {
-    switch (type) {
-        case kernels::CacheType::F16:
-            return "f16";
-        case kernels::CacheType::BF16:
-            return "bf16";
-        case kernels::CacheType::Q8_0:
-            return "q8_0";
-        case kernels::CacheType::Q4_0:
-            return "q4_0";
-        case kernels::CacheType::FP8:
-            break;
-    }
-    return "fp8";
 }
 
 const char *name_of(Overflow overflow) {

@@ -1,8 +1,8 @@
 // Prefill and decode speed against what the hardware allows.
 #include <algorithm>
-#include <cstdio>
 #include <iterator>
 
+#include "engine/commands/bench/bench_report.h"
 #include "engine/commands/bench/bench_speculation.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
@@ -16,42 +16,6 @@ namespace {
 using decode::Engine;
 using measure::DeviceLimits, measure::median, measure::SpeedRow;
 
-std::string table(const std::vector<SpeedRow> &rows, double bandwidth, const DeviceLimits &limits,
-                  const std::string &device) {
-    char line[256];
-    std::snprintf(line, sizeof line, "%s, %s %.1f GB/s", device.c_str(), limits.of_gpu() ? "copies" : "reads",
-                  bandwidth / 1e9);
-    std::string text = line;
-    if (limits.tensor_rate() > 0) {
-        std::snprintf(line, sizeof line, ", multiplies %.0f TFLOP/s (16 bits)", limits.tensor_rate() / 1e12);
-        text += line;
-    }
-    text += "\n\n";
-    text += "test              tokens/s      +/-   first token   MB/token   of bandwidth\n";
-    for (const SpeedRow &row : rows) {
-        if (row.decode && !row.share())
-            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %13s %10.1f %14s\n", row.test.c_str(),
-                          row.mean(), row.deviation(), "", row.bytes_per_token / 1e6, "-");
-        else if (row.decode)
-            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %13s %10.1f %13.1f%%\n", row.test.c_str(),
-                          row.mean(), row.deviation(), "", row.bytes_per_token / 1e6, 100 * *row.share());
-        else if (!row.gains.empty())
-            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %30.2f times one at a time\n",
-                          row.test.c_str(), row.mean(), row.deviation(), median(row.gains));
-        else
-            std::snprintf(line, sizeof line, "%-15s %10.2f %8.2f %10.1f ms\n", row.test.c_str(), row.mean(),
-                          row.deviation(), row.first_token * 1e3);
-        text += line;
-        if (row.operations > 0 && limits.tensor_rate() > 0) {
-            text.pop_back();
-            std::snprintf(line, sizeof line, " %28.1f%% of multiplying\n",
-                          100 * row.operations / limits.tensor_rate());
-            text += line;
-        }
-    }
-    return text;
-}
-
 // Of all that was measured beside the rows; of one reading, when nothing was.
 double median_bandwidth(const std::vector<SpeedRow> &rows, DeviceLimits &limits) {
     std::vector<double> all;
@@ -59,82 +23,96 @@ double median_bandwidth(const std::vector<SpeedRow> &rows, DeviceLimits &limits)
     return all.empty() ? limits.bandwidth() : median(std::move(all));
 }
 
-std::string kind_of(const SpeedRow &row) {
-    return row.decode ? "decode" : row.gains.empty() ? "prefill" : "sequences";
+// The context that all tests fit in.
+int64_t needed_context(const BenchOptions &options, int32_t batch, int32_t most_sequences) {
+    const int64_t deepest = std::ranges::max(options.depths);
+    int64_t tokens = std::max(std::ranges::max(options.prompts), std::ranges::max(options.generates));
+    for (const auto &[prompt, generate] : options.both) tokens = std::max(tokens, int64_t{prompt} + generate);
+    int64_t needed = deepest + tokens;
+    // The first answers go on while the last prompts are computed.
+    if (most_sequences > 1)
+        needed += 2 + int64_t{most_sequences} * (deepest + 1) / std::max(1, batch - most_sequences);
+    return needed;
 }
 
-Json json_of(const std::vector<SpeedRow> &rows, double bandwidth, const DeviceLimits &limits,
-             const Engine &engine, const std::string &device, const BenchOptions &options) {
-    Json list = Json::array();
-    for (const SpeedRow &row : rows)
-        list.push_back({{"test", row.test},
-                        {"kind", kind_of(row)},
-                        {"tokens", kind_of(row) == "prefill" ? options.prompt : options.generate},
-                        {"depth", row.depth},
-                        {"sequences", row.sequences},
-                        {"gain", row.gains.empty() ? Json() : Json(median(row.gains))},
-                        {"tps_mean", row.mean()},
-                        {"tps_sd", row.deviation()},
-                        {"tps", row.rates},
-                        {"ttft_ms", kind_of(row) == "prefill" ? Json(row.first_token * 1e3) : Json()},
-                        {"bytes_per_token", row.decode ? Json(row.bytes_per_token) : Json()},
-                        {"bandwidth_share", row.share() ? Json(*row.share()) : Json()},
-                        {"launches_per_token", row.launches > 0 ? Json(row.launches) : Json()},
-                        {"operations_per_second", row.operations > 0 ? Json(row.operations) : Json()},
-                        {"tensor_share", row.operations > 0 && limits.tensor_rate() > 0
-                                             ? Json(row.operations / limits.tensor_rate())
-                                             : Json()}});
-    return {{"model", options.model.path},
-            {"device", device},
-            {"placement", engine.placement()},
-            {"bandwidth_bytes_per_second", bandwidth},
-            {"bandwidth_of", limits.of_gpu() ? "copies" : "reads"},
-            {"tensor_operations_per_second", limits.tensor_rate() > 0 ? Json(limits.tensor_rate()) : Json()},
-            {"load_ms", engine.load_seconds() * 1e3},
-            {"repetitions", options.repetitions},
-            {"tests", std::move(list)}};
+// `test` as in "pp512": which of how many.
+void show(Io &io, const std::string &test, size_t number, size_t all) {
+    if (io.err.is_terminal())
+        io.progress("\r\033[K" + test + " (" + std::to_string(number) + " of " + std::to_string(all) + ")");
+}
+
+BenchRun measure_variant(const BenchOptions &options, const ModelOptions &model, size_t number,
+                         size_t variants, Io &io, const decode::StopRequest &stop) {
+    decode::EngineOptions engine_flags = engine_options(model, io, stop);
+    const int32_t most = options.sequences.empty() ? 1 : std::ranges::max(options.sequences);
+    const int64_t needed = needed_context(options, model.batch, most);
+    engine_flags.sequences = most;
+    if (engine_flags.context == 0) engine_flags.context = needed;
+    if (engine_flags.context < needed)
+        throw UsageError("the tests need a context of " + std::to_string(needed) + " tokens: omit -c");
+    const int threads = model.threads > 0 ? model.threads : kernels::cpu::physical_cores();
+    DeviceLimits limits(engine_flags.device);
+    Engine engine(engine_flags);
+    for (const std::string &note : engine.notes()) io.note(note);
+    if (engine.executor().device().kind.find("cpu") != std::string::npos)
+        limits.use_cpu(threads, engine.model().program.weight_bytes_per_token());
+    measure::SpeedBench bench(
+        {.repetitions = options.repetitions, .sequences = options.sequences, .types = model.cache.types},
+        engine, limits, stop);
+    BenchRun run{model,
+                 threads,
+                 engine.executor().device().name,
+                 engine.placement(),
+                 engine.load_seconds(),
+                 0,
+                 "",
+                 limits.tensor_rate(),
+                 limits.cache(),
+                 {}};
+    for (const int32_t depth : options.depths) {
+        const std::string at = depth > 0 ? " @ d" + std::to_string(depth) : "";
+        for (const int32_t tokens : options.prompts)
+            if (tokens > 0) {
+                show(io, "pp" + std::to_string(tokens) + at, number, variants);
+                run.rows.push_back(bench.prefill(tokens, depth));
+            }
+        for (const int32_t tokens : options.generates)
+            if (tokens > 0) {
+                show(io, "tg" + std::to_string(tokens) + at, number, variants);
+                run.rows.push_back(bench.decode(tokens, depth));
+                std::ranges::move(bench.together(tokens, depth), std::back_inserter(run.rows));
+            }
+        for (const auto &[prompt, generate] : options.both) {
+            show(io, "pp" + std::to_string(prompt) + "+tg" + std::to_string(generate) + at, number, variants);
+            run.rows.push_back(bench.both(prompt, generate, depth));
+        }
+    }
+    show(io, "bandwidth", number, variants);
+    run.bandwidth = median_bandwidth(run.rows, limits);
+    run.bandwidth_of = limits.method();
+    return run;
 }
 
 }  // namespace
 
 int bench(const BenchOptions &options, Io &io) {
-    if (drafting_options(options.draft, options.model)) return bench_speculation(options, io);
-    if (options.prompt <= 0 && options.generate <= 0)
+    if (drafting_options(options.draft, options.model)) {
+        if (options.output != BenchOptions::Output::Table && !options.json())
+            throw UsageError("drafts are shown as a table or as JSON: -o table or -o json");
+        return bench_speculation(options, io);
+    }
+    if (std::ranges::max(options.prompts) <= 0 && std::ranges::max(options.generates) <= 0 &&
+        options.both.empty())
         throw UsageError("nothing to measure: -p and -n are both 0");
     decode::StopRequest stop;
     const InterruptScope interrupts(stop);
-    const int32_t deepest = *std::max_element(options.depths.begin(), options.depths.end());
-    decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
-    const int32_t most =
-        options.sequences.empty() ? 1 : *std::max_element(options.sequences.begin(), options.sequences.end());
-    int64_t needed = int64_t{deepest} + std::max(options.prompt, options.generate);
-    // The first answers go on while the last prompts are computed.
-    if (most > 1) needed += 2 + int64_t{most} * (deepest + 1) / std::max(1, options.model.batch - most);
-    engine_flags.sequences = most;
-    if (engine_flags.context == 0) engine_flags.context = needed;
-    if (engine_flags.context < needed)
-        throw UsageError("the tests need a context of " + std::to_string(needed) + " tokens: omit -c");
-    const int threads = options.model.threads > 0 ? options.model.threads : kernels::cpu::physical_cores();
-    DeviceLimits limits(engine_flags.device, threads);
-    Engine engine(engine_flags);
-    for (const std::string &note : engine.notes()) io.note(note);
-    if (engine.executor().device().kind.find("cpu") != std::string::npos) limits.use_cpu(threads);
-    const std::string device = engine.executor().device().name;
-    measure::SpeedBench bench({.prompt = options.prompt,
-                               .generate = options.generate,
-                               .repetitions = options.repetitions,
-                               .sequences = options.sequences,
-                               .types = options.model.cache.types},
-                              engine, limits, stop);
-    std::vector<SpeedRow> rows;
-    for (const int32_t depth : options.depths) {
-        if (options.prompt > 0) rows.push_back(bench.prefill(depth));
-        if (options.generate > 0) rows.push_back(bench.decode(depth));
-        if (options.generate > 0) std::ranges::move(bench.together(depth), std::back_inserter(rows));
-    }
-    const double bandwidth = median_bandwidth(rows, limits);
-    io.out.write(options.json ? dump(json_of(rows, bandwidth, limits, engine, device, options), 2)
-                              : table(rows, bandwidth, limits, device));
+    const std::vector<ModelOptions> variants =
+        options.variants.empty() ? std::vector<ModelOptions>{options.model} : options.variants;
+    std::vector<BenchRun> runs;
+    for (const ModelOptions &model : variants)
+        runs.push_back(measure_variant(options, model, runs.size() + 1, variants.size(), io, stop));
+    if (io.err.is_terminal()) io.progress("\r\033[K");
+    io.out.write(report(runs, options));
     return exit_code::kDone;
 }
 

@@ -1,26 +1,95 @@
 // The options of `bench`.
+#include <functional>
+#include <iterator>
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "engine/commands/bench/bench_exhibits.h"
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
+#include "engine/commands/generation.h"
 
 namespace runnel::commands {
+namespace {
+
+// The options of the model that take a list: every combination is measured.
+struct Axis {
+    std::vector<std::string> values;
+    std::function<void(const std::string &)> set;
+};
+using Axes = std::vector<Axis>;
+
+constexpr std::string_view kLists[] = {"-ngl", "-t", "-b", "-ctk", "-ctv"};
+constexpr size_t kMostVariants = 1024;
+
+std::shared_ptr<Axes> add_axes(OptionTable &table) {
+    auto axes = std::make_shared<Axes>(std::size(kLists));
+    for (size_t i = 0; i < axes->size(); ++i) (*axes)[i].set = table.take_list(kLists[i], (*axes)[i].values);
+    return axes;
+}
+
+// The last list varies fastest. `model`: what the options set.
+std::vector<ModelOptions> variants(const Axes &axes, const ModelOptions &model) {
+    size_t count = 1;
+    for (const Axis &axis : axes) {
+        count *= std::max<size_t>(axis.values.size(), 1);
+        if (count > kMostVariants)
+            throw UsageError("more than " + std::to_string(kMostVariants) +
+                             " combinations: shorten the lists");
+    }
+    std::vector<ModelOptions> all;
+    for (size_t index = 0; index < count; ++index) {
+        size_t rest = index;
+        for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+            if (axis->values.empty()) continue;
+            axis->set(axis->values[rest % axis->values.size()]);
+            rest /= axis->values.size();
+        }
+        all.push_back(model);
+    }
+    return all;
+}
+
+BenchOptions::PromptAndAnswer prompt_and_answer(const std::string &text) {
+    const size_t comma = text.find(',');
+    if (comma == std::string::npos) throw ValueError("two numbers: 512,128");
+    const NumberRange range = whole_numbers(1, 1 << 24);
+    return {static_cast<int32_t>(number_in(range, text.substr(0, comma))),
+            static_cast<int32_t>(number_in(range, text.substr(comma + 1)))};
+}
+
+}  // namespace
 
 Command bench_command() {
-    Command command{.name = "bench",
-                    .usage = "MODEL",
-                    .summary = "prefill and decode speed against what the hardware allows",
-                    .description =
-                        "Measures prefill and decode, and the memory bandwidth in the same run. With "
-                        "options of drafts: what drafts gain.",
-                    .examples = {"bench model.gguf", "bench model.gguf -p 512 -n 128 -d 0,4096 --json",
-                                 "bench model.gguf --sequences 16,32 -p 0"}};
+    Command command{
+        .name = "bench",
+        .usage = "MODEL",
+        .summary = "prefill and decode speed against what the hardware allows",
+        .description =
+            "Measures prefill and decode, and the memory bandwidth in the same run. With "
+            "options of drafts: what drafts gain. -p, -n, -d, -t, -b, -ngl, -ctk and -ctv take lists: "
+            "every combination is measured.",
+        .examples = {"bench model.gguf", "bench model.gguf -p 512 -n 128 -d 0,4096 --json",
+                     "bench model.gguf -t 1,2,4 -ctk f16,q8_0 -o md",
+                     "bench model.gguf --sequences 16,32 -p 0",
+                     "bench model.gguf --roofline --plot roofline.svg", "bench model.gguf --naive -n 256"}};
     auto o = std::make_shared<BenchOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Prompt);
-    table.number("-p,--n-prompt", o->prompt, whole_numbers(0, 1 << 24),
-                 "tokens of the prefill test; 0: none");
-    table.number("-n,--n-gen", o->generate, whole_numbers(0, 1 << 24), "tokens of the decode test; 0: none");
+    table
+        .numbers("-p,--n-prompt", o->prompts, whole_numbers(0, 1 << 24),
+                 "tokens of the prefill test; 0: none; a list: 128,512")
+        .by_default("512");
+    table
+        .numbers("-n,--n-gen", o->generates, whole_numbers(0, 1 << 24),
+                 "tokens of the decode test; 0: none; a list: 32,128")
+        .by_default("128");
+    Option &both =
+        table.add("-pg", "P,G", "also a prefill of P tokens and G decoded ones, timed together; repeatable",
+                  [o = o.get()](const std::string &text) { o->both.push_back(prompt_and_answer(text)); });
+    both.is_repeatable = true;
+    both.clear = [o = o.get()] { o->both.clear(); };
     table.number("-r,--repetitions", o->repetitions, whole_numbers(1, 10000), "how often each");
     table
         .numbers("-d,--depth,--n-depth", o->depths, whole_numbers(0, 1 << 24),
@@ -28,15 +97,45 @@ Command bench_command() {
         .by_default("0");
     table.numbers("--sequences,-npl", o->sequences, whole_numbers(1, 4096),
                   "also decode so many sequences at a time, against one; a list: 16,32");
+    auto exhibit = std::make_shared<ExhibitOptions>();
+    table.flag("--roofline", exhibit->roofline,
+               "what limits prefill and decode, memory or arithmetic, with -pg P,G (500,200) as the request");
+    table.flag("--naive", exhibit->naive,
+               "the loop that recomputes the text for each of -n tokens, beside the cached loop");
     table.flag("--text", o->text, "measure the tokenizer and the chat template instead of the model").rare();
     table.text("-f,--file", o->file, "with --text: also the text of a file").takes("FILE").rare();
     add_model_options(table, o->model);
+    const auto axes = add_axes(table);
     add_draft_options(table, o->draft);
     table.in_group(Group::Output);
-    table.flag("--json", o->json, "the result as JSON");
-    command.call = [o](const Words &words, Io &io) {
+    using Format = BenchOptions::Output;
+    table
+        .choice("-o,--output", o->output,
+                {{"table", Format::Table},
+                 {"md", Format::Markdown},
+                 {"csv", Format::Csv},
+                 {"json", Format::JsonObject},
+                 {"jsonl", Format::JsonLines}},
+                "the result as a table, Markdown, CSV, JSON, or a JSON object per test")
+        .takes("FORMAT");
+    table.add("--json", "", "the result as JSON", [o = o.get()](const std::string &text) {
+        if (truth(text)) o->output = Format::JsonObject;
+    });
+    table.text("--plot", exhibit->plot, "with --roofline or --naive: the plot as a picture")
+        .takes("FILE.svg");
+    command.writes_files = true;
+    command.call = [o, axes, exhibit](const Words &words, Io &io) {
         o->model.path = words.model;
+        o->variants = variants(*axes, o->model);
         if (o->file && !o->text) throw UsageError("-f is for --text");
+        if (exhibit->roofline + exhibit->naive + o->text > 1)
+            throw UsageError("--roofline, --naive and --text exclude each other: choose one");
+        if (exhibit->any() && drafting_options(o->draft, o->model))
+            throw UsageError("--roofline and --naive measure plain decoding: omit the options of drafts");
+        if (!exhibit->plot.empty() && !exhibit->any())
+            throw UsageError("--plot is for --roofline and --naive");
+        if (exhibit->roofline) return bench_roofline(*o, exhibit->plot, io);
+        if (exhibit->naive) return bench_naive(*o, exhibit->plot, io);
         return o->text ? bench_text(*o, io) : bench(*o, io);
     };
     return command;

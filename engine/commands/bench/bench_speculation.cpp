@@ -101,7 +101,10 @@ Json json_of(const Results &results) {
 }  // namespace
 
 int bench_speculation(const BenchOptions &options, Io &io) {
-    if (options.generate < 8) throw UsageError("drafts are measured while decoding: -n must be 8 or more");
+    if (options.generates.size() != 1 || options.variants.size() > 1 || !options.both.empty())
+        throw UsageError("drafts are measured with one value of each option: give no lists");
+    const int32_t generate = options.generates.front();
+    if (generate < 8) throw UsageError("drafts are measured while decoding: -n must be 8 or more");
     if (!options.sequences.empty() || options.depths != std::vector<int32_t>{0})
         throw UsageError("drafts are measured for one sequence, from its beginning: omit --sequences and -d");
     decode::StopRequest stop;
@@ -109,8 +112,8 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);
     const int64_t passage = static_cast<int64_t>(std::string_view(kPassage).size()) + 8;  // tokens, at most
-    const int64_t needed = std::max({int64_t{2} * options.generate + 256, passage + options.generate,
-                                     measure::acceptance_context(options.repetitions)});
+    const int64_t needed = std::max(
+        {int64_t{2} * generate + 256, passage + generate, measure::acceptance_context(options.repetitions)});
     engine_flags.sequences = 2;  // plain and drafted take turns
     if (engine_flags.context == 0) engine_flags.context = needed;
     if (engine_flags.context < needed)
@@ -120,7 +123,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     const auto drafts = drafting(options.draft, options.model, engine, 1, io, stop);
 
     io.note("measuring what passes cost");
-    measure::SpeculationBench bench({.tokens = options.generate,
+    measure::SpeculationBench bench({.tokens = generate,
                                      .repetitions = options.repetitions,
                                      .length = {.least = options.draft.least,
                                                 .most = options.draft.most,
@@ -144,9 +147,9 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     results.passes = bench.pass_costs(kShownPasses);
 
     const std::string device = engine.executor().device().name;
-    Json json = {{"model", options.model.path}, {"device", device}, {"tokens", options.generate}};
+    Json json = {{"model", options.model.path}, {"device", device}, {"tokens", generate}};
     json["speculation"] = json_of(results);
-    io.out.write(options.json
+    io.out.write(options.json()
                      ? dump(json, 2)
                      : device + "\n\n" + side_by_side(results.comparisons) + acceptance_table(results));
     return exit_code::kDone;

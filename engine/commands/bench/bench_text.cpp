@@ -172,8 +172,8 @@ int bench_text(const BenchOptions &options, Io &io) {
     rows.push_back(measure(tokenizer, "one letter", std::string(kTextBytes, 'a'), options.repetitions));
     rows.push_back(measure(tokenizer, "code", writer.code(), options.repetitions));
     const auto render = render_seconds(file, tokenizer, options.repetitions, io);
-    io.out.write(options.json ? dump(json_of(rows, load, render, tokenizer.size()), 2)
-                              : table(rows, load, render, tokenizer.size()));
+    io.out.write(options.json() ? dump(json_of(rows, load, render, tokenizer.size()), 2)
+                                : table(rows, load, render, tokenizer.size()));
     return exit_code::kDone;
 }
 

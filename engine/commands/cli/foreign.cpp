@@ -58,10 +58,9 @@ constexpr Foreign kForeign[] = {
      "tokenize"},
     {"-npp", "*", Same, "--n-prompt $", {}, "bench"},
     {"-ntg", "*", Same, "--n-gen $", {}, "bench"},
-    {"-pg", "*", Missing, "-p and -n measure prefill and decode separately", {}, "bench"},
     {"-pps -tgs", "", Missing, kRetrieval, {}, "bench"},
     {"--output-format", "*", Missing, "results are text, or JSON with --json"},
-    {"-o --output -oe", "*", Missing, "bench prints a table, or JSON with --json", {}, "bench"},
+    {"-oe", "*", Missing, "the result is on standard output, errors are on standard error", {}, "bench"},
     {"-co --color", kOnOff, Nothing, "only chat has colors", {}, "run batch perplexity bench"},
 
     // --- llama.cpp: options without effect here

@@ -3,6 +3,7 @@
 
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
+#include "engine/commands/inspect_plan.h"
 #include "engine/commands/sandbox/sandbox_option.h"
 
 namespace runnel::commands {
@@ -44,12 +45,13 @@ Command perplexity_command() {
 }
 
 Command inspect_command() {
-    Command command{
-        .name = "inspect",
-        .usage = "MODEL",
-        .summary = "metadata, tensors, memory plan",
-        .description = "What a model file holds, and the memory it needs.",
-        .examples = {"inspect model.gguf", "inspect model.gguf --tensors -c 32k", "inspect --supported"}};
+    Command command{.name = "inspect",
+                    .usage = "MODEL",
+                    .summary = "metadata, tensors, memory plan",
+                    .description = "What a model file holds, and the memory it needs.",
+                    .examples = {"inspect model.gguf", "inspect model.gguf --tensors -c 32k",
+                                 "inspect --supported", "inspect model.gguf --plan --memory 80G -c 8k",
+                                 "inspect --plan --shape layers=8,width=512,heads=8,ff=1376,vocab=8192"}};
     auto o = std::make_shared<InspectOptions>();
     OptionTable &table = command.options;
     table.in_group(Group::Output);
@@ -64,9 +66,33 @@ Command inspect_command() {
     table.in_group(Group::Context);
     table.number("-c,--ctx-size", o->context, whole_numbers(0, 1 << 30),
                  "context of the memory plan; 0: the model's own");
-    command.needs_no_model = [o] { return o->supported; };
-    command.call = [o, other](const Words &words, Io &io) {
+    table.number("--sequences", o->sequences, whole_numbers(1, 1 << 16),
+                 "sequences of that length in the memory plan");
+    table
+        .number("-b,--batch-size,-ub,--ubatch-size", o->batch, whole_numbers(1, 1 << 20),
+                "tokens per step of the prefill, in the memory plan")
+        .rare();
+    add_cache_options(table, o->cache);
+    auto plan = std::make_shared<PlanOptions>();
+    table.flag("--plan", plan->plan,
+               "the memory in other formats and cache types, and how K and V come about");
+    table.add("--memory", "SIZE", "with --plan: how many sequences fit in so much memory, as 80G",
+              [plan](const std::string &text) { plan->memory = byte_size(text, int64_t{1} << 50); });
+    table
+        .text(
+            "--shape", plan->shape,
+            "with --plan: a model that need not exist, by layers, width, heads, ff and vocab; also kv-heads, "
+            "head-dim, window, window-layers, latent, tied")
+        .takes("NAME=N,...")
+        .rare();
+    table.text("--plot", plan->plot, "with --plan: the plot as a picture").takes("FILE.svg");
+    command.writes_files = true;
+    command.needs_no_model = [o, plan] { return o->supported || !plan->shape.empty(); };
+    command.call = [o, other, plan](const Words &words, Io &io) {
         o->path = words.model;
+        if (plan->plan) return inspect_plan(*o, *plan, io);
+        if (plan->memory > 0 || !plan->shape.empty() || !plan->plot.empty())
+            throw UsageError("--memory, --shape and --plot are for --plan");
         if (!other->empty()) return inspect_difference(o->path, *other, o->json, io);
         return inspect(*o, io);
     };

@@ -119,6 +119,19 @@ Option &OptionTable::list(std::string_view names, std::vector<std::string> &valu
     return option;
 }
 
+std::function<void(const std::string &)> OptionTable::take_list(std::string_view typed,
+                                                                std::vector<std::string> &values) {
+    Option &option = *std::ranges::find_if(options_, [&](const Option &o) { return o.is_called(typed); });
+    const auto set = option.set;
+    option.set = [set, &values](const std::string &text) {
+        std::vector<std::string> words = split(text);
+        for (const std::string &word : words) set(word);
+        values = std::move(words);
+    };
+    option.value += ",...";
+    return set;
+}
+
 const Option *OptionTable::find(std::string_view typed) const {
     for (const Option &option : options_)
         if (option.is_called(typed)) return &option;

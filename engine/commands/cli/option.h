@@ -143,6 +143,11 @@ class OptionTable {
 
     void in_group(Group group) { group_ = group; }
 
+    // Lets an option of one value take a list of them, "1,2,4": `values` becomes the words of the list, each of
+    // which the option accepts. Returns what sets one of them. Precondition: there is such an option.
+    std::function<void(const std::string &)> take_list(std::string_view typed,
+                                                       std::vector<std::string> &values);
+
     // Null if there is no option of that name ("--ctx-size", "-c").
     const Option *find(std::string_view typed) const;
     const std::deque<Option> &options() const { return options_; }

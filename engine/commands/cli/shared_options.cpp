@@ -2,7 +2,9 @@
 
 #include <charconv>
 #include <filesystem>
+#include <iterator>
 
+#include "engine/commands/cache_types.h"
 #include "engine/commands/json.h"
 #include "engine/decode/device.h"
 #include "engine/decode/sampling_settings.h"
@@ -89,31 +91,30 @@ Option &add_device_option(OptionTable &table, std::string_view names, std::strin
         .by_default(device);
 }
 
+void add_cache_options(OptionTable &table, decode::CacheOptions &o) {
+    table.in_group(Group::Context);
+    const std::vector<std::pair<std::string, kernels::CacheType>> types(std::begin(kCacheTypes),
+                                                                        std::end(kCacheTypes));
+    table.choice("-ctk,--cache-type-k", o.types.k, types, "type of the cached keys").takes("TYPE");
+    table.choice("-ctv,--cache-type-v", o.types.v, types, "type of the cached values").takes("TYPE");
+    table
+        .number("--window", o.window, whole_numbers(0, 1 << 24),
+                "attend to the last N tokens only, and to the sinks; 0: as the model does")
+        .rare();
+    table.number("--sinks", o.sinks, whole_numbers(0, 512), "with --window: the first N tokens stay visible")
+        .rare();
+}
+
 void add_model_options(OptionTable &table, ModelOptions &o) {
     table.in_group(Group::Context);
     table.number("-c,--ctx-size,--max-seq-len", o.context, whole_numbers(0, int64_t{1} << 40),
                  "context in tokens, also as 4k; 0: the model's own, reduced to what fits");
     table.number("-b,--batch-size,-ub,--ubatch-size", o.batch, whole_numbers(1, 1 << 20),
                  "tokens per step of the prefill");
-    using kernels::CacheType;
-    const std::vector<std::pair<std::string, CacheType>> types = {{"f16", CacheType::F16},
-                                                                  {"bf16", CacheType::BF16},
-                                                                  {"q8_0", CacheType::Q8_0},
-                                                                  {"q4_0", CacheType::Q4_0},
-                                                                  {"fp8", CacheType::FP8}};
-    table.choice("-ctk,--cache-type-k", o.cache.types.k, types, "type of the cached keys").takes("TYPE");
-    table.choice("-ctv,--cache-type-v", o.cache.types.v, types, "type of the cached values").takes("TYPE");
+    add_cache_options(table, o.cache);
     table
         .add("--cache-size", "SIZE", "memory for keys and values, as 800M or 4G; by default what -c needs",
              [&o](const std::string &text) { o.cache.size = byte_size(text, int64_t{1} << 50); })
-        .rare();
-    table
-        .number("--window", o.cache.window, whole_numbers(0, 1 << 24),
-                "attend to the last N tokens only, and to the sinks; 0: as the model does")
-        .rare();
-    table
-        .number("--sinks", o.cache.sinks, whole_numbers(0, 512),
-                "with --window: the first N tokens stay visible")
         .rare();
     table.in_group(Group::Device);
     table.number("-t,--threads", o.threads, whole_numbers(0, 4096), "CPU threads; 0: the physical cores");

@@ -10,6 +10,9 @@ namespace runnel::commands {
 Option &add_device_option(OptionTable &table, std::string_view names, std::string &device,
                           std::string_view help);
 
+// Cache types, window and sinks.
+void add_cache_options(OptionTable &table, decode::CacheOptions &o);
+
 // Context, cache, threads, device.
 void add_model_options(OptionTable &table, ModelOptions &o);
 

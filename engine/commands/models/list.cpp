@@ -35,7 +35,8 @@ ListedModel::Fits fits(const gguf::File &file) {
     using Fits = ListedModel::Fits;
     const model::Model built = model::build(file);
     const int64_t own = built.hyper.context_length;
-    const decode::MemoryPlan plan = decode::memory_plan(built, own > 0 ? std::min(own, kContext) : kContext);
+    const decode::MemoryPlan plan =
+        decode::memory_plan(built, {.context = own > 0 ? std::min(own, kContext) : kContext});
     uint64_t weights = 0;
     for (const gguf::Tensor &tensor : file.tensors()) weights += tensor.bytes;
     const uint64_t need = weights + plan.cache_at_context;

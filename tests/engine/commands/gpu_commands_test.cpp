@@ -127,8 +127,8 @@ TEST_CASE("gpu commands: bench tells how many kernels a token launches") {
     Io io = screen.io();
     BenchOptions options;
     options.model.path = model.path;
-    options.prompt = 20, options.generate = 3, options.repetitions = 2;
-    options.json = true;
+    options.prompts = {20}, options.generates = {3}, options.repetitions = 2;
+    options.output = BenchOptions::Output::JsonObject;
     for (const char *device : {"cuda", "cpu"}) {
         CAPTURE(device);
         options.model.device = device;

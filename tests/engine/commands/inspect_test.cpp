@@ -120,3 +120,77 @@ TEST_CASE("inspect reads no more of long arrays and texts than it shows") {
     CHECK(std::system(limited.c_str()) == 0);
 #endif
 }
+
+TEST_CASE("inspect plans a window, cache types and sequences as a run takes them") {
+    if (absent()) return;
+    const std::string model = tiny().path.string();
+    const auto memory = [&](std::vector<std::string> more) {
+        std::vector<std::string> arguments = {"inspect", model, "--json"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        const Result got = runnel_with(std::move(arguments));
+        CAPTURE(got.err);
+        REQUIRE(got.code == 0);
+        return json::parse(got.out)["memory"];
+    };
+    constexpr int64_t kCell = 2 * 2 * 32 * 2;  // 2 layers, 2 heads, 16 + 16 values of 2 bytes
+    const json plain = memory({"-c", "32k"});
+    CHECK(plain["cache_at_context"] == 32768 * kCell);
+    CHECK(plain["sequences"] == 1);
+    CHECK(plain["type_k"] == "f16");
+    CHECK(memory({"-c", "32k", "--sequences", "3"})["cache_at_context"] == 3 * 32768 * kCell);
+    // 16 values are padded to the 32 of a block: 34 and 18 bytes.
+    const json types = memory({"-c", "32k", "-ctk", "q8_0", "-ctv", "q4_0"});
+    CHECK(types["cache_at_context"] == 32768 * 2 * 2 * (34 + 18));
+    CHECK(types["type_v"] == "q4_0");
+    const json window = memory({"-c", "32k", "--window", "512"});
+    CHECK(window["cache_at_context"].get<int64_t>() < 2048 * kCell);
+    CHECK(window["cache_per_1k_tokens"] == 0);
+    CHECK(runnel_with({"inspect", model, "--sinks", "4"}).code == 2);
+}
+
+TEST_CASE("inspect --plan: a file and a bare shape") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string model = tiny().path.string(), svg = (directory / "plan.svg").string();
+    const Result got = runnel_with({"inspect", model, "--plan", "--json", "-c", "1000", "--sequences", "2",
+                                    "--memory", "20M", "--plot", svg});
+    CAPTURE(got.err);
+    REQUIRE(got.code == 0);
+    const json plan = json::parse(got.out);
+    CHECK(plan["context"] == 1000);
+    CHECK(plan["sequences"] == 2);
+    CHECK(plan["memory"] == 20 << 20);
+    CHECK(plan["cell"]["bytes_per_token"] == 256);
+    CHECK(plan["cell"]["formula"] == "2 x 2 layers x 2 heads x 16 values x 2 bytes");
+    REQUIRE(plan["cell"]["by_heads"].size() == 3);  // 4, 2 and 1 heads for K and V
+    CHECK(plan["cell"]["by_heads"][0]["bytes_per_token"] == 512);
+    CHECK(plan["cell"]["by_heads"][2]["bytes_per_token"] == 128);
+    REQUIRE(plan["rows"].size() == 30);
+    CHECK(plan["rows"][0]["format"] == "the file");
+    CHECK(plan["rows"][0]["bits_per_weight"] == 32);
+    CHECK(plan["rows"][0]["cache_bytes"] == 63 * 32 * 256);  // 2,000 tokens in blocks of 32
+    for (const json &row : plan["rows"]) {
+        CHECK(row["bytes"] == row["weight_bytes"].get<double>() + row["cache_bytes"].get<double>());
+        CHECK(row["sequences_that_fit"].get<int64_t>() > 10);
+    }
+    std::ifstream picture(svg);
+    std::string text((std::istreambuf_iterator<char>(picture)), {});
+    CHECK(text.starts_with("<svg xmlns"));
+    CHECK(text.find("Sequences that fit in 21.0 GB") == std::string::npos);
+
+    const Result shape = runnel_with({"inspect", "--plan", "--memory", "80G", "--shape",
+                                      "layers=80,width=8192,heads=64,kv-heads=8,ff=28672,vocab=128256"});
+    CAPTURE(shape.err);
+    REQUIRE(shape.code == 0);
+    for (const char *part : {"70.55 billion parameters", "= 327680 bytes",
+                             "MHA (64) 2621440 bytes, GQA (8) 327680", "F16        16.00    141.1"})
+        CHECK(shape.out.find(part) != std::string::npos);
+    std::istringstream in(shape.out);
+    for (std::string line; std::getline(in, line);)
+        if (!line.starts_with("K and V"))
+            CHECK(std::count_if(line.begin(), line.end(),
+                                [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }) <= 80);
+    CHECK(runnel_with({"inspect", "--plan", "--shape", "layers=2"}).code == 2);
+    CHECK(runnel_with({"inspect", model, "--memory", "80G"}).code == 2);
+    CHECK(runnel_with({"inspect", model, "--plan", "--plot", "plan.png"}).code == 2);
+}

@@ -23,14 +23,18 @@ TEST_CASE("bandwidth: what the meter reports is what it read in the time it took
             CAPTURE(passes);
             constexpr size_t bytes = size_t{24} << 20;
             BandwidthMeter meter(threads, bytes);
+            // Each thread reads whole steps of 256 bytes in up to eight streams.
+            CHECK(meter.bytes() ==
+                  bytes / static_cast<size_t>(threads) / 2048 * 2048 * static_cast<size_t>(threads));
             double rate = 0;
             const double outside = seconds([&] { rate = meter.read(passes); });
-            // Each thread reads whole steps of 256 bytes.
-            const double read =
-                static_cast<double>(bytes / static_cast<size_t>(threads) / 256 * 256) * threads * passes;
-            CHECK(rate >= read / outside);
+            // Three patterns take turns, and the fastest pass counts.
+            CHECK(rate >= 3 * static_cast<double>(meter.bytes()) * passes / outside);
             // No memory delivers a terabyte per second to three threads, so the reads were not optimized away.
             CHECK(rate < 1e12);
+            const std::string words = meter.best().words();
+            CHECK(words.find("per thread, ") != std::string::npos);
+            CHECK(words.ends_with(" pages"));
         }
 }
 
@@ -38,6 +42,15 @@ TEST_CASE("bandwidth: every pass is read") {
     BandwidthMeter meter(1, size_t{16} << 20);
     const double once = testing::least_seconds([&] { meter.read(1); });
     CHECK(testing::least_seconds([&] { meter.read(16); }) > 4 * once);
+}
+
+TEST_CASE("bandwidth: the probe is as large as the work, within limits") {
+    constexpr size_t kMiB = size_t{1} << 20, kPlenty = size_t{64} << 30;
+    CHECK(probe_bytes(600 * kMiB, kPlenty) == 600 * kMiB);
+    CHECK(probe_bytes(40'000 * kMiB, kPlenty) == kMostProbe);
+    CHECK(probe_bytes(1 * kMiB, kPlenty) == 4 * kMiB);
+    CHECK(probe_bytes(600 * kMiB, 800 * kMiB) == 100 * kMiB);  // an eighth of what is free
+    CHECK(probe_bytes(600 * kMiB, 0) == 4 * kMiB);
 }
 
 }  // namespace

@@ -1,0 +1,23 @@
+// `inspect --plan`: the memory of a model, or of a bare shape, by formats, cache types and sequences.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/commands/io.h"
+#include "engine/commands/options.h"
+
+namespace runnel::commands {
+
+struct PlanOptions {
+    bool plan = false;
+    std::string shape;   // measure::parse_shape, in place of a file; empty: the file
+    int64_t memory = 0;  // bytes; 0: the table has no column of sequences that fit
+    std::string plot;    // an SVG file; empty: none
+};
+
+// `file`: of the model, context, sequences and cache types; its context 0 is the model's own, or 4096 for a shape.
+// Throws UsageError, what inspect() does, and gguf::WriteError.
+int inspect_plan(const InspectOptions &file, const PlanOptions &options, Io &io);
+
+}  // namespace runnel::commands

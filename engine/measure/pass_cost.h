@@ -1,0 +1,42 @@
+// Bytes and operations of a pass through a model, counted from its Program: nothing is measured here.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/decode/cache_plan.h"
+#include "kernels/program.h"
+
+namespace runnel::measure {
+
+// The least that a pass must move between memory and processor, and what it computes. A multiplication and
+// the addition after it are two operations.
+struct PassCost {
+    double weights = 0;        // bytes: each matrix once, of experts the expected number of different ones
+    double cache_read = 0;     // bytes: each visible cell once per attention step
+    double cache_written = 0;  // bytes: the cells of the pass's tokens
+    double states = 0;         // bytes of recurrent layers: read once, written once
+    double matrix_operations = 0;
+    double attention_operations = 0;  // of scores, and of values weighted by them
+    double scores = 0;                // query-key pairs, over all heads
+
+    double bytes() const { return weights + cache_read + cache_written + states; }
+    double operations() const { return matrix_operations + attention_operations; }
+    double intensity() const { return operations() / bytes(); }  // operations per byte
+};
+
+// The cells that the token at `position` attends to, its own included.
+int64_t visible_cells(const kernels::Attention &attention, int64_t position);
+
+// The cells that at least one of the tokens at `depth` ... `depth + tokens - 1` attends to. tokens > 0.
+int64_t cells_in_sight(const kernels::Attention &attention, int64_t depth, int64_t tokens);
+
+// A pass of `tokens` > 0 tokens of one sequence that has `depth` cells, with the logits of `logit_rows` of
+// them. With routing to experts every expert is assumed to be chosen equally often.
+PassCost pass_cost(const kernels::Program &program, int64_t depth, int64_t tokens,
+                   decode::CacheTypes types = {}, int64_t logit_rows = 1);
+
+// The mean over `count` > 0 passes of one token each, the first at `depth`: decoding.
+PassCost decode_cost(const kernels::Program &program, int64_t depth, int64_t count,
+                     decode::CacheTypes types = {});
+
+}  // namespace runnel::measure
