@@ -4,7 +4,9 @@
 #include <utility>
 #include <variant>
 
+#include "engine/commands/chat/answer_progress.h"
 #include "engine/commands/chat/chat_view.h"
+#include "engine/commands/chat/line_editor.h"
 #include "engine/commands/json.h"
 #include "engine/commands/prompt_format.h"
 
@@ -74,6 +76,7 @@ text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_r
     std::optional<Done> done;
     {
         std::optional<ChatView> view;
+        ReadingProgress reading(io_);
         const auto take_events = [&] {
             for (const completion::Event &event : queue_.events()) {
                 if (const auto *piece = std::get_if<Piece>(&event)) {
@@ -83,6 +86,8 @@ text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_r
                         piece->text;
                 } else if (const auto *end = std::get_if<Done>(&event)) {
                     done = *end;
+                } else if (const auto *prefill = std::get_if<completion::Prefill>(&event)) {
+                    reading.show(*prefill);
                 }
             }
         };
@@ -122,6 +127,7 @@ void ChatModel::finish(const Done &done) {
     if (done.context_full) io_.note("the context is full: the answer ends here");
     write_stats(options_.stats, *report_, io_);
     interrupted_ = done.reason == completion::FinishReason::Interrupt;
+    show_answer_line(done, engine_.executor().context(), terminal_colors(options_.color), io_);
 }
 
 }  // namespace runnel::commands
