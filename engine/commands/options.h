@@ -117,7 +117,11 @@ struct ChatOptions {
     TemplateFlags chat;
     std::optional<bool> show_thinking;  // default: if stdout is a terminal
     Overflow overflow = Overflow::Shift;
+    bool compact = false;  // summarize the oldest turns before the overflow policy drops them
     std::string color = "auto";
+    bool go_on = false;                 // the last chat with the model
+    std::optional<std::string> saved;   // a saved chat, or the name of a new one
+    std::vector<std::string> attached;  // files that go with the first message
 };
 
 struct InspectOptions {

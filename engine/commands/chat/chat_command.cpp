@@ -1,34 +1,88 @@
 // The options of `chat`.
 #include <unistd.h>
 
+#include <filesystem>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
+#include "engine/commands/chat/chat_file.h"
 #include "engine/commands/chat/editor.h"
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/sandbox/sandbox_option.h"
 
 namespace runnel::commands {
+namespace {
+
+// The model of the chat that goes on.
+std::string recorded_model(const ChatOptions &options) {
+    const std::filesystem::path folder = chats_folder();
+    std::optional<SavedChat> chat;
+    if (options.saved) chat = find_chat(folder, *options.saved);
+    if (options.go_on && !options.saved) chat = last_chat(folder, "");
+    if (chat && !chat->model.empty()) return chat->model;
+    throw UsageError(options.go_on && !options.saved
+                         ? "no model given, and no saved chat to go on with: name a GGUF file"
+                         : "no model given: name a GGUF file");
+}
+
+}  // namespace
 
 Command chat_command() {
     Command command{
         .name = "chat",
-        .usage = "MODEL",
+        .usage = "[MODEL]",
         .summary = "talk to a model in the terminal",
         .description =
             "A conversation with a model. Ctrl-C stops the answer, Ctrl-D leaves, /help "
-            "lists the commands. Later chats remember the lines typed here, unless RUNNEL_NO_HISTORY is "
-            "1. Without a terminal, every line of standard input is a "
-            "message.",
+            "lists the commands. Every turn is saved in ~/.local/state/runnel/chats: --continue "
+            "goes on where the last chat ended, and needs no MODEL. Later chats also remember the lines "
+            "typed "
+            "here. RUNNEL_NO_HISTORY=1 turns both off. Without a terminal, every line of standard input is a "
+            "message, and only --continue and --chat save the chat.",
         .examples = {"chat model.gguf", "chat model.gguf -sys \"Answer in one sentence.\" --temp 0.5",
-                     "chat model.gguf -md small-model.gguf -c 8k"}};
+                     "chat model.gguf -md small-model.gguf -c 8k", "chat --continue",
+                     "chat model.gguf --chat work -a notes.txt"},
+        .model = Command::Model::Optional};
     auto o = std::make_shared<ChatOptions>();
     OptionTable &table = command.options;
+    table.in_group(Group::Prompt);
+    table.flag("-k,--continue", o->go_on, "go on with the last chat (of MODEL, if one is named)");
+    table
+        .text("--chat", o->saved,
+              "go on with a saved chat: its title, or its number in /chats; another title begins a chat of "
+              "that name")
+        .takes("NAME");
+    table.list("-a,--attach", o->attached, "a text file that goes with the first message; repeatable")
+        .takes("FILE");
     add_system_options(table, o->system, o->system_file);
     add_template_options(table, o->chat, o->show_thinking);
     add_generation_options(table, o->generation);
     add_model_options(table, o->model);
-    add_overflow_option(table, o->overflow);
+    table.in_group(Group::Context);
+    table
+        .add("--on-overflow", "WHAT",
+             "when the chat exceeds the context: error, shift (the oldest messages go, the system prompt "
+             "stays), "
+             "drop-middle, or compact (the model summarizes the oldest messages)",
+             [o](const std::string &text) {
+                 static const std::pair<const char *, Overflow> kWords[] = {
+                     {"error", Overflow::Error},
+                     {"shift", Overflow::Shift},
+                     {"drop-middle", Overflow::DropMiddle},
+                     {"compact", Overflow::Shift}};
+                 o->compact = text == "compact";
+                 for (const auto &[word, policy] : kWords)
+                     if (text == word) {
+                         o->overflow = policy;
+                         return;
+                     }
+                 throw ValueError("error, shift, drop-middle or compact");
+             })
+        .by_default("shift")
+        .choices = {"error", "shift", "drop-middle", "compact"};
     add_draft_options(table, o->draft);
     table.in_group(Group::Output);
     table
@@ -40,7 +94,7 @@ Command chat_command() {
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);
     command.call = [o, confine](const Words &words, Io &io) {
-        o->model.path = words.model;
+        o->model.path = words.model.empty() ? recorded_model(*o) : words.model;
         if (isatty(io.in)) start_editor_helper();
         confine({.files = SandboxPaths::Files::All}, gpu_wish(o->model, o->draft));
         return chat(*o, io);

@@ -1,14 +1,16 @@
 #include <algorithm>
+#include <charconv>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "engine/commands/chat/chat_loop.h"
+#include "engine/commands/chat/conversation_text.h"
 #include "engine/commands/chat/editor.h"
 #include "engine/commands/chat/settings.h"
 #include "engine/text/utf8.h"
-#include "gguf/output_file.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -17,18 +19,28 @@ std::span<const Chat::Command> Chat::commands() {
     static constexpr Command kCommands[] = {
         {"/help", "", "this", &Chat::help},
         {"/exit", "", "leave (also /bye, Ctrl-D)", &Chat::leave},
-        {"/clear", "", "forget the conversation (also /reset)", &Chat::clear},
-        {"/regen", "", "another answer to your last message", &Chat::regenerate},
-        {"/undo", "", "remove your last message and its answer", &Chat::undo},
-        {"/edit", "[TEXT]", "change your last message and ask again", &Chat::edit},
+        {"/clear", "", "begin a new chat (also /reset)", &Chat::clear},
+        {"/regen", "", "another answer to your last message; the old one is kept", &Chat::regenerate},
+        {"/back", "", "the answer or message before this one, of several", &Chat::previous},
+        {"/next", "", "the one after this one", &Chat::next},
+        {"/undo", "", "take back your last message and its answer", &Chat::undo},
+        {"/edit", "[N] [TEXT]", "change your last message, or message N, and ask again", &Chat::edit},
+        {"/tree", "", "all messages and branches of this chat, with their numbers", &Chat::tree},
+        {"/go", "N", "go on from message N", &Chat::go},
+        {"/compact", "", "the model summarizes all turns but the last; /undo takes it back", &Chat::compact},
         {"/system", "[TEXT]", "show or set the system prompt; \"\" for none", &Chat::system},
         {"/set", "[NAME N]", "change a setting: /set temp 0.5", &Chat::change_setting},
         {"/format", "[WHAT]", "constrain answers: json, a schema file, or text for none", &Chat::format},
         {"/think", "[HOW]", "on, off, low, medium, high or auto: how the model reasons", &Chat::think},
         {"/show", "", "settings, and how full the context is", &Chat::show_state},
-        {"/read", "FILE", "a message from a file", &Chat::read},
+        {"/read", "FILE", "attach a text file to the next message (also @FILE in it)", &Chat::read},
+        {"/copy", "", "the last answer to the clipboard", &Chat::copy},
         {"/save", "FILE", "save the conversation as JSON", &Chat::save},
-        {"/load", "FILE", "continue a saved conversation", &Chat::load},
+        {"/load", "FILE", "a new chat with a conversation from JSON", &Chat::load},
+        {"/export", "FILE.md", "write the conversation as Markdown", &Chat::export_text},
+        {"/chats", "", "the saved chats", &Chat::list_chats},
+        {"/open", "N", "go on with a saved chat, by its number or title", &Chat::open},
+        {"/title", "[TEXT]", "show or set the title of this chat", &Chat::title},
         {"/stats", "", "statistics of the last answer", &Chat::stats},
     };
     return kCommands;
@@ -51,39 +63,119 @@ void Chat::leave(const std::string &) {
     over_ = true;
 }
 void Chat::clear(const std::string &) {
-    transcript_.messages.clear();
+    const bool is_saved = file_ && !file_->path().empty();
+    begin_chat();
+    say(is_saved ? "a new chat; /chats lists the old one" : "a new chat");
 }
 void Chat::undo(const std::string &) {
-    const std::string message = transcript_.undo();
-    io_.err.try_write(message.empty() ? "no message to take back\n"
-                                      : "taken back: " + gguf::printable(message, 200) + "\n");
+    const Conversation::Id id = conversation_.last_question();
+    if (id == Conversation::kRoot) return io_.err.try_write("no message to take back\n");
+    const Conversation::Node &node = conversation_.at(id);
+    io_.err.try_write(node.is_summary ? "the summary is taken back\n"
+                                      : "taken back: " + gguf::printable(node.message.content, 200) + "\n");
+    conversation_.go(node.parent);
 }
+// A number at the beginning of the text is that of a message, if there is one.
 void Chat::edit(const std::string &text) {
-    const Transcript before = transcript_;
-    const std::string old = transcript_.undo();
-    if (old.empty()) throw InputError("no message to change");
-    const std::optional<std::string> changed = !text.empty() ? text
-                                               : terminal_   ? edit_in_editor(old)
-                                                             : std::nullopt;
-    if (changed && changed->find_first_not_of(" \t\n") != std::string::npos)
-        answer_to(*changed);
-    else
-        transcript_ = before;
+    Conversation::Id id = conversation_.last_question();
+    std::string changed = text;
+    if (const auto number = message_number(text)) {
+        id = *number;
+        changed.erase(0, std::min(text.find_first_not_of(" \t", text.find_first_of(" \t")), text.size()));
+        if (conversation_.at(id).message.role != "user" || conversation_.at(id).is_summary)
+            throw InputError("message " + std::to_string(id) + " is not yours: /tree shows the numbers");
+    }
+    if (id == Conversation::kRoot) throw InputError("no message to change");
+    if (changed.empty() && terminal_)
+        changed = edit_in_editor(conversation_.at(id).message.content).value_or("");
+    if (changed.find_first_not_of(" \t\n") == std::string::npos) return say("not changed");
+    const Conversation::Id before = conversation_.head();
+    conversation_.visit(conversation_.at(id).parent);
+    conversation_.add({.message = {"user", changed}});
+    answer(before);
+}
+// The number of a message at the beginning of a text.
+std::optional<Conversation::Id> Chat::message_number(const std::string &text) const {
+    Conversation::Id id = 0;
+    const char *const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, id);
+    const bool is_word = rest == end || *rest == ' ' || *rest == '\t';
+    if (error != std::errc() || !is_word || id == Conversation::kRoot || !conversation_.has(id))
+        return std::nullopt;
+    return id;
+}
+void Chat::regenerate(const std::string &) {
+    const Conversation::Id before = conversation_.head(), question = conversation_.last_question();
+    if (question == Conversation::kRoot) throw InputError("no message to answer again");
+    if (conversation_.at(question).is_summary)
+        throw InputError("the last message is a summary: /undo takes it back");
+    if (!conversation_.at(question).children.empty()) model_.vary();
+    conversation_.visit(question);
+    if (!answer(before)) return;
+    const size_t count = conversation_.at(question).children.size();
+    if (count > 1)
+        say("answer " + std::to_string(count) + " of " + std::to_string(count) +
+            ": /back shows the one before");
+}
+void Chat::previous(const std::string &) {
+    step(-1);
+}
+void Chat::next(const std::string &) {
+    step(1);
+}
+void Chat::step(int direction) {
+    const Conversation::Fork fork = conversation_.fork(direction);
+    if (fork.at == Conversation::kRoot) throw InputError("there is only one answer: /regen makes another");
+    if (fork.next == Conversation::kRoot)
+        throw InputError(direction < 0 ? "this is the first one" : "this is the last one");
+    conversation_.go(conversation_.end_of(fork.next));
+    const bool is_answer = conversation_.at(fork.next).message.role != "user";
+    show_answer();
+    say(std::string(is_answer ? "answer " : "message ") + std::to_string(fork.number) + " of " +
+        std::to_string(fork.count));
+}
+void Chat::go(const std::string &text) {
+    const auto id = message_number(text);
+    if (!id) throw InputError("/go N: the number of a message; /tree shows them");
+    conversation_.go(*id);
+    show_answer();
+    say("the next message follows message " + std::to_string(*id));
+}
+// The last message, at a terminal only: output that a program reads has each answer once.
+void Chat::show_answer() {
+    if (!terminal_ || conversation_.head() == Conversation::kRoot) return;
+    io_.out.write(text::printable_for_terminal(conversation_.at(conversation_.head()).message.content) +
+                  "\n");
+}
+void Chat::tree(const std::string &) {
+    constexpr size_t kColumns = 80;
+    io_.err.try_write(conversation_.size() == 0 ? "no messages yet\n"
+                                                : tree_text(conversation_, kColumns, is_dumb_terminal()));
 }
 void Chat::system(const std::string &text) {
+    const std::string &now = conversation_.system();
     if (text.empty())
-        io_.err.try_write(text::printable_for_terminal(transcript_.system.empty() ? "no system prompt"
-                                                                                  : transcript_.system) +
-                          "\n");
-    else
-        transcript_.system = text == "\"\"" ? "" : text;
+        return io_.err.try_write(text::printable_for_terminal(now.empty() ? "no system prompt" : now) + "\n");
+    conversation_.set_system(text == "\"\"" ? "" : text);
+    say(now.empty() ? "no system prompt from now on" : "this is the system prompt from now on");
 }
+// "NAME VALUE", or as ollama has it: "parameter NAME VALUE", "system TEXT", "format json", "noformat", "think", "nothink".
 void Chat::change_setting(const std::string &text) {
     const size_t blank = text.find_first_of(" \t"), value = text.find_first_not_of(" \t", blank);
+    const std::string name = text.substr(0, blank),
+                      rest = value == std::string::npos ? "" : text.substr(value);
     if (text.empty()) return show_state("");
-    if (value == std::string::npos) throw InputError("/set NAME N: the number is missing");
-    set(model_.settings(), text.substr(0, blank), text.substr(value));
+    if (name == "parameter") return change_setting(rest);
+    if (name == "system") return system(rest);
+    if (name == "format") return format(rest);
+    if (name == "noformat") return format("text");
+    if (name == "think") return think(rest.empty() ? "on" : rest);
+    if (name == "nothink") return think("off");
+    if (name == "history" || name == "nohistory") return keep_history(name == "history");
+    if (rest.empty()) throw InputError("/set NAME N: the number is missing");
+    set(model_.settings(), name, rest);
     model_.apply_settings();
+    say(clipped(name + " is " + rest, 80));
 }
 void Chat::format(const std::string &what) {
     ConstraintFlags &flags = model_.settings().constraint;
@@ -98,13 +190,16 @@ void Chat::format(const std::string &what) {
     flags.any_order = before.any_order;
     flags.close = before.close;
     flags.json = what == "json";
-    if (what != "json" && what != "text") flags.schema = what;
+    if (what != "json" && what != "text") flags.schema = home_expanded(what);
     try {
         model_.apply_settings();
     } catch (...) {
         flags = before;
         throw;
     }
+    say(what == "text"   ? "answers are free text"
+        : what == "json" ? "answers are JSON"
+                         : "answers follow the schema");
 }
 void Chat::think(const std::string &how) {
     using text::Thinking;
@@ -116,7 +211,8 @@ void Chat::think(const std::string &how) {
             return io_.err.try_write(std::string(word) + "\n");
         if (how != word) continue;
         try {
-            return model_.set_thinking(thinking);
+            model_.set_thinking(thinking);
+            return say("reasoning: " + how);
         } catch (const std::invalid_argument &error) {
             throw InputError("/think " + how + ": " + error.what());
         }
@@ -124,48 +220,43 @@ void Chat::think(const std::string &how) {
     throw InputError("/think: on, off, low, medium, high or auto, not '" + gguf::printable(how, 40) + "'");
 }
 void Chat::show_state(const std::string &) {
+    const Transcript transcript = conversation_.transcript();
     io_.err.try_write(list_settings(model_.settings()) + "messages " +
-                      std::to_string(transcript_.messages.size()) + "\ncontext " +
-                      std::to_string(model_.tokens_of(transcript_)) + " of " +
+                      std::to_string(transcript.messages.size()) + "\ncontext " +
+                      std::to_string(model_.tokens_of(transcript)) + " of " +
                       std::to_string(engine_.executor().context()) + " tokens\n");
 }
 void Chat::read(const std::string &path) {
     if (path.empty()) throw InputError("/read FILE: the file's name is missing");
-    const std::string text = read_all(path, -1);
-    if (text.find_first_not_of(" \t\r\n") == std::string::npos) throw InputError(path + " has no text in it");
-    answer_to(text);
+    attached_.push_back(read_attachment(path));
+    say(described(attached_.back()) + " goes with your next message");
 }
-void Chat::save(const std::string &path) {
-    if (path.empty()) throw InputError("/save FILE: the file's name is missing");
-    try {
-        transcript_.save(path, io_.overwrite);
-    } catch (const gguf::OutputRefused &error) {
-        if (error.why != gguf::OutputRefused::Why::Exists || !terminal_) throw;
-        if (!agrees(gguf::printable(path, 4096) + " exists already. Replace it? [y/N] "))
-            return io_.err.try_write("not saved\n");
-        transcript_.save(path, true);
-    }
+void Chat::copy(const std::string &) {
+    if (!terminal_ || is_dumb_terminal()) throw InputError("/copy needs a terminal with a clipboard");
+    Conversation::Id id = conversation_.head();
+    while (id != Conversation::kRoot && conversation_.at(id).message.role != "assistant")
+        id = conversation_.at(id).parent;
+    if (id == Conversation::kRoot) throw InputError("no answer to copy");
+    const std::string &answer = conversation_.at(id).message.content;
+    if (answer.size() > kLongestCopy)
+        throw InputError("the answer is longer than the " + std::to_string(kLongestCopy) +
+                         " bytes that terminals take");
+    io_.out.write(clipboard_sequence(answer));
+    say(std::to_string(answer.size()) + " bytes sent to the terminal's clipboard");
 }
 bool Chat::agrees(const std::string &question) {
     std::string answer;
     return lines_->read(question, answer) == LineSource::Event::Line && (answer == "y" || answer == "Y");
 }
-void Chat::load(const std::string &path) {
-    if (path.empty()) throw InputError("/load FILE: the file's name is missing");
-    transcript_ = Transcript::load(path);
-    io_.err.try_write(std::to_string(transcript_.messages.size()) + " messages\n");
-}
 void Chat::stats(const std::string &) {
-    io_.err.try_write(model_.report() ? report_text(*model_.report()) : "no answer yet\n");
-}
-
-void Chat::regenerate(const std::string &) {
-    const Transcript before = transcript_;
-    const std::string message = transcript_.undo();
-    if (message.empty()) throw InputError("no message to answer again");
-    model_.vary();
-    answer_to(message);
-    if (transcript_.messages.size() < before.messages.size()) transcript_ = before;
+    if (!model_.report()) return io_.err.try_write("no answer yet\n");
+    const ChatModel::Branches branches = model_.branches();
+    std::string text = report_text(*model_.report());
+    text += "branches " + std::to_string(branches.kept) + " in the cache";
+    if (branches.dropped > 0)
+        text += ", " + std::to_string(branches.dropped) +
+                " dropped for lack of memory and read again when needed";
+    io_.err.try_write(text + "\n");
 }
 
 }  // namespace runnel::commands

@@ -3,7 +3,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <sstream>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,17 @@
 #include "gguf/printable.h"
 
 namespace runnel::commands {
+namespace {
+
+// "/home is full" and "/home/me/notes" are messages.
+bool is_command(const std::string &message) {
+    if (!message.starts_with('/') || message.find('\n') != std::string::npos) return false;
+    const std::string word = message.substr(0, message.find_first_of(" \t"));
+    std::error_code error;
+    return word.find('/', 1) == std::string::npos && !std::filesystem::exists(word, error);
+}
+
+}  // namespace
 
 Chat::Chat(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
            Io &io)
@@ -26,12 +39,17 @@ Chat::Chat(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<d
       terminal_(isatty(io.in) && io.out.is_terminal()),
       color_(terminal_ && wants_color()),
       model_(options, engine, std::move(drafts), io),
-      transcript_{system_prompt(options.system, options.system_file, io.in), {}} {}
+      conversation_([this](const Json &entry) { save_entry(entry); }) {
+    if (const std::string system = system_prompt(options.system, options.system_file, io.in); !system.empty())
+        conversation_.set_system(system);
+    for (const std::string &path : options.attached) attached_.push_back(read_attachment(path));
+}
 
 int Chat::loop() {
     // Between an answer and the next prompt, Ctrl-C must not end the program.
     if (terminal_) signal(SIGINT, [](int) {});
     greet();
+    open_at_start();
     lines_ = terminal_ ? make_terminal_lines(history_path(), terminal_hooks()) : make_plain_lines(io_.in);
     std::string message;
     while (!over_) {
@@ -39,11 +57,13 @@ int Chat::loop() {
         if (event == LineSource::Event::End) break;
         if (event == LineSource::Event::Interrupt || message.find_first_not_of(" \t\n") == std::string::npos)
             continue;
-        if (message.starts_with('/') && message.find('\n') == std::string::npos)
+        if (is_command(message))
             obey(message);
         else
-            answer_to(message);
+            send(message);
     }
+    // Files without a message, from a script that ends with /read.
+    if (!terminal_ && !over_ && !attached_.empty()) send("");
     if (terminal_ && !over_) io_.out.write("\n");
     return code_;
 }
@@ -117,30 +137,65 @@ void Chat::remember_failure(int code) {
     if (!terminal_ && code_ == exit_code::kDone) code_ = code;
 }
 
-void Chat::answer_to(const std::string &message) {
-    transcript_.messages.push_back({"user", message});
-    answer();
+void Chat::say(const std::string &text) {
+    io_.progress(color_ ? "\x1b[2m" + text + "\x1b[0m\n" : text + "\n");
 }
 
-// Answers the last message, which is the user's, and removes it if it has no answer.
-void Chat::answer() {
+// Sends what was typed, with the files that are attached to it.
+void Chat::send(const std::string &typed) {
+    std::vector<Attachment> files = attached_;
+    bool can_send = !terminal_;  // lines of a script name no files
+    if (terminal_)
+        attempt([&] {
+            for (const std::string &path : named_files(typed)) {
+                files.push_back(read_attachment(path));
+                say("attached " + described(files.back()));
+            }
+            can_send = true;
+        });
+    if (!can_send) return;
+    const Conversation::Id before = conversation_.head();
+    answer_to(with_attachments(files, typed));
+    if (conversation_.head() != before) attached_.clear();
+}
+
+void Chat::answer_to(const std::string &message) {
+    // A message that has no answer is replaced.
+    if (const Conversation::Id head = conversation_.head();
+        conversation_.last_question() == head && head != Conversation::kRoot)
+        conversation_.visit(conversation_.at(head).parent);
+    if (options_.compact && model_.surplus(conversation_.transcript_with(message)).count > 0) summarize();
+    const Conversation::Id before = conversation_.head();
+    conversation_.add({.message = {"user", message}});
+    answer(before);
+}
+
+// Answers the message at the head, which is the user's. Without an answer, the head is `otherwise`.
+bool Chat::answer(Conversation::Id otherwise) {
+    const Conversation::Id question = conversation_.head();
     try {
-        text::Message answer =
-            model_.answer(transcript_, color_, options_.show_thinking.value_or(terminal_), terminal_);
-        if (answer.content.empty() && answer.reasoning.empty() && answer.tool_calls.empty())
-            transcript_.messages.pop_back();
-        else
-            transcript_.messages.push_back(std::move(answer));
+        hide_surplus();
+        model_.answer(conversation_.transcript(hiding_),
+                      {io_.out, color_, options_.show_thinking.value_or(terminal_), terminal_},
+                      [&](const text::Message &answer) {
+                          if (answer.content.empty() && answer.reasoning.empty() && answer.tool_calls.empty())
+                              return;
+                          conversation_.add({.message = answer, .hides = hiding_, .stream = model_.stream()});
+                      });
     } catch (const decode::DecodeError &error) {  // the template refuses it, or it does not fit
         if (error.kind != decode::DecodeError::Kind::BadInput) throw;
-        transcript_.messages.pop_back();
+        conversation_.go(otherwise);
         if (!terminal_) throw;
         io_.err.try_write("runnel: " + gguf::printable(error.what(), 4096) + "\n");
-        return;
+        return false;
     }
-    if (!model_.interrupted() || terminal_) return;
-    over_ = true;  // without a terminal, an interrupt ends the chat
-    code_ = exit_code::kInterrupted;
+    const bool has_answer = conversation_.head() != question;
+    if (!has_answer) conversation_.go(otherwise);
+    if (model_.interrupted() && !terminal_) {
+        over_ = true;  // without a terminal, an interrupt ends the chat
+        code_ = exit_code::kInterrupted;
+    }
+    return has_answer;
 }
 
 }  // namespace runnel::commands

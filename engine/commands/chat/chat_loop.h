@@ -1,14 +1,18 @@
 // A chat: messages and commands in, answers out.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "engine/commands/chat/attachment.h"
+#include "engine/commands/chat/chat_file.h"
 #include "engine/commands/chat/chat_model.h"
+#include "engine/commands/chat/conversation.h"
 #include "engine/commands/chat/line_editor.h"
-#include "engine/commands/chat/transcript.h"
 #include "engine/commands/io.h"
 #include "engine/commands/options.h"
 
@@ -39,8 +43,23 @@ class Chat {
     // Without a terminal, the exit code is that of the first command that fails.
     void remember_failure(int code);
     bool agrees(const std::string &question);
+    // A line that says what a command did.
+    void say(const std::string &text);
+
+    // The saved chat (chat_saving.cpp).
+    void open_at_start();
+    void open_chat(const SavedChat &chat);
+    void begin_chat();
+    void keep_history(bool on);
+    void save_entry(const Json &entry);
+
+    void send(const std::string &typed);
     void answer_to(const std::string &message);
-    void answer();
+    bool answer(Conversation::Id otherwise);
+    void hide_surplus();
+    bool summarize();
+    void show_answer();
+    void write_to(const std::string &path, const std::function<void(bool overwrite)> &write);
 
     // Commands (chat_commands.cpp).
     void help(const std::string &);
@@ -49,6 +68,13 @@ class Chat {
     void regenerate(const std::string &);
     void undo(const std::string &);
     void edit(const std::string &text);
+    void previous(const std::string &);
+    void next(const std::string &);
+    void step(int direction);
+    std::optional<Conversation::Id> message_number(const std::string &text) const;
+    void go(const std::string &number);
+    void tree(const std::string &);
+    void compact(const std::string &);
     void system(const std::string &text);
     void change_setting(const std::string &text);
     void format(const std::string &what);
@@ -57,6 +83,11 @@ class Chat {
     void read(const std::string &path);
     void save(const std::string &path);
     void load(const std::string &path);
+    void export_text(const std::string &path);
+    void list_chats(const std::string &);
+    void open(const std::string &name);
+    void title(const std::string &text);
+    void copy(const std::string &);
     void stats(const std::string &);
 
     const ChatOptions &options_;
@@ -64,7 +95,10 @@ class Chat {
     Io &io_;
     const bool terminal_, color_;
     ChatModel model_;
-    Transcript transcript_;
+    Conversation conversation_;
+    std::optional<ChatFile> file_;          // where the conversation is saved
+    std::vector<Attachment> attached_;      // to the next message
+    std::vector<Conversation::Id> hiding_;  // messages that the next answer leaves out
     std::unique_ptr<LineSource> lines_;
     bool over_ = false;
     int code_ = exit_code::kDone;

@@ -1,5 +1,6 @@
 #include "engine/commands/chat/chat_model.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <variant>
@@ -14,6 +15,15 @@ namespace runnel::commands {
 
 using completion::Done;
 using completion::Piece;
+using completion::SequenceHandle;
+using completion::TokenId;
+
+namespace {
+
+// Sequences of branches that are kept. More would be many copies of the tokens of a long conversation.
+constexpr size_t kMostKept = 16;
+
+}  // namespace
 
 ChatModel::ChatModel(const ChatOptions &options, decode::Engine &engine,
                      std::unique_ptr<decode::Drafting> drafts, Io &io)
@@ -31,24 +41,76 @@ ChatModel::ChatModel(const ChatOptions &options, decode::Engine &engine,
 void ChatModel::apply_settings() {
     sampling_ = sampling_options(settings_);
     constraint_ = constraint_of(settings_.constraint, io_);
-    queue_.forget_drafts(kept_);  // they were made for the old settings
+    for (const SequenceHandle handle : kept_) queue_.forget_drafts(handle);  // made for the old settings
 }
 
 size_t ChatModel::tokens_of(const Transcript &transcript) const {
     return transcript.messages.empty() ? 0 : format_.encode(transcript.all()).size();
 }
 
-void ChatModel::make_room(Transcript &transcript) const {
+ChatModel::Surplus ChatModel::surplus(const Transcript &transcript) const {
     std::vector<text::Message> turns = transcript.all();
-    const bool in_middle = options_.overflow == Overflow::DropMiddle;
-    const size_t gone =
+    const size_t count =
         format_.drop_old_turns(turns, options_.overflow, static_cast<size_t>(engine_.executor().context()));
-    if (gone == 0) return;
-    const auto begin = turns.begin() + (transcript.system.empty() ? 0 : 1);
-    transcript.messages.assign(begin, turns.end());
-    io_.note("the context of " + std::to_string(engine_.executor().context()) +
-             " tokens is full: the oldest " + std::to_string(gone) +
-             (in_middle ? " messages behind the first are forgotten" : " messages are forgotten"));
+    if (options_.overflow != Overflow::DropMiddle) return {0, count};
+    size_t first = 1;  // the first turn stays
+    while (first < transcript.messages.size() && transcript.messages[first].role != "user") ++first;
+    return {first, count};
+}
+
+ChatModel::Branches ChatModel::branches() const {
+    Branches all;
+    for (const SequenceHandle handle : kept_) {
+        const decode::Sequence *sequence = queue_.kept(handle);
+        (sequence->cache().length() == 0 && !sequence->tokens().empty() ? all.dropped : all.kept) += 1;
+    }
+    return all;
+}
+
+void ChatModel::forget() {
+    for (const SequenceHandle handle : std::exchange(kept_, {})) queue_.release(handle);
+}
+
+// The kept sequence whose cache holds most of the prompt, the last one used among equals.
+SequenceHandle ChatModel::best_for(const completion::Request &request) const {
+    if (kept_.size() < 2) return kept_.empty() ? completion::kNoSequence : kept_.back();
+    std::vector<TokenId> prompt;
+    try {
+        prompt = format_.make(request, static_cast<size_t>(engine_.executor().context())).tokens;
+    } catch (const decode::DecodeError &) {  // the queue reports it
+        return kept_.back();
+    }
+    const auto reusable = [&](SequenceHandle handle) {
+        const decode::Sequence *sequence = queue_.kept(handle);
+        const auto most = std::min(prompt.size() - 1, static_cast<size_t>(sequence->cache().length()));
+        const std::vector<TokenId> &tokens = sequence->tokens();
+        const auto end = prompt.begin() + static_cast<std::ptrdiff_t>(most);
+        const auto common = std::mismatch(prompt.begin(), end, tokens.begin()).first - prompt.begin();
+        return sequence->cache().truncatable(static_cast<int32_t>(common));
+    };
+    SequenceHandle best = kept_.back();
+    int32_t most = reusable(best);
+    for (size_t i = kept_.size() - 1; i-- > 0;)
+        if (const int32_t cells = reusable(kept_[i]); cells > most) best = kept_[i], most = cells;
+    return best;
+}
+
+// A sequence that another one continues is given back first: its branch stays. (A window may have left its end.)
+void ChatModel::keep(SequenceHandle handle) {
+    kept_.push_back(handle);
+    if (kept_.size() <= kMostKept) return;
+    const auto continued = [&](SequenceHandle one) {
+        const std::vector<TokenId> &begin = queue_.kept(one)->tokens();
+        return std::any_of(kept_.begin(), kept_.end(), [&](SequenceHandle other) {
+            const std::vector<TokenId> &all = queue_.kept(other)->tokens();
+            return other != one && all.size() >= begin.size() &&
+                   std::equal(begin.begin(), begin.end(), all.begin());
+        });
+    };
+    auto surplus = std::find_if(kept_.begin(), kept_.end() - 1, continued);
+    if (surplus == kept_.end() - 1) surplus = kept_.begin();
+    queue_.release(*surplus);
+    kept_.erase(surplus);
 }
 
 completion::Request ChatModel::request_of(const Transcript &transcript) const {
@@ -60,15 +122,14 @@ completion::Request ChatModel::request_of(const Transcript &transcript) const {
             .close = settings_.constraint.close,
             .thinking_budget = options_.chat.thinking_budget,
             .overflow = options_.overflow,
-            .continue_from = kept_,
             .keep = true};
 }
 
-text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_reasoning, bool is_terminal) {
-    make_room(transcript);
+text::Message ChatModel::answer(const Transcript &transcript, const View &shown, const Save &save,
+                                int64_t most) {
     decode::StopRequest stop;
     const InterruptScope interrupts(
-        stop, is_terminal ? InterruptScope::Repeated::Ignored : InterruptScope::Repeated::Kills);
+        stop, shown.is_terminal ? InterruptScope::Repeated::Ignored : InterruptScope::Repeated::Kills);
     std::optional<decode::DeadlineTimer> deadline;
     if (options_.generation.deadline)
         deadline.emplace(stop, std::chrono::duration<double>(*options_.generation.deadline));
@@ -80,7 +141,7 @@ text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_r
         const auto take_events = [&] {
             for (const completion::Event &event : queue_.events()) {
                 if (const auto *piece = std::get_if<Piece>(&event)) {
-                    if (!view) view.emplace(io_.out, color, shows_reasoning, format_);
+                    if (!view) view.emplace(shown.out, shown.color, shown.shows_reasoning, format_);
                     view->show(*piece);
                     (piece->channel == completion::Channel::Reasoning ? answer.reasoning : answer.content) +=
                         piece->text;
@@ -91,7 +152,17 @@ text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_r
                 }
             }
         };
-        const completion::RequestId id = queue_.submit(request_of(transcript));
+        completion::Request request = request_of(transcript);
+        request.continue_from = best_for(request);
+        if (int64_t &limit = request.limits.max_tokens; most >= 0 && (limit < 0 || limit > most))
+            limit = most;
+        // One speculator at a time: each has a cache of its own.
+        for (const SequenceHandle handle : kept_)
+            if (handle != request.continue_from) queue_.forget_drafts(handle);
+        if (const auto used = std::find(kept_.begin(), kept_.end(), request.continue_from);
+            used != kept_.end())
+            std::rotate(used, used + 1, kept_.end());
+        const completion::RequestId id = queue_.submit(request);
         try {
             while (!done) {
                 const bool going = queue_.step(&stop);
@@ -107,8 +178,9 @@ text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_r
     }
     if (!done->error.empty()) queue_.release(done->kept);
     expect_answer(*done);
-    io_.out.write("\n");
     if (!done->calls.empty()) answer.tool_calls = dump(text::calls_json(done->calls));
+    save(answer);
+    shown.out.write("\n");
     note_calls(*done, io_);  // the results come with a transcript that has them (/load)
     finish(*done);
     if (ended_in_reasoning(*done, !answer.reasoning.empty(), !answer.content.empty()))
@@ -119,7 +191,7 @@ text::Message ChatModel::answer(Transcript &transcript, bool color, bool shows_r
 }
 
 void ChatModel::finish(const Done &done) {
-    queue_.release(std::exchange(kept_, done.kept));
+    keep(done.kept);
     report_ = commands::report(options_.model.path, sampling_.seed, engine_, done);
     if (done.usage.forgotten > 0)
         io_.note("the context was full: the oldest " + std::to_string(done.usage.forgotten) +

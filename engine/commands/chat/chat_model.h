@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/commands/chat/transcript.h"
 #include "engine/commands/generation.h"
@@ -22,12 +24,26 @@ class ChatModel {
     ChatModel(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
               Io &io);
 
-    // Answers the conversation, whose last message is the user's. Removes old turns for which the context has
-    // no room. Pieces go to stdout as they come; `color`, `shows_reasoning`: chat_view.h. Throws DecodeError:
-    // BadInput for a conversation that cannot be answered.
-    text::Message answer(Transcript &transcript, bool color, bool shows_reasoning, bool is_terminal);
+    // Where and how an answer is shown (chat_view.h).
+    struct View {
+        Output &out;
+        bool color, shows_reasoning, is_terminal;
+    };
+    using Save = std::function<void(const text::Message &answer)>;
+    // Answers the conversation, whose last message is the user's. Pieces go to `view` as they come. `save` is called
+    // with the whole answer before the end of its last line is shown. `most`: tokens of the answer; < 0: as the
+    // settings say. Throws DecodeError: BadInput for a conversation that cannot be answered.
+    text::Message answer(const Transcript &transcript, const View &view, const Save &save, int64_t most = -1);
     // The next answer draws other tokens for the same conversation.
     void vary() { ++stream_; }
+    uint32_t stream() const { return stream_; }
+    void set_stream(uint32_t stream) { stream_ = stream; }
+
+    // The messages that must be left out of the prompt because the context is full, under --on-overflow.
+    struct Surplus {
+        size_t first = 0, count = 0;  // in transcript.messages
+    };
+    Surplus surplus(const Transcript &transcript) const;
 
     GenerationFlags &settings() { return settings_; }
     // Applies changes of settings(). Throws UsageError.
@@ -41,10 +57,18 @@ class ChatModel {
     // Of the last answer.
     const std::optional<Report> &report() const { return report_; }
     bool interrupted() const { return interrupted_; }
+    // Branches of the conversation whose sequences are kept, and those of them whose cache was given to others.
+    struct Branches {
+        size_t kept = 0, dropped = 0;
+    };
+    Branches branches() const;
+    // Gives the kept sequences back: another conversation begins.
+    void forget();
 
   private:
-    void make_room(Transcript &transcript) const;
     completion::Request request_of(const Transcript &transcript) const;
+    completion::SequenceHandle best_for(const completion::Request &request) const;
+    void keep(completion::SequenceHandle handle);
     void finish(const completion::Done &done);
 
     const ChatOptions &options_;
@@ -57,7 +81,7 @@ class ChatModel {
     std::shared_ptr<const text::ToolUse> tools_;  // or none
     std::unique_ptr<decode::Drafting> drafts_;    // or none
     completion::CompletionQueue queue_;
-    completion::SequenceHandle kept_ = completion::kNoSequence;  // of the last answer
+    std::vector<completion::SequenceHandle> kept_;  // of answers, the last one used at the end
     std::optional<Report> report_;
     uint32_t stream_ = 0;
     bool interrupted_ = false;

@@ -1,6 +1,8 @@
 #include "engine/commands/chat/settings.h"
 
+#include <algorithm>
 #include <charconv>
+#include <utility>
 #include <vector>
 
 #include "engine/commands/cli/nearest.h"
@@ -40,9 +42,26 @@ std::vector<std::string> names() {
     return all;
 }
 
+// ollama's names of parameters.
+std::string_view own_name(std::string_view name) {
+    static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+        {"temperature", "temp"}, {"num_predict", "predict"}, {"num-predict", "predict"}};
+    for (const auto &[theirs, ours] : kNames)
+        if (name == theirs) return ours;
+    return name;
+}
+
 }  // namespace
 
-void set(GenerationFlags &flags, std::string_view name, std::string_view value) {
+void set(GenerationFlags &flags, std::string_view given, std::string_view value) {
+    std::string dashed(own_name(given));
+    std::replace(dashed.begin(), dashed.end(), '_', '-');
+    const std::string_view name = dashed;
+    if (name == "num-ctx") throw InputError("num_ctx: the context is set at the start, with -c");
+    if (name == "stop") {
+        flags.stops.emplace_back(value);
+        return;
+    }
     if (const decode::SamplingSetting *setting = decode::find_setting(name))
         return setting->set(flags.sampling, number(name, setting->range, value));
     if (name == "samplers") try {

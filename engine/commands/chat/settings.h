@@ -1,4 +1,5 @@
-// What /set changes in a running chat: sampling and the length of answers, under the names of the options.
+// What /set changes in a running chat: sampling and the length of answers, under the names of the options
+// or of ollama's parameters ("num_predict").
 #pragma once
 
 #include <string>

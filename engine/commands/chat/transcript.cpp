@@ -1,6 +1,5 @@
 #include "engine/commands/chat/transcript.h"
 
-#include <algorithm>
 #include <span>
 
 #include "engine/commands/io.h"
@@ -21,7 +20,9 @@ Json parse(const std::string &text, const std::string &name) {
     }
 }
 
-text::Message message_of(const Json &json, size_t number) {
+}  // namespace
+
+text::Message message_from(const Json &json, size_t number) {
     const auto text = [&](const char *key) {
         const auto found = json.is_object() ? json.find(key) : json.end();
         if (!json.is_object() || found == json.end() || !found->is_string())
@@ -48,7 +49,14 @@ text::Message message_of(const Json &json, size_t number) {
     return message;
 }
 
-}  // namespace
+Json message_json(const text::Message &message) {
+    Json json = {{"role", message.role}, {"content", message.content}};
+    if (!message.reasoning.empty()) json["reasoning_content"] = message.reasoning;
+    if (!message.tool_calls.empty()) json["tool_calls"] = parse_json(message.tool_calls);
+    if (!message.tool_call_id.empty()) json["tool_call_id"] = message.tool_call_id;
+    if (!message.name.empty()) json["name"] = message.name;
+    return json;
+}
 
 std::vector<text::Message> Transcript::all() const {
     std::vector<text::Message> result;
@@ -57,38 +65,13 @@ std::vector<text::Message> Transcript::all() const {
     return result;
 }
 
-std::string Transcript::undo() {
-    while (!messages.empty()) {
-        text::Message last = std::move(messages.back());
-        messages.pop_back();
-        if (last.role == "user") return last.content;
-    }
-    return "";
-}
-
-bool Transcript::forget_oldest() {
-    return !take_first().empty();
-}
-
-std::vector<text::Message> Transcript::take_first() {
-    const auto second = std::find_if(messages.begin() + !messages.empty(), messages.end(),
-                                     [](const text::Message &m) { return m.role == "user"; });
-    if (second == messages.end()) return {};
-    std::vector<text::Message> first(messages.begin(), second);
-    messages.erase(messages.begin(), second);
-    return first;
-}
-
 void Transcript::save(const std::string &path, bool overwrite) const {
     Json list = Json::array();
-    for (const text::Message &m : all()) {
-        list.push_back({{"role", m.role}, {"content", m.content}});
-        if (!m.reasoning.empty()) list.back()["reasoning_content"] = m.reasoning;
-        if (!m.tool_calls.empty()) list.back()["tool_calls"] = parse_json(m.tool_calls);
-        if (!m.tool_call_id.empty()) list.back()["tool_call_id"] = m.tool_call_id;
-        if (!m.name.empty()) list.back()["name"] = m.name;
-    }
-    const std::string text = dump({{"messages", list}}, 1);
+    for (const text::Message &m : all()) list.push_back(message_json(m));
+    save_text(path, dump({{"messages", list}}, 1), overwrite);
+}
+
+void save_text(const std::string &path, const std::string &text, bool overwrite) {
     try {
         gguf::OutputFile file(path, {.overwrite = overwrite, .is_private = true});
         file.write(std::as_bytes(std::span(text)));
@@ -108,7 +91,7 @@ Transcript Transcript::load(const std::string &path) {
         throw InputError(name + " is no conversation: it has no list \"messages\"");
     Transcript result;
     for (const Json &item : *list) try {
-            text::Message message = message_of(item, result.messages.size() + !result.system.empty() + 1);
+            text::Message message = message_from(item, result.messages.size() + !result.system.empty() + 1);
             if (message.role == "system" && result.messages.empty() && result.system.empty())
                 result.system = message.content;
             else

@@ -6,30 +6,32 @@
 #include <string>
 #include <vector>
 
+#include "engine/commands/json.h"
 #include "engine/text/chat_template.h"
 
 namespace runnel::commands {
+
+// A message as {"role": ..., "content": ...} with what else it has.
+Json message_json(const text::Message &message);
+// Throws InputError, which names the message by its number.
+text::Message message_from(const Json &json, size_t number);
 
 struct Transcript {
     std::string system;                   // empty: none
     std::vector<text::Message> messages;  // of the user and the model, in turns
 
-    // System prompt and messages, as a template wants them.
+    // System prompt and messages, in the order of the prompt.
     std::vector<text::Message> all() const;
 
-    // Takes back the newest message of the user and what came after it. Returns it; empty when there is none.
-    std::string undo();
-    // Forgets the oldest turn (a message of the user and what came after it), unless it is the only one.
-    bool forget_oldest();
-    // Takes out the oldest turn, unless it is the only one.
-    std::vector<text::Message> take_first();
-
-    // The file appears whole or not at all, for its owner alone. Throws gguf::OutputRefused for one that is
-    // there already, unless it is to be overwritten or this process made it; OutputError.
+    // Throws what save_text() does.
     void save(const std::string &path, bool overwrite = false) const;
     // Throws UsageError when the file cannot be opened, InputError when it is no conversation, naming what is
     // wrong with it.
     static Transcript load(const std::string &path);
 };
+
+// Writes a file that appears whole or not at all, for its owner alone. Throws gguf::OutputRefused for one that is
+// there already, unless it is to be overwritten or this process made it; OutputError.
+void save_text(const std::string &path, const std::string &text, bool overwrite);
 
 }  // namespace runnel::commands

@@ -1,5 +1,6 @@
 // A saved chat.
 #include "engine/commands/chat/transcript.h"
+#include "engine/commands/chat/conversation_text.h"
 #include "engine/commands/io.h"
 #include "tests/fuzz/targets.h"
 #include "tests/support/memory_file.h"
@@ -9,13 +10,14 @@ namespace runnel::fuzz {
 void transcript(Input input) {
     const testing::MemoryFile file(input);
     try {
-        commands::Transcript loaded = commands::Transcript::load(file.path());
-        for (const text::Message &message : loaded.messages)
-            require(!message.role.empty(), "a message has a role");
-        while (loaded.forget_oldest()) {
-        }
-        (void)loaded.undo();
-        (void)loaded.all();
+        const commands::Transcript loaded = commands::Transcript::load(file.path());
+        commands::Conversation talk;
+        for (const text::Message &message : loaded.messages) talk.add({.message = message});
+        commands::Conversation copy;
+        for (const commands::Json &entry : talk.entries()) copy.apply(entry);
+        require(copy.entries() == talk.entries(), "the entries of a conversation make it again");
+        (void)commands::tree_text(talk, 80, false);
+        (void)commands::markdown(talk);
     } catch (const commands::InputError &) {
     } catch (const commands::UsageError &) {
     }

@@ -68,6 +68,12 @@ TEST_CASE("chat: a saved conversation goes on where it was, files can be message
     CHECK(plain.ends_with(answers("/load " + talk + "\nsecond\n")));
     std::ofstream(text) << "second";
     CHECK(plain.ends_with(answers("/load " + talk + "\n/read " + text + "\n")));
+    // with a message, the file is a part of it
+    CHECK(answers("/read " + text + "\nwhat is it?\n") ==
+          answers("\"\"\"\ntext:\n```\nsecond\n```\n\nwhat is it?\n\"\"\"\n"));
+    Process attached = chat_process({"-q", "-a", text});
+    attached.input = "what is it?\n";
+    CHECK(execute(attached).out == answers("/read " + text + "\nwhat is it?\n"));
     // what cannot be is said, and the conversation stays
     CHECK(plain.ends_with(answers("/load " + talk + "\n/load /nowhere\n/load " + text +
                                       "\n/read /nowhere\n/save /nowhere/x\n/save\nsecond\n",

@@ -96,25 +96,6 @@ TEST_CASE("a file that is no conversation is refused, whatever is in it") {
     }
 }
 
-TEST_CASE("undo takes turns back from the end, forgetting takes them from the beginning") {
-    Transcript t = example();
-    CHECK(t.all().size() == 5);
-    CHECK(t.undo() == "three");
-    CHECK(t.messages.size() == 2);
-    CHECK_FALSE(t.forget_oldest());
-    t = example();
-    CHECK(t.forget_oldest());
-    REQUIRE(t.messages.size() == 2);
-    CHECK(t.messages[0].content == "three");
-    CHECK(t.undo() == "three");
-    CHECK(t.undo().empty());
-    CHECK(t.messages.empty());
-    CHECK_FALSE(t.forget_oldest());
-    t.messages = {{"assistant", "first word"}, {"user", "a"}};
-    CHECK(t.forget_oldest());
-    CHECK(t.undo() == "a");
-}
-
 TEST_CASE("settings are changed by the names of the options, and refused by them") {
     GenerationFlags flags;
     set(flags, "temp", "0.25");
@@ -132,7 +113,8 @@ TEST_CASE("settings are changed by the names of the options, and refused by them
                                       {"top-k", "1.5"},
                                       {"seed", "-1"},
                                       {"predict", "-2"},
-                                      {"temperature", "1"},
+                                      {"warmth", "1"},
+                                      {"num_ctx", "4096"},
                                       {"", ""},
                                       {"repeat-penalty", "0"}}) {
         CAPTURE(name);
@@ -140,6 +122,14 @@ TEST_CASE("settings are changed by the names of the options, and refused by them
         CHECK_THROWS_AS(set(flags, name, value), InputError);
     }
     CHECK(flags.sampling.temperature == 0.25f);
+    set(flags, "temperature", "0.5");
+    set(flags, "top_k", "9");
+    set(flags, "num_predict", "12");
+    set(flags, "stop", "END");
+    CHECK(flags.sampling.temperature == 0.5f);
+    CHECK(flags.sampling.top_k == 9);
+    CHECK(flags.predict == 12);
+    CHECK(flags.stops == std::vector<std::string>{"END"});
 }
 
 }  // namespace

@@ -1,0 +1,32 @@
+// Text files as parts of a message.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace runnel::commands {
+
+struct Attachment {
+    std::string name;  // the file's, without its folder
+    std::string text;
+};
+
+// "~/x" with the home directory; any other path as it is.
+std::string home_expanded(const std::string &path);
+
+// Throws UsageError if the file cannot be opened, InputError if it is empty or no UTF-8 text.
+Attachment read_attachment(const std::string &path);
+
+// The files that a message names as @FILE or @"FILE WITH BLANKS", at the beginning of a word. Those that are no regular
+// files are not meant: @ also begins names of people.
+std::vector<std::string> named_files(std::string_view message);
+
+// The files, each under its name and between fences, then the message. One file and no message: the file's text.
+std::string with_attachments(std::span<const Attachment> files, const std::string &message);
+
+// "notes.txt (12 lines, 431 bytes)".
+std::string described(const Attachment &file);
+
+}  // namespace runnel::commands

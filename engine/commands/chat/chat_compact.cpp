@@ -1,0 +1,67 @@
+// What a chat does when the context is full: it leaves the oldest turns out, or puts a summary in their place.
+#include <algorithm>
+
+#include "engine/commands/chat/chat_loop.h"
+#include "engine/commands/prompt_format.h"
+
+namespace runnel::commands {
+namespace {
+
+constexpr const char *kRequest =
+    "Summarize our conversation so far in a few sentences: facts, names, decisions and open questions.";
+constexpr int64_t kPartOfContext = 8;  // that a summary may fill
+
+}  // namespace
+
+// The oldest messages for which the context has no room are left out from now on.
+void Chat::hide_surplus() {
+    hiding_.clear();
+    const auto [first, count] = model_.surplus(conversation_.transcript());
+    if (count == 0) return;
+    const std::vector<Conversation::Id> ids = conversation_.visible();
+    const auto begin = ids.begin() + static_cast<std::ptrdiff_t>(first);
+    hiding_.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
+    io_.note("the context of " + std::to_string(engine_.executor().context()) +
+             " tokens is full: the oldest " + std::to_string(count) +
+             (options_.overflow == Overflow::DropMiddle ? " messages behind the first are forgotten"
+                                                        : " messages are forgotten"));
+}
+
+// Puts a summary of all turns but the last in front of that. A template sees it as a turn of its own: the request,
+// and the summary as its answer. False if there is nothing to summarize, or no summary came.
+bool Chat::summarize() {
+    const std::vector<Conversation::Id> ids = conversation_.visible();
+    const auto is_question = [&](Conversation::Id id) {
+        return conversation_.at(id).message.role == "user" && !conversation_.at(id).is_summary;
+    };
+    const auto last = std::find_if(ids.rbegin(), ids.rend(), is_question);
+    if (last == ids.rend() || std::find_if(last + 1, ids.rend(), is_question) == ids.rend()) return false;
+    const auto end = last.base() - 1;  // where the last turn begins
+    const std::vector<Conversation::Id> old(ids.begin(), end);
+
+    Transcript transcript = conversation_.transcript({end, ids.end()});
+    transcript.messages.push_back({"user", kRequest});
+    const ChatModel::Surplus surplus = model_.surplus(transcript);
+    const auto first = transcript.messages.begin() + static_cast<std::ptrdiff_t>(surplus.first);
+    transcript.messages.erase(first, first + static_cast<std::ptrdiff_t>(surplus.count));
+    say("summarizing the oldest " + std::to_string(old.size()) + " messages:");
+    // Output that a program reads has answers only.
+    const text::Message summary = model_.answer(
+        transcript, {terminal_ ? io_.out : io_.err, color_, false, terminal_}, [](const text::Message &) {},
+        engine_.executor().context() / kPartOfContext);
+    if (model_.interrupted() || summary.content.find_first_not_of(" \t\n") == std::string::npos) {
+        say("no summary: nothing has changed");
+        return false;
+    }
+    conversation_.add({.message = {"user", kRequest}, .hides = old, .is_summary = true});
+    conversation_.add(
+        {.message = {"assistant", summary.content}, .is_summary = true, .stream = model_.stream()});
+    say("this stands for those messages from now on; /undo takes it back");
+    return true;
+}
+
+void Chat::compact(const std::string &) {
+    if (!summarize()) say("nothing was summarized: the last turn stays as it is");
+}
+
+}  // namespace runnel::commands

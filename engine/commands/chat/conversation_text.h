@@ -1,0 +1,34 @@
+// Conversations as text for people.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "engine/commands/chat/chat_file.h"
+#include "engine/commands/chat/conversation.h"
+
+namespace runnel::commands {
+
+// All messages of the tree, one in a line of at most `columns`: its number, "*" where it is part of the path to the head,
+// and its beginning. `ascii`: no line-drawing characters.
+std::string tree_text(const Conversation &conversation, size_t columns, bool ascii);
+
+// The path to the head in Markdown.
+std::string markdown(const Conversation &conversation);
+
+// A line for each chat, numbered from 1 on; `open`: the path of the one at hand.
+std::string list_text(std::span<const SavedChat> chats, const std::filesystem::path &open, size_t columns);
+
+// As much of one line as fits, without control characters.
+std::string clipped(std::string_view text, size_t columns);
+
+// Puts a text on the terminal's clipboard (OSC 52). Terminals take so many bytes of it.
+std::string clipboard_sequence(std::string_view text);
+inline constexpr size_t kLongestCopy = 74'000;
+
+// Whether the terminal shows letters only (TERM=dumb).
+bool is_dumb_terminal();
+
+}  // namespace runnel::commands
