@@ -3,8 +3,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <sstream>
 #include <system_error>
@@ -81,9 +79,7 @@ TerminalHooks Chat::terminal_hooks() {
 }
 
 bool Chat::wants_color() const {
-    if (options_.color != "auto") return options_.color == "on";
-    const char *no = std::getenv("NO_COLOR"), *term = std::getenv("TERM");
-    return !(no && *no) && term && std::strcmp(term, "dumb") != 0;
+    return terminal_colors(options_.color);
 }
 
 void Chat::greet() {

@@ -5,7 +5,9 @@
 #include <utility>
 #include <variant>
 
+#include "engine/commands/chat/answer_progress.h"
 #include "engine/commands/chat/chat_view.h"
+#include "engine/commands/chat/line_editor.h"
 #include "engine/commands/json.h"
 #include "engine/commands/prompt_format.h"
 
@@ -135,6 +137,7 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
     std::optional<Done> done;
     {
         std::optional<ChatView> view;
+        ReadingProgress reading(io_);
         const auto take_events = [&] {
             for (const completion::Event &event : queue_.events()) {
                 if (const auto *piece = std::get_if<Piece>(&event)) {
@@ -144,6 +147,8 @@ text::Message ChatModel::answer(const Transcript &transcript, const View &shown,
                         piece->text;
                 } else if (const auto *end = std::get_if<Done>(&event)) {
                     done = *end;
+                } else if (const auto *prefill = std::get_if<completion::Prefill>(&event)) {
+                    reading.show(*prefill);
                 }
             }
         };
@@ -194,6 +199,7 @@ void ChatModel::finish(const Done &done) {
     if (done.context_full) io_.note("the context is full: the answer ends here");
     write_stats(options_.stats, *report_, io_);
     interrupted_ = done.reason == completion::FinishReason::Interrupt;
+    show_answer_line(done, engine_.executor().context(), terminal_colors(options_.color), io_);
 }
 
 }  // namespace runnel::commands

@@ -83,6 +83,12 @@ bool terminal_moves() {
     return term && *term && std::string_view(term) != "dumb";
 }
 
+bool terminal_colors(const std::string &option) {
+    if (option != "auto") return option == "on";
+    const char *no = std::getenv("NO_COLOR");
+    return !(no && *no) && terminal_moves();
+}
+
 std::unique_ptr<LineSource> make_terminal_lines(const std::filesystem::path &history, TerminalHooks hooks) {
     if (!terminal_moves()) return std::make_unique<DumbLines>(history);
     return std::make_unique<TerminalLines>(STDIN_FILENO, STDOUT_FILENO, history, std::move(hooks));

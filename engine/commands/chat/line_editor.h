@@ -45,5 +45,7 @@ std::unique_ptr<LineSource> make_plain_lines(int fd, std::string before = {});
 
 // Whether the terminal understands the moves of a cursor: TERM is set and not "dumb".
 bool terminal_moves();
+// Whether to use colors there: --color, or with "auto" if the terminal moves and NO_COLOR is not set.
+bool terminal_colors(const std::string &option);
 
 }  // namespace runnel::commands

@@ -105,4 +105,10 @@ std::string clean_text(std::string_view bytes) {
     return clean;
 }
 
+std::string grouped(size_t number) {
+    std::string digits = std::to_string(number);
+    for (size_t i = digits.size(); i > 3;) digits.insert(i -= 3, 1, ',');
+    return digits;
+}
+
 }  // namespace runnel::commands

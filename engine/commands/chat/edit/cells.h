@@ -29,4 +29,7 @@ std::string shown_grapheme(std::string_view grapheme);
 // and "\r" become "\n".
 std::string clean_text(std::string_view bytes);
 
+// "1,448"
+std::string grouped(size_t number);
+
 }  // namespace runnel::commands

@@ -7,12 +7,6 @@
 namespace runnel::commands {
 namespace {
 
-std::string with_thousands(size_t number) {
-    std::string digits = std::to_string(number);
-    for (size_t i = digits.size(); i > 3;) digits.insert(i -= 3, 1, ',');
-    return digits;
-}
-
 bool is_word(char byte) {
     const auto c = static_cast<unsigned char>(byte);
     return c >= 0x80 || std::isalnum(c) || c == '_';
@@ -40,7 +34,7 @@ void EditText::paste(std::string_view text) {
     insert(text);
     if (newlines < kChipLines && text.size() <= kChipBytes) return;
     const std::string amount =
-        newlines > 0 ? with_thousands(newlines + 1) + " lines" : with_thousands(text.size()) + " bytes";
+        newlines > 0 ? grouped(newlines + 1) + " lines" : grouped(text.size()) + " bytes";
     const auto at =
         std::find_if(chips_.begin(), chips_.end(), [&](const Chip &c) { return c.begin >= begin; });
     chips_.insert(at, {begin, cursor_, "[pasted " + amount + "]"});

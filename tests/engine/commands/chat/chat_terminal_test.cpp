@@ -95,12 +95,12 @@ struct Chat {
 TEST_CASE("chat at a terminal: several lines, on all terminals, without terminfo") {
     if (absent()) return;
     for (const char *term : {"xterm-ghostty", "xterm-kitty", "xterm-256color", "no-such-terminal"})
-        for (const auto &[columns, rows] : {std::pair(80, 24), std::pair(20, 10)}) {
+        for (const auto &size : {std::pair(80, 24), std::pair(20, 10)}) {
             CAPTURE(term);
-            CAPTURE(columns);
+            CAPTURE(size.first);
             Chat chat;
             chat.term = term;
-            chat.columns = columns, chat.rows = rows;
+            chat.columns = size.first, chat.rows = size.second;
             const Result r =
                 chat.run({at_new_prompt("one\x1b\rtwo\nthree\\\rfou\x1b[A\x1b[A\x1b[A!\x1b[B\x1b[B\x1b[Br\r"),
                           at_new_prompt("/save " + chat.talk() + "\r"), at_new_prompt("\x04")});
@@ -139,14 +139,14 @@ TEST_CASE("chat at a terminal: 200 KB pasted are a chip and arrive whole") {
     Chat chat;
     std::ofstream(chat.directory.path() / "editor") << "cp \"$1\" '" + chat.talk() + "'\n";
     chat.environment = {"VISUAL=sh " + (chat.directory.path() / "editor").string()};
-    const Result r = chat.run({at_new_prompt("see \x1b[200~" + pasted + "\x1b[201~ above"),
-                               when_shown(" lines] above", "\x07"),
-                               {[&](const std::string &screen, bool) {
-                                    return std::filesystem::exists(chat.talk()) &&
-                                           screen.find(" lines] above") != screen.npos;
-                                },
-                                "\x03"},
-                               at_new_prompt("\x04")});
+    const Result r =
+        chat.run({at_new_prompt("see \x1b[200~" + pasted + "\x1b[201~ above"),
+                  when_shown(" lines] above", "\x07"),
+                  {[&](const std::string &screen, bool) {
+                       return std::filesystem::exists(chat.talk()) && screen.ends_with(" lines]\n");
+                   },
+                   "\x03"},
+                  at_new_prompt("\x04")});
     CHECK(r.code == 0);
     const std::string lines = std::to_string(std::count(text.begin(), text.end(), '\n') + 1);
     CHECK(r.out.find("[pasted " + lines.substr(0, 1) + "," + lines.substr(1) + " lines]") !=

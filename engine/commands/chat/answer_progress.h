@@ -1,0 +1,40 @@
+// What a chat says about an answer at a terminal: how far the prompt is read, and a line of figures at the end.
+#pragma once
+
+#include <string>
+
+#include "engine/commands/io.h"
+#include "engine/completion/event.h"
+#include "gguf/base/timer.h"
+
+namespace runnel::commands {
+
+// "reading 1,448 tokens  61%  2 s left", of the tokens that were not cached; `seconds` since the begin.
+std::string reading_line(const completion::Prefill &state, double seconds);
+// "214 tokens  23.4 tokens/s  context 1,204 of 4,096"
+std::string answer_line(const completion::Done &done, int64_t context);
+
+// Shows the reading of a long prompt on stderr if that is a terminal, after the first second, and removes the line at
+// the end.
+class ReadingProgress {
+  public:
+    // Keeps `io`.
+    explicit ReadingProgress(Io &io) : io_(io) {}
+    ~ReadingProgress() { clear(); }
+    ReadingProgress(const ReadingProgress &) = delete;
+    ReadingProgress &operator=(const ReadingProgress &) = delete;
+
+    void show(const completion::Prefill &state);
+
+  private:
+    void clear();
+
+    Io &io_;
+    const base::Clock::time_point start_ = base::Clock::now();
+    bool drawn_ = false;
+};
+
+// Writes the line of an answer, dim if `colors`, if all of standard input, output and error are terminals.
+void show_answer_line(const completion::Done &done, int64_t context, bool colors, Io &io);
+
+}  // namespace runnel::commands
