@@ -1,5 +1,7 @@
-// Speed of masks, in CPU time: bench-masks VOCABULARY.gguf [SCHEMAS.json]. For every recorded schema, a grammar is compiled and its
-// accepted texts are followed token by token, as the vocabulary cuts them, with a mask for every position.
+// Speed of masks, in CPU time: bench-masks VOCABULARY.gguf [SCHEMAS.json [N]]. For every recorded schema, a grammar
+// is compiled and its accepted texts are followed token by token, as the vocabulary cuts them, with a mask for every
+// position. Counts texts with a token that a mask refuses; every N-th mask is compared with trying every token.
+// Exit status 1: a text was refused, or a mask was wrong.
 #include <time.h>
 
 #include <algorithm>
@@ -7,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <vector>
 
 #include "engine/grammar/masks.h"
@@ -41,11 +44,26 @@ void report(const char *what, std::vector<double> &times) {
                 at(0.999), times.back());
 }
 
+bool equals_naive(Masks &masks, StateId state) {
+    TokenIndex &index = masks.index();
+    const Bits mask = masks.mask(state);
+    for (TokenId id = 0; id < index.rows(); ++id) {
+        const bool expected = index.is_end(id) ? masks.accepts(state)
+                                               : index.is_sampleable(id) && !index.text(id).empty() &&
+                                                     masks.machine().advance(state, index.text(id)) != kDead;
+        if (has_bit(mask, id) != expected) {
+            std::printf("wrong mask: token %d is %s\n", id, expected ? "not allowed" : "allowed");
+            return false;
+        }
+    }
+    return true;
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
     if (argc < 2) {
-        std::fprintf(stderr, "usage: bench-masks VOCABULARY.gguf [SCHEMAS.json]\n");
+        std::fprintf(stderr, "usage: bench-masks VOCABULARY.gguf [SCHEMAS.json [N]]\n");
         return 2;
     }
     const gguf::File file = gguf::File::open(argv[1]);
@@ -57,6 +75,8 @@ int main(int argc, char **argv) {
     const std::string all{std::istreambuf_iterator<char>(recorded), {}};
     std::vector<double> compiles, firsts, masks_times, advances, cached;
     bool first_of_all = true;
+    const size_t naive = argc > 3 ? std::stoul(argv[3]) : 0;
+    size_t texts = 0, tokens = 0, refused = 0, compared = 0, wrong = 0;
     for (const Json &entry : Json::parse(all)) {
         const Source source{.kind = Source::Kind::Schema, .text = entry["schema"].dump()};
         start = now();
@@ -70,6 +90,7 @@ int main(int argc, char **argv) {
             std::printf("first mask of all %.3f ms (behind the index)\n", firsts.back() / 1e3);
         for (const std::string text : entry["accept"]) {
             StateId state = masks.start();
+            ++texts;
             for (const TokenId id : tokenizer.encode(text, {.add_special = false, .continues = true})) {
                 const size_t known = masks.cached();
                 start = now();
@@ -77,10 +98,20 @@ int main(int argc, char **argv) {
                 const double time = microseconds_since(start);
                 masks_times.push_back(time);
                 if (masks.cached() == known) cached.push_back(time);
+                if (naive > 0 && ++tokens % naive == 0) {
+                    ++compared;
+                    wrong += !equals_naive(masks, state);
+                }
+                if (!has_bit(masks.mask(state), id)) {
+                    std::printf("refused: %s: %s\n", source.text.c_str(), text.c_str());
+                    state = kDead;
+                    break;
+                }
                 start = now();
                 state = masks.advance(state, id);
                 advances.push_back(microseconds_since(start));
             }
+            refused += state == kDead || !masks.accepts(state);
         }
     }
     report("compile", compiles);
@@ -88,5 +119,7 @@ int main(int argc, char **argv) {
     report("mask", masks_times);
     report("  cached", cached);
     report("advance", advances);
-    return 0;
+    std::printf("%zu texts, %zu refused; %zu masks compared with trying every token, %zu wrong\n", texts,
+                refused, compared, wrong);
+    return refused + wrong > 0;
 }
