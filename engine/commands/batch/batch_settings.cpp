@@ -136,6 +136,7 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     list.emplace_back("--logit-bias", joined(g.logit_bias));
     list.emplace_back("--predict", text_of(g.predict));
     list.emplace_back("--stop", joined(g.stops));
+    if (!g.bans.empty()) list.emplace_back("--ban", joined(g.bans));
     list.emplace_back("--ignore-eos", text_of(g.ignore_eos));
     list.emplace_back("the grammar", hash_of(constraint));
     list.emplace_back("--close", text_of(g.constraint.close));
