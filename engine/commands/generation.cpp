@@ -166,6 +166,9 @@ completion::Limits limits(const GenerationFlags &flags) {
     completion::Limits limits;
     limits.max_tokens = flags.predict;
     limits.stops = flags.stops;
+    for (const std::string &text : flags.bans)
+        if (text.empty()) throw UsageError("--ban: the text is empty");
+    limits.bans = flags.bans;
     limits.ignore_end = flags.ignore_eos;
     return limits;
 }

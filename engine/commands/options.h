@@ -33,7 +33,7 @@ struct GenerationFlags {
     std::vector<std::string> dry_breakers;  // empty: the default ones; "none": none
     std::vector<std::string> logit_bias;    // "ID+B", "ID-B", "ID-inf"
     int64_t predict = -1;
-    std::vector<std::string> stops;
+    std::vector<std::string> stops, bans;
     bool ignore_eos = false;
     std::optional<double> deadline;  // seconds
     ConstraintFlags constraint;
@@ -81,7 +81,8 @@ struct RunOptions {
     GenerationFlags generation;
     StatsFlags stats;
     std::optional<std::string> prompt;
-    std::optional<std::string> file;  // "-": stdin
+    std::optional<std::string> file;    // "-": stdin
+    std::optional<std::string> suffix;  // "@FILE": from a file
     std::optional<std::string> system, system_file;
     TemplateFlags chat;
     bool raw = false, echo = false, json = false;

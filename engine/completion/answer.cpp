@@ -49,11 +49,11 @@ std::string Answer::take(TokenId id) {
     return text;
 }
 
-std::string Answer::end(FinishReason reason) {
+std::string Answer::end(FinishReason reason, std::string_view ending) {
     assert(!over_);
     over_ = true;
     reason_ = reason;
-    std::string rest = characters_.push(matcher_.flush());
+    std::string rest = characters_.push(matcher_.flush() + std::string(ending));
     rest += characters_.flush();
     return rest;
 }

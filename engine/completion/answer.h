@@ -27,6 +27,7 @@ struct Limits {
     int64_t max_tokens = -1;            // < 0: until the model ends or the context is full
     std::vector<std::string> stops{};   // strings that end the text; they are not part of it
     std::vector<TokenId> end_tokens{};  // tokens that end it, besides the vocabulary's own
+    std::vector<std::string> bans{};    // texts that the model must not write (decode/bans.h)
     bool ignore_end = false;            // end-of-generation tokens are ordinary tokens
 };
 
@@ -49,8 +50,9 @@ class Answer {
     // Takes the next token; the text that is certain now: possibly empty, in whole UTF-8 characters, bytes
     // that can be none replaced by U+FFFD. Precondition: !over().
     std::string take(TokenId id);
-    // Ends it; the text that was kept back. Precondition: !over().
-    std::string end(FinishReason reason);
+    // Ends it; the text that was kept back, and `ending`, whose first bytes may complete the last character.
+    // Precondition: !over().
+    std::string end(FinishReason reason, std::string_view ending = {});
 
     bool over() const { return over_; }
     FinishReason reason() const { return reason_; }

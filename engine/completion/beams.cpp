@@ -40,17 +40,23 @@ int64_t BeamSearch::computed() const {
     return computed;
 }
 
+// The text that ends an answer, with the shortest valid ending if that is asked for.
+std::string BeamSearch::end_text(Answer &answer, FinishReason reason, const Beam &parent,
+                                 bool &closed) const {
+    std::string ending;
+    if (parent.constraint && options_.close && reason == FinishReason::Length)
+        ending = parent.constraint->ending(answer.tokens());
+    closed = !ending.empty();
+    return answer.end(reason, ending);
+}
+
 // `parent`: the beam whose constraint checks the tokens.
 Hypothesis BeamSearch::hypothesis(std::string text, const Answer &answer, const Beam &parent,
-                                  double log_probability, size_t length) const {
+                                  double log_probability, size_t length, bool closed) const {
     const double score = length > 0 ? log_probability / static_cast<double>(length) : 0;
     Hypothesis found{std::move(text), answer.tokens(), answer.reason(), log_probability, score};
-    if (!parent.constraint) return found;
-    std::string ending;
-    if (options_.close && found.reason == FinishReason::Length)
-        ending = parent.constraint->ending(found.tokens);
-    found.text += ending;
-    found.complete = !ending.empty() || parent.constraint->complete(found.tokens);
+    if (!parent.constraint || !parent.constraint->has_grammar()) return found;
+    found.complete = closed || parent.constraint->complete(found.tokens);
     return found;
 }
 
@@ -110,10 +116,12 @@ bool BeamSearch::follow(const std::vector<Continuation> &all) {
         const Beam &parent = *parents[c.beam];
         Answer answer = parent.answer;
         std::string text = parent.text + answer.take(c.id);
+        bool closed = false;
         if (!answer.over() && (answer.complete() || parent.session.sequence().free_cells() == 0))
-            text += answer.end(FinishReason::Length);
+            text += end_text(answer, FinishReason::Length, parent, closed);
         if (answer.over())
-            finished_.push_back(hypothesis(std::move(text), answer, parent, c.log_probability, length));
+            finished_.push_back(
+                hypothesis(std::move(text), answer, parent, c.log_probability, length, closed));
         else
             next.push_back({ScheduledSequence(parent.session.sequence().fork()), std::move(answer),
                             parent.constraint, std::move(text), c.log_probability});
@@ -151,9 +159,10 @@ std::vector<Hypothesis> BeamSearch::results(FinishReason reason) const {
     for (const Beam &beam : live_) {
         if (!cut) break;
         Answer answer = beam.answer;
-        std::string text = beam.text + answer.end(over_ ? FinishReason::Length : reason);
+        bool closed = false;
+        std::string text = beam.text + end_text(answer, over_ ? FinishReason::Length : reason, beam, closed);
         all.push_back(
-            hypothesis(std::move(text), answer, beam, beam.log_probability, answer.tokens().size()));
+            hypothesis(std::move(text), answer, beam, beam.log_probability, answer.tokens().size(), closed));
     }
     std::stable_sort(all.begin(), all.end(), better);
     if (all.size() > static_cast<size_t>(options_.beams)) all.resize(static_cast<size_t>(options_.beams));

@@ -76,8 +76,9 @@ class BeamSearch {
         size_t beam;             // index in live_
         TokenId id;
     };
+    std::string end_text(Answer &answer, FinishReason reason, const Beam &parent, bool &closed) const;
     Hypothesis hypothesis(std::string text, const Answer &answer, const Beam &parent, double log_probability,
-                          size_t length) const;
+                          size_t length, bool closed) const;
     std::vector<Continuation> continuations() const;
     void look_ahead(Beam &beam);
     bool follow(const std::vector<Continuation> &all);

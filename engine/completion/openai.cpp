@@ -88,17 +88,18 @@ std::optional<uint64_t> seed_of(const Json &object) {
     return static_cast<uint64_t>(value->get<int64_t>());
 }
 
-std::vector<std::string> stops_of(const Json &object) {
-    const Json *value = find_value(object, "stop");
+// A text or a list of texts.
+std::vector<std::string> texts_of_key(const Json &object, const char *key) {
+    const Json *value = find_value(object, key);
     if (!value) return {};
     if (value->is_string()) return {value->get<std::string>()};
-    if (!value->is_array()) fail("stop", "a string or a list of strings");
-    std::vector<std::string> stops;
-    for (const Json &stop : *value) {
-        if (!stop.is_string()) fail("stop", "a string or a list of strings");
-        stops.push_back(stop.get<std::string>());
+    if (!value->is_array()) fail(key, "a string or a list of strings");
+    std::vector<std::string> texts;
+    for (const Json &text : *value) {
+        if (!text.is_string()) fail(key, "a string or a list of strings");
+        texts.push_back(text.get<std::string>());
     }
-    return stops;
+    return texts;
 }
 
 // A string, or OpenAI's list of parts, all of which must be text.
@@ -310,7 +311,11 @@ Body parse_body(const Json &object) {
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     body.max_tokens = integer_of(object, "max_tokens", -1, kMost);
     if (!body.max_tokens) body.max_tokens = integer_of(object, "max_completion_tokens", -1, kMost);
-    body.stops = stops_of(object);
+    body.suffix = text_value(object, "suffix");
+    if (body.suffix && body.suffix->empty()) body.suffix.reset();
+    if (body.suffix && !body.prompt) throw BodyError("\"suffix\" needs a \"prompt\": it is not for messages");
+    body.stops = texts_of_key(object, "stop");
+    body.bans = texts_of_key(object, "ban");
     body.seed = seed_of(object);
     body.thinking_budget = integer_of(object, "thinking_budget", -1, kMost);
     read_sampling(object, body);
@@ -334,7 +339,9 @@ std::span<const std::string> body_keys() {
                                                    "messages",
                                                    "max_tokens",
                                                    "max_completion_tokens",
+                                                   "suffix",
                                                    "stop",
+                                                   "ban",
                                                    "seed",
                                                    "thinking_budget",
                                                    "samplers",
@@ -375,6 +382,7 @@ void Body::apply(Request &request) const {
     request.sampling.seed = seed.value_or(request.sampling.seed);
     request.limits.max_tokens = max_tokens.value_or(request.limits.max_tokens);
     request.limits.stops.insert(request.limits.stops.end(), stops.begin(), stops.end());
+    request.limits.bans.insert(request.limits.bans.end(), bans.begin(), bans.end());
     if (logprobs) {
         request.logprobs = *logprobs >= 0;
         request.top_logprobs = *logprobs;

@@ -41,9 +41,10 @@ std::string message_calls(const Json &message);
 
 struct Body {
     std::optional<std::string> prompt;  // either this or messages
+    std::optional<std::string> suffix;  // with a prompt: infill
     std::vector<text::Message> messages;
     std::optional<int64_t> max_tokens;
-    std::vector<std::string> stops;
+    std::vector<std::string> stops, bans;  // "stop", "ban"
     std::optional<uint64_t> seed;
     std::vector<std::pair<const decode::SamplingSetting *, double>> sampling;
     // "samplers": names or letters as text, or a list of names; "dry_sequence_breakers": a list of texts.
@@ -65,7 +66,7 @@ struct Body {
     // known. With `no_tools`, an empty list. Throws BodyError.
     std::shared_ptr<const text::ToolUse> tool_use(std::shared_ptr<const text::ToolUse> defaults) const;
 
-    // Overrides the request's settings with these and adds the stop strings. The input stays as it is.
+    // Overrides the request's settings with these and adds the stop strings and the bans. The input stays as it is.
     void apply(Request &request) const;
 };
 

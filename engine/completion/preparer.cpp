@@ -68,6 +68,20 @@ Prepared Preparer::prepare(const Request &request) const {
 }
 
 std::optional<decode::Constraint> Preparer::constraint(const Request &request, const Prepared &prepared) {
+    std::optional<decode::Constraint> made = grammar_constraint(request, prepared);
+    if (request.limits.bans.empty()) return made;
+    if (!bans_ || bans_->texts() != request.limits.bans) {
+        if (!token_texts_)
+            token_texts_ = std::make_shared<decode::TokenTexts>(vocabulary_.text, executor_->vocab());
+        bans_ = std::make_shared<decode::Bans>(request.limits.bans, token_texts_);
+    }
+    if (!made) return decode::Constraint(bans_);
+    made->ban(bans_);
+    return made;
+}
+
+std::optional<decode::Constraint> Preparer::grammar_constraint(const Request &request,
+                                                               const Prepared &prepared) {
     const bool required = prepared.tools && prepared.tools->choice == Choice::Required;
     if (required && request.constraint)
         throw DecodeError(DecodeError::Kind::BadInput,

@@ -33,27 +33,30 @@ class Preparer {
 
     // Throws DecodeError{BadInput} and what the tokenizer and the template throw.
     Prepared prepare(const Request &request) const;
-    // Of the answer's text or of its required tool calls; nullopt: none. Throws DecodeError{BadInput} and
+    // Of the answer's text or of its tool calls, and of banned texts; nullopt: none. Throws DecodeError{BadInput} and
     // grammar::GrammarError.
     std::optional<decode::Constraint> constraint(const Request &request, const Prepared &prepared);
     // Limits the reasoning in the sampler if the request does. `dropped`: tokens that a continued sequence
     // dropped before the prompt.
     void limit_thinking(const Request &request, const Prepared &prepared, int64_t dropped,
                         decode::Sampler &sampler) const;
-    // For drafts of text that a constraint forces. Precondition: constraint() gave one.
+    // For drafts of text that a grammar forces. Precondition: constraint() gave one with a grammar.
     decode::Words words() const { return constraints_->words(); }
 
   private:
     Prompt prompt_of(const Request &request) const;
+    std::optional<decode::Constraint> grammar_constraint(const Request &request, const Prepared &prepared);
     std::shared_ptr<const text::ToolUse> tools_of(const Request &request) const;
 
     decode::Executor *executor_;
     Vocabulary vocabulary_;
     const decode::Engine *engine_ = nullptr;
     const PromptFormat *format_ = nullptr;
-    Vocabulary turn_vocabulary_;                // includes the marks of reasoning
-    Vocabulary call_vocabulary_;                // and those of tool calls
-    std::unique_ptr<Constraints> constraints_;  // made for the first constraint
+    Vocabulary turn_vocabulary_;                             // includes the marks of reasoning
+    Vocabulary call_vocabulary_;                             // and those of tool calls
+    std::unique_ptr<Constraints> constraints_;               // made for the first constraint
+    std::shared_ptr<const decode::TokenTexts> token_texts_;  // made for the first ban
+    std::shared_ptr<decode::Bans> bans_;                     // of the newest request with bans
 };
 
 }  // namespace runnel::completion

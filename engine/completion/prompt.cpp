@@ -50,7 +50,12 @@ Prompt PromptFormat::make(const Request &request, size_t context) const {
         prompt = render(turns->turns, turns->tools.get());
         if (request.overflow != OverflowPolicy::Error) fixed = fixed_tokens(*turns, prompt.tokens);
     } else if (const auto *raw = std::get_if<RawText>(&request.input)) {
-        prompt.tokens = tokenizer_->encode(raw->text);
+        if (raw->suffix && !infill_)
+            throw DecodeError(DecodeError::Kind::BadInput,
+                              "the model has no tokens for infill (fill-in-the-middle), so there is no place "
+                              "for a suffix");
+        prompt.tokens = raw->suffix ? infill_->prompt(*tokenizer_, raw->text, *raw->suffix)
+                                    : tokenizer_->encode(raw->text);
         fixed = tokenizer_->adds_bos() ? 1 : 0;
     } else {
         const auto &tokens = std::get<Tokens>(request.input);

@@ -10,6 +10,7 @@
 
 #include "engine/completion/request.h"
 #include "engine/text/chat_prompt.h"
+#include "engine/text/infill.h"
 #include "engine/text/tokenizer.h"
 #include "gguf/file.h"
 
@@ -35,7 +36,9 @@ class PromptFormat {
     // template, std::out_of_range for a name that the file does not have, and what set_thinking() throws.
     PromptFormat(const gguf::File &file, const text::Tokenizer &tokenizer,
                  text::ChatPromptOptions options = {})
-        : tokenizer_(&tokenizer), chat_(file, tokenizer, std::move(options)) {}
+        : tokenizer_(&tokenizer),
+          chat_(file, tokenizer, std::move(options)),
+          infill_(text::InfillTokens::of(file, tokenizer)) {}
 
     // Whether there is a chat template, in the file or given.
     bool has_template() const { return chat_.has_template(); }
@@ -44,7 +47,7 @@ class PromptFormat {
     // Strings that end an answer if turns are plain text; otherwise the vocabulary's end tokens do.
     const std::vector<std::string> &stops() const { return chat_.stops(); }
 
-    // Throws DecodeError{BadInput} for an input without tokens and for a conversation that the template
+    // Throws DecodeError{BadInput} for an input without tokens, for a suffix without infill tokens and for a conversation that the template
     // refuses. Under OverflowPolicy::Error the prompt may exceed `context`.
     Prompt make(const Request &request, size_t context) const;
     // The whole conversation as token ids.
@@ -78,6 +81,7 @@ class PromptFormat {
 
     const text::Tokenizer *tokenizer_;
     text::ChatPrompt chat_;
+    std::optional<text::InfillTokens> infill_;
 };
 
 }  // namespace runnel::completion

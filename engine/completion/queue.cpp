@@ -62,8 +62,8 @@ RequestId CompletionQueue::submit(const Request &request) {
 
 // Text that the grammar forces is drafted first.
 std::unique_ptr<decode::Speculator> CompletionQueue::speculator_of(const RunningAnswer &answer) {
-    const bool constrained = answer.sampler.constraint() != nullptr;
-    if (!constrained) return make_speculator_();
+    const decode::Constraint *constraint = answer.sampler.constraint();
+    if (!constraint || !constraint->has_grammar()) return make_speculator_();
     std::unique_ptr<decode::Speculator> speculator;
     if (make_speculator_) {
         speculator = make_speculator_();
@@ -105,10 +105,10 @@ void CompletionQueue::start(RequestId id, const Request &request) {
     }
     const size_t known = continue_kept(answer, request, prompt);
     if (auto constraint = preparer_.constraint(request, prepared)) {
+        answer.close = request.close;
+        answer.drafts = request.drafts && (make_speculator_ || constraint->has_grammar());
         answer.sampler.constrain(std::move(*constraint));
         answer.sampler.begin_answer(prompt.tokens.size());
-        answer.close = request.close;
-        answer.drafts = request.drafts;
     }
     preparer_.limit_thinking(request, prepared, answer.dropped, answer.sampler);
     if (scores_prompt) {

@@ -21,9 +21,10 @@ using RequestId = uint64_t;
 using SequenceHandle = uint64_t;
 inline constexpr SequenceHandle kNoSequence = 0;
 
-// Text to complete, without a chat template.
+// Text to complete, without a chat template. With a suffix, the answer is what stands between the two.
 struct RawText {
     std::string text;
+    std::optional<std::string> suffix = {};
 };
 // A conversation; the answer is its next turn.
 struct Messages {

@@ -118,14 +118,12 @@ void RunningAnswer::emit(TokenId token, const std::string &piece, std::vector<Ev
 }
 
 void RunningAnswer::end(FinishReason reason, std::vector<Event> &events) {
-    std::string rest = text.end(reason);
+    std::string ending;
     if (const decode::Constraint *constraint = sampler.constraint();
-        constraint && close && reason == FinishReason::Length) {
-        const std::string ending = constraint->ending(text.tokens());
-        closed = !ending.empty();
-        rest += ending;
-    }
-    emit(text::kNoToken, rest, events);
+        constraint && close && reason == FinishReason::Length)
+        ending = constraint->ending(text.tokens());
+    closed = !ending.empty();
+    emit(text::kNoToken, text.end(reason, ending), events);
 }
 
 void RunningAnswer::conclude() {
@@ -135,7 +133,7 @@ void RunningAnswer::conclude() {
     done.usage.completion_tokens = done.tokens.size();
     // With tool choice auto the answer may be plain text, so completeness is not reported.
     const decode::Constraint *constraint = sampler.constraint();
-    if (constraint && done.error.empty() && !channels.may_be_text())
+    if (constraint && constraint->has_grammar() && done.error.empty() && !channels.may_be_text())
         done.complete = closed || constraint->complete(done.tokens);
 }
 

@@ -26,11 +26,16 @@ Constraint::Constraint(std::shared_ptr<grammar::Masks> masks, std::optional<Free
     begin(0);
 }
 
+Constraint::Constraint(std::shared_ptr<Bans> bans) : bans_(std::move(bans)) {
+    begin(0);
+}
+
 void Constraint::begin(size_t prompt_tokens) {
     begin_ = static_cast<int64_t>(prompt_tokens);
     tokens_.clear();
     const bool inside = free_ && free_->open == text::kNoToken;
-    states_.assign(1, {masks_->start(), inside ? 0 : free_ ? kBefore : kBehind});
+    constexpr grammar::StateId kAnyText = 1;  // without a grammar: not kDead
+    states_.assign(1, {masks_ ? masks_->start() : kAnyText, inside ? 0 : free_ ? kBefore : kBehind});
 }
 
 // Reuses the states of the tokens that are still the same. Only the newest tokens are compared: rejected
@@ -53,6 +58,12 @@ Constraint::State Constraint::state_of(std::span<const TokenId> history) {
 }
 
 Constraint::State Constraint::advance(State state, TokenId token) {
+    State next = masks_ ? advance_grammar(state, token) : state;
+    if (bans_) next.ban = bans_->advance(state.ban, token);
+    return next.ban == Bans::kMatched ? State{grammar::kDead} : next;
+}
+
+Constraint::State Constraint::advance_grammar(State state, TokenId token) {
     if (state.matched == kBefore && token == free_->open) return {state.grammar, 0};
     if (state.matched < 0) return {masks_->advance(state.grammar, token), kBehind};
     if (masks_->index().is_end(token)) return free_->may_end ? state : State{grammar::kDead, kBehind};
@@ -93,20 +104,33 @@ const grammar::Bits &Constraint::free_mask(State state) {
     for (const TokenId id : over_mark_) {
         if (id == text::kNoToken && state.matched == 0) break;
         if (id == text::kNoToken) continue;
-        const State next = advance(state, id);
+        const State next = advance_grammar(state, id);
         if (next.matched < 0 && next.grammar == grammar::kDead) grammar::clear_bit(mask_, id);
     }
+    return mask_;
+}
+
+const grammar::Bits &Constraint::grammar_mask(State state) {
+    if (!masks_) {
+        if (anything_.empty()) anything_.assign((static_cast<size_t>(bans_->rows()) + 63) / 64, ~uint64_t{0});
+        return anything_;
+    }
+    if (state.matched >= 0) return free_mask(state);
+    const grammar::Bits &mask = masks_->mask(state.grammar);
+    if (state.matched != kBefore) return mask;
+    mask_ = mask;
+    grammar::set_bit(mask_, free_->open);
     return mask_;
 }
 
 const grammar::Bits &Constraint::mask(std::span<const TokenId> history) {
     const State state = state_of(history);
     return guarded([&]() -> const grammar::Bits & {
-        if (state.matched >= 0) return free_mask(state);
-        const grammar::Bits &mask = masks_->mask(state.grammar);
-        if (state.matched != kBefore) return mask;
-        mask_ = mask;
-        grammar::set_bit(mask_, free_->open);
+        const grammar::Bits &mask = grammar_mask(state);
+        if (!bans_) return mask;
+        if (&mask != &mask_) mask_ = mask;
+        const grammar::Bits &forbidden = bans_->forbidden(state.ban);
+        for (size_t i = 0; i < mask_.size(); ++i) mask_[i] &= ~forbidden[i];
         return mask_;
     });
 }
@@ -124,18 +148,19 @@ size_t Constraint::allowed(std::span<const TokenId> history, std::span<const Tok
     for (size_t i = 0; i < guesses.size(); ++i) {
         state = guarded([&] { return advance(state, guesses[i]); });
         if (state.matched < 0 && state.grammar == grammar::kDead) return i;
-        if (masks_->index().is_end(guesses[i])) return i + 1;
+        if (masks_ && masks_->index().is_end(guesses[i])) return i + 1;
     }
     return guesses.size();
 }
 
 std::string Constraint::forced(std::span<const TokenId> history, size_t most) {
     const State state = state_of(history);
-    if (state.matched >= 0) return {};
+    if (!masks_ || state.matched >= 0) return {};
     return guarded([&] { return masks_->forced(state.grammar, most); });
 }
 
 bool Constraint::complete(std::span<const TokenId> answer) const {
+    if (!masks_) return true;
     Constraint own = *this;
     own.begin(0);
     const State state = own.state_of(answer);
@@ -144,12 +169,14 @@ bool Constraint::complete(std::span<const TokenId> answer) const {
 }
 
 std::string Constraint::ending(std::span<const TokenId> answer) const {
+    if (!masks_) return {};
     Constraint own = *this;
     own.begin(0);
     const State state = own.state_of(answer);
     if (state.matched >= 0 || state.grammar == grammar::kDead || masks_->accepts(state.grammar)) return {};
     try {
-        return masks_->machine().shortest_end(state.grammar).value_or("");
+        const std::string end = masks_->machine().shortest_end(state.grammar).value_or("");
+        return bans_ && bans_->advance(state.ban, end) == Bans::kMatched ? "" : end;
     } catch (const grammar::GrammarLimit &) {  // the search goes deeper than the grammar's limits
         return {};
     }

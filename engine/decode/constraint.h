@@ -1,4 +1,5 @@
-// The tokens that may come next in an answer: those that a grammar allows, after the model's reasoning.
+// The tokens that may come next in an answer: those that a grammar allows, after the model's reasoning, and that
+// complete no banned text. Either may be missing.
 //
 // A value: copies are independent, and a shorter history goes back. The states of the grammar belong to the
 // answer's tokens, so context shifts, undo and rejected drafts do not disturb them.
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/decode/bans.h"
 #include "engine/grammar/masks.h"
 #include "engine/text/token.h"
 
@@ -31,6 +33,12 @@ struct FreeText {
 class Constraint {
   public:
     explicit Constraint(std::shared_ptr<grammar::Masks> masks, std::optional<FreeText> free = {});
+    // Without a grammar.
+    explicit Constraint(std::shared_ptr<Bans> bans);
+
+    bool has_grammar() const { return masks_ != nullptr; }
+    // Call before the answer begins.
+    void ban(std::shared_ptr<Bans> bans) { bans_ = std::move(bans); }
 
     // The answer begins after the first `prompt_tokens` tokens of the history.
     void begin(size_t prompt_tokens);
@@ -45,25 +53,30 @@ class Constraint {
     size_t allowed(std::span<const TokenId> history, std::span<const TokenId> guesses);
     // The bytes that the grammar forces next, at most `most`; empty where there is a choice.
     std::string forced(std::span<const TokenId> history, size_t most);
-    // Whether an answer of these tokens satisfies the grammar.
+    // Whether an answer of these tokens satisfies the grammar; true without one.
     bool complete(std::span<const TokenId> answer) const;
-    // The shortest text that completes the answer; empty if it is complete, or if none was found.
+    // The shortest text that completes the answer; empty if it is complete, if none was found, or if that text
+    // is banned.
     std::string ending(std::span<const TokenId> answer) const;
 
-    grammar::Masks &masks() { return *masks_; }
+    grammar::Masks &masks() { return *masks_; }  // precondition: has_grammar()
 
   private:
     struct State {
         grammar::StateId grammar;
         int32_t matched = kBehind;  // bytes of FreeText::close, or one of:
+        Bans::State ban = Bans::kStart;
     };
     static constexpr int32_t kBehind = -1;  // there is no free text, or it has ended
     static constexpr int32_t kBefore = -2;  // the first token may open it
     State state_of(std::span<const TokenId> history);
     State advance(State state, TokenId token);
+    State advance_grammar(State state, TokenId token);
+    const grammar::Bits &grammar_mask(State state);
     const grammar::Bits &free_mask(State state);
 
-    std::shared_ptr<grammar::Masks> masks_;
+    std::shared_ptr<grammar::Masks> masks_;  // null: any text
+    std::shared_ptr<Bans> bans_;             // null: none
     std::shared_ptr<const FreeText> free_;
     int64_t begin_ = 0;               // of the answer in the history; below 0: some of it was dropped
     std::vector<TokenId> tokens_;     // of the answer, those with known states

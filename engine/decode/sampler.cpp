@@ -155,8 +155,10 @@ void Sampler::gather(int32_t wanted) {
     gathered_ = true;
     if (set.empty())
         throw DecodeError(DecodeError::Kind::Failed,
-                          constraint_ ? "every token that the grammar allows is forbidden by the logit biases"
-                                      : "every token is forbidden by the logit biases");
+                          constraint_
+                              ? "every token that the grammar allows is banned, or forbidden by the logit "
+                                "biases"
+                              : "every token is forbidden by the logit biases");
 }
 
 void Sampler::keep_argmax() {

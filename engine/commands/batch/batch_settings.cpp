@@ -119,6 +119,7 @@ BatchSettings batch_settings(const BatchOptions &options, decode::Engine &engine
     list.emplace_back("--logit-bias", list_of(g.logit_bias));
     list.emplace_back("--predict", text_of(g.predict));
     list.emplace_back("--stop", list_of(g.stops));
+    if (!g.bans.empty()) list.emplace_back("--ban", list_of(g.bans));
     list.emplace_back("--ignore-eos", text_of(g.ignore_eos));
     list.emplace_back("the grammar", hash_of(constraint));
     list.emplace_back("--close", text_of(g.constraint.close));

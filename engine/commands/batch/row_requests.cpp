@@ -28,7 +28,7 @@ completion::Request RowRequests::of(const Row &row) {
     const completion::Body &body = row.body;
     if (body.prompt && body.prompt->empty()) throw InputError("the prompt is empty");
     // Rows without a seed share the run's; the line number as the stream makes their draws differ.
-    completion::Request request{.input = completion::RawText{body.prompt.value_or("")},
+    completion::Request request{.input = completion::RawText{body.prompt.value_or(""), body.suffix},
                                 .sampling = sampling_,
                                 .stream = body.seed ? 0 : static_cast<uint32_t>(row.identity.line),
                                 .limits = limits_,
@@ -40,9 +40,10 @@ completion::Request RowRequests::of(const Row &row) {
                                 .top_logprobs = options_.generation.logprobs,
                                 .prompt_logprobs = options_.generation.prompt_logprobs};
     body.apply(request);
-    if (body.prompt && (row.raw || options_.raw || !format_.has_template())) {
+    if (body.prompt && (body.suffix || row.raw || options_.raw || !format_.has_template())) {
         if (!row.raw && !system_.empty())
-            throw UsageError("there is no place for a system prompt without a chat template");
+            throw UsageError(body.suffix ? "there is no place for a system prompt beside a suffix"
+                                         : "there is no place for a system prompt without a chat template");
         if (body.tools) throw InputError("there is no place for tools without a chat template");
         return request;
     }

@@ -25,6 +25,8 @@ Command run_command() {
     table.in_group(Group::Prompt);
     table.text("-p,--prompt", o->prompt, "the prompt, instead of the argument");
     table.text("-f,--file", o->file, "the prompt from a file; -: standard input").takes("FILE");
+    table.text("--suffix", o->suffix, "infill: the text behind the answer, or a file of it; implies --raw")
+        .takes("TEXT|@FILE");
     table.flag("--raw", o->raw, "complete the text as it stands, without the chat template");
     table.flag("-e,--escape", *escapes, "\\n, \\t, \\\", \\\\ and \\xHH in the prompt are those characters")
         .rare();
@@ -58,8 +60,11 @@ Command run_command() {
         if (words.text && options.prompt) throw UsageError("two prompts: one as an argument, one with -p");
         if (words.text) options.prompt = words.text;
         if (*escapes && options.prompt) options.prompt = without_escapes(*options.prompt);
-        confine({{options.model.path, options.draft.model, options.system_file.value_or(""),
-                  options.chat.file.value_or(""), options.chat.tools.value_or(""), options.file.value_or(""),
+        if (options.suffix) options.raw = true;
+        const bool suffix_file = options.suffix && options.suffix->starts_with('@');
+        confine({{suffix_file ? options.suffix->substr(1) : "", options.model.path, options.draft.model,
+                  options.system_file.value_or(""), options.chat.file.value_or(""),
+                  options.chat.tools.value_or(""), options.file.value_or(""),
                   options.generation.constraint.grammar.value_or(""),
                   options.generation.constraint.schema.value_or("")},
                  {options.stats.file, options.prompt_cache.value_or("")}},

@@ -39,10 +39,19 @@ std::string gather_prompt(const RunOptions &options, Io &io, const decode::StopR
     return text;
 }
 
+namespace {
+
+std::optional<std::string> suffix_of(const RunOptions &options, Io &io, const decode::StopRequest &stop) {
+    if (!options.suffix || !options.suffix->starts_with('@')) return options.suffix;
+    return read_all(options.suffix->substr(1), io.in, &stop);
+}
+
+}  // namespace
+
 completion::Request request_of(const RunOptions &options, const std::string &text,
                                const completion::PromptFormat &format, const decode::StopRequest &stop,
                                Io &io) {
-    completion::Request request{.input = completion::RawText{text},
+    completion::Request request{.input = completion::RawText{text, suffix_of(options, io, stop)},
                                 .sampling = sampling_options(options.generation),
                                 .limits = limits(options.generation),
                                 .overflow = options.overflow,
@@ -57,7 +66,9 @@ completion::Request request_of(const RunOptions &options, const std::string &tex
     request.constraint = constraint_of(options.generation.constraint, io);
     request.close = options.generation.constraint.close;
     const std::string system = system_prompt(options.system, options.system_file, io.in, &stop);
-    if (options.raw && !system.empty()) throw UsageError("--raw has no place for a system prompt");
+    if (options.raw && !system.empty())
+        throw UsageError(std::string(options.suffix ? "--suffix" : "--raw") +
+                         " has no place for a system prompt");
     if (!options.raw && format.has_template()) {
         if (!format.note().empty()) io.note(format.note());
         std::vector<text::Message> turns;

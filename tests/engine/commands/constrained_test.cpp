@@ -1,9 +1,11 @@
 // Constrained answers and `runnel grammar`, run as programs. Needs $RUNNEL (default build/runnel).
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "tests/engine/commands/program_support.h"
 #include "tests/support/demo_model.h"
+#include "tests/support/edited_model.h"
 
 using namespace runnel::testing;
 using json = nlohmann::ordered_json;
@@ -186,4 +188,101 @@ TEST_CASE("batch: each row has its own constraint, and the same text for any --p
     CHECK(lines[4]["error"]["message"].get<std::string>().find("the keyword not is not supported") !=
           std::string::npos);
     CHECK(!lines[7].contains("complete"));
+}
+
+TEST_CASE("run: banned texts never come, with the same text under drafts") {
+    if (absent()) return;
+    for (const char *temperature : {"0", "1"}) {
+        const std::vector<std::string> how{"--temp", temperature, "-n", "60"};
+        const Result free = run_demo(how);
+        REQUIRE(free.code == 0);
+        // Words and letters that the answer has without a ban, most of them over tokens.
+        std::vector<std::string> banned = how;
+        const std::vector<std::string> texts{free.out.substr(1, 6), free.out.substr(20, 4), "the", "a "};
+        for (const std::string &text : texts) banned.insert(banned.end(), {"--ban", text});
+        const Result plain = run_demo(banned);
+        CAPTURE(plain.err);
+        REQUIRE(plain.code == 0);
+        CHECK(!plain.out.empty());
+        for (const std::string &text : texts) CHECK_MESSAGE(plain.out.find(text) == std::string::npos, text);
+        banned.push_back("--lookup");
+        CHECK(run_demo(banned).out == plain.out);
+        banned.back() = "--draft-model=" + demo_draft().string();
+        CHECK(run_demo(banned).out == plain.out);
+    }
+    const json samples = json::parse(
+        run_demo({"--ban", "e", "--samples", "3", "--temp", "1.5", "-n", "30", "--json"}).out)["samples"];
+    CHECK(samples.size() == 3);
+    for (const json &sample : samples)
+        CHECK(sample["text"].get<std::string>().find('e') == std::string::npos);
+    // Beside a grammar: of what it allows, the rest.
+    const Result choice = run_demo({"--choice", "cat", "--choice", "dog", "--ban", "at"});
+    CHECK(choice.out == "dog");
+    const Result none = run_demo({"--choice", "cat", "--ban", "at"});
+    CHECK(none.code == 1);
+    CHECK(none.err.find("banned") != std::string::npos);
+    CHECK(run_demo({"--ban", ""}).code == 2);
+}
+
+TEST_CASE("batch: rows have bans of their own beside the run's, and the same text for any --parallel") {
+    if (absent()) return;
+    std::string rows;
+    for (int i = 0; i < 6; ++i)
+        rows += R"({"prompt":"Once there was","seed":)" + std::to_string(i) +
+                (i % 2 ? R"(,"ban":["he","s"],"max_tokens":30})" : R"(,"max_tokens":30})") + "\n";
+    const std::vector<std::string> how{"batch", demo_model().string(), "--raw", "-t", "1", "--ban", "nd"};
+    std::vector<std::string> alone = how;
+    alone.insert(alone.end(), {"--parallel", "1", "--lookup"});
+    const Result together = runnel_with(how, rows);
+    CHECK(together.code == 0);
+    CHECK(together.out == runnel_with(alone, rows).out);
+    const std::vector<json> lines = lines_of(together.out);
+    REQUIRE(lines.size() == 6);
+    for (size_t i = 0; i < lines.size(); ++i) {
+        const std::string text = lines[i]["text"];
+        CHECK(!lines[i].contains("complete"));
+        CHECK(text.find("nd") == std::string::npos);
+        if (i % 2) CHECK(text.find("he") == std::string::npos);
+        if (i % 2) CHECK(text.find('s') == std::string::npos);
+    }
+    const Result bad = runnel_with(how, R"({"prompt":"x","ban":[1]})");
+    CHECK(bad.code == 5);
+}
+
+TEST_CASE("run and batch: infill with the file's tokens; without them a suffix is refused") {
+    if (absent()) return;
+    const Result refused = run_demo({"--suffix", " of the house."});
+    CHECK(refused.code == 5);
+    check_message(refused);
+    CHECK(refused.err.find("no tokens for infill") != std::string::npos);
+
+    EditedModel edited;
+    edited.set("tokenizer.ggml.fim_pre_token_id", uint32_t{300})
+        .set("tokenizer.ggml.fim_suf_token_id", uint32_t{301})
+        .set("tokenizer.ggml.fim_mid_token_id", uint32_t{302});
+    const std::string model = edited.write().string();
+    const auto answer = [&](std::vector<std::string> more) {
+        std::vector<std::string> all{"run", model, "abc", "-t", "1", "-n", "8", "--temp", "0", "--json"};
+        all.insert(all.end(), more.begin(), more.end());
+        return runnel_with(all);
+    };
+    const json plain = json::parse(answer({"--raw"}).out),
+               infill = json::parse(answer({"--suffix", "de"}).out);
+    // Three tokens of infill and "de"; BOS once.
+    CHECK(infill["prompt_tokens"].get<int>() > plain["prompt_tokens"].get<int>() + 3);
+    const TemporaryDirectory folder;
+    const std::string file = (folder / "suffix.txt").string();
+    std::ofstream(file) << "de";
+    CHECK(json::parse(answer({"--suffix", "@" + file}).out)["tokens"] == infill["tokens"]);
+    CHECK(answer({"--suffix", "de", "--system", "x"}).code == 2);
+    const Result batch = runnel_with({"batch", model, "-t", "1", "-n", "8", "--temp", "0"},
+                                     R"({"prompt":"abc","suffix":"de"})"
+                                     "\n"
+                                     R"({"messages":[{"role":"user","content":"x"}],"suffix":"de"})"
+                                     "\n");
+    const std::vector<json> lines = lines_of(batch.out);
+    REQUIRE(lines.size() == 2);
+    CHECK(lines[0]["text"] == infill["text"]);
+    CHECK(lines[0]["prompt_tokens"] == infill["prompt_tokens"]);
+    CHECK(lines[1]["error"]["message"].get<std::string>().find("suffix") != std::string::npos);
 }

@@ -172,3 +172,30 @@ TEST_CASE("answer: a context shift does not repeat the noise") {
         CHECK(static_cast<double>(equal) / static_cast<double>(tokens.size() - lag) < 2.5 / kToyVocab);
     }
 }
+
+TEST_CASE("answer: an ending may complete the last character") {
+    const Vocabulary pieces{[](TokenId) { return std::string("\xd1"); }, [](TokenId) { return false; }};
+    Answer answer(pieces, {});
+    CHECK(answer.take(2) == "");
+    CHECK(answer.end(FinishReason::Length, "\x87!") == "\xd1\x87!");
+}
+
+TEST_CASE("answer: a banned text never comes, also over tokens, with samples and beams") {
+    Rig rig({"one ", "tw", "o th", "ree"});
+    const auto texts = [&](std::vector<std::string> bans, int32_t beams) {
+        Request request{.input = Tokens{rig.prompt},
+                        .sampling = rig.greedy(),
+                        .limits = {.max_tokens = 6, .bans = std::move(bans)}};
+        request.beams = beams;
+        return answer_one(*rig.executor, rig.vocabulary(), request);
+    };
+    CHECK(texts({"nothing of it"}, 1).text == "one two three");
+    for (const int32_t beams : {1, 2}) {
+        const Answered banned = texts({"two", "ree"}, beams);
+        CAPTURE(banned.text);
+        CHECK(banned.text.find("two") == std::string::npos);
+        CHECK(banned.text.find("ree") == std::string::npos);
+        CHECK(!banned.done.complete);
+    }
+    CHECK_THROWS_AS(texts({""}, 1), DecodeError);
+}
