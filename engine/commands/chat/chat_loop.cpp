@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <sstream>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -66,29 +65,6 @@ int Chat::loop() {
     if (!terminal_ && !over_ && !attached_.empty()) send("");
     if (terminal_ && !over_) io_.out.write("\n");
     return code_;
-}
-
-TerminalHooks Chat::terminal_hooks() {
-    TerminalHooks hooks;
-    for (const Command &command : commands()) hooks.names.commands.emplace_back(command.name);
-    std::istringstream settings(list_settings(model_.settings()));
-    for (std::string line; std::getline(settings, line);)
-        hooks.names.settings.push_back(line.substr(0, line.find(' ')));
-    hooks.colors = color_;
-    return hooks;
-}
-
-bool Chat::wants_color() const {
-    return terminal_colors(options_.color);
-}
-
-void Chat::greet() {
-    for (const std::string &note : engine_.notes()) io_.note(note);
-    if (!model_.format().note().empty()) io_.note(model_.format().note());
-    note_unused(options_.chat, model_.format(), io_);
-    if (terminal_)
-        io_.progress(gguf::printable(options_.model.path, 4096) + ", context " +
-                     std::to_string(engine_.executor().context()) + " tokens. /help for help.\n");
 }
 
 void Chat::obey(const std::string &line) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -23,16 +22,10 @@ class LineSource {
     virtual void remember(const std::string &) {}
     // The next line is here already: reading it does not wait.
     virtual bool has_line() const { return false; }
-
-    // During an answer: reads what was typed, which appears in the next line; true if Ctrl-T was. Does not wait.
-    virtual bool take_typed() { return false; }
-    // The answer was interrupted: an Enter typed before sends nothing.
-    virtual void forget_enter() {}
 };
 
 struct TerminalHooks {
-    CompletionNames names = {};                        // for Tab
-    std::function<std::string()> reasoning = nullptr;  // what Ctrl-T shows; printable
+    CompletionNames names = {};  // for Tab
     bool colors = false;
 };
 

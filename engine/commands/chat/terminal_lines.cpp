@@ -86,25 +86,6 @@ void TerminalLines::remember(const std::string &message) {
     history_file_.append(message);
 }
 
-bool TerminalLines::take_typed() {
-    constexpr char kCtrlT = 0x14;
-    char bytes[4096];
-    bool toggled = false;
-    for (pollfd waiting{in_, POLLIN, 0}; poll(&waiting, 1, 0) > 0;) {
-        const ssize_t got = ::read(in_, bytes, sizeof bytes);
-        if (got <= 0) break;
-        const std::string_view more(bytes, static_cast<size_t>(got));
-        toggled ^= std::count(more.begin(), more.end(), kCtrlT) % 2 != 0;
-        typed_ += more;
-    }
-    std::erase(typed_, kCtrlT);
-    return toggled;
-}
-
-void TerminalLines::forget_enter() {
-    if (typed_.find("\x1b[200~") == std::string::npos) std::erase(typed_, '\r');
-}
-
 std::optional<Key> TerminalLines::next_key() {
     for (;;) {
         if (auto key = keys_.next()) return key;
@@ -134,7 +115,6 @@ void TerminalLines::finish(LineEdit &edit) {
 LineSource::Event TerminalLines::edit(LineEdit &edit) {
     using Action = LineEdit::Action;
     modes_.enter(TerminalModes::Mode::Edit);
-    keys_.push(std::exchange(typed_, {}));
     screen_ = EditScreen();
     modes_.take_changes();
     size_ = window_size(in_);
@@ -186,9 +166,6 @@ LineSource::Event TerminalLines::edit(LineEdit &edit) {
             case Action::Redraw:
                 out_.try_write("\x1b[H\x1b[2J");
                 screen_ = EditScreen();
-                break;
-            case Action::Reasoning:
-                show_above(hooks_.reasoning ? hooks_.reasoning() : "");
                 break;
         }
         if (reading) paint(edit);

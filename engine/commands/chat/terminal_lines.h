@@ -25,8 +25,6 @@ class TerminalLines final : public LineSource {
     Event read(const std::string &prompt, std::string &line) override;
     Event read_message(const std::string &prompt, std::string &message) override;
     void remember(const std::string &message) override;
-    bool take_typed() override;
-    void forget_enter() override;
 
   private:
     // The next key; nullopt when the window changed, and with ended_ when the terminal is gone.
@@ -48,7 +46,6 @@ class TerminalLines final : public LineSource {
     WindowSize size_;
     KeyDecoder keys_;
     EditScreen screen_;
-    std::string typed_;  // during an answer
     bool ended_ = false;
     int given_up_ = 0;  // empty lines in a row
 };

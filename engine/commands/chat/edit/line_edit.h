@@ -17,14 +17,13 @@ class LineEdit {
     // What is left to do after a key.
     enum class Action {
         None,
-        Submit,     // text() is the message
-        GiveUp,     // Ctrl-C
-        End,        // Ctrl-D in an empty text
-        Suspend,    // Ctrl-Z
-        Editor,     // Ctrl-G: open the text in $EDITOR
-        Complete,   // Tab
-        Redraw,     // Ctrl-L: on an empty screen
-        Reasoning,  // Ctrl-T: show the reasoning of the last answer
+        Submit,    // text() is the message
+        GiveUp,    // Ctrl-C
+        End,       // Ctrl-D in an empty text
+        Suspend,   // Ctrl-Z
+        Editor,    // Ctrl-G: open the text in $EDITOR
+        Complete,  // Tab
+        Redraw,    // Ctrl-L: on an empty screen
     };
     // Keeps the history. `blocks`: """ typed alone on the first line begins a text that ends with another such line.
     LineEdit(History &history, std::string prompt, bool blocks)

@@ -53,7 +53,6 @@ TEST_CASE("line edit: moving, erasing, killing and yanking") {
     CHECK(type(edit, "\x07") == Action::Editor);
     CHECK(type(edit, "\t") == Action::Complete);
     CHECK(type(edit, "\x0c") == Action::Redraw);
-    CHECK(type(edit, "\x14") == Action::Reasoning);
 }
 
 TEST_CASE("line edit: three ways to a further line") {
