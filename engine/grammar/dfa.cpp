@@ -9,6 +9,9 @@ namespace {
 
 const CharSet kWordChars{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 
+// Nodes visited while states are made: about a second.
+constexpr size_t kMostSteps = 100'000'000;
+
 [[noreturn]] void too_large() {
     throw GrammarError("a pattern takes more than " + std::to_string(Dfa::kMostStates) +
                        " states to combine with other patterns or lengths");
@@ -153,6 +156,7 @@ class Closure {
         while (!open.empty()) {
             const uint32_t at = open.back();
             open.pop_back();
+            ++steps_;
             if (std::exchange(seen_[at], round_) == round_) continue;
             const Nfa::Node &node = nfa_.nodes[at];
             using Kind = Nfa::Node::Kind;
@@ -163,11 +167,14 @@ class Closure {
         }
         return reached;
     }
+    // Nodes visited so far, each time that they were.
+    size_t steps() const { return steps_; }
 
   private:
     const Nfa &nfa_;
     std::vector<uint64_t> seen_;
     uint64_t round_ = 0;
+    size_t steps_ = 0;
 };
 
 }  // namespace
@@ -203,6 +210,7 @@ Dfa Dfa::of(const Expr &expression, bool search) {
     };
     Closure closure(nfa);
     id_of({{nfa.start}, kEdge});
+    size_t targets_tried = 0;
     for (size_t q = 0; q < keys.size(); ++q) {
         const Key &key = *keys[q];
         const std::vector<uint32_t> at_end = closure.of(key.first, key.second, kEdge);
@@ -213,6 +221,9 @@ Dfa Dfa::of(const Expr &expression, bool search) {
         for (const Side behind : {kWord, kOther})
             if (behind == kOther || has_words) reached[behind] = closure.of(key.first, key.second, behind);
         for (size_t c = 0; c < classes; ++c) {
+            targets_tried += reached[side[c]].size();
+            if (closure.steps() + targets_tried > kMostSteps)
+                throw GrammarError("a pattern takes too long to combine with other patterns or lengths");
             std::vector<uint32_t> targets;
             for (const uint32_t node : reached[side[c]])
                 if (nfa.nodes[node].kind == Nfa::Node::Kind::Chars && in_set[nfa.nodes[node].set][c])

@@ -219,4 +219,7 @@ TEST_CASE("JSON Schema: hostile schemas end, with an error or with a grammar") {
         combined += (i ? "," : "") + std::string(R"({"anyOf":[{"minimum":1},{"maximum":2}]})");
     CHECK(grammar_error([&] { machine_for(combined + "]}"); }).find("too many combinations") !=
           std::string::npos);
+    // Few states, each of which stands for many places of the pattern.
+    const char *slow = R"({"type":"string","maxLength":100,"pattern":"(.*(a?b?c?d?){0,200}){0,5}a.{13}$"})";
+    CHECK(grammar_error([&] { machine_for(slow); }).find("takes too long") != std::string::npos);
 }
