@@ -98,7 +98,7 @@ class ChatPrompt {
     std::vector<std::string> stops_;
     ReasoningStyle reasoning_;
     const ToolFormat *tool_format_ = nullptr;
-    // The template takes the arguments of calls as text, not as objects; and no content beside calls.
+    // The template takes the arguments of calls as text, not as objects; it takes no content next to calls.
     bool arguments_as_text_ = false, calls_without_content_ = false;
 };
 

@@ -13,8 +13,8 @@ namespace {
 
 using Kind = JsonError::Kind;
 
-// An open container. (Entries are moved into nlohmann's object at its end: that would copy them when it
-// grows, and its own functions search all keys for each.)
+// An open container. Its entries move into nlohmann's object only when it closes: that object copies its
+// entries when it grows, and its own functions search all keys for every insertion.
 struct Open {
     bool is_object;
     std::vector<std::string> keys{};

@@ -25,8 +25,8 @@
 
 namespace runnel::text {
 
-// A symbol of the window. Its length and token are stored at the index of its first byte, its length again,
-// as `bytes_before`, at the index after its last byte, so both neighbors are found without links.
+// A symbol of the window. The entry at its first byte has its length and token; the entry after its last byte
+// has its length again, as `bytes_before`. So both neighbors are found without links.
 struct Symbol {
     uint16_t bytes;         // of the symbol that starts here (at most kMaxPieceBytes); 0: none
     uint16_t bytes_before;  // of the symbol that ends here; 0 at the start of the window

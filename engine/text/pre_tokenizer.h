@@ -47,7 +47,7 @@ struct PreTokenizerKind {
 std::span<const PreTokenizerKind> pre_tokenizer_kinds();
 // Null when the name is unknown.
 const PreTokenizerKind *find_pre_tokenizer(std::string_view name);
-// A known name for an unknown one: the one with the longest common prefix, if that is significant.
+// The known name to use for an unknown one: the longest common prefix wins; "dbrx" if all are short.
 std::string_view nearest_pre_tokenizer(std::string_view name);
 // "default, gpt-2, ...", for messages.
 std::string pre_tokenizer_names();

@@ -144,7 +144,7 @@ constexpr std::string_view kDeepseekLetters =
 constexpr std::string_view kDeepseekSigns =
     R"(\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+)";
 
-// CJK ideographs, the code points between Samaritan and them, and Hangul.
+// CJK ideographs, everything from U+0800 (Samaritan) up to them, and Hangul.
 constexpr std::string_view kDeepseekHan = R"([\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+)";
 
 constexpr std::string_view kDeepseek3Han = R"([\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+)";

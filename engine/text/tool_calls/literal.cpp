@@ -113,7 +113,7 @@ class LiteralReader {
             text += kMeanings[i];
             return true;
         }
-        if (c != 'u') {  // Python keeps what it does not know
+        if (c != 'u') {  // like Python, keeps unknown escapes
             text += '\\';
             text += c;
             return true;
