@@ -110,11 +110,11 @@ class Parser {
 
     Expr parse_sequence(bool nested) {
         std::vector<Expr> parts;
-        bool repeatable = false;  // not behind "" and [], as llama.cpp has it
+        bool repeatable = false;  // false after "" and [], as in llama.cpp
         for (;; skip_blanks(nested)) {
             const char c = peek();
             if (c == '*' || c == '+' || c == '?' || c == '{') {
-                if (!repeatable) fail("there is nothing that '" + std::string(1, c) + "' could repeat");
+                if (!repeatable) fail("there is nothing before '" + std::string(1, c) + "' to repeat");
                 parts.back() = parse_repetition(parts.back());
                 continue;
             }
@@ -164,7 +164,7 @@ class Parser {
         if (!take("}")) fail_expecting("'}'");
         if (min > max) {
             at_ = start;
-            fail("the least count is larger than the most: {" + std::to_string(min) + "," +
+            fail("the minimum count exceeds the maximum: {" + std::to_string(min) + "," +
                  std::to_string(max) + "}");
         }
         if (max == 0) return empty();
@@ -253,7 +253,7 @@ class Parser {
             }
         }
         ++at_;
-        if (!any) return empty();  // as llama.cpp has it
+        if (!any) return empty();  // as in llama.cpp
         const CharSet set(std::move(ranges));
         return one_of(negated ? set.complement() : set);
     }

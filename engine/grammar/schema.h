@@ -30,7 +30,7 @@ struct SchemaOptions {
     bool operator==(const SchemaOptions &) const = default;
 };
 
-// Throws GrammarError, with the place in the schema as a JSON pointer. `notes`, if wanted: what was ignored.
+// Throws GrammarError with the place in the schema as a JSON pointer. `notes`, if not null: what was ignored.
 Grammar schema_grammar(const Json &schema, const SchemaOptions &options = {},
                        std::vector<std::string> *notes = nullptr);
 Grammar schema_grammar(std::string_view text, const SchemaOptions &options = {},

@@ -21,7 +21,7 @@ constexpr std::string_view kRefused[] = {
     "not",          "if",       "then",        "else",        "dependentSchemas", "dependentRequired",
     "dependencies", "contains", "minContains", "maxContains", "unevaluatedItems", "$dynamicRef",
     "$recursiveRef"};
-// Read with others.
+// Keywords that are read together with other ones.
 constexpr std::string_view kWithOthers[] = {"properties",      "patternProperties", "additionalProperties",
                                             "items",           "prefixItems",       "additionalItems",
                                             "minimum",         "maximum",           "exclusiveMinimum",
@@ -186,7 +186,7 @@ void SchemaReader::index_anchors(const Json &schema, const std::string &path, si
 SchemaRef SchemaReader::target(const std::string &reference, const std::string &path) const {
     if (const auto at = anchors_.find(reference); at != anchors_.end()) return at->second;
     std::string text = reference;
-    // The document's own name in front of the fragment.
+    // Drop the document's own name in front of the fragment.
     if (const size_t hash = text.find('#'); hash != text.npos && hash > 0) {
         const auto base = anchors_.find(text.substr(0, hash));
         if (base != anchors_.end() && base->second.json == &root_) text = text.substr(hash);

@@ -66,12 +66,12 @@ struct Shape {
     bool closed = false;  // unevaluatedProperties: false
     std::string path;
 
-    // Of declared properties, in order, then those that are only required.
+    // Names of the declared properties, in order, then of those that are only required.
     std::vector<std::string> property_names() const;
     bool is_required(const std::string &name) const;
     // Whether objects can have names beside the declared ones and those of patterns.
     bool is_open() const;
-    // What holds for the value of a name, given which of all patterns it matches.
+    // The schemas of the value of a name (null: undeclared). matches: which name_patterns() the name matches.
     Conjunction of_name(const std::string *name, const std::vector<bool> &matches) const;
     std::vector<std::string> name_patterns() const;  // each once
     Conjunction of_element(size_t index) const;
@@ -85,13 +85,13 @@ class SchemaReader {
 
     // What all of these say together. Throws GrammarError.
     Shape shape(const Conjunction &all);
-    // `shape` and one more.
+    // Adds `schema` to `shape`.
     void absorb(Shape &shape, const SchemaRef &schema);
     // Follows references that have no other keywords beside them.
     SchemaRef resolve(SchemaRef schema);
 
-    // Whether a value is valid; whether no value of `a`'s grammar is valid for `b`. The second one may say no
-    // where it cannot tell.
+    // valid(): whether a value is valid. disjoint(): whether no value of `a`'s grammar is valid for `b`;
+    // false also if that is not known.
     bool valid(const Json &value, const Conjunction &schemas);
     bool valid(const Json &value, const Shape &shape);
     bool disjoint(const Shape &a, const Shape &b, int depth = 0);
