@@ -77,8 +77,8 @@ void Builder::check_shape(const gguf::Tensor &t, Size rows, Size cols) const {
     if (t.shape[0] == cols.value && t.elements() == rows.value * cols.value && t.shape[1] == rows.value)
         return;
     fail(std::string(t.name), "its shape is " + std::to_string(t.shape[0]) + " x " +
-                                  std::to_string(t.shape[1]) + (t.rank > 2 ? " x ..." : "") +
-                                  ", the metadata asks for " + text_of(cols) + " x " + text_of(rows));
+                                  std::to_string(t.shape[1]) + (t.rank > 2 ? " x ..." : "") + ", expected " +
+                                  text_of(cols) + " x " + text_of(rows));
 }
 
 // Rows [first, first + rows) of a tensor whose shape is checked.
@@ -161,8 +161,8 @@ WeightId Builder::matrices(const std::string &name, Size count, Size rows, Size 
     if (t.shape[0] != cols.value || t.elements() != cols.value * rows.value * count.value ||
         (!stacked && !below))
         fail(name, "its shape is " + std::to_string(t.shape[0]) + " x " + std::to_string(t.shape[1]) + " x " +
-                       std::to_string(t.shape[2]) + ", the metadata asks for " + text_of(cols) + " x " +
-                       text_of(rows) + " x " + text_of(count));
+                       std::to_string(t.shape[2]) + ", expected " + text_of(cols) + " x " + text_of(rows) +
+                       " x " + text_of(count));
     return add_rows(t, 0, rows.value, cols.value, count.value);
 }
 
@@ -290,7 +290,7 @@ bool Builder::has_position_axes() const {
 }
 
 int32_t Builder::rope(kernels::RopeTable::Pairs pairs, double base_factor) {
-    // Checks the axes and marks their key as read; families with adjacent pairs must do so themselves.
+    // Checks the axes and marks their key as read; families with adjacent pairs must check them themselves.
     if (pairs == kernels::RopeTable::Pairs::Halves) (void)has_position_axes();
     // In families without RoPE, heads may have any size.
     if (hyper_.rope_dimensions == 0) metadata_.fail("rope.dimension_count", "0: nothing would be rotated");

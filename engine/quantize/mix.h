@@ -42,7 +42,7 @@ struct TensorShape {
     bool operator==(const TensorShape &) const = default;
 };
 
-// What the rules look at beside the tensors.
+// What the rules need to know besides the tensors.
 struct ModelShape {
     std::string architecture;
     int64_t layers = 0;  // block_count
@@ -61,7 +61,7 @@ struct MixOptions {
 struct Choice {
     size_t tensor;  // index into the tensors
     gguf::Type type;
-    std::string note = {};  // why it is not what the mix says: "1000 columns: not a multiple of 256"
+    std::string note = {};  // why the type differs from the mix's: "1000 columns: not a multiple of 256"
 };
 
 // A choice per tensor, in the order in which tensors are written: by layer, then by name. Throws QuantizeError

@@ -31,7 +31,7 @@ struct Kind {
     int32_t window, rope;
 };
 
-// What the keys say, by layer.
+// The per-layer sizes given by the file's keys.
 class Layers {
     template <typename T>
     static typename std::vector<T>::const_reference at(const std::vector<T> &values, int32_t layer) {
@@ -238,7 +238,7 @@ void Gemma4::feed_forward(int32_t layer, const SubLayer &way) {
     experts(layer, {x_, way.out, out});
 }
 
-// Reads the stream, adds to way.add.
+// Reads the stream and adds its output to way.add.
 void Gemma4::experts(int32_t layer, const SubLayer &way) {
     const Slot router_in = b_.slot("router input", width_.value),
                normed = b_.slot("normed for experts", width_.value);
@@ -287,7 +287,7 @@ void Gemma4::add_own_embedding(int32_t layer) {
 void Gemma4::finish(int32_t layer) {
     if (own_embedding_.value > 0) add_own_embedding(layer);
     const std::string factor = name(layer, "layer_output_scale.weight");
-    // The last step is the norm that adds to the stream, in either case.
+    // Either way, the last step is now the norm that adds to the stream.
     if (b_.has(factor))
         std::get<Norm>(b_.program().steps.back()).scale = b_.values(factor, {1, "one"}, {1, "one"}).front();
 }

@@ -90,7 +90,7 @@ TEST_CASE("model: tensors that are missing, of another shape or of a wrong type 
     check_refused(EditedModel().without_tensor("token_embd.weight"), "token_embd.weight: missing");
     check_refused(EditedModel().without_tensor("blk.1.ffn_up.weight"), "blk.1.ffn_up.weight: missing");
     check_refused(EditedModel().tensor("token_embd.weight", Type::F32, {64}),
-                  "the metadata asks for 64 (embedding_length) x 1");
+                  "expected 64 (embedding_length) x 1");
     check_refused(EditedModel().tensor("token_embd.weight", Type::I32, {64, 320}), "i32");
     check_refused(EditedModel().tensor("token_embd.weight", Type::Q8_K, {256, 320}), "token_embd.weight");
     check_refused(EditedModel().tensor("output.weight", Type::F32, {64, 319}), "output.weight");
