@@ -58,7 +58,7 @@ struct DecoderTraits {
     std::string output_norm = "output_norm";
     bool one_half = false;  // a layer has the attention half only
 
-    // Sizes per layer; empty: the file's for all layers. A layer with 0 heads or hidden units lacks that half.
+    // Sizes per layer; empty: the file's for all. A layer with 0 heads or 0 hidden units lacks that half.
     std::vector<int64_t> heads = {}, kv_heads = {}, hidden = {};
 
     // If `full` is not empty, layers are of two kinds: full[layer] or not.

@@ -1,5 +1,5 @@
-// Damaged models all the way: whatever still opens as GGUF must build, tokenize and compute a token, or be
-// refused by the layer whose business it is, with one printable line.
+// Damaged models, from the file to a computed token: a file that still opens as GGUF must build, tokenize and
+// compute a token, or be refused with one printable line.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -33,8 +33,8 @@ struct ServerReply {
     std::string body = {};
     std::vector<std::string> headers = {};  // "Name: value", beside Content-Length
     size_t cut = static_cast<size_t>(-1);   // the connection is closed after so many bytes of the body
-    bool stalls = false;                    // after `cut` bytes nothing comes, until the client gives up
-    std::string length = {};                // another Content-Length than the body's; "-": none
+    bool stalls = false;                    // after `cut` bytes, sends nothing until the client gives up
+    std::string length = {};                // a Content-Length that is not the body's; "-": none
 };
 
 class HttpServer {

@@ -1,4 +1,4 @@
-// The machine against a recognizer that knows nothing of it: sets of end positions, straight from the
+// Compares the machine with a naive recognizer, which computes sets of end positions directly from the
 // expressions.
 #include <map>
 #include <set>
