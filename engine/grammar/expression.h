@@ -4,8 +4,8 @@
 //   grammar.rules.push_back({"root", sequence({literal("a"), repeat(any_of(digits), 1, 3)})});
 //   const Program program = compile(grammar);      // program.h
 //
-// Expressions are immutable values that may share parts. The makers below simplify what is trivial, so that a
-// part that can never match (Never) takes with it all that needs it.
+// Expressions are immutable values that may share parts. The makers below simplify trivial cases: whatever
+// requires a part that can never match (Never) becomes Never.
 #pragma once
 
 #include <cstdint>

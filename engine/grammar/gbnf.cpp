@@ -175,7 +175,7 @@ class Parser {
         const size_t start = at_;
         while (peek() >= '0' && peek() <= '9') {
             value = value * 10 + static_cast<uint64_t>(text_[at_++] - '0');
-            if (value > kMaxCount) fail("a count above " + std::to_string(kMaxCount));
+            if (value > kMaxCount) fail("the count exceeds " + std::to_string(kMaxCount));
         }
         if (at_ == start) fail_expecting("a number");
         return static_cast<uint32_t>(value);
@@ -261,7 +261,7 @@ class Parser {
     Expr parse_token() {
         const size_t start = at_;
         const bool negated = take("!");
-        if (!take("<")) fail_expecting("'<' behind '!'");
+        if (!take("<")) fail_expecting("'<' after '!'");
         if (take("[")) {
             const uint32_t id = parse_count();
             if (!take("]>")) fail_expecting("']>'");
@@ -272,7 +272,7 @@ class Parser {
         const std::string_view spelled = text_.substr(start + negated, end + 1 - start - negated);
         if (!tokenize_) {
             at_ = start;
-            fail("a token by its text needs a model: " + gguf::printable(spelled));
+            fail("naming a token by its text needs a model: " + gguf::printable(spelled));
         }
         const std::vector<int32_t> tokens = tokenize_(spelled);
         if (tokens.size() != 1) {

@@ -8,7 +8,7 @@
 //
 // A way is a node of the program and a stack of frames. Stacks that share their top are shared, and ways that
 // differ only in the stack below their top are merged, so ambiguity costs width, not paths. Everything is
-// kept; steps are remembered. Not for several threads at once.
+// kept; steps are cached. Not thread-safe.
 #pragma once
 
 #include <cstdint>

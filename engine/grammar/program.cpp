@@ -257,7 +257,7 @@ class Compiler {
         }
         if (!counted) return states[0];
         if (live[0].empty() || live[0][0].first != 0)
-            throw GrammarError("no string has both the pattern and the length that are asked for");
+            throw GrammarError("no string matches both the pattern and the bounds on its length");
         return nodes_.add({Op::Enter, loop, states[0]});
     }
 
@@ -271,7 +271,7 @@ class Compiler {
         const bool counted = list.min > required[0] || list.max < (list.extra ? kUnbounded : count);
         const uint32_t loop = counted ? add_loop(list.min, list.max) : 0;
         const uint32_t end = counted ? nodes_.add({Op::Leave, loop, next}) : next;
-        const auto up_to = [&](uint32_t reserve, uint32_t node) {  // one more, and `reserve` behind it
+        const auto up_to = [&](uint32_t reserve, uint32_t node) {  // one more, if `reserve` may still follow
             if (!counted || list.max == kUnbounded) return node;
             if (list.max <= reserve) return nodes_.add({Op::Split});  // leads nowhere
             return guard({{0, list.max - 1 - reserve}}, node);

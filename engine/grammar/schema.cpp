@@ -228,7 +228,7 @@ class SchemaCompiler {
         list.separator = comma(space_);
         list.any_order = options_.any_order;
         if (list.any_order && (list.min > 0 || list.max != kUnbounded))
-            SchemaReader::fail(shape.path, "minProperties and maxProperties need the declared order");
+            SchemaReader::fail(shape.path, "minProperties and maxProperties require the declared order");
         const std::vector<std::string> patterns = shape.name_patterns(), names = shape.property_names();
         for (const std::string &name : names) {
             std::vector<bool> matches;

@@ -35,7 +35,7 @@ enum Type : uint8_t {
 };
 
 struct Shape {
-    // The keywords about objects of one schema: what it calls additional depends on its own properties.
+    // One schema's keywords about objects: its "additional" properties are those that it does not declare.
     struct ObjectPart {
         std::vector<std::pair<std::string, SchemaRef>> properties, patterns;
         std::optional<SchemaRef> additional;
@@ -69,7 +69,7 @@ struct Shape {
     // Names of the declared properties, in order, then of those that are only required.
     std::vector<std::string> property_names() const;
     bool is_required(const std::string &name) const;
-    // Whether objects can have names beside the declared ones and those of patterns.
+    // Whether objects can have names that are not declared and match no pattern.
     bool is_open() const;
     // The schemas of the value of a name (null: undeclared). matches: which name_patterns() the name matches.
     Conjunction of_name(const std::string *name, const std::vector<bool> &matches) const;
@@ -87,7 +87,7 @@ class SchemaReader {
     Shape shape(const Conjunction &all);
     // Adds `schema` to `shape`.
     void absorb(Shape &shape, const SchemaRef &schema);
-    // Follows references that have no other keywords beside them.
+    // Follows references that have no other keywords next to them.
     SchemaRef resolve(SchemaRef schema);
 
     // valid(): whether a value is valid. disjoint(): whether no value of `a`'s grammar is valid for `b`;

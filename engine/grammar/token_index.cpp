@@ -59,7 +59,7 @@ bool TokenIndex::is_end(TokenId token) const {
 }
 
 void TokenIndex::index() {
-    // A token may end inside a character only if the rest can be written whatever the character is.
+    // A token may end inside a character only if there are tokens for every byte that can complete it.
     std::array<bool, 256> has_byte{};
     for (TokenId id = 0; id < rows_; ++id)
         if (text(id).size() == 1) has_byte[static_cast<uint8_t>(text(id)[0])] = true;

@@ -32,7 +32,7 @@ inline bool has_bit(const Bits &bits, TokenId token) {
     return bits[static_cast<size_t>(token) / 64] >> static_cast<size_t>(token) % 64 & 1;
 }
 
-// Not for several threads at once: tries are made on the way.
+// Not thread-safe: tries are made when needed.
 class TokenIndex {
   public:
     // A trie in depth-first order, without its first two bytes.

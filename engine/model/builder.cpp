@@ -318,14 +318,13 @@ void Builder::check_all_used() const {
         const bool of_layer = t.name.starts_with("blk.");
         if ((!of_layer && !factor_of_used(t.name)) || used_.contains(t.name) || ignorable(t.name)) continue;
         const std::string name = gguf::printable(t.name);
-        if (!of_layer) fail(name, "only factors of one number are supported");
+        if (!of_layer) fail(name, "a factor must be a single number");
         const int64_t layer = std::strtoll(std::string(t.name.substr(4)).c_str(), nullptr, 10);
         if (layer >= hyper_.block_count && layer < hyper_.block_count + hyper_.draft_layers) continue;
         if (layer >= hyper_.block_count)
             metadata_.fail("block_count",
                            std::to_string(hyper_.block_count) + ", but there is a tensor " + name);
-        if (name.ends_with(".scale"))
-            fail(name, "only factors of one number are supported, and not for experts");
+        if (name.ends_with(".scale")) fail(name, "a factor must be a single number, and not for experts");
         fail(name, "the architecture " + gguf::printable(hyper_.architecture) + " has no such weight");
     }
 }

@@ -1,7 +1,7 @@
 // Which type each tensor of a model gets: llama.cpp's mixes, as tables.
 //
-// A mix ("Q4_K_M") has a base type and exceptions by the tensor's role, by how deep its layer lies and by
-// the model's shape. The rules are those of llama-quantize; what they give for whole models is checked
+// A mix ("Q4_K_M") has a base type and exceptions by the tensor's role, by the depth of its layer and by
+// the model's shape. The rules are those of llama-quantize; their results for whole models are checked
 // against it in tests/engine/quantize/mix_test.cpp.
 #pragma once
 
@@ -31,7 +31,7 @@ struct Mix {
     gguf::Type base;
 };
 
-// By llama.cpp's names, in any case ("q4_k" is "Q4_K_M"). Null when there is none of that name.
+// The mix with this llama.cpp name, in any case ("q4_k" is "Q4_K_M"). Null for an unknown name.
 const Mix *find_mix(std::string_view name);
 std::span<const Mix> mixes();
 

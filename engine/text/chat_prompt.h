@@ -72,8 +72,8 @@ class ChatPrompt {
     std::vector<Segment> render(std::span<const Message> messages, bool add_generation_prompt = true,
                                 const nlohmann::ordered_json *tools = nullptr) const;
 
-    // How the model writes tool calls, as the template writes those of a conversation; null if it writes none,
-    // or in an unknown way.
+    // The format of tool calls, taken from how the template writes the calls of a conversation; null if it
+    // writes none or the format is unknown.
     const ToolFormat *tool_format() const { return tool_format_; }
 
   private:

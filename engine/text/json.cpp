@@ -21,7 +21,7 @@ struct Open {
     std::vector<Json> values{};
 };
 
-// For each entry: whether it is a repetition of a key. The first entry then has the last one's value.
+// Moves the last value of each repeated key to its first entry; returns which entries are repetitions.
 std::vector<bool> drop_repeated_keys(Open &object) {
     const std::vector<std::string> &keys = object.keys;
     std::vector<size_t> order(keys.size());

@@ -151,7 +151,7 @@ constexpr std::string_view kDeepseek3Han = R"([\x{4E00}-\x{9FA5}\x{3040}-\x{309F
 constexpr std::string_view kDeepseek3 =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
     R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-// In this one "~" is neither a symbol nor punctuation.
+// In this pattern "~" is neither a symbol nor punctuation.
 constexpr std::string_view kLlamaDeepseek3 =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|(?:~|[^\r\n\p{L}\p{P}\p{S}])?[\p{L}\p{M}]+)"
     R"(| ?(?:(?!~)[\p{P}\p{S}])++[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";

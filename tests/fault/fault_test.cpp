@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Built beside the program.
+// The library is built next to the program.
 fs::path library() {
     return fs::absolute(fs::path(*program_under_test()).parent_path() / "fault.so");
 }

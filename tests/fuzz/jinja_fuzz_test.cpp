@@ -1,5 +1,5 @@
-// Templates are untrusted: whatever they are made of, they render or are refused with one line, soon and in
-// little memory.
+// Templates are untrusted: every one must render or be refused with one line, in little time and
+// memory.
 #include <doctest/doctest.h>
 
 #include <algorithm>

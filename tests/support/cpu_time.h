@@ -14,7 +14,7 @@ namespace runnel::testing {
 // probably not have ended.
 inline constexpr double kHang = 60;
 
-// Of the calling thread.
+// Processor time of the calling thread.
 inline double thread_seconds() {
     timespec t{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

@@ -16,7 +16,7 @@ namespace {
 
 using Ends = std::set<size_t>;
 
-// Where matches of an expression that begin at `from` can end.
+// Computes the positions at which matches of an expression that begin at `from` can end.
 class Naive {
   public:
     Naive(const Grammar &grammar, std::string_view text) : grammar_(grammar), text_(text) {}

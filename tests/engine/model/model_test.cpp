@@ -152,15 +152,15 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, one, kNan),
                   "blk.0.ffn_up.scale: is not a positive number");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, {3}, 1),
-                  "blk.0.ffn_up.scale: only factors of one number are supported");
+                  "blk.0.ffn_up.scale: a factor must be a single number");
     check_refused(EditedModel().tensor("output.scale", gguf::Type::F32, {3}, 1),
-                  "output.scale: only factors of one number are supported");
+                  "output.scale: a factor must be a single number");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F16, one),
                   "blk.0.ffn_up.scale: its type is f16, f32 is expected");
     ModelShape experts;
     experts.arch = "qwen3moe";
     check_refused(EditedModel(experts).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {4}, 1),
-                  "blk.0.ffn_up_exps.scale: only factors of one number are supported, and not for experts");
+                  "blk.0.ffn_up_exps.scale: a factor must be a single number, and not for experts");
 }
 
 TEST_CASE("model: an unsupported architecture is refused with its kind and the missing feature") {
