@@ -112,7 +112,7 @@ uint32_t CharNodes::continuation(const CharMap &map, int bytes) {
     return known->second = add_switch(std::move(edges));
 }
 
-// The node behind a backslash in a JSON string: short escapes and \uXXXX.
+// The node after a backslash in a JSON string: short escapes and \uXXXX.
 uint32_t CharNodes::escape(const CharMap &map) {
     constexpr struct {
         char letter, meaning;

@@ -21,7 +21,7 @@ class Nfa {
         enum class Kind : uint8_t { Chars, Split, Assert, Match, Word } kind;
         Assertion assertion{};
         uint32_t set = 0;                    // Chars: of sets
-        std::vector<uint32_t> targets = {};  // Chars: one
+        std::vector<uint32_t> targets = {};  // Chars: exactly one
     };
     std::vector<Node> nodes;
     std::vector<CharSet> sets;

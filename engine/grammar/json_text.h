@@ -24,7 +24,7 @@ Expr exact_string(std::string_view text);
 // `value` with its keys in their order.
 Expr exact_value(const Json &value, const Expr &space);
 
-// {...} and [...], with `space` behind the opening bracket. `inside` is empty or ends with `space`.
+// {...} and [...], with `space` after the opening bracket. `inside` is empty or ends with `space`.
 Expr braces(const Expr &inside, const Expr &space);
 Expr brackets(const Expr &inside, const Expr &space);
 Expr member(const Expr &key, const Expr &value, const Expr &space);

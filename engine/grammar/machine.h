@@ -80,8 +80,8 @@ class Machine {
 
     const Program &program() const { return program_; }
     size_t states() const { return states_.size(); }
-    size_t memory() const;  // bytes, about
-    // Drops the remembered steps, which are computed again as they are needed.
+    size_t memory() const;  // in bytes, estimated
+    // Drops the cached steps, which are computed again when needed.
     void forget_steps();
 
   private:

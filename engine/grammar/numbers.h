@@ -1,4 +1,4 @@
-// The numbers of JSON, and those within bounds.
+// Expressions for JSON numbers, with or without bounds.
 #pragma once
 
 #include <optional>

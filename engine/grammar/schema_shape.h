@@ -20,7 +20,7 @@ struct SchemaRef {
     std::string path;
 };
 
-// Schemas that must all hold. None: anything.
+// Schemas that must all hold. Empty: every value is valid.
 using Conjunction = std::vector<SchemaRef>;
 
 enum Type : uint8_t {
@@ -42,7 +42,7 @@ struct Shape {
     };
     struct ArrayPart {
         std::vector<SchemaRef> prefix;
-        std::optional<SchemaRef> items;  // behind the prefix
+        std::optional<SchemaRef> items;  // after the prefix
     };
     struct Group {  // anyOf, oneOf
         std::vector<SchemaRef> branches;

@@ -37,14 +37,14 @@ class TokenIndex {
   public:
     // A trie in depth-first order, without its first two bytes.
     struct Node {
-        uint32_t end;          // behind the node's descendants
+        uint32_t end;          // the end of the node's descendants
         uint32_t first, last;  // its tokens, in `order`
         uint16_t depth;        // 0 for children of the second byte
         uint8_t byte;
     };
     struct Bucket {
         uint32_t begin = 0, end = 0;  // in `order`; those that end after two bytes come first
-        uint32_t whole = 0;           // behind those
+        uint32_t whole = 0;           // the end of those
         std::vector<Node> nodes = {};
         bool built = false;
     };

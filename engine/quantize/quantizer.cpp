@@ -167,8 +167,8 @@ void copy_metadata(const gguf::File &source, const QuantizeRequest &request, ggu
         writer.add("quantize.imatrix.chunks_count", request.importance->chunks());
 }
 
-// Calls work(first, last) for pieces of [0, count) on several threads. Rethrows what the first piece that failed
-// threw: the same one for any number of threads.
+// Calls work(first, last) for pieces of [0, count) on several threads. Rethrows the exception of
+// the first piece that fails, which does not depend on the number of threads.
 template <class Work>
 void in_parallel(int threads, int64_t count, int64_t piece, Work work) {
     std::atomic<int64_t> next{0};

@@ -79,7 +79,7 @@ void check_message(const std::string &message) {
 
 // Returns whether the file could be opened.
 bool survives(const Bytes &bytes) {
-    const Bytes exact(bytes.begin(), bytes.end());  // no spare capacity behind the end
+    const Bytes exact(bytes.begin(), bytes.end());  // no spare capacity after the end
     try {
         const File file = File::from_bytes(exact, "broken.gguf");
         use(file);

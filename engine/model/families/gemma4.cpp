@@ -1,15 +1,15 @@
-// gemma4: Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B. Norms before and behind both halves of a layer, normed query,
+// gemma4: Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B. Norms before and after both halves of a layer, normed query,
 // key and (without weights) value heads, scores that are not scaled, soft-capped logits, and a factor for the
-// stream behind every layer. What differs from layer to layer:
+// stream after every layer. What differs from layer to layer:
 //   - five window layers (E2B: four), then a full one, each kind with its own head size, number of K/V heads
 //     and RoPE; full layers rotate the first quarter of the pairs (rope_freqs divides the others' frequencies
 //     by 1e30), and in the large models their values are their keys before norm and RoPE;
 //   - the last `attention.shared_kv_layers` layers have no keys and values: they read those of the last layer
 //     of their kind that has, and may have a wider feed-forward network;
 //   - E2B, E4B: an embedding of the token for every layer (`embedding_length_per_layer_input` = P wide),
-//   mixed
+//     mixed
 //     with a projection of the ordinary one, gated by the stream and added to it at the layer's end;
-//   - 26B-A4B: experts beside the dense network, whose router reads the stream itself.
+//   - 26B-A4B: experts next to the dense network; their router reads the stream itself.
 // (transformers' Gemma4TextModel; tensors as llama.cpp's converter names them.)
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // llama4: the text part of Llama 4 Scout and Maverick. Three layers rotate and see the tokens of their own
 // chunk of 8192, then one sees everything without positions, with queries that grow with the logarithm of the
-// number of chunks. Heads of layers that rotate are normed behind RoPE, without weights, but in Maverick (128
+// number of chunks. Heads of layers that rotate are normed after RoPE, without weights, but in Maverick (128
 // experts). One expert per token, chosen by the largest logit, reads the token times the sigmoid of that
 // logit, and a shared one reads the token itself; Maverick has experts on every other layer. A window of 0
 // in a file means one layer like the other: all rotate and see everything. (Meta's reference code and

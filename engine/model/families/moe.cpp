@@ -122,7 +122,7 @@ void emit_cohere2moe(Builder &b) {
     emit_decoder(b, traits);
 }
 
-// arctic: Snowflake Arctic. After attention, a dense network as wide as the residual stream; beside both, experts
+// arctic: Snowflake Arctic. After attention, a dense network as wide as the residual stream; parallel to both, experts
 // that read the layer's input.
 void emit_arctic(Builder &b) {
     const DecoderTraits dense{.pairs = Pairs::Adjacent};

@@ -36,7 +36,7 @@ struct ToolFormat {
     std::string_view id_mark = {};                                // Named: between name and an id
     std::string_view parameter = {}, value = {}, end_value = {};  // of Parameters
     bool typed = false;    // `value` is followed by true or false (is it a string?) and ">
-    bool counted = false;  // Named: a number follows the name, behind a colon
+    bool counted = false;  // Named: a colon and a number follow the name
     bool repeats = true;   // more than one call in an answer
 
     // First words of the marks that begin calls in a text; empty for a format without such marks.

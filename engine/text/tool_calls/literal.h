@@ -15,7 +15,7 @@ enum class LiteralStyle {
 
 // The value that begins here; nullopt if it is malformed or nested too deeply.
 std::optional<Json> take_literal(Cursor &cursor, LiteralStyle style);
-// The arguments of a call, from behind its opening parenthesis to the closing one: "a=1, b=2)".
+// The arguments of a call, after its opening parenthesis, including the closing one: "a=1, b=2)".
 std::optional<Json> take_python_arguments(Cursor &cursor);
 // An object of Gemma 4: "{a:1,b:<|"|>x<|"|>}".
 std::optional<Json> take_fields(Cursor &cursor);

@@ -83,7 +83,7 @@ class CallReader {
   public:
     CallReader(const ToolFormat &format, const ToolUse &tools) : format_(format), tools_(tools) {}
 
-    enum class Where { Text, Section, Bare };  // Section: behind `open`
+    enum class Where { Text, Section, Bare };  // Section: after `open`
 
     // Reads the calls that begin here, at most `room`, and moves the cursor past the last one, if any.
     std::vector<ToolCall> read(Cursor &cursor, Where where, size_t room) {

@@ -93,7 +93,7 @@ Expr random_expression(Random &random, int depth, uint32_t rules) {
             return repeat(inner(), min,
                           random.below(3) == 0 ? kUnbounded : min + static_cast<uint32_t>(random.below(7)));
         }
-        case 6:  // a rule, behind a character: no left recursion
+        case 6:  // a rule after a character: no left recursion
             return sequence({literal("c"), rule(static_cast<uint32_t>(random.below(rules)))});
         default:
             return optional(inner());
