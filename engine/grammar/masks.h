@@ -1,11 +1,11 @@
-// Which tokens may come next.
+// Masks of the tokens that may come next under a grammar.
 //
 //   Masks masks(std::move(machine), index);
 //   StateId state = masks.start();
 //   const Bits &allowed = masks.mask(state);
 //   state = masks.advance(state, token);
 //
-// States are numbers: keep, copy and compare them freely; going back is using an older one.
+// States are numbers: keep, copy and compare them freely. To go back, use an older one.
 #pragma once
 
 #include <memory>

@@ -17,17 +17,17 @@ namespace runnel::grammar {
 
 struct Program {
     enum class Op : uint8_t {
-        Switch,  // a byte: edges [a, b), ascending
-        Split,   // any of targets [a, b)
-        Call,    // the rule that begins at `a`; then `b`
-        Return,  // from the rule
-        Enter,   // a counter of loop `a`, at 0; then `b`
-        Tick,    // one more in loop `a`, if that is not too many; then `b`
+        Switch,  // reads a byte: edges [a, b), ascending
+        Split,   // leads on to any of targets [a, b)
+        Call,    // runs the rule that begins at `a`; then `b`
+        Return,  // ends the rule
+        Enter,   // starts a counter of loop `a` at 0; then `b`
+        Tick,    // counts a round of loop `a`, unless at its maximum; then `b`
         Guard,   // only with a count in guards[`a`]; then `b`
-        Leave,   // the loop `a`, if that is enough; then `b`
-        Insert,  // key `b` joins the set of keys, if it is not in it; then `a`
+        Leave,   // ends loop `a`, if its minimum is reached; then `b`
+        Insert,  // adds key `b` to the set of keys, if it is not in it; then `a`
         Absent,  // only if key `b` is not in the set of keys; then `a`
-        Token,   // one of token_sets[`a`]; then `b`
+        Token,   // reads one of token_sets[`a`]; then `b`
     };
     struct Node {
         Op op;

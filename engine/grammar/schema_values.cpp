@@ -1,4 +1,4 @@
-// Which values a schema takes, and whether two schemas exclude each other.
+// Checks whether a value is valid for a schema, and whether two schemas exclude each other.
 #include <algorithm>
 
 #include "engine/grammar/schema_shape.h"

@@ -161,7 +161,7 @@ class ToolCompiler {
         const Expr name = member(key(format_.name_key), exact_string(tool.name), space_);
         const Expr rest = member(key(format_.arguments_key), inner, space_);
         std::vector<Expr> parts = {name, comma(space_), rest};
-        if (format_.id_key == "id") {  // Mistral's come last
+        if (format_.id_key == "id") {  // Mistral writes ids last
             const Expr member_of_id =
                 member(key("id"), sequence({literal("\""), id_characters(), literal("\"")}), space_);
             parts.push_back(optional(sequence({comma(space_), member_of_id})));

@@ -5,10 +5,10 @@
 //     and RoPE; full layers rotate the first quarter of the pairs (rope_freqs divides the others' frequencies
 //     by 1e30), and in the large models their values are their keys before norm and RoPE;
 //   - the last `attention.shared_kv_layers` layers have no keys and values: they read those of the last layer
-//     of their kind that has, and may have a wider feed-forward network;
+//     of their kind that has them, and may have a wider feed-forward network;
 //   - E2B, E4B: an embedding of the token for every layer (`embedding_length_per_layer_input` = P wide),
-//     mixed
-//     with a projection of the ordinary one, gated by the stream and added to it at the layer's end;
+//     mixed with a projection of the ordinary embedding, gated by the stream and added to the stream at
+//     the end of the layer;
 //   - 26B-A4B: experts next to the dense network; their router reads the stream itself.
 // (transformers' Gemma4TextModel; tensors as llama.cpp's converter names them.)
 #include <algorithm>

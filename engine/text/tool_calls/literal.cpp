@@ -11,7 +11,7 @@ namespace runnel::text {
 namespace {
 
 constexpr int kMostNested = 100;
-constexpr size_t kMostMembers = 1000;  // of one object: a key is searched among all
+constexpr size_t kMostMembers = 1000;  // of one object: every key is compared with the earlier ones
 
 int hex_digit(char c) {
     if (c >= '0' && c <= '9') return c - '0';
