@@ -78,7 +78,7 @@ struct Shape {
     size_t prefix_size() const;
 };
 
-// Reads keywords; knows the whole document for references.
+// Reads keywords; keeps the whole document to resolve references.
 class SchemaReader {
   public:
     SchemaReader(const Json &root, std::vector<std::string> *notes);

@@ -50,7 +50,7 @@ struct QuantizePlan {
     int64_t elements = 0;
 };
 
-// Plans what quantize() will write. Throws QuantizeError for types that runnel does not write, for a quantized
+// Plans what quantize() writes. Throws QuantizeError for types that runnel does not write, for a quantized
 // source without allow_requantize, for importance that does not fit, and for layers that do not exist.
 QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &request);
 

@@ -91,8 +91,8 @@ class ChatPrompt {
     ChatPromptOptions options_;
     nlohmann::ordered_json thinking_ = nlohmann::ordered_json::object();  // variables
     jinja::Value tools_;
-    std::optional<jinja::Template> template_;  // always there once constructed
-    std::string generation_prompt_;            // for templates that do not know add_generation_prompt
+    std::optional<jinja::Template> template_;  // has a value once constructed
+    std::string generation_prompt_;            // for templates that do not use add_generation_prompt
     bool has_template_ = false;
     std::string note_, problem_;
     std::vector<std::string> stops_;

@@ -1,5 +1,5 @@
 // A small HTTP server on the loopback, for tests of downloads: every request is answered by a function, on a thread of
-// its own, over a connection of its own. The answer may be cut, stall, and lie about its length.
+// its own, over a connection of its own. The answer may be cut short, stall, or have a wrong length.
 #pragma once
 
 #include <arpa/inet.h>
