@@ -164,7 +164,7 @@ class Parser {
         if (!take("}")) fail_expecting("'}'");
         if (min > max) {
             at_ = start;
-            fail("the minimum count exceeds the maximum: {" + std::to_string(min) + "," +
+            fail("the minimum count is larger than the maximum: {" + std::to_string(min) + "," +
                  std::to_string(max) + "}");
         }
         if (max == 0) return empty();
@@ -175,7 +175,7 @@ class Parser {
         const size_t start = at_;
         while (peek() >= '0' && peek() <= '9') {
             value = value * 10 + static_cast<uint64_t>(text_[at_++] - '0');
-            if (value > kMaxCount) fail("the count exceeds " + std::to_string(kMaxCount));
+            if (value > kMaxCount) fail("the count is above " + std::to_string(kMaxCount));
         }
         if (at_ == start) fail_expecting("a number");
         return static_cast<uint32_t>(value);

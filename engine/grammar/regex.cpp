@@ -144,7 +144,7 @@ class Parser {
             const size_t from = at_;
             while (is_digit(peek())) {
                 sum = sum * 10 + static_cast<uint64_t>(text_[at_++] - '0');
-                if (sum > kMaxCount) fail("the count exceeds " + std::to_string(kMaxCount));
+                if (sum > kMaxCount) fail("the count is above " + std::to_string(kMaxCount));
             }
             value = static_cast<uint32_t>(sum);
             return at_ > from;

@@ -256,7 +256,7 @@ void SchemaReader::absorb(Shape &shape, const SchemaRef &given) {
     }
     if (!schema.json->is_object()) fail(schema.path, "a schema is an object, true or false");
     if (std::find(absorbing_.begin(), absorbing_.end(), schema.json) != absorbing_.end())
-        fail(schema.path, "the schema includes itself by $ref or allOf");
+        fail(schema.path, "the schema refers to itself by $ref or allOf");
     if (absorbing_.size() > kMaxNesting) fail(schema.path, "references and allOf are nested too deeply");
     absorbing_.push_back(schema.json);
     read_bounds(shape, schema);
