@@ -32,7 +32,7 @@ using namespace runnel::commands;
 
 constexpr std::string_view kOutOfMemory = "runnel: out of memory\n";
 
-// Prints one line on stderr, whatever `what` contains; a shorter one if memory is short.
+// Prints `what` as one line on stderr; if memory runs out, prints a shorter line.
 int fail(int code, std::string_view what, Io &io) {
     try {
         io.err.try_write("runnel: " + gguf::printable(what, 4096) + "\n");

@@ -33,7 +33,7 @@ class BlockTable {
     int32_t length() const { return length_; }
     std::span<const BlockId> table() const { return table_; }
 
-    // A second sequence with the same blocks. The next write of either one goes to a copy (copy-on-write).
+    // Returns a second table with the same blocks. The next write to either goes to a copy (copy-on-write).
     BlockTable fork() const;
 
     // Releases the blocks that no later token attends to, even after a rollback by `slack` cells.
@@ -55,13 +55,13 @@ class BlockTable {
 
     // The first block after the sinks that a token in cell `length` attends to.
     int32_t first_block_seen(int32_t length) const;
-    // Number of blocks that growing to `length` cells, in steps of at most `batch`, takes from the pool, less
-    // those it releases on the way. Precondition: length >= length().
+    // Number of blocks that growing to `length` cells, in steps of at most `batch`, takes from the pool,
+    // minus the blocks that it releases on the way. Precondition: length >= length().
     int32_t blocks_to_hold(int32_t length, int32_t batch) const;
     // Replaces the sequence's cells by those of `table`, in which blocks outside the window of all later tokens
     // may be kNoBlock. Holds the blocks inside it. Precondition: they are held or idle, and all are full.
     void adopt(std::span<const BlockId> table);
-    // Uses another block with the same content instead of the one at `index`. Precondition: there is one.
+    // Puts another block with the same content at `index`. Precondition: there is a block at `index`.
     void replace(size_t index, BlockId block);
 
   private:

@@ -97,8 +97,8 @@ SequenceCache PagedCache::fork(const SequenceCache &sequence) {
     return copy;
 }
 
-// The largest n <= blocks at which all groups can continue. A prefix that suits one group may lack blocks
-// of another group's window.
+// The largest n <= blocks at which all groups can continue. A prefix that one group can continue may lack
+// blocks in the window of another group.
 size_t PagedCache::usable(const SequenceCache &sequence, std::span<const std::vector<BlockId>> found,
                           size_t blocks) const {
     for (size_t last = blocks + 1; blocks < last;) {
@@ -169,7 +169,7 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
         sequence.groups_[g].drop_unseen();
         const auto enough = [&] { return make_free(g, sequence.groups_[g].blocks_needed(count)); };
         if (enough()) continue;
-        // If the pool has no block for a copy of a kept last block, the index gives that block up.
+        // If the pool has no block to copy a kept last block to, the index gives that block up.
         const std::span<const BlockId> table = sequence.groups_[g].table();
         if (table.empty() || table.back() == kNoBlock || !indices_[g].give_up(table.back()) || !enough())
             return false;
@@ -189,7 +189,7 @@ bool PagedCache::grow(SequenceCache &sequence, std::span<const int32_t> tokens,
 
 namespace {
 
-// True if all blocks visible to a token after them are held.
+// Whether all blocks are held that a token after the last one attends to.
 bool holds_what_is_seen(const std::vector<bool> &held, const BlockTable &sequence, Reach reach) {
     const auto blocks = static_cast<int32_t>(held.size());
     const int32_t first = sequence.first_block_seen(blocks * kBlockTokens);
@@ -201,8 +201,8 @@ bool holds_what_is_seen(const std::vector<bool> &held, const BlockTable &sequenc
 
 }  // namespace
 
-// Adds the state after the last token. While slots are spare, also states after drafts, at checkpoints, and
-// after the last whole block, where a later continuation may begin.
+// Adds the state after the last token. If enough slots are free, also adds states after drafts, at
+// checkpoints, and after the last whole block, where a later continuation may begin.
 void PagedCache::grow_states(SequenceCache &sequence, int32_t count, int32_t guesses, StateStep &step) {
     const int32_t before = sequence.length(), end = before + count, settled = end - guesses;
     step.read = sequence.states_.last();
@@ -283,8 +283,8 @@ void PagedCache::publish_blocks(SequenceCache &sequence, int32_t length) {
     touch(sequence);
 }
 
-// From the last block to the first: among blocks used at the same time the last ones are evicted first, so
-// that a prefix of the text remains.
+// Touches blocks from the last to the first: of blocks used at the same time, the last are then evicted
+// first, and a prefix of the text remains.
 void PagedCache::touch(const SequenceCache &sequence) {
     for (size_t g = 0; g < groups(); ++g) {
         const BlockTable &group = sequence.groups_[g];

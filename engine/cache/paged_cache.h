@@ -37,8 +37,8 @@ class SequenceCache {
     }
 
     // The most cells, up to `length`, that truncate() can keep. Fewer than `length` if a recurrent layer has
-    // no state after `length` cells; 0 if blocks in the window of a token there are gone. The cells after
-    // them must be computed again. Precondition: 0 <= length <= length().
+    // no state there; 0 if blocks in the window of a token at `length` were released. The caller must compute
+    // the cells after them again. Precondition: 0 <= length <= length().
     int32_t truncatable(int32_t length) const;
     // Keeps the first `length` cells. Precondition: truncatable(length) == length (always true for 0).
     void truncate(int32_t length);
@@ -60,7 +60,7 @@ class SequenceCache {
     friend class PagedCache;
     std::vector<BlockTable> groups_;
     SequenceStates states_;
-    int32_t wanted_checkpoint_ = 0;  // end of known blocks that had no state: worth a checkpoint
+    int32_t wanted_checkpoint_ = 0;  // end of cached blocks without a state, which deserves a checkpoint
     std::vector<int32_t> tokens_;
     std::vector<BlockKey> keys_;  // of the published full blocks
 };
@@ -76,7 +76,7 @@ struct CacheStatistics {
 // Slots for the states of recurrent layers; none without such layers.
 struct StateLayout {
     int32_t slots = 0;
-    int32_t sequences = 0;  // growing at the same time: this many slots are reserved for them
+    int32_t sequences = 0;  // that grow at the same time: one slot is reserved for each
 };
 
 // How a step uses the states of a sequence: fields of kernels::SequenceSpan.
@@ -96,7 +96,7 @@ class PagedCache {
     const CacheStatistics &statistics() const { return statistics_; }
 
     SequenceCache new_sequence();
-    // A second sequence with the same tokens in the same blocks.
+    // Returns a second sequence with the same tokens in the same blocks.
     SequenceCache fork(const SequenceCache &sequence);
 
     // Extends a sequence (possibly empty), a prefix of `tokens`, by the longest cached continuation that
@@ -112,8 +112,8 @@ class PagedCache {
                             std::span<std::vector<kernels::BlockCopy>> copies, int32_t guesses = 0,
                             StateStep *states = nullptr);
 
-    // A sequence of `tokens`, whole blocks, with its own blocks where `held` is true, and a state; the caller
-    // fills and publishes them. nullopt if the pool is too small.
+    // Returns a sequence of `tokens` (whole blocks) with its own blocks where `held` is true, and a state.
+    // The caller fills and publishes them. nullopt if the pool is too small.
     std::optional<SequenceCache> allocate(std::span<const int32_t> tokens, const HeldBlocks &held);
 
     // To be called when K and V of the cells are computed: shares the full blocks among the first

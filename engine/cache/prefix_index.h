@@ -1,9 +1,9 @@
 // Full blocks indexed by their text, so that a prompt that begins like an earlier one shares its blocks.
 //
-// The key of a block is a hash of its tokens and of the previous block's key, so equal keys mean equal
-// text from the start of the sequence; K and V of a cell depend on nothing else. The first key of a chain
-// is random for each cache, so that no one can prepare texts with colliding keys, and the block's own
-// tokens are compared as well.
+// The key of a block is a hash of its tokens and of the previous block's key, so equal keys mean equal text
+// from the start of the sequence, on which alone K and V of a cell depend. The first key of a chain is random
+// for each cache, so that no one can prepare texts with colliding keys; in addition, the block's own tokens
+// are compared.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ class PrefixIndex {
   public:
     explicit PrefixIndex(BlockPool &pool) : pool_(&pool) {}
 
-    // kNoBlock if there is none. The caller uses the block with BlockPool::retain() and touch().
+    // The block with this key, or kNoBlock. The caller uses it with BlockPool::retain() and touch().
     BlockId find(BlockKey key, std::span<const int32_t> tokens) const;
     // Keeps the block. Does nothing if the key exists. Precondition: it is held and not kept.
     void insert(BlockKey key, std::span<const int32_t> tokens, BlockId block);

@@ -8,7 +8,7 @@
 namespace runnel::cache {
 namespace {
 
-// The distance, in intervals, between a checkpoint and its neighbors of the same rank.
+// The largest power of two that divides a position, in intervals; 1 for a position between intervals.
 double spacing(int32_t position) {
     if (position % kStateInterval != 0) return 1;
     const auto interval = static_cast<uint32_t>(position / kStateInterval);

@@ -40,7 +40,7 @@ class StateStore {
     // The checkpoint after the block with this key and text, or kNoState.
     StateId find(BlockKey key, std::span<const int32_t> tokens) const;
     void touch(BlockKey key);  // marks it as just used, if it exists
-    // Keeps a slot as that checkpoint, unless one exists. Precondition: it is held and not kept.
+    // Keeps a slot as the checkpoint of that key, unless one exists. Precondition: it is held and not kept.
     void keep(BlockKey key, std::span<const int32_t> tokens, int32_t position, StateId slot);
 
     // Takes a slot, evicting a checkpoint if necessary; kNoState if all are held. With `spare`, only while
@@ -90,8 +90,8 @@ class SequenceStates {
 
     // Takes over a slot that the caller holds; its position is the last one.
     void add(Held held) { held_.push_back(held); }
-    void truncate(int32_t length);       // releases those after `length` cells
-    void forget_before(int32_t length);  // releases all before the last one at or before `length`
+    void truncate(int32_t length);       // releases the states after `length` cells
+    void forget_before(int32_t length);  // releases all before the last state at or before `length`
 
   private:
     StateStore *store_ = nullptr;

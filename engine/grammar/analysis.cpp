@@ -40,7 +40,7 @@ void mark_used(const Grammar &grammar, std::vector<bool> &used) {
     }
 }
 
-// Of every rule those that refer to it: a fixpoint looks again only at what may have changed.
+// For every rule, the rules that refer to it: a fixpoint rechecks only those whose answer may have changed.
 std::vector<std::vector<uint32_t>> users_of(const Grammar &grammar, const std::vector<bool> &used) {
     std::vector<std::vector<uint32_t>> users(grammar.rules.size());
     for (uint32_t i = 0; i < grammar.rules.size(); ++i) {
@@ -73,7 +73,7 @@ std::vector<bool> fixpoint(const Grammar &grammar, const std::vector<bool> &used
     return holds;
 }
 
-// For the kinds whose answer follows from those of their parts; nullopt for the others.
+// Answers for the kinds whose answer follows from those of their parts; nullopt for the other kinds.
 template <class Test>
 std::optional<bool> by_parts(const Expression &e, const std::vector<bool> &rules, const Test &test) {
     switch (e.kind) {
@@ -146,7 +146,7 @@ Expr pruned(const Expr &e, const std::vector<bool> &rules) {
     }
 }
 
-// The rules that `e` may begin with, before any byte.
+// Visits the rules that `e` may call before it matches any byte.
 void first_rules(const Expression &e, const std::vector<bool> &nullable_rules,
                  const std::function<void(uint32_t)> &visit) {
     switch (e.kind) {
@@ -168,7 +168,7 @@ void first_rules(const Expression &e, const std::vector<bool> &nullable_rules,
     }
 }
 
-// Whether `e` is `self` followed by something: what follows.
+// Whether `e` begins with `self`; `rest` becomes what follows it.
 bool strip_self(const Expr &e, uint32_t self, Expr &rest) {
     if (e->kind == Kind::Rule && e->rule == self) {
         rest = empty();

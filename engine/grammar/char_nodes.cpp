@@ -5,7 +5,7 @@
 namespace runnel::grammar {
 namespace {
 
-// The part from `first` to `last`, counted from `first`.
+// The part of `map` from `first` to `last`, with its characters renumbered to begin at 0.
 CharMap clip(const CharMap &map, uint32_t first, uint32_t last) {
     CharMap part;
     auto at = std::lower_bound(map.begin(), map.end(), first,
@@ -76,7 +76,7 @@ uint32_t CharNodes::add_chars(const CharMap &map, Spelling spelling) {
     return add_switch(std::move(edges));
 }
 
-// The first bytes of the characters, each with what follows: no overlong form, no surrogate.
+// Edges for the first UTF-8 byte of each character, to nodes for its other bytes; no overlong forms.
 void CharNodes::utf8_edges(const CharMap &map, std::vector<CharTarget> &edges) {
     for (const CharTarget &entry : clip(map, 0, 0x7f)) edges.push_back(entry);
     constexpr struct {
@@ -112,7 +112,7 @@ uint32_t CharNodes::continuation(const CharMap &map, int bytes) {
     return known->second = add_switch(std::move(edges));
 }
 
-// What follows a backslash.
+// The node after a backslash in a JSON string: short escapes and \uXXXX.
 uint32_t CharNodes::escape(const CharMap &map) {
     constexpr struct {
         char letter, meaning;

@@ -10,7 +10,7 @@
 
 namespace runnel::grammar {
 
-// Characters (or code units) and the node behind them. Ascending, without overlap.
+// A range of characters (or code units) and the node they lead to. Maps are ascending, without overlap.
 struct CharTarget {
     uint32_t first, last, target;
     auto operator<=>(const CharTarget &) const = default;

@@ -84,7 +84,7 @@ CharSet CharSet::operator&(const CharSet &other) const {
 }
 
 std::vector<CharSet> partition(const std::vector<CharSet> &sets) {
-    // Between two borders every set has all or nothing: the signature says which do.
+    // Between two borders, each set has all characters or none; the signature lists the sets that have them.
     std::map<uint32_t, std::vector<size_t>> toggles;
     toggles[0];
     for (size_t i = 0; i < sets.size(); ++i)

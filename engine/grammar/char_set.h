@@ -47,7 +47,7 @@ class CharSet {
 // The coarsest partition of all code points of which every one of the sets is a union.
 std::vector<CharSet> partition(const std::vector<CharSet> &sets);
 
-// The character at text[at], which moves behind it. False for bytes that are not UTF-8.
+// Decodes the character at text[at] and moves `at` past it. False for bytes that are not UTF-8.
 bool next_code_point(const char *text, size_t size, size_t &at, uint32_t &code_point);
 void append_utf8(std::vector<uint8_t> &bytes, uint32_t code_point);
 

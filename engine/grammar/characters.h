@@ -7,7 +7,7 @@ constexpr bool is_digit(char c) {
     return c >= '0' && c <= '9';
 }
 
-// -1 for what is none.
+// The value of a hexadecimal digit; -1 for other characters.
 constexpr int hex_digit(char c) {
     if (is_digit(c)) return c - '0';
     if (c >= 'a' && c <= 'f') return c - 'a' + 10;

@@ -17,14 +17,14 @@ constexpr size_t kMostSteps = 100'000'000;
                        " states to combine with other patterns or lengths");
 }
 
-// Thompson's construction, from the end to the start: every part knows what comes behind it.
+// Thompson's construction, from the end to the start: every part is built with the node that follows it.
 class Nfa {
   public:
     struct Node {
         enum class Kind : uint8_t { Chars, Split, Assert, Match, Word } kind;
         Assertion assertion{};
         uint32_t set = 0;                    // Chars: of sets
-        std::vector<uint32_t> targets = {};  // Chars: one
+        std::vector<uint32_t> targets = {};  // Chars: exactly one
     };
     std::vector<Node> nodes;
     std::vector<CharSet> sets;
@@ -128,7 +128,7 @@ class Nfa {
     std::map<CharSet, uint32_t> set_ids_;
 };
 
-// What stands before or behind a place.
+// What is next to a position: the edge of the text, a character of \w, or another one.
 enum Side : uint8_t { kEdge, kWord, kOther };
 
 bool holds(Assertion assertion, Side before, Side behind) {
@@ -149,7 +149,7 @@ class Closure {
   public:
     explicit Closure(const Nfa &nfa) : nfa_(nfa), seen_(nfa.nodes.size()) {}
 
-    // The Chars and Match nodes that are reached without a character.
+    // The Chars and Match nodes that can be reached from `from` without reading a character.
     std::vector<uint32_t> of(const std::vector<uint32_t> &from, Side before, Side behind) {
         ++round_;
         std::vector<uint32_t> open(from.rbegin(), from.rend()), reached;
@@ -197,8 +197,8 @@ Dfa Dfa::of(const Expr &expression, bool search) {
         for (size_t s = 0; s < nfa.sets.size(); ++s) in_set[s][c] = nfa.sets[s].contains(sample);
         if (has_words && kWordChars.contains(sample)) side[c] = kWord;
     }
-    // A state: the nodes behind the last character, not followed further yet, for what holds there depends on
-    // the next character; and what that last character was.
+    // A state: the nodes reached by the last character, and the kind of that character. The nodes are
+    // expanded only when the next character is known, because assertions depend on it.
     using Key = std::pair<std::vector<uint32_t>, Side>;
     std::map<Key, uint32_t> ids;
     std::vector<const Key *> keys;
@@ -255,7 +255,7 @@ Dfa Dfa::all() {
     return dfa;
 }
 
-// States from which nothing can be finished go, and of states that do the same one stays (Moore's algorithm).
+// Removes states from which no word can be finished, and merges equivalent states (Moore's algorithm).
 void Dfa::trim() {
     const size_t classes = classes_.size(), count = accepting_.size();
     std::vector<std::vector<uint32_t>> before(count);
@@ -277,7 +277,7 @@ void Dfa::trim() {
     for (uint32_t &target : next_)
         if (target != kDead && !useful[target]) target = kDead;
 
-    constexpr size_t kMostToMerge = 500;  // for the sake of time
+    constexpr size_t kMostToMerge = 500;  // merging more would take too long
     std::vector<uint32_t> group(count);
     for (uint32_t q = 0; q < count; ++q) group[q] = count > kMostToMerge ? q : accepting_[q] ? 1 : 0;
     for (size_t groups = 0; count <= kMostToMerge;) {
@@ -399,7 +399,7 @@ std::vector<uint32_t> Dfa::shortest() const {
 }
 
 std::vector<uint32_t> Dfa::longest() const {
-    // What is still growing after as many rounds as there are states has a cycle.
+    // A length that still grows after as many rounds as there are states belongs to a cycle.
     std::vector<uint32_t> ways(states(), 0);
     for (uint32_t round = 0; round <= states(); ++round) {
         bool changed = false;

@@ -17,8 +17,8 @@ class Dfa {
     static constexpr uint32_t kDead = 0xffffffff;
     static constexpr size_t kMostStates = 20'000;
 
-    // The words of a regular expression of Bytes (UTF-8), Chars, Sequence, Choice, Repeat, Words and Assert.
-    // `search`: those that hold such a word. Throws GrammarError when it takes more than kMostStates.
+    // The automaton of an expression of Bytes (UTF-8), Chars, Sequence, Choice, Repeat, Words and Assert.
+    // `search`: it accepts all texts that contain a match. Throws GrammarError above kMostStates.
     static Dfa of(const Expr &expression, bool search = false);
     static Dfa all();
     // next: [states][classes], the classes being a partition of all characters.
@@ -38,8 +38,8 @@ class Dfa {
         return next_[state * classes_.size() + char_class];
     }
 
-    // Of every state, the shortest and longest way to the end of a word, in characters; kUnbounded for a
-    // longest that has no end. Precondition: !none().
+    // For every state, the shortest and the longest distance to the end of a word, in characters; kUnbounded
+    // if there is no longest. Precondition: !none().
     std::vector<uint32_t> shortest() const;
     std::vector<uint32_t> longest() const;
 

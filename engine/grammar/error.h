@@ -38,7 +38,7 @@ class GrammarLimit : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Bounds on what comes from outside.
+// Bounds on untrusted input.
 inline constexpr size_t kMaxGrammarBytes = 4u << 20;  // of a grammar, schema or pattern
 inline constexpr size_t kMaxNesting = 200;            // of groups, schemas and documents
 inline constexpr size_t kMaxRules = 100'000;

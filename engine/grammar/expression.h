@@ -4,8 +4,8 @@
 //   grammar.rules.push_back({"root", sequence({literal("a"), repeat(any_of(digits), 1, 3)})});
 //   const Program program = compile(grammar);      // program.h
 //
-// Expressions are immutable values that may share parts. The makers below simplify what is trivial, so that a
-// part that can never match (Never) takes with it all that needs it.
+// Expressions are immutable values that may share parts. The makers below simplify trivial cases: whatever
+// requires a part that can never match (Never) becomes Never.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@
 
 namespace runnel::grammar {
 
-// How a character appears in the text: as it is, or as inside a JSON string: raw where JSON allows that, by
-// its short escape, or as \uXXXX (a pair of them beyond U+FFFF).
+// How a character is written: as itself, or as in a JSON string: as itself where JSON allows that, as its
+// short escape, or as \uXXXX (two of them beyond U+FFFF).
 enum class Spelling : uint8_t { Plain, Json };
 
 enum class Kind : uint8_t {
@@ -35,7 +35,7 @@ enum class Kind : uint8_t {
     Token,       // one of the tokens `tokens`, or any other one if `negated`
     Words,       // a word of `dfa` (dfa.h) of `min` to `max` characters, in `spelling`
     Properties,  // an object's: see PropertyList
-    Assert,      // matches no character: `assertion`; only what dfa.h makes of an expression may hold it
+    Assert,      // matches no character: `assertion`; allowed only in expressions that become a Dfa
 };
 
 enum class Assertion : uint8_t { Start, End, WordBoundary, NoWordBoundary };
@@ -106,7 +106,7 @@ Expr words(std::shared_ptr<const Dfa> dfa, Spelling spelling, uint32_t min = 0, 
 Expr members(PropertyList list);
 Expr assertion(Assertion kind);
 
-// The same in another spelling: `part` may hold Bytes (UTF-8) and Chars, but no Rule, Token or Properties.
+// `part` in another spelling. It may hold Bytes (UTF-8) and Chars, but no Rule, Token or Properties.
 Expr spelled(const Expr &part, Spelling spelling);
 
 }  // namespace runnel::grammar

@@ -7,7 +7,7 @@
 
 namespace runnel::grammar {
 
-// Null for a format that is not known: by the specification it is an annotation then.
+// Null for an unknown format, which by the specification is an annotation.
 Expr format_words(std::string_view name);
 
 }  // namespace runnel::grammar

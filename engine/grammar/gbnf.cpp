@@ -110,11 +110,11 @@ class Parser {
 
     Expr parse_sequence(bool nested) {
         std::vector<Expr> parts;
-        bool repeatable = false;  // not behind "" and [], as llama.cpp has it
+        bool repeatable = false;  // false after "" and [], as in llama.cpp
         for (;; skip_blanks(nested)) {
             const char c = peek();
             if (c == '*' || c == '+' || c == '?' || c == '{') {
-                if (!repeatable) fail("there is nothing that '" + std::string(1, c) + "' could repeat");
+                if (!repeatable) fail("there is nothing before '" + std::string(1, c) + "' to repeat");
                 parts.back() = parse_repetition(parts.back());
                 continue;
             }
@@ -164,7 +164,7 @@ class Parser {
         if (!take("}")) fail_expecting("'}'");
         if (min > max) {
             at_ = start;
-            fail("the least count is larger than the most: {" + std::to_string(min) + "," +
+            fail("the minimum count is larger than the maximum: {" + std::to_string(min) + "," +
                  std::to_string(max) + "}");
         }
         if (max == 0) return empty();
@@ -175,7 +175,7 @@ class Parser {
         const size_t start = at_;
         while (peek() >= '0' && peek() <= '9') {
             value = value * 10 + static_cast<uint64_t>(text_[at_++] - '0');
-            if (value > kMaxCount) fail("a count above " + std::to_string(kMaxCount));
+            if (value > kMaxCount) fail("the count is above " + std::to_string(kMaxCount));
         }
         if (at_ == start) fail_expecting("a number");
         return static_cast<uint32_t>(value);
@@ -253,7 +253,7 @@ class Parser {
             }
         }
         ++at_;
-        if (!any) return empty();  // as llama.cpp has it
+        if (!any) return empty();  // as in llama.cpp
         const CharSet set(std::move(ranges));
         return one_of(negated ? set.complement() : set);
     }
@@ -261,7 +261,7 @@ class Parser {
     Expr parse_token() {
         const size_t start = at_;
         const bool negated = take("!");
-        if (!take("<")) fail_expecting("'<' behind '!'");
+        if (!take("<")) fail_expecting("'<' after '!'");
         if (take("[")) {
             const uint32_t id = parse_count();
             if (!take("]>")) fail_expecting("']>'");
@@ -272,7 +272,7 @@ class Parser {
         const std::string_view spelled = text_.substr(start + negated, end + 1 - start - negated);
         if (!tokenize_) {
             at_ = start;
-            fail("a token by its text needs a model: " + gguf::printable(spelled));
+            fail("naming a token by its text needs a model: " + gguf::printable(spelled));
         }
         const std::vector<int32_t> tokens = tokenize_(spelled);
         if (tokens.size() != 1) {

@@ -10,7 +10,7 @@
 
 namespace runnel::grammar {
 
-// The tokens that a text becomes: `<text>` in a grammar is the one token that the text becomes.
+// Tokenizes a text. In a grammar, `<text>` means the one token that `text` becomes.
 using Tokenize = std::function<std::vector<int32_t>(std::string_view)>;
 
 // The language of llama.cpp's grammars, with these differences: a repetition of any size is counted exactly,

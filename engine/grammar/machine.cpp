@@ -253,9 +253,9 @@ void Machine::pop_return(StackId stack) {
     }
 }
 
-// A counter without a maximum stays at its minimum. A round that read nothing changes nothing: where that can
-// happen the minimum is 0 (Compiler::build_repeat), and the count before the round allows more than the one
-// after it.
+// Without a maximum, a counter stops at its minimum. Rounds that read nothing are not counted: where they can
+// happen, the minimum is 0 (Compiler::build_repeat), and the count before such a round allows all that the
+// count after it would.
 void Machine::count_up(uint32_t loop, StackId stack, uint32_t next) {
     const Program::Loop &bounds = program_.loops[loop];
     if (bounds.min == 0 && has_seen(next, stack)) return;

@@ -8,7 +8,7 @@
 //
 // A way is a node of the program and a stack of frames. Stacks that share their top are shared, and ways that
 // differ only in the stack below their top are merged, so ambiguity costs width, not paths. Everything is
-// kept; steps are remembered. Not for several threads at once.
+// kept; steps are cached. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@
 namespace runnel::grammar {
 
 using StateId = uint32_t;
-inline constexpr StateId kDead = 0;  // no text that begins so matches
+inline constexpr StateId kDead = 0;  // no text with this beginning matches
 
-// Over these a Machine throws GrammarLimit.
+// Beyond these, a Machine throws GrammarLimit.
 struct MachineLimits {
     size_t states = 4'000'000;
     size_t stacks = 4'000'000;
@@ -49,39 +49,39 @@ class Machine {
         if (row && row[c] != kUnknown) return row[c];
         return compute_step(state, c);
     }
-    // kDead where a byte is refused. `read`, if there is one: the bytes before that.
+    // kDead if a byte is refused. *read, if not null: the number of bytes before that one.
     StateId advance(StateId state, std::string_view bytes, size_t *read = nullptr);
-    // Behind one of the tokens of a Token node of that id.
+    // The state after a token that a Token node matches by its id; kDead if none does.
     StateId step_token(StateId state, int32_t token);
 
     // The union of two states.
     StateId unite(StateId a, StateId b);
 
-    // The text may end here.
+    // Whether the text may end here.
     bool accepts(StateId state) const { return states_[state].accepts; }
-    // Any byte or token can follow.
+    // Whether any byte or token can follow.
     bool goes_on(StateId state) const { return states_[state].count > 0; }
 
-    // What can come next: the byte classes, and the Token nodes' sets.
+    // What can come next: byte classes, and the token sets of Token nodes.
     std::vector<uint8_t> next_bytes(StateId state);
     std::vector<uint32_t> next_token_sets(StateId state) const;
-    // The only byte that can follow, where the text cannot end and no token node is; -1 otherwise.
+    // The only byte that can follow; -1 if there are several, if the text may end, or if a token may follow.
     int forced_byte(StateId state);
 
     // The shortest text from a state to one that accepts, among at most `most_states` states: empty if the
     // state itself accepts, nullopt if none was found. Throws GrammarLimit.
     std::optional<std::string> shortest_end(StateId state, size_t most_states = 50'000);
 
-    // How many plain characters (plain_characters()) can follow, one by one and whatever they are: at least
-    // this many; kUnbounded for any number.
+    // A lower bound on how many plain characters (see plain_characters()) can follow, whichever they are.
+    // kUnbounded: any number.
     uint32_t plain_run(StateId state) const;
-    // Whether any plain character can follow other than by what plain_run() counts.
+    // Whether a plain character can also follow in a way that plain_run() does not count.
     bool plain_otherwise(StateId state) const;
 
     const Program &program() const { return program_; }
     size_t states() const { return states_.size(); }
-    size_t memory() const;  // bytes, about
-    // Drops the remembered steps, which are computed again as they are needed.
+    size_t memory() const;  // in bytes, estimated
+    // Drops the cached steps, which are computed again when needed.
     void forget_steps();
 
   private:
@@ -132,8 +132,8 @@ class Machine {
 
     Program program_;
     Limits limits_;
-    std::vector<uint8_t> plain_kind_;   // [nodes]: takes some plain character; of these, as a plain loop
-    std::vector<uint32_t> plain_loop_;  // [nodes] of those: the loop
+    std::vector<uint8_t> plain_kind_;   // [nodes]: 0, kTakesPlain or kPlainLoop
+    std::vector<uint32_t> plain_loop_;  // [nodes]: the loop of a kPlainLoop node
 
     std::vector<Frame> frame_pool_;
     std::vector<Span> stacks_;
@@ -149,7 +149,7 @@ class Machine {
     std::vector<std::vector<uint64_t>> key_sets_;
     std::unordered_multimap<uint64_t, uint32_t> key_set_index_;
 
-    // Of the closure that is being computed.
+    // Work memory of close().
     std::vector<Way> open_, found_;
     std::vector<uint64_t> seen_;  // open addressing
     std::vector<uint32_t> seen_round_;

@@ -52,7 +52,7 @@ const Bits &Masks::mask(StateId state) {
     return cache_.emplace(state, std::move(bits)).first->second;
 }
 
-// Whether of plain characters just `length` can follow, whatever they are.
+// Whether exactly `length` plain characters can follow, whichever they are.
 bool Masks::only_plain_run(StateId state, uint32_t length) {
     for (;; --length) {
         if (machine_.plain_otherwise(state) || machine_.plain_run(state) != length) return false;

@@ -1,11 +1,11 @@
-// Which tokens may come next.
+// Masks of the tokens that may come next under a grammar.
 //
 //   Masks masks(std::move(machine), index);
 //   StateId state = masks.start();
 //   const Bits &allowed = masks.mask(state);
 //   state = masks.advance(state, token);
 //
-// States are numbers: keep, copy and compare them freely; going back is using an older one.
+// States are numbers: keep, copy and compare them freely. To go back, use an older one.
 #pragma once
 
 #include <memory>
@@ -25,13 +25,13 @@ class Masks {
     // The tokens that may come: those of text, those that the grammar names, and ends of generation where
     // the text may end. Throws GrammarLimit, also where no token is left. Valid until the next call.
     const Bits &mask(StateId state);
-    // Behind a token; kDead if it is refused. An end of generation leads to a state in which nothing follows.
+    // The state after a token; kDead if it is refused. After an end of generation, nothing can follow.
     StateId advance(StateId state, TokenId token);
     bool allows(StateId state, TokenId token) { return advance(state, token) != kDead; }
 
-    // The text may end here.
+    // Whether the text may end here.
     bool accepts(StateId state) const { return state == kEnded || machine_.accepts(state); }
-    // The bytes that must come, up to `most` of them, and where they lead.
+    // The bytes that must come next, at most `most` of them.
     std::string forced(StateId state, size_t most);
 
     Machine &machine() { return machine_; }

@@ -24,8 +24,8 @@ Expr any_fraction() {
     return optional(fraction_of(any_digits(1)));
 }
 
-// Digits that, compared with `limit` of the same length, are larger (or smaller), or equal if `with_equal`;
-// then `behind_other` or `behind_equal`.
+// As many digits as `limit` has: larger ones (or smaller, if not `larger`), followed by `other`, or the
+// digits of `limit` itself, followed by `equal`.
 Expr compared(std::string_view limit, bool larger, const Expr &other, const Expr &equal) {
     Expr result = equal;
     for (size_t i = limit.size(); i-- > 0;) {
@@ -41,7 +41,7 @@ Expr compared(std::string_view limit, bool larger, const Expr &other, const Expr
     return result;
 }
 
-// Fractions, ".5" or nothing, of at least (at most) this one.
+// Fractions (".5", or nothing for zero) of at least (at most) `limit`; not equal to it if `exclusive`.
 Expr fraction_from(std::string_view limit, bool exclusive) {
     const Expr more_than_zero = sequence({zeros(0), digits('1', '9'), any_digits()});
     if (limit.empty()) return exclusive ? fraction_of(more_than_zero) : any_fraction();
@@ -62,7 +62,7 @@ Expr fraction_to(std::string_view limit, bool exclusive) {
     return optional(fraction_of(result));
 }
 
-// Of numbers without sign.
+// Numbers without a sign, of at least (at most) `limit`; not equal to it if `exclusive`.
 Expr at_least(const Decimal &limit, bool exclusive) {
     const Expr same = fraction_from(limit.fraction, exclusive);
     if (limit.whole.empty())
@@ -104,15 +104,15 @@ Expr up_to(const Bound &bound) {
     return choice({positive, minus(any_plain())});
 }
 
-// `value` shifted by so many decimal places; kUnbounded if it is no integer below that.
+// value * 10^places; kUnbounded if that is no integer or has more than 9 digits.
 uint64_t scaled(const Decimal &value, size_t places) {
     if (value.fraction.size() > places || value.whole.size() + places > 9) return kUnbounded;
     std::string text = value.whole + value.fraction + std::string(places - value.fraction.size(), '0');
     return text.empty() ? 0 : std::stoull(text);
 }
 
-// The remainder of the digits read so far, and where they are: before any digit, in the whole part, at each
-// place behind the point.
+// A state is the remainder of the digits read so far and the position: before any digit, in the whole part,
+// or at one of the places behind the point.
 Dfa multiples(const Decimal &factor) {
     const size_t places = factor.fraction.size();
     const uint64_t divisor = scaled(factor, places);

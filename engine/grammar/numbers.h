@@ -1,4 +1,4 @@
-// The numbers of JSON, and those within bounds.
+// Expressions for JSON numbers, with or without bounds.
 #pragma once
 
 #include <optional>
@@ -31,11 +31,11 @@ struct NumberBounds {
     bool any() const { return least || most || !multiples_of.empty(); }
 };
 
-// Numbers within the bounds, without exponent where there are any. Integers may have a fraction of zeros, as
-// JSON Schema's do. Throws GrammarError for what takes too large an automaton.
+// Numbers within the bounds; without an exponent if there are bounds. Integers may have a fraction of zeros,
+// as in JSON Schema. Throws GrammarError if the automaton would be too large.
 Expr number(const NumberBounds &bounds, bool integer);
 
-// Whether the number is in that language, were it spelled without exponent.
+// Whether that language has the number, spelled without an exponent.
 bool within(const Decimal &value, const NumberBounds &bounds, bool integer);
 
 }  // namespace runnel::grammar

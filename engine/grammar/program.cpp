@@ -13,7 +13,7 @@ namespace {
 
 using Op = Program::Op;
 
-// Every part is built with the node that comes behind it, so from the end to the start.
+// Builds every part with the node that follows it, so from the end to the start.
 class Compiler {
   public:
     explicit Compiler(Grammar grammar) : grammar_(std::move(grammar)), nodes_(program_) {
@@ -111,7 +111,7 @@ class Compiler {
         return nodes_.add_split(targets);
     }
 
-    // Sorted texts that share their first `depth` bytes and are longer.
+    // Nodes for sorted texts that share their first `depth` bytes and are longer.
     uint32_t trie(std::span<const std::string_view> texts, size_t depth, uint32_t next) {
         if (texts.size() == 1) return nodes_.add_bytes(texts[0].substr(depth), next);
         std::vector<CharTarget> edges;
@@ -146,7 +146,7 @@ class Compiler {
 
     uint32_t build_repeat(const Expression &e, uint32_t next) {
         const Expression &part = *e.parts[0];
-        // Rounds that match nothing make up what is missing to the minimum.
+        // A part that can match nothing reaches its minimum by empty rounds.
         const uint32_t min = nullable(part, nullable_) ? 0 : e.min;
         if (e.max == kUnbounded && min <= 1) {
             const uint32_t loop = nodes_.add({Op::Split});
@@ -236,7 +236,7 @@ class Compiler {
         for (uint32_t q = 0; q < dfa.states(); ++q)
             arrivals.push_back(counted ? nodes_.add({Op::Tick, loop, states[q]}) : states[q]);
         for (uint32_t q = 0; q < dfa.states(); ++q) {
-            // The count is checked before a character: its first byte may be all that a token has of it.
+            // The count is checked before a character, as a token may end inside the character.
             std::map<Program::Intervals, CharMap> by_count;
             for (size_t c = 0; c < dfa.classes().size(); ++c) {
                 const uint32_t target = dfa.next(q, c);
@@ -257,13 +257,13 @@ class Compiler {
         }
         if (!counted) return states[0];
         if (live[0].empty() || live[0][0].first != 0)
-            throw GrammarError("no string has both the pattern and the length that are asked for");
+            throw GrammarError("no string matches both the pattern and the bounds on its length");
         return nodes_.add({Op::Enter, loop, states[0]});
     }
 
-    // Three rows of nodes, one for each property: nothing was written yet; something was; a separator was, so
-    // that a member must come. Counts are guarded so that neither the maximum nor the minimum gets out of
-    // reach.
+    // Three rows of nodes, with one node per property in each: nothing was written yet; something was; a
+    // separator was, so that a member must follow. Guards on the count keep both the maximum and the minimum
+    // within reach.
     uint32_t build_in_order(const PropertyList &list, uint32_t next) {
         const auto count = static_cast<uint32_t>(list.properties.size());
         std::vector<uint32_t> required(count + 1);
@@ -271,7 +271,7 @@ class Compiler {
         const bool counted = list.min > required[0] || list.max < (list.extra ? kUnbounded : count);
         const uint32_t loop = counted ? add_loop(list.min, list.max) : 0;
         const uint32_t end = counted ? nodes_.add({Op::Leave, loop, next}) : next;
-        const auto up_to = [&](uint32_t reserve, uint32_t node) {  // one more, and `reserve` behind it
+        const auto up_to = [&](uint32_t reserve, uint32_t node) {  // one more, if `reserve` may still follow
             if (!counted || list.max == kUnbounded) return node;
             if (list.max <= reserve) return nodes_.add({Op::Split});  // leads nowhere
             return guard({{0, list.max - 1 - reserve}}, node);
@@ -306,7 +306,7 @@ class Compiler {
         return counted ? nodes_.add({Op::Enter, loop, none}) : none;
     }
 
-    // The set of properties that were written is in the frame.
+    // The frame holds the set of properties that were written.
     uint32_t build_any_order(const PropertyList &list, uint32_t next) {
         const uint32_t loop = add_loop(0, kUnbounded);
         program_.loops[loop].is_set = true;

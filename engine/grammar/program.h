@@ -1,8 +1,8 @@
 // A grammar compiled to a pushdown automaton over bytes.
 //
-// Nodes are connected by what leads on without a byte (all kinds but Switch and Token) and by bytes. A stack
-// has two kinds of frames: where a called rule returns to, and a counter of a repetition that is going on. So
-// neither counts nor nesting need nodes of their own. machine.h runs it.
+// Switch nodes read a byte and Token nodes a token; all other kinds lead on without reading. A stack has two
+// kinds of frames: the return address of a called rule, and the counter of a repetition in progress. So
+// neither counts nor nesting need nodes of their own. machine.h runs the program.
 #pragma once
 
 #include <array>
@@ -17,17 +17,17 @@ namespace runnel::grammar {
 
 struct Program {
     enum class Op : uint8_t {
-        Switch,  // a byte: edges [a, b), ascending
-        Split,   // any of targets [a, b)
-        Call,    // the rule that begins at `a`; then `b`
-        Return,  // from the rule
-        Enter,   // a counter of loop `a`, at 0; then `b`
-        Tick,    // one more in loop `a`, if that is not too many; then `b`
+        Switch,  // reads a byte: edges [a, b), ascending
+        Split,   // leads on to any of targets [a, b)
+        Call,    // runs the rule that begins at `a`; then `b`
+        Return,  // ends the rule
+        Enter,   // starts a counter of loop `a` at 0; then `b`
+        Tick,    // counts a round of loop `a`, unless at its maximum; then `b`
         Guard,   // only with a count in guards[`a`]; then `b`
-        Leave,   // the loop `a`, if that is enough; then `b`
-        Insert,  // key `b` joins the set of keys, if it is not in it; then `a`
+        Leave,   // ends loop `a`, if its minimum is reached; then `b`
+        Insert,  // adds key `b` to the set of keys, if it is not in it; then `a`
         Absent,  // only if key `b` is not in the set of keys; then `a`
-        Token,   // one of token_sets[`a`]; then `b`
+        Token,   // reads one of token_sets[`a`]; then `b`
     };
     struct Node {
         Op op;
@@ -39,7 +39,7 @@ struct Program {
     };
     struct Loop {
         uint32_t min, max;
-        // A set of keys instead of a count: Leave demands these.
+        // The frame holds a set of keys instead of a count. Leave demands the keys in `required`.
         bool is_set = false;
         std::vector<uint32_t> required = {};
     };
@@ -58,7 +58,7 @@ struct Program {
     std::vector<TokenSet> token_sets;
     uint32_t start = 0;
 
-    // Bytes that no Switch tells apart share a class.
+    // Bytes that every Switch treats alike share a class.
     std::array<uint8_t, 256> byte_class{};
     std::vector<uint8_t> class_sample;  // [classes]: the first byte of each
 
@@ -70,9 +70,9 @@ struct Program {
     bool has_tokens() const { return !token_sets.empty(); }
 };
 
-// Throws GrammarError: a rule that is not defined, left recursion (direct left recursion is rewritten), no
-// text at all that matches, or more than kMaxNodes nodes. Of `grammar`, what can never be finished is left
-// out.
+// Throws GrammarError for an undefined rule, for left recursion that is not direct, for a grammar that no
+// text matches, and for more than kMaxNodes nodes. Parts of `grammar` that can never be finished are left
+// out; direct left recursion is rewritten.
 Program compile(Grammar grammar);
 
 // All characters but quotation mark, backslash and U+0000..U+001F: what stands for itself in a JSON string.

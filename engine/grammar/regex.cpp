@@ -21,7 +21,7 @@ const CharSet kSpaces{{'\t', '\r'},     {' ', ' '},       {0xa0, 0xa0},     {0x1
                       {0x3000, 0x3000}, {0xfeff, 0xfeff}};
 const CharSet kLineEnds{{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
-// Both names of every general category; those of one letter hold all that begin with it.
+// Both names of every general category; one of a single letter includes all that begin with it.
 constexpr struct {
     std::string_view brief, name;
 } kCategories[] = {{"Cn", "Unassigned"},
@@ -144,7 +144,7 @@ class Parser {
             const size_t from = at_;
             while (is_digit(peek())) {
                 sum = sum * 10 + static_cast<uint64_t>(text_[at_++] - '0');
-                if (sum > kMaxCount) fail("a count above " + std::to_string(kMaxCount));
+                if (sum > kMaxCount) fail("the count is above " + std::to_string(kMaxCount));
             }
             value = static_cast<uint32_t>(sum);
             return at_ > from;
@@ -222,7 +222,7 @@ class Parser {
         return value;
     }
 
-    // Behind "\u".
+    // Parses what follows "\u".
     uint32_t parse_unicode() {
         uint32_t c = 0;
         if (take("{")) {
@@ -242,7 +242,7 @@ class Parser {
         return c;
     }
 
-    // A character, or the set that \d and its like stand for. At the backslash.
+    // Parses an escape sequence, from its backslash on: a character, or the set of \d and the like.
     CharSet parse_escaped_set() {
         ++at_;
         if (at_end()) fail("a backslash at the end");
@@ -345,7 +345,7 @@ class Parser {
                     ranges.push_back({from, to});
                     continue;
                 }
-                // Beside \d and its like, the dash stands for itself.
+                // Next to \d and the like, the dash stands for itself.
                 ranges.push_back({'-', '-'});
                 for (const CharSet *set : {&first, &last})
                     ranges.insert(ranges.end(), set->ranges().begin(), set->ranges().end());
@@ -383,7 +383,7 @@ bool is_assertion(const Expr &e, Assertion kind) {
     return e->kind == Kind::Assert && e->assertion == kind;
 }
 
-// What is left of `e` between the anchors at its ends.
+// `e` without the anchors at its ends; at_start and at_end: whether there were any.
 Expr strip_anchors(const Expr &e, bool &at_start, bool &at_end) {
     std::vector<Expr> parts{e};
     if (e->kind == Kind::Sequence) parts = e->parts;

@@ -11,10 +11,10 @@
 
 namespace runnel::grammar {
 
-// As it is written; may hold Assert. Throws GrammarError with line and column.
+// The expression as written, which may contain Assert. Throws GrammarError with line and column.
 Expr parse_regex(std::string_view pattern);
 
-// The texts that match as a whole, and those that contain a match. The results have no Assert.
+// The texts that match as a whole; the texts that contain a match. Neither result has Assert.
 Expr whole_match(const Expr &regex);
 Expr search_match(const Expr &regex);
 

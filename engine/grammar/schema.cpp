@@ -63,7 +63,7 @@ class SchemaCompiler {
     }
 
   private:
-    // A rule for every combination of schemas, so that references to themselves end.
+    // One rule per combination of schemas, so that recursive references end.
     Expr rule_for(Conjunction schemas) {
         std::vector<const Json *> key;
         Conjunction resolved;
@@ -168,7 +168,7 @@ class SchemaCompiler {
         }
     }
 
-    // The same where bounds on the length change nothing, or can be had by other counts; null otherwise.
+    // `e` with bounds on its length, if they change nothing or become the counts of a repetition; else null.
     static Expr with_length(const Expr &e, uint32_t min, uint32_t max) {
         const Lengths can = lengths(*e);
         if (can.min >= min && (max == kUnbounded || can.max <= max)) return e;
@@ -228,7 +228,7 @@ class SchemaCompiler {
         list.separator = comma(space_);
         list.any_order = options_.any_order;
         if (list.any_order && (list.min > 0 || list.max != kUnbounded))
-            SchemaReader::fail(shape.path, "minProperties and maxProperties need the declared order");
+            SchemaReader::fail(shape.path, "minProperties and maxProperties require the declared order");
         const std::vector<std::string> patterns = shape.name_patterns(), names = shape.property_names();
         for (const std::string &name : names) {
             std::vector<bool> matches;
@@ -284,7 +284,7 @@ class SchemaCompiler {
         }
     }
 
-    // Names that propertyNames allows.
+    // The names that propertyNames allows.
     Dfa name_words(const Shape &shape) {
         const Shape s = reader_.shape(shape.names);
         if (!s.groups.empty())

@@ -1,6 +1,6 @@
 // JSON Schema (drafts 4 to 2020-12) to a grammar.
 //
-// Keywords that stand side by side all hold; so do those of a $ref and of allOf. Enforced: type, enum, const;
+// All keywords of a schema apply, with those of its $ref and its allOf. Enforced: type, enum, const;
 // properties, required, additionalProperties, patternProperties, propertyNames, minProperties, maxProperties;
 // items, prefixItems, additionalItems, minItems, maxItems; minLength, maxLength, pattern, format; minimum,
 // maximum, exclusive ones, multipleOf; $ref, $defs, $anchor, anyOf, allOf, oneOf where no two branches can
@@ -30,7 +30,7 @@ struct SchemaOptions {
     bool operator==(const SchemaOptions &) const = default;
 };
 
-// Throws GrammarError, with the place in the schema as a JSON pointer. `notes`, if wanted: what was ignored.
+// Throws GrammarError with the place in the schema as a JSON pointer. `notes`, if not null: what was ignored.
 Grammar schema_grammar(const Json &schema, const SchemaOptions &options = {},
                        std::vector<std::string> *notes = nullptr);
 Grammar schema_grammar(std::string_view text, const SchemaOptions &options = {},

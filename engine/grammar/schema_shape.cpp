@@ -10,7 +10,7 @@
 namespace runnel::grammar {
 namespace {
 
-// Keywords that say nothing about what is valid.
+// Keywords that do not affect what is valid.
 constexpr std::string_view kAnnotations[] = {
     "$schema",  "$id",       "id",          "$comment",         "$defs",           "definitions",
     "$anchor",  "title",     "default",     "examples",         "description",     "deprecated",
@@ -21,7 +21,7 @@ constexpr std::string_view kRefused[] = {
     "not",          "if",       "then",        "else",        "dependentSchemas", "dependentRequired",
     "dependencies", "contains", "minContains", "maxContains", "unevaluatedItems", "$dynamicRef",
     "$recursiveRef"};
-// Read with others.
+// Keywords that are read together with other ones.
 constexpr std::string_view kWithOthers[] = {"properties",      "patternProperties", "additionalProperties",
                                             "items",           "prefixItems",       "additionalItems",
                                             "minimum",         "maximum",           "exclusiveMinimum",
@@ -186,7 +186,7 @@ void SchemaReader::index_anchors(const Json &schema, const std::string &path, si
 SchemaRef SchemaReader::target(const std::string &reference, const std::string &path) const {
     if (const auto at = anchors_.find(reference); at != anchors_.end()) return at->second;
     std::string text = reference;
-    // The document's own name in front of the fragment.
+    // Drop the document's own name in front of the fragment.
     if (const size_t hash = text.find('#'); hash != text.npos && hash > 0) {
         const auto base = anchors_.find(text.substr(0, hash));
         if (base != anchors_.end() && base->second.json == &root_) text = text.substr(hash);
@@ -256,7 +256,7 @@ void SchemaReader::absorb(Shape &shape, const SchemaRef &given) {
     }
     if (!schema.json->is_object()) fail(schema.path, "a schema is an object, true or false");
     if (std::find(absorbing_.begin(), absorbing_.end(), schema.json) != absorbing_.end())
-        fail(schema.path, "the schema refers to itself before it says anything");
+        fail(schema.path, "the schema refers to itself by $ref or allOf");
     if (absorbing_.size() > kMaxNesting) fail(schema.path, "references and allOf are nested too deeply");
     absorbing_.push_back(schema.json);
     read_bounds(shape, schema);
@@ -274,7 +274,7 @@ void SchemaReader::read_bounds(Shape &shape, const SchemaRef &schema) {
         if (!at->is_number()) fail(schema.path, std::string(key) + " must be a number");
         return Decimal::parse(at->dump());
     };
-    // In draft 4 "exclusive" was a flag beside the bound.
+    // In draft 4, "exclusive" was a boolean next to the bound.
     const auto flag = [&](const char *key) { return s.contains(key) && s[key] == true; };
     if (const auto v = value_of("minimum")) tighten_least(shape.numbers, {*v, flag("exclusiveMinimum")});
     if (const auto v = value_of("maximum")) tighten_most(shape.numbers, {*v, flag("exclusiveMaximum")});

@@ -20,7 +20,7 @@ struct SchemaRef {
     std::string path;
 };
 
-// Schemas that must all hold. None: anything.
+// Schemas that must all hold. Empty: every value is valid.
 using Conjunction = std::vector<SchemaRef>;
 
 enum Type : uint8_t {
@@ -35,14 +35,14 @@ enum Type : uint8_t {
 };
 
 struct Shape {
-    // The keywords about objects of one schema: what it calls additional depends on its own properties.
+    // One schema's keywords about objects: its "additional" properties are those that it does not declare.
     struct ObjectPart {
         std::vector<std::pair<std::string, SchemaRef>> properties, patterns;
         std::optional<SchemaRef> additional;
     };
     struct ArrayPart {
         std::vector<SchemaRef> prefix;
-        std::optional<SchemaRef> items;  // behind the prefix
+        std::optional<SchemaRef> items;  // after the prefix
     };
     struct Group {  // anyOf, oneOf
         std::vector<SchemaRef> branches;
@@ -66,32 +66,32 @@ struct Shape {
     bool closed = false;  // unevaluatedProperties: false
     std::string path;
 
-    // Of declared properties, in order, then those that are only required.
+    // Names of the declared properties, in order, then of those that are only required.
     std::vector<std::string> property_names() const;
     bool is_required(const std::string &name) const;
-    // Whether objects can have names beside the declared ones and those of patterns.
+    // Whether objects can have names that are not declared and match no pattern.
     bool is_open() const;
-    // What holds for the value of a name, given which of all patterns it matches.
+    // The schemas of the value of a name (null: undeclared). matches: which name_patterns() the name matches.
     Conjunction of_name(const std::string *name, const std::vector<bool> &matches) const;
     std::vector<std::string> name_patterns() const;  // each once
     Conjunction of_element(size_t index) const;
     size_t prefix_size() const;
 };
 
-// Reads keywords; knows the whole document for references.
+// Reads keywords; keeps the whole document to resolve references.
 class SchemaReader {
   public:
     SchemaReader(const Json &root, std::vector<std::string> *notes);
 
     // What all of these say together. Throws GrammarError.
     Shape shape(const Conjunction &all);
-    // `shape` and one more.
+    // Adds `schema` to `shape`.
     void absorb(Shape &shape, const SchemaRef &schema);
-    // Follows references that have no other keywords beside them.
+    // Follows references that have no other keywords next to them.
     SchemaRef resolve(SchemaRef schema);
 
-    // Whether a value is valid; whether no value of `a`'s grammar is valid for `b`. The second one may say no
-    // where it cannot tell.
+    // valid(): whether a value is valid. disjoint(): whether no value of `a`'s grammar is valid for `b`;
+    // false also if that is not known.
     bool valid(const Json &value, const Conjunction &schemas);
     bool valid(const Json &value, const Shape &shape);
     bool disjoint(const Shape &a, const Shape &b, int depth = 0);

@@ -1,4 +1,4 @@
-// Which values a schema takes, and whether two schemas exclude each other.
+// Checks whether a value is valid for a schema, and whether two schemas exclude each other.
 #include <algorithm>
 
 #include "engine/grammar/schema_shape.h"
@@ -97,7 +97,7 @@ bool SchemaReader::disjoint(const Shape &a, const Shape &b, int depth) {
             return !common;
         }
     }
-    // A branch of choices: each of them.
+    // A schema with anyOf or oneOf is disjoint from another if each of its branches is.
     for (const bool swapped : {false, true}) {
         const Shape *const one = swapped ? &b : &a, *const other = swapped ? &a : &b;
         if (one->groups.empty()) continue;

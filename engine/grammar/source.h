@@ -1,4 +1,4 @@
-// From what a user writes to a Program.
+// Compiles what a user wrote to a Program.
 #pragma once
 
 #include <string>
@@ -21,8 +21,8 @@ struct Source {
     bool operator==(const Source &) const = default;
 };
 
-// Throws GrammarError. `notes`, if not null: what of a schema was ignored. `behind_text`: up to four newlines
-// are allowed in front.
+// Throws GrammarError. `notes`, if not null: what of a schema was ignored. `behind_text`: the result may
+// begin with up to four newlines.
 Program compile(const Source &source, const Tokenize &tokenize = nullptr,
                 std::vector<std::string> *notes = nullptr, bool behind_text = false);
 

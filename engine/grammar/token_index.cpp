@@ -59,7 +59,7 @@ bool TokenIndex::is_end(TokenId token) const {
 }
 
 void TokenIndex::index() {
-    // A token may end inside a character only if the rest can be written whatever the character is.
+    // A token may end inside a character only if there are tokens for every byte that can complete it.
     std::array<bool, 256> has_byte{};
     for (TokenId id = 0; id < rows_; ++id)
         if (text(id).size() == 1) has_byte[static_cast<uint8_t>(text(id)[0])] = true;
@@ -87,7 +87,7 @@ void TokenIndex::index() {
     not_plain_ = sorted(rest);
 }
 
-// By the first two bytes, by counting.
+// Sorts tokens by their first two bytes (counting sort).
 TokenIndex::Trie TokenIndex::sorted(const std::vector<TokenId> &tokens) const {
     constexpr uint32_t kKeys = 256 * 257;  // second byte + 1; 0: there is none
     const auto key = [&](TokenId id) {
@@ -126,7 +126,7 @@ void TokenIndex::build(Trie &trie, Bucket &bucket) {
     uint32_t at = bucket.begin;
     while (at < bucket.end && text(trie.order[at]).size() == 2) ++at;
     bucket.whole = at;
-    std::vector<uint32_t> path;  // the nodes to the last token
+    std::vector<uint32_t> path;  // the nodes on the way to the last token
     std::string_view last;
     std::vector<Node> &nodes = bucket.nodes;
     const auto close = [&](size_t depth) {

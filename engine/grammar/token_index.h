@@ -1,9 +1,9 @@
 // The texts of a vocabulary, so that a machine can try all tokens at once.
 //
-// Tokens are put in order by their first two bytes; what shares them becomes a trie when it is first asked
-// for, so that the first mask does not wait for the order of all. Plain tokens, whole characters that stand
-// for themselves in a JSON string, are also told by their number of characters: in a string they are most
-// of the vocabulary, and none of them has to be tried.
+// Tokens are sorted by their first two bytes. Those that share them become a trie when it is first needed, so
+// that the first mask does not wait for all of them. Plain tokens (whole characters that stand for themselves
+// in a JSON string) are also listed by their number of characters: in a string they are most of the
+// vocabulary, and need not be tried.
 #pragma once
 
 #include <array>
@@ -32,19 +32,19 @@ inline bool has_bit(const Bits &bits, TokenId token) {
     return bits[static_cast<size_t>(token) / 64] >> static_cast<size_t>(token) % 64 & 1;
 }
 
-// Not for several threads at once: tries are made on the way.
+// Not thread-safe: tries are made when needed.
 class TokenIndex {
   public:
     // A trie in depth-first order, without its first two bytes.
     struct Node {
-        uint32_t end;          // behind the node's descendants
+        uint32_t end;          // the end of the node's descendants
         uint32_t first, last;  // its tokens, in `order`
         uint16_t depth;        // 0 for children of the second byte
         uint8_t byte;
     };
     struct Bucket {
         uint32_t begin = 0, end = 0;  // in `order`; those that end after two bytes come first
-        uint32_t whole = 0;           // behind those
+        uint32_t whole = 0;           // the end of those
         std::vector<Node> nodes = {};
         bool built = false;
     };
@@ -58,7 +58,7 @@ class TokenIndex {
     // `rows`: how many logits the model has. Tokens without text, ends of generation and what is never to be
     // sampled are left out.
     TokenIndex(const text::Tokenizer &tokenizer, int32_t rows);
-    // The same for texts given outright, by id; empty: no text.
+    // For texts given directly, by id; empty: no text.
     explicit TokenIndex(const std::vector<std::string> &texts, std::vector<TokenId> ends = {});
 
     int32_t rows() const { return rows_; }
@@ -72,10 +72,10 @@ class TokenIndex {
 
     Trie &all() { return all_; }
     Trie &not_plain() { return not_plain_; }
-    // Makes the nodes, if they are not there yet.
+    // Makes the nodes, unless they exist.
     void build(Trie &trie, Bucket &bucket);
 
-    // Plain tokens of at most so many characters.
+    // Plain tokens of at most this many characters.
     const Bits &plain(uint32_t characters);
     uint32_t longest_plain() const { return static_cast<uint32_t>(plain_by_length_.size()) - 1; }
 

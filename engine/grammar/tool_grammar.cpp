@@ -22,7 +22,7 @@ void check_type(const Json &schema) {
         throw GrammarError("its type has no objects");
 }
 
-// The arguments' schema, for objects alone. Throws GrammarError.
+// The arguments' schema, restricted to objects. Throws GrammarError.
 Json object_schema(const Tool &tool) {
     Json schema = tool.parameters.is_object() ? tool.parameters : Json::object();
     check_type(schema);
@@ -96,7 +96,7 @@ class ToolCompiler {
     }
 
   private:
-    // The mark at the beginning of the answer.
+    // The first mark of the answer, without the part that is already written.
     Expr first(std::string_view mark) const {
         if (options_.begun.empty()) return format_.bare ? optional(mark_(mark)) : mark_(mark);
         return mark_(mark.substr(std::min(mark.size(), options_.begun.size())));
@@ -115,7 +115,7 @@ class ToolCompiler {
                          mark_(format_.close)});
     }
 
-    // Behind `before`.
+    // What follows `before` in a call.
     Expr call(const Tool &tool) {
         switch (format_.body) {
             case Body::Object:
@@ -161,7 +161,7 @@ class ToolCompiler {
         const Expr name = member(key(format_.name_key), exact_string(tool.name), space_);
         const Expr rest = member(key(format_.arguments_key), inner, space_);
         std::vector<Expr> parts = {name, comma(space_), rest};
-        if (format_.id_key == "id") {  // Mistral's come last
+        if (format_.id_key == "id") {  // Mistral writes ids last
             const Expr member_of_id =
                 member(key("id"), sequence({literal("\""), id_characters(), literal("\"")}), space_);
             parts.push_back(optional(sequence({comma(space_), member_of_id})));
@@ -174,7 +174,7 @@ class ToolCompiler {
         return braces(sequence(std::move(parts)), space_);
     }
 
-    // One JSON object.
+    // The arguments as one JSON object.
     Expr arguments(const Tool &tool) {
         try {
             return Importer(grammar_, schema_grammar(object_schema(tool), options_.schema)).root();
@@ -185,7 +185,7 @@ class ToolCompiler {
     }
     Expr any_object() { return Importer(grammar_, json_grammar(options_.schema.whitespace, true)).root(); }
 
-    // Each declared property, written by `write`, in order; where none are declared, any, written by `write_any`.
+    // Each declared property in order, by `write`; if none are declared, any property, by `write_any`.
     Expr properties(const Tool &tool, const Expr &separator,
                     Expr (ToolCompiler::*write)(const Tool &, const std::string &, const Json &),
                     Expr (ToolCompiler::*write_any)()) {
@@ -248,7 +248,7 @@ class ToolCompiler {
              " is any value, because its schema cannot be used: " + what);
     }
 
-    // Raw text, which `end` ends: one of the declared texts, or any.
+    // Raw text before `end`: one of the declared texts, or any.
     static Expr raw_string(const Json &schema, std::string_view end) {
         const Json *values = text::find_member(schema, "enum");
         if (!values || !values->is_array()) return text_without(end);
@@ -288,7 +288,7 @@ class ToolCompiler {
         return sequence({literal(name + ":"), field_value(tool, name, schema)});
     }
     Expr any_named_field() { return sequence({any_name(), literal(":"), any_field()}); }
-    // Lists of a declared type are checked, objects inside are any.
+    // The elements of a list with a declared type are checked; objects in it may hold anything.
     Expr field_value(const Tool &tool, const std::string &name, const Json &schema) {
         const Json *type = text::find_member(schema, "type"), *items = text::find_member(schema, "items");
         if (text::is_raw_text(schema)) return quoted(raw_string(schema, text::kFieldQuote));

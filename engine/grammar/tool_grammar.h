@@ -17,15 +17,15 @@ namespace runnel::grammar {
 using MarkExpr = std::function<Expr(std::string_view)>;
 
 struct ToolGrammarOptions {
-    std::string_view begun = {};  // the beginning of the first mark, where it was written already
+    std::string_view begun = {};  // the part of the first mark that is already written
     SchemaOptions schema = {};
 };
 
-// One call or more, behind each other, of tools.only or of any tool; nothing stands behind the last. A schema
-// that cannot be used is noted (`notes`, if wanted) and its tool takes any object; in formats that write arguments
-// one by one, an argument whose schema cannot be used takes any value, and one whose name cannot be written is left
-// out. Precondition: tools.tools is
-// not empty. Throws GrammarError.
+// One call or more, of tools.only or of any tool; nothing may follow the last. A tool whose schema
+// cannot be used takes any object. In formats that write arguments one by one, an argument whose
+// schema cannot be used takes any value, and one whose name cannot be written is left out.
+// `notes`, if not null: receives such problems. Precondition: tools.tools is not empty. Throws
+// GrammarError.
 Grammar tool_grammar(const text::ToolFormat &format, const text::ToolUse &tools, const MarkExpr &mark,
                      const ToolGrammarOptions &options = {}, std::vector<std::string> *notes = nullptr);
 

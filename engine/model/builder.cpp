@@ -77,8 +77,8 @@ void Builder::check_shape(const gguf::Tensor &t, Size rows, Size cols) const {
     if (t.shape[0] == cols.value && t.elements() == rows.value * cols.value && t.shape[1] == rows.value)
         return;
     fail(std::string(t.name), "its shape is " + std::to_string(t.shape[0]) + " x " +
-                                  std::to_string(t.shape[1]) + (t.rank > 2 ? " x ..." : "") +
-                                  ", the metadata asks for " + text_of(cols) + " x " + text_of(rows));
+                                  std::to_string(t.shape[1]) + (t.rank > 2 ? " x ..." : "") + ", expected " +
+                                  text_of(cols) + " x " + text_of(rows));
 }
 
 // Rows [first, first + rows) of a tensor whose shape is checked.
@@ -161,8 +161,8 @@ WeightId Builder::matrices(const std::string &name, Size count, Size rows, Size 
     if (t.shape[0] != cols.value || t.elements() != cols.value * rows.value * count.value ||
         (!stacked && !below))
         fail(name, "its shape is " + std::to_string(t.shape[0]) + " x " + std::to_string(t.shape[1]) + " x " +
-                       std::to_string(t.shape[2]) + ", the metadata asks for " + text_of(cols) + " x " +
-                       text_of(rows) + " x " + text_of(count));
+                       std::to_string(t.shape[2]) + ", expected " + text_of(cols) + " x " + text_of(rows) +
+                       " x " + text_of(count));
     return add_rows(t, 0, rows.value, cols.value, count.value);
 }
 
@@ -290,7 +290,7 @@ bool Builder::has_position_axes() const {
 }
 
 int32_t Builder::rope(kernels::RopeTable::Pairs pairs, double base_factor) {
-    // Checks the axes and marks their key as read; families with adjacent pairs must do so themselves.
+    // Checks the axes and marks their key as read; families with adjacent pairs must check them themselves.
     if (pairs == kernels::RopeTable::Pairs::Halves) (void)has_position_axes();
     // In families without RoPE, heads may have any size.
     if (hyper_.rope_dimensions == 0) metadata_.fail("rope.dimension_count", "0: nothing would be rotated");
@@ -318,14 +318,13 @@ void Builder::check_all_used() const {
         const bool of_layer = t.name.starts_with("blk.");
         if ((!of_layer && !factor_of_used(t.name)) || used_.contains(t.name) || ignorable(t.name)) continue;
         const std::string name = gguf::printable(t.name);
-        if (!of_layer) fail(name, "only factors of one number are supported");
+        if (!of_layer) fail(name, "a factor must be a single number");
         const int64_t layer = std::strtoll(std::string(t.name.substr(4)).c_str(), nullptr, 10);
         if (layer >= hyper_.block_count && layer < hyper_.block_count + hyper_.draft_layers) continue;
         if (layer >= hyper_.block_count)
             metadata_.fail("block_count",
                            std::to_string(hyper_.block_count) + ", but there is a tensor " + name);
-        if (name.ends_with(".scale"))
-            fail(name, "only factors of one number are supported, and not for experts");
+        if (name.ends_with(".scale")) fail(name, "a factor must be a single number, and not for experts");
         fail(name, "the architecture " + gguf::printable(hyper_.architecture) + " has no such weight");
     }
 }

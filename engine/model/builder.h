@@ -29,8 +29,8 @@ class Builder {
 
     const HyperParameters &hyper() const { return hyper_; }
     const Metadata &metadata() const { return metadata_; }
-    // The model can use at most `tokens` tokens of context, because of `key`: a longer one that was asked for is
-    // an error, the model's own becomes shorter.
+    // Limits the context to `tokens` tokens because of `key`: shortens the model's own, and throws ModelError
+    // if the user chose a longer one.
     void limit_context(int64_t tokens, std::string_view key);
     kernels::Program &program() { return program_; }
 
@@ -109,7 +109,7 @@ class Builder {
     const gguf::File *file_;
     HyperParameters hyper_;
     Metadata metadata_;
-    bool asked_;  // whether context_ was asked for
+    bool asked_;  // whether the user chose context_
     int64_t context_;
     kernels::Program program_;
     int32_t layer_ = -1;

@@ -42,12 +42,12 @@ struct DecoderTraits {
     double rope_base_factor = 1;                          // of rope.freq_base
     Block block = Block::PreNorm;
     kernels::Norm::Kind norm = kernels::Norm::Kind::Rms;
-    bool norm_biases = false, norm_weights = true;  // which tensors norms have
+    bool norm_biases = false, norm_weights = true;  // which tensors a norm has
     double post_norm_epsilon = 0;                   // of the norms after both halves; 0: the file's
     HeadNorm head_norm = HeadNorm::None;
     Biases biases = Biases::WhenPresent;
     kernels::Activation::Kind act = kernels::Activation::Kind::Silu;
-    std::vector<kernels::Activation::Parameters> act_parameters = {};  // by layer, of kinds that have some
+    std::vector<kernels::Activation::Parameters> act_parameters = {};  // by layer; for kinds with parameters
     bool gated = true;                                                 // false: F(x) = Wdown act(Wup x)
     bool inner_norms = false;  // norms before the output matrices of A (attn_sub_norm) and F (ffn_sub_norm)
     bool learned_positions = false;  // position_embd.weight is added to the embeddings
@@ -56,9 +56,9 @@ struct DecoderTraits {
     std::string attn_norm = "attn_norm", attn_post_norm = "post_attention_norm";
     std::string ffn_norm = "ffn_norm", ffn_post_norm = "post_ffw_norm";
     std::string output_norm = "output_norm";
-    bool one_half = false;  // a layer consists of the attention half only
+    bool one_half = false;  // a layer has the attention half only
 
-    // Sizes per layer; empty: the file's for all. A layer with 0 heads or hidden units lacks that half.
+    // Sizes per layer; empty: the file's for all. A layer with 0 heads or 0 hidden units lacks that half.
     std::vector<int64_t> heads = {}, kv_heads = {}, hidden = {};
 
     // If `full` is not empty, layers are of two kinds: full[layer] or not.

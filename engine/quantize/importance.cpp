@@ -23,7 +23,7 @@ float float_at(const gguf::Tensor &tensor, int64_t i) {
     return value;
 }
 
-// NAME.in_sum2 [columns, matrices] sums of squares, NAME.counts [1, matrices] how many were added.
+// NAME.in_sum2 [columns, matrices]: sums of squares. NAME.counts [1, matrices]: number of summands.
 void read_sums(const gguf::File &file, const std::filesystem::path &path, Entries &entries) {
     constexpr std::string_view kSums = ".in_sum2", kCounts = ".counts";
     for (const gguf::Tensor &sums : file.tensors()) {
@@ -40,7 +40,7 @@ void read_sums(const gguf::File &file, const std::filesystem::path &path, Entrie
         values.resize(static_cast<size_t>(sums.elements()));
         for (int64_t i = 0; i < sums.elements(); ++i) {
             const float count = float_at(*counts, given == 1 ? 0 : i / sums.shape[0]);
-            // An expert that no token met: all columns count the same.
+            // No token reached this expert: all columns count the same.
             values[static_cast<size_t>(i)] = count > 0 ? float_at(sums, i) / count : 1.0f;
         }
     }

@@ -1,5 +1,5 @@
 // Importance matrices: for every weight tensor, how much each of its columns matters, as the mean square of the
-// activations that meet it. Written by llama-imatrix, in its GGUF form or the older ".dat" form.
+// activations that are multiplied with it. Written by llama-imatrix, in its GGUF form or the older ".dat" form.
 #pragma once
 
 #include <cstdint>

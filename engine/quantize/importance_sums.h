@@ -26,8 +26,8 @@ struct ImportanceSums {
     // Adds an input row of one of a tensor's matrices.
     void add(std::string_view tensor, int64_t matrix, int64_t matrices, std::span<const float> input);
 
-    // Adds what another file holds. An entry with one count joins one with many. Throws QuantizeError for entries
-    // of other sizes.
+    // Adds the sums of another file. An entry with one count also merges with one that has a count per
+    // matrix. Throws QuantizeError if sizes differ.
     void merge(const ImportanceSums &other);
 
     // The GGUF form only. Throws QuantizeError, gguf::FileError.
@@ -37,7 +37,7 @@ struct ImportanceSums {
     void save(const std::filesystem::path &path, bool overwrite) const;
 };
 
-// Of the mean squares a_j = sum_j / count of one tensor, over all its matrices with rows.
+// Statistics of the mean squares a_j = sum_j / count of one tensor, over all its matrices with rows.
 struct ImportanceStatistics {
     double sum = 0, smallest = 0, largest = 0, mean = 0, deviation = 0;
     double active = 0;    // share of a_j > 1e-5

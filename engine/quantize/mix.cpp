@@ -83,7 +83,7 @@ bool gets_more(int64_t i, int64_t count) {
     return i < eighth || i >= 7 * count / 8 || (i - eighth) % 3 == 2;
 }
 
-// The types of one model's tensors, met in the order they are written: some rules count.
+// Chooses the types of one model's tensors, in the order they are written: some rules count tensors.
 class Chooser {
   public:
     Chooser(const Mix &mix, const ModelShape &model, bool has_importance, int64_t value_tensors, bool tied)
@@ -127,7 +127,7 @@ class Chooser {
     bool is_any(std::initializer_list<std::string_view> names) const { return is_one_of(mix_.name, names); }
     bool is_iq2_sm() const { return is_any({"IQ2_S", "IQ2_M"}); }
 
-    // With experts, tensors of a layer may be missing: its number counts, not how many came before.
+    // With experts, a layer may lack tensors: the layer number is used, not the number of tensors before.
     int64_t position(const TensorShape &tensor, int64_t count) const {
         return model_.experts > 1 ? layer_of(tensor.name) : count;
     }
@@ -175,7 +175,7 @@ class Chooser {
         return model_.experts == 8 ? Q8_0 : type;
     }
 
-    // Many query heads share few values there, so that these are worth more bits.
+    // Many query heads share few values in these models, so the values deserve more bits.
     bool is_70b() const {
         const std::string &arch = model_.architecture;
         if (arch == "llama") return model_.layers == 80 && model_.heads != model_.kv_heads;
@@ -206,7 +206,7 @@ class Chooser {
         return is("Q3_K_L") ? Q5_K : mix_.base;
     }
 
-    // Gate and up.
+    // The type of gate and up matrices.
     Type wide(int64_t i) const {
         const bool middle = i >= model_.layers / 8 && i < 7 * model_.layers / 8;
         return is("IQ3_XS") && middle ? IQ3_XXS : mix_.base;
@@ -245,7 +245,7 @@ class Chooser {
     int64_t values_ = 0, downs_ = 0, ups_ = 0, gates_ = 0;  // so far
 };
 
-// For columns that are no whole blocks of the type.
+// The type to use if the columns are not a multiple of the type's block.
 Type narrower(Type type) {
     switch (type) {
         case IQ1_S:
@@ -349,7 +349,7 @@ std::vector<Choice> choose_types(const Mix &mix, const ModelShape &model,
             } else if (floats) {
                 choice.type = mix.base;
             } else {
-                // The rules count tensors, also those that have a type of their own.
+                // The rules count every tensor, even if an override gives it another type.
                 const Type by_mix = chooser.choose(tensor);
                 choice.type = wish != options.overrides.end() ? wish->second
                               : options.pure                  ? mix.base

@@ -1,7 +1,7 @@
 // Which type each tensor of a model gets: llama.cpp's mixes, as tables.
 //
-// A mix ("Q4_K_M") has a base type and exceptions by the tensor's role, by how deep its layer lies and by
-// the model's shape. The rules are those of llama-quantize; what they give for whole models is checked
+// A mix ("Q4_K_M") has a base type and exceptions by the tensor's role, by the depth of its layer and by
+// the model's shape. The rules are those of llama-quantize; their results for whole models are checked
 // against it in tests/engine/quantize/mix_test.cpp.
 #pragma once
 
@@ -31,7 +31,7 @@ struct Mix {
     gguf::Type base;
 };
 
-// By llama.cpp's names, in any case ("q4_k" is "Q4_K_M"). Null when there is none of that name.
+// The mix with this llama.cpp name, in any case ("q4_k" is "Q4_K_M"). Null for an unknown name.
 const Mix *find_mix(std::string_view name);
 std::span<const Mix> mixes();
 
@@ -42,7 +42,7 @@ struct TensorShape {
     bool operator==(const TensorShape &) const = default;
 };
 
-// What the rules look at beside the tensors.
+// What the rules need to know besides the tensors.
 struct ModelShape {
     std::string architecture;
     int64_t layers = 0;  // block_count
@@ -61,7 +61,7 @@ struct MixOptions {
 struct Choice {
     size_t tensor;  // index into the tensors
     gguf::Type type;
-    std::string note = {};  // why it is not what the mix says: "1000 columns: not a multiple of 256"
+    std::string note = {};  // why the type differs from the mix's: "1000 columns: not a multiple of 256"
 };
 
 // A choice per tensor, in the order in which tensors are written: by layer, then by name. Throws QuantizeError

@@ -26,7 +26,7 @@ std::string name_of(Type type) {
     return std::string(gguf::traits(type).name);
 }
 
-// The first of an array, where layers differ.
+// The number under `key`; of an array (layers differ), its first element.
 int64_t number(const gguf::File &file, const std::string &key) {
     const gguf::Value *value = file.find(key);
     if (!value) return 0;
@@ -54,14 +54,14 @@ std::string called(const gguf::Tensor &tensor) {
     return "tensor " + gguf::printable(tensor.name, 200);
 }
 
-// The importance of a tensor: of each of its matrices, or none.
+// The importance of each of the tensor's matrices; empty if there is none.
 std::span<const float> importance_of(const gguf::Tensor &tensor, const QuantizeRequest &request) {
     if (!request.importance) return {};
     const auto found = request.importance->find(tensor.name);
     if (found.empty()) return {};
     const auto wanted = static_cast<size_t>(tensor.shape[0] * tensor.shape[2]);
     if (found.size() == wanted) return found;
-    // A tied output matrix is recorded under another name than the table it is part of.
+    // A tied output matrix is recorded under another name than the embeddings that it consists of.
     if (tensor.name == "token_embd.weight") return {};
     throw QuantizeError(called(tensor) + ": the importance matrix has " + std::to_string(found.size()) +
                         " values, expected " + std::to_string(wanted));
@@ -146,7 +146,7 @@ bool write_pruned(std::string_view key, const gguf::Value &value, const ModelSha
     return true;
 }
 
-// Metadata in the source's order; what speaks of the source's parts and type is replaced.
+// Copies metadata in the source's order, except keys about the source's parts and types, which are replaced.
 void copy_metadata(const gguf::File &source, const QuantizeRequest &request, gguf::Writer &writer) {
     const ModelShape model = shape_of(source);
     for (const auto &[key, value] : source.metadata()) {
@@ -167,8 +167,8 @@ void copy_metadata(const gguf::File &source, const QuantizeRequest &request, ggu
         writer.add("quantize.imatrix.chunks_count", request.importance->chunks());
 }
 
-// Calls work(first, last) for pieces of [0, count) on several threads. Rethrows what the first piece that failed
-// threw: the same one for any number of threads.
+// Calls work(first, last) for pieces of [0, count) on several threads. Rethrows the exception of
+// the first piece that fails, which does not depend on the number of threads.
 template <class Work>
 void in_parallel(int threads, int64_t count, int64_t piece, Work work) {
     std::atomic<int64_t> next{0};
@@ -180,7 +180,7 @@ void in_parallel(int threads, int64_t count, int64_t piece, Work work) {
         while (!failed) {
             const int64_t at = next.fetch_add(piece);
             if (at >= count) return;
-            // A piece that was taken is always finished, and all before it were taken earlier.
+            // Pieces are taken in order, and every piece that was taken is finished.
             try {
                 work(at, std::min(count, at + piece));
             } catch (...) {
@@ -195,7 +195,7 @@ void in_parallel(int threads, int64_t count, int64_t piece, Work work) {
         try {
             for (int i = 1; i < threads; ++i) team.emplace_back(run);
         } catch (const std::system_error &) {
-            // Fewer threads than wished: the others do the work.
+            // No more threads can be started: the running ones do the work.
         }
         run();
     }
@@ -350,7 +350,7 @@ bool quantize(const gguf::File &source, const QuantizePlan &plan, const Quantize
     for (const PlannedTensor &planned : plan.tensors)
         writer.add_tensor(planned.name, planned.type,
                           {planned.source->shape, static_cast<size_t>(planned.source->rank)});
-    writer.start(path, {.overwrite = true});  // whether it may was asked before; never what is read
+    writer.start(path, {.overwrite = true});  // the caller checked; never overwrites the source
     Conversion conversion(request, writer);
     for (const PlannedTensor &planned : plan.tensors)
         if (!conversion.convert(planned)) return false;

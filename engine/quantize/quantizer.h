@@ -50,8 +50,8 @@ struct QuantizePlan {
     int64_t elements = 0;
 };
 
-// What would be written. Throws QuantizeError for types that runnel does not write, for a quantized source
-// without allow_requantize, for importance that does not fit the tensors, and for pruned layers that do not exist.
+// Plans what quantize() writes. Throws QuantizeError for types that runnel does not write, for a quantized
+// source without allow_requantize, for importance that does not fit, and for layers that do not exist.
 QuantizePlan plan_quantization(const gguf::File &source, const QuantizeRequest &request);
 
 // Writes `plan` to `path`; memory is bounded by some 64 MiB, whatever the model's size. Returns false when

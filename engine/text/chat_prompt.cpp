@@ -149,7 +149,7 @@ void ChatPrompt::find_tool_format() {
         }
     };
     const auto before = rendered(false);
-    // As an object first: the text of a string would be quoted once more where the template writes JSON.
+    // Arguments as an object first: a template that writes JSON would quote a string a second time.
     for (const int way : {0, 1, 2, 3}) {
         arguments_as_text_ = way & 1;
         calls_without_content_ = way & 2;
@@ -258,7 +258,7 @@ jinja::Value ChatPrompt::calls_value(const std::string &calls) const {
                 const std::string_view text = trimmed(arguments.get_ref<const std::string &>());
                 arguments = text.empty() ? Json::object() : parse_json(text);
             }
-        } catch (const std::exception &) {  // the call as it stands
+        } catch (const std::exception &) {  // this call stays as it is
         }
     return jinja::from_json(list);
 }

@@ -72,8 +72,8 @@ class ChatPrompt {
     std::vector<Segment> render(std::span<const Message> messages, bool add_generation_prompt = true,
                                 const nlohmann::ordered_json *tools = nullptr) const;
 
-    // How the model writes tool calls, as the template writes those of a conversation; null if it writes none,
-    // or in an unknown way.
+    // The format of tool calls, taken from how the template writes the calls of a conversation; null if it
+    // writes none or the format is unknown.
     const ToolFormat *tool_format() const { return tool_format_; }
 
   private:
@@ -91,14 +91,14 @@ class ChatPrompt {
     ChatPromptOptions options_;
     nlohmann::ordered_json thinking_ = nlohmann::ordered_json::object();  // variables
     jinja::Value tools_;
-    std::optional<jinja::Template> template_;  // always there once constructed
-    std::string generation_prompt_;            // for templates that do not know add_generation_prompt
+    std::optional<jinja::Template> template_;  // has a value once constructed
+    std::string generation_prompt_;            // for templates that do not use add_generation_prompt
     bool has_template_ = false;
     std::string note_, problem_;
     std::vector<std::string> stops_;
     ReasoningStyle reasoning_;
     const ToolFormat *tool_format_ = nullptr;
-    // The template takes the arguments of calls as text, not as objects; and no content beside calls.
+    // The template takes the arguments of calls as text, not as objects; it takes no content next to calls.
     bool arguments_as_text_ = false, calls_without_content_ = false;
 };
 

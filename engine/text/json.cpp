@@ -13,15 +13,15 @@ namespace {
 
 using Kind = JsonError::Kind;
 
-// An open container. (Entries are moved into nlohmann's object at its end: that would copy them when it
-// grows, and its own functions search all keys for each.)
+// An open container. Its entries move into nlohmann's object only when it closes: that object copies its
+// entries when it grows, and its own functions search all keys for every insertion.
 struct Open {
     bool is_object;
     std::vector<std::string> keys{};
     std::vector<Json> values{};
 };
 
-// For each entry: whether it is a repetition of a key. The first entry then has the last one's value.
+// Moves the last value of each repeated key to its first entry; returns which entries are repetitions.
 std::vector<bool> drop_repeated_keys(Open &object) {
     const std::vector<std::string> &keys = object.keys;
     std::vector<size_t> order(keys.size());

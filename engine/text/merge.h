@@ -4,13 +4,13 @@
 // is often five bytes long, but can be a megabyte (a text without blanks). A heap over all of it would spend
 // its time in cache misses, so a long word is merged window by window. This is exact:
 //
-// Within a window, merging proceeds as in the whole word up to an *edge*. Symbols right of the edge are not
-// known, because they may have merged with text beyond the window. The edge starts at the window's end. For
-// the symbol before it, the lowest rank is known at which it could merge with any piece that starts the
-// text after the edge. When the merging reaches that rank, the symbol becomes unknown too, and the edge
-// moves to its start. In the end nothing before the edge can merge across it, nor could it earlier: the
-// tokens up to there are those of the whole word, and the next window starts at the edge. Mostly the edge
-// moves by only a few tokens.
+// Within a window, merging proceeds as in the whole word up to an *edge*. Symbols right of the edge are
+// unknown, because they may have merged with text beyond the window. At first, the edge is the window's end.
+// For the symbol before the edge, the lowest rank is known at which it could merge with any piece that begins
+// the text after the edge. When merging reaches that rank, this symbol becomes unknown, too: the edge moves
+// to its start. In the end nothing before the edge can merge across it, and nothing could have earlier. So
+// the tokens before it are those of the whole word, and the next window starts at the edge, which has mostly
+// moved by only a few tokens.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@
 
 namespace runnel::text {
 
-// A symbol of the window. Its length and token are stored at the index of its first byte, its length again,
-// as `bytes_before`, at the index after its last byte, so both neighbors are found without links.
+// A symbol of the window. The entry at its first byte has its length and token; the entry after its last byte
+// has its length again, as `bytes_before`. So both neighbors are found without links.
 struct Symbol {
     uint16_t bytes;         // of the symbol that starts here (at most kMaxPieceBytes); 0: none
     uint16_t bytes_before;  // of the symbol that ends here; 0 at the start of the window

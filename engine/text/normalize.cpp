@@ -12,8 +12,8 @@ namespace runnel::text {
 namespace {
 
 // Characters that never change and never compose with the character before them (NFC_Quick_Check=Yes and
-// combining class 0): not all of those, but most of common text. tests/engine/text/normalize_test.cpp
-// checks them against utf8proc.
+// combining class 0): a subset that covers most common text. tests/engine/text/normalize_test.cpp checks it
+// against utf8proc.
 bool is_inert(uint32_t c) {
     return c < 0x300 || (c >= 0x391 && c <= 0x482) || (c >= 0x5D0 && c <= 0x5EA) ||
            (c >= 0x620 && c <= 0x64A) || (c >= 0x905 && c <= 0x939) || (c >= 0xE01 && c <= 0xE33) ||

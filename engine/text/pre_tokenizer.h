@@ -26,7 +26,7 @@ enum class Conventions : uint8_t {
 // The evidence for a row of the table. tests/data/pre_tokenizers.json holds the words that Hugging Face's
 // `tokenizers` makes with each row's definition (scripts/record-tokenizers); the tests compare with them.
 enum class Evidence : uint8_t {
-    Vectors,    // and recorded ids of a model's own tokenizer agree (../shared/data/vocab)
+    Vectors,    // recorded ids of a model's own tokenizer agree, too (../shared/data/vocab)
     Published,  // the definition is the model's: its tokenizer.json, its code, or a copy that quotes it
     Peer,       // the definition is llama.cpp's (2026); the model's own was not available
 };
@@ -47,7 +47,7 @@ struct PreTokenizerKind {
 std::span<const PreTokenizerKind> pre_tokenizer_kinds();
 // Null when the name is unknown.
 const PreTokenizerKind *find_pre_tokenizer(std::string_view name);
-// A known name for an unknown one: the one with the longest common prefix, if that is significant.
+// The known name to use for an unknown one: the longest common prefix wins; "dbrx" if all are short.
 std::string_view nearest_pre_tokenizer(std::string_view name);
 // "default, gpt-2, ...", for messages.
 std::string pre_tokenizer_names();

@@ -34,7 +34,7 @@ constexpr std::string_view kQwen35 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Qwen 2's without English contractions.
+// Qwen 2's pattern without English contractions.
 constexpr std::string_view kUfakzeka =
     R"([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
@@ -144,14 +144,14 @@ constexpr std::string_view kDeepseekLetters =
 constexpr std::string_view kDeepseekSigns =
     R"(\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+)";
 
-// CJK ideographs, the code points between Samaritan and them, and Hangul.
+// CJK ideographs, everything from U+0800 (Samaritan) up to them, and Hangul.
 constexpr std::string_view kDeepseekHan = R"([\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+)";
 
 constexpr std::string_view kDeepseek3Han = R"([\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+)";
 constexpr std::string_view kDeepseek3 =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
     R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-// In this one "~" is neither a symbol nor punctuation.
+// In this pattern "~" is neither a symbol nor punctuation.
 constexpr std::string_view kLlamaDeepseek3 =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|(?:~|[^\r\n\p{L}\p{P}\p{S}])?[\p{L}\p{M}]+)"
     R"(| ?(?:(?!~)[\p{P}\p{S}])++[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";

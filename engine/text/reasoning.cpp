@@ -10,7 +10,7 @@ using harmony::kChannel, harmony::kEnd, harmony::kMessage, harmony::kStart;
 
 constexpr std::string_view kSpace = " \t\r\n";
 
-// In search order.
+// Known pairs of marks, in search order.
 constexpr std::pair<std::string_view, std::string_view> kMarks[] = {
     {"<seed:think>", "</seed:think>"},            // Seed-OSS
     {"[THINK]", "[/THINK]"},                      // Magistral

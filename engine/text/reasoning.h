@@ -24,9 +24,9 @@ enum class Thinking { Default, Off, On, Low, Medium, High };
 
 struct ReasoningStyle {
     enum class Kind { None, Marks, Harmony } kind = Kind::None;
-    std::string open, close;  // of Marks
-    // Where tools may be called: a call's first mark. It ends the reasoning, too; of Harmony, messages to
-    // functions are shown behind it.
+    std::string open, close;  // for Kind::Marks
+    // The first mark of a tool call; empty if none may be made. It also ends the reasoning. Harmony's
+    // messages to functions are rewritten to begin with it.
     std::string call{};
 
     // Whether the answer to `prompt` begins within the reasoning, because the template
@@ -68,7 +68,7 @@ class ReasoningSplitter {
     State state_;
     bool skips_space_ = false;  // at the beginning of the next piece
     std::string pending_;
-    size_t searched_ = 0;  // of pending_: no mark begins in it; of State::Start and Inside, it is whitespace
+    size_t searched_ = 0;  // bytes of pending_ in which no mark begins; in Start and Inside, white space
     std::vector<Piece> pieces_;
 };
 

@@ -171,7 +171,7 @@ std::vector<Fragment> Tokenizer::Impl::partition(
     return fragments;
 }
 
-// Replaces blanks by marks; if the model requires it, one for several, and none at the text's ends.
+// Replaces blanks by marks; if remove_extra_blanks, runs by one mark, and blanks at the ends by nothing.
 void Tokenizer::Impl::append_blank_marks(std::string_view part, bool first, bool last,
                                          std::string &text) const {
     if (!remove_extra_blanks) {

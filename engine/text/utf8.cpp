@@ -38,7 +38,7 @@ size_t ascii_prefix(std::string_view text) {
     return at;
 }
 
-// Shown as \xNN.
+// Whether the character must be shown as \xNN.
 bool is_unsafe(uint32_t code_point) {
     return (code_point < 0x20 && code_point != '\n' && code_point != '\t') ||
            (code_point >= 0x7F && code_point <= 0x9F);

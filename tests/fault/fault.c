@@ -1,15 +1,15 @@
-// A library for LD_PRELOAD that makes one call of libc fail, to see what the program makes of it. Linux, glibc.
+// A library for LD_PRELOAD that makes one call of libc fail, to test how the program reacts. Linux, glibc.
 //
 //   FAULT=CALL:N:ERROR   the Nth call of CALL since main began (from 1 on) fails with ERROR: EIO, ENOSPC, EINTR,
 //                        ENOMEM; or "short": a read or write of half the bytes. "N+": the Nth and all later ones.
-//   FAULT_MARK=FILE      made when that happened: a sweep over N ends where it is missing
+//   FAULT_MARK=FILE      created when the call fails: a sweep over N ends when this file is missing
 //   FAULT=exploit:1:EIO  no call fails: when the model is mapped, the process does what an attacker's code
 //                        would do, and reports the errors on descriptor 2: "exploit: file 13 made 13 program 1 ..."
 //   FAULT=landlock:1:EIO the kernel has no Landlock; "seccomp", no seccomp; "sandbox", neither.
 //   FAULT_LOG=FILE       each change of a file is appended to FILE as a record: KIND TAB PATH TAB NUMBER TAB SIZE LF,
 //                        then SIZE bytes and LF. create; write (NUMBER: offset; the bytes); truncate (NUMBER: size);
 //                        sync; unlink; rename (the bytes: the new path)
-// CALL: open read write fsync rename mmap malloc thread. Descriptor 2 never fails: what the program says is looked at.
+// CALL: open read write fsync rename mmap malloc thread. Descriptor 2 never fails: tests check the messages.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -39,7 +39,7 @@ __attribute__((constructor)) static void start(void) {
     static char name[16], number[16], kind[16];
     const char *fault = getenv("FAULT");
     mark = getenv("FAULT_MARK");
-    syscall(SYS_getpid);  // finds the real one, while no call fails
+    syscall(SYS_getpid);  // looks up the real syscall() while no call fails
     if (getenv("FAULT_LOG"))
         record_to = (int)syscall(SYS_openat, AT_FDCWD, getenv("FAULT_LOG"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (!fault || sscanf(fault, "%15[a-z]:%15[0-9+]:%15s", name, number, kind) != 3) return;
@@ -65,7 +65,7 @@ int __libc_start_main(int (*run)(int, char **, char **), int argc, char **argv, 
     return real(begin, argc, argv, init, fini, rtld_fini, stack_end);
 }
 
-// This call is the one.
+// Whether the current call must fail.
 static int fails(const char *name) {
     if (!active || strcmp(name, call) != 0) return 0;
     const long n = ++count;
@@ -250,7 +250,7 @@ void *mmap64(void *where, size_t size, int protection, int flags, int fd, off_t 
     return mmap(where, size, protection, flags, fd, offset);
 }
 
-// Kernels without a mechanism of the sandbox.
+// Whether the kernel is to lack this mechanism of the sandbox.
 static int lacks(const char *what) { return active && (!strcmp(call, what) || !strcmp(call, "sandbox")); }
 long syscall(long number, ...) {
     REAL(long, "syscall", long, ...);

@@ -1,7 +1,7 @@
-// One call of libc fails, at one place after the other (tests/fault/fault.c): the program ends with a code and a message
-// that fit, what it wrote is right as far as it goes, nothing lies about, and a batch goes on where it was.
+// Lets one libc call fail, at one place after the other (tests/fault/fault.c). The program must end with a
+// fitting code and message, leave correct output and no stray files; a batch must resume where it stopped.
 //
-// A sample of the places; RUNNEL_FAULTS=N takes the first N of every call instead, or as many as there are (N 0).
+// Tries a sample of the places; with RUNNEL_FAULTS=N, the first N of every call; with N = 0, all of them.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Built beside the program.
+// The library is built next to the program.
 fs::path library() {
     return fs::absolute(fs::path(*program_under_test()).parent_path() / "fault.so");
 }
@@ -33,7 +33,7 @@ fs::path library() {
 struct Fault {
     const char *call, *error;
     bool all_later = false;
-    bool harmless = false;  // the program goes on as if nothing were
+    bool harmless = false;  // the program must not be affected
 };
 constexpr Fault kFaults[] = {
     {"open", "EIO"},
@@ -58,7 +58,7 @@ struct Scenario {
     std::vector<std::string> arguments;  // "@NAME" is that file in the folder
     std::string input;
     std::vector<std::string> outputs;
-    std::string resumed = {};  // of these, the one that --resume completes
+    std::string resumed = {};  // the output that --resume completes
 };
 
 const std::string kRows =
@@ -97,7 +97,7 @@ std::string replaced(std::string text, const fs::path &folder) {
     return text;
 }
 
-// Beside the outputs: what the scenarios read.
+// Writes the files that the scenarios read.
 void fill(const fs::path &folder) {
     std::ofstream(folder / "rows") << kRows;
     std::string text = read_file(held_out_text());
@@ -119,7 +119,7 @@ Result run_in(const fs::path &folder, const Scenario &scenario, const std::strin
     return execute(p);
 }
 
-// Without what depends on the clock.
+// The content of an output, without parts that depend on the clock.
 std::string content(const fs::path &file) {
     std::string text = read_file(file);
     if (file.filename() == "stats") {
@@ -158,7 +158,7 @@ void check_files(const fs::path &folder, const Scenario &scenario, const Expecte
     }
 }
 
-// Whether the call was made at all.
+// Returns whether the program made the call at all.
 bool survives(const Scenario &scenario, const Fault &fault, long n, const Expected &expected) {
     const TemporaryDirectory directory;
     fill(directory.path());

@@ -1,4 +1,4 @@
-// libFuzzer's entry: the target is the one that the program is called (build-fuzz/jinja is a link to the
+// libFuzzer's entry point. The name of the program selects the target (build-fuzz/jinja is a link to the
 // program).
 #include <cstddef>
 #include <cstdint>

@@ -77,9 +77,9 @@ void check_message(const std::string &message) {
     CHECK(std::all_of(message.begin(), message.end(), [](char c) { return c >= 0x20 && c < 0x7f; }));
 }
 
-// Whether it opened.
+// Returns whether the file could be opened.
 bool survives(const Bytes &bytes) {
-    const Bytes exact(bytes.begin(), bytes.end());  // no spare capacity behind the end
+    const Bytes exact(bytes.begin(), bytes.end());  // no spare capacity after the end
     try {
         const File file = File::from_bytes(exact, "broken.gguf");
         use(file);
@@ -119,7 +119,7 @@ TEST_CASE("fuzz: 30,000 random corruptions of a GGUF file") {
         for (uint64_t count = 1 + random.below(3); count > 0; --count) mutate(bytes, random);
         opened += survives(bytes);
     }
-    // Weight bytes and names may be anything, so some open; but a reader that accepts all, or none, is
+    // Weight bytes and names may be anything, so some files open; but a reader that accepts all, or none, is
     // broken.
     CHECK(opened > 1000);
     CHECK(opened < 20000);

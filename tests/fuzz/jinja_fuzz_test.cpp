@@ -1,5 +1,5 @@
-// Templates are untrusted: whatever they are made of, they render or are refused with one line, soon and in
-// little memory.
+// Templates are untrusted: every one must render or be refused with one line, in little time and
+// memory.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -214,7 +214,7 @@ TEST_CASE("fuzz: templates made to take for ever, or all memory, are stopped") {
         CHECK(message.size() < 1000);
         CHECK(thread_seconds() - start < kHang);  // some 0.1 s each, without a sanitizer
     }
-    // Many, but not too many.
+    // A long chain that is still below the limit.
     const std::string ladder = "{% if 0 %}" + repeated("{% elif 0 %}", 20000) + "{% endif %}";
     CHECK(outcome(ladder, Json::object(), {}) == "");
     CHECK(outcome("{{ ('a' * 200000 ~ 'b') in ('a' * 400000) }}", Json::object(), {}) == "");

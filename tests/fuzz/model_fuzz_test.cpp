@@ -1,5 +1,5 @@
-// Damaged models all the way: whatever still opens as GGUF must build, tokenize and compute a token, or be
-// refused by the layer whose business it is, with one printable line.
+// Damaged models, from the file to a computed token: a file that still opens as GGUF must build, tokenize and
+// compute a token, or be refused with one printable line.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -104,7 +104,7 @@ TEST_CASE("fuzz: ten thousand damaged models run or are refused") {
     for (int round = 0; round < 10000; ++round) {
         CAPTURE(round);
         Bytes bytes = whole;
-        // Mostly the header: metadata, vocabulary and tensor table, where bytes have consequences. Each edit
+        // Edits mostly the header: metadata, vocabulary and tensor table, where bytes have effects. Each edit
         // works on a piece of its own, so that what follows keeps its place unless the piece changes size.
         for (uint64_t edits = 1 + random.below(3); edits > 0; --edits) {
             const size_t header = std::min<size_t>(9000, bytes.size());

@@ -1,4 +1,4 @@
-// What the fuzzers call: one function per kind of untrusted input, each a property of every sequence of bytes.
+// The functions that the fuzzers call: one per kind of untrusted input. Each checks properties of any input.
 //
 // libFuzzer runs them (tests/fuzz/driver.cpp, `make fuzz`); the test suite replays the files of
 // tests/fuzz/corpus/NAME/, seeds and former findings, under the build's own compiler (corpus_test.cpp).
@@ -54,7 +54,7 @@ inline constexpr Target kTargets[] = {
     {"tool_calls", tool_calls, 512},
 };
 
-// A property that did not hold. Nothing else may leave a target.
+// A property that does not hold. A target must throw nothing else.
 class Broken : public std::logic_error {
     using std::logic_error::logic_error;
 };
@@ -66,7 +66,7 @@ inline std::string_view text_of(Input input) {
     return {reinterpret_cast<const char *>(input.data()), input.size()};
 }
 
-// Takes values from the front of the input; at its end, zeros.
+// Takes values from the front of the input, and zeros when it is used up.
 class Bytes {
   public:
     explicit Bytes(Input input) : rest_(input) {}

@@ -19,10 +19,10 @@ struct Answered {
     std::vector<decode::TokenId> tokens;  // of the pieces
     completion::Done done = {};
 };
-using AnswerKey = std::pair<completion::RequestId, int32_t>;  // and the sample
+using AnswerKey = std::pair<completion::RequestId, int32_t>;  // request and sample
 using AllAnswers = std::map<AnswerKey, Answered>;
 
-// Adds what a queue reports; calls `on_done` for each end.
+// Adds the events of a queue; calls `on_done` at each end of an answer.
 template <class OnDone>
 void gather(const completion::CompletionQueue &queue, AllAnswers &answers, OnDone on_done) {
     for (const completion::Event &event : queue.events()) {

@@ -14,14 +14,14 @@ namespace runnel::testing {
 // probably not have ended.
 inline constexpr double kHang = 60;
 
-// Of the calling thread.
+// Processor time of the calling thread.
 inline double thread_seconds() {
     timespec t{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// Seconds that work() takes on this thread: the least of five, so that one is undisturbed.
+// Seconds of this thread that work() takes: the minimum of five runs, to exclude disturbances.
 double least_seconds(auto &&work) {
     double least = std::numeric_limits<double>::infinity();
     for (int i = 0; i < 5; ++i) {

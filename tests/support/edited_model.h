@@ -59,7 +59,7 @@ class EditedModel {
         kernels::Program program;
         return built(program);
     }
-    // The same, and the program; the file's weights are freed at the end of this call.
+    // Like error(), and returns the program; the file's weights are freed at the end of this call.
     std::string built(kernels::Program &program) const {
         const gguf::File file = gguf::File::open(write());
         try {

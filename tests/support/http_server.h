@@ -1,5 +1,5 @@
 // A small HTTP server on the loopback, for tests of downloads: every request is answered by a function, on a thread of
-// its own, over a connection of its own. The answer may be cut, stall, and lie about its length.
+// its own, over a connection of its own. The answer may be cut short, stall, or have a wrong length.
 #pragma once
 
 #include <arpa/inet.h>
@@ -31,10 +31,10 @@ struct ServerRequest {
 struct ServerReply {
     int status = 200;
     std::string body = {};
-    std::vector<std::string> headers = {};  // "Name: value", beside Content-Length
+    std::vector<std::string> headers = {};  // "Name: value", in addition to Content-Length
     size_t cut = static_cast<size_t>(-1);   // the connection is closed after so many bytes of the body
-    bool stalls = false;                    // after `cut` bytes nothing comes, until the client gives up
-    std::string length = {};                // another Content-Length than the body's; "-": none
+    bool stalls = false;                    // after `cut` bytes, sends nothing until the client gives up
+    std::string length = {};                // a Content-Length that is not the body's; "-": none
 };
 
 class HttpServer {

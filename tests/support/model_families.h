@@ -22,7 +22,7 @@ struct ExpertFiles {
     bool selection_bias = false;  // exp_probs_b
     bool bare_name = false;       // exp_probs_b without the suffix .bias
     bool width_key = true;        // expert_feed_forward_length
-    bool dense_too = false;       // beside a dense network; experts have a norm of their own
+    bool dense_too = false;       // next to a dense network; experts have their own norm
     bool shared_count = false;    // has the key expert_shared_count
 };
 
@@ -92,8 +92,8 @@ struct FamilyFiles {
     std::optional<LatentFiles> latent = {};
     std::optional<Gemma4Files> gemma4 = {};
     std::optional<RecurrentFiles> recurrent = {};
-    // Size of the layers' additions to the residual stream: large if embeddings are multiplied, so that
-    // layers determine the logits and not the token itself.
+    // Size of the layers' additions to the residual stream. Large for families that multiply embeddings, so
+    // that the layers determine the logits, not the token itself.
     float branch_gain = 1;
     std::vector<Key> keys = {};  // values with which the feature matters in a small model
     // Full names of keys with an array of one value, repeated for every layer.

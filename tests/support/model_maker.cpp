@@ -140,7 +140,7 @@ class Planner {
     explicit Planner(const ModelShape &shape) : shape_(shape), family_(*find_family_files(shape.arch)) {}
 
     std::vector<Plan> plan() {
-        // Tied embeddings determine the size of the logits, others that of the residual stream.
+        // Tied embeddings determine the size of the logits, untied ones only that of the residual stream.
         matrix("token_embd", Role::Embedding, shape_.width, shape_.vocab,
                shape_.tied ? 2.5f : root(shape_.width));
         if (family_.positions)

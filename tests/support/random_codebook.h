@@ -35,8 +35,8 @@ inline bool is_codebook_type(gguf::Type type) {
     return gguf::traits(type).supported && gguf::traits(type).quantized && !gguf::can_quantize(type);
 }
 
-// Blocks of random bits, the same for equal values. Each block has the root mean square of its 256 `values`, whose
-// individual values are otherwise unused. Precondition: is_codebook_type(type), values.size() a multiple of 256.
+// Writes blocks of random bits, the same for equal `values`. Each block has the root mean square of its 256
+// values. Precondition: is_codebook_type(type), values.size() is a multiple of 256.
 inline void random_codebook_row(gguf::Type type, std::span<const float> values, std::byte *blocks) {
     const size_t bytes = gguf::traits(type).block_bytes;
     uint64_t seed = static_cast<uint64_t>(type);

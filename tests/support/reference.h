@@ -12,8 +12,8 @@ inline Row to_row(std::span<const float> x) {
     return Row(x.begin(), x.end());
 }
 
-// Multiplies a head by the Hadamard matrix of the largest power of two that divides its size n, divided by
-// its root: H[i][j] = (-1)^(number of bits that i and j share), for each run of n.
+// Multiplies each run of n values of a head by H / sqrt(n), where n is the largest power of two that divides
+// the size of the head and H[i][j] = (-1)^(number of bits that i and j share).
 void hadamard(std::span<double> head);
 
 }  // namespace runnel::kernels::reference

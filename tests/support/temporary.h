@@ -36,7 +36,7 @@ class TemporaryDirectory {
     std::filesystem::path path_;
 };
 
-// Quoted as one word of a shell command.
+// The path quoted as one word of a shell command.
 inline std::string shell_word(const std::filesystem::path &path) {
     std::string word = "'";
     for (const char c : path.native()) word += c == '\'' ? "'\\''" : std::string(1, c);

@@ -50,7 +50,7 @@ class TerminalModel {
     }  // control characters and sequences that this model does not know
     bool wraps() const { return wraps_; }
 
-    // Folds the lines that become too long, as most terminals do.
+    // Changes the size; folds lines that become too long, as most terminals do.
     void resize(int columns, int rows) {
         std::vector<Line> folded;
         size_t row = 0;
@@ -79,7 +79,7 @@ class TerminalModel {
   private:
     using Line = std::vector<std::string>;  // a cell each; the second of a wide character is ""
 
-    // Number of bytes used; 0 if more are needed.
+    // Processes one character or sequence. Returns the bytes used; 0 if more are needed.
     size_t one(std::string_view rest) {
         if (rest[0] == '\x1b') return escape(rest);
         if (rest[0] == '\r') return column_ = 0, full_ = false, 1;

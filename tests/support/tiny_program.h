@@ -20,7 +20,7 @@ struct TinyExperts {
     bool merged = false;  // gate and up in one tensor
     bool weights_on_input = false;
     bool scales = false;  // a factor for each expert
-    bool shared = false;  // an expert for all tokens beside them
+    bool shared = false;  // an additional expert for all tokens
     kernels::Activation::Kind act = kernels::Activation::Kind::Silu;
 };
 

@@ -30,7 +30,7 @@ inline uint64_t hash_tokens(const std::vector<int32_t> &tokens) {
     return h;
 }
 
-// In [-8, 8).
+// The logit of a token, in [-8, 8).
 inline float toy_logit(uint64_t hash, int32_t id) {
     return static_cast<float>(mix(hash ^ static_cast<uint64_t>(id) << 20) >> 40) * 0x1p-24f * 16 - 8;
 }
@@ -55,9 +55,9 @@ class ToyBackend final : public kernels::Backend {
     // Replaces the logits of a prefix.
     std::function<void(const std::vector<int32_t> &prefix, std::span<float> logits)> model;
     size_t memory = size_t{1} << 33;
-    // The largest k of its own top-k selection; 0: only full rows.
+    // The largest k of top-k selection on this device; 0: it returns full rows only
     int32_t selects = 0;
-    // Counts of what was returned: full rows and candidates of batches, and rows read afterwards.
+    // Counts: full rows and candidates returned with batches, and rows read afterwards.
     size_t whole_rows = 0, candidates = 0, rows_read = 0;
 
     kernels::DeviceInfo info() const override { return {"toy", "toy", memory, memory}; }
@@ -151,7 +151,7 @@ class ToyBackend final : public kernels::Backend {
         const auto vocab = static_cast<size_t>(vocab_);
         return std::span(logits_).subspan(row * vocab, vocab);
     }
-    // The order of a device: values that are not finite first, then larger ones, the lower token among equals.
+    // A row in a device's order: logits that are not finite first, then larger ones; at ties, lower tokens.
     std::vector<kernels::TopLogit> sorted_row(size_t row) {
         std::vector<kernels::TopLogit> all;
         for (const float l : row_of(row)) all.push_back({static_cast<int32_t>(all.size()), l});
@@ -168,7 +168,7 @@ class ToyBackend final : public kernels::Backend {
         return pools_[group].at(
             static_cast<size_t>(block * kernels::kBlockTokens + c % kernels::kBlockTokens));
     }
-    // Writes the tokens [from, from + count) of the batch to the cells from `to` on.
+    // Writes the `count` tokens of the batch from `from` on to the cells from `to` on.
     void write(const kernels::Batch &batch, const kernels::SequenceSpan &s, int32_t from, int32_t to,
                int32_t count) {
         for (int32_t i = 0; i < count; ++i) {
@@ -193,8 +193,8 @@ class ToyBackend final : public kernels::Backend {
         }
     }
 
-    // Checks that every state that is read is that of the tokens before the batch, and that no slot is
-    // written that another span reads or writes.
+    // Checks that every state read is the state of the tokens before the batch, and that no slot is written
+    // that another span reads or writes.
     void advance_states(const kernels::Batch &batch,
                         const std::map<int32_t, std::vector<int32_t>> &prefixes) {
         std::vector<int> touched(states_.size(), 0);

@@ -30,7 +30,7 @@ struct ToyRig {
         : backend(toy.get()), executor(std::move(toy), toy_program(vocab, recurrent), options) {}
 };
 
-// Token 0 ends a text.
+// The text of token i is the character '!' + i. Token 0 ends a text.
 inline completion::Vocabulary toy_letters() {
     return {[](decode::TokenId id) { return std::string(1, static_cast<char>('!' + id)); },
             [](decode::TokenId id) { return id == 0; }};

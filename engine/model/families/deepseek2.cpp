@@ -1,5 +1,5 @@
 // deepseek2: DeepSeek V2, V3, R1, V3.1, Kimi K2, Moonlight, GLM-4.7-Flash, GigaChat 3: multi-head latent
-// attention (DeepSeek-V2, 2024), and experts behind some dense layers.
+// attention (DeepSeek-V2, 2024), and experts after some dense layers.
 //
 // Keys and values of all heads are linear in one latent vector c per token: k_h = [K_h c | r], v_h = V_h c,
 // with a rotated part r that the heads share. Then q_h . k_h = [K_h^T q_h | q's rotated part] . [c | r] and

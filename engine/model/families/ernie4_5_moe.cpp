@@ -1,5 +1,5 @@
-// ernie4_5-moe: ERNIE 4.5 with experts in some layers, chosen by softmax scores with a bias, beside a shared
-// one.
+// ernie4_5-moe: ERNIE 4.5 with experts in some layers, chosen by softmax scores with a bias, and a shared
+// expert.
 #include "engine/model/experts.h"
 #include "engine/model/families.h"
 

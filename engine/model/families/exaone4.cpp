@@ -1,4 +1,4 @@
-// exaone4: EXAONE 4. Norms only behind the halves of a layer; normed query and key heads. The 32B model has
+// exaone4: EXAONE 4. Norms only after the halves of a layer; normed query and key heads. The 32B model has
 // windows on three of four layers, and only these rotate; without a window all layers do.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"

@@ -1,5 +1,5 @@
 // gemma: Gemma 1 and CodeGemma. GeGLU; embeddings times the root of their width. Norm weights are stored as
-// what they multiply by (the original adds 1).
+// the factors themselves (the original adds 1).
 #include <cmath>
 
 #include "engine/model/decoder.h"

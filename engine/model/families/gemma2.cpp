@@ -1,4 +1,4 @@
-// gemma2: norms before and behind both halves of a layer, soft-caps on scores and logits, a window on every
+// gemma2: norms before and after both halves of a layer, soft-caps on scores and logits, a window on every
 // other layer beginning with the first. The 27B model (46 layers) scales scores by the width of a layer per
 // head.
 #include <cmath>

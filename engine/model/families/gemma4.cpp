@@ -1,15 +1,15 @@
-// gemma4: Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B. Norms before and behind both halves of a layer, normed query,
+// gemma4: Gemma 4 E2B, E4B, 12B, 26B-A4B, 31B. Norms before and after both halves of a layer, normed query,
 // key and (without weights) value heads, scores that are not scaled, soft-capped logits, and a factor for the
-// stream behind every layer. What differs from layer to layer:
+// stream after every layer. What differs from layer to layer:
 //   - five window layers (E2B: four), then a full one, each kind with its own head size, number of K/V heads
 //     and RoPE; full layers rotate the first quarter of the pairs (rope_freqs divides the others' frequencies
 //     by 1e30), and in the large models their values are their keys before norm and RoPE;
 //   - the last `attention.shared_kv_layers` layers have no keys and values: they read those of the last layer
-//     of their kind that has, and may have a wider feed-forward network;
+//     of their kind that has them, and may have a wider feed-forward network;
 //   - E2B, E4B: an embedding of the token for every layer (`embedding_length_per_layer_input` = P wide),
-//   mixed
-//     with a projection of the ordinary one, gated by the stream and added to it at the layer's end;
-//   - 26B-A4B: experts beside the dense network, whose router reads the stream itself.
+//     mixed with a projection of the ordinary embedding, gated by the stream and added to the stream at
+//     the end of the layer;
+//   - 26B-A4B: experts next to the dense network; their router reads the stream itself.
 // (transformers' Gemma4TextModel; tensors as llama.cpp's converter names them.)
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ struct Kind {
     int32_t window, rope;
 };
 
-// What the keys say, by layer.
+// The per-layer sizes given by the file's keys.
 class Layers {
     template <typename T>
     static typename std::vector<T>::const_reference at(const std::vector<T> &values, int32_t layer) {
@@ -238,7 +238,7 @@ void Gemma4::feed_forward(int32_t layer, const SubLayer &way) {
     experts(layer, {x_, way.out, out});
 }
 
-// Reads the stream, adds to way.add.
+// Reads the stream and adds its output to way.add.
 void Gemma4::experts(int32_t layer, const SubLayer &way) {
     const Slot router_in = b_.slot("router input", width_.value),
                normed = b_.slot("normed for experts", width_.value);
@@ -287,7 +287,7 @@ void Gemma4::add_own_embedding(int32_t layer) {
 void Gemma4::finish(int32_t layer) {
     if (own_embedding_.value > 0) add_own_embedding(layer);
     const std::string factor = name(layer, "layer_output_scale.weight");
-    // The last step is the norm that adds to the stream, in either case.
+    // Either way, the last step is now the norm that adds to the stream.
     if (b_.has(factor))
         std::get<Norm>(b_.program().steps.back()).scale = b_.values(factor, {1, "one"}, {1, "one"}).front();
 }

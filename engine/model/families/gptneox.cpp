@@ -1,4 +1,4 @@
-// gptneox: Pythia, GPT-NeoX, Dolly, RedPajama. Both halves of a layer side by side, each behind its own layer
+// gptneox: Pythia, GPT-NeoX, Dolly, RedPajama. Both halves of a layer in parallel, each after its own layer
 // norm (use_parallel_residual), or one after the other; GELU, exactly, without a gate; biases everywhere.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"

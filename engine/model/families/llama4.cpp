@@ -1,10 +1,10 @@
-// llama4: the text part of Llama 4 Scout and Maverick. Three layers rotate and see the tokens of their own
-// chunk of 8192, then one sees everything without positions, with queries that grow with the logarithm of the
-// number of chunks. Heads of layers that rotate are normed behind RoPE, without weights, but in Maverick (128
-// experts). One expert per token, chosen by the largest logit, reads the token times the sigmoid of that
-// logit, and a shared one reads the token itself; Maverick has experts on every other layer. A window of 0
-// in a file means one layer like the other: all rotate and see everything. (Meta's reference code and
-// transformers' Llama4TextModel; the lengths, which no file holds, as there.)
+// llama4: the text part of Llama 4 Scout and Maverick. Three layers with RoPE attend within their own chunk
+// of 8192 tokens; then one layer without positions attends to everything, and its queries grow with the
+// logarithm of the number of chunks. Layers with RoPE norm their heads after it, without weights, except in
+// Maverick (128 experts). One expert per token, chosen by the largest logit, reads the token times the
+// sigmoid of that logit; a shared one reads the token itself. Maverick has experts on every other layer. With
+// a window of 0 in the file, all layers have RoPE and attend to everything. (Sources: Meta's reference code
+// and transformers' Llama4TextModel, also for the lengths, which are not in files.)
 #include "engine/model/experts.h"
 #include "engine/model/families.h"
 

@@ -122,8 +122,8 @@ void emit_cohere2moe(Builder &b) {
     emit_decoder(b, traits);
 }
 
-// arctic: Snowflake Arctic. After attention, a dense network as wide as the residual stream; beside both, experts
-// that read the layer's input.
+// arctic: Snowflake Arctic. After attention, a dense network as wide as the residual stream; parallel to
+// both, experts that read the layer's input.
 void emit_arctic(Builder &b) {
     const DecoderTraits dense{.pairs = Pairs::Adjacent};
     const auto for_experts = [](Builder &builder) {

@@ -1,4 +1,4 @@
-// phi2: Phi 1, 1.5 and 2. Both halves of a layer side by side behind one layer norm; part of each head is
+// phi2: Phi 1, 1.5 and 2. Both halves of a layer in parallel after one layer norm; part of each head is
 // rotated; GELU without a gate; biases everywhere, at the output matrix as well.
 #include "engine/model/decoder.h"
 #include "engine/model/families.h"

@@ -1,5 +1,5 @@
-// qwen2moe: Qwen1.5-MoE and Qwen2-57B. Many experts whose weights are not normalized, and a shared one that
-// counts as much as its own gate says.
+// qwen2moe: Qwen1.5-MoE and Qwen2-57B. Many experts whose weights are not normalized, and a shared
+// expert that is weighted by a gate of its own.
 #include "engine/model/experts.h"
 #include "engine/model/families.h"
 

@@ -18,7 +18,7 @@ Value bound(const Value &self, Method method, const StringRef &name) {
         nesting_around(self)});
 }
 
-// Undefined if there is none.
+// The value's method of this name; Undefined if it has none.
 Value method_of(const Value &value, const StringRef &name) {
     if (const Method method = find_method(value, name->text.view())) return bound(value, method, name);
     const std::string_view text = name->text.view();

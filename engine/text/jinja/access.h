@@ -18,7 +18,7 @@ Value slice(Runtime &runtime, const Value &value, const Value &start, const Valu
 // All items: characters of a string, keys of a dict; an iterator is consumed. Throws TemplateError if
 // the value is not iterable.
 std::vector<Value> items_of(Runtime &runtime, const Value &value);
-// The same without a copy for lists.
+// Like items_of(), but a list is not copied.
 std::shared_ptr<const Sequence> sequence_of(Runtime &runtime, const Value &value);
 
 // Python's len(). Throws TemplateError.

@@ -76,7 +76,7 @@ Value cycle_method(Runtime &, const Value &self, Arguments &arguments) {
 }
 
 Value changed_method(Runtime &runtime, const Value &self, Arguments &arguments) {
-    // A loop must not contain itself.
+    // Containers are rejected, because they could contain the loop itself.
     for (const Value &value : arguments.positional)
         if (value.type() > Type::String) fail("loop.changed() compares texts and numbers only");
     Loop &loop = *self.loop();

@@ -36,7 +36,7 @@ class TemplateError : public std::runtime_error {
 [[noreturn]] inline void fail(TemplateError::Kind kind, const std::string &message, Place place = {}) {
     throw TemplateError(kind, message, place);
 }
-// Python's TypeError, ValueError and the like.
+// Throws the counterpart of Python's TypeError, ValueError and the like.
 [[noreturn]] inline void fail(const std::string &message) {
     throw TemplateError(TemplateError::Kind::Runtime, message);
 }

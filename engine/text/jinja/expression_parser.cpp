@@ -49,7 +49,7 @@ class ExpressionParser::Nested {
     ExpressionParser &parser_;
 };
 
-// `height`: the largest of its parts.
+// `height`: the largest height of the node's parts.
 template <class Node>
 Expr ExpressionParser::make(Place place, Node node, uint32_t height) const {
     if (height >= kMaxHeight) TokenStream::fail("this expression is too long", place);

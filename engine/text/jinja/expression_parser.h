@@ -16,17 +16,17 @@ class ExpressionParser {
 
     // One expression. without_if: does not accept "a if b" (in the head of a for loop).
     Expr expression(bool with_if = true);
-    // The same, or several separated by commas: a tuple. It ends before `end`, if given.
+    // Like expression(), but expressions separated by commas form a tuple. Stops before `end`, if given.
     Expr tuple(bool with_if = true, std::string_view end = {}, bool in_parentheses = false);
     CallArguments arguments();
-    // name(arguments) | name ...; the first without "|" when `inline_start`.
+    // A chain "| name(arguments) | name ..."; if `inline_start`, its first filter has no "|".
     std::vector<FilterCall> filters(bool inline_start = false);
     Target target(std::string_view end, bool with_attributes);
     // For macros: a bare name.
     Symbol name_target();
 
-    // Unknown filters and tests, which are an error only if they are evaluated unconditionally: forgive()
-    // removes those since `mark`; check() throws for the first that remains.
+    // An unknown filter or test is an error only if it is evaluated unconditionally. forgive() drops those
+    // found since `mark`; check() throws for the first that is left.
     size_t mark() const { return unknown_.size(); }
     void forgive(size_t mark) {
         unknown_.erase(unknown_.begin() + static_cast<std::ptrdiff_t>(mark), unknown_.end());

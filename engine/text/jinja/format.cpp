@@ -28,7 +28,7 @@ bool is_printable(uint32_t c) {
     return kind != UTF8PROC_CATEGORY_CN && kind < UTF8PROC_CATEGORY_ZS;
 }
 
-// Writes containers as one text, which is content if any string in it is.
+// Writes a container as one text. Its origin is Content if any string in it is.
 class Writer {
   public:
     explicit Writer(Runtime &runtime) : runtime_(runtime) {}

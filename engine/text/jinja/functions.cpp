@@ -54,7 +54,7 @@ Dict dict_of(Runtime &runtime, const char *name, Arguments &arguments) {
             const auto pairs = sequence_of(runtime, source);
             for (const Value &pair : pairs->items) {
                 const auto parts = sequence_of(runtime, pair);
-                if (parts->items.size() != 2) fail(std::string(name) + " wants pairs");
+                if (parts->items.size() != 2) fail(std::string(name) + " requires pairs");
                 runtime.charge(sizeof(Dict::Entry) * 2);
                 dict.set(parts->items[0], parts->items[1]);
             }
@@ -111,7 +111,7 @@ Value strftime_now_function(Runtime &runtime, Arguments &arguments) {
     std::string text(16384, '\0');
     runtime.charge(text.size());
     text.resize(std::strftime(text.data(), text.size(), marked.c_str(), &now));
-    if (text.empty()) fail("strftime_now: this format gives too long a text");
+    if (text.empty()) fail("strftime_now: the text of this format is too long");
     text.pop_back();
     return runtime.string(MarkedText(std::move(text)));
 }

@@ -180,7 +180,7 @@ void Interpreter::loop(const For &node, const Value &items, size_t depth, Marked
         if (scope.use_count() == 1)
             scope->values.clear();
         else
-            scope = fresh_scope(scope_);  // a macro keeps the last one
+            scope = fresh_scope(scope_);  // a macro still refers to the old one
         const Entered entered(*this, scope);
         if (loop) {
             loop->index = i;

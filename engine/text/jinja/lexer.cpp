@@ -88,7 +88,7 @@ class Unescaper {
             append_utf8(result_, value);
     }
 
-    // A high surrogate waits for the low surrogate that completes the character.
+    // If `now`, replaces a high surrogate that was not completed by a low one.
     void take_pending_surrogate(bool now) {
         if (now && high_ != 0) append_utf8(result_, 0xfffd);
         if (now) high_ = 0;

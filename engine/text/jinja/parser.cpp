@@ -25,7 +25,7 @@ class Parser {
 
     // Parses up to one of the tags `ends`, which becomes the current token, or to the end of the template.
     Body body(Ends ends);
-    // The same after the head of a block, up to one of `ends`, which is consumed; returns its name.
+    // Parses a block after its head, and consumes the tag of `ends` that ends it; returns that tag's name.
     std::string block(Body &into, Ends ends);
     void statement(Body &into);
     void add(Body &into, Place place, Statement::Node node) {
@@ -251,7 +251,7 @@ void Parser::block_statement(Body &into, Place place) {
     add(into, place, std::move(result));
 }
 
-// Marks the assistant's text, for training; has its own scope, from which loops cannot be left.
+// {% generation %} marks the assistant's text for training. break and continue cannot leave its scope.
 void Parser::generation_statement(Body &into, Place place) {
     const int loops = std::exchange(loops_, 0);
     Scoped result;

@@ -65,7 +65,7 @@ class PercentFormat {
             ++at_;
             const Value &value = argument();
             if (!is_integral(value) || as_integer(value) < 0 || as_integer(value) > kMaxField)
-                fail("* wants a small number");
+                fail("* requires a small integer");
             return static_cast<int>(as_integer(value));
         }
         int value = 0;

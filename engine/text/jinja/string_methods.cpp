@@ -518,7 +518,7 @@ int64_t integer_argument(const Value &value) {
 const MarkedText &string_argument(const Value &value) {
     if (value.is_string()) return value.text();
     require_defined(value);
-    fail("a str is wanted, not '" + std::string(type_name(value)) + "'");
+    fail("expected str, not '" + std::string(type_name(value)) + "'");
 }
 
 }  // namespace runnel::text::jinja

@@ -23,7 +23,7 @@ namespace runnel::text::jinja {
 
 struct Program;
 
-// Converts JSON to values in its order; its strings are content. Throws TemplateError{Limit}
+// Converts JSON to values, in the same order; its strings become Origin::Content. Throws TemplateError{Limit}
 // if it is nested too deeply.
 Value from_json(const nlohmann::ordered_json &json);
 

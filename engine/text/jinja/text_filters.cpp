@@ -228,7 +228,7 @@ Value urlencode_filter(Runtime &runtime, const Value &input, Arguments &argument
         const auto pairs = sequence_of(runtime, input);
         for (const Value &pair : pairs->items) {
             const auto parts = sequence_of(runtime, pair);
-            if (parts->items.size() != 2) fail("urlencode wants pairs");
+            if (parts->items.size() != 2) fail("urlencode requires pairs");
             add(parts->items[0], parts->items[1]);
         }
     }
@@ -247,7 +247,7 @@ Value format_filter(Runtime &runtime, const Value &input, Arguments &arguments) 
 
 Value xmlattr_filter(Runtime &runtime, const Value &input, Arguments &arguments) {
     const auto bound = bind("xmlattr", arguments, {"autospace"});
-    if (!input.is(Type::Dict)) fail("xmlattr wants a mapping");
+    if (!input.is(Type::Dict)) fail("xmlattr requires a mapping");
     MarkedText result;
     for (const Dict::Entry &entry : input.dict()->entries()) {
         if (entry.value.is_none() || entry.value.is_undefined()) continue;

@@ -18,7 +18,7 @@ class TokenStream {
 
     const Token &current() const { return tokens_[at_]; }
     const Token &look() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
-    // Returns the current token and advances. The last token is not passed.
+    // Returns the current token and advances, but never past the last token.
     const Token &next() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
     Place place() const { return current().place; }
 

@@ -88,7 +88,7 @@ bool equal_numbers(const Value &a, const Value &b) {
     return as_double(a) == as_double(b);
 }
 
-// For keys with equal hashes: hash_of() bounds their size.
+// Compares keys with equal hashes, whose size hash_of() has bounded.
 bool equal_keys(const Value &a, const Value &b) {
     if (a.is_string() && b.is_string()) return a.text().view() == b.text().view();
     if (is_number(a) && is_number(b)) return equal_numbers(a, b);

@@ -70,7 +70,7 @@ class Value {
         return Value(std::make_shared<const String>(String{std::move(text), markup}));
     }
     static Value string(std::string text) { return string(MarkedText(std::move(text))); }
-    // Throws TemplateError{Limit} if nested too deeply, like the next ones.
+    // list(), tuple() and iterator() throw TemplateError{Limit} if nested too deeply.
     static Value list(std::vector<Value> items);
     static Value tuple(std::vector<Value> items);
     // The result of `map`, `select` and similar filters: consumed by one pass.
@@ -219,7 +219,7 @@ int compare(Runtime &runtime, const Value &a, const Value &b, const char *symbol
 
 // Throws TemplateError{Undefined or Security} naming the missing value.
 [[noreturn]] void fail_undefined(const Undefined &value);
-// The same, if the value is undefined.
+// Returns the value; calls fail_undefined() if it is undefined.
 inline const Value &require_defined(const Value &value) {
     if (value.is_undefined()) fail_undefined(value.undefined());
     return value;

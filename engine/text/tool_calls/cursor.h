@@ -1,4 +1,4 @@
-// Reads untrusted text from the left; the pieces of the formats' marks and of JSON.
+// Reads untrusted text from left to right: marks of the formats, names and JSON.
 #pragma once
 
 #include <cstddef>
@@ -18,20 +18,20 @@ class Cursor {
     char next() { return done() ? '\0' : text_[at_++]; }
     void skip(size_t bytes) { at_ += bytes; }
 
-    // Also true where there is none.
+    // Skips white space, if there is any. Always true, so that it can be part of a condition.
     bool skip_space();
-    // The text here, as it stands.
+    // Skips `text` if it follows exactly; otherwise returns false and does not move.
     bool take(std::string_view text);
-    // The words of a mark, with any whitespace before and between them. Moves only when it returns true.
+    // Skips the words of `mark` and any white space before them; otherwise returns false and does not move.
     bool take_mark(std::string_view mark);
-    // The mark, or its first words and the end of the text.
+    // Like take_mark(), but the text may also end before any word of the mark.
     bool take_end_mark(std::string_view mark);
-    // The text up to `mark`, which is left; nothing where it does not follow.
+    // Returns the text before the next `mark` and moves to the mark; nullopt if there is none.
     std::optional<std::string_view> until(std::string_view mark);
-    // A tool's name; may be empty.
+    // Returns and skips a tool's name, which may be empty.
     std::string_view take_name();
-    // A JSON object or array that begins here, as far as its brackets and strings show; nothing where it does
-    // not begin here or does not end.
+    // Returns and skips a JSON object or array, whose end is found by its brackets and strings alone. nullopt
+    // if none begins here or it has no end.
     std::optional<std::string_view> take_json();
 
   private:

@@ -32,7 +32,7 @@ const ToolFormat *format_of_rendering(std::string_view before, std::string_view 
                                       std::span<const std::string> ends) {
     const auto [end_before, begin] = std::mismatch(before.begin(), before.end(), after.begin(), after.end());
     std::string_view turn = after.substr(static_cast<size_t>(begin - after.begin()));
-    // A mark may begin as the prompt's last word does.
+    // The texts may first differ inside a mark: go back to the start of its word.
     if (end_before != before.end()) {
         const size_t whole = after.substr(0, after.size() - turn.size()).find_last_of(" \n>]");
         turn = after.substr(whole == after.npos ? 0 : whole + 1);
@@ -54,7 +54,7 @@ const ToolFormat *format_of_source(std::string_view source) {
     const auto has = [&](std::string_view mark) {
         return all_words(mark, [&](std::string_view word) { return source.find(word) != source.npos; });
     };
-    // gpt-oss: the template writes the recipient in front of the channel, the model behind it.
+    // gpt-oss: the template writes the recipient before the channel, the model after it.
     if (has("functions.") && has("<|channel|>commentary") && has("<|call|>"))
         return find_tool_format("harmony");
     for (const ToolFormat &format : tool_formats())

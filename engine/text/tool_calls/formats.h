@@ -12,7 +12,7 @@
 
 namespace runnel::text {
 
-// Around strings of Fields.
+// Around strings in Body::Fields.
 inline constexpr std::string_view kFieldQuote = "<|\"|>";
 
 struct ToolFormat {
@@ -26,8 +26,8 @@ struct ToolFormat {
     };
     std::string_view name;  // in messages
     Body body;
-    // Around each call (of List and Python: around all of them). A constrained model writes the whitespace in a
-    // mark as it stands; any whitespace or none is read in its place.
+    // Marks around each call (List and Python: around the whole list). A constrained model writes the white
+    // space in a mark exactly; the parser accepts any, or none, in its place.
     std::string_view before = {}, between = {}, after = {};
     std::string_view open = {}, close = {};  // around all calls; empty: nothing
     std::string_view short_before = {};      // what some models write instead of `before`
@@ -36,25 +36,25 @@ struct ToolFormat {
     std::string_view id_mark = {};                                // Named: between name and an id
     std::string_view parameter = {}, value = {}, end_value = {};  // of Parameters
     bool typed = false;    // `value` is followed by true or false (is it a string?) and ">
-    bool counted = false;  // Named: a number follows the name, behind a colon
+    bool counted = false;  // Named: a colon and a number follow the name
     bool repeats = true;   // more than one call in an answer
 
-    // The marks with which calls begin in a text; none for what can only be bare.
+    // First words of the marks that begin calls in a text; empty for a format without such marks.
     std::vector<std::string_view> triggers() const;
     // Whether a control token with this text is part of a mark.
     bool is_mark(std::string_view piece) const;
 };
 
-// The most specific first: the first one that can read what a template writes is the template's.
+// The most specific first: a template's format is the first one that can read what it writes.
 std::span<const ToolFormat> tool_formats();
 // Null for a name that is not in the table.
 const ToolFormat *find_tool_format(std::string_view name);
 
-// Without whitespace at both ends.
+// `text` without the white space at its ends.
 std::string_view trimmed(std::string_view text);
-// Up to the first whitespace inside.
+// The first word of `mark`.
 std::string_view first_word(std::string_view mark);
-// f(word) for the words of a mark in order, until one gives false. True if none did.
+// Calls f(word) for each word of `mark`, in order, until one call returns false. True if none did.
 template <class F>
 bool all_words(std::string_view mark, F f) {
     for (mark = trimmed(mark); !mark.empty(); mark = trimmed(mark)) {

@@ -11,7 +11,7 @@ namespace runnel::text {
 namespace {
 
 constexpr int kMostNested = 100;
-constexpr size_t kMostMembers = 1000;  // of one object: a key is searched among all
+constexpr size_t kMostMembers = 1000;  // of one object: every key is compared with the earlier ones
 
 int hex_digit(char c) {
     if (c >= '0' && c <= '9') return c - '0';
@@ -113,7 +113,7 @@ class LiteralReader {
             text += kMeanings[i];
             return true;
         }
-        if (c != 'u') {  // Python keeps what it does not know
+        if (c != 'u') {  // like Python, keeps unknown escapes
             text += '\\';
             text += c;
             return true;

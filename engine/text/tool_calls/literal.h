@@ -1,4 +1,4 @@
-// Values that are written as in Python, or as Gemma 4 writes them, as JSON.
+// Converts values in the notation of Python or of Gemma 4 to JSON.
 #pragma once
 
 #include <optional>
@@ -13,11 +13,11 @@ enum class LiteralStyle {
     Fields,  // <|"|>a<|"|>, {key:value}; strings have no escapes
 };
 
-// The value that begins here, or nothing. Bounded in depth.
+// The value that begins here; nullopt if it is malformed or nested too deeply.
 std::optional<Json> take_literal(Cursor &cursor, LiteralStyle style);
-// "a=1, b=2)": the arguments of a call, whose opening bracket was taken, with the closing one.
+// The arguments of a call, after its opening parenthesis, including the closing one: "a=1, b=2)".
 std::optional<Json> take_python_arguments(Cursor &cursor);
-// "{a:1,b:<|"|>x<|"|>}"
+// An object of Gemma 4: "{a:1,b:<|"|>x<|"|>}".
 std::optional<Json> take_fields(Cursor &cursor);
 
 }  // namespace runnel::text

@@ -60,7 +60,7 @@ bool takes(const Json &schema, const Json &value) {
     return !values || !values->is_array() || std::ranges::find(*values, value) != values->end();
 }
 
-// JSON or Python's spelling of it.
+// Reads a value in JSON's or Python's notation.
 std::optional<Json> literal_of(std::string_view text) {
     try {
         return parse_json(text);
@@ -83,9 +83,9 @@ class CallReader {
   public:
     CallReader(const ToolFormat &format, const ToolUse &tools) : format_(format), tools_(tools) {}
 
-    enum class Where { Text, Section, Bare };  // Section: behind `open`
+    enum class Where { Text, Section, Bare };  // Section: after `open`
 
-    // The calls that begin here, `room` at most. Moves the cursor behind the last one; not where there is none.
+    // Reads the calls that begin here, at most `room`, and moves the cursor past the last one, if any.
     std::vector<ToolCall> read(Cursor &cursor, Where where, size_t room) {
         calls_.clear();
         rejected_.clear();
@@ -110,8 +110,8 @@ class CallReader {
         if (good_ > 0) cursor = end_;
         return std::move(calls_);
     }
-    // Of the last read(): why something is no call, empty where all are; what stands between the calls of a list and
-    // is none; whether the section goes on behind the last call.
+    // After read(): why a call was rejected (empty if none was), the text of rejected elements of a list, and
+    // whether the section continues after the last call.
     const std::string &problem() const { return problem_; }
     const std::string &rejected() const { return rejected_; }
     bool in_section() const { return in_section_; }
@@ -122,7 +122,7 @@ class CallReader {
         return false;
     }
 
-    // The calls up to here are good.
+    // Accepts the calls that were read up to `cursor`.
     bool keep(const Cursor &cursor) {
         end_ = cursor;
         good_ = calls_.size();
@@ -141,10 +141,10 @@ class CallReader {
         return keep(cursor);
     }
     bool end_mark(Cursor &cursor, bool may_be_absent) {
-        // The end of arguments without brackets is the mark's to say.
+        // Parameters have no closing bracket: only a complete end mark shows that they are complete.
         if (format_.body != Body::Parameters && cursor.take_end_mark(format_.after)) return true;
         if (cursor.take_mark(format_.after)) return true;
-        // A second mark of the end may be missing.
+        // Some models write only the first word of the end mark.
         return cursor.take_mark(first_word(format_.after)) || may_be_absent;
     }
 
@@ -193,8 +193,8 @@ class CallReader {
         return call && from_object(*call);
     }
 
-    // "[call, ..]". An element that `take` reads but is no call is rejected; the others are calls, also where the
-    // list is cut off. True where the list is whole and has a call.
+    // Reads "[call, ..]". An element that `take` can parse but that is no valid call is rejected; the others
+    // count, even if the list is cut off. True if the list is complete and has a call.
     bool elements(Cursor &cursor, bool (CallReader::*take)(Cursor &)) {
         if (!cursor.take("[")) return false;
         do {
@@ -240,7 +240,7 @@ class CallReader {
         const bool has_id = id && id->is_string();
         return with_arguments(has_id ? id->get<std::string>() : "", name->get<std::string>(), *arguments);
     }
-    // Some models write the object as the text of one.
+    // Some models write the arguments as a string that contains the object.
     bool with_arguments(std::string id, std::string name, const Json &arguments) {
         if (arguments.is_object()) return add(std::move(id), std::move(name), dumped(arguments));
         if (!arguments.is_string()) return fail("its arguments are not an object");
@@ -301,7 +301,7 @@ class CallReader {
     size_t room_ = 0;
     std::vector<ToolCall> calls_;
     std::string rejected_, problem_, rejected_problem_;
-    // Behind the last good call, and how many calls and bytes of rejected_ are in front of it.
+    // The end of the last good call, and the number of calls and the bytes of rejected_ up to there.
     Cursor end_{{}};
     size_t good_ = 0, good_rejected_ = 0;
     bool in_section_ = false;
@@ -353,7 +353,7 @@ ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, st
             return answer;
         }
     }
-    // Behind a bad call the section goes on, up to its end mark.
+    // After a bad call the section continues, up to its end mark.
     bool in_section = false;
     const auto next = [&](size_t from) {
         const size_t section = next_trigger(triggers, text, from);
@@ -407,7 +407,7 @@ std::string ToolCallSplitter::push(std::string_view text) {
             return {};
         }
     }
-    // A whole mark, or the beginning of one at the end; the whitespace in front of it goes with it.
+    // Hold back a mark, or the beginning of one at the end of the text, and the white space before it.
     size_t keep = fresh.size();
     for (const std::string_view mark : format_->triggers()) {
         const size_t whole = fresh.find(mark);

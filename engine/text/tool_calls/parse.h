@@ -1,4 +1,4 @@
-// Tool calls out of what a model wrote.
+// Parses the tool calls in a model's answer.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 namespace runnel::text {
 
 struct ParsedAnswer {
-    std::string content;  // what is no call; without whitespace before and behind calls
+    std::string content;  // the text outside of calls, without white space next to calls
     std::vector<ToolCall> calls;
-    std::string note;  // what looked like a call and is content: why; empty if nothing did
+    std::string note;  // why text that looks like a call was kept as content; else empty
 };
 
-// Never throws for what the text holds; linear in it. A call of a tool that is not in `tools`, one that is cut off
-// and one that cannot be read are content; the calls beside them are calls. `salt` goes into the ids of formats that have none: the same call in
-// another turn gets another id.
+// Takes linear time and throws for no text. Calls that are malformed, cut off or name a tool that is not in
+// `tools` stay in the content; other calls next to them still count. For formats without ids, ids are made
+// from the call and `salt`, so that the same call in another turn gets another id.
 ParsedAnswer parse_tool_calls(const ToolFormat &format, const ToolUse &tools, std::string_view text,
                               uint64_t salt = 0);
 
@@ -30,9 +30,9 @@ class ToolCallSplitter {
     ToolCallSplitter(const ToolFormat &format, const ToolUse &tools, uint64_t salt = 0)
         : format_(&format), tools_(&tools), salt_(salt) {}
 
-    // The content that is certain now. From the first mark on everything is held back.
+    // Returns the content that is certain so far. From the first mark on, everything is held back.
     std::string push(std::string_view text);
-    // At the end of the text: what was held back.
+    // At the end of the text: parses what was held back.
     ParsedAnswer flush();
 
   private:
@@ -40,7 +40,7 @@ class ToolCallSplitter {
     const ToolUse *tools_;
     uint64_t salt_;
     std::string pending_;
-    size_t blank_ = 0;  // pending_ begins with this much whitespace, and no mark begins in it
+    size_t blank_ = 0;  // bytes of white space at the start of pending_, in which no mark begins
     bool began_ = false, holds_ = false;
 };
 

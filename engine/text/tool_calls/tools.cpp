@@ -15,7 +15,7 @@ const char *schema_key(const Json &definition) {
     return nullptr;
 }
 
-// As {"type": "function", "function": {..., "parameters"}}, which chat templates read.
+// Rewrites a definition as {"type": "function", "function": {..., "parameters"}}, for chat templates.
 Json in_usual_shape(Json definition) {
     if (find_member(definition, "function")) return definition;
     const char *key = schema_key(definition);
@@ -28,7 +28,7 @@ Json in_usual_shape(Json definition) {
     return {{"type", "function"}, {"function", std::move(definition)}};
 }
 
-// Why a definition cannot be called; empty: it can, and is in `tool`.
+// Fills `tool`, or returns why the definition cannot be called.
 std::string read_tool(const Json &definition, Tool &tool) {
     const Json *function = find_member(definition, "function");
     const Json &inner = function ? *function : definition;
@@ -54,7 +54,7 @@ const Json &resolved_parameters(const Tool &tool) {
         if (!text.starts_with('#')) break;
         try {
             schema = &tool.parameters.at(Json::json_pointer(text.substr(1)));
-        } catch (const Json::exception &) {  // grammar/schema.h says what is wrong with it
+        } catch (const Json::exception &) {  // schema_grammar() reports what is wrong
             break;
         }
     }

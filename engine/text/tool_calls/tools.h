@@ -9,8 +9,8 @@
 
 namespace runnel::text {
 
-// Bounds on what comes from outside. A definition beyond them is shown to the model but cannot be called. An answer
-// has at most kMaxToolCalls; what stands behind the last one is content.
+// Bounds on untrusted input. A definition beyond them is shown to the model but cannot be called. An answer
+// has at most kMaxToolCalls; what follows the last one is content.
 inline constexpr size_t kMaxToolName = 128, kMaxTools = 1024, kMaxToolCalls = 1024;
 
 struct Tool {
@@ -22,11 +22,11 @@ struct Tool {
 const Json &resolved_parameters(const Tool &tool);
 // The schemas of the parameters by name; null: the tool declares none.
 const Json *declared_properties(const Tool &tool);
-// Whether a parameter between marks is its text as it stands, not JSON: one of type "string", or one of several
-// strings.
+// Whether a parameter between marks is written as plain text, not as JSON: its type is "string", or it has no
+// type and its enum has only strings.
 bool is_raw_text(const Json &schema);
 
-// Letters, digits and _ - . / : what every format can write, and no format uses for anything else.
+// Letters, digits and _ - . / which every format can write and no format gives another meaning.
 bool is_tool_name_character(char c);
 
 struct ToolUse {
@@ -42,15 +42,15 @@ struct ToolUse {
     bool parallel = true;  // more than one call in an answer
 
     const Tool *find(std::string_view name) const;
-    // "auto", "required", "none", or the name of a tool that is none of these. Throws std::invalid_argument for another word.
+    // "auto", "required", "none", or any other tool's name. Throws std::invalid_argument for other words.
     void choose(const std::string &word);
-    // This tool, whatever its name. Throws std::invalid_argument for one that cannot be called.
+    // A tool whose name may be one of those words. Throws std::invalid_argument if it cannot be called.
     void choose_tool(const std::string &name);
 };
 
-// Definitions as OpenAI has them, {"type": "function", "function": {"name", "description", "parameters"}}, or the
-// inner object alone, which comes out in OpenAI's shape. `notes`, if wanted: the definitions that cannot be called,
-// and why. Precondition: `definitions` is a list.
+// Reads a list of definitions in OpenAI's shape, {"type": "function", "function": {"name", "description",
+// "parameters"}}, or of inner objects alone, which are put into that shape. `notes`, if not null: receives
+// which definitions cannot be called, and why. Precondition: `definitions` is a list.
 ToolUse read_tools(Json definitions, std::vector<std::string> *notes = nullptr);
 
 struct ToolCall {

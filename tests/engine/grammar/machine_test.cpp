@@ -1,4 +1,4 @@
-// The machine against a recognizer that knows nothing of it: sets of end positions, straight from the
+// Compares the machine with a naive recognizer, which computes sets of end positions directly from the
 // expressions.
 #include <map>
 #include <set>
@@ -16,7 +16,7 @@ namespace {
 
 using Ends = std::set<size_t>;
 
-// Where matches of an expression that begin at `from` can end.
+// Computes the positions at which matches of an expression that begin at `from` can end.
 class Naive {
   public:
     Naive(const Grammar &grammar, std::string_view text) : grammar_(grammar), text_(text) {}
@@ -93,7 +93,7 @@ Expr random_expression(Random &random, int depth, uint32_t rules) {
             return repeat(inner(), min,
                           random.below(3) == 0 ? kUnbounded : min + static_cast<uint32_t>(random.below(7)));
         }
-        case 6:  // a rule, behind a character: no left recursion
+        case 6:  // a rule after a character: no left recursion
             return sequence({literal("c"), rule(static_cast<uint32_t>(random.below(rules)))});
         default:
             return optional(inner());

@@ -14,7 +14,7 @@ using testing::Random;
 
 namespace {
 
-// Bytes, an end, texts that cross all borders of JSON, two of equal bytes, and one of no text.
+// All bytes, an end of generation, texts across borders of JSON tokens, two equal tokens, one without text.
 std::vector<std::string> small_vocabulary() {
     std::vector<std::string> texts{"</s>", ""};
     for (int byte = 0; byte < 256; ++byte) texts.push_back(std::string(1, static_cast<char>(byte)));
@@ -130,7 +130,7 @@ TEST_CASE("masks: equal those of trying every token, at random states") {
                 for (TokenId id = 1; id < index->rows(); ++id)
                     if (has_bit(masks.mask(state), id)) allowed.push_back(id);
                 if (allowed.empty()) break;
-                // Longer texts are as likely as single bytes.
+                // Picks a long text as often as a single byte.
                 TokenId next = allowed[random.below(allowed.size())];
                 if (random.below(2))
                     next = allowed[allowed.size() - 1 - random.below(std::min<size_t>(allowed.size(), 8))];
@@ -166,7 +166,7 @@ TEST_CASE("masks: a token that a grammar names counts as a token, its text does 
     CHECK(has_bit(masks.mask(masks.start()), think));
     CHECK(masks.advance(masks.start(), think) != kDead);
     CHECK(masks.machine().advance(masks.start(), "<think>") == kDead);
-    // Token 1 has no text: only a grammar that names it has it come.
+    // Token 1 has no text: only a grammar that names it allows it.
     CHECK(!has_bit(masks.mask(masks.start()), 1));
     Masks any = masks_of(
         {.kind = Source::Kind::Gbnf, .text = "root ::= !<[" + std::to_string(think) + "]> \"a\""}, index);
@@ -204,7 +204,7 @@ TEST_CASE("masks: valid documents are accepted token by token, whatever the voca
             Masks masks = masks_of({.kind = Source::Kind::Schema, .text = schema}, index);
             for (const std::string text : entry["accept"]) {
                 CAPTURE(text);
-                // The tokenizer's own cuts, and those of pieces cut anywhere.
+                // Cut as the tokenizer does, and as it does after a cut at a random place.
                 const size_t cut = random.below(text.size() + 1);
                 for (const std::string &first : {text, text.substr(0, cut)}) {
                     const text::EncodeOptions how{.add_special = false, .continues = true};

@@ -17,7 +17,7 @@ Machine machine_for(const std::string &schema, SchemaOptions options = {}) {
     return Machine(compile(schema_grammar(std::string_view(schema), options)));
 }
 
-// A random text, byte by byte: it never comes to a place where it can neither end nor go on.
+// Writes a random text byte by byte: it must always be possible to end it or to go on.
 void check_no_dead_end(Machine &machine, testing::Random &random) {
     StateId state = machine.start();
     std::string text;
@@ -25,7 +25,7 @@ void check_no_dead_end(Machine &machine, testing::Random &random) {
         const std::vector<uint8_t> next = machine.next_bytes(state);
         CHECK_MESSAGE((!next.empty() || machine.accepts(state)), text);
         if (next.empty()) break;
-        // Escapes and bytes of longer characters as often as the many plain ones.
+        // Picks escapes and bytes of longer characters as often as the many plain characters.
         const bool rare = random.below(2) == 0;
         uint8_t byte = next[random.below(next.size())];
         for (const uint8_t other : next)

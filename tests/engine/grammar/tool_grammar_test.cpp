@@ -1,4 +1,4 @@
-// Texts of the grammar of tool calls are calls that the schemas allow.
+// Checks that texts of the tool-call grammar parse as calls that the schemas allow.
 #include "engine/grammar/tool_grammar.h"
 
 #include <doctest/doctest.h>
@@ -31,7 +31,7 @@ ToolUse some_tools() {
         {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}])"));
 }
 
-// A random text of the grammar: after some bytes the shortest way to its end.
+// A random text of the grammar: some random bytes, then the shortest way to an end.
 std::string random_text(Machine &machine, Random &random) {
     std::string text;
     StateId state = machine.start();
@@ -168,7 +168,7 @@ ToolUse one_tool(const char *parameters) {
     return tools;
 }
 
-// The arguments of random calls, read back; without calls whose numbers are beyond a double.
+// The parsed arguments of random calls; calls with numbers too large for a double are left out.
 std::vector<Json> forced(const ToolFormat &format, const ToolUse &tools,
                          std::vector<std::string> *notes = nullptr) {
     Machine machine(compile(tool_grammar(format, tools, literal, {}, notes)));

@@ -58,8 +58,8 @@ bool is_tried(std::string_view tensor) {
     return !tensor.starts_with("blk.") || tensor.starts_with("blk.0.") || tensor.starts_with("blk.5.");
 }
 
-// Numbers that no tensor's shape depends on: any in range is valid. (deepseek2: those of the cache, which
-// follow from others; llama4: its first layer is dense by default.)
+// Keys of numbers that no tensor's shape depends on, so that any value in range is valid. (deepseek2: the
+// sizes in the cache follow from others; llama4: its first layer is dense by default.)
 bool is_free(const FamilyFiles &family, std::string_view key) {
     const auto ends = [&](std::string_view end) { return key.ends_with(end); };
     if (family.latent && !family.latent->joint && (ends(".key_length") || ends(".value_length"))) return true;

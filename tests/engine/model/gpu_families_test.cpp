@@ -186,7 +186,7 @@ size_t check_same_text(const Program &program) {
     return ties;
 }
 
-// The families with recurrent layers, or the others.
+// Checks the families with recurrent layers, or those without.
 void check_families(bool recurrent) {
     size_t count = 0;
     for (const testing::FamilyFiles &family : testing::family_files()) {

@@ -90,7 +90,7 @@ TEST_CASE("model: tensors that are missing, of another shape or of a wrong type 
     check_refused(EditedModel().without_tensor("token_embd.weight"), "token_embd.weight: missing");
     check_refused(EditedModel().without_tensor("blk.1.ffn_up.weight"), "blk.1.ffn_up.weight: missing");
     check_refused(EditedModel().tensor("token_embd.weight", Type::F32, {64}),
-                  "the metadata asks for 64 (embedding_length) x 1");
+                  "expected 64 (embedding_length) x 1");
     check_refused(EditedModel().tensor("token_embd.weight", Type::I32, {64, 320}), "i32");
     check_refused(EditedModel().tensor("token_embd.weight", Type::Q8_K, {256, 320}), "token_embd.weight");
     check_refused(EditedModel().tensor("output.weight", Type::F32, {64, 319}), "output.weight");
@@ -152,15 +152,15 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, one, kNan),
                   "blk.0.ffn_up.scale: is not a positive number");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F32, {3}, 1),
-                  "blk.0.ffn_up.scale: only factors of one number are supported");
+                  "blk.0.ffn_up.scale: a factor must be a single number");
     check_refused(EditedModel().tensor("output.scale", gguf::Type::F32, {3}, 1),
-                  "output.scale: only factors of one number are supported");
+                  "output.scale: a factor must be a single number");
     check_refused(EditedModel().tensor("blk.0.ffn_up.scale", gguf::Type::F16, one),
                   "blk.0.ffn_up.scale: its type is f16, f32 is expected");
     ModelShape experts;
     experts.arch = "qwen3moe";
     check_refused(EditedModel(experts).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {4}, 1),
-                  "blk.0.ffn_up_exps.scale: only factors of one number are supported, and not for experts");
+                  "blk.0.ffn_up_exps.scale: a factor must be a single number, and not for experts");
 }
 
 TEST_CASE("model: an unsupported architecture is refused with its kind and the missing feature") {

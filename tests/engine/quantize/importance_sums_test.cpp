@@ -1,4 +1,4 @@
-// Sums of squared activations: kept, added up, written and read.
+// Sums of squared activations: accumulated, merged, written and read.
 #include "engine/quantize/importance_sums.h"
 
 #include <doctest/doctest.h>

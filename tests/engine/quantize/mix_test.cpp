@@ -1,4 +1,4 @@
-// What the mixes give the tensors of a model.
+// The types that the mixes choose for a model's tensors.
 #include "engine/quantize/mix.h"
 
 #include <doctest/doctest.h>

@@ -136,15 +136,15 @@ TEST_CASE("chat prompt: without a template that can be interpreted, a common one
     CHECK(note(vocabulary(broken)).find("No filter named 'nosuchfilter'") != std::string::npos);
     CHECK(note(vocabulary(broken)).find("falling back to ChatML") != std::string::npos);
     CHECK(note(vocabulary("")).starts_with("the file has no chat template: falling back to ChatML"));
-    // A failure while rendering counts, too; raise_exception() does not.
+    // An error while rendering also makes the template unusable; raise_exception() does not.
     CHECK(note(vocabulary("{{ messages.x.y }}")).find("falling back") != std::string::npos);
     CHECK(note(vocabulary("{{ raise_exception('two messages') }}")) == "");
-    // An old template that does not know add_generation_prompt.
+    // An old template that does not use add_generation_prompt.
     const std::string old =
         "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
         "'<|im_end|>' + '\\n'}}{% endfor %}";
     CHECK(render(vocabulary(old), chat) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
-    // One with names in plain text, and one that writes nothing but a blank in front of an answer.
+    // A template that writes names as plain text, and one that writes only a blank before an answer.
     CHECK(render(vocabulary("{% for m in messages %}{{ 'USER: ' + m.content + '\n' if m.role == 'user' else "
                             "'ASSISTANT: ' + m.content + '\n' }}{% endfor %}"),
                  chat) == "USER: hi\nASSISTANT:");

@@ -72,7 +72,7 @@ std::string random_bytes(std::mt19937 &random, size_t count) {
 template <class Check>
 void for_each_vocabulary(Check check) {
     check(Tokenizer::load(gguf::File::open(testing::demo_model())));
-    // Among the others, those that have all 256 bytes.
+    // The vocabularies that have all 256 bytes.
     for (const std::string name : {"llama-spm", "gemma3", "gpt-2", "llama-bpe", "qwen2", "tekken"}) {
         if (!testing::has_shared_data("vocab/" + name + ".gguf")) {
             testing::skip("no vocabulary " + name);
@@ -129,7 +129,7 @@ TEST_CASE("streaming the tokens one by one gives the same text") {
 }
 
 TEST_CASE("a text's encoding does not depend on words seen before it") {
-    // Words are cached within a call: lines are encoded one by one and together.
+    // Words are cached within a call, so encoding lines one by one must equal encoding them together.
     for_each_vocabulary([](const Tokenizer &tokenizer) {
         std::mt19937 random(6);
         const char *const words[] = {"the ", "The ", "them ", "a ", "12 ", "don't ", "\u4E2D\u6587 ", "x1 "};

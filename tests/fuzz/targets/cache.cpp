@@ -1,8 +1,8 @@
-// Operations on sequences of the paged cache, one per two bytes, against the plainest model of it: every
-// cell of a block holds a hash of the text up to it, and every sequence is a list of tokens.
+// Operations on sequences of the paged cache, one per two bytes, compared with a plain model of it: every
+// cell holds a hash of the text up to it, and every sequence is a list of tokens.
 //
-// A round of speculation is made of the same operations: a fork grows by guesses that are not published, and
-// takes the place of its parent, or the parent is cut back.
+// A round of speculation consists of the same operations: a fork grows by unpublished guesses and replaces
+// its parent, or the parent is truncated.
 #include <algorithm>
 #include <map>
 #include <vector>
@@ -63,7 +63,7 @@ class Model {
                 for (const BlockId block : pair.sequence.table(g))
                     if (block != kNoBlock) ++held[block];
             for (const auto &[block, count] : held)
-                require(cache_.pool(g).references(block) == count, "references are those that are held");
+                require(cache_.pool(g).references(block) == count, "a block's references are its holders");
             require(static_cast<int32_t>(held.size()) + cache_.pool(g).free_blocks() +
                             cache_.pool(g).idle_blocks() ==
                         kBlocks,
@@ -83,7 +83,7 @@ class Model {
         return result;
     }
 
-    // One text that all sequences begin with by chance, so that they share blocks.
+    // Most tokens are equal, so that sequences often have a common prefix and share blocks.
     static int32_t token(size_t at, int32_t kind) { return at % 37 == 0 ? kind % 2 : 5; }
 
     void start(uint8_t value) {
@@ -97,7 +97,7 @@ class Model {
 
     void attach(Pair &pair, const Tokens &text) {
         const int32_t before = pair.sequence.length(), grown = cache_.attach(pair.sequence, text);
-        require(grown >= 0 && pair.sequence.length() == before + grown, "attach says by how much it grew");
+        require(grown >= 0 && pair.sequence.length() == before + grown, "attach() returns the added cells");
         require(grown == 0 || pair.sequence.length() < static_cast<int32_t>(text.size()),
                 "a token is left to compute");
         pair.text.assign(text.begin(), text.begin() + pair.sequence.length());
@@ -122,7 +122,7 @@ class Model {
         const int32_t past = pair.sequence.length();
         std::vector<std::vector<BlockCopy>> copies(cells_.size());
         if (!cache_.grow(pair.sequence, more, copies)) {
-            require(pair.sequence.length() == past, "what does not fit changes nothing");
+            require(pair.sequence.length() == past, "a grow() that fails changes nothing");
             return false;
         }
         for (size_t g = 0; g < copies.size(); ++g)

@@ -29,7 +29,7 @@ void config(Input input) {
     try {
         const commands::Words words = commands::split_words(arguments, std::nullopt, std::nullopt, true);
         const commands::Shard shard = commands::parse_shard(words.model);
-        require(shard.part >= 1 && shard.part <= shard.parts, "a shard is one of its parts");
+        require(shard.part >= 1 && shard.part <= shard.parts, "a shard is between 1 and the number of parts");
     } catch (const commands::UsageError &) {
     }
 }

@@ -1,5 +1,5 @@
-// GBNF, JSON Schema and regular expressions, each followed by NUL and a text: what is not refused has states
-// that can be finished, and says the same of the text whatever it has forgotten.
+// GBNF, JSON Schema and regular expressions, each followed by NUL and a text. From every state of an accepted
+// grammar an end can be reached, and forgetting cached steps changes no result.
 #include <algorithm>
 
 #include "engine/grammar/machine.h"
@@ -14,7 +14,7 @@ using namespace runnel::grammar;
 constexpr MachineLimits kSmall{
     .states = 20'000, .stacks = 20'000, .ways = 2'000, .steps = 20'000, .depth = 200};
 
-// Through the text, and from every place of it a few bytes further, whatever the machine allows.
+// Follows the text; from every place in it, also follows a few other bytes that the machine allows.
 void follow(Machine &machine, std::string_view text) {
     constexpr size_t kMostBytes = 64, kFurther = 4;
     StateId state = machine.start();
@@ -25,13 +25,13 @@ void follow(Machine &machine, std::string_view text) {
             require(machine.accepts(walk) || !bytes.empty() || machine.program().has_tokens(),
                     "every state can be finished");
             const int forced = machine.forced_byte(walk);
-            require(forced < 0 || (bytes.size() == 1 && bytes[0] == forced), "what is forced is alone");
+            require(forced < 0 || (bytes.size() == 1 && bytes[0] == forced), "a forced byte is alone");
             if (bytes.empty()) break;
             walk = machine.step(walk, bytes[static_cast<uint8_t>(byte) % bytes.size()]);
         }
         const StateId next = machine.step(state, static_cast<uint8_t>(byte));
         machine.forget_steps();
-        require(machine.step(state, static_cast<uint8_t>(byte)) == next, "forgetting changes nothing");
+        require(machine.step(state, static_cast<uint8_t>(byte)) == next, "forget_steps() changes no step");
         if (next == kDead) return;
         state = next;
     }

@@ -1,4 +1,4 @@
-// A chat template and, behind a NUL, its variables as JSON.
+// A chat template, NUL, and its variables as JSON.
 #include <nlohmann/json.hpp>
 
 #include "engine/text/jinja/template.h"

@@ -1,5 +1,5 @@
-// A prompt cache. Its checksum is made right (the first byte says whether), or nothing behind it would be
-// reached.
+// A prompt cache. If the first byte says so, its checksum is corrected: otherwise the code after the check
+// would hardly be reached.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -38,7 +38,7 @@ void prompt_file(Input input) {
     require((result.state == State::Loaded) == result.why.empty() || result.state == State::Absent,
             "a refusal says why");
     if (result.state != State::Loaded || result.tokens.empty()) return;
-    // What was loaded continues like anything else.
+    // A loaded sequence can be continued like any other.
     auto sequence = rig.executor.new_sequence();
     std::vector<decode::TokenId> tokens = result.tokens;
     tokens.push_back(1);

@@ -1,4 +1,4 @@
-// A line of a batch's input, and the same line read back as one of its output.
+// A line of a batch's input, and the output line made from it, read back.
 #include "engine/commands/batch/batch_row.h"
 #include "tests/fuzz/targets.h"
 
@@ -16,7 +16,7 @@ void row(Input input) {
     const std::string written = commands::error_line(row.identity, "an error");
     require(written.find('\n') == written.size() - 1, "an answer is one line");
     const auto read = commands::parse_written(written);
-    require(read && read->line == 7 && read->failed, "what was written is read back");
+    require(read && read->line == 7 && read->failed, "a written line can be read back");
     (void)commands::parse_written(line);
 }
 

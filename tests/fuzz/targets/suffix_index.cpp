@@ -1,4 +1,4 @@
-// The index behind n-gram drafts against a search by brute force.
+// Compares the index behind n-gram drafts with a search by brute force.
 #include <algorithm>
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace {
 
 using Text = std::vector<text::TokenId>;
 
-// How many tokens in front of `end` are those at the end of the text.
+// How many tokens before `end` equal those at the end of the text.
 int32_t alike(const Text &text, size_t end) {
     size_t length = 0;
     while (length < end && text[text.size() - 1 - length] == text[end - 1 - length]) ++length;

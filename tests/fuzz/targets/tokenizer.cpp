@@ -1,4 +1,4 @@
-// Text as tokens: nothing is lost, and where the text is cut into segments does not matter.
+// Text to tokens and back: nothing is lost, and the cuts into segments do not matter.
 #include <vector>
 
 #include "engine/text/tokenizer.h"
@@ -48,9 +48,9 @@ void tokenizer(Input input) {
     const size_t a = std::min(first, text.size()), b = std::min(a + second, text.size());
     const std::vector<text::Segment> segments = {
         {text.substr(0, a), special}, {text.substr(a, b - a), special}, {text.substr(b), special}};
-    require(tokenizer.encode(segments, kPlain) == whole, "segments are one text");
-    // The SentencePiece vocabulary here has all bytes (the others have only printable ASCII); its sign for a blank
-    // is a blank, also where the text has that sign.
+    require(tokenizer.encode(segments, kPlain) == whole, "segments are encoded like the whole text");
+    // Of these vocabularies only the SentencePiece one has all bytes (the others have printable ASCII). It
+    // decodes its blank mark as a blank, so texts that contain the mark are left out.
     if (index == 0 && !special && text.find("\u2581") == text.npos)
         require(tokenizer.decode(whole) == text, "decoding gives the text back");
 }

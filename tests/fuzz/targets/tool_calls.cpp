@@ -1,4 +1,4 @@
-// A byte that picks the format, one that says where to cut; then what a model wrote.
+// A byte that picks the format, one that says where to cut, then a model's answer.
 #include <algorithm>
 
 #include "engine/text/tool_calls/parse.h"
@@ -29,7 +29,7 @@ void tool_calls(Input input) {
     std::string content = splitter.push(text.substr(0, cut));
     content += splitter.push(text.substr(std::min(cut, text.size())));
     const ParsedAnswer rest = splitter.flush();
-    require(content + rest.content == whole.content && rest.calls == whole.calls, "cuts do not matter");
+    require(content + rest.content == whole.content && rest.calls == whole.calls, "cuts change nothing");
 }
 
 }  // namespace runnel::fuzz

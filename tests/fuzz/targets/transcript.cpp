@@ -15,7 +15,7 @@ void transcript(Input input) {
         for (const text::Message &message : loaded.messages) talk.add({.message = message});
         commands::Conversation copy;
         for (const commands::Json &entry : talk.entries()) copy.apply(entry);
-        require(copy.entries() == talk.entries(), "the entries of a conversation make it again");
+        require(copy.entries() == talk.entries(), "a conversation can be rebuilt from its entries");
         (void)commands::tree_text(talk, 80, false);
         (void)commands::markdown(talk);
     } catch (const commands::InputError &) {

@@ -41,14 +41,14 @@ void utf8(Input input) {
     Bytes choices(input);
     const size_t step = 1 + choices.below(7);
     const std::string_view text = text_of(choices.rest());
-    require(text::is_valid_utf8(text) == well_formed(text), "validity is Unicode's");
+    require(text::is_valid_utf8(text) == well_formed(text), "is_valid_utf8() follows Unicode's table");
     const std::string whole = in_pieces<text::Utf8Stream>(text, text.size() + 1);
-    require(well_formed(whole), "what a stream gives is UTF-8");
+    require(well_formed(whole), "a stream outputs UTF-8");
     require(in_pieces<text::Utf8Stream>(text, step) == whole, "a stream does not depend on the cuts");
-    if (well_formed(text)) require(whole == text, "UTF-8 passes as it is");
+    if (well_formed(text)) require(whole == text, "valid UTF-8 passes unchanged");
     const std::string shown = in_pieces<text::TerminalFilter>(text, step);
     require(shown == text::printable_for_terminal(whole), "the filter does not depend on the cuts");
-    require(well_formed(shown), "what the filter gives is UTF-8");
+    require(well_formed(shown), "the filter outputs UTF-8");
     for (size_t i = 0; i < shown.size(); ++i) {
         const auto c = static_cast<uint8_t>(shown[i]);
         require((c >= 0x20 && c != 0x7F) || c == '\n' || c == '\t',

@@ -1,4 +1,4 @@
-// The format of tool calls that a chat template uses.
+// Detection of the tool-call format that a chat template uses.
 #include <doctest/doctest.h>
 
 #include <string>

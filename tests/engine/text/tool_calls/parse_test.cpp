@@ -1,4 +1,4 @@
-// Tool calls in every format: written here, apart from the table, and read back.
+// Tool calls in every format: written by code independent of the table of formats, and parsed.
 #include "engine/text/tool_calls/parse.h"
 
 #include <doctest/doctest.h>
@@ -47,7 +47,7 @@ std::string joined(const std::vector<Made> &calls, const std::function<std::stri
     return text;
 }
 
-// A string as it stands, anything else as JSON.
+// A string unchanged, any other value as JSON.
 std::string raw(const Json &value) {
     return value.is_string() ? value.get<std::string>() : value.dump();
 }
@@ -263,7 +263,7 @@ std::string word(Random &random, std::string_view letters, size_t most) {
     return text;
 }
 
-// Strings that no format needs to escape: without its marks; JSON's own escapes are covered.
+// Random values. Strings have no marks of a format; if not `simple`, they have characters that JSON escapes.
 Json random_value(Random &random, bool simple) {
     const std::string_view letters = simple ? "abc XYZ019.,_" : "abc XYZ019.,{}[]\":\\/'\n\t=()<>";
     switch (random.below(simple ? 5 : 6)) {
@@ -283,7 +283,7 @@ Json random_value(Random &random, bool simple) {
 }
 
 std::vector<Made> random_calls(Random &random, const ToolFormat &format) {
-    // Between marks strings stand as they are, so some cannot be written.
+    // These formats write strings without escapes, so only simple ones can be written.
     const bool simple = format.body == ToolFormat::Body::Parameters ||
                         format.body == ToolFormat::Body::Fields || format.body == ToolFormat::Body::Python;
     std::vector<Made> calls;
@@ -293,7 +293,7 @@ std::vector<Made> random_calls(Random &random, const ToolFormat &format) {
             call.arguments[word(random, "abcdefgh_", 6)] = random_value(random, simple);
         calls.push_back(std::move(call));
     }
-    // A name has one definition.
+    // Each call needs a name of its own, because a tool has one definition.
     for (size_t i = 1; i < calls.size(); ++i) calls[i].name += std::to_string(i);
     return calls;
 }
@@ -348,7 +348,7 @@ TEST_CASE("tool calls: a text that comes in two pieces, cut anywhere, gives the 
             const ParsedAnswer rest = splitter.flush();
             CHECK(content + rest.content == whole.content);
             CHECK(rest.calls == whole.calls);
-            // What is cut off is a call, or text as it stands.
+            // A text that is cut off is a call, or unchanged content.
             const std::string part = text.substr(0, cut);
             const ParsedAnswer begun = parse_tool_calls(format, tools, part);
             if (begun.calls.empty()) CHECK(begun.content == part);
@@ -393,10 +393,10 @@ TEST_CASE("tool calls: what cannot be read is content, with a note") {
     check("LFM2", "<|tool_call_start|>[f(" + std::string(1000, '[') + "<|tool_call_end|>");
     check("LFM2", "<|tool_call_start|>[f(a=__import__('os'))]<|tool_call_end|>");
     check("Kimi", "<|tool_calls_section_begin|><|tool_call_begin|>");
-    // A JSON answer is none.
+    // An answer in JSON is not a call.
     CHECK(parse_tool_calls(format_of("Llama 3"), tools, "{\"name\": \"Bob\", \"parameters\": {}}").content ==
           "{\"name\": \"Bob\", \"parameters\": {}}");
-    // One that fails does not take the others with it.
+    // A malformed call does not affect the others.
     const ParsedAnswer two = parse_tool_calls(format_of("Hermes"), tools,
                                               "<tool_call>{\"name\": \"g\"}</tool_call> "
                                               "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>");
@@ -425,7 +425,7 @@ TEST_CASE("tool calls: thousands of begun calls and of open brackets are content
                         std::string(format.after) + std::string(format.close));
         for (const std::string &text : texts) {
             const ParsedAnswer answer = parse_tool_calls(format, tools, text);
-            // The brackets of a parameter are its text.
+            // Parameters may contain brackets.
             if (format.body == ToolFormat::Body::Parameters && !answer.calls.empty()) continue;
             CHECK(answer.calls.empty());
             CHECK((answer.content == text));
@@ -480,7 +480,7 @@ TEST_CASE("tool calls: a bad call, or one that is cut off, leaves the good ones 
     check("Kimi", open + kimi("f") + kimi("f") + cut, 2, cut);
     check("Kimi", open + kimi("g") + kimi("f") + close, 1, open + kimi("g"));
     check("Kimi", open + kimi("f") + kimi("g") + kimi("f") + close + " So.", 2, kimi("g") + " So.");
-    // Behind the end of a section there are no calls without a section.
+    // After the end of a section, calls outside of a section do not count.
     check("Kimi", open + kimi("g") + close + kimi("f"), 0, open + kimi("g") + close + kimi("f"));
     const auto minimax = [](const std::string &tool) {
         return "<invoke name=\"" + tool + "\">\n</invoke>\n";
@@ -562,7 +562,7 @@ TEST_CASE("tool calls: spellings beside the written one") {
     CHECK(ends_with(
         arguments("Hermes", "<tool_call>{\"name\":\"f\",\"arguments\":\"{\\\"n\\\":1}\"}</tool_call>"),
         "{\"n\":1}"));
-    // The declared type decides: a string of digits stays one, what is not declared is JSON if it can be.
+    // Digits stay a string if that is the declared type. Undeclared parameters are JSON if they can be.
     CHECK(ends_with(arguments("Qwen3-Coder",
                               "<function=f>\n<parameter=city>\n12\n</parameter>\n<parameter=n>\n12\n"
                               "</parameter>\n</function>"),
