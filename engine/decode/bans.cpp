@@ -63,6 +63,8 @@ Bans::State Bans::advance(State state, std::string_view bytes) const {
 }
 
 const grammar::Bits &Bans::forbidden(State state) {
+    constexpr size_t kMostKept = 512;  // of 32 KB each with 262,144 tokens
+    if (forbidden_.size() > kMostKept) forbidden_.clear();
     const auto [found, added] = forbidden_.try_emplace(state);
     if (added) {
         found->second.resize((static_cast<size_t>(rows()) + 63) / 64);

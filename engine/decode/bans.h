@@ -48,7 +48,7 @@ class Bans {
     State advance(State state, TokenId token) const {
         return token >= 0 && token < tokens_->rows() ? advance(state, (*tokens_)[token]) : state;
     }
-    // The tokens that lead to kMatched.
+    // The tokens that lead to kMatched. Valid until the next call.
     const grammar::Bits &forbidden(State state);
 
     const std::vector<std::string> &texts() const { return texts_; }

@@ -130,7 +130,7 @@ const grammar::Bits &Constraint::mask(std::span<const TokenId> history) {
         if (!bans_) return mask;
         if (&mask != &mask_) mask_ = mask;
         const grammar::Bits &forbidden = bans_->forbidden(state.ban);
-        for (size_t i = 0; i < mask_.size(); ++i) mask_[i] &= ~forbidden[i];
+        for (size_t i = 0; i < std::min(mask_.size(), forbidden.size()); ++i) mask_[i] &= ~forbidden[i];
         return mask_;
     });
 }

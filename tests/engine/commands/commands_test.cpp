@@ -43,7 +43,6 @@ TEST_CASE("bad usage and bad input have their exit codes and one line") {
         {{"show", model}, 2, "runnel inspect"},
         {{"-m", model, "-p", "a"}, 2, "runnel run -m"},
         {{"help", "rum"}, 2, "rum"},
-        {{"run", "-hf", "user/model", "a"}, 2, "no -hf: download"},
         {{"run", model.substr(0, model.size() - 6) + ".ggfu", "a"}, 2, "did you mean"},
         {{"inspect", model, "--temp", "0"}, 2, "--temp is an option of chat, run and batch"},
         {{"run", model, "a", "--temp", "-1"}, 2, "--temp: a number from 0 to 100, not '-1'"},
