@@ -53,6 +53,7 @@ Prepared Preparer::prepare(const Request &request) const {
                   .vocabulary = &vocabulary_,
                   .tools = tools,
                   .channels = TextChannels()};
+    made.limits.bans.clear();  // constraint() has them
     made.sampler.set_stream(request.stream);
     made.limits.ignore_end = request.limits.ignore_end && !request.constraint && !tools;
     if (made.prompt.is_turn) {

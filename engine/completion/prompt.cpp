@@ -46,6 +46,7 @@ Prompt fitted(Prompt prompt, OverflowPolicy policy, size_t fixed, size_t context
 Prompt PromptFormat::make(const Request &request, size_t context) const {
     Prompt prompt;
     size_t fixed = 0;
+    OverflowPolicy overflow = request.overflow;
     if (const auto *turns = std::get_if<Messages>(&request.input)) {
         prompt = render(turns->turns, turns->tools.get());
         if (request.overflow != OverflowPolicy::Error) fixed = fixed_tokens(*turns, prompt.tokens);
@@ -57,12 +58,14 @@ Prompt PromptFormat::make(const Request &request, size_t context) const {
         prompt.tokens = raw->suffix ? infill_->prompt(*tokenizer_, raw->text, *raw->suffix)
                                     : tokenizer_->encode(raw->text);
         fixed = tokenizer_->adds_bos() ? 1 : 0;
+        if (raw->suffix)
+            overflow = OverflowPolicy::Error;  // without one of its marks, an infill has no meaning
     } else {
         const auto &tokens = std::get<Tokens>(request.input);
         prompt.tokens = tokens.ids;
         fixed = tokens.fixed;
     }
-    return fitted(std::move(prompt), request.overflow, fixed, context);
+    return fitted(std::move(prompt), overflow, fixed, context);
 }
 
 Prompt PromptFormat::render(std::span<const text::Message> turns, const text::ToolUse *tools) const {

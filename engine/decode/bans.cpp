@@ -63,7 +63,7 @@ Bans::State Bans::advance(State state, std::string_view bytes) const {
 }
 
 const grammar::Bits &Bans::forbidden(State state) {
-    constexpr size_t kMostKept = 512;  // of 32 KB each with 262,144 tokens
+    constexpr size_t kMostKept = 64;  // of 32 KB each with 262,144 tokens
     if (forbidden_.size() > kMostKept) forbidden_.clear();
     const auto [found, added] = forbidden_.try_emplace(state);
     if (added) {

@@ -38,7 +38,7 @@ class Bans {
   public:
     using State = uint32_t;
     static constexpr State kStart = 0, kMatched = UINT32_MAX;
-    static constexpr size_t kMostBytes = 16384;  // of all texts together
+    static constexpr size_t kMostBytes = 4096;  // of all texts together
 
     // Throws DecodeError{BadInput} for an empty text and for more than kMostBytes.
     Bans(std::vector<std::string> texts, std::shared_ptr<const TokenTexts> tokens);

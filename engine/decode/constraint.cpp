@@ -52,6 +52,8 @@ Constraint::State Constraint::state_of(std::span<const TokenId> history) {
     states_.resize(known + 1);
     for (size_t i = known; i < length; ++i) {
         states_.push_back(guarded([&] { return advance(states_.back(), at(i)); }));
+        // A token that came all the same (the forced end of reasoning) does not forbid what follows.
+        if (states_.back().ban == Bans::kMatched) states_.back().ban = Bans::kStart;
         tokens_.push_back(at(i));
     }
     return states_.back();
@@ -60,7 +62,7 @@ Constraint::State Constraint::state_of(std::span<const TokenId> history) {
 Constraint::State Constraint::advance(State state, TokenId token) {
     State next = masks_ ? advance_grammar(state, token) : state;
     if (bans_) next.ban = bans_->advance(state.ban, token);
-    return next.ban == Bans::kMatched ? State{grammar::kDead} : next;
+    return next;
 }
 
 Constraint::State Constraint::advance_grammar(State state, TokenId token) {
@@ -138,8 +140,7 @@ const grammar::Bits &Constraint::mask(std::span<const TokenId> history) {
 bool Constraint::allows(std::span<const TokenId> history, TokenId token) {
     const State state = state_of(history);
     return guarded([&] {
-        const State next = advance(state, token);
-        return next.matched >= 0 || next.grammar != grammar::kDead;
+        return !is_dead(advance(state, token));
     });
 }
 
@@ -147,7 +148,7 @@ size_t Constraint::allowed(std::span<const TokenId> history, std::span<const Tok
     State state = state_of(history);
     for (size_t i = 0; i < guesses.size(); ++i) {
         state = guarded([&] { return advance(state, guesses[i]); });
-        if (state.matched < 0 && state.grammar == grammar::kDead) return i;
+        if (is_dead(state)) return i;
         if (masks_ && masks_->index().is_end(guesses[i])) return i + 1;
     }
     return guesses.size();

@@ -69,6 +69,9 @@ class Constraint {
     };
     static constexpr int32_t kBehind = -1;  // there is no free text, or it has ended
     static constexpr int32_t kBefore = -2;  // the first token may open it
+    static bool is_dead(State state) {
+        return state.ban == Bans::kMatched || (state.matched < 0 && state.grammar == grammar::kDead);
+    }
     State state_of(std::span<const TokenId> history);
     State advance(State state, TokenId token);
     State advance_grammar(State state, TokenId token);

@@ -90,7 +90,8 @@ BandwidthMeter::Pages BandwidthMeter::pages(size_t words, bool huge) {
 
 BandwidthMeter::BandwidthMeter(int threads, size_t bytes)
     : pool_(threads),
-      words_(bytes / sizeof(uint64_t) / static_cast<size_t>(threads) / (kMostStreams * kStep) *
+      words_(std::max<size_t>(
+                 bytes / sizeof(uint64_t) / static_cast<size_t>(threads) / (kMostStreams * kStep), 1) *
              (kMostStreams * kStep)) {
     for (const bool huge : {false, true}) {
         auto &parts = parts_[huge];

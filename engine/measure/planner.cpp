@@ -64,6 +64,11 @@ void check(const BareShape &shape) {
     if (shape.kv_heads > 0 && shape.heads % shape.kv_heads != 0) refuse("kv-heads must divide heads");
     if (shape.head_dim == 0 && shape.width % shape.heads != 0)
         refuse("heads must divide width, or give head-dim");
+    const int64_t kv_heads = shape.kv_heads > 0 ? shape.kv_heads : shape.heads,
+                  head_dim = shape.head_dim > 0 ? shape.head_dim : shape.width / shape.heads;
+    if (static_cast<double>(shape.layers) * static_cast<double>(kv_heads) * static_cast<double>(head_dim) >
+        0x1p30)
+        refuse("layers x kv-heads x head-dim: at most 2^30");
     if (shape.window_layers > shape.layers) refuse("window-layers is above layers");
     if (shape.window_layers > 0 && shape.window == 0) refuse("window-layers needs window");
 }

@@ -42,7 +42,9 @@ std::vector<double> ticks(double low, double high, bool logarithmic, int most) {
             step *= factor;
             break;
         }
-    for (double i = std::ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i)
+    const size_t limit =
+        2 * static_cast<size_t>(std::max(most, 1));  // where i is too large for ++i to change it
+    for (double i = std::ceil(low / step - 1e-9); i * step <= high + step * 1e-9 && all.size() < limit; ++i)
         all.push_back(i * step);
     return all;
 }

@@ -75,6 +75,9 @@ TEST_CASE("constraint: banned texts alone, and beside a grammar") {
     CHECK(!grammar::has_bit(alone.mask(history), 4));
     for (const TokenId id : {0, 1, 2, 3, 5}) CHECK(grammar::has_bit(alone.mask(history), id));
     CHECK(alone.allowed(history, std::vector<TokenId>{2, 5, 3, 1}) == 3);
+    const std::vector<TokenId> forced{5, 1, 4};  // "aba" came all the same: the answer goes on
+    CHECK(alone.allows(forced, 1));
+    CHECK(alone.allowed(forced, std::vector<TokenId>{1, 2, 1}) == 2);
 
     const auto index = std::make_shared<grammar::TokenIndex>(texts, std::vector<TokenId>{0});
     Constraint both(std::make_shared<grammar::Masks>(

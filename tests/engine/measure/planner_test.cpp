@@ -102,6 +102,7 @@ TEST_CASE("planner: shapes that make no sense are refused") {
           "layers=2,width=64,heads=3,ff=1,vocab=1", "layers=2,width=64,heads=4,kv-heads=3,ff=1,vocab=1",
           "layers=2,width=64,heads=4,ff=1,vocab=1,window-layers=1",
           "layers=99999,width=64,heads=4,ff=1,vocab=1", "layers=2,width=64,heads=4,ff=1,vocab=1,depth=3",
+          "layers=4096,width=16777216,heads=65536,head-dim=16777216,ff=1,vocab=1",
           "layers=2,width=-64,heads=4,ff=1,vocab=1", "layers=2,width=64,heads=4,ff=1,vocab=1,"}) {
         CAPTURE(text);
         CHECK_THROWS_AS(parse_shape(text), std::invalid_argument);
