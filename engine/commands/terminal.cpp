@@ -83,14 +83,15 @@ void stop(int number) {
     raise(number);
     struct sigaction ignored {};
     handle(number, stop, kStopFlags, &ignored);
-    apply(state().mode);
+    if (state().mode != Mode::Original) apply(state().mode);
     tell();
     errno = error;
 }
 
 void change(int number) {
     const int error = errno;
-    if (number == SIGCONT) apply(state().mode);
+    if (number == SIGCONT && state().mode != Mode::Original)
+        apply(state().mode);  // not to an editor's terminal
     tell();
     errno = error;
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -79,6 +80,7 @@ class HttpServer {
     void accept_all() {
         for (;;) {
             const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+            if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
             if (fd < 0) return;
             const std::lock_guard lock(mutex_);
             open_.push_back(fd);

@@ -34,6 +34,14 @@ std::string home_expanded(const std::string &path) {
     return path.starts_with("~/") && home && *home == '/' ? std::string(home) + path.substr(1) : path;
 }
 
+std::string regular_file(const std::string &path) {
+    std::error_code error;
+    const std::string whole = home_expanded(path);
+    if (fs::exists(whole, error) && !fs::is_regular_file(whole, error))
+        throw InputError(gguf::printable(path, 4096) + " is not a file: reading it might never end");
+    return whole;
+}
+
 Attachment read_attachment(const std::string &path) {
     const std::string text = read_all(home_expanded(path), -1);
     const std::string name = gguf::printable(path, 4096);

@@ -15,6 +15,9 @@ struct Attachment {
 
 // "~/x" with the home directory; any other path as it is.
 std::string home_expanded(const std::string &path);
+// The same, for a file that is there or not. Throws InputError for a pipe, a device or a folder: reading one might never
+// end, and Ctrl-C belongs to the answers.
+std::string regular_file(const std::string &path);
 
 // Throws UsageError if the file cannot be opened, InputError if it is empty or no UTF-8 text.
 Attachment read_attachment(const std::string &path);

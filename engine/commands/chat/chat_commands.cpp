@@ -190,7 +190,7 @@ void Chat::format(const std::string &what) {
     flags.any_order = before.any_order;
     flags.close = before.close;
     flags.json = what == "json";
-    if (what != "json" && what != "text") flags.schema = home_expanded(what);
+    if (what != "json" && what != "text") flags.schema = regular_file(what);
     try {
         model_.apply_settings();
     } catch (...) {
@@ -228,6 +228,7 @@ void Chat::show_state(const std::string &) {
 }
 void Chat::read(const std::string &path) {
     if (path.empty()) throw InputError("/read FILE: the file's name is missing");
+    regular_file(path);
     attached_.push_back(read_attachment(path));
     say(described(attached_.back()) + " goes with your next message");
 }

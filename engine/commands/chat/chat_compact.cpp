@@ -3,6 +3,7 @@
 
 #include "engine/commands/chat/chat_loop.h"
 #include "engine/commands/prompt_format.h"
+#include "engine/decode/error.h"
 
 namespace runnel::commands {
 namespace {
@@ -49,7 +50,12 @@ bool Chat::summarize() {
     const text::Message summary = model_.answer(
         transcript, {terminal_ ? io_.out : io_.err, color_, false, terminal_}, [](const text::Message &) {},
         engine_.executor().context() / kPartOfContext);
-    if (model_.interrupted() || summary.content.find_first_not_of(" \t\n") == std::string::npos) {
+    const bool is_cut = model_.interrupted() || model_.timed_out();
+    if (model_.interrupted() && !terminal_) {
+        over_ = true;
+        code_ = exit_code::kInterrupted;
+    }
+    if (is_cut || summary.content.find_first_not_of(" \t\n") == std::string::npos) {
         say("no summary: nothing has changed");
         return false;
     }
@@ -60,7 +66,19 @@ bool Chat::summarize() {
     return true;
 }
 
+bool Chat::make_room(const std::string &message) {
+    if (!options_.compact) return true;
+    model_.forget_ending();
+    try {
+        if (model_.surplus(conversation_.transcript_with(message)).count > 0) summarize();
+    } catch (const decode::DecodeError &error) {
+        if (error.kind != decode::DecodeError::Kind::BadInput) throw;  // the answer will report it
+    }
+    return !model_.interrupted();
+}
+
 void Chat::compact(const std::string &) {
+    model_.forget_ending();
     if (!summarize()) say("nothing was summarized: the last turn stays as it is");
 }
 

@@ -168,7 +168,11 @@ ChatFile::ChatFile(const SavedChat &chat, std::string model, Conversation &into)
         is_copy_ = true;
         waiting_ = line_of({{"runnel_chat", 1}, {"model", std::move(model)}});
         for (const Json &entry : into.entries()) waiting_ += line_of(entry);
-        create();
+        try {
+            create();
+        } catch (const OutputError &) {
+            folder_.clear();
+        }
         return;
     }
     // A line that was cut off must not become the beginning of the next.
@@ -178,7 +182,11 @@ ChatFile::ChatFile(const SavedChat &chat, std::string model, Conversation &into)
         throw InputError(gguf::printable(chat.path.native(), 4096) + ": " + reason());
     file_.emplace(std::move(file));
     path_ = chat.path;
-    if (loaded.model != model) append({{"model", std::move(model)}});
+    if (loaded.model == model) return;
+    try {
+        append({{"model", std::move(model)}});
+    } catch (const OutputError &) {  // saves() is false now
+    }
 }
 
 // A file of its own, with a name by the time.
@@ -202,7 +210,12 @@ void ChatFile::create() {
     }
     if (!file_) throw OutputError(gguf::printable(path_.native(), 4096) + ": " + reason());
     flock(file_->get(), LOCK_EX | LOCK_NB);
-    write(std::exchange(waiting_, {}));
+    try {
+        write(std::exchange(waiting_, {}));
+    } catch (const OutputError &) {
+        unlink(path_.c_str());
+        throw;
+    }
     const Descriptor folder(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC), true);
     if (folder.get() >= 0) fsync(folder.get());
 }

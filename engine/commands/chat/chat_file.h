@@ -44,12 +44,14 @@ class ChatFile {
     // `folder`: nothing is saved.
     ChatFile(std::filesystem::path folder, std::string model);
     // Reads a saved chat and continues its file. If another process has it open, the chat goes on in a copy
-    // (is_copy()). Throws InputError if the file cannot be read or is no chat.
+    // (is_copy()); if nothing can be written, it is not saved. Throws InputError if the file cannot be read or is no
+    // chat.
     ChatFile(const SavedChat &chat, std::string model, Conversation &into);
 
     // Appends and syncs. Throws OutputError; the file is then without the entry, and the chat is not saved any longer.
     void append(const Json &entry);
 
+    bool saves() const { return !folder_.empty(); }
     bool is_copy() const { return is_copy_; }
     size_t damaged() const { return damaged_; }                  // lines that were skipped
     const std::filesystem::path &path() const { return path_; }  // empty: there is no file yet

@@ -20,6 +20,8 @@
 namespace runnel::commands {
 namespace {
 
+constexpr size_t kLongestMessage = 32 << 20;
+
 // "/home is full" and "/home/me/notes" are messages.
 bool is_command(const std::string &message) {
     if (!message.starts_with('/') || message.find('\n') != std::string::npos) return false;
@@ -130,9 +132,16 @@ void Chat::send(const std::string &typed) {
             can_send = true;
         });
     if (!can_send) return;
+    const std::string message = with_attachments(files, typed);
     const Conversation::Id before = conversation_.head();
-    answer_to(with_attachments(files, typed));
-    if (conversation_.head() != before) attached_.clear();
+    if (message.size() <= kLongestMessage)
+        answer_to(message);
+    else
+        attempt([&] { throw InputError("the message is longer than 32 MiB"); });
+    const bool is_taken = conversation_.head() != before;
+    if (!is_taken && model_.interrupted()) return;  // it may be sent again
+    if (!is_taken && !attached_.empty()) say("the attached files are not kept: /read attaches them again");
+    attached_.clear();
 }
 
 void Chat::answer_to(const std::string &message) {
@@ -140,7 +149,7 @@ void Chat::answer_to(const std::string &message) {
     if (const Conversation::Id head = conversation_.head();
         conversation_.last_question() == head && head != Conversation::kRoot)
         conversation_.visit(conversation_.at(head).parent);
-    if (options_.compact && model_.surplus(conversation_.transcript_with(message)).count > 0) summarize();
+    if (!make_room(message)) return;
     const Conversation::Id before = conversation_.head();
     conversation_.add({.message = {"user", message}});
     answer(before);

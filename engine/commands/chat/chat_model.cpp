@@ -64,6 +64,7 @@ completion::Request ChatModel::request_of(const Transcript &transcript) const {
 
 text::Message ChatModel::answer(const Transcript &transcript, const View &shown, const Save &save,
                                 int64_t most) {
+    forget_ending();
     decode::StopRequest stop;
     const InterruptScope interrupts(
         stop, shown.is_terminal ? InterruptScope::Repeated::Ignored : InterruptScope::Repeated::Kills);
@@ -135,7 +136,7 @@ void ChatModel::finish(const Done &done) {
                  " tokens behind the system prompt were forgotten");
     if (done.context_full) io_.note("the context is full: the answer ends here");
     write_stats(options_.stats, *report_, io_);
-    interrupted_ = done.reason == completion::FinishReason::Interrupt;
+    ending_ = done.reason;
     show_answer_line(done, engine_.executor().context(), terminal_colors(options_.color), io_);
 }
 

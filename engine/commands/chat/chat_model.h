@@ -56,7 +56,9 @@ class ChatModel {
 
     // Of the last answer.
     const std::optional<Report> &report() const { return report_; }
-    bool interrupted() const { return interrupted_; }
+    bool interrupted() const { return ending_ == completion::FinishReason::Interrupt; }
+    bool timed_out() const { return ending_ == completion::FinishReason::Deadline; }
+    void forget_ending() { ending_.reset(); }
     // Branches of the conversation whose sequences are kept, and those of them whose cache was given to others.
     struct Branches {
         size_t kept = 0, dropped = 0;
@@ -84,7 +86,7 @@ class ChatModel {
     std::vector<completion::SequenceHandle> kept_;  // of answers, the last one used at the end
     std::optional<Report> report_;
     uint32_t stream_ = 0;
-    bool interrupted_ = false;
+    std::optional<completion::FinishReason> ending_;
 };
 
 }  // namespace runnel::commands

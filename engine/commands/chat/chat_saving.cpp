@@ -67,7 +67,11 @@ void Chat::open_chat(const SavedChat &chat) {
     model_.set_stream(stream);
     if (file_->damaged() > 0)
         io_.note(std::to_string(file_->damaged()) + " damaged lines of the saved chat were skipped");
-    if (file_->is_copy()) io_.note("the chat is open in another window, so this is a copy of it");
+    if (!file_->saves())
+        io_.note("this chat is not saved: nothing can be written to " +
+                 gguf::printable(chat.path.parent_path().native(), 4096));
+    else if (file_->is_copy())
+        io_.note("the chat is open in another window or may not be written, so this is a copy of it");
     const bool is_open_question =
         conversation_.last_question() == conversation_.head() && conversation_.head() != Conversation::kRoot;
     say("\"" + clipped(chat.title, kColumns) + "\", " +
@@ -79,6 +83,7 @@ void Chat::open_chat(const SavedChat &chat) {
 void Chat::begin_chat() {
     const std::string system = conversation_.system();
     model_.forget();
+    attached_.clear();
     if (file_) file_.emplace(chats_folder(), model_name(options_.model.path));
     conversation_ = Conversation([this](const Json &entry) { save_entry(entry); });
     if (!system.empty()) conversation_.set_system(system);
@@ -86,12 +91,17 @@ void Chat::begin_chat() {
 
 // What was said stays in its file; later it all goes to a new one.
 void Chat::keep_history(bool on) {
-    if (on && !file_) {
+    if (on && chats_folder().empty())
+        throw InputError("chats are not saved: RUNNEL_NO_HISTORY is set, or there is no home directory");
+    if (on && (!file_ || !file_->saves())) {
         file_.emplace(chats_folder(), model_name(options_.model.path));
         for (const Json &entry : conversation_.entries()) save_entry(entry);
     }
     if (!on) file_.reset();
-    say(on ? "this chat is saved" : "what follows is not saved");
+    if (!on || file_->saves())
+        say(on ? "this chat is saved"
+               : "what follows is not saved as a chat; RUNNEL_NO_HISTORY=1 also keeps typed lines out of the "
+                 "history");
 }
 
 // Writes a file that the user names; asks before it replaces one.
@@ -121,7 +131,7 @@ void Chat::export_text(const std::string &name) {
 
 void Chat::load(const std::string &path) {
     if (path.empty()) throw InputError("/load FILE: the file's name is missing");
-    const Transcript loaded = Transcript::load(home_expanded(path));
+    const Transcript loaded = Transcript::load(regular_file(path));
     begin_chat();
     if (loaded.system != conversation_.system()) conversation_.set_system(loaded.system);
     for (const text::Message &message : loaded.messages) conversation_.add({.message = message});
@@ -139,7 +149,8 @@ void Chat::open(const std::string &name) {
     if (name.empty()) throw InputError("/open N: the number of /chats, or a title");
     const std::optional<SavedChat> chat = find_chat(chats_folder(), name);
     if (!chat) throw InputError("there is no chat " + gguf::quoted(name) + "; /chats lists them");
-    if (file_ && chat->path == file_->path()) throw InputError("that chat is this one");
+    if (file_ && file_->saves() && chat->path == file_->path()) throw InputError("that chat is this one");
+    attached_.clear();
     open_chat(*chat);
 }
 

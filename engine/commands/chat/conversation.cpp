@@ -50,9 +50,12 @@ Json Conversation::entry_of(Id id, const Node &node) {
 }
 
 void Conversation::insert(Id id, Node node) {
-    nodes_.at(node.parent).children.push_back(id);
+    const Id parent = node.parent;
+    nodes_.at(parent).children.push_back(id);
     nodes_[id] = std::move(node);
-    visit(id);
+    if (parent != head_) return visit(id);
+    nodes_.at(parent).recent = id;  // the head's own way is the most recent one already
+    head_ = id;
 }
 
 Id Conversation::add(Node node) {

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include "engine/commands/io.h"
 #include "engine/commands/terminal.h"
@@ -29,7 +30,10 @@ bool write_all(int fd, std::string_view bytes) {
 // A temporary file; the destructor removes it.
 class ScratchFile {
   public:
-    ScratchFile() : path_((std::filesystem::temp_directory_path() / "runnel-XXXXXX.txt").string()) {
+    ScratchFile() {
+        std::error_code error;
+        const auto folder = std::filesystem::temp_directory_path(error);
+        path_ = ((error ? std::filesystem::path("/tmp") : folder) / "runnel-XXXXXX.txt").string();
         fd_ = mkstemps(path_.data(), 4);
     }
     ~ScratchFile() {

@@ -29,7 +29,10 @@ fs::path model_path(const std::string &text, const fs::path &file) {
     if (const auto home = variable("HOME"); home && text.starts_with("~/"))
         return fs::path(*home) / text.substr(2);
     if (text.starts_with("hf.co/") || text.starts_with("huggingface.co/")) return text;
-    return fs::path(text).is_absolute() ? fs::path(text) : file.parent_path() / text;
+    const fs::path path = fs::path(text).is_absolute() ? fs::path(text) : file.parent_path() / text;
+    std::error_code error;
+    const bool is_name = text.find(':') != std::string::npos && !fs::exists(path, error);  // of runnel list
+    return is_name ? fs::path(text) : path;
 }
 
 }  // namespace

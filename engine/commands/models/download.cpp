@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -48,6 +49,7 @@ class Attempt {
 
     void run(const DownloadProgress &progress) {
         std::vector<std::thread> threads;
+        progress(written_, false);
         // The first connection finds out whether the server has ranges.
         threads.emplace_back([this] { work(true); });
         bool is_alone = true;
@@ -61,8 +63,13 @@ class Attempt {
                 const uint64_t ranges = (task_.bytes - written_) / options_.range;
                 const int more = static_cast<int>(
                     std::min<uint64_t>(ranges, static_cast<uint64_t>(options_.connections) - 1));
-                running_ += more;
-                for (int i = 0; i < more; ++i) threads.emplace_back([this] { work(false); });
+                try {
+                    for (int i = 0; i < more; ++i) {
+                        threads.emplace_back([this] { work(false); });
+                        ++running_;
+                    }
+                } catch (const std::system_error &) {  // fewer connections are enough
+                }
             }
             const uint64_t done = received_ + written_;
             lock.unlock();
@@ -232,10 +239,13 @@ class Attempt {
     void deliver(uint64_t from, Bytes bytes) {
         const std::lock_guard lock(mutex_);
         waiting_[from] = std::move(bytes);
-        for (auto first = waiting_.begin(); first != waiting_.end() && first->first == written_;
+        // (The server may have begun to send the whole file before: a part of a range is written then.)
+        for (auto first = waiting_.begin(); first != waiting_.end() && first->first <= written_;
              first = waiting_.begin()) {
             received_ -= first->second.size();
-            write_at_end(first->second);
+            const auto there =
+                static_cast<size_t>(std::min<uint64_t>(written_ - first->first, first->second.size()));
+            write_at_end(std::span(first->second).subspan(there));
             waiting_.erase(first);
         }
         changed_.notify_all();

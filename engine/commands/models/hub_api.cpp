@@ -37,6 +37,8 @@ fs::path token_file() {
 std::string read_token() {
     for (const char *name : {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
         if (const std::string token = variable(name); !token.empty()) return token;
+    std::error_code error;
+    if (!fs::is_regular_file(token_file(), error)) return "";
     std::string token(1024, '\0');
     std::ifstream in(token_file(), std::ios::binary);
     in.read(token.data(), static_cast<std::streamsize>(token.size()));

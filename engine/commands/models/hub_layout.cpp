@@ -13,6 +13,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "models--";
 constexpr size_t kMostEntries = 10'000;
+constexpr int kMostFolders = 16;
 
 bool is_name(std::string_view text) {
     const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
@@ -23,6 +24,8 @@ bool is_name(std::string_view text) {
 
 // The commit in a file of refs/; empty if there is none.
 std::string commit_in(const fs::path &file) {
+    std::error_code error;
+    if (!fs::is_regular_file(file, error)) return "";
     std::string text(64, '\0');
     std::ifstream in(file, std::ios::binary);
     in.read(text.data(), static_cast<std::streamsize>(text.size()));
@@ -59,7 +62,7 @@ bool is_hex(std::string_view text, size_t digits) {
 }
 
 bool is_safe_path(std::string_view path) {
-    if (path.empty() || path.size() > 1024) return false;
+    if (path.empty() || path.size() > 1024 || std::ranges::count(path, '/') > kMostFolders) return false;
     for (const char c : path)
         if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == '\\') return false;
     for (size_t from = 0; from <= path.size();) {
@@ -76,9 +79,11 @@ std::vector<std::string> hub_commits(const fs::path &folder) {
     std::error_code error;
     size_t seen = 0;
     for (fs::directory_iterator entry(folder / "snapshots", error), end;
-         !error && entry != end && seen < kMostEntries; entry.increment(error), ++seen)
-        if (const std::string name = entry->path().filename().string(); is_hex(name, 40))
-            commits.push_back(name);
+         !error && entry != end && seen < kMostEntries; entry.increment(error), ++seen) {
+        std::error_code ignored;
+        const std::string name = entry->path().filename().string();
+        if (is_hex(name, 40) && !entry->is_symlink(ignored)) commits.push_back(name);
+    }
     std::ranges::sort(commits);
     const std::string current = commit_in(folder / "refs" / "main");
     if (const auto at = std::ranges::find(commits, current); at != commits.end())
@@ -90,7 +95,6 @@ std::vector<std::string> snapshot_files(const fs::path &snapshot) {
     std::vector<std::string> files;
     std::error_code error;
     size_t seen = 0;
-    constexpr int kMostFolders = 4;
     for (fs::recursive_directory_iterator
              entry(snapshot, fs::directory_options::skip_permission_denied, error),
          end;

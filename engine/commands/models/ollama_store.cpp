@@ -21,6 +21,11 @@ std::string text_of(const Json &object, std::string_view key) {
 // The blob of the model's layer; sets `problem` if there is none. A digest becomes part of a path only if it is
 // "sha256:" and 64 hexadecimal digits.
 fs::path blob_of(const fs::path &manifest, const fs::path &root, std::string &problem) {
+    std::error_code missing;
+    if (!fs::is_regular_file(manifest, missing)) {
+        problem = "its manifest is not a file";
+        return manifest;
+    }
     std::string bytes(kLargestManifest + 1, '\0');
     std::ifstream in(manifest, std::ios::binary);
     in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
@@ -42,8 +47,7 @@ fs::path blob_of(const fs::path &manifest, const fs::path &root, std::string &pr
                 return manifest;
             }
             fs::path blob = root / "blobs" / ("sha256-" + digest.substr(7));
-            std::error_code error;
-            if (!fs::is_regular_file(blob, error)) problem = "its file is missing: download it again";
+            if (!fs::is_regular_file(blob, missing)) problem = "its file is missing: download it again";
             return blob;
         }
     problem = "its manifest names no model";

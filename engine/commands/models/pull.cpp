@@ -125,6 +125,10 @@ std::vector<HubFile> choose(const HubName &name, const HubRepository &repository
         throw UsageError(name.repo + ": " + gguf::printable(*first) + " is part of " +
                          std::to_string(parsed->parts) + ", but the repository has " +
                          std::to_string(parts.size()));
+    for (size_t i = 0; i < parts.size(); ++i)
+        if (const auto parsed = parse_file_name(parts[i]); parsed && parsed->part != static_cast<int>(i + 1))
+            throw UsageError(name.repo + ": part " + std::to_string(i + 1) + " of " +
+                             gguf::printable(*first) + " is missing");
     for (const std::string &part : parts) {
         const auto file = std::ranges::find(repository.files, part, &HubFile::path);
         if (file->sha256.empty())

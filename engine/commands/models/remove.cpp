@@ -52,6 +52,26 @@ Removal plan(const fs::path &folder, const std::optional<std::string> &stem) {
     return removal;
 }
 
+// Removes a folder and those above it, below `top`, as far as they are empty.
+void remove_empty(fs::path folder, const fs::path &top) {
+    std::error_code error;
+    for (; folder != top && fs::remove(folder, error); folder = folder.parent_path()) {
+    }
+}
+
+// What was removed, and the repository's folder if nothing is left in it, neither other models nor parts of downloads.
+void remove_files(const fs::path &folder, const Removal &removal) {
+    for (const fs::path &file : removal.files) {
+        fs::remove(file);
+        remove_empty(file.parent_path(), folder);
+    }
+    std::error_code error;
+    if (fs::exists(folder / "snapshots", error) || fs::exists(folder / "blobs", error)) return;
+    fs::remove(folder / "refs" / "main", error);
+    fs::remove(folder / "refs", error);
+    fs::remove(folder, error);
+}
+
 bool is_agreed(const std::string &question, Io &io) {
     if (!isatty(io.in)) throw UsageError(question + " Nobody can be asked: say --yes");
     io.err.try_write(question + " [y/N] ");
@@ -75,13 +95,19 @@ int remove_model(const std::string &text, bool is_sure, Io &io) {
         throw UsageError("no model " + gguf::quoted(text) +
                          " in Hugging Face's cache; runnel list shows the models");
     }
+    for (const char *part : {"snapshots", "blobs"})
+        if (fs::is_symlink(folder / part, error))
+            throw UsageError(gguf::printable((folder / part).native(), 4096) +
+                             " is a link: what it leads to is not removed");
     std::optional<std::string> stem;
     if (!name->tag.empty() || !name->file.empty()) {
         for (const StoredModel &model : hub_models(*root, name->repo)) {
             const std::string path = model.path.lexically_relative(folder / "snapshots").generic_string();
             const std::string file = path.substr(path.find('/') + 1);
-            const bool is_it =
-                name->file.empty() ? choose_model({file}, name->tag).has_value() : file == name->file;
+            const auto parsed = parse_file_name(file);
+            const bool is_it = name->file.empty()
+                                   ? model.name == text || (parsed && parsed->tag == capitals(name->tag))
+                                   : file == name->file;
             if (!is_it) continue;
             if (stem) throw UsageError(gguf::printable(text) + " means several models: name the file");
             stem = parse_file_name(file)->stem;
@@ -103,11 +129,7 @@ int remove_model(const std::string &text, bool is_sure, Io &io) {
         if (!stem) {
             fs::remove_all(folder);  // does not follow links
         } else {
-            for (const fs::path &file : removal.files) fs::remove(file);
-            const auto is_empty = [&](const std::string &commit) {
-                return snapshot_files(folder / "snapshots" / commit).empty();
-            };
-            if (std::ranges::all_of(hub_commits(folder), is_empty)) fs::remove_all(folder);
+            remove_files(folder, plan(folder, stem));  // as it is now, after the question
         }
     } catch (const fs::filesystem_error &failed) {
         throw OutputError("cannot remove " + gguf::printable(failed.path1().native(), 4096) + ": " +

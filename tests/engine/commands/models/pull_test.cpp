@@ -262,7 +262,7 @@ TEST_CASE("pull: connections that break, stall or fail are followed by others") 
         HttpServer server(hub(one_file(), [&, change = entry.second](const ServerRequest &request) {
             return change(ranged(request, content()), count++);
         }));
-        const std::string timeout = name == "the second stalls" ? "1" : "30";
+        const std::string timeout = name == "the second stalls" ? "3" : "30";
         check_pulled(home, execute(pulling(home, server, {"--timeout", timeout, "--retries", "100"})),
                      "model-Q4_K_M.gguf", content());
     }
@@ -545,14 +545,16 @@ TEST_CASE("pull: a file that another program downloads is waited for") {
     REQUIRE(flock(fd, LOCK_EX | LOCK_NB) == 0);
     Process p = pulling(home, server);
 
+    std::atomic<bool> over = false;
     std::thread other([&] {
-        while (server.requests().empty()) usleep(10'000);
+        while (server.requests().empty() && !over) usleep(10'000);
         usleep(200'000);
         // The other one has finished.
         write_text(folder(home) / "blobs" / hash_of(content()), content());
         close(fd);
     });
     const Result r = execute(p);
+    over = true;
     other.join();
     check_pulled(home, r, "model-Q4_K_M.gguf", content());
     CHECK(server.requests().size() == 1);
@@ -606,6 +608,36 @@ TEST_CASE("rm: removes a model and what only it uses, from Hugging Face's cache 
     CHECK(other.code == 2);
     CHECK(other.err.find("llama.cpp") != std::string::npos);
     CHECK(fs::exists(home.path() / ".cache/llama.cpp/small.gguf"));
+}
+
+TEST_CASE("rm: one model goes, and no other model, download or linked folder") {
+    if (absent()) return;
+    const Home home;
+    home.add_hub("models--a--b", "one-Q4_0.gguf", demo_draft());
+    const fs::path root = home.hub() / "models--a--b";
+    write_text(root / "blobs/two.incomplete", "half of another");
+    const fs::path deep = root / "snapshots" / kCommit / "1/2/3/4/5/n-Q8_0.gguf", mine = home.path() / "mine";
+    fs::create_directories(deep.parent_path());
+    fs::copy_file(demo_draft(), deep);
+    fs::create_directories(mine);
+    fs::copy_file(demo_draft(), mine / "m-Q4_0.gguf");
+    fs::create_directory_symlink(mine, root / "snapshots" / std::string(40, 'f'));
+    for (const char *name : {"a/b:0", "a/b:Q4", "a/b:Q8"}) {
+        CAPTURE(std::string(name));
+        CHECK(home.run({"rm", name, "--yes"}).code == 2);
+    }
+    CHECK(home.run({"rm", "a/b:Q4_0", "--yes"}).code == 0);
+    CHECK_FALSE(fs::exists(root / "snapshots" / kCommit / "one-Q4_0.gguf"));
+    CHECK_FALSE(fs::exists(root / "blobs/blob-of-one-Q4_0.gguf"));
+    CHECK(fs::exists(root / "blobs/two.incomplete"));
+    CHECK(fs::exists(deep));
+    CHECK(fs::exists(mine / "m-Q4_0.gguf"));
+    fs::remove(root / "snapshots" / std::string(40, 'f'));
+    fs::rename(root / "blobs", home.path() / "blobs");
+    fs::create_directory_symlink(home.path() / "blobs", root / "blobs");
+    const Result linked = home.run({"rm", "a/b:Q8_0", "--yes"});
+    CHECK(linked.code == 2);
+    CHECK(linked.err.find("is a link") != std::string::npos);
 }
 
 TEST_CASE("pull: names of models and the progress line") {
