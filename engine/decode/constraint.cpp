@@ -139,9 +139,7 @@ const grammar::Bits &Constraint::mask(std::span<const TokenId> history) {
 
 bool Constraint::allows(std::span<const TokenId> history, TokenId token) {
     const State state = state_of(history);
-    return guarded([&] {
-        return !is_dead(advance(state, token));
-    });
+    return guarded([&] { return !is_dead(advance(state, token)); });
 }
 
 size_t Constraint::allowed(std::span<const TokenId> history, std::span<const TokenId> guesses) {
