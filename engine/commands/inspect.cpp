@@ -5,6 +5,7 @@
 
 #include "engine/commands/cache_types.h"
 #include "engine/commands/commands.h"
+#include "engine/commands/figures.h"
 #include "engine/commands/json.h"
 #include "engine/decode/memory_plan.h"
 #include "engine/model/model.h"
@@ -151,18 +152,6 @@ void print_json(const gguf::File &file, const Summary &s, const InspectOptions &
     json["metadata"] = std::move(metadata);
     json["tensors"] = tensor_list(file);
     io.out.write(dump(json, 2));
-}
-
-std::string size_text(uint64_t bytes) {
-    char text[32];
-    const double b = static_cast<double>(bytes);
-    if (b >= 0x1p30)
-        std::snprintf(text, sizeof text, "%.2f GiB", b / 0x1p30);
-    else if (b >= 0x1p20)
-        std::snprintf(text, sizeof text, "%.1f MiB", b / 0x1p20);
-    else
-        std::snprintf(text, sizeof text, "%.1f KiB", b / 0x1p10);
-    return text;
 }
 
 std::string count_text(uint64_t count) {

@@ -1,11 +1,11 @@
 #include "engine/commands/inspect_plan.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <stdexcept>
 
 #include "engine/commands/cache_types.h"
+#include "engine/commands/figures.h"
 #include "engine/commands/json.h"
 #include "engine/commands/plot/plot_output.h"
 #include "engine/measure/planner.h"
@@ -25,13 +25,6 @@ using measure::CellGroup;
 constexpr Type kFormats[] = {Type::F16,  Type::Q8_0, Type::Q6_K, Type::Q5_K,  Type::Q4_K,
                              Type::Q4_0, Type::Q3_K, Type::Q2_K, Type::IQ2_XS};
 constexpr CacheType kTypes[] = {CacheType::F16, CacheType::Q8_0, CacheType::Q4_0};
-
-template <class... Values>
-std::string format(const char *how, Values... values) {
-    char line[320];
-    std::snprintf(line, sizeof line, how, values...);
-    return line;
-}
 
 std::string upper(std::string_view name) {
     std::string text(name);

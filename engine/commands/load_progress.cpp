@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "engine/commands/batch/batch_progress.h"
+#include "engine/commands/figures.h"
 
 namespace runnel::commands {
 namespace {

@@ -48,8 +48,7 @@ void set_field(BareShape &shape, const std::string &name, const std::string &tex
     if (field == std::end(kFields))
         refuse(
             "layers, width, heads, kv-heads, head-dim, ff, vocab, window, window-layers, latent or tied=1, "
-            "each "
-            "as name=number");
+            "each as name=number");
     shape.*field->value = value;
 }
 

@@ -18,9 +18,6 @@ struct BatchState {
     double seconds = 0;  // since the beginning
 };
 
-// "[#####-----]  50%  "
-std::string progress_bar(double done);
-
 // "[#####-----]  50%  12 rows  210 tokens/s  1:20 left"; without bar and time where `done` is not known.
 std::string progress_line(const BatchState &state);
 

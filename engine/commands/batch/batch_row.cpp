@@ -31,7 +31,7 @@ void note_unknown(const Json &object, std::span<const std::string> known, std::v
     std::vector<std::string> candidates(known.begin(), known.end());
     for (const decode::SamplingSetting &setting : decode::sampling_settings())
         candidates.emplace_back(setting.key);
-    constexpr size_t kMost = 100;  // a row with more of them is somebody's data, and a comparison takes time
+    constexpr size_t kMost = 100;  // each is compared with all candidates, which takes time
     for (const auto &[key, value] : object.items()) {
         if (unknown.size() == kMost) break;
         if (is_known(key, known)) continue;

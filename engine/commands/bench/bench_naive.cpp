@@ -1,8 +1,8 @@
 // `bench --naive`: what the KV cache saves.
 #include <algorithm>
-#include <cstdio>
 
 #include "engine/commands/bench/bench_exhibits.h"
+#include "engine/commands/figures.h"
 #include "engine/commands/generation.h"
 #include "engine/commands/json.h"
 #include "engine/commands/plot/plot_output.h"
@@ -12,13 +12,6 @@ namespace runnel::commands {
 namespace {
 
 using measure::NaiveComparison, measure::NaiveStep;
-
-template <class... Values>
-std::string format(const char *how, Values... values) {
-    char line[320];
-    std::snprintf(line, sizeof line, how, values...);
-    return line;
-}
 
 // Whether the table has a row: powers of two, and the last step.
 bool is_shown(const NaiveComparison &compared, const NaiveStep &step) {

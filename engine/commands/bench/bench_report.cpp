@@ -1,9 +1,9 @@
 #include "engine/commands/bench/bench_report.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "engine/commands/cache_types.h"
+#include "engine/commands/figures.h"
 #include "engine/commands/json.h"
 #include "engine/measure/median.h"
 
@@ -46,13 +46,6 @@ std::string differences(const BenchRun &run, const std::vector<BenchRun> &runs) 
         if (differs) text += (text.empty() ? "" : ", ") + own[i].first + " " + own[i].second;
     }
     return text;
-}
-
-template <class... Values>
-std::string format(const char *how, Values... values) {
-    char line[320];
-    std::snprintf(line, sizeof line, how, values...);
-    return line;
 }
 
 // What the row shows beside its speed.

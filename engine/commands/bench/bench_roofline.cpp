@@ -1,9 +1,9 @@
 // `bench --roofline`: what limits prefill and decode on this device.
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
 
 #include "engine/commands/bench/bench_exhibits.h"
+#include "engine/commands/figures.h"
 #include "engine/commands/generation.h"
 #include "engine/commands/json.h"
 #include "engine/commands/plot/plot_output.h"
@@ -17,13 +17,6 @@ namespace runnel::commands {
 namespace {
 
 using measure::percentile, measure::Roofline, measure::RooflinePoint;
-
-template <class... Values>
-std::string format(const char *how, Values... values) {
-    char line[320];
-    std::snprintf(line, sizeof line, how, values...);
-    return line;
-}
 
 bool memory_limits(const Roofline &roofline, const RooflinePoint &point) {
     return point.cost.intensity() < roofline.ridge();

@@ -36,12 +36,11 @@ Command chat_command() {
         .usage = "[MODEL]",
         .summary = "talk to a model in the terminal",
         .description =
-            "A conversation with a model. Ctrl-C stops the answer, Ctrl-D leaves, /help "
-            "lists the commands. Every turn is saved in ~/.local/state/runnel/chats: --continue "
-            "goes on where the last chat ended, and needs no MODEL. Later chats also remember the lines "
-            "typed "
-            "here. RUNNEL_NO_HISTORY=1 turns both off. Without a terminal, every line of standard input is a "
-            "message, and only --continue and --chat save the chat.",
+            "A conversation with a model. Ctrl-C stops the answer, Ctrl-D leaves, /help lists the commands. "
+            "Every turn is saved in ~/.local/state/runnel/chats: --continue goes on where the last chat "
+            "ended, and needs no MODEL. Later chats also remember the lines typed here. RUNNEL_NO_HISTORY=1 "
+            "turns both off. Without a terminal, every line of standard input is a message, and only "
+            "--continue and --chat save the chat.",
         .examples = {"chat model.gguf", "chat model.gguf -sys \"Answer in one sentence.\" --temp 0.5",
                      "chat model.gguf -md small-model.gguf -c 8k", "chat --continue",
                      "chat model.gguf --chat work -a notes.txt"},
@@ -65,8 +64,7 @@ Command chat_command() {
     table
         .add("--on-overflow", "WHAT",
              "when the chat exceeds the context: error, shift (the oldest messages go, the system prompt "
-             "stays), "
-             "drop-middle, or compact (the model summarizes the oldest messages)",
+             "stays), drop-middle, or compact (the model summarizes the oldest messages)",
              [o](const std::string &text) {
                  static const std::pair<const char *, Overflow> kWords[] = {
                      {"error", Overflow::Error},

@@ -150,7 +150,7 @@ void Chat::show_answer() {
 void Chat::tree(const std::string &) {
     constexpr size_t kColumns = 80;
     io_.err.try_write(conversation_.size() == 0 ? "no messages yet\n"
-                                                : tree_text(conversation_, kColumns, is_dumb_terminal()));
+                                                : tree_text(conversation_, kColumns, !terminal_moves()));
 }
 void Chat::system(const std::string &text) {
     const std::string &now = conversation_.system();
@@ -233,7 +233,7 @@ void Chat::read(const std::string &path) {
     say(described(attached_.back()) + " goes with your next message");
 }
 void Chat::copy(const std::string &) {
-    if (!terminal_ || is_dumb_terminal()) throw InputError("/copy needs a terminal with a clipboard");
+    if (!terminal_ || !terminal_moves()) throw InputError("/copy needs a terminal with a clipboard");
     Conversation::Id id = conversation_.head();
     while (id != Conversation::kRoot && conversation_.at(id).message.role != "assistant")
         id = conversation_.at(id).parent;

@@ -38,7 +38,7 @@ Chat::Chat(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<d
       engine_(engine),
       io_(io),
       terminal_(isatty(io.in) && io.out.is_terminal()),
-      color_(terminal_ && wants_color()),
+      color_(terminal_ && terminal_colors(options.color)),
       model_(options, engine, std::move(drafts), io),
       conversation_([this](const Json &entry) { save_entry(entry); }) {
     if (const std::string system = system_prompt(options.system, options.system_file, io.in); !system.empty())

@@ -34,7 +34,6 @@ class Chat {
     };
     static std::span<const Command> commands();
 
-    bool wants_color() const;
     TerminalHooks terminal_hooks();
     void greet();
     void obey(const std::string &line);

@@ -19,10 +19,6 @@ TerminalHooks Chat::terminal_hooks() {
     return hooks;
 }
 
-bool Chat::wants_color() const {
-    return terminal_colors(options_.color);
-}
-
 void Chat::greet() {
     for (const std::string &note : engine_.notes()) io_.note(note);
     if (!model_.format().note().empty()) io_.note(model_.format().note());

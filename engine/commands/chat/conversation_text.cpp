@@ -1,15 +1,12 @@
 #include "engine/commands/chat/conversation_text.h"
 
-#include <utf8proc.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <set>
 #include <utility>
 #include <vector>
 
-#include "engine/text/utf8.h"
+#include "engine/commands/chat/edit/cells.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -18,20 +15,6 @@ namespace {
 using Id = Conversation::Id;
 
 constexpr size_t kMostIndent = 48;  // bytes; deeper forks are drawn in that column
-
-size_t columns_of(uint32_t code_point) {
-    return static_cast<size_t>(std::max(0, utf8proc_charwidth(static_cast<utf8proc_int32_t>(code_point))));
-}
-
-size_t columns_of(std::string_view text) {
-    size_t columns = 0;
-    for (size_t i = 0; i < text.size();) {
-        const text::Utf8Char c = text::first_char(text.substr(i));
-        columns += columns_of(c.code_point);
-        i += c.bytes;
-    }
-    return columns;
-}
 
 std::string summary_line(const Conversation &talk, Id id) {
     const Conversation::Node &node = talk.at(id);
@@ -50,11 +33,6 @@ std::string age(int64_t seconds) {
 }
 
 }  // namespace
-
-bool is_dumb_terminal() {
-    const char *term = std::getenv("TERM");
-    return !term || !*term || std::string_view(term) == "dumb";
-}
 
 std::string clipboard_sequence(std::string_view text) {
     static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -76,10 +54,10 @@ std::string clipped(std::string_view text, size_t columns) {
     line = gguf::printable(line, 8 * columns);
     size_t used = 0, end = 0, room = 0;  // `room`: where "..." would still fit
     while (end < line.size()) {
-        const text::Utf8Char c = text::first_char(std::string_view(line).substr(end));
-        used += columns_of(c.code_point);
+        const size_t bytes = first_grapheme(std::string_view(line).substr(end));
+        used += static_cast<size_t>(grapheme_width(std::string_view(line).substr(end, bytes)));
         if (used > columns) return line.substr(0, room) + "...";
-        end += c.bytes;
+        end += bytes;
         if (used + 3 <= columns) room = end;
     }
     return line;
@@ -117,7 +95,7 @@ std::string tree_text(const Conversation &talk, size_t columns, bool ascii) {
                             : ascii                    ? "|  "
                                                        : "\u2502  ";
         std::string line = (path.count(task.id) ? "*" : " ") + number + " " + task.before + fork;
-        const size_t used = columns_of(line);
+        const auto used = static_cast<size_t>(text_width(line));
         text +=
             line + clipped(summary_line(talk, task.id), std::max<size_t>(columns, used + 8) - used) + "\n";
         push_children(task.id, task.before + below);

@@ -28,7 +28,4 @@ std::string clipped(std::string_view text, size_t columns);
 std::string clipboard_sequence(std::string_view text);
 inline constexpr size_t kLongestCopy = 74'000;
 
-// Whether the terminal shows letters only (TERM=dumb).
-bool is_dumb_terminal();
-
 }  // namespace runnel::commands

@@ -1,9 +1,9 @@
 #include "engine/commands/models/list.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 
+#include "engine/commands/figures.h"
 #include "engine/commands/json.h"
 #include "engine/decode/memory_plan.h"
 #include "engine/model/model.h"
@@ -66,17 +66,6 @@ std::string_view words(ListedModel::Fits fits) {
             return "gpu";
     }
     return "";
-}
-
-std::string size_text(uint64_t bytes) {
-    char text[32];
-    const double b = static_cast<double>(bytes);
-    if (bytes == 0) return "";
-    if (b >= 0x1p30)
-        std::snprintf(text, sizeof text, "%.1f GiB", b / 0x1p30);
-    else
-        std::snprintf(text, sizeof text, "%.1f MiB", b / 0x1p20);
-    return text;
 }
 
 Json to_json(const ListedModel &listed) {
@@ -161,8 +150,8 @@ int list_models(bool as_json, Io &io) {
         }
         const std::string &problem = listed.model.problem;
         rows.push_back(
-            {gguf::printable(model.name, 200), size_text(listed.bytes), listed.type,
-             gguf::printable(listed.family), std::string(words(listed.fits)),
+            {gguf::printable(model.name, 200), listed.bytes > 0 ? size_text(listed.bytes, 1) : "",
+             listed.type, gguf::printable(listed.family), std::string(words(listed.fits)),
              short_path(model.path) + (problem.empty() ? "" : " (" + gguf::printable(problem, 300) + ")")});
     }
     if (as_json)

@@ -15,12 +15,10 @@ Command pull_command() {
         .summary = "download a model from Hugging Face",
         .description =
             "Downloads a model from Hugging Face into its cache, which Hugging Face's own programs and "
-            "llama.cpp "
-            "share, and prints the file's path. Without QUANT: Q4_K_M, else Q8_0, else the first model. "
-            "USER/REPO/FILE.gguf names a file. An interrupted download goes on where it ended; every file's "
-            "SHA-256 is checked. HF_TOKEN is the token for private and gated models, HF_ENDPOINT another "
-            "server, "
-            "HF_HUB_CACHE another folder; proxies are those of the environment.",
+            "llama.cpp share, and prints the file's path. Without QUANT: Q4_K_M, else Q8_0, else the first "
+            "model. USER/REPO/FILE.gguf names a file. An interrupted download goes on where it ended; every "
+            "file's SHA-256 is checked. HF_TOKEN is the token for private and gated models, HF_ENDPOINT "
+            "another server, HF_HUB_CACHE another folder; proxies are those of the environment.",
         .examples = {"pull Qwen/Qwen3-0.6B-GGUF", "pull ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",
                      "chat $(runnel pull Qwen/Qwen3-0.6B-GGUF:Q8_0)"},
         .model = Command::Model::None,
@@ -52,8 +50,8 @@ Command rm_command() {
         .usage = "NAME",
         .summary = "remove a downloaded model",
         .description =
-            "Removes a model of Hugging Face's cache, by the name that runnel list shows, with the "
-            "files that no other model uses; USER/REPO alone means all of a repository. Asks first.",
+            "Removes a model of Hugging Face's cache, by the name that runnel list shows, with the files "
+            "that no other model uses; USER/REPO alone means all of a repository. Asks first.",
         .examples = {"rm Qwen/Qwen3-0.6B-GGUF:Q8_0", "rm Qwen/Qwen3-0.6B-GGUF --yes"},
         .model = Command::Model::None,
         .takes_text = true};
@@ -72,12 +70,9 @@ Command list_command() {
                     .summary = "the models in this machine's caches",
                     .description =
                         "The models in the caches of Hugging Face, llama.cpp, LM Studio and ollama: a line "
-                        "each, with the "
-                        "name that MODEL may be, the size, the type of the weights, the family, whether the "
-                        "model fits into "
-                        "memory with a context of 4096 tokens (gpu: into that of a GPU), and the file. A "
-                        "file that cannot be "
-                        "run is listed with the reason.",
+                        "each, with the name that MODEL may be, the size, the type of the weights, the "
+                        "family, whether the model fits into memory with a context of 4096 tokens (gpu: into "
+                        "that of a GPU), and the file. A file that cannot be run is listed with the reason.",
                     .examples = {"list", "list --json"},
                     .model = Command::Model::None};
     auto json = std::make_shared<bool>(false);

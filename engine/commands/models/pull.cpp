@@ -5,12 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <thread>
 
-#include "engine/commands/batch/batch_progress.h"
+#include "engine/commands/figures.h"
 #include "engine/commands/models/file_names.h"
 #include "engine/commands/models/hub_layout.h"
 #include "engine/commands/models/stores.h"
@@ -24,20 +23,12 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-std::string gibibytes(uint64_t bytes) {
-    char text[32];
-    const double b = static_cast<double>(bytes);
-    std::snprintf(text, sizeof text, b >= 0x1p30 ? "%.1f GiB" : "%.1f MiB",
-                  b >= 0x1p30 ? b / 0x1p30 : b / 0x1p20);
-    return text;
-}
-
 // The progress of one file on stderr: a line that changes on a terminal, else one at the beginning.
 class PullProgress {
   public:
     PullProgress(Io &io, std::string name, uint64_t bytes)
         : io_(io), name_(gguf::printable(name.substr(name.rfind('/') + 1), 60)), bytes_(bytes) {
-        if (!io_.err.is_terminal()) io_.note("downloading " + name_ + ", " + gibibytes(bytes));
+        if (!io_.err.is_terminal()) io_.note("downloading " + name_ + ", " + size_text(bytes, 1));
     }
     ~PullProgress() {
         if (drawn_) io_.progress("\r\x1b[K");
@@ -156,8 +147,9 @@ void check_space(const fs::path &blobs, const std::vector<HubFile> &files) {
     std::error_code error;
     const fs::space_info space = fs::space(blobs, error);
     if (missing == 0 || error || space.available >= missing + kSpare) return;
-    throw OutputError("no room: " + gibibytes(missing) + " are missing, and " +
-                      gguf::printable(blobs.native(), 4096) + " has " + gibibytes(space.available) + " free");
+    throw OutputError("no room: " + size_text(missing, 1) + " are missing, and " +
+                      gguf::printable(blobs.native(), 4096) + " has " + size_text(space.available, 1) +
+                      " free");
 }
 
 std::string pull_files(const HubName &name, const DownloadOptions &options, const std::atomic<bool> &stop,
@@ -198,18 +190,11 @@ std::string pull_files(const HubName &name, const DownloadOptions &options, cons
 
 std::string pull_line(const std::string &name, uint64_t done, uint64_t all, double rate) {
     const double share = all > 0 ? static_cast<double>(done) / static_cast<double>(all) : 1;
-    char text[64];
-    std::snprintf(text, sizeof text, "  %.1f MB/s", rate / 1e6);
-    std::string line = name + " " + progress_bar(share) + gibibytes(done) + " of " + gibibytes(all) + text;
+    const std::string line = name + " " + progress_bar(share) + size_text(done, 1) + " of " +
+                             size_text(all, 1) + format("  %.1f MB/s", rate / 1e6);
     if (rate < 1 || done >= all) return line;
     const double seconds = static_cast<double>(all - done) / rate;
-    if (seconds > 359'999) return line;
-    const int left = static_cast<int>(seconds);
-    if (left >= 3600)
-        std::snprintf(text, sizeof text, "  %d:%02d:%02d left", left / 3600, left / 60 % 60, left % 60);
-    else
-        std::snprintf(text, sizeof text, "  %d:%02d left", left / 60, left % 60);
-    return line + text;
+    return seconds > 359'999 ? line : line + "  " + duration_text(seconds) + " left";
 }
 
 std::string pull(const HubName &name, const DownloadOptions &options, Io &io) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <set>
 
+#include "engine/commands/figures.h"
 #include "engine/commands/models/file_names.h"
 #include "engine/commands/models/hub_layout.h"
 #include "engine/commands/models/pull.h"
@@ -73,7 +74,7 @@ void remove_files(const fs::path &folder, const Removal &removal) {
 }
 
 bool is_agreed(const std::string &question, Io &io) {
-    if (!isatty(io.in)) throw UsageError(question + " Nobody can be asked: say --yes");
+    if (!isatty(io.in)) throw UsageError(question + " Without a terminal, give --yes");
     io.err.try_write(question + " [y/N] ");
     char answer[16] = {};
     const ssize_t n = read(io.in, answer, sizeof answer);
@@ -117,8 +118,7 @@ int remove_model(const std::string &text, bool is_sure, Io &io) {
                              " in the cache; runnel list shows the models");
     }
     const Removal removal = plan(folder, stem);
-    char size[32];
-    std::snprintf(size, sizeof size, "%.1f MiB", static_cast<double>(removal.bytes) / 0x1p20);
+    const std::string size = size_text(removal.bytes, 1);
     const std::string what =
         gguf::printable(stem ? name->repo + "/" + *stem : name->repo + " with all its files", 300);
     if (!is_sure && !is_agreed("remove " + what + ", " + size + "?", io)) {

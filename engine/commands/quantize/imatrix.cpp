@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "engine/commands/batch/batch_progress.h"
+#include "engine/commands/figures.h"
 #include "engine/commands/generation.h"
 #include "engine/model/model.h"
 #include "engine/quantize/importance_sums.h"

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "engine/commands/batch/batch_progress.h"
+#include "engine/commands/figures.h"
 #include "engine/commands/json.h"
 #include "engine/decode/stop_request.h"
 #include "gguf/printable.h"
@@ -64,16 +64,6 @@ quantize::MixOptions mix_options(const QuantizeOptions &options) {
         }
     }
     return result;
-}
-
-std::string size_text(uint64_t bytes) {
-    char text[32];
-    const auto size = static_cast<double>(bytes);
-    if (bytes >= (uint64_t{1} << 30))
-        std::snprintf(text, sizeof text, "%.2f GiB", size / 0x1p30);
-    else
-        std::snprintf(text, sizeof text, "%.1f MiB", size / 0x1p20);
-    return text;
 }
 
 double bits_per_weight(const quantize::QuantizePlan &plan) {

@@ -13,6 +13,12 @@ namespace {
 
 constexpr size_t kLongestGrapheme = 256;  // combining marks without end would be one endless cluster
 
+// Reorders the text around it.
+bool is_bidi_control(char32_t c) {
+    return c == 0x061C || c == 0x200E || c == 0x200F || (c >= 0x202A && c <= 0x202E) ||
+           (c >= 0x2066 && c <= 0x2069);
+}
+
 bool is_line_separator(char32_t c) {
     return c == 0x2028 || c == 0x2029;
 }
@@ -62,11 +68,6 @@ int text_width(std::string_view text) {
         text.remove_prefix(bytes);
     }
     return width;
-}
-
-bool is_bidi_control(char32_t c) {
-    return c == 0x061C || c == 0x200E || c == 0x200F || (c >= 0x202A && c <= 0x202E) ||
-           (c >= 0x2066 && c <= 0x2069);
 }
 
 std::string shown_grapheme(std::string_view grapheme) {

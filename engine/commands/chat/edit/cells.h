@@ -18,9 +18,6 @@ int grapheme_width(std::string_view grapheme);
 // Sum of the widths of all clusters.
 int text_width(std::string_view text);
 
-// True for U+061C, U+200E, U+200F, U+202A to U+202E and U+2066 to U+2069, which reorder the text around them.
-bool is_bidi_control(char32_t c);
-
 // What to write for a grapheme cluster of valid UTF-8. Control characters become ^X, bidirectional controls and
 // line separators <U+202E>; a cluster without width of its own gets a dotted circle in front.
 std::string shown_grapheme(std::string_view grapheme);

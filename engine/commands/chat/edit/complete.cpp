@@ -1,10 +1,10 @@
 #include "engine/commands/chat/edit/complete.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 
+#include "engine/commands/chat/attachment.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -18,17 +18,12 @@ void add_names(Completion &completion, const std::vector<std::string> &names, st
         if (name.starts_with(word)) completion.candidates.push_back(name);
 }
 
-std::string expanded(const std::string &folder) {
-    const char *home = std::getenv("HOME");
-    return home && folder.starts_with("~/") ? home + folder.substr(1) : folder;
-}
-
 void add_files(Completion &completion, std::string_view word) {
     const size_t slash = word.rfind('/');
     const std::string folder(word.substr(0, slash == std::string_view::npos ? 0 : slash + 1));
     const std::string_view part = word.substr(folder.size());
     std::error_code error;
-    for (fs::directory_iterator entry(folder.empty() ? "." : expanded(folder), error), end;
+    for (fs::directory_iterator entry(folder.empty() ? "." : home_expanded(folder), error), end;
          !error && entry != end && completion.candidates.size() < kMost; entry.increment(error)) {
         const std::string name = entry->path().filename().string();
         if (!name.starts_with(part) || (part.empty() && name.starts_with('.'))) continue;

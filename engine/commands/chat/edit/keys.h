@@ -45,7 +45,7 @@ class KeyDecoder {
     std::optional<Key> next();
     // Bytes are left that are the beginning of a sequence.
     bool waits() const { return at_ < bytes_.size() || in_paste_; }
-    // Call when no byte came for some 50 ms: an ESC so far is the Escape key, and a Ctrl-C behind the beginning of a
+    // Call when no byte came for some 200 ms: an ESC so far is the Escape key, and a Ctrl-C behind the beginning of a
     // paste ends it. (Within a paste, a Ctrl-C with bytes behind it was pasted: it must not make keys of the rest.)
     std::optional<Key> expire();
 
