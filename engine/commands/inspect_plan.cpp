@@ -158,7 +158,8 @@ std::string table(const Planned &plan, CacheTypes types, int64_t memory) {
     }
     text += format("\n%s with K and V of %d x %lld tokens", unit.name, plan.sequences,
                    static_cast<long long>(plan.context));
-    if (memory > 0) text += format("; sequences that fit in %.1f GB", static_cast<double>(memory) / 1e9);
+    if (memory > 0)
+        text += format("; sequences that fit in %s", size_text(static_cast<uint64_t>(memory), 1).c_str());
     text += "\n\nformat      bits   weights";
     for (const CacheType type : kTypes) text += format(" %9s", ("+ " + std::string(name_of(type))).c_str());
     if (memory > 0)
@@ -193,9 +194,9 @@ Plot plot_of(const Planned &plan, int64_t memory) {
         plot.series.push_back(std::move(series));
     }
     if (memory > 0) {
-        plot.title = format("Sequences that fit in %.1f GB beside %.1f %s of weights (%s)",
-                            static_cast<double>(memory) / 1e9, row.weights / unit.bytes, unit.name,
-                            row.format.c_str());
+        plot.title = format("Sequences that fit in %s beside %.1f %s of weights (%s)",
+                            size_text(static_cast<uint64_t>(memory), 1).c_str(), row.weights / unit.bytes,
+                            unit.name, row.format.c_str());
         plot.y = {"sequences", true};
     } else {
         plot.title =
