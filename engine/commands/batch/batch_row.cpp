@@ -31,7 +31,7 @@ void note_unknown(const Json &object, std::span<const std::string> known, std::v
     std::vector<std::string> candidates(known.begin(), known.end());
     for (const decode::SamplingSetting &setting : decode::sampling_settings())
         candidates.emplace_back(setting.key);
-    constexpr size_t kMost = 100;  // a row with more of them is somebody's data, and a comparison takes time
+    constexpr size_t kMost = 100;  // a row with more unknown keys holds other data; comparing takes time
     for (const auto &[key, value] : object.items()) {
         if (unknown.size() == kMost) break;
         if (is_known(key, known)) continue;
@@ -51,7 +51,7 @@ Json id_of(const Json &object, const char *key) {
     return *id;
 }
 
-// Fills what is known before anything can go wrong, so that also an error carries the id.
+// Fills in the identity before anything can fail, so that an error carries the id, too.
 void identify(const Json &object, RowIdentity &row) {
     if (!find_value(object, "body")) {
         row.id = id_of(object, "id");
