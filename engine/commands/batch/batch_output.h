@@ -83,8 +83,7 @@ class BatchOutput {
     bool answered(const RowIdentity &row, std::string_view content) const;
     // Announces the next row in the order of the input; returns its place.
     uint64_t reserve(const RowIdentity &row, std::string_view content);
-    // Takes the line of a place, with its line end; writes all lines whose turn it is. Throws ClosedPipe,
-    // OutputError.
+    // Takes a place's line with its line end; writes all lines whose turn it is. Throws ClosedPipe, OutputError.
     void put(uint64_t place, std::string line);
     // The number of lines that wait for earlier ones.
     size_t held() const { return held_.size(); }
