@@ -119,7 +119,7 @@ struct ChatOptions {
     Overflow overflow = Overflow::Shift;
     bool compact = false;  // summarize the oldest turns before the overflow policy drops them
     std::string color = "auto";
-    bool go_on = false;                 // continue the last chat with the model
+    bool go_on = false;                 // the last chat with the model
     std::optional<std::string> saved;   // a saved chat, or the name of a new one
     std::vector<std::string> attached;  // files that go with the first message
 };

@@ -1,4 +1,4 @@
-// Summaries in place of the oldest turns.
+// Replaces the oldest turns by a summary.
 #include <algorithm>
 
 #include "engine/commands/chat/chat_loop.h"
@@ -13,8 +13,8 @@ constexpr int64_t kPartOfContext = 8;  // that a summary may fill
 
 }  // namespace
 
-// Puts a summary of all turns but the last in front of that. A template sees it as a turn of its own: the request,
-// and the summary as its answer. False if there is nothing to summarize, or no summary came.
+// Puts a summary of all turns but the last before the last turn. A template sees it as a turn of its own: the
+// request, and the summary as its answer. False if there is nothing to summarize, or no summary came.
 bool Chat::summarize() {
     const std::vector<Conversation::Id> ids = conversation_.visible();
     const auto is_question = [&](Conversation::Id id) {
@@ -31,7 +31,7 @@ bool Chat::summarize() {
     const auto first = transcript.messages.begin() + static_cast<std::ptrdiff_t>(surplus.first);
     transcript.messages.erase(first, first + static_cast<std::ptrdiff_t>(surplus.count));
     say("summarizing the oldest " + std::to_string(old.size()) + " messages:");
-    // Output that a program reads has answers only.
+    // Without a terminal, the summary goes to stderr: stdout has answers only.
     const text::Message summary = model_.answer(
         transcript, {terminal_ ? io_.out : io_.err, color_, false, terminal_}, [](const text::Message &) {},
         engine_.executor().context() / kPartOfContext);
@@ -42,7 +42,7 @@ bool Chat::summarize() {
     conversation_.add({.message = {"user", kRequest}, .hides = old, .is_summary = true});
     conversation_.add(
         {.message = {"assistant", summary.content}, .is_summary = true, .stream = model_.stream()});
-    say("this stands for those messages from now on; /undo takes it back");
+    say("the summary replaces those messages from now on; /undo takes it back");
     return true;
 }
 

@@ -23,7 +23,7 @@
 namespace runnel::commands {
 namespace {
 
-// "/home is full" and "/home/me/notes" are messages.
+// Paths are not commands: "/home is full" and "/home/me/notes" are messages.
 bool is_command(const std::string &message) {
     if (!message.starts_with('/') || message.find('\n') != std::string::npos) return false;
     const std::string word = message.substr(0, message.find_first_of(" \t"));
@@ -64,7 +64,7 @@ int Chat::loop() {
         else
             send(message);
     }
-    // Files without a message, from a script that ends with /read.
+    // A script that ends with /read sends the files without a message.
     if (!terminal_ && !over_ && !attached_.empty()) send("");
     if (terminal_ && !over_) io_.out.write("\n");
     return code_;
@@ -148,7 +148,7 @@ void Chat::say(const std::string &text) {
 // Sends what was typed, with the files that are attached to it.
 void Chat::send(const std::string &typed) {
     std::vector<Attachment> files = attached_;
-    bool can_send = !terminal_;  // lines of a script name no files
+    bool can_send = !terminal_;  // in a script, @FILE in a message is not a file
     if (terminal_)
         attempt([&] {
             for (const std::string &path : named_files(typed)) {
@@ -174,7 +174,7 @@ void Chat::answer_to(const std::string &message) {
     answer(before);
 }
 
-// The oldest messages for which the context has no room are left out from now on.
+// Leaves out the oldest messages, for which the context has no room, from now on.
 void Chat::hide_surplus() {
     hiding_.clear();
     const auto [first, count] = model_.surplus(conversation_.transcript());
@@ -184,11 +184,11 @@ void Chat::hide_surplus() {
     hiding_.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
     io_.note("the context of " + std::to_string(engine_.executor().context()) +
              " tokens is full: the oldest " + std::to_string(count) +
-             (options_.overflow == Overflow::DropMiddle ? " messages behind the first are forgotten"
+             (options_.overflow == Overflow::DropMiddle ? " messages after the first are forgotten"
                                                         : " messages are forgotten"));
 }
 
-// Answers the message at the head, which is the user's. Without an answer, the head is `otherwise`.
+// Answers the message at the head, which is the user's. If there is no answer, the head becomes `otherwise`.
 bool Chat::answer(Conversation::Id otherwise) {
     const Conversation::Id question = conversation_.head();
     try {

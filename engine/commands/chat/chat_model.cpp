@@ -18,7 +18,7 @@ using completion::TokenId;
 
 namespace {
 
-// Sequences of branches that are kept. More would be many copies of the tokens of a long conversation.
+// Kept sequences, one per branch. Each holds a copy of the tokens of the conversation.
 constexpr size_t kMostKept = 16;
 
 }  // namespace
@@ -69,7 +69,7 @@ void ChatModel::forget() {
     for (const SequenceHandle handle : std::exchange(kept_, {})) queue_.release(handle);
 }
 
-// The kept sequence whose cache holds most of the prompt, the last one used among equals.
+// The kept sequence whose cache holds most of the prompt; among equals, the one used last.
 SequenceHandle ChatModel::best_for(const completion::Request &request) const {
     if (kept_.size() < 2) return kept_.empty() ? completion::kNoSequence : kept_.back();
     std::vector<TokenId> prompt;
@@ -190,7 +190,7 @@ void ChatModel::finish(const Done &done) {
     report_ = commands::report(options_.model.path, sampling_.seed, engine_, done);
     if (done.usage.forgotten > 0)
         io_.note("the context was full: the oldest " + std::to_string(done.usage.forgotten) +
-                 " tokens behind the system prompt were forgotten");
+                 " tokens after the system prompt were forgotten");
     if (done.context_full) io_.note("the context is full: the answer ends here");
     write_stats(options_.stats, *report_, io_);
     interrupted_ = done.reason == completion::FinishReason::Interrupt;
