@@ -1,4 +1,4 @@
-// Replaces the oldest turns by a summary.
+// Summaries in place of the oldest turns.
 #include <algorithm>
 
 #include "engine/commands/chat/chat_loop.h"
@@ -13,8 +13,8 @@ constexpr int64_t kPartOfContext = 8;  // that a summary may fill
 
 }  // namespace
 
-// Puts a summary of all turns but the last before the last turn. A template sees it as a turn of its own: the
-// request, and the summary as its answer. False if there is nothing to summarize, or no summary came.
+// Puts a summary of all turns but the last in front of that. A template sees it as a turn of its own: the request,
+// and the summary as its answer. False if there is nothing to summarize, or no summary came.
 bool Chat::summarize() {
     const std::vector<Conversation::Id> ids = conversation_.visible();
     const auto is_question = [&](Conversation::Id id) {

@@ -43,8 +43,8 @@ class ChatFile {
     // A new chat with a model. Its file is created with the first message; entries before the message wait
     // until then. An empty `folder`: nothing is saved.
     ChatFile(std::filesystem::path folder, std::string model);
-    // Reads a saved chat and continues its file. If another process has the file open, the chat goes on in a
-    // copy (is_copy()). Throws InputError if the file cannot be read or is not a saved chat.
+    // Reads a saved chat and continues its file. If another process has it open, the chat goes on in a copy
+    // (is_copy()). Throws InputError if the file cannot be read or is no chat.
     ChatFile(const SavedChat &chat, std::string model, Conversation &into);
 
     // Appends and syncs. On OutputError, the entry is not in the file, and the chat is no longer saved.

@@ -23,7 +23,7 @@
 namespace runnel::commands {
 namespace {
 
-// Paths are not commands: "/home is full" and "/home/me/notes" are messages.
+// "/home is full" and "/home/me/notes" are messages.
 bool is_command(const std::string &message) {
     if (!message.starts_with('/') || message.find('\n') != std::string::npos) return false;
     const std::string word = message.substr(0, message.find_first_of(" \t"));
@@ -174,7 +174,7 @@ void Chat::answer_to(const std::string &message) {
     answer(before);
 }
 
-// Leaves out the oldest messages, for which the context has no room, from now on.
+// The oldest messages for which the context has no room are left out from now on.
 void Chat::hide_surplus() {
     hiding_.clear();
     const auto [first, count] = model_.surplus(conversation_.transcript());
@@ -184,11 +184,11 @@ void Chat::hide_surplus() {
     hiding_.assign(begin, begin + static_cast<std::ptrdiff_t>(count));
     io_.note("the context of " + std::to_string(engine_.executor().context()) +
              " tokens is full: the oldest " + std::to_string(count) +
-             (options_.overflow == Overflow::DropMiddle ? " messages after the first are forgotten"
+             (options_.overflow == Overflow::DropMiddle ? " messages behind the first are forgotten"
                                                         : " messages are forgotten"));
 }
 
-// Answers the message at the head, which is the user's. If there is no answer, the head becomes `otherwise`.
+// Answers the message at the head, which is the user's. Without an answer, the head is `otherwise`.
 bool Chat::answer(Conversation::Id otherwise) {
     const Conversation::Id question = conversation_.head();
     try {

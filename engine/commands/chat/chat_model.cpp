@@ -18,7 +18,7 @@ using completion::TokenId;
 
 namespace {
 
-// Kept sequences, one per branch. Each holds a copy of the tokens of the conversation.
+// Sequences of branches that are kept. More would be many copies of the tokens of a long conversation.
 constexpr size_t kMostKept = 16;
 
 }  // namespace
@@ -69,7 +69,7 @@ void ChatModel::forget() {
     for (const SequenceHandle handle : std::exchange(kept_, {})) queue_.release(handle);
 }
 
-// The kept sequence whose cache holds most of the prompt; among equals, the one used last.
+// The kept sequence whose cache holds most of the prompt, the last one used among equals.
 SequenceHandle ChatModel::best_for(const completion::Request &request) const {
     if (kept_.size() < 2) return kept_.empty() ? completion::kNoSequence : kept_.back();
     std::vector<TokenId> prompt;

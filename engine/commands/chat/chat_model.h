@@ -57,7 +57,7 @@ class ChatModel {
     // The statistics of the last answer.
     const std::optional<Report> &report() const { return report_; }
     bool interrupted() const { return interrupted_; }
-    // How many branches have their cache, and how many have lost it to others.
+    // Branches of the conversation whose sequences are kept, and those of them whose cache was given to others.
     struct Branches {
         size_t kept = 0, dropped = 0;
     };

@@ -139,7 +139,7 @@ void Chat::open(const std::string &name) {
     if (name.empty()) throw InputError("/open N: the number of /chats, or a title");
     const std::optional<SavedChat> chat = find_chat(chats_folder(), name);
     if (!chat) throw InputError("there is no chat " + gguf::quoted(name) + "; /chats lists them");
-    if (file_ && chat->path == file_->path()) throw InputError("that chat is open already");
+    if (file_ && chat->path == file_->path()) throw InputError("that chat is this one");
     open_chat(*chat);
 }
 

@@ -13,7 +13,7 @@ namespace runnel::commands {
 
 class ChatView {
   public:
-    // Both references must outlive it. The destructor ends the colors, also after an error.
+    // Keeps both references. The destructor ends the colors, also after an error.
     ChatView(Output &out, bool colors, bool shows_reasoning, const completion::PromptFormat &format)
         : out_(out), colors_(colors), shows_reasoning_(shows_reasoning), format_(format) {
         if (colors_) out_.write(kAnswer);

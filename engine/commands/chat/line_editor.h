@@ -24,9 +24,9 @@ class LineSource {
     // True if reading the next line does not wait.
     virtual bool has_line() const { return false; }
 
-    // During an answer: reads typed keys, which appear in the next line; true for Ctrl-T. Does not wait.
+    // During an answer: reads what was typed, which appears in the next line; true if Ctrl-T was. Does not wait.
     virtual bool take_typed() { return false; }
-    // After an interrupted answer: an Enter typed during the answer sends nothing.
+    // The answer was interrupted: an Enter typed before sends nothing.
     virtual void forget_enter() {}
 };
 

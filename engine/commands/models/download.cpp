@@ -48,7 +48,7 @@ class Attempt {
 
     void run(const DownloadProgress &progress) {
         std::vector<std::thread> threads;
-        // The first connection finds out whether the server supports ranges.
+        // The first connection finds out whether the server has ranges.
         threads.emplace_back([this] { work(true); });
         bool is_alone = true;
         std::unique_lock lock(mutex_);

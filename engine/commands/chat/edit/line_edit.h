@@ -23,7 +23,7 @@ class LineEdit {
         Suspend,    // Ctrl-Z
         Editor,     // Ctrl-G: open the text in $EDITOR
         Complete,   // Tab
-        Redraw,     // Ctrl-L: clear the screen and draw again
+        Redraw,     // Ctrl-L: on an empty screen
         Reasoning,  // Ctrl-T: show the reasoning of the last answer
     };
     // `history` must outlive it. `blocks`: a first line of """ begins a text that ends with another such line.
