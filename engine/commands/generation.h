@@ -1,5 +1,5 @@
-// Shared by the commands that generate: from flags to an engine and to requests, and from a finished answer
-// to statistics.
+// Shared by the commands that generate: makes engines and requests from flags, and statistics from finished
+// answers.
 #pragma once
 
 #include <initializer_list>
@@ -19,14 +19,14 @@
 namespace runnel::commands {
 
 decode::EngineOptions engine_options(const ModelOptions &options);
-// Shows the progress of loading, which an interrupt ends. Keeps `io` and `stop`.
+// The engine's options, which show the progress of loading; an interrupt ends it. Keeps `io` and `stop`.
 decode::EngineOptions engine_options(const ModelOptions &options, Io &io, const decode::StopRequest &stop);
 
-// For a model with these options; nullopt if no flag asks for drafts. Throws UsageError.
+// Drafting for a model with the options `model`; nullopt if no flag requests drafts. Throws UsageError.
 std::optional<decode::DraftingOptions> drafting_options(const DraftFlags &flags, const ModelOptions &model);
 
-// Sets up speculation for an engine and shows its notes; null if no flag asks for it. Shows the progress of
-// loading, which an interrupt ends. Keeps `io` and `stop`.
+// Sets up speculation for an engine and shows its notes; null if no flag requests it. Shows the progress of
+// loading, which an interrupt ends. `io` and `stop` must outlive the result.
 std::unique_ptr<decode::Drafting> drafting(const DraftFlags &flags, const ModelOptions &model,
                                            decode::Engine &engine, int32_t sequences, Io &io,
                                            const decode::StopRequest &stop);
@@ -35,15 +35,15 @@ decode::MakeSpeculator speculators(decode::Drafting *drafts);
 // Reserves the drafts' memory in the options of the model's engine.
 void leave_room(decode::EngineOptions &engine, const DraftFlags &flags);
 
-// With the given or a random seed, and the biases parsed. Throws UsageError.
+// The sampling options, with the given or a random seed and the parsed biases. Throws UsageError.
 decode::SamplingOptions sampling_options(const GenerationFlags &flags);
 completion::Limits limits(const GenerationFlags &flags);
 
 // The finish reason of the answers that a stop ends.
 completion::FinishReason finish_reason(const decode::StopRequest &stop);
 
-// Notes the calls of an answer that is shown as text, which omits them, or why a call is none. `where`: follows
-// each call.
+// Notes the tool calls of an answer, which its text omits, and the problem if text that looks like a call is
+// not one. `where` is appended to each call.
 void note_calls(const completion::Done &done, Io &io, std::string_view where = "");
 // Whether the answer broke off before its reasoning ended: it has neither text nor calls.
 bool ended_in_reasoning(const completion::Done &done, bool has_reasoning, bool has_text);

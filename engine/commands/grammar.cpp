@@ -1,4 +1,4 @@
-// Texts against a grammar, and what a grammar allows next.
+// Checks texts against a grammar, and shows what a grammar allows next.
 #include <memory>
 #include <string>
 
@@ -130,7 +130,7 @@ Command grammar_command() {
     table.in_group(Group::Output);
     table.flag("--check", o->check,
                "a JSON string per line in; {\"accepted\": true}, or false and the byte, per line out");
-    table.text("--show", o->show, "what may come behind this text");
+    table.text("--show", o->show, "show what may follow this text");
     command.call = [o](const Words &, Io &io) { return check_or_show(*o, io); };
     return command;
 }

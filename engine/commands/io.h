@@ -61,7 +61,7 @@ class Output {
 
     // Unbuffered. Throws ClosedPipe or OutputError.
     void write(std::string_view bytes);
-    // The same for messages, whose loss is ignored.
+    // As write(), for messages: errors are ignored.
     void try_write(std::string_view bytes) noexcept;
     bool is_terminal() const { return terminal_; }
 

@@ -39,7 +39,7 @@ class LoadBar {
     void clear() {
         if (drawn_) io_.progress("\r\x1b[K");
         drawn_ = false;
-        start_ = {};  // of the next program
+        start_ = {};  // the next program has its own time
     }
 
     Io &io_;

@@ -41,7 +41,7 @@ struct GenerationFlags {
 };
 
 struct TemplateFlags {
-    std::optional<std::string> file, name;   // a template instead of the file's, or the name of one of those
+    std::optional<std::string> file, name;   // a template file, or the name of a template in the model file
     std::optional<std::string> tools;        // a file with a JSON list of tool definitions
     std::optional<std::string> tool_choice;  // "auto", "required", "none" or a tool's name
     bool one_call = false;                   // no more than one tool call in an answer
@@ -102,7 +102,7 @@ struct BatchOptions {
     TemplateFlags chat;
     bool lines = false;  // every line is a prompt instead of JSON
     bool raw = false, unordered = false;
-    bool resume = false, force = false;  // continue the output file; also where settings or rows differ
+    bool resume = false, force = false;  // continue the output file; even if settings or rows differ
     std::optional<bool> show_thinking;   // default: no
     Overflow overflow = Overflow::Error;
     int32_t parallel = 32;

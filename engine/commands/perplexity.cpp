@@ -33,7 +33,7 @@ std::vector<text::TokenId> text_tokens(const PerplexityOptions &options, const E
     return tokens;
 }
 
-// With this many decimal places, however large the number.
+// The number with `places` decimal places, however large it is.
 std::string decimal(double value, int places) {
     char text[512];  // the largest double has 309 digits before the point
     std::snprintf(text, sizeof text, "%.*f", places, value);

@@ -21,7 +21,7 @@ constexpr std::array<int, 3> kChanges = {SIGTSTP, SIGCONT, SIGWINCH};
 
 using Mode = TerminalModes::Mode;
 
-// What the signal handlers need.
+// The data that the signal handlers use.
 struct State {
     int in = -1, out = -1;
     std::atomic<Mode> mode = Mode::Original;
@@ -41,7 +41,7 @@ void put(std::string_view bytes) {
     [[maybe_unused]] const ssize_t written = write(state().out, bytes.data(), bytes.size());
 }
 
-// Called by signal handlers, too.
+// Signal handlers also call this.
 void apply(Mode mode) {
     const State &s = state();
     if (!s.has_settings) return;

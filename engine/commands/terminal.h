@@ -3,7 +3,7 @@
 
 namespace runnel::commands {
 
-// In all modes but the original one the terminal marks pasted text ("bracketed paste").
+// In every mode but Original, the terminal marks pasted text ("bracketed paste").
 // While this exists, a signal that ends the program (SIGTERM, SIGHUP, SIGQUIT) first restores the terminal's original
 // mode and ends colors: after a program that dies in raw mode, a shell does not echo. A stop (SIGTSTP) restores it
 // until the program continues. At most one may exist.
@@ -12,7 +12,7 @@ class TerminalModes {
     enum class Mode {
         Original,
         Watch,  // keys can be read one by one, without echo; Ctrl-C and Ctrl-Z remain signals
-        Edit,   // the same without signals
+        Edit,   // as Watch, but Ctrl-C and Ctrl-Z are keys
     };
     TerminalModes(int in, int out);
     ~TerminalModes();
@@ -23,9 +23,9 @@ class TerminalModes {
     // Stops the program, as Ctrl-Z does elsewhere; returns when it continues. Returns at once if the program cannot be
     // stopped.
     void suspend();
-    // A descriptor that becomes readable when the window has another size or the program was stopped and continues.
+    // A descriptor that becomes readable when the window's size changes or the program continues after a stop.
     int changes() const;
-    // Empties it; true if there was a change.
+    // Empties that descriptor; true if there was a change.
     bool take_changes();
 };
 

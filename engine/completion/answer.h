@@ -1,5 +1,5 @@
-// One answer in the making: what sampled tokens become, as text, until a stop string, an end token or a limit
-// ends it. Knows tokens and text, neither model nor cache.
+// One unfinished answer: turns sampled tokens into text until a stop string, an end token or a limit ends it.
+// Knows tokens and text, but neither model nor cache.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Vocabulary {
     std::function<std::string(TokenId)> text;  // bytes in running text
     std::function<bool(TokenId)> is_end;       // of generation
 };
-Vocabulary vocabulary_of(const text::Tokenizer &tokenizer);  // keeps a reference
+Vocabulary vocabulary_of(const text::Tokenizer &tokenizer);  // the tokenizer must outlive it
 
 struct Limits {
     int64_t max_tokens = -1;            // < 0: until the model ends or the context is full
@@ -32,8 +32,8 @@ struct Limits {
 };
 
 enum class FinishReason {
-    Stop,       // the model ended, or a stop string came
-    Length,     // max_tokens, or the end of the context
+    Stop,       // an end token or a stop string
+    Length,     // max_tokens, or a full context
     Deadline,   // the --deadline has passed
     Interrupt,  // a stop was requested by the user
 };
@@ -43,12 +43,12 @@ class Answer {
   public:
     Answer(Vocabulary vocabulary, Limits options);
 
-    // max_tokens tokens were taken.
+    // True when max_tokens tokens were taken.
     bool complete() const { return remaining() == 0; }
     // How many more tokens may come.
     int64_t remaining() const;
-    // Takes the next token; the text that is certain now: possibly empty, in whole UTF-8 characters, bytes
-    // that can be none replaced by U+FFFD. Precondition: !over().
+    // Takes the next token. Returns the text that is certain now: possibly empty, in whole UTF-8 characters,
+    // with U+FFFD for invalid bytes. Precondition: !over().
     std::string take(TokenId id);
     // Ends it; the text that was kept back, and `ending`, whose first bytes may complete the last character.
     // Precondition: !over().
@@ -56,7 +56,7 @@ class Answer {
 
     bool over() const { return over_; }
     FinishReason reason() const { return reason_; }
-    // Without the one that ended it.
+    // The tokens of the answer, without the token that ended it.
     const std::vector<TokenId> &tokens() const { return tokens_; }
 
   private:

@@ -105,7 +105,7 @@ std::vector<BeamSearch::Continuation> BeamSearch::continuations() const {
     return all;
 }
 
-// False when nothing is left to follow, or not worth it.
+// Makes the best continuations the live beams. False when none is left, or none can become better.
 bool BeamSearch::follow(const std::vector<Continuation> &all) {
     std::vector<const Beam *> parents;
     for (const Beam &beam : live_) parents.push_back(&beam);

@@ -1,11 +1,11 @@
-// Beam search: the most probable continuations, found by following several at a time.
+// Beam search: finds the most probable continuations by following several at a time.
 //
-// At every step the `beams` sequences that are followed have, together, 2 * beams best continuations by
+// At every step, the 2 * beams best continuations of all live beams together are taken, by
 //   s = sum of log p(token), p = softmax of the logits (with the biases, without temperature or filters).
-// From the best on (ties: the better sequence, then the lower token) those that end the text (end token, stop
-// string, limit) are finished, the first `beams` others are followed. Finished ones compete by the mean
-// s / length (length: all tokens, the one that ended it included; Wu et al. 2016 with alpha = 1), `beams` of
-// them are kept. The search ends when these are all there and the best sequence followed has no better mean.
+// From the best on (ties: the better beam, then the lower token), continuations that end the text (end token,
+// stop string, limit) are finished, and the first `beams` others become the live beams. The `beams` finished
+// ones with the best mean s / length are kept (length: all tokens, the end token included; Wu et al. 2016
+// with alpha = 1). The search ends when there are that many and the best live beam has no better mean.
 // A constraint removes continuations; the others keep the model's probabilities.
 // Sequences share the blocks of their common text.
 #pragma once
@@ -34,7 +34,7 @@ struct BeamOptions {
 
 struct Hypothesis {
     std::string text;
-    std::vector<TokenId> tokens;  // without the one that ended it
+    std::vector<TokenId> tokens;  // without the token that ended it
     FinishReason reason = FinishReason::Stop;
     double log_probability = 0;
     double score = 0;                   // per token
@@ -58,7 +58,7 @@ class BeamSearch {
     // Best first. Includes the live beams, with `reason`, if the search is not over.
     std::vector<Hypothesis> results(FinishReason reason = FinishReason::Interrupt) const;
     bool over() const { return over_; }
-    // Tokens computed so far, those of the prompt and of all beams.
+    // Tokens computed so far, for the prompt and all beams.
     int64_t computed() const;
     bool started() const { return started_; }  // the prompt is computed
 
@@ -69,7 +69,7 @@ class BeamSearch {
         std::optional<decode::Constraint> constraint;
         std::string text{};
         double log_probability = 0;
-        std::vector<std::pair<double, TokenId>> next{};  // best continuations, once its logits were there
+        std::vector<std::pair<double, TokenId>> next{};  // best continuations, once it has logits
     };
     struct Continuation {
         double log_probability;  // of all tokens
@@ -89,7 +89,7 @@ class BeamSearch {
     std::list<Beam> live_;  // best first
     std::vector<Hypothesis> finished_;
     std::vector<float> logits_;  // with the biases
-    int64_t computed_ = 0;       // of beams no longer followed
+    int64_t computed_ = 0;       // tokens of beams that are no longer live
     bool over_ = false, started_ = false;
 };
 

@@ -29,24 +29,24 @@ class Constraints {
     decode::Constraint make(const grammar::Source &source, const text::ReasoningStyle &reasoning,
                             bool begins_inside);
 
-    // The tool calls of one answer: at least one if tools.choice is Required, and nothing else behind the
-    // reasoning; with Auto the answer is free up to the first mark of a call. Nothing stands behind the calls.
-    // nullopt if the format gives nothing to wait for (Auto, and calls without a mark). Throws
+    // The constraint for the tool calls of one answer. Required: after the reasoning, the answer is one
+    // or more calls and nothing else. Auto: the answer is free text up to the first mark of a call;
+    // calls end it. nullopt for Auto with a format whose calls have no mark. Throws
     // grammar::GrammarError.
     std::optional<decode::Constraint> make_calls(const text::ToolFormat &format, const text::ToolUse &tools,
                                                  const text::ReasoningStyle &reasoning, bool begins_inside);
 
-    // For GrammarDraft. This object must outlive the result.
+    // Converts text and tokens for GrammarDraft. This object must outlive the result.
     decode::Words words() const;
 
   private:
     struct Known {
         grammar::Source source;
-        std::string tools;  // instead of the source
+        std::string tools;  // the tools, if the constraint has no source
         bool behind_reasoning;
         std::shared_ptr<grammar::Masks> masks;
     };
-    // Compiles what is not known yet.
+    // The masks from known_, or newly compiled.
     std::shared_ptr<grammar::Masks> masks_of(const grammar::Source &source, const std::string &tools,
                                              bool behind_reasoning,
                                              const std::function<grammar::Program()> &compile);

@@ -81,7 +81,7 @@ struct Done {
     // Whether the text satisfies its constraint; nullopt without one and for tool choice auto.
     std::optional<bool> complete = {};
     std::vector<text::ToolCall> calls = {};  // tool calls; their text is in no Piece
-    std::string note = {};                   // why text that looks like a tool call is none; usually empty
+    std::string note = {};                   // why text that looks like a tool call is not one; usually empty
     SequenceHandle kept = kNoSequence;       // under Request::keep
 };
 // "tool_calls" for an answer (a Done or a Reply) that ended with calls, otherwise the name of its reason.

@@ -11,8 +11,8 @@
 
 namespace runnel::completion {
 
-// A token as it is written. Control tokens have no bytes in running text: `text` is then their name in the
-// vocabulary. Bytes that are no whole characters are U+FFFD in `text`.
+// A token with its text. Control tokens have no bytes in running text: `text` is then their name in the
+// vocabulary. Bytes that are not whole characters are U+FFFD in `text`.
 struct SpelledToken {
     text::TokenId id;
     std::string text, bytes;
@@ -24,10 +24,10 @@ struct SpelledToken {
 std::vector<SpelledToken> spell(std::span<const decode::TokenLogProbabilities> tokens,
                                 const text::Tokenizer &tokenizer);
 
-// Of a chat: {"content": [{"token", "logprob", "bytes", "id", "top_logprobs": [the same]}, ..]}.
+// For a chat: {"content": [{"token", "logprob", "bytes", "id", "top_logprobs": [{"token", ..}, ..]}, ..]}.
 text::Json chat_logprobs(std::span<const SpelledToken> tokens);
-// Of a completion: {"tokens", "token_logprobs", "top_logprobs": [{text: logprob}], "text_offset"}; offsets in
-// characters. Of tokens with equal text, the one that came or else the most probable one is listed.
+// For a completion: {"tokens", "token_logprobs", "top_logprobs": [{text: logprob}], "text_offset"}; offsets
+// in characters. Of tokens with equal text, the sampled one or else the most probable one is listed.
 text::Json completion_logprobs(std::span<const SpelledToken> tokens);
 // [null, {"ID": {"logprob", "rank", "decoded_token"}, ..}, ..]: an entry for each token of the prompt.
 text::Json prompt_logprobs(std::span<const SpelledToken> tokens);

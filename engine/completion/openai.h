@@ -1,4 +1,4 @@
-// Bodies of OpenAI's API: from a request's JSON to a Request, and from an answer to a response's JSON.
+// Bodies of OpenAI's API: reads a Request from JSON, and writes an answer as JSON.
 //
 // A body has "prompt": TEXT or "messages": [{"role": .., "content": ..}, ..], and optionally "max_tokens" (or
 // "max_completion_tokens"), "seed", "stop", and the sampling settings under their keys
@@ -36,7 +36,7 @@ const Json *find_value(const Json &object, const char *key);
 // A string; nullopt if it is null or absent. Throws BodyError for another type.
 std::optional<std::string> text_value(const Json &object, const char *key);
 
-// OpenAI's "tool_calls" of a message, checked, as JSON text; empty where there are none. Throws BodyError.
+// OpenAI's "tool_calls" of a message, checked, as JSON text; empty if there are none. Throws BodyError.
 std::string message_calls(const Json &message);
 
 struct Body {
@@ -62,8 +62,8 @@ struct Body {
     std::optional<std::string> tool_name;    // in place of tool_choice: as ToolUse::choose_tool() takes it
     std::optional<bool> parallel_calls;
 
-    // The tools of the body, or those of `defaults` (may be null), under the body's choice; null: no tools are
-    // known. With `no_tools`, an empty list. Throws BodyError.
+    // The tools of the body, or those of `defaults` (may be null), under the body's choice; null if there are
+    // none. With `no_tools`, an empty list. Throws BodyError.
     std::shared_ptr<const text::ToolUse> tool_use(std::shared_ptr<const text::ToolUse> defaults) const;
 
     // Overrides the request's settings with these and adds the stop strings and the bans. The input stays as it is.

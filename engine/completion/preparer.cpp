@@ -104,7 +104,7 @@ void Preparer::limit_thinking(const Request &request, const Prepared &prepared, 
     const Prompt &prompt = prepared.prompt;
     if (request.thinking_budget < 0 || !prompt.is_turn || !engine_) return;
     text::ReasoningStyle style = format_->reasoning();
-    // A required call is constrained only behind the closing mark, which must come.
+    // With a required call, only the closing mark may end the reasoning: the constraint begins after it.
     if (prepared.channels.may_be_text() && !format_->tool_format()->bare)
         style.call = format_->tool_format()->triggers().front();
     sampler.force(ThinkingBudget(style, prompt.begins_inside, request.thinking_budget,

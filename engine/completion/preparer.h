@@ -1,4 +1,4 @@
-// From a request to what its answer begins with: prompt, limits, vocabulary, sampler, constraint.
+// Prepares a request's answer: its prompt, limits, vocabulary, sampler and constraint.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Prepared {
     decode::Sampler sampler;  // without a constraint
     Limits limits;
     const Vocabulary *vocabulary;                // of the preparer
-    std::shared_ptr<const text::ToolUse> tools;  // whose calls are looked for; null: none
+    std::shared_ptr<const text::ToolUse> tools;  // their calls are looked for in the text; null: none
     TextChannels channels;
 };
 

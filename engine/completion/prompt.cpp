@@ -87,8 +87,8 @@ Prompt PromptFormat::render(std::span<const text::Message> turns, const text::To
     }
 }
 
-// The number of tokens in front of the first message after the system prompt: what the prompt has in common
-// with one whose user message is empty.
+// The number of tokens before the first message after the system prompt: the common prefix of the prompt and
+// one whose user message is empty.
 size_t PromptFormat::fixed_tokens(const Messages &messages, std::span<const TokenId> tokens) const {
     std::vector<text::Message> silent;
     for (const text::Message &message : messages.turns) {

@@ -1,4 +1,4 @@
-// From a request's input to token ids: applies the chat template and shortens a prompt that exceeds the
+// Turns a request's input into token ids: applies the chat template and shortens a prompt that exceeds the
 // context.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace runnel::completion {
 
 struct Prompt {
     std::vector<TokenId> tokens;
-    bool is_turn = false;        // of a conversation: the template's stop strings end the answer
+    bool is_turn = false;        // the answer is a turn of a conversation: the template's stop strings end it
     bool begins_inside = false;  // the answer begins inside the model's reasoning
     std::optional<size_t> shift_keeping = {};  // tokens that a context shift keeps; nullopt: no shift
     int64_t left_out = 0;                      // tokens dropped to fit the context
@@ -26,8 +26,8 @@ struct Prompt {
 
 // How many leading tokens a full context keeps, for a system prompt of `fixed` tokens; nullopt for Error.
 std::optional<size_t> kept_tokens(OverflowPolicy policy, size_t fixed, size_t context);
-// Cuts a prompt that exceeds the context to 3/4 of it, behind the tokens that the policy keeps; under Error it stays
-// as it is. Throws DecodeError{BadInput} for a prompt without tokens.
+// Cuts a prompt that exceeds the context to 3/4 of the context, after the tokens that the policy keeps; under
+// Error it stays as it is. Throws DecodeError{BadInput} for a prompt without tokens.
 Prompt fitted(Prompt prompt, OverflowPolicy policy, size_t fixed, size_t context);
 
 class PromptFormat {
@@ -40,7 +40,7 @@ class PromptFormat {
           chat_(file, tokenizer, std::move(options)),
           infill_(text::InfillTokens::of(file, tokenizer)) {}
 
-    // Whether there is a chat template, in the file or given.
+    // Whether there is a chat template: the file's, or one in the options.
     bool has_template() const { return chat_.has_template(); }
     // A message for the user if the template is not used; empty otherwise.
     const std::string &note() const { return chat_.note(); }

@@ -20,7 +20,7 @@ class PromptScorer {
 
     // Appends the next part, with a row for each token.
     void append_part(decode::ScheduledSequence &sequence);
-    // Call when the last part is computed: adds the log-probabilities of the tokens behind its rows to `scores`.
+    // Call when a part is computed: adds the log-probabilities of the tokens after its rows to `scores`.
     // True if the prompt has another part. Throws DecodeError for logits that are not finite.
     bool score(const decode::ScheduledSequence &sequence, std::vector<decode::TokenLogProbabilities> &scores);
 

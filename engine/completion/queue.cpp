@@ -233,7 +233,7 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
         const std::vector<ScheduledSequence *> ready(scheduler_.ready().begin(), scheduler_.ready().end());
         for (ScheduledSequence *sequence : ready) {
             const auto found = by_sequence_.find(sequence);
-            if (found == by_sequence_.end()) continue;  // a beam's
+            if (found == by_sequence_.end()) continue;  // the sequence of a beam
             const Answers::iterator answer = found->second;
             if (answer->speculator && answer->started) {
                 decode::SharedCosts *costs = answer->speculator->costs();

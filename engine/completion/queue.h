@@ -33,7 +33,7 @@ namespace runnel::completion {
 
 struct QueueOptions {
     int32_t parallel = 1;                // maximum of answers computed at a time; others wait
-    decode::MakeSpeculator drafts = {};  // one for every answer; null: drafts of forced text only
+    decode::MakeSpeculator drafts = {};  // makes one speculator per answer; null: drafts of forced text only
 };
 
 class CompletionQueue {
@@ -78,7 +78,7 @@ class CompletionQueue {
     };
     const Counts &counts() const { return counts_; }
     const decode::SchedulerCounts &schedule() const { return scheduler_.counts(); }
-    // Of all answers but canceled ones. The seconds of a pass are divided among its sequences.
+    // Counts of all answers except canceled ones. The seconds of a pass are divided among its sequences.
     decode::SpeculationCounts speculation() const;
 
   private:
@@ -110,14 +110,14 @@ class CompletionQueue {
     decode::Executor *executor_;
     Preparer preparer_;
     decode::MakeSpeculator make_speculator_;
-    std::shared_ptr<decode::SharedCosts> grammar_costs_;  // where only forced text is drafted
+    std::shared_ptr<decode::SharedCosts> grammar_costs_;  // for answers that draft only forced text
     int32_t parallel_;
     decode::Scheduler scheduler_;
     Answers answers_;
     std::unordered_map<const decode::ScheduledSequence *, Answers::iterator> by_sequence_;
     std::list<BeamAnswer> beams_;
-    std::vector<RunningAnswer *> going_on_;  // their last token is not in the sequence yet
-    std::vector<Done> ended_;                // by submit(), and not reported yet
+    std::vector<RunningAnswer *> going_on_;  // answers whose last token is not in the sequence yet
+    std::vector<Done> ended_;                // ended by submit(), not reported yet
     std::map<SequenceHandle, Kept> kept_;
     SequenceHandle last_handle_ = kNoSequence;
     RequestId last_id_ = 0;

@@ -30,7 +30,7 @@ struct RawText {
 struct Messages {
     std::vector<text::Message> turns;
     std::shared_ptr<const text::ToolUse> tools =
-        {};  // that may be called; null: none, or as the template has it
+        {};  // tools that may be called; null: none, except what the template says
 };
 // Token ids to complete.
 struct Tokens {
@@ -45,7 +45,7 @@ enum class OverflowPolicy { Error, Shift, DropMiddle };
 struct Request {
     std::variant<RawText, Messages, Tokens> input = {};
     decode::SamplingOptions sampling = {};
-    uint32_t stream = 0;  // of the sampler's noise: another stream, another answer to the same seed
+    uint32_t stream = 0;  // of the sampler's noise: another stream gives another answer with the same seed
     Limits limits = {};
     // The grammar of the answer after its reasoning. limits.ignore_end has no effect then.
     std::optional<grammar::Source> constraint = {};
@@ -59,7 +59,7 @@ struct Request {
     int32_t beams = 1;
     bool logprobs = false;         // compute Done::log_probability and Done::logprobs,
     int32_t top_logprobs = 0;      // with the most probable tokens at each position
-    int32_t prompt_logprobs = -1;  // >= 0: compute Done::prompt_logprobs with so many alternatives
+    int32_t prompt_logprobs = -1;  // >= 0: compute Done::prompt_logprobs, with this many alternatives each
     bool drafts = true;            // allow drafts
     // Reuses the cache of this sequence for the common prefix with the prompt. The handle stays valid.
     SequenceHandle continue_from = kNoSequence;

@@ -35,7 +35,7 @@ class BusyTime {
     std::optional<Clock::time_point> began_;
 };
 
-// Until its prompt is computed, it stands for all samples of its request.
+// Until its prompt is computed, one RunningAnswer stands for all samples of its request.
 struct RunningAnswer {
     using Clock = base::Clock;
     RunningAnswer(RequestId request, decode::ScheduledSequence scheduled, decode::Sampler chain,
@@ -58,7 +58,7 @@ struct RunningAnswer {
     // True if the answer goes on; shifts a full context if the request allows it. Ends the answer otherwise.
     bool go_on(std::vector<Event> &events);
     void end(FinishReason reason, std::vector<Event> &events);
-    // Completes `done`, but for Done::kept.
+    // Completes `done`, except Done::kept.
     void conclude();
     void fail(const decode::DecodeError &error);
     bool failed() const { return !done.error.empty(); }
@@ -72,16 +72,16 @@ struct RunningAnswer {
     int32_t samples = 1;
     bool logprobs = false;
     int32_t top_logprobs = 0;
-    std::optional<PromptScorer> scorer = {};  // of a prompt that is scored
+    std::optional<PromptScorer> scorer = {};  // if the prompt is scored
     bool drafts = false, keep = false, close = false, closed = false;
     std::unique_ptr<decode::Speculator> speculator = {};  // from the first token on
     decode::SpeculationCounts counted = {};               // by the speculator, for earlier answers
     Done done = {};
-    size_t unused = 0;                        // tokens of the sequence behind the last one taken
+    size_t unused = 0;                        // tokens of the sequence after the last one taken
     int64_t dropped = 0;                      // tokens that the continued sequence dropped before
-    bool computing = false, started = false;  // was part of a pass; has its first token
+    bool computing = false, started = false;  // it was part of a pass; it has its first token
     Clock::time_point submitted = {}, began = {}, last_token = {};
-    double busy_at_start = 0;  // the queue's, at the first token
+    double busy_at_start = 0;  // the queue's BusyTime at the first token
 
   private:
     void emit(TokenId token, const std::string &text, std::vector<Event> &events);

@@ -29,7 +29,7 @@ std::string StopMatcher::push(std::string_view bytes) {
     if (automata_.empty()) return std::string(bytes);
     for (const char byte : bytes) {
         pending_ += byte;
-        size_t longest = 0;  // stop string that ends here
+        size_t longest = 0;  // length of the longest stop string that ends here
         for (Automaton &a : automata_)
             if (a.advance(byte)) longest = std::max(longest, a.text.size());
         if (longest > 0) {

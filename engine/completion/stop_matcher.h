@@ -1,4 +1,4 @@
-// Stop strings in a stream of text: found wherever tokens cut it, never printed in part.
+// Finds stop strings in a stream of text, even across tokens, before any part of them is printed.
 #pragma once
 
 #include <cstddef>
@@ -8,18 +8,18 @@
 
 namespace runnel::completion {
 
-// The text ends in front of the stop string whose last byte comes first in the stream; of several that end
-// there, in front of the longest. What is given out does not depend on how the text is cut into pieces. Bytes
-// are kept back only while they may be the beginning of a stop string. Linear time: one Knuth-Morris-Pratt
-// automaton per string.
+// The text ends before the stop string that is complete first; of several that end at the same byte, before
+// the longest. The output does not depend on how the text is divided into pieces. Bytes are held back only
+// while they may be the beginning of a stop string. Takes linear time: one Knuth-Morris-Pratt automaton per
+// string.
 class StopMatcher {
   public:
     // Empty strings are ignored.
     explicit StopMatcher(const std::vector<std::string> &stops = {});
 
-    // Text that is certain now. After stopped(), nothing any more.
+    // Adds bytes and returns the text that is certain now; nothing after stopped().
     std::string push(std::string_view bytes);
-    // The stream is over: what was kept back.
+    // At the end of the stream: returns the text that was held back.
     std::string flush();
     bool stopped() const { return stopped_; }
 

@@ -13,7 +13,7 @@
 
 namespace runnel::completion {
 
-// A value: copies go on independently.
+// Copies are independent.
 class TextChannels {
   public:
     // Without a splitter, all text is the answer's.
@@ -34,7 +34,7 @@ class TextChannels {
 
   private:
     std::optional<text::ReasoningSplitter> splitter_;
-    std::shared_ptr<const text::ToolUse> tools_;  // of calls_
+    std::shared_ptr<const text::ToolUse> tools_;  // calls_ refers to them
     std::optional<text::ToolCallSplitter> calls_;
 };
 

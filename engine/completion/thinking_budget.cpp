@@ -25,7 +25,7 @@ bool contains(std::string_view text, std::string_view mark) {
     return !mark.empty() && text.find(mark) != text.npos;
 }
 
-// Cuts the text behind a mark; false when it is not there.
+// Removes the text up to the end of a mark; false when the mark is not there.
 bool skip_past(std::string &text, std::string_view mark) {
     const size_t at = text.find(mark);
     if (at == std::string::npos) return false;
@@ -56,7 +56,7 @@ ThinkingBudget::ThinkingBudget(text::ReasoningStyle style, bool begins_inside, i
 }
 
 std::optional<TokenId> ThinkingBudget::operator()(std::span<const TokenId> history, int64_t dropped) {
-    constexpr int64_t kNewest = 256;  // drafts that were rejected are no older
+    constexpr int64_t kNewest = 256;  // only these may change: rejected drafts are no older
     const int64_t begin = begin_ - dropped;
     const auto length = std::max<int64_t>(0, static_cast<int64_t>(history.size()) - begin);
     const auto at = [&](int64_t i) { return history[static_cast<size_t>(begin + i)]; };

@@ -1,4 +1,4 @@
-// A limit on a model's reasoning: after so many tokens of it, the closing mark comes, whatever the model says.
+// Limits a model's reasoning: after a number of reasoning tokens, the closing mark is forced.
 #pragma once
 
 #include <cstdint>
@@ -15,22 +15,22 @@ namespace runnel::completion {
 
 using text::TokenId;
 
-// A function of the tokens alone, so drafts and roll-backs change nothing. A value: copies are independent.
+// The result depends on the tokens alone, so drafts and roll-backs need no reset. Copies are independent.
 class ThinkingBudget {
   public:
-    // The closing mark as tokens: of channels, the end of the analysis and the beginning of the final channel.
+    // The closing mark as tokens; with channels: the end of the analysis and the beginning of the final channel.
     static std::vector<TokenId> closing_tokens(const text::ReasoningStyle &style,
                                                const text::Tokenizer &tokenizer);
 
-    // style.call, if any, ends the reasoning like style.close; channels need none.
-    // `most`: tokens of reasoning, marks and channel headers not counted. `text`: of tokens, marks included.
-    // The answer begins behind `prompt_tokens` tokens (those counted that were dropped from the history), and
-    // within the reasoning if `begins_inside`.
+    // style.call, if set, ends the reasoning like style.close; styles with channels do not need it. `most`:
+    // tokens of reasoning, not counting marks and channel headers. `text`: gives a token's text, marks
+    // included. The answer begins after `prompt_tokens` tokens (including those dropped from the history),
+    // and inside the reasoning if `begins_inside`.
     ThinkingBudget(text::ReasoningStyle style, bool begins_inside, int64_t most, std::vector<TokenId> closing,
                    std::function<std::string(TokenId)> text, int64_t prompt_tokens);
 
-    // The token of the closing mark that must come behind `history`, whose first `dropped` tokens are missing;
-    // nullopt: any token may come. Never within a UTF-8 character.
+    // The token of the closing mark that must follow `history`, whose first `dropped` tokens are missing;
+    // nullopt: any token may follow. Never splits a UTF-8 character.
     std::optional<TokenId> operator()(std::span<const TokenId> history, int64_t dropped);
 
   private:
@@ -51,7 +51,7 @@ class ThinkingBudget {
     std::vector<TokenId> closing_;
     std::function<std::string(TokenId)> text_;
     int64_t begin_;
-    std::vector<TokenId> tokens_;  // of the answer, as far as it is known
+    std::vector<TokenId> tokens_;  // of the answer, those with a known state
     std::vector<State> states_;    // [tokens + 1]
 };
 

@@ -27,7 +27,7 @@ int64_t blocks_for(int64_t cells) {
     return (cells + kBlockTokens - 1) / kBlockTokens;
 }
 
-// The widest of the group's layers.
+// The widest window (0: none) and the most sinks among the group's layers.
 Reach reach_of(const kernels::Program &program, int32_t group) {
     std::optional<Reach> widest;
     for (const kernels::Step &step : program.steps)
@@ -41,8 +41,8 @@ Reach reach_of(const kernels::Program &program, int32_t group) {
     return widest.value_or(Reach{});
 }
 
-// Blocks of a group with a window when all sequences grow: window and slack need not begin or end with a
-// block, and the block at the end may have to be copied.
+// Blocks of a group with a window when all sequences grow. 3 more per sequence: window and slack may begin
+// and end inside a block, and the last block may have to be copied.
 int64_t window_blocks(Reach reach, const CacheShape &shape) {
     const int64_t each = blocks_for(reach.sinks) + blocks_for(int64_t{reach.window} + shape.slack) + 3;
     return each * shape.sequences + blocks_for(shape.batch);
@@ -52,8 +52,8 @@ int64_t window_blocks(Reach reach, const CacheShape &shape) {
     throw DecodeError(DecodeError::Kind::OutOfMemory, what);
 }
 
-// The most cells, a multiple of a block and at most `most`, whose cache fits all budgets, for sequences of up
-// to `context` of them.
+// The most cells (whole blocks, at most `most` rounded up) whose cache fits all budgets, for sequences of up
+// to `context` cells.
 int64_t fitting_cells(const kernels::Program &program, CacheShape shape, std::span<const CacheBudget> budgets,
                       int64_t most, int64_t context) {
     int64_t low = 0, high = blocks_for(most);
@@ -72,7 +72,7 @@ int64_t fitting_cells(const kernels::Program &program, CacheShape shape, std::sp
     return low * kBlockTokens;
 }
 
-// Cells of one sequence: what is asked for, and what will do.
+// Cells of one sequence: as requested, and the least that is acceptable.
 struct Wish {
     int64_t wanted, least;
 };
@@ -82,11 +82,11 @@ Wish wish_of(const ContextRequest &request) {
     return {wanted, request.asked > 0 ? wanted : std::min(wanted, kLeastContext)};
 }
 
-// What of a device's free memory a cache may take.
+// The bytes of a device's free memory that a cache may take.
 size_t cache_budget(const kernels::MemoryNeed &need, size_t free, const ContextRequest &request) {
     const size_t taken = need.weights + need.work, beside = free > taken ? free - taken : 0;
     if (!need.mapped) return beside;
-    // Mapped weights are read from the page cache: memory that is only useful if they stay there.
+    // Mapped weights need not stay in memory: the page cache can evict them and read them again.
     return request.asked > 0 && request.sequences == 1 ? free : std::max(beside, free / 8);
 }
 
@@ -155,7 +155,7 @@ std::optional<ContextPlan> plan_context(const kernels::Program &program, std::sp
                                         const ContextRequest &request) {
     if (request.asked > kMostContext)
         fail("a context of " + std::to_string(request.asked) +
-             " tokens is more than can be numbered: choose " + std::to_string(kMostContext) +
+             " tokens is longer than runnel supports: choose " + std::to_string(kMostContext) +
              " or less with -c");
     const auto [wanted, least] = wish_of(request);
     const bool given = request.cache_size > 0;
@@ -178,7 +178,7 @@ std::optional<ContextPlan> plan_context(const kernels::Program &program, std::sp
 ContextPlan plan_context(const kernels::Program &program, const kernels::Device &device, size_t free,
                          const ContextRequest &request) {
     const bool given = request.cache_size > 0;
-    std::vector<CacheBudget> budgets;  // a size that was asked for is the user's business
+    std::vector<CacheBudget> budgets;  // empty: a cache size that the user gave is not checked against memory
     if (!given) budgets.push_back(budget_of(device, program, free, request));
     if (const auto plan = plan_context(program, budgets, request)) return *plan;
     const int64_t least = wish_of(request).least;

@@ -47,7 +47,7 @@ TokenId Distribution::pick(double uniform) const {
         sum += c.probability;
         if (uniform < sum) return c.id;
     }
-    // Rounding left the sum a little below 1: the last token that can come at all.
+    // Rounding left the sum at or below `uniform`: take the last token whose probability is not 0.
     for (size_t i = candidates.size(); i-- > 0;)
         if (candidates[i].probability > 0) return candidates[i].id;
     return candidates.back().id;
@@ -131,7 +131,7 @@ void CandidateSet::keep_min_p(float share) {
     sort();
 }
 
-// Logits and their deviation scale alike: the temperature has no part in it.
+// The temperature would scale logits and deviation alike, so it does not change what is kept.
 void CandidateSet::keep_top_n_sigma(float n) {
     double mean = 0, variance = 0;
     const auto count = static_cast<double>(all().size());

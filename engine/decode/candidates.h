@@ -1,4 +1,4 @@
-// The candidates for the next token, and the filters that leave some of them out. Formulas in sampler.h.
+// The candidates for the next token, and the filters that remove some of them. Formulas in sampler.h.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct TokenProb {
     double probability;  // after the chain
 };
 
-// Probabilities sum to 1. By descending logit, or by id when no filter was on.
+// Probabilities sum to 1. Candidates are sorted by descending logit, or by id when no filter was on.
 struct Distribution {
     std::vector<TokenProb> candidates;
 
@@ -23,15 +23,15 @@ struct Distribution {
     text::TokenId pick(double uniform) const;
 };
 
-// By descending logit, then by id.
+// The order of candidates: by descending logit, then by id.
 bool by_logit(const TokenProb &a, const TokenProb &b);
 
-// Every filter keeps at least one candidate. Precondition of all of them: there is one.
+// Every filter keeps at least one candidate. Precondition of every filter: the set is not empty.
 class CandidateSet {
   public:
     Distribution distribution;
     bool sorted = false;     // by by_logit
-    double temperature = 1;  // so far; logits are not divided by it
+    double temperature = 1;  // so far; logits are not divided by it yet
 
     void clear();
     std::vector<TokenProb> &all() { return distribution.candidates; }
@@ -47,15 +47,15 @@ class CandidateSet {
     void keep_top_n_sigma(float n);
     void exclude_top(float threshold);  // XTC
     void keep_best();
-    // Multiplies the temperature by one between low and high. Where that is 0, the best candidate is left.
+    // Multiplies the temperature by a value from low to high that grows with the entropy; at 0, keep_best().
     void scale_by_entropy(double low, double high, float exponent);
-    // Mirostat 2 and 1. `mu`: most surprise of a token in bits; `vocab`: size of the vocabulary.
+    // Mirostat 2 and 1. `mu`: the largest surprise (-log2 p) in bits; `vocab`: size of the vocabulary.
     void keep_surprise_up_to(double mu);
     void keep_mirostat_top_k(double mu, int32_t vocab);
-    // adaptive-p: logits become those that prefer candidates of probability `target`. Returns the
-    // probabilities before that, in the order of the candidates.
+    // adaptive-p: replaces the logits by values that are largest for probabilities near `target`. Returns
+    // the probabilities before the change, in the order of the candidates.
     std::vector<double> prefer_probability(double target);
-    // Logits are divided by the temperature, which becomes 1.
+    // Divides the logits by the temperature, which becomes 1.
     void apply_temperature();
 
   private:

@@ -38,8 +38,8 @@ void Constraint::begin(size_t prompt_tokens) {
     states_.assign(1, {masks_ ? masks_->start() : kAnyText, inside ? 0 : free_ ? kBefore : kBehind});
 }
 
-// Reuses the states of the tokens that are still the same. Only the newest tokens are compared: rejected
-// drafts are no older.
+// Reuses the states of tokens that have not changed. Only the newest 256 tokens are compared: drafts, which
+// may be rejected, are shorter than that.
 Constraint::State Constraint::state_of(std::span<const TokenId> history) {
     constexpr size_t kNewest = 256;
     const auto length =
@@ -72,7 +72,7 @@ Constraint::State Constraint::advance_grammar(State state, TokenId token) {
     const std::string bytes = free_->text(token);
     const std::string &close = free_->close;
     for (size_t i = 0; i < bytes.size(); ++i) {
-        // The longest prefix of the mark that the text ends with (the mark is short).
+        // The longest prefix of `close` that the text ends with (`close` is short).
         std::string tail = close.substr(0, static_cast<size_t>(state.matched)) + bytes[i];
         while (!tail.empty() && !close.starts_with(tail)) tail.erase(0, 1);
         state.matched = static_cast<int32_t>(tail.size());
@@ -83,7 +83,7 @@ Constraint::State Constraint::advance_grammar(State state, TokenId token) {
     return state;
 }
 
-// All tokens but ends, and but those that continue after the mark with text that the grammar refuses.
+// All tokens except ends and those that go on after FreeText::close with text that the grammar refuses.
 const grammar::Bits &Constraint::free_mask(State state) {
     const grammar::TokenIndex &index = masks_->index();
     if (anything_.empty()) {
@@ -97,7 +97,7 @@ const grammar::Bits &Constraint::free_mask(State state) {
             else if (text.find(free_->close.back()) != std::string::npos)
                 over_mark_.push_back(id);
         }
-        // First those that hold the whole mark, then kNoToken.
+        // Order: tokens with all of `close`, kNoToken as a separator, tokens with the end of `close`.
         const auto whole = std::ranges::find_if(
             over_mark_, [&](TokenId id) { return free_->text(id).find(free_->close) == std::string::npos; });
         over_mark_.insert(whole, text::kNoToken);

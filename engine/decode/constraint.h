@@ -1,8 +1,8 @@
 // The tokens that may come next in an answer: those that a grammar allows, after the model's reasoning, and that
 // complete no banned text. Either may be missing.
 //
-// A value: copies are independent, and a shorter history goes back. The states of the grammar belong to the
-// answer's tokens, so context shifts, undo and rejected drafts do not disturb them.
+// Copies are independent. A call may pass a shorter history than the one before it: there is a grammar state
+// per token of the answer, so context shifts, undo and rejected drafts need no reset.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ using text::TokenId;
 struct FreeText {
     std::string close;                         // ends the free text
     TokenId open = text::kNoToken;             // may begin it; kNoToken: the answer begins inside it
-    std::function<std::string(TokenId)> text;  // of a token, marks included
+    std::function<std::string(TokenId)> text;  // returns the text of a token, marks included
     bool may_end = false;                      // the answer may end inside it: ends are allowed, too
 };
 
@@ -49,7 +49,7 @@ class Constraint {
     // DecodeError{Failed} when the grammar exceeds its limits or allows no token.
     const grammar::Bits &mask(std::span<const TokenId> history);
     bool allows(std::span<const TokenId> history, TokenId token);
-    // How many of the guesses are allowed, one after the other.
+    // How many of the guesses, taken in order, are allowed.
     size_t allowed(std::span<const TokenId> history, std::span<const TokenId> guesses);
     // The bytes that the grammar forces next, at most `most`; empty where there is a choice.
     std::string forced(std::span<const TokenId> history, size_t most);
@@ -85,7 +85,7 @@ class Constraint {
     std::vector<TokenId> tokens_;     // of the answer, those with known states
     std::vector<State> states_;       // [tokens_ + 1]
     grammar::Bits anything_, mask_;   // all but ends; memory of mask()
-    std::vector<TokenId> over_mark_;  // tokens that may contain the end of the mark
+    std::vector<TokenId> over_mark_;  // tokens that may contain the end of FreeText::close
 };
 
 }  // namespace runnel::decode

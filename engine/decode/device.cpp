@@ -8,7 +8,7 @@
 namespace runnel::decode {
 namespace {
 
-// From the largest on, until the rest can hardly have more free: what is open has some of it taken.
+// Stops at a GPU that has 90% of the next one's total memory free: opening a GPU takes some of its memory.
 kernels::DevicePtr most_memory(std::vector<kernels::DevicePtr> gpus) {
     const kernels::DevicePtr first = gpus.front();
     if (gpus.size() == 1) return first;

@@ -1,4 +1,4 @@
-// Which device runs a model: --device and --gpu-layers against what this machine offers.
+// Chooses the device that runs a model, from --device, --gpu-layers and the devices of this machine.
 #pragma once
 
 #include <string>
@@ -16,17 +16,17 @@ struct DeviceRequest {
 
 struct DeviceChoice {
     std::vector<kernels::DevicePtr> gpus = {};  // none: the CPU
-    bool required = false;                      // their failure is an error, not a reason to use the CPU
+    bool required = false;                      // if they fail, report an error instead of using the CPU
     std::string note = {};                      // what the user should know, or empty
 };
 
-// "auto" takes the GPU with the most free memory (to a tenth: of idle ones of a size the first, so that the
-// others need not be opened), if there is one, and the CPU when no layer is wanted on a GPU. A GPU that cannot
-// tell its free memory is passed over for others. Throws kernels::BackendError for a GPU that is asked for by
-// name and is not there.
+// "auto" takes the GPU with the most free memory, or the CPU if there is none or no layer is to run on a GPU.
+// GPUs are opened from the largest on, until one has 90% of the next one's total memory free. A GPU that
+// cannot report its free memory is skipped if there is another. Throws kernels::BackendError if a GPU is
+// requested by name and does not exist.
 DeviceChoice choose_device(const DeviceRequest &request, const kernels::Devices &found);
 
-// "auto", or a name that kernels/device.h knows.
+// True for "auto" and for the names in kernels/device.h.
 bool is_device_name(const std::string &name);
 
 }  // namespace runnel::decode

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMostBytes = 40, kMostTail = 20;
 
-// Tokens from the newest on.
+// A view of tokens in reverse: the newest is number 0.
 class Reversed {
   public:
     explicit Reversed(std::span<const TokenId> tokens) : tokens_(tokens) {}
@@ -24,8 +24,8 @@ class Reversed {
     std::span<const TokenId> tokens_;
 };
 
-// Of the spellings that begin with the token `i` places before the newest, the longest tail that follows it;
-// nullopt when the token begins no breaker there.
+// The longest tail with which the token `i` places before the newest spells a breaker; nullopt when the token
+// begins no breaker there.
 std::optional<size_t> longest_tail(const DryBreakers &breakers, const Reversed &tokens, size_t i) {
     const auto found = breakers.find(tokens[i]);
     if (found == breakers.end()) return std::nullopt;
@@ -38,14 +38,14 @@ std::optional<size_t> longest_tail(const DryBreakers &breakers, const Reversed &
     return longest;
 }
 
-// Tokens behind the newest breaker.
+// The number of tokens after the newest breaker.
 size_t behind_breaker(const DryBreakers &breakers, const Reversed &tokens) {
     for (size_t i = 0; i < tokens.size(); ++i)
         if (const auto tail = longest_tail(breakers, tokens, i)) return i - *tail;
     return tokens.size();
 }
 
-// z[k]: how many of the newest tokens also end k places earlier (Gusfield: "Algorithms on Strings, Trees, and
+// z[k]: how many of the newest tokens recur k places earlier (Gusfield: "Algorithms on Strings, Trees, and
 // Sequences", 1997, section 1.4).
 std::vector<size_t> z_function(const Reversed &tokens) {
     std::vector<size_t> z(tokens.size(), 0);

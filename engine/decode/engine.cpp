@@ -19,7 +19,7 @@
 namespace runnel::decode {
 namespace {
 
-// On a second thread where the system gives one, otherwise when it is asked for.
+// Loads on a second thread, or, if none can be started, when the future is read.
 std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
     const auto load = [&file] { return text::Tokenizer::load(file); };
     try {
@@ -29,14 +29,14 @@ std::future<text::Tokenizer> load_tokenizer(const gguf::File &file) {
     }
 }
 
-// Nothing is on the CPU but what was asked for.
+// True if nothing runs on the CPU except what the user requested there.
 bool as_asked(const Placement &placement, const PlacementRequest &request) {
     if (request.gpu_layers) return true;
     return placement.gpu_layers > placement.layers && placement.embedding &&
            placement.cpu_experts <= request.cpu_experts.value_or(0);
 }
 
-// What a program takes of a GPU, beside a model with such a cache.
+// GPU memory for `program` next to a model with a cache of `shape`. `own`: the program's longest context.
 size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, CacheShape shape,
                    int64_t context, int64_t own) {
     const int64_t longest = std::min(context, own);
@@ -44,7 +44,7 @@ size_t need_beside(const kernels::Device &gpu, const kernels::Program &program, 
     return gpu.need(program, cache_config(program, shape, longest), shape.batch).all();
 }
 
-// No layer sees further back than a window: a sequence may be of any length.
+// True if every layer has a window: a sequence may then be of any length.
 bool bound_by_window(const kernels::Program &program) {
     bool bound = true;
     for (const kernels::Step &step : program.steps)
@@ -75,7 +75,7 @@ void Engine::start(const EngineOptions &options) {
     cpu_ = kernels::cpu_device(options.threads);
     devices_ = {cpu_};
     DeviceChoice choice;
-    if (options.device.device != cpu_->name())  // looking for others takes a moment
+    if (options.device.device != cpu_->name())  // listing GPUs takes a moment
         choice = choose_device(options.device, kernels::devices(options.threads));
     if (!choice.note.empty()) notes_.push_back(choice.note);
     if (!choice.gpus.empty()) {
@@ -96,7 +96,7 @@ void Engine::start(const EngineOptions &options) {
                    plan_context(model_.program, *cpu_, cpu_->free_memory(), context_request(options)));
 }
 
-// False when nothing of the model fits, which is an error if it is required.
+// Returns false, or throws if a GPU is required, when no layer fits.
 bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &choice) {
     DeviceList devices = choice.gpus;
     devices.push_back(cpu_);
@@ -122,7 +122,7 @@ bool Engine::start_on_gpus(const EngineOptions &options, const DeviceChoice &cho
     return true;
 }
 
-// With room for what is to run beside the model, where that takes no layer from the GPU.
+// Reserves room for the program that runs next to the model, unless layers would have to move to the CPU.
 std::optional<PlacementPlan> Engine::plan_on_gpus(const EngineOptions &options, const DeviceList &devices,
                                                   const FreeMemory &free) const {
     const PlacementRequest &wanted = options.device.placement;
@@ -149,7 +149,7 @@ std::optional<PlacementPlan> Engine::plan_on_gpus(const EngineOptions &options, 
         auto plan = plan_placement(model_.program, devices, free, wanted, both);
         if (plan && !plan->divided) return plan;
     } catch (const std::runtime_error &) {
-        // Whatever it is, it will be said when that program is loaded.
+        // Loading that program later reports the error.
     }
     return alone();
 }
@@ -225,7 +225,7 @@ std::unique_ptr<Executor> Engine::executor_beside(const kernels::Program &progra
 
 Sampler Engine::sampler(SamplingOptions options) const {
     const auto vocab = static_cast<int32_t>(model_.program.vocab);
-    if (!options.logit_bias.empty()) Sampler(options, vocab);  // checks the user's, before ours join them
+    if (!options.logit_bias.empty()) Sampler(options, vocab);  // checks the user's biases; ours come after
     options.logit_bias.insert(options.logit_bias.end(), never_.begin(), never_.end());
     std::shared_ptr<const DryBreakers> breakers;
     if (options.dry_multiplier != 0 && !options.dry_breakers.empty()) {

@@ -36,18 +36,18 @@ struct EngineOptions {
     int32_t sequences = 1;
     DeviceRequest device = {};
     CacheOptions cache = {};
-    kernels::LoadProgress progress = {};  // of what is uploaded to a GPU
-    // Programs that will run beside the model on the same GPU, each with a cache of as many cells: room is
-    // left for them, unless layers of the model itself would have to go to the CPU for that.
-    int32_t first_layers = 0;           // one of the model's own first so many layers
-    std::filesystem::path beside = {};  // another model, its context no longer than its own
+    kernels::LoadProgress progress = {};  // of the upload to a GPU
+    // A program that will run next to the model on the same GPU, with as many cells of cache: memory is
+    // reserved for it, unless layers of the model would then have to move to the CPU.
+    int32_t first_layers = 0;           // it consists of the model's own first `first_layers` layers
+    std::filesystem::path beside = {};  // it is this model, with at most the context it was made for
 };
 
 class Engine {
   public:
-    // On the CPU, reads no weights: what a token needs is read when it is computed. A GPU gets the layers
-    // that were asked for or that fit (placement.h), with a note when that is not all; one that was not asked
-    // for by name and cannot run any is passed over, with a note. Throws gguf::FileError, model::ModelError,
+    // On the CPU, reads no weights: each forward pass reads them from the mapping. A GPU gets the requested
+    // layers or those that fit (placement.h), with a note when that is not all. A GPU that was not requested
+    // by name and cannot run any layer is skipped, with a note. Throws gguf::FileError, model::ModelError,
     // text::TokenizerError, kernels::BackendError, DecodeError{OutOfMemory}.
     explicit Engine(const EngineOptions &options);
 
@@ -56,22 +56,22 @@ class Engine {
     const text::Tokenizer &tokenizer() const { return *tokenizer_; }
     Executor &executor() { return *executor_; }
 
-    // Where its layers run, in a few words: "all layers on the CPU".
+    // Where the layers run, in a few words: "all layers on the CPU".
     std::string placement() const;
-    // Another backend on the same devices, for a second program: layers of the same names are where this
-    // model's are.
+    // Another backend on the same devices, for a second program: its layers run where this model's layers of
+    // the same numbers run.
     std::unique_ptr<kernels::Backend> another_backend() const;
-    // Runs a smaller program beside the model, for as many sequences, with a cache of as many cells or that
-    // of `sequences` contexts if that is less: on the model's device, or, with a note to `notes`, on the CPU
-    // where the GPU is full.
+    // An executor for a smaller program next to the model. Its cache has as many cells as the model's, or as
+    // `sequences` contexts if that is less. It runs on the model's devices, or, if the GPU is full, on the
+    // CPU, with a note added to `notes`.
     std::unique_ptr<Executor> executor_beside(const kernels::Program &program, int32_t sequences,
                                               std::vector<std::string> &notes) const;
 
-    // A sampler that never gives ids which stand for no token. Throws DecodeError{BadInput} for a bias on a
-    // token that there is not.
+    // A sampler that never draws an id without a token. Throws DecodeError{BadInput} for a bias on a token
+    // that does not exist.
     Sampler sampler(SamplingOptions options) const;
 
-    // What the user should know about how it was set up, a line each.
+    // Notes for the user about how the engine was set up, one line each.
     const std::vector<std::string> &notes() const { return notes_; }
     double load_seconds() const { return load_seconds_; }
 
@@ -88,14 +88,14 @@ class Engine {
     model::Model model_;
     std::unique_ptr<text::Tokenizer> tokenizer_;
     kernels::DevicePtr cpu_;
-    DeviceList devices_;  // GPUs that have a part in it, and the CPU; the CPU alone where there are none
+    DeviceList devices_;  // the GPUs in use, if any, and then the CPU
     std::string placement_ = "all layers on the CPU";
     Placement on_gpus_;
-    bool divided_ = false;  // between GPUs and the CPU
+    bool divided_ = false;  // the layers run partly on GPUs and partly on the CPU
     kernels::LoadProgress progress_;
     std::unique_ptr<Executor> executor_;
-    std::vector<std::pair<TokenId, float>> never_;  // biases of ids that stand for no token
-    // By their texts; made when a sampler first needs them.
+    std::vector<std::pair<TokenId, float>> never_;  // biases that forbid ids without a token
+    // DRY breakers as tokens, by their texts; made when a sampler first needs them.
     mutable std::map<std::vector<std::string>, std::shared_ptr<const DryBreakers>> breakers_;
     std::vector<std::string> notes_;
     double load_seconds_ = 0;

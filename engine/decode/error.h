@@ -10,7 +10,7 @@ namespace runnel::decode {
 class DecodeError : public std::runtime_error {
   public:
     enum class Kind {
-        Failed,       // while running: numbers that are not finite, a file that cannot be written
+        Failed,       // while running: logits that are not finite, a file that cannot be written
         OutOfMemory,  // the context does not fit
         BadInput,     // a prompt that is empty or longer than the context, a base file that is not one
     };

@@ -68,7 +68,7 @@ bool Executor::restore(std::span<const TokenId> tokens, const cache::HeldBlocks 
     for (size_t group = 0; group < held.size(); ++group)
         for (size_t b = 0; b < held[group].size(); ++b) {
             if (!held[group][b]) continue;
-            const cache::BlockId block = sequence->table(group)[b];  // none where no later token looks
+            const cache::BlockId block = sequence->table(group)[b];  // kNoBlock if no later token reads it
             if (block != cache::kNoBlock)
                 backend_->write_block(static_cast<int32_t>(group), block, blocks[next]);
             ++next;
@@ -98,7 +98,7 @@ bool Executor::claim(FreeBlocks &free, const SequenceCache &cache, int64_t lengt
     return free.back() >= 0;
 }
 
-// At once, so that no failure further on can leave a block that was never filled.
+// Copies right away, so that a later failure cannot leave a block unfilled.
 void Executor::copy_blocks() {
     for (size_t group = 0; group < copies_.size(); ++group) {
         if (!copies_[group].empty()) backend_->copy_blocks(static_cast<int32_t>(group), copies_[group]);
@@ -118,7 +118,7 @@ bool Executor::add(const StepInput &input) {
             throw DecodeError(DecodeError::Kind::BadInput, "token " + std::to_string(id) +
                                                                " is not in the model's vocabulary of " +
                                                                std::to_string(token_ids_));
-    // The state that a branch of guesses would begin with is not kept.
+    // Recurrent layers: the state that a draft branch would begin with is not kept.
     if (input.shared > 0 && cache_.states()) return false;
     const int32_t settled = input.shared > 0 ? before : past + count - std::max(0, input.logit_rows - 1);
     cache::StateStep states;
@@ -171,7 +171,7 @@ bool Executor::run(StepOutput &output, const std::atomic<bool> *cancel) {
     });
 }
 
-// on_device(batch): false when it was cancelled.
+// on_device(batch) returns false when it was cancelled.
 template <class Execute>
 bool Executor::execute(const std::atomic<bool> *cancel, Execute &&on_device) {
     assert(!tokens_.empty());

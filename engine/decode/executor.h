@@ -24,20 +24,20 @@ using text::TokenId;
 // The cells of one sequence. Belongs to one Executor, which must outlive it.
 using SequenceCache = cache::SequenceCache;
 
-// Blocks of each group's pool that can be had, and state slots if there are recurrent layers, for a caller
-// that plans ahead.
+// Free blocks (evictable ones included) of each group's pool, then state slots if there are recurrent layers:
+// for a caller that plans ahead.
 using FreeBlocks = std::vector<int32_t>;
 
 // The tokens that one sequence brings to a step; they go to the cells from cache->length() on.
 struct StepInput {
     SequenceCache *cache;
     std::span<const TokenId> tokens;  // at least one
-    int32_t logit_rows = 1;           // rows of logits, of the last tokens; all but the first of these
-                                      // tokens may be drafts: their cells are not shared yet
-    // A draft branch: its first `shared` tokens (fewer than all) are those at `shared_from` of the step being
-    // built. They are not computed again. Other sequences do not share the branch's cells yet.
+    int32_t logit_rows = 1;           // number of last tokens that get a row of logits
+    // The tokens with a row, except the first, may be drafts: their cells are not shared yet.
+    // For a draft branch: its first `shared` tokens (fewer than all) are those from index `shared_from` of
+    // the step being built. They are not computed again. Other sequences do not share the branch's cells yet.
     int32_t shared = 0, shared_from = 0;
-    // How many of the largest logits of each row suffice; 0: full rows are needed.
+    // How many of the largest logits are enough for each row; 0: full rows are needed.
     int32_t candidates = 0;
 };
 
@@ -45,15 +45,15 @@ struct StepInput {
 struct StepOutput {
     std::vector<float> logits;                  // [rows][vocab]
     std::vector<kernels::TopLogit> candidates;  // [rows][count], descending; empty: full rows
-    std::vector<float> sums;  // [rows] for more than one candidate: kernels::Backend::execute
+    std::vector<float> sums;  // [rows], see kernels::Backend::execute; empty for one candidate
 };
 
 struct ExecutorOptions {
     int32_t context;        // most cells of a sequence
     int32_t batch = 512;    // most tokens of a step
     int32_t sequences = 1;  // that share the pool
-    int64_t cells = 0;      // in the pool; 0: context * sequences. At least one context.
-    int32_t slack = 256;    // behind a window (CacheShape in cache_plan.h)
+    int64_t cells = 0;      // in the pool, at least one context; 0: context * sequences
+    int32_t slack = 256;    // cells beyond a window (CacheShape in cache_plan.h)
     CacheTypes types = {};
 };
 
@@ -66,21 +66,21 @@ class Executor {
     SequenceCache new_sequence() { return cache_.new_sequence(); }
     // A second sequence with the same cells, in the same blocks: a block is copied when one of them writes.
     SequenceCache fork(const SequenceCache &sequence) { return cache_.fork(sequence); }
-    // Continues a sequence with what is still there of the same text from whatever was computed before: see
-    // PagedCache::attach. Returns by how many cells it grew.
+    // Extends a sequence with cached blocks of the same tokens, whichever sequence computed them: see
+    // PagedCache::attach. Returns the number of cells added.
     int32_t attach(SequenceCache &sequence, std::span<const TokenId> tokens) {
         return cache_.attach(sequence, tokens);
     }
     const cache::PagedCache &cache() const { return cache_; }
 
-    // For files: the bytes of blocks, and blocks that were computed before for `tokens` (whole blocks of
-    // them), in the order of `held`, group by group: attach() finds them from now on. False if there is no
-    // room.
+    // For prompt files: read_block() copies the bytes of a block; restore() puts saved blocks of `tokens`
+    // (whole blocks) into the cache, in the order of `held`, group by group. attach() finds them from then
+    // on. restore() returns false if there is no room.
     size_t block_bytes(size_t group) const { return block_bytes_[group]; }
     void read_block(size_t group, cache::BlockId block, std::span<std::byte> bytes);
     bool restore(std::span<const TokenId> tokens, const cache::HeldBlocks &held,
                  std::span<const std::span<const std::byte>> blocks, std::span<const std::byte> state = {});
-    // The same of the state of recurrent layers behind those tokens; 0 bytes without such layers.
+    // The state of recurrent layers after those tokens, for prompt files; 0 bytes without such layers.
     size_t state_bytes() const { return state_bytes_; }
     void read_state(kernels::StateId slot, std::span<std::byte> bytes);
 
@@ -96,14 +96,14 @@ class Executor {
     // order of the inputs. Returns false when *cancel became true; the caches are then as they were before
     // add(), also when BackendError is thrown.
     bool run(std::vector<float> &logits, const std::atomic<bool> *cancel = nullptr);
-    // The same, but returns only the largest logits of each row if all inputs have candidates > 0 and the
-    // device selects: as many as the largest of these numbers, at most most_candidates().
+    // Runs the step, but returns only the largest logits of each row if all inputs have candidates > 0 and
+    // the device can select: as many as the largest `candidates` of an input, at most most_candidates().
     bool run(StepOutput &output, const std::atomic<bool> *cancel = nullptr);
-    // The largest number of candidates that there can be.
+    // The most candidates per row that the device can select; 0: it cannot.
     int32_t most_candidates() const { return backend_->most_candidates(); }
-    // The whole of a row of the step that was run last.
+    // Reads a whole row of the step that was run last.
     void read_logits(int32_t row, std::span<float> logits) { backend_->read_logits(row, logits); }
-    // Forgets the step; the caches are as they were before it.
+    // Drops the step being built; the caches are as they were before it.
     void discard();
 
     // Builds and runs a step of these inputs. Throws what add() and run() do, and DecodeError{OutOfMemory}
@@ -117,7 +117,7 @@ class Executor {
     [[nodiscard]] bool claim(FreeBlocks &free, const SequenceCache &cache, int64_t length) const;
 
     int32_t context() const { return options_.context; }
-    int64_t cells() const { return options_.cells; }  // of the pool, for layers that see everything
+    int64_t cells() const { return options_.cells; }  // of the pool, for layers without a window
     int32_t batch_size() const { return options_.batch; }
     int32_t vocab() const { return vocab_; }
     CacheTypes types() const { return options_.types; }
@@ -127,8 +127,8 @@ class Executor {
   private:
     struct Grown {
         SequenceCache *cache;
-        int32_t before;   // its length before the step,
-        int32_t settled;  // and after it, without guesses
+        int32_t before;   // its length before the step
+        int32_t settled;  // its length after the step, without drafts
     };
     void begin_step();
     void copy_blocks();
@@ -147,7 +147,7 @@ class Executor {
     std::vector<int32_t> tokens_, positions_, rows_;
     std::vector<kernels::SequenceSpan> spans_;
     std::vector<Grown> grown_;
-    int32_t candidates_ = 0;  // that suffice for all rows so far; 0: full rows
+    int32_t candidates_ = 0;  // enough for all rows so far; 0: full rows
 };
 
 }  // namespace runnel::decode

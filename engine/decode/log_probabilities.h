@@ -17,11 +17,11 @@ struct TokenLogProbability {
 };
 
 struct TokenLogProbabilities {
-    TokenLogProbability token;             // the token that came,
-    std::vector<TokenLogProbability> top;  // and the most probable ones, which may include it
+    TokenLogProbability token;             // the sampled token
+    std::vector<TokenLogProbability> top;  // the most probable tokens, which may include it
 };
 
-// Of token `id`, and of the `top` most probable tokens. Precondition: `id` is the index of a logit.
+// For token `id` and for the `top` most probable tokens. Precondition: `id` is the index of a logit.
 TokenLogProbabilities log_probabilities(std::span<const float> logits, text::TokenId id, int32_t top);
 
 }  // namespace runnel::decode

@@ -9,7 +9,7 @@
 namespace runnel::decode {
 namespace {
 
-// `count` of `rows` equal shares, from number `first` on.
+// Divides `all` into `rows` equal parts and returns `count` of them, from part `first` on.
 template <class T>
 std::span<T> shares(std::span<T> all, size_t rows, size_t first, size_t count) {
     const size_t each = all.size() / rows;

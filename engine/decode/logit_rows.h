@@ -1,8 +1,8 @@
-// What a step of an executor gives for the rows that a sequence asked for: of each the whole row, or, where
-// that was enough and the device selects, its largest logits alone.
+// Rows of logits that an executor's step computed for a sequence: whole rows, or only the largest logits of
+// each row if these are enough for the sequence and the device can select them.
 //
-// Both are views of what the step wrote, valid as long as that; whole_or_read() also needs the step to be the
-// last one that its executor ran.
+// LogitRow and LogitRows are views of the step's output and valid as long as it is. whole_or_read() must be
+// called before the executor runs another step.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace runnel::decode {
 
-// One of whole and largest is there. Whoever cannot do with the largest reads the row.
+// Holds either the whole row or its largest logits. whole_or_read() gives the whole row in both cases.
 class LogitRow {
   public:
     LogitRow(Executor &executor, int32_t number, std::span<const float> whole,
@@ -23,9 +23,9 @@ class LogitRow {
 
     std::span<const float> whole() const { return whole_; }                  // [vocab] or empty
     std::span<const kernels::TopLogit> largest() const { return largest_; }  // descending, or empty
-    // Of exp(logit - the largest) over the whole row. Precondition: there are two or more largest().
+    // The sum of exp(logit - largest logit) over the whole row. Precondition: largest() has two or more.
     float sum() const { return sum_; }
-    // The whole row, which `memory` holds where it had to be read. Throws BackendError.
+    // The whole row. If it must be read from the device, `memory` holds it. Throws BackendError.
     std::span<const float> whole_or_read(std::vector<float> &memory) const;
 
   private:
@@ -41,7 +41,7 @@ void expect_finite(std::span<const float> logits);
 
 class LogitRows {
   public:
-    LogitRows() = default;  // none
+    LogitRows() = default;  // no rows
     // All `count` rows of the executor's last step.
     LogitRows(Executor &executor, size_t count, const StepOutput &output);
 
@@ -49,7 +49,7 @@ class LogitRows {
     bool empty() const { return count_ == 0; }
     LogitRow operator[](size_t row) const;
     LogitRows part(size_t first, size_t count) const;
-    // [size()][vocab]; empty where only the largest are there.
+    // [size()][vocab]; empty if only the largest logits were selected.
     std::span<const float> whole() const { return logits_; }
 
   private:

@@ -1,4 +1,4 @@
-// What running a model would take, for showing it: no weights are loaded.
+// The memory that running a model would take, to be shown to the user; loads no weights.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The token that follows a text: from the largest logits of a row, where the device selected them and they
-// decide, and otherwise from the whole row.
+// Samples the token that follows a text: from the largest logits of a row if the device selected them and
+// they are enough, otherwise from the whole row.
 #pragma once
 
 #include <span>
@@ -15,7 +15,7 @@ inline void prepare_next(ScheduledSequence &entry, const Sampler &sampler) {
     entry.want_candidates(sampler.candidates_needed(entry.executor().most_candidates()));
 }
 
-// What Sampler::sample and Sampler::distribution give for the row. Throw what those do, and BackendError.
+// Sampler::sample and Sampler::distribution for the row. They throw what these do, and BackendError.
 TokenId sample_next(const LogitRow &row, std::span<const TokenId> history, Sampler &sampler);
 const Distribution &distribution_of_next(const LogitRow &row, std::span<const TokenId> history,
                                          Sampler &sampler);

@@ -22,7 +22,7 @@ bool has_experts(const kernels::Program &program) {
     return std::any_of(program.steps.begin(), program.steps.end(), kernels::selects_experts);
 }
 
-// What comes into question, the most on the GPU first.
+// All placements within the request, the one with the most on the GPU first.
 std::vector<Placement> candidates(const kernels::Program &program, const PlacementRequest &request) {
     const int32_t layers = model::layers_of(program).count, all = layers + 1;
     const bool fixed = request.gpu_layers.has_value(), experts = has_experts(program);
@@ -41,7 +41,7 @@ size_t sum_of_gpus(const FreeMemory &free) {
     return std::accumulate(free.begin(), free.end() - 1, size_t{0});
 }
 
-// In proportion to the free memory of each.
+// Splits layers among GPUs in proportion to the free memory of each.
 std::vector<int32_t> split_layers(int32_t layers, const FreeMemory &free) {
     std::vector<int32_t> each;
     const auto all = static_cast<double>(std::max<size_t>(1, sum_of_gpus(free)));
@@ -74,14 +74,14 @@ class Planner {
                              !share.split.programs.back().steps.empty(), ""};
     }
 
-    // The GPUs have room for their parts, whatever the CPU has.
+    // True if the GPUs have room for their parts; the CPU's memory is not checked.
     bool gpus_hold(const Placement &placement, int64_t least) const {
         const Share share = share_of(placement);
         const auto context = plan_context(program_, budgets(share, gpus()), context_);
         return context && context->context >= least;
     }
 
-    // What the GPUs need for a context of so many cells.
+    // What the GPUs need for a context of `cells` cells.
     kernels::MemoryNeed need(const Placement &placement, int64_t cells) const {
         const CacheShape shape{cells, context_.sequences, context_.batch, context_.slack, context_.types};
         return need_of(share_of(placement), shape, cells);
@@ -99,7 +99,7 @@ class Planner {
             kernels::split_program(program_, assign_steps(program_, devices_, placement), devices_.size());
         return {std::move(placement), std::move(split)};
     }
-    // Of the first so many devices. Nothing is left where not even the weights fit.
+    // Budgets of the first `count` devices; 0 bytes for a device that the weights alone fill.
     std::vector<CacheBudget> budgets(const Share &share, size_t count) const {
         std::vector<CacheBudget> all;
         for (size_t d = 0; d < count; ++d) {
@@ -134,9 +134,9 @@ class Planner {
     ContextRequest context_;
 };
 
-// The fullest of the list that fits. What the GPU needs grows with what is on it, and what the CPU needs
-// shrinks: the list is of placements that are too much for the GPU, of those that fit, and of those that are
-// too much for the CPU.
+// The first placement of the list that fits. Along the list, the GPU needs less and less memory and the CPU
+// more and more: first come placements too large for the GPU, then those that fit, then those too large for
+// the CPU.
 std::optional<PlacementPlan> first_fit(const Planner &planner, const std::vector<Placement> &list,
                                        int64_t least) {
     const auto found = std::partition_point(list.begin(), list.end(), [&](const Placement &placement) {
@@ -186,7 +186,7 @@ int64_t least_context(const PlacementRequest &request, const ContextRequest &con
     throw DecodeError(DecodeError::Kind::OutOfMemory, what);
 }
 
-// Why some GPU cannot run a step, for each step, or nothing.
+// For each step, why one of the GPUs cannot run it; empty if all can.
 std::vector<std::string> missing_kernels(const kernels::Program &program, const DeviceList &devices) {
     std::vector<std::string> all(program.steps.size());
     for (size_t gpu = 0; gpu + 1 < devices.size(); ++gpu) {
@@ -197,8 +197,8 @@ std::vector<std::string> missing_kernels(const kernels::Program &program, const 
     return all;
 }
 
-// The first reason why something that the placement wants on a GPU is not there, if there is one. Throws when
-// that is everything that has a layer.
+// The first reason why a GPU cannot run a step; empty if all GPUs can run all steps. Throws the reason when
+// no step of any layer can run on a GPU.
 std::string expect_kernels(const kernels::Program &program, const DeviceList &devices,
                            const Placement &placement) {
     const std::vector<std::string> missing = missing_kernels(program, devices);
@@ -219,9 +219,9 @@ std::string placement_text(const kernels::Program &program, const DeviceList &de
                            const Placement &placement) {
     const model::Layers layers = model::layers_of(program);
     const std::vector<uint8_t> device = assign_steps(program, devices, placement);
-    // By layer, the output as the last.
+    // One entry per layer; the last one is the output.
     std::vector<bool> on_gpu(static_cast<size_t>(layers.count) + 1, true);
-    std::vector<bool> experts_here;  // of layers on the GPU that have experts, in order: on the GPU, too
+    std::vector<bool> experts_here;  // per layer on the GPU with experts: these are on the GPU, too
     bool embedding = true;
     for (const bool experts : {false, true})
         for (size_t i = 0; i < device.size(); ++i) {
@@ -267,7 +267,7 @@ std::vector<uint8_t> assign_steps(const kernels::Program &program, const DeviceL
         return gpu;
     };
     const auto is_experts = [&](size_t i) { return kernels::selects_experts(program.steps[i]); };
-    // By layer, the embedding in front of the first: not on the GPU.
+    // Entry 0: the embedding; then the layers; the last one: the output.
     std::vector<bool> on_cpu(static_cast<size_t>(layers.count) + 2);
     for (int32_t layer = -1; layer <= layers.count; ++layer) {
         const int32_t counted = layer == layers.count ? placement.layers : layer;

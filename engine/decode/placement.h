@@ -1,10 +1,10 @@
-// Which layers of a model GPUs run, and which the CPU: as asked for, or as many as fit.
+// Which layers of a model run on GPUs and which on the CPU: as requested, or as many on GPUs as fit.
 //
-// Layers count from the end, as in llama.cpp: of a model of L layers, N = L + 1 are all and the output, which
-// counts as one more; N are the output and the last N - 1 layers. Token embeddings are looked up on the CPU
-// unless everything is on the GPU. Experts of the first layers can stay on the CPU while attention runs on
-// the GPU. What has no kernel on the GPU stays on the CPU: a step of experts alone, of other steps their
-// layer. Several GPUs take neighboring layers, as many as their free memory is of all GPUs'.
+// Layers count from the end, as in llama.cpp, and the output counts as a layer: N layers on the GPU are the
+// output and the last N - 1 layers; for a model of L layers, N = L + 1 is everything. Token embeddings are
+// looked up on the CPU unless everything is on the GPU. Experts of the first layers can stay on the CPU while
+// attention runs on the GPU. A step without a kernel on the GPU runs on the CPU: a step of experts alone, any
+// other step with its whole layer. Several GPUs take consecutive layers, in proportion to their free memory.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace runnel::decode {
 
 struct PlacementRequest {
     std::optional<int64_t> gpu_layers;   // none: as many as fit
-    std::optional<int64_t> cpu_experts;  // of the first so many layers; none: as few as fit
+    std::optional<int64_t> cpu_experts;  // first layers with experts on the CPU; none: as few as fit
 };
 
 // The devices that a model may use: GPUs, and the CPU as the last, which runs any step.
@@ -29,19 +29,19 @@ using DeviceList = std::vector<kernels::DevicePtr>;
 struct Placement {
     int32_t layers = 0;              // of the model
     int32_t gpu_layers = 0;          // layers and output, from the end: at most layers + 1
-    bool embedding = true;           // the table of the embeddings is on the (first) GPU
+    bool embedding = true;           // the embedding table is on the (first) GPU
     int32_t cpu_experts = 0;         // layers whose experts are on the CPU
-    std::vector<int32_t> each = {};  // of gpu_layers those of every GPU, in order; empty: there is one
+    std::vector<int32_t> each = {};  // gpu_layers split by GPU, in order; empty: there is one GPU
 
-    // Everything on the GPU, as far as it has kernels.
+    // True if everything runs on the GPU, as far as it has kernels.
     bool whole() const { return gpu_layers > layers && embedding && cpu_experts == 0; }
 };
 
-// For every step the index of its device. `program` may be a part of the model: its first layers.
+// The index in `devices` for every step. `program` may be a part of the model: its first layers.
 std::vector<uint8_t> assign_steps(const kernels::Program &program, const DeviceList &devices,
                                   const Placement &placement);
 
-// Where the layers are, those that lack a kernel on the GPU included: "all layers on the GPU", "20 of 33
+// Where the layers run, including those without a kernel on the GPU: "all layers on the GPU", "20 of 33
 // layers on the GPU, the others on the CPU", "all layers on the GPU, experts of the first 3 layers on the
 // CPU", "all layers on the GPU, token embeddings on the CPU".
 std::string placement_text(const kernels::Program &program, const DeviceList &devices,
@@ -50,19 +50,19 @@ std::string placement_text(const kernels::Program &program, const DeviceList &de
 struct PlacementPlan {
     Placement placement;
     ContextPlan context;
-    kernels::MemoryNeed gpu;  // what it takes of the GPUs' memory
-    bool divided = false;     // the CPU has a part in it
-    std::string missing;      // why something is on the CPU that the GPU should have; or empty
+    kernels::MemoryNeed gpu;  // on all GPUs together
+    bool divided = false;     // some steps run on the CPU
+    std::string missing;      // why a step meant for the GPU runs on the CPU; or empty
 };
 
-// What is free, in bytes, by device.
+// Free bytes by device.
 using FreeMemory = std::vector<size_t>;
 
-// Of what is asked for, the placement with the most on the GPU that fits: all; without the embeddings;
-// without the experts of the first layers; without the first layers. A context that is not asked for may
-// become shorter for the GPU's sake, but not below 4096 tokens (or the model's own). Throws
-// DecodeError{OutOfMemory} when a number of layers is asked for that does not fit, with what would, and
-// kernels::BackendError when no layer has all its kernels. nullopt when no layer fits that need not.
+// The first placement within the request that fits: everything on the GPU; without the embeddings; without
+// experts of the first layers; without the first layers. To fit more, a context that was not requested may
+// become shorter, but not below 4096 tokens (or the model's own). Throws DecodeError{OutOfMemory} when a
+// requested number of layers does not fit, with numbers that would, and kernels::BackendError when no layer
+// has all its kernels. nullopt when no number of layers was requested and none fits.
 std::optional<PlacementPlan> plan_placement(const kernels::Program &program, const DeviceList &devices,
                                             const FreeMemory &free, const PlacementRequest &request,
                                             const ContextRequest &context);

@@ -24,7 +24,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 40);
 
-// Takes values from the front of bytes; once they do not suffice, everything is empty.
+// Takes values from the front of the bytes. Once too few are left, values are empty or 0, and failed().
 class Reader {
   public:
     explicit Reader(Bytes bytes) : rest_(bytes) {}
@@ -53,7 +53,7 @@ class Reader {
     bool failed_ = false;
 };
 
-// Tokens and blocks of a sound file; the blocks lie in the mapping.
+// Tokens and blocks of a valid file; the blocks point into the mapping.
 struct Content {
     std::vector<TokenId> tokens;
     cache::HeldBlocks held;
@@ -115,7 +115,7 @@ class Writer {
 
 void add_tensors(const gguf::File &file, base::Checksum &sum) {
     constexpr uint64_t kSample = 4096;
-    uint64_t header = UINT64_MAX;  // of the first part: everything in front of its first tensor
+    uint64_t header = UINT64_MAX;  // bytes in front of the first tensor of the first part
     const std::byte *begin = nullptr;
     for (const gguf::Tensor &tensor : file.tensors()) {
         const uint64_t size = std::min(tensor.bytes, kSample);

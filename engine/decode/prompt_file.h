@@ -1,14 +1,14 @@
 // A prefilled prompt in a file: the K and V of its full blocks, for the next run that begins with the same
 // text.
 //
-// The file is trusted as little as any other: it counts only if its checksum is right, its size is what its
-// header says, and its identity is that of the model and settings at hand. Then its blocks become known to
-// the cache as if they had been computed, and PagedCache::attach compares tokens as always.
+// The file is trusted as little as any other: it is used only if its checksum is right, its size is what its
+// header says, and its identity is that of the current model and settings. Its blocks are then added to the
+// cache as if they had been computed, and PagedCache::attach compares tokens as always.
 //
 // Layout, little-endian: magic "runnelKV", u32 version, u32 groups, identity (16 bytes), u64 tokens (a
 // multiple of kBlockTokens); the tokens, i32 each; per group u64 bytes of a block and a byte per block, 1
-// where it is held (windows leave gaps); u64 bytes of the state of recurrent layers behind the tokens; the held
-// blocks' bytes, group by group; the state; checksum of all that (16 bytes).
+// if it is held (windows leave gaps); u64 bytes of the state of recurrent layers after the tokens; the held
+// blocks' bytes, group by group; the state; a checksum of everything before it (16 bytes).
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ namespace runnel::decode {
 // Files that differ only elsewhere (changed by hand) have the same identity.
 base::Checksum::Value file_identity(const gguf::File &file);
 
-// What K and V depend on beside the tokens: the file's metadata and tensor table, the first and last 4 KiB of
-// each tensor, the device's kind, the types of the cache, a window. Two files that differ elsewhere only are
-// taken for one: that is a file changed by hand.
+// Everything besides the tokens that K and V depend on: the file's metadata and tensor table, the first and
+// last 4 KiB of each tensor, the device's kind, the types of the cache, a window. Files that differ only
+// elsewhere (changed by hand) have the same identity.
 base::Checksum::Value prompt_identity(const gguf::File &file, const kernels::Program &program,
                                       const std::string &device_kind, CacheTypes types);
 
@@ -36,9 +36,9 @@ struct PromptFileResult {
     enum class State {
         Loaded,    // blocks of `tokens` are in the cache now
         Absent,    // there is no such file, or an empty one
-        Rejected,  // `why`: it is damaged, or of another model: write a new one
+        Rejected,  // damaged, or of another model (see `why`): write a new one
         Foreign,   // not a prompt file at all: leave it alone
-        NoRoom,    // it is sound, but larger than the cache
+        NoRoom,    // valid, but larger than the cache
     };
     State state;
     std::vector<TokenId> tokens;
@@ -48,7 +48,7 @@ struct PromptFileResult {
 PromptFileResult load_prompt_file(const std::filesystem::path &path, base::Checksum::Value identity,
                                   Executor &executor);
 
-// Writes the full blocks of the first `tokens` cells; under its name when it is complete. Throws
+// Writes the full blocks of the first `tokens` cells. The file gets its name when it is complete. Throws
 // gguf::WriteError.
 void save_prompt_file(const std::filesystem::path &path, base::Checksum::Value identity, Executor &executor,
                       const SequenceCache &sequence, size_t tokens, bool overwrite = false);

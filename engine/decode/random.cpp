@@ -47,7 +47,7 @@ double GumbelNoise::value(uint32_t id) noexcept {
     return -std::log(-std::log1p(-u));
 }
 
-// -log(1 - u) >= u, and u is not below the power of two that its first bit stands for.
+// -log(1 - u) >= u >= 2^-n, where n is the place of the first 1 in u's bits, so g <= n log 2.
 double GumbelNoise::bound(uint32_t id) noexcept {
     constexpr double kLog2 = 0.6931471805599453, kRounding = 1e-9;
     const uint32_t bits = head(id);

@@ -1,8 +1,8 @@
 // Random numbers that are a pure function of (seed, stream, position): Philox4x32-10 (Salmon, Moraes, Dror,
 // Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
 //
-// Nothing is remembered between draws, so a sequence gives the same text whatever runs beside it, and a
-// roll-back needs no state to restore.
+// No state is kept between draws, so a sequence gets the same text whatever other sequences run, and a
+// roll-back has no state to restore.
 #pragma once
 
 #include <array>
@@ -25,15 +25,15 @@ double uniform(uint64_t seed, uint32_t stream, uint32_t position, Draw purpose) 
 // Maddison, Tarlow, Minka: "A* Sampling", 2014), and two distributions that are much alike mostly give the
 // same id.
 //
-// u is (k + 1/2) / 2^52. The 32 leading bits of four neighboring ids come from one block, the other 20 are
-// only computed for ids that they matter to.
+// u is (k + 1/2) / 2^52. One block gives the 32 leading bits of k for four neighboring ids; the other 20 bits
+// are computed only by value().
 class GumbelNoise {
   public:
     GumbelNoise(uint64_t seed, uint32_t stream, uint32_t position) noexcept
         : seed_(seed), stream_(stream), position_(position) {}
 
     double value(uint32_t id) noexcept;  // in (-3.6, 36.8)
-    // Not less than value(id), and much cheaper.
+    // An upper bound of value(id) that is much cheaper to compute.
     double bound(uint32_t id) noexcept;
 
   private:
@@ -41,7 +41,7 @@ class GumbelNoise {
 
     uint64_t seed_;
     uint32_t stream_, position_;
-    uint32_t block_ = ~uint32_t{0};  // that words_ holds: of ids 4 * block_ and the three behind it
+    uint32_t block_ = ~uint32_t{0};  // words_ holds this block, of ids 4 * block_ to 4 * block_ + 3
     std::array<uint32_t, 4> words_{};
 };
 

@@ -206,7 +206,7 @@ void Sampler::scale() {
         set_.temperature *= t;
 }
 
-// The steps from number `first_step` on, and what replaces or follows the filters.
+// Applies the steps from number `first_step` on, then Mirostat or adaptive-p.
 void Sampler::apply_all(size_t first_step, std::span<const TokenId> history) {
     for (size_t i = first_step; i < steps_.size(); ++i) apply(steps_[i], history);
     if (greedy_) {
@@ -246,7 +246,7 @@ const Distribution &Sampler::distribution(std::span<const float> logits, std::sp
     return set_.distribution;
 }
 
-// log p_i is l_i / temperature and a constant: no probability is needed.
+// log p_i is l_i / temperature plus a constant, so probabilities are not needed.
 TokenId Sampler::largest(size_t history, TokenId excluded) const {
     GumbelNoise noise(options_.seed, stream_, position(history));
     TokenId best = text::kNoToken;
@@ -290,7 +290,7 @@ TokenId Sampler::sample(std::span<const float> logits, std::span<const TokenId> 
     return draw_and_carry(history.size());
 }
 
-// The newest numbers that are known: those of a draft's later positions are not.
+// The newest known state up to this position: later positions of a draft have none of their own yet.
 Sampler::Carried Sampler::carried(size_t history) const {
     const auto after = carried_.upper_bound(position(history));
     if (after != carried_.begin()) return std::prev(after)->second;
@@ -318,7 +318,7 @@ TokenId Sampler::draw_and_carry(size_t history) {
     return id;
 }
 
-// No logit becomes larger than the model made it.
+// True if no option raises a logit.
 bool Sampler::only_lowers() const {
     const SamplingOptions &o = options_;
     const bool penalties = o.repeat_penalty >= 1 && o.presence_penalty >= 0 && o.frequency_penalty >= 0;
@@ -327,7 +327,7 @@ bool Sampler::only_lowers() const {
 }
 
 int32_t Sampler::candidates_needed(int32_t most) const {
-    constexpr int32_t kLowered = 64, kForbiddenOnes = 8;  // of the largest, as a rule
+    constexpr int32_t kLowered = 64, kForbiddenOnes = 8;  // this many of the largest logits, as a rule
     const SamplingOptions &o = options_;
     if (!only_lowers()) return 0;
     const size_t first = !steps_.empty() && steps_[0] == SamplerKind::Penalties ? 1 : 0;
@@ -347,9 +347,9 @@ int32_t Sampler::candidates_needed(int32_t most) const {
     return std::min({needed, most, vocab_});
 }
 
-// Into set_: the candidates that the filters after top-k begin with. False when tokens outside `largest`
-// might be among them. A penalized candidate that still ranks before the last of `largest`, unpenalized, is
-// certainly in the top-k: no token outside `largest` ranks before that one.
+// Fills set_ with the candidates for the filters after top-k. Returns false when tokens outside `largest`
+// might belong to them. A penalized candidate that still ranks before the last of `largest`, unpenalized, is
+// certainly in the top-k: no token outside `largest` ranks before that last one.
 bool Sampler::choose(std::span<const kernels::TopLogit> largest, std::span<const TokenId> history) {
     std::vector<TokenProb> &set = set_.all();
     const bool all = largest.size() >= static_cast<size_t>(vocab_);

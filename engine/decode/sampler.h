@@ -23,19 +23,19 @@
 //   adaptive-p     with a target: l_i = 5 - 10 d^2 / (1 + d), d = |p_i - t| / 0.3, t = 2 * target - S / W in
 //                  [0, 1]. After each draw x, with p before the transform: S = p_x + decay * S,
 //                  W = 1 + decay * W; at first S = target / (1 - decay), W = 1 / (1 - decay)
-// `samplers` names the steps in another order. A temperature in front of a filter counts in its p_i.
+// `samplers` puts the steps in another order. Filters after the temperature use the p_i at that temperature.
 //
-// Mirostat (Basu et al. 2020) replaces all filters between DRY and the draw but the temperature: version 2 keeps
+// Mirostat (Basu et al. 2020) replaces all filters after DRY except the temperature: version 2 keeps
 // -log2 p_i <= mu, version 1 a top-k estimated from mu; mu -= eta * (-log2 p_x - tau) after each draw x, mu = 2
 // tau at first.
 //
 // Equal values are ordered by id. Every filter keeps at least one candidate. Sums are in double.
 //
-// Of the candidates that are left, the one of the largest log p_i + g_i is drawn (of equals the lowest id),
-// g_i being noise that is a pure function of seed, stream, position and token id (GumbelNoise in random.h),
-// the position being the number of tokens before it, those included that a full context has dropped: a draw
-// from p that nothing else has part in, and that a second model with the same noise and a similar p mostly
-// agrees with (Daliri, Musco, Suresh: "Coupling without Communication and Drafter-Invariant Speculative
+// The draw takes the remaining candidate with the largest log p_i + g_i (of equals the lowest id). The
+// noise g_i is a pure function of seed, stream, position and token id (GumbelNoise in random.h); the
+// position is the number of tokens before the draw, including those that a context shift dropped. The
+// result is an exact draw from p. A second model with the same noise and a similar p mostly draws the same
+// token (Daliri, Musco, Suresh: "Coupling without Communication and Drafter-Invariant Speculative
 // Decoding", 2024).
 #pragma once
 
@@ -62,10 +62,10 @@ using text::TokenId;
 
 class Sampler {
   public:
-    // Tokens from `vocab` on never come out. Bias on ids outside [0, vocab): DecodeError{BadInput}.
+    // Never draws ids from `vocab` on. Throws DecodeError{BadInput} for a bias on an id outside [0, vocab).
     Sampler(SamplingOptions options, int32_t vocab);
 
-    // Sequences (or attempts) of one seed that are to differ.
+    // Different streams of one seed draw independently: for several sequences or attempts.
     void set_stream(uint32_t stream) { stream_ = stream; }
     uint32_t stream() const { return stream_; }
     // The context shift removed `tokens` tokens from the history; their noise is not used again.
@@ -87,22 +87,22 @@ class Sampler {
     }
     // Shared by samplers of one vocabulary; null: none.
     void set_dry_breakers(std::shared_ptr<const DryBreakers> breakers) { breakers_ = std::move(breakers); }
-    // Draws depend on the draws before them (mirostat, adaptive-p).
+    // True if a draw depends on the draws before it (mirostat, adaptive-p).
     bool depends_on_draws() const { return options_.mirostat > 0 || options_.adaptive_target >= 0; }
-    // Of the noise for the token behind so many.
+    // The position of the noise for the token that follows `history` tokens.
     uint32_t position(size_t history) const {
         return static_cast<uint32_t>(history + static_cast<uint64_t>(dropped_));
     }
 
-    // The chain. `history`: the tokens before, for the penalties. Valid until the next call.
-    // Throws DecodeError{Failed} when a logit is not finite, or when nothing is allowed by the biases.
+    // Applies the chain. `history`: the tokens before, for the penalties. Valid until the next call.
+    // Throws DecodeError{Failed} when a logit is not finite, or when the biases forbid every token.
     // Precondition: logits.size() >= vocab.
     const Distribution &distribution(std::span<const float> logits, std::span<const TokenId> history);
 
-    // A draw from the distribution() of these, with the noise of position(history.size()). The numbers of
-    // mirostat and adaptive-p for the next position follow from it; distribution() and draw() change none.
+    // Draws from distribution(logits, history) with the noise of position(history.size()), and updates the
+    // state of mirostat and adaptive-p for the next position, which distribution() and draw() do not.
     TokenId sample(std::span<const float> logits, std::span<const TokenId> history);
-    // The same from what distribution() gave last.
+    // Draws from what distribution() returned last, for a history of `history` tokens.
     TokenId draw(size_t history) const;
     // The runner-up token under the same noise, or kNoToken. Greedy: the second-largest logit, if it is known.
     // Precondition: draw(history) gives `first`.
@@ -111,8 +111,8 @@ class Sampler {
     // Size of the top-k that usually decides the draw; 1: argmax only; 0: needs the full row, or more than
     // `most` logits.
     int32_t candidates_needed(int32_t most) const;
-    // What distribution() and sample() give for a row of which these are the largest logits
-    // (kernels::Backend::execute). Null and nullopt when they do not decide it. Throw what those do.
+    // distribution() and sample() for a row of which only the largest logits are known
+    // (kernels::Backend::execute). Null and nullopt when these are not enough. They throw the same errors.
     const Distribution *distribution(std::span<const kernels::TopLogit> largest,
                                      std::span<const TokenId> history);
     std::optional<TokenId> sample(std::span<const kernels::TopLogit> largest,
@@ -122,7 +122,7 @@ class Sampler {
     int32_t vocab() const { return vocab_; }
 
   private:
-    // What mirostat (mu) and adaptive-p (S, W) know in front of a draw.
+    // The state of mirostat (mu) and adaptive-p (S, W) before a draw.
     struct Carried {
         double mu, sum, weight;
     };
@@ -151,21 +151,21 @@ class Sampler {
     int32_t vocab_;
     std::optional<Constraint> constraint_;
     Forced forced_;
-    bool is_forced_ = false;  // the only candidate was
+    bool is_forced_ = false;  // the only candidate is a forced token
     uint32_t stream_ = 0;
     int64_t dropped_ = 0;                     // tokens of the history
-    std::vector<SamplerKind> steps_;          // that do something, in order
+    std::vector<SamplerKind> steps_;          // those that are on, in order
     bool greedy_ = false, by_count_ = false;  // by_count_: top-k comes before other filters
-    bool gathered_ = false;                   // the candidates are; before that, logits_ are
-    bool whole_ = true;                       // they come from a whole row
-    TokenId greedy_second_ = text::kNoToken;  // if not
+    bool gathered_ = false;                   // the candidates are in set_; before that, in logits_
+    bool whole_ = true;                       // the candidates come from a whole row
+    TokenId greedy_second_ = text::kNoToken;  // for second(), if !whole_
     std::vector<float> logits_;
     std::unordered_map<TokenId, std::vector<float>> biases_;
-    std::unordered_map<TokenId, int32_t> counts_;  // of the penalties' window
+    std::unordered_map<TokenId, int32_t> counts_;  // occurrences in the penalties' window
     std::shared_ptr<const DryBreakers> breakers_;
     CandidateSet set_;
     std::vector<double> probabilities_;    // before adaptive-p's transform
-    std::map<uint32_t, Carried> carried_;  // by position, of the newest ones
+    std::map<uint32_t, Carried> carried_;  // by position; only the newest are kept
 };
 
 }  // namespace runnel::decode

@@ -17,7 +17,7 @@ using SamplerOrder = std::vector<SamplerKind>;  // each at most once
 // llama.cpp's default: the enumerators in their order.
 SamplerOrder default_samplers();
 // llama.cpp's names with ';' between them ("top_k;temperature") or its letters ("kt"). adaptive_p (a) may be
-// named; it is the last step in any order. Throws std::invalid_argument, whose what() names the mistake.
+// named; it is the last step in any order. Throws std::invalid_argument, whose what() says what is allowed.
 SamplerOrder parse_samplers(std::string_view text);
 std::string samplers_text(const SamplerOrder &order);  // names
 

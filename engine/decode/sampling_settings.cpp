@@ -179,7 +179,7 @@ std::optional<double> NumberRange::parse(std::string_view text) const {
 }
 
 std::string NumberRange::words() const {
-    // Bounds that only keep a number inside its type are no news to a user.
+    // Bounds that only keep a number within its type are not worth naming to a user.
     const bool open = high >= static_cast<double>(kMostTokens);
     const std::string kind = whole ? "a whole number" : "a number";
     if (low == -kNone) return kind + (open ? "" : " up to " + shown_number(high));

@@ -14,7 +14,7 @@
 
 namespace runnel::decode {
 
-// Which numbers a setting takes.
+// The numbers that a setting accepts.
 struct NumberRange {
     static constexpr double kNone = std::numeric_limits<double>::infinity();
     double low = -kNone, high = kNone;
@@ -23,8 +23,8 @@ struct NumberRange {
 
     // False for NaN and infinities.
     bool contains(double value) const;
-    // The number that `text` says: "0.5", "-1"; whole numbers also as "4k", "2M", "1g" (times 1024).
-    // nullopt when it is not a number of this range.
+    // Parses a number: "0.5", "-1"; whole numbers also as "4k", "2M", "1g" (powers of 1024).
+    // nullopt when `text` is not a number in this range.
     std::optional<double> parse(std::string_view text) const;
     // "a whole number from 0 to 512", to complete "--sinks: ..., not 'x'".
     std::string words() const;
@@ -34,7 +34,7 @@ constexpr NumberRange whole_numbers(int64_t low, int64_t high = int64_t{1} << 50
     return {static_cast<double>(low), static_cast<double>(high), true, false};
 }
 
-// As few digits as tell the float apart: 0.8f is "0.8".
+// The fewest digits that identify the float: 0.8f is "0.8".
 std::string shown_number(double value);
 
 struct SamplingSetting {
@@ -54,7 +54,7 @@ struct SamplingSetting {
 
 std::span<const SamplingSetting> sampling_settings();
 
-// Null when there is none of that name, or of that JSON key.
+// The setting with that name, or with that JSON key; null if there is none.
 const SamplingSetting *find_setting(std::string_view name);
 const SamplingSetting *find_setting_of_key(std::string_view key);
 

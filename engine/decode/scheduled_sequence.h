@@ -11,16 +11,16 @@
 
 namespace runnel::decode {
 
-// Maximum of drafts behind one token in a pass. The token and its drafts are a continuation, which never
-// waits behind a prompt.
+// Most drafts after one token in a pass. A token with its drafts is a continuation, which a prompt never
+// delays.
 inline constexpr int32_t kMostDrafts = 31;
 
-// Other drafts in place of a part of a sequence's drafts, computed in the same pass on a fork of the cache.
+// An alternative to the end of a sequence's drafts, computed in the same pass on a fork of the cache.
 struct DraftBranch {
     size_t from;  // they follow the first `from` tokens of the sequence
     std::vector<TokenId> tokens;
     SequenceCache cache = {};  // empty before its pass
-    LogitRows rows = {};       // one for each token; empty: no pass had room for it
+    LogitRows rows = {};       // one for each token; empty: the pass had no room for the branch
 };
 
 class ScheduledSequence {
@@ -36,16 +36,16 @@ class ScheduledSequence {
     // Appends tokens to compute; rows() are then those of the last `rows` tokens. Throws what
     // Sequence::append does. Preconditions: !due(), 1 <= rows <= tokens.size(), rows <= batch_size().
     void append(std::span<const TokenId> tokens, int32_t rows = 1);
-    // Appends drafts behind the due tokens; each adds a row. Preconditions: due(), they fit free_cells(), and
+    // Appends drafts after the due tokens; each adds a row. Preconditions: due(), they fit free_cells(), and
     // the rows fit batch_size().
     void append_drafts(std::span<const TokenId> drafts);
-    // Appends another continuation of the first `shared` drafts. A pass without room for it leaves it out.
+    // Appends a branch: another continuation after the first `shared` drafts. A pass without room skips it.
     // Preconditions: more than `shared` drafts were appended; `tokens` is not empty and fits the context.
     void append_branch(size_t shared, std::span<const TokenId> tokens);
     // The largest `count` logits of each row are enough; 0: whole rows. Holds for the next pass only.
     void want_candidates(int32_t count) { candidates_ = count; }
 
-    // Some tokens are not computed, or their rows are still wanted.
+    // True while tokens are to be computed or rows of logits to be returned.
     bool due() const { return due_; }
     // The rows that append() and append_drafts() requested. Empty until computed; valid until the next step
     // of the scheduler.
@@ -71,7 +71,7 @@ class ScheduledSequence {
     int32_t wanted_candidates() const { return candidates_; }
     std::vector<DraftBranch> &branches() { return branches_; }
     void count_computed(size_t tokens) { computed_ += static_cast<int64_t>(tokens); }
-    void set_rows(const LogitRows &rows);  // all is computed
+    void set_rows(const LogitRows &rows);  // once all tokens are computed
     void drop_rows() { rows_ = {}; }
     void drop_branch_caches();
     void evict();

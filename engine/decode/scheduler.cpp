@@ -63,7 +63,7 @@ void Scheduler::admit() {
         while (!room && evict_idle()) room = fits();
         const bool alone = std::none_of(running_.begin(), running_.end(), is_due);
         if (!room && !alone) {        // if no other sequence is due, try
-            if (empty) next.evict();  // a waiting sequence holds no blocks it did not bring
+            if (empty) next.evict();  // gives back what attach() added: others may need the blocks
             return;
         }
         running_.push_back(&next);
@@ -75,7 +75,7 @@ bool Scheduler::in_step(const ScheduledSequence &entry) const {
     return std::any_of(parts_.begin(), parts_.end(), [&](const Part &p) { return p.entry == &entry; });
 }
 
-// Another sequence of this step computes the block that this one lacks next: once is enough.
+// True if another sequence of this step already computes the block that this one needs next.
 bool Scheduler::computed_in_step(const ScheduledSequence &entry) const {
     const size_t from = static_cast<size_t>(entry.sequence().cache().length()),
                  to = from + size_t{cache::kBlockTokens};
@@ -125,9 +125,9 @@ bool Scheduler::preempt_last(const ScheduledSequence &oldest) {
     return false;
 }
 
-// As much of the sequence as the step has place for. The rows that logits are wanted for stay together.
+// Adds as many tokens of the sequence as the step has room for. Tokens that need logits stay in one step.
 void Scheduler::plan(ScheduledSequence &entry) {
-    // What others have computed meanwhile, but not the tokens whose logits are wanted.
+    // Takes over blocks that other sequences have computed since, except tokens whose logits are wanted.
     executor_->attach(entry.sequence().cache(), attachable(entry.tokens(), entry.wanted_rows()));
     if (computed_in_step(entry)) return;
     const size_t place = static_cast<size_t>(executor_->batch_size() - executor_->step_tokens());
@@ -148,7 +148,7 @@ void Scheduler::plan(ScheduledSequence &entry) {
     parts_.push_back({&entry, count, wanted, executor_->step_tokens() - static_cast<int32_t>(count)});
 }
 
-// Branches take only blocks and places that are left over.
+// Branches take only the room and the blocks that sequences leave in the step.
 void Scheduler::plan_branches(const Part &part) {
     ScheduledSequence &entry = *part.entry;
     const int32_t computed = entry.sequence().cache().length() - static_cast<int32_t>(part.tokens);

@@ -1,5 +1,5 @@
-// The one loop: which sequence brings which tokens to the next step. A chat is a batch of one; speculation is
-// a sequence that brings several tokens and gets several rows of logits.
+// Decides which sequence brings which tokens to the next step. A chat is a batch of one; a sequence with
+// speculation brings several tokens and gets several rows of logits.
 //
 //   Scheduler scheduler(executor, {.parallel = 32});
 //   scheduler.add(sequence);                              // any number, at any time, with tokens appended
@@ -10,11 +10,11 @@
 //       }
 //
 // Every step holds first the tokens of sequences that are being continued, then chunks of prompts, oldest
-// first, until batch_size() tokens are full: a long prompt never starves the others, and a step is as large
-// as there is work for. What place and blocks are left then go to branches of drafts. Sequences wait, first
-// come first served, until the pool has blocks for all their tokens. When it runs dry nevertheless (answers
-// grow), the newest sequence gives its blocks back and waits at the head of the queue; its tokens are
-// computed again later. As logits depend on nothing but the tokens before them, the text is the same.
+// first, up to batch_size() tokens: a long prompt never starves the others, and a step is as large as there
+// is work for. Room and blocks that remain go to draft branches. Sequences wait, first come first served,
+// until the pool has blocks for all their tokens. When it runs out nevertheless (answers grow), the newest
+// sequence is preempted: it gives its blocks back, waits at the head of the queue, and its tokens are
+// computed again later. Its text stays the same, since logits depend on nothing but the tokens before them.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ struct SchedulerOptions {
 
 struct SchedulerCounts {
     int64_t steps = 0;
-    int64_t tokens = 0;       // computed, also again
-    int64_t sequences = 0;    // summed over the steps: how many took part
+    int64_t tokens = 0;       // computed, recomputed ones included
+    int64_t sequences = 0;    // sequences per step, summed over the steps
     int64_t preemptions = 0;  // how often a sequence gave its blocks back
 };
 
@@ -42,7 +42,7 @@ class Scheduler {
   public:
     Scheduler(Executor &executor, SchedulerOptions options);
 
-    // To the end of the queue. The sequence belongs to the same executor and must stay where it is until
+    // Adds a sequence at the end of the queue. It belongs to the same executor and must not move until
     // remove() or the end of the scheduler.
     void add(ScheduledSequence &entry);
     // Adds a sequence that is not computed and may be evicted when others need its blocks.
@@ -68,8 +68,8 @@ class Scheduler {
         ScheduledSequence *entry;
         size_t tokens;
         int32_t rows;
-        int32_t first;               // in the step
-        std::ptrdiff_t branch = -1;  // of the entry
+        int32_t first;               // index of its first token in the step
+        std::ptrdiff_t branch = -1;  // index among the entry's branches; -1: the sequence itself
     };
     void admit();
     void plan();
@@ -86,8 +86,8 @@ class Scheduler {
     int32_t parallel_;
     std::deque<ScheduledSequence *> waiting_;
     std::vector<ScheduledSequence *> idle_;     // oldest first
-    std::vector<ScheduledSequence *> running_;  // in the order they came
-    std::vector<Part> parts_;                   // of the step at hand
+    std::vector<ScheduledSequence *> running_;  // in the order of admission
+    std::vector<Part> parts_;                   // of the step being built or run
     std::vector<ScheduledSequence *> ready_;
     StepOutput output_;
     SchedulerCounts counts_;

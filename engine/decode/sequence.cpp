@@ -48,7 +48,7 @@ size_t Sequence::reuse(std::span<const TokenId> wanted) {
         static_cast<size_t>(std::mismatch(tokens_.begin(), end, wanted.begin()).first - tokens_.begin());
     truncate(common);
     executor_->attach(cache_, wanted);
-    // Both begin as `wanted` does.
+    // tokens_ and the cache both hold a prefix of `wanted`.
     const auto known = static_cast<size_t>(cache_.length());
     tokens_.resize(std::min(tokens_.size(), known));
     tokens_.insert(tokens_.end(), wanted.begin() + static_cast<std::ptrdiff_t>(tokens_.size()),

@@ -22,16 +22,16 @@ class Sequence {
     // computed again, with the same result. Precondition: length <= tokens().size().
     void truncate(size_t length);
 
-    // Replaces everything behind the first `from` tokens by `tokens`, which are computed in `cache`.
+    // Replaces everything after the first `from` tokens by `tokens`; `cache` holds the resulting sequence.
     void replace(size_t from, std::span<const TokenId> tokens, SequenceCache cache);
 
-    // Drops the older half of what follows the first `keeping` tokens. The rest becomes a text of its own that
-    // is computed again: its keys and values had seen the dropped part. Returns how many tokens were dropped:
-    // 0 if fewer than two follow.
+    // Drops the older half of what follows the first `keeping` tokens. The newer half is computed again,
+    // since its keys and values depended on the dropped tokens. Returns how many tokens were dropped: 0 if
+    // fewer than two follow.
     size_t shift_context(size_t keeping);
 
-    // Becomes the longest known prefix of `wanted`: what this sequence, or anything computed before, has in
-    // common with it. At least the last token of `wanted` is left to append, so that its logits are
+    // Becomes the longest prefix of `wanted` that this sequence begins with or that the prefix cache
+    // holds. At least the last token of `wanted` is left to append, so that its logits are
     // computed. Returns the length.
     size_t reuse(std::span<const TokenId> wanted);
 

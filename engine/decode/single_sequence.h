@@ -20,7 +20,7 @@ class SingleSequence {
     SingleSequence(const SingleSequence &) = delete;
     SingleSequence &operator=(const SingleSequence &) = delete;
 
-    // Appends tokens and computes them, at most batch_size() a pass. Then logits() are those behind the last
+    // Appends tokens and computes them, at most batch_size() a pass. Then logits() are those after the last
     // one. False when a stop was requested: tokens() are those computed, and there are no logits. Throws
     // DecodeError{BadInput} if they do not fit (nothing is appended then), and what Scheduler::step throws
     // (the passes before are kept).

@@ -5,7 +5,7 @@
 namespace runnel::decode {
 
 DeadlineTimer::DeadlineTimer(StopRequest &request, std::chrono::duration<double> time) {
-    // A year is for ever, and far from the clock's overflow.
+    // At most a year, which is far from the clock's overflow.
     const auto wait = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
         std::clamp(time, std::chrono::duration<double>(0), std::chrono::duration<double>(365.0 * 86400)));
     if (wait.count() == 0) {

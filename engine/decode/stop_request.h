@@ -13,7 +13,7 @@ class StopRequest {
   public:
     enum class Reason : int { None, Interrupt, Deadline };
 
-    // An interrupt counts, whatever came before it. Safe in a signal handler.
+    // An interrupt replaces any earlier reason; otherwise the first reason stays. Safe in a signal handler.
     void request(Reason reason) noexcept {
         Reason none = Reason::None;
         if (reason == Reason::Interrupt)
@@ -36,7 +36,7 @@ class StopRequest {
     std::atomic<Reason> reason_{Reason::None};
 };
 
-// Requests a stop when the time is over (no time: at once), unless it is destroyed before.
+// Requests a stop after `time` (0: at once), unless it is destroyed before.
 class DeadlineTimer {
   public:
     DeadlineTimer(StopRequest &request, std::chrono::duration<double> time);

@@ -107,7 +107,7 @@ class AcceptanceBench::Run {
         if (bench_.stop_.requested()) throw base::Interrupted{};
         return seconds;
     }
-    // For each token of the text: is its draft right?
+    // For each token of the text, whether its draft is right.
     std::vector<bool> right() {
         Sampler sampler = bench_.engine_.sampler(greedy());
         const Draft draft = source_.draft(std::span(text_).first(kPrompt), INT32_MAX, 0, sampler);

@@ -55,7 +55,7 @@ int64_t acceptance_context(int32_t repetitions);
 
 class AcceptanceBench {
   public:
-    // Keeps all references. `length`: limits of the draft length that is chosen at run time. Throws what
+    // All references must outlive it. `length`: limits for the draft length chosen at run time. Throws what
     // measure_pass_costs() does, and base::Interrupted.
     AcceptanceBench(Engine &engine, ForcedModel &model, int32_t repetitions, DraftLengthOptions length,
                     StopRequest &stop);

@@ -6,8 +6,8 @@
 
 namespace runnel::measure {
 
-// Of an even number, the mean of the two in the middle: either of them alone would favor a side.
-// Precondition: there is one.
+// For an even number of values, the mean of the middle two: either of them alone would favor a side.
+// Precondition: `values` is not empty.
 inline double median(std::vector<double> values) {
     std::ranges::sort(values);
     const size_t n = values.size();

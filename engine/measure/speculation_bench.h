@@ -1,4 +1,4 @@
-// What drafts gain on a machine: plain and speculative decoding take turns on the same text.
+// Measures what drafts gain on a machine: plain and speculative decoding take turns on the same text.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace runnel::measure {
 
-// One way of decoding against another.
+// Plain against speculative decoding of one text.
 struct SpeedComparison {
     std::string text;           // what was decoded
     std::vector<double> plain;  // tokens per second, one per repetition
     std::vector<double> drafted;
-    std::vector<double> gains;  // of the same repetition
+    std::vector<double> gains;  // drafted / plain, one per repetition
     SpeculationCounts counts{};
-    bool same = true;  // the texts
+    bool same = true;  // both decoded the same text
 };
 
 class SpeculationBench {
@@ -27,7 +27,7 @@ class SpeculationBench {
         int32_t repetitions = 5;
         DraftLengthOptions length = {};
     };
-    // Keeps the references. Throws what AcceptanceBench does.
+    // All references must outlive it. Throws what AcceptanceBench does.
     SpeculationBench(const Options &options, Engine &engine, StopRequest &stop);
 
     // On a text that the model itself writes. Throws what AcceptanceBench::measure() does.
@@ -35,9 +35,9 @@ class SpeculationBench {
                             const MakeSpeculator &speculators);
     // On a given text, which repeats the prompt with changes; drafts come from the text so far.
     SpeedComparison edit();
-    // With synthetic drafts of this acceptance.
+    // On a forced text, with synthetic drafts of this acceptance.
     AcceptanceRow measure(double acceptance) { return synthetic_.measure(acceptance); }
-    // Times of passes of so many tokens, in plain steps. Precondition: measure() was called.
+    // Times of passes of these numbers of tokens, in plain steps. Precondition: measure() was called.
     std::vector<double> pass_costs(const std::vector<int32_t> &tokens) const;
 
   private:

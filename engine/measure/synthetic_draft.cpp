@@ -8,7 +8,7 @@ namespace runnel::measure {
 
 Draft SyntheticDraft::draft(std::span<const TokenId> text, int32_t most, float, Sampler &) {
     using decode::Draw;
-    constexpr uint32_t kStream = 0xd1a1;  // no stream of a completion
+    constexpr uint32_t kStream = 0xd1a1;  // a stream that no completion uses
     Draft draft;
     if (text.empty() || text.size() >= truth_.size() || text.back() != truth_[text.size() - 1]) return draft;
     const size_t end = std::min(truth_.size(), text.size() + static_cast<size_t>(std::max(most, 0)));

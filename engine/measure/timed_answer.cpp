@@ -26,7 +26,7 @@ void TimedAnswer::step(PassTimes &times) {
     const auto start = base::Clock::now();
     if (!queue_.step(&stop_)) throw base::Interrupted{};
     const double seconds = base::seconds_since(start);
-    bool first = true;  // the pass's time counts once, whatever its number of tokens
+    bool first = true;  // a pass's time counts once, however many tokens it gave
     for (const completion::Event &event : queue_.events()) {
         if (const auto *done = std::get_if<completion::Done>(&event)) completion::expect_answer(*done);
         const auto *piece = std::get_if<completion::Piece>(&event);

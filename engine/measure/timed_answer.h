@@ -26,7 +26,7 @@ class PassTimes {
     void add(const PassTimes &other, double unit);
     // Sum with each time replaced by its kind's median. A kind: number of tokens, drafted or not.
     double total() const;
-    // Median over all kinds. Precondition: there is a time.
+    // Median over the times of all kinds. Precondition: at least one time was added.
     double median() const;
 
   private:

@@ -1,5 +1,5 @@
-// Many prompts in, many answers out: lines are read as there is place for them, computed together, written as
-// they are done.
+// Many prompts in, many answers out: lines are read as there is room for them, computed together, and written
+// as they are done.
 #include <chrono>
 #include <optional>
 

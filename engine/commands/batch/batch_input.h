@@ -18,11 +18,11 @@ namespace runnel::commands {
 
 class BatchInput {
   public:
-    // Opens the input. Keeps both references. Throws UsageError if it cannot be opened or is the output.
+    // Opens the input. Both references must outlive it. Throws UsageError if it cannot be opened or is the output.
     BatchInput(const BatchOptions &options, Io &io);
 
     struct Next {
-        // PassedOver: a line of another shard, a blank or an answered one; NotYet: no line came in time.
+        // PassedOver: a line of another shard, a blank line or an answered one; NotYet: no line came in time.
         enum class State { Row, PassedOver, NotYet, End } state;
         Row row = {};                   // may have an error
         std::string_view content = {};  // its line, valid until next()
@@ -32,10 +32,10 @@ class BatchInput {
     // another run, InputError if reading fails.
     Next next(int milliseconds, const BatchOutput &output);
 
-    int64_t rows() const { return rows_; }  // read, including those written before
-    int64_t kept() const { return kept_; }  // written before
-    // Size of the input in bytes (0: unknown); bytes of the lines that next() has passed over; those of them
-    // whose answers were written before.
+    int64_t rows() const { return rows_; }  // rows read, including those of kept()
+    int64_t kept() const { return kept_; }  // rows that an earlier run has answered
+    // Size of the input in bytes (0: unknown); bytes of the lines that next() has passed over; bytes of those
+    // lines that an earlier run has answered.
     uint64_t size() const { return size_; }
     uint64_t passed() const { return passed_; }
     uint64_t kept_bytes() const { return kept_bytes_; }
@@ -51,7 +51,7 @@ class BatchInput {
     std::string line_;
     uint64_t size_ = 0, read_ = 0, passed_ = 0, kept_bytes_ = 0;
     int64_t rows_ = 0, kept_ = 0;
-    std::set<std::string> unknown_keys_;  // those with a note
+    std::set<std::string> unknown_keys_;  // those that a note has named
 };
 
 }  // namespace runnel::commands

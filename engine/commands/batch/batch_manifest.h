@@ -48,8 +48,8 @@ class BatchManifest {
     const std::optional<BatchSettings> &settings() const { return settings_; }
     const std::vector<ManifestRow> &rows() const { return rows_; }  // by their place in the output
 
-    // Truncates it to its first `rows` records and adds a header if output or settings have changed. This and
-    // the functions below throw OutputError.
+    // Truncates the manifest to its first `rows` records and adds a header if output or settings have
+    // changed. This and the functions below throw OutputError.
     void go_on(const std::string &output, const BatchSettings &settings, size_t rows);
     void append(const ManifestRow &row);
     void sync();

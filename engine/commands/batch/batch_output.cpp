@@ -37,7 +37,7 @@ bool is_regular(int fd) {
     return fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
 }
 
-// Not emptied yet: another process may be at work on it.
+// Opens the output without emptying it: another process may be writing to it.
 Descriptor open_output(const std::optional<std::string> &path) {
     if (!path) return Descriptor(STDOUT_FILENO, false);
     const std::string name = gguf::printable(*path, 4096);
@@ -74,7 +74,7 @@ class Lines {
         LineReader::State state;
         begin_ = reader_.offset();
         do state = reader_.next(text_, -1);
-        while (state == LineReader::State::NotYet);  // a signal
+        while (state == LineReader::State::NotYet);  // interrupted by a signal
         return state == LineReader::State::Line;
     }
     const std::string &text() const { return text_; }
@@ -93,8 +93,8 @@ bool has_zeros(const Lines &lines) {
     return lines.text().find('\0') != std::string::npos;
 }
 
-// What a crash can leave after the lines that the manifest vouches for: lines whose record did not reach the
-// disk, part of a line, zeros for pages that did not reach it.
+// True for what a crash can leave after the lines with a record: a line whose record did not reach the disk,
+// part of a line, or zeros for pages that did not reach the disk.
 bool may_be_left_over(const Lines &lines) {
     if (has_zeros(lines)) return true;
     return lines.whole() ? parse_written(lines.text()).has_value() : lines.text().starts_with('{');
@@ -160,7 +160,7 @@ WrittenRows WrittenRows::recover(int fd, const std::string &name, const BatchMan
             written.add(std::move(*row), {}, lines.end());
             continue;
         }
-        // After the lines that are vouched for, in the file that the manifest was made for.
+        // Lines without a record may remain from a crash only in the file that the manifest was made for.
         const bool same = written.count() > 0 || manifest.output() == identity_of(fd);
         cut = true;
         if (manifest.exists() && same && may_be_left_over(lines)) continue;
@@ -252,7 +252,7 @@ void BatchOutput::put(uint64_t place, std::string line) {
     }
 }
 
-// Before the line itself, so that the manifest knows every line however this process ends.
+// Writes the record before the line, so that every line has one however this process ends.
 void BatchOutput::record(uint64_t place, const std::string &line) {
     if (!manifest_) return;
     auto record = open_.extract(place);

@@ -1,11 +1,11 @@
-// Where the lines of `runnel batch` go: each written whole as soon as it may be, in the order of the input or
-// as they come. A file has a manifest beside it (batch_manifest.h).
+// The output of `runnel batch`: writes each line whole, in the order of the input or, with --unordered, as
+// soon as it is done. A file has a manifest next to it (batch_manifest.h).
 //
-// What is durable: a line is one write() of the complete line, so once it is counted as written it survives
-// the end of this process, even by kill -9. Against a power failure, a regular file and
-// its manifest are also synced to the disk every five seconds and at the end. After a
-// crash, --resume cuts off what follows the last line that the manifest vouches for, and computes it again. It
-// refuses a file with content that this program cannot have written.
+// Durability: one write() writes a complete line, so a line that is counted as written survives the end of
+// this process, even by kill -9. Against a power failure, a regular file and its manifest are also synced to
+// the disk every five seconds and at the end. After a crash, --resume cuts off what follows the last line
+// with a record in the manifest, and computes it again. It refuses a file with content that this program
+// cannot have written.
 #pragma once
 
 #include <chrono>
@@ -25,27 +25,27 @@ namespace runnel::commands {
 // The name of the manifest of an output file.
 std::string manifest_of(const std::string &output);
 
-// What an output file holds that an earlier run has left.
+// The lines of an output file that an earlier run wrote.
 class WrittenRows {
   public:
     struct Entry {
         WrittenRow row;
         std::string hash;  // of the input line; empty: unknown
     };
-    // The row that answers this line of the input, if there is one.
+    // The answer to this line of the input; null if there is none.
     const Entry *find(int64_t line) const;
     int64_t last() const { return rows_.empty() ? 0 : rows_.back().row.line; }
     int64_t count() const { return static_cast<int64_t>(rows_.size()); }
     int64_t failed() const;
     bool in_order() const { return in_order_; }
     uint64_t bytes() const { return bytes_; }    // of the lines that count; the rest is cut off
-    size_t vouched() const { return vouched_; }  // number of lines that the manifest vouches for
-    // New records for lines that count by `force`; they lack the hash of their row.
+    size_t vouched() const { return vouched_; }  // number of lines with a record in the manifest
+    // New records for lines that count only because of `force`; they lack the hash of their row.
     const std::vector<ManifestRow> &adopted() const { return adopted_; }
 
-    // Reads a file from its beginning. The lines that the manifest vouches for count. Throws InputError if a
-    // line differs from its record, if the rest cannot be what a crash of `batch` leaves, and if a file with
-    // lines has no manifest. With `force`, all lines that are answers count.
+    // Reads a file from its beginning. Lines with a record in the manifest count. Throws InputError if a line
+    // differs from its record, if the rest is not what a crash of `batch` can leave, and if a file with lines
+    // has no manifest. With `force`, all lines that are answers count.
     static WrittenRows recover(int fd, const std::string &name, const BatchManifest &manifest, bool force);
 
   private:
@@ -72,7 +72,7 @@ class BatchOutput {
     BatchOutput(const std::optional<std::string> &path, const Options &options);
 
     const WrittenRows &before() const { return before_; }
-    // A setting of the earlier run, if its answers are kept.
+    // The value of a setting in the earlier run, if the answers of that run are kept.
     std::optional<std::string> earlier(const std::string &setting) const;
     // Prepares the file: empties it, or cuts off an incomplete end. Throws OutputError, and UsageError that
     // names the settings if those of the earlier run differ.
@@ -83,12 +83,12 @@ class BatchOutput {
     bool answered(const RowIdentity &row, std::string_view content) const;
     // Announces the next row in the order of the input; returns its place.
     uint64_t reserve(const RowIdentity &row, std::string_view content);
-    // The line of a place, with its line end. Writes what may be written. Throws ClosedPipe or OutputError.
+    // Takes a place's line with its line end; writes all lines whose turn it is. Throws ClosedPipe, OutputError.
     void put(uint64_t place, std::string line);
-    // Lines that wait for others in front of them.
+    // The number of lines that wait for earlier ones.
     size_t held() const { return held_.size(); }
     int64_t written() const { return written_; }
-    // Places whose line is not written.
+    // The number of places whose line is not written yet.
     uint64_t missing() const { return places_ - static_cast<uint64_t>(written_); }
     const std::string &name() const { return name_; }
     // Syncs. Throws OutputError.

@@ -1,4 +1,4 @@
-// How far `runnel batch` is, on one line of a terminal that is written over.
+// Shows how far `runnel batch` is, on one line of a terminal that is overwritten.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@ namespace runnel::commands {
 
 struct BatchState {
     int64_t rows = 0;    // written
-    int64_t errors = 0;  // of those
+    int64_t errors = 0;  // rows with an error
     int64_t tokens = 0;  // generated
     double done = 0;     // share of the input that is answered, in [0, 1]; < 0: not known
     double before = 0;   // share that an earlier run has answered
@@ -21,7 +21,7 @@ struct BatchState {
 // "[#####-----]  50%  12 rows  210 tokens/s  1:20 left"; without bar and time where `done` is not known.
 std::string progress_line(const BatchState &state);
 
-// Shows it on stderr when that is a terminal (and not with -q), at most five times a second.
+// Shows the progress line on stderr if that is a terminal (and without -q), at most five times a second.
 class BatchProgress {
   public:
     explicit BatchProgress(Io &io) : io_(io), shown_(io.err.is_terminal() && !io.quiet) {}

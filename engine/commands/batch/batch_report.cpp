@@ -69,7 +69,7 @@ void report_batch(const BatchOptions &options, const BatchTotals &totals, decode
                 " tokens were left out or forgotten (\"forgotten_tokens\" of their rows)");
     if (totals.odd_calls > 0)
         io.note("in " + std::to_string(totals.odd_calls) +
-                " answers, what looks like a tool call is part of the text: it cannot be read as one");
+                " answers, text that looks like a tool call is not valid as one and stays in the text");
 }
 
 }  // namespace runnel::commands

@@ -13,8 +13,8 @@ namespace runnel::commands {
 
 struct BatchTotals {
     uint64_t seed;
-    int64_t rows, written, kept, errors;  // read; written now, and before; with errors
-    int64_t forgotten;                    // tokens
+    int64_t rows, written, kept, errors;  // rows: read, written now, written by an earlier run, with errors
+    int64_t forgotten;                    // tokens that did not fit the context
     int64_t odd_calls;                    // answers with text that looks like a tool call but is not one
     double seconds;
     bool drafts;

@@ -51,7 +51,7 @@ Json id_of(const Json &object, const char *key) {
     return *id;
 }
 
-// Fills what is known before anything can go wrong, so that also an error carries the id.
+// Fills in the identity before anything can fail, so that an error carries the id, too.
 void identify(const Json &object, RowIdentity &row) {
     if (!find_value(object, "body")) {
         row.id = id_of(object, "id");

@@ -1,16 +1,16 @@
-// A line of `runnel batch`: from JSON to a request, from an answer to JSON.
+// Lines of `runnel batch`: reads requests from JSON and writes answers as JSON.
 //
-// In, one object a line, in two shapes:
+// Input, one object per line, in two shapes:
 //   a body as in completion/openai.h, and optionally "id"
 //   {"custom_id": .., "url": .., "body": {the same}}: a line of an OpenAI batch file, for
 //   /v1/chat/completions or /v1/completions
-// Out:
+// Output:
 //   {"id", "line", "text", "prompt_tokens", "completion_tokens", "finish_reason"}, or
 //   {"id", "line", "error": {"message", "line"}}; "id" only where the request has one, "reasoning" where the
-//   model reasoned, "forgotten_tokens" where the text outgrew the context and the answer went on,
-//   "logprobs" and "prompt_logprobs" (completion/logprobs.h) where they are wanted
+//   model reasoned, "forgotten_tokens" where the text exceeded the context and the answer went on,
+//   "logprobs" and "prompt_logprobs" (completion/logprobs.h) where they were requested
 //   a line of an OpenAI batch output file (reasoning: "reasoning_content" of the message), whose "id" is
-//   "batch_req_" and the line's number; its "created" is 0, because the same run is to give the same bytes
+//   "batch_req_" and the line's number; its "created" is 0, so that equal runs write equal bytes
 #pragma once
 
 #include <cstdint>
@@ -30,18 +30,18 @@ struct RowIdentity {
     int64_t line = 0;                              // number in the input, from 1 on
     Shape shape = Shape::Plain;
     Json id;            // null: none
-    std::string model;  // that an OpenAI body asks for: comes back in the answer
+    std::string model;  // "model" of an OpenAI body, repeated in the answer
 };
 
 struct Row {
     RowIdentity identity;
     completion::Body body;
     bool raw = false;                  // the prompt is completed as it stands
-    std::string error;                 // not empty: the line cannot be answered, and this is why
-    std::vector<std::string> unknown;  // keys that mean nothing here, unless they were mistyped: `error` then
+    std::string error;                 // not empty: why the line cannot be answered
+    std::vector<std::string> unknown;  // keys without a meaning here; one that looks mistyped is an `error`
 };
 
-// Never throws for what the line holds.
+// Never throws, whatever the line holds.
 Row parse_row(std::string_view line, int64_t number);
 // The line as it stands is the prompt.
 Row text_row(std::string_view line, int64_t number);

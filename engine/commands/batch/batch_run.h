@@ -22,7 +22,7 @@ namespace runnel::commands {
 
 class BatchRun {
   public:
-    // Keeps all references.
+    // All references must outlive it.
     BatchRun(const BatchOptions &options, decode::Engine &engine, BatchInput &input, BatchOutput &output,
              decode::StopRequest &stop, Io &io);
 
@@ -58,14 +58,14 @@ class BatchRun {
     completion::PromptFormat format_;
     decode::SamplingOptions sampling_;
     RowRequests requests_;
-    std::unique_ptr<decode::Drafting> drafts_;  // or none
+    std::unique_ptr<decode::Drafting> drafts_;  // null: no drafts
     completion::CompletionQueue queue_;
     base::Clock::time_point started_ = base::Clock::now();
     std::map<completion::RequestId, Waiting> waiting_;
-    bool ended_ = false;  // the input
+    bool ended_ = false;  // true at the end of the input
     uint64_t answered_bytes_ = 0;
     int64_t errors_, forgotten_ = 0, odd_calls_ = 0;
-    bool model_failed_ = false;  // for some row
+    bool model_failed_ = false;  // true if a row failed while the model ran
 };
 
 }  // namespace runnel::commands

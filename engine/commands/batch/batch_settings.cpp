@@ -73,7 +73,7 @@ std::string hash_of(const std::optional<grammar::Source> &constraint) {
     return content_hash(dump(parts));
 }
 
-// Empty for none. As JSON, so that one text with a blank is not two.
+// The texts as JSON, so that one text with a blank differs from two texts; empty for no texts.
 std::string list_of(const std::vector<std::string> &texts) {
     return texts.empty() ? std::string() : Json(texts).dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -1,4 +1,4 @@
-// From the rows of a batch to requests: the settings of the run, then those of the row.
+// Makes requests from the rows of a batch. Settings of a row override those of the run.
 #pragma once
 
 #include <memory>
@@ -16,12 +16,12 @@ namespace runnel::commands {
 
 class RowRequests {
   public:
-    // Keeps the references but not `stop`. Throws UsageError, and what reading the files of the options throws.
+    // All references but `stop` must outlive it. Throws UsageError, and what reading the options' files throws.
     RowRequests(const BatchOptions &options, const completion::PromptFormat &format,
                 const decode::SamplingOptions &sampling, const decode::StopRequest &stop, Io &io);
 
-    // A turn of a conversation, or a text to be completed as it stands. Throws std::runtime_error if the row
-    // cannot be answered.
+    // The request of a row: a turn of a conversation, or a text to complete as it stands. Throws
+    // std::runtime_error if the row cannot be answered.
     completion::Request of(const Row &row);
 
     const std::string &system() const { return system_; }
@@ -37,8 +37,8 @@ class RowRequests {
     const std::string system_;
     const completion::Limits limits_;
     const std::optional<grammar::Source> constraint_;
-    const std::shared_ptr<const text::ToolUse> tools_;  // of rows that bring none
-    std::set<std::string> problems_;                    // of tool schemas, noted
+    const std::shared_ptr<const text::ToolUse> tools_;  // for rows without tools of their own
+    std::set<std::string> problems_;                    // of tool schemas, noted already
     bool noted_ = false;                                // format_.note() was shown
 };
 

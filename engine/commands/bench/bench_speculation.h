@@ -1,4 +1,4 @@
-// What drafts gain on this machine: `bench` with --draft-model, --lookup or --self-draft.
+// `bench` with --draft-model, --lookup or --self-draft: measures what drafts gain on this machine.
 #pragma once
 
 #include "engine/commands/io.h"
@@ -6,9 +6,9 @@
 
 namespace runnel::commands {
 
-// Plain and speculative decoding side by side: on a text with the sources that were asked for, and on a
-// forced text with a source whose acceptance is set by hand, for several acceptances and lengths, against the
-// bound that the measured costs of passes set. Throws what bench() does.
+// Compares plain and speculative decoding: on a text with the requested sources, and on a forced text with a
+// synthetic source, for several acceptance rates and draft lengths, against the bound that the measured costs
+// of passes set. Throws what bench() does.
 int bench_speculation(const BenchOptions &options, Io &io);
 
 }  // namespace runnel::commands

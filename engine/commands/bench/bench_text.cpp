@@ -1,5 +1,5 @@
-// `bench --text`: how fast text becomes tokens, how long the vocabulary takes to load, and the chat template
-// of a long conversation to render.
+// `bench --text`: measures the speed of the tokenizer, and the time to load the vocabulary and to render the
+// chat template of a long conversation.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -20,7 +20,7 @@ using text::Tokenizer;
 constexpr size_t kTextBytes = 1'000'000;
 constexpr int kTurns = 20;
 
-// The fastest of several runs: what else the machine does only adds.
+// The time of the fastest of several runs: other work on the machine only adds time.
 template <class Work>
 double best_seconds(int repetitions, Work work) {
     double best = 0;
@@ -39,8 +39,8 @@ bool is_word(std::string_view bytes) {
            });
 }
 
-// Text like that which people write, of any vocabulary: its words, each the rarer the later it stands there
-// (Zipf's law), now and then two of them in one, so that words also come that have no token of their own.
+// Writes text much like that of people, from the words of any vocabulary: the later a word stands there, the
+// rarer it is (Zipf's law). Now and then two words are joined, so that some words have no token of their own.
 class Writer {
   public:
     explicit Writer(const Tokenizer &tokenizer) {

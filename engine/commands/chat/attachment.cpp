@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kBlanks = " \t\r\n";
 
-// Longer than any run of backticks in the text.
+// A fence that is longer than any run of backticks in the text.
 std::string fence_for(const std::string &text) {
     size_t longest = 2, run = 0;
     for (const char c : text) longest = std::max(longest, run = c == '`' ? run + 1 : 0);
@@ -59,7 +59,7 @@ std::vector<std::string> named_files(std::string_view message) {
         const bool is_quoted = rest.starts_with('"');
         if (is_quoted) rest.remove_prefix(1);
         std::string path(rest.substr(0, is_quoted ? rest.find('"') : rest.find_first_of(kBlanks)));
-        // A sentence may end behind the name.
+        // The name may be followed by punctuation.
         while (!is_quoted && !is_file(path) && !path.empty() &&
                std::string_view(".,;:!?)").find(path.back()) != std::string_view::npos)
             path.pop_back();

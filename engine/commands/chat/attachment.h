@@ -19,11 +19,11 @@ std::string home_expanded(const std::string &path);
 // end, and Ctrl-C belongs to the answers.
 std::string regular_file(const std::string &path);
 
-// Throws UsageError if the file cannot be opened, InputError if it is empty or no UTF-8 text.
+// Throws UsageError if the file cannot be opened, InputError if it is empty or not UTF-8 text.
 Attachment read_attachment(const std::string &path);
 
-// The files that a message names as @FILE or @"FILE WITH BLANKS", at the beginning of a word. Those that are no regular
-// files are not meant: @ also begins names of people.
+// The files that a message names as @FILE or @"FILE WITH BLANKS", at the beginning of a word. Only regular
+// files count, because @ also begins names of people.
 std::vector<std::string> named_files(std::string_view message);
 
 // The files, each under its name and between fences, then the message. One file and no message: the file's text.

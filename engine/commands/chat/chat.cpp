@@ -9,7 +9,7 @@
 namespace runnel::commands {
 
 int chat(const ChatOptions &options, Io &io) {
-    decode::StopRequest stop;  // of the loading
+    decode::StopRequest stop;  // ends the loading
     std::optional<InterruptScope> loading(std::in_place, stop);
     decode::EngineOptions engine_flags = engine_options(options.model, io, stop);
     leave_room(engine_flags, options.draft);

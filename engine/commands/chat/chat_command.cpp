@@ -16,7 +16,7 @@
 namespace runnel::commands {
 namespace {
 
-// The model of the chat that goes on.
+// The model of the chat that --continue or --chat goes on with.
 std::string recorded_model(const ChatOptions &options) {
     const std::filesystem::path folder = chats_folder();
     std::optional<SavedChat> chat;

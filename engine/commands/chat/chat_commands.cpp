@@ -22,7 +22,7 @@ std::span<const Chat::Command> Chat::commands() {
         {"/clear", "", "begin a new chat (also /reset)", &Chat::clear},
         {"/regen", "", "another answer to your last message; the old one is kept", &Chat::regenerate},
         {"/back", "", "the answer or message before this one, of several", &Chat::previous},
-        {"/next", "", "the one after this one", &Chat::next},
+        {"/next", "", "the answer or message after this one", &Chat::next},
         {"/undo", "", "take back your last message and its answer", &Chat::undo},
         {"/edit", "[N] [TEXT]", "change your last message, or message N, and ask again", &Chat::edit},
         {"/tree", "", "all messages and branches of this chat, with their numbers", &Chat::tree},
@@ -75,7 +75,7 @@ void Chat::undo(const std::string &) {
                                       : "taken back: " + gguf::printable(node.message.content, 200) + "\n");
     conversation_.go(node.parent);
 }
-// A number at the beginning of the text is that of a message, if there is one.
+// If the text begins with a number that a message has, that message is edited.
 void Chat::edit(const std::string &text) {
     Conversation::Id id = conversation_.last_question();
     std::string changed = text;
@@ -127,7 +127,7 @@ void Chat::step(int direction) {
     const Conversation::Fork fork = conversation_.fork(direction);
     if (fork.at == Conversation::kRoot) throw InputError("there is only one answer: /regen makes another");
     if (fork.next == Conversation::kRoot)
-        throw InputError(direction < 0 ? "this is the first one" : "this is the last one");
+        throw InputError(direction < 0 ? "nothing comes before this one" : "nothing comes after this one");
     conversation_.go(conversation_.end_of(fork.next));
     const bool is_answer = conversation_.at(fork.next).message.role != "user";
     show_answer();
@@ -141,7 +141,7 @@ void Chat::go(const std::string &text) {
     show_answer();
     say("the next message follows message " + std::to_string(*id));
 }
-// The last message, at a terminal only: output that a program reads has each answer once.
+// Shows the last message, at a terminal only: output that a program reads has each answer once.
 void Chat::show_answer() {
     if (!terminal_ || conversation_.head() == Conversation::kRoot) return;
     io_.out.write(text::printable_for_terminal(conversation_.at(conversation_.head()).message.content) +
@@ -157,9 +157,9 @@ void Chat::system(const std::string &text) {
     if (text.empty())
         return io_.err.try_write(text::printable_for_terminal(now.empty() ? "no system prompt" : now) + "\n");
     conversation_.set_system(text == "\"\"" ? "" : text);
-    say(now.empty() ? "no system prompt from now on" : "this is the system prompt from now on");
+    say(now.empty() ? "no system prompt from now on" : "this system prompt from now on");
 }
-// "NAME VALUE", or as ollama has it: "parameter NAME VALUE", "system TEXT", "format json", "noformat", "think", "nothink".
+// "NAME VALUE", or ollama's "parameter NAME VALUE", "system TEXT", "format json", "noformat", "think", "nothink".
 void Chat::change_setting(const std::string &text) {
     const size_t blank = text.find_first_of(" \t"), value = text.find_first_not_of(" \t", blank);
     const std::string name = text.substr(0, blank),

@@ -46,7 +46,7 @@ bool Chat::summarize() {
     const auto first = transcript.messages.begin() + static_cast<std::ptrdiff_t>(surplus.first);
     transcript.messages.erase(first, first + static_cast<std::ptrdiff_t>(surplus.count));
     say("summarizing the oldest " + std::to_string(old.size()) + " messages:");
-    // Output that a program reads has answers only.
+    // Without a terminal, the summary goes to stderr: stdout has answers only.
     const text::Message summary = model_.answer(
         transcript, {terminal_ ? io_.out : io_.err, color_, false, terminal_}, [](const text::Message &) {},
         engine_.executor().context() / kPartOfContext);
@@ -62,7 +62,7 @@ bool Chat::summarize() {
     conversation_.add({.message = {"user", kRequest}, .hides = old, .is_summary = true});
     conversation_.add(
         {.message = {"assistant", summary.content}, .is_summary = true, .stream = model_.stream()});
-    say("this stands for those messages from now on; /undo takes it back");
+    say("the summary replaces those messages from now on; /undo takes it back");
     return true;
 }
 

@@ -68,7 +68,7 @@ Loaded load(const fs::path &path) {
         if (begin == text.size() || loaded.has_header) continue;
         break;
     }
-    if (!loaded.has_header) throw InputError(gguf::printable(path.native(), 4096) + " is no chat of runnel");
+    if (!loaded.has_header) throw InputError(gguf::printable(path.native(), 4096) + " is not a saved chat");
     return loaded;
 }
 
@@ -189,7 +189,7 @@ ChatFile::ChatFile(const SavedChat &chat, std::string model, Conversation &into)
     }
 }
 
-// A file of its own, with a name by the time.
+// Creates the chat's own file, named by the time.
 void ChatFile::create() {
     std::error_code error;
     if (fs::create_directories(folder_, error)) fs::permissions(folder_, fs::perms::owner_all, error);
@@ -240,7 +240,7 @@ void ChatFile::append(const Json &entry) {
         waiting_ += line_of(entry);
         if (text::find_member(entry, "role")) create();
     } catch (const OutputError &) {
-        folder_.clear();  // do not say so for every entry
+        folder_.clear();  // so that the error is reported only once
         throw;
     }
 }

@@ -1,6 +1,6 @@
 // Chats that are saved as they go on: a file of JSON lines for each, in a folder of the user.
 //
-//   {"runnel_chat": 1, "model": "/models/q8.gguf"}     the first line; a later "model": opened with another one
+//   {"runnel_chat": 1, "model": "/models/q8.gguf"}     the first line; later: opened with another model
 //   ... the entries of a Conversation
 //
 // A line is written at once and synced to the disk, so that a killed program or a lost machine loses no more than an
@@ -22,33 +22,33 @@ namespace runnel::commands {
 struct SavedChat {
     std::filesystem::path path;
     std::string title;  // given by the user; or the beginning of the first message
-    std::string model;  // the path of the last one
+    std::string model;  // the path of the model used last
     size_t messages = 0;
     int64_t seconds = 0;  // since the last change
 };
 
-// $XDG_STATE_HOME/runnel/chats, by default ~/.local/state/runnel/chats. Empty where no history is kept
+// $XDG_STATE_HOME/runnel/chats, by default ~/.local/state/runnel/chats. Empty if no history is kept
 // (history_file.h). Does not create it.
 std::filesystem::path chats_folder();
 
 // The chats in a folder, the newest first: all, or the `most` newest ones.
 std::vector<SavedChat> saved_chats(const std::filesystem::path &folder, size_t most = SIZE_MAX);
-// By a number of that list, from 1 on, or by a title, or by a file's name. nullopt: none is called so.
+// Finds a chat by its number in that list, from 1 on, by title or by file name; nullopt if there is none.
 std::optional<SavedChat> find_chat(const std::filesystem::path &folder, const std::string &name);
 // The newest chat with a model, or with any if `model` is empty.
 std::optional<SavedChat> last_chat(const std::filesystem::path &folder, const std::string &model);
 
 class ChatFile {
   public:
-    // A new chat with a model. Its file appears with the first message; entries before it wait for that. An empty
-    // `folder`: nothing is saved.
+    // A new chat with a model. Its file is created with the first message; entries before the message wait
+    // until then. An empty `folder`: nothing is saved.
     ChatFile(std::filesystem::path folder, std::string model);
     // Reads a saved chat and continues its file. If another process has it open, the chat goes on in a copy
     // (is_copy()); if nothing can be written, it is not saved. Throws InputError if the file cannot be read or is no
     // chat.
     ChatFile(const SavedChat &chat, std::string model, Conversation &into);
 
-    // Appends and syncs. Throws OutputError; the file is then without the entry, and the chat is not saved any longer.
+    // Appends and syncs. On OutputError, the entry is not in the file, and the chat is no longer saved.
     void append(const Json &entry);
 
     bool saves() const { return !folder_.empty(); }

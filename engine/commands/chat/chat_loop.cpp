@@ -63,7 +63,7 @@ int Chat::loop() {
         else
             send(message);
     }
-    // Files without a message, from a script that ends with /read.
+    // A script that ends with /read sends the files without a message.
     if (!terminal_ && !over_ && !attached_.empty()) send("");
     if (terminal_ && !over_) io_.out.write("\n");
     return code_;
@@ -122,7 +122,7 @@ void Chat::say(const std::string &text) {
 // Sends what was typed, with the files that are attached to it.
 void Chat::send(const std::string &typed) {
     std::vector<Attachment> files = attached_;
-    bool can_send = !terminal_;  // lines of a script name no files
+    bool can_send = !terminal_;  // in a script, @FILE in a message is not a file
     if (terminal_)
         attempt([&] {
             for (const std::string &path : named_files(typed)) {

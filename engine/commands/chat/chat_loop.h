@@ -20,7 +20,7 @@ namespace runnel::commands {
 
 class Chat {
   public:
-    // Keeps all references.
+    // All references must outlive it.
     Chat(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
          Io &io);
 
@@ -42,7 +42,7 @@ class Chat {
     // Without a terminal, the exit code is that of the first command that fails.
     void remember_failure(int code);
     bool agrees(const std::string &question);
-    // A line that says what a command did.
+    // Shows a line that says what a command did.
     void say(const std::string &text);
 
     // The saved chat (chat_saving.cpp).
@@ -98,7 +98,7 @@ class Chat {
     ChatModel model_;
     Conversation conversation_;
     std::optional<ChatFile> file_;          // where the conversation is saved
-    std::vector<Attachment> attached_;      // to the next message
+    std::vector<Attachment> attached_;      // goes with the next message
     std::vector<Conversation::Id> hiding_;  // messages that the next answer leaves out
     std::unique_ptr<LineSource> lines_;
     bool over_ = false;

@@ -133,7 +133,7 @@ void ChatModel::finish(const Done &done) {
     report_ = commands::report(options_.model.path, sampling_.seed, engine_, done);
     if (done.usage.forgotten > 0)
         io_.note("the context was full: the oldest " + std::to_string(done.usage.forgotten) +
-                 " tokens behind the system prompt were forgotten");
+                 " tokens after the system prompt were forgotten");
     if (done.context_full) io_.note("the context is full: the answer ends here");
     write_stats(options_.stats, *report_, io_);
     ending_ = done.reason;

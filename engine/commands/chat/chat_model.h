@@ -20,7 +20,7 @@ namespace runnel::commands {
 
 class ChatModel {
   public:
-    // Keeps all references.
+    // All references must outlive it.
     ChatModel(const ChatOptions &options, decode::Engine &engine, std::unique_ptr<decode::Drafting> drafts,
               Io &io);
 
@@ -31,10 +31,10 @@ class ChatModel {
     };
     using Save = std::function<void(const text::Message &answer)>;
     // Answers the conversation, whose last message is the user's. Pieces go to `view` as they come. `save` is called
-    // with the whole answer before the end of its last line is shown. `most`: tokens of the answer; < 0: as the
-    // settings say. Throws DecodeError: BadInput for a conversation that cannot be answered.
+    // with the whole answer before the end of its last line is shown. `most`: limit of the answer in tokens;
+    // < 0: as in the settings. Throws DecodeError: BadInput for a conversation that cannot be answered.
     text::Message answer(const Transcript &transcript, const View &view, const Save &save, int64_t most = -1);
-    // The next answer draws other tokens for the same conversation.
+    // Makes the next answer draw other tokens for the same conversation.
     void vary() { ++stream_; }
     uint32_t stream() const { return stream_; }
     void set_stream(uint32_t stream) { stream_ = stream; }
@@ -54,7 +54,7 @@ class ChatModel {
     // For all later answers. Throws std::invalid_argument if the template does not support it.
     void set_thinking(text::Thinking thinking) { format_.set_thinking(thinking); }
 
-    // Of the last answer.
+    // The statistics of the last answer.
     const std::optional<Report> &report() const { return report_; }
     bool interrupted() const { return ending_ == completion::FinishReason::Interrupt; }
     bool timed_out() const { return ending_ == completion::FinishReason::Deadline; }
@@ -64,7 +64,7 @@ class ChatModel {
         size_t kept = 0, dropped = 0;
     };
     Branches branches() const;
-    // Gives the kept sequences back: another conversation begins.
+    // Releases the kept sequences, before another conversation.
     void forget();
 
   private:
@@ -80,10 +80,10 @@ class ChatModel {
     decode::SamplingOptions sampling_;
     std::optional<grammar::Source> constraint_;
     completion::PromptFormat format_;
-    std::shared_ptr<const text::ToolUse> tools_;  // or none
-    std::unique_ptr<decode::Drafting> drafts_;    // or none
+    std::shared_ptr<const text::ToolUse> tools_;  // null: none
+    std::unique_ptr<decode::Drafting> drafts_;    // null: none
     completion::CompletionQueue queue_;
-    std::vector<completion::SequenceHandle> kept_;  // of answers, the last one used at the end
+    std::vector<completion::SequenceHandle> kept_;  // sequences of answers, the one used last at the end
     std::optional<Report> report_;
     uint32_t stream_ = 0;
     std::optional<completion::FinishReason> ending_;

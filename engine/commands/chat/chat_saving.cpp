@@ -1,4 +1,4 @@
-// The commands of a chat that deal with files, and the chat that saves itself.
+// The commands of a chat that read or write files, and the saving of the chat itself.
 #include <filesystem>
 #include <utility>
 
@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kListed = 20, kColumns = 80;
 
-// The same for all names of a file.
+// The canonical path of a model's file: the same for all names of the file.
 std::string model_name(const std::string &path) {
     std::error_code error;
     const fs::path whole = fs::weakly_canonical(path, error);
@@ -28,11 +28,11 @@ void Chat::save_entry(const Json &entry) {
     try {
         file_->append(entry);
     } catch (const OutputError &error) {
-        io_.note("this chat is not saved any longer: " + std::string(error.what()));
+        io_.note("this chat is no longer saved: " + std::string(error.what()));
     }
 }
 
-// Without a terminal, only a chat that was asked for by name is saved.
+// Without a terminal, a chat is saved only with --continue or --chat.
 void Chat::open_at_start() {
     const fs::path folder = chats_folder();
     const std::string model = model_name(options_.model.path);
@@ -47,7 +47,7 @@ void Chat::open_at_start() {
     if (is_wanted && folder.empty())
         io_.note("this chat is not saved: RUNNEL_NO_HISTORY is set, or there is no home directory");
     if (!chat && options_.go_on && !options_.saved)
-        io_.note("there is no chat with this model yet: this is the first");
+        io_.note("there is no saved chat with this model: this is the first one");
     if (terminal_ || is_wanted) file_.emplace(folder, model);
     const std::string system = conversation_.system();
     if (chat) open_chat(*chat);
@@ -61,7 +61,7 @@ void Chat::open_chat(const SavedChat &chat) {
     model_.forget();
     file_.emplace(std::move(file));
     conversation_ = std::move(opened);
-    uint32_t stream = 0;  // of the last answer
+    uint32_t stream = 0;  // that of the last answer
     for (const Json &entry : conversation_.entries())
         if (const Json *of = text::find_member(entry, "stream")) stream = of->get<uint32_t>();
     model_.set_stream(stream);
@@ -89,7 +89,7 @@ void Chat::begin_chat() {
     if (!system.empty()) conversation_.set_system(system);
 }
 
-// What was said stays in its file; later it all goes to a new one.
+// Turned off, the file keeps what was saved so far; turned on again, a new file gets the whole conversation.
 void Chat::keep_history(bool on) {
     if (on && chats_folder().empty())
         throw InputError("chats are not saved: RUNNEL_NO_HISTORY is set, or there is no home directory");

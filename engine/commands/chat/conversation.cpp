@@ -11,7 +11,7 @@ namespace {
 
 using Id = Conversation::Id;
 
-// More ids than any file of a chat has lines.
+// No chat file has as many lines as this.
 constexpr Id kMostIds = Id{1} << 40;
 
 // An id in a file; -1: there is none.
@@ -19,12 +19,12 @@ Id id_in(const Json &entry, std::string_view key) {
     const Json *value = text::find_member(entry, key);
     if (!value) return -1;
     if (!value->is_number_integer() || *value < 0 || *value > kMostIds)
-        throw InputError("\"" + std::string(key) + "\" is no number of a message");
+        throw InputError("\"" + std::string(key) + "\" is not the number of a message");
     return value->get<Id>();
 }
 
 std::string text_in(const Json &value, const char *key) {
-    if (!value.is_string()) throw InputError(std::string("\"") + key + "\" is no text");
+    if (!value.is_string()) throw InputError(std::string("\"") + key + "\" is not a text");
     return value.get<std::string>();
 }
 
@@ -162,7 +162,7 @@ void Conversation::apply(const Json &entry) {
             node.stream = stream->get<uint32_t>();
         insert(id, std::move(node));
     } else {
-        throw InputError("an entry that is none of a chat");
+        throw InputError("not an entry of a chat");
     }
 }
 

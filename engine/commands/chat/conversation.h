@@ -1,5 +1,5 @@
-// A conversation as a tree of messages: an answer that was regenerated and a message that was edited keep their
-// place beside what came instead. The head is the message that the next one follows.
+// A conversation as a tree of messages: a regenerated answer and an edited message stay in the tree, as
+// siblings of their replacements. The head is the message that the next one follows.
 //
 // Every change is also an entry, a JSON object; a saved chat (chat_file.h) is the list of its entries:
 //   {"system": "..."}  {"title": "..."}
@@ -28,11 +28,11 @@ class Conversation {
     struct Node {
         text::Message message{};
         std::vector<Id> hides{};  // messages that the prompt leaves out from here on
-        bool is_summary = false;  // of hidden messages: the prompt has it in front of the others
+        bool is_summary = false;  // of hidden messages; the prompt begins with it
         uint32_t stream = 0;      // of the sampler's noise, for an answer
         Id parent = kRoot;        // the members below are set by add()
         std::vector<Id> children{};
-        Id recent = kRoot;  // the child that was part of the path to the head last
+        Id recent = kRoot;  // the child that was last on the path to the head
     };
     using Record = std::function<void(const Json &entry)>;
 
@@ -44,31 +44,31 @@ class Conversation {
     void set_system(const std::string &text);
     void set_title(const std::string &text);
 
-    // Adds a message behind the head; it becomes the head.
+    // Adds a message after the head; it becomes the head.
     Id add(Node node);
-    // Precondition: has(id).
+    // Makes `id` the head. Precondition: has(id).
     void go(Id id);
-    // The same without an entry: a saved chat keeps the head until the next change.
+    // As go(), but without an entry: a saved chat keeps the old head until the next change.
     void visit(Id id);
 
     bool has(Id id) const { return nodes_.count(id) > 0; }
     const Node &at(Id id) const { return nodes_.at(id); }
     Id head() const { return head_; }
     size_t size() const { return nodes_.size() - 1; }
-    // The messages of `id` and before it, the first one first.
+    // The path to `id`: the messages before it and its own, from the first on.
     std::vector<Id> chain(Id id) const;
-    // Those of the prompt: the chain of the head without hidden messages, summaries first.
+    // The messages of the prompt: the chain of the head without hidden messages, summaries first.
     std::vector<Id> visible() const;
     // The prompt, without the messages in `hidden`.
     Transcript transcript(const std::vector<Id> &hidden = {}) const;
-    // The prompt of a message behind the head.
+    // The prompt if `message` followed the head.
     Transcript transcript_with(const std::string &message) const;
     // The user's message at the head or the nearest before it; kRoot if there is none.
     Id last_question() const;
-    // The end of the path that was the head's last, at or behind `id`.
+    // The end of the path through `id` that the head was on last; at least `id` itself.
     Id end_of(Id id) const;
-    // The message at the head or nearest before it that has siblings, and the next of those in the direction of `step`
-    // (1 or -1), which is kRoot at the end of the row.
+    // The nearest message at or before the head that has siblings, and its next sibling in the direction of
+    // `step` (1 or -1), which is kRoot if there is none.
     struct Fork {
         Id at = kRoot, next = kRoot;
         size_t number = 0, count = 0;  // of `next` among its siblings, from 1 on

@@ -52,7 +52,7 @@ std::string clipped(std::string_view text, size_t columns) {
     for (char &c : line)
         if (c == '\n' || c == '\t' || c == '\r') c = ' ';
     line = gguf::printable(line, 8 * columns);
-    size_t used = 0, end = 0, room = 0;  // `room`: where "..." would still fit
+    size_t used = 0, end = 0, room = 0;  // `room`: the longest end after which "..." still fits
     while (end < line.size()) {
         const size_t bytes = first_grapheme(std::string_view(line).substr(end));
         used += static_cast<size_t>(grapheme_width(std::string_view(line).substr(end, bytes)));

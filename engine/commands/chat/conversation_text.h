@@ -18,13 +18,13 @@ std::string tree_text(const Conversation &conversation, size_t columns, bool asc
 // The path to the head in Markdown.
 std::string markdown(const Conversation &conversation);
 
-// A line for each chat, numbered from 1 on; `open`: the path of the one at hand.
+// A line for each chat, numbered from 1 on; `open`: the path of the chat that is open.
 std::string list_text(std::span<const SavedChat> chats, const std::filesystem::path &open, size_t columns);
 
-// As much of one line as fits, without control characters.
+// The text as one line of at most `columns`, without control characters.
 std::string clipped(std::string_view text, size_t columns);
 
-// Puts a text on the terminal's clipboard (OSC 52). Terminals take so many bytes of it.
+// Puts a text on the terminal's clipboard (OSC 52). Terminals take texts of up to kLongestCopy bytes.
 std::string clipboard_sequence(std::string_view text);
 inline constexpr size_t kLongestCopy = 74'000;
 

@@ -76,7 +76,7 @@ bool run_editor(const std::string &path) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// This process's pipe ends to the helper process that starts editors; -1: there is none.
+// This process's ends of the pipes to the helper process that starts editors; -1: there is no helper.
 struct Helper {
     int ask = -1, answer = -1;
 };

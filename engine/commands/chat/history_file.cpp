@@ -135,7 +135,7 @@ std::vector<std::string> HistoryFile::load(size_t most) const {
         anew.write(std::as_bytes(std::span(newest)));
         anew.commit();
     } catch (const gguf::WriteError &) {
-        // The file keeps its length.
+        // If the shorter file cannot be written, the long one stays.
     }
     return entries;
 }
@@ -150,7 +150,7 @@ void HistoryFile::append(std::string_view entry) const {
         if (status.st_size == 0)
             text = kFormat;
         else if (pread(file.get(), &last, 1, status.st_size - 1) == 1 && last != '\n')
-            text = "\n";  // of a chat that was killed, or a full disk
+            text = "\n";  // ends a line that a killed chat or a full disk left incomplete
     }
     Output(file.get(), "history").try_write(text + history_line(entry) + "\n");
 }

@@ -48,7 +48,7 @@ class DumbLines final : public LineSource {
                 return Event::Line;
             case LineReader::State::End:
                 return Event::End;
-            case LineReader::State::NotYet:  // a signal
+            case LineReader::State::NotYet:  // interrupted by a signal
                 break;
         }
         out_.try_write("\n");
@@ -72,7 +72,7 @@ LineSource::Event LineSource::read_message(const std::string &prompt, std::strin
         for (bool first = true; (event = read("... ", line)) == Event::Line && line != kBlock; first = false)
             message += (first ? "" : "\n") + line;
         if (event == Event::Interrupt) return event;
-        event = Event::Line;  // also of a block without its end
+        event = Event::Line;  // also for a block that the end of the input cuts off
     }
     if (event == Event::Line && !message.empty()) remember(message);
     return event;

@@ -20,7 +20,7 @@ class LineSource {
     virtual Event read_message(const std::string &prompt, std::string &message);
     // Adds a message to the history, for this chat and later ones.
     virtual void remember(const std::string &) {}
-    // The next line is here already: reading it does not wait.
+    // True if reading the next line does not wait.
     virtual bool has_line() const { return false; }
 };
 
@@ -29,11 +29,11 @@ struct TerminalHooks {
     bool colors = false;
 };
 
-// A line editor on standard input and output. `history`: the file of a HistoryFile; empty for none. Lines without
-// editing if TERM is "dumb" or not set.
+// A line editor on standard input and output. `history`: the file of a HistoryFile; empty for none. If TERM
+// is "dumb" or not set, lines are read without editing.
 std::unique_ptr<LineSource> make_terminal_lines(const std::filesystem::path &history, TerminalHooks hooks);
 
-// A descriptor without prompt or echo; `before`: text in front of what it gives. -1: that text alone.
+// Lines of `before` and then of a descriptor, without prompt or echo. fd -1: of `before` only.
 std::unique_ptr<LineSource> make_plain_lines(int fd, std::string before = {});
 
 // Whether the terminal understands the moves of a cursor: TERM is set and not "dumb".

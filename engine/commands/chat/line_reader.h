@@ -1,4 +1,4 @@
-// Lines from a descriptor as they come: a reader that can go on with other work while there are none.
+// Reads lines from a descriptor as they come; between them, the caller can do other work.
 #pragma once
 
 #include <cstddef>
@@ -15,22 +15,22 @@ class LineReader {
         End,
     };
 
-    // Reads `fd`, called `name` in messages, behind `before`, which was read from it already; -1: only
-    // `before`. Lines longer than `longest` bytes are cut there.
+    // Reads `before`, then `fd` (-1: only `before`); messages call it `name`. Lines longer than `longest`
+    // bytes are cut there.
     LineReader(int fd, std::string name, size_t longest, std::string before = {});
 
     // The next line, without its line end ("\n" or "\r\n") and, at the very beginning, a byte order mark. The
-    // last one need not have an end. Waits for input at most so many milliseconds. Throws InputError.
+    // last line need not have a line end. Waits at most `wait_milliseconds` for input. Throws InputError.
     State next(std::string &line, int wait_milliseconds);
 
-    // A whole line is there without waiting.
+    // True if next() has a whole line without waiting.
     bool has_line() const { return buffer_.find('\n', begin_ + searched_) != std::string::npos; }
 
     // Of the line read last: its number, from 1 on; whether it was cut; whether it had a line end.
     int64_t number() const { return number_; }
     bool cut() const { return cut_; }
     bool ended() const { return ended_; }
-    // Up to its end, in bytes.
+    // Bytes read up to the end of that line.
     uint64_t offset() const { return offset_; }
 
   private:
@@ -41,7 +41,7 @@ class LineReader {
     std::string name_;
     size_t longest_;
     std::string buffer_;
-    size_t begin_ = 0, searched_ = 0;  // in buffer_: the next line, and how far it has no line end
+    size_t begin_ = 0, searched_ = 0;  // in buffer_: the next line; searched for its end up to here
     uint64_t dropped_ = 0;             // bytes of a line that is too long
     bool at_end_, cut_ = false, ended_ = false;
     int64_t number_ = 0;

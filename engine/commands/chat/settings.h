@@ -1,4 +1,4 @@
-// What /set changes in a running chat: sampling and the length of answers, under the names of the options
+// The settings of /set in a running chat: sampling and the length of answers, by the names of the options
 // or of ollama's parameters ("num_predict").
 #pragma once
 

@@ -22,7 +22,7 @@ std::vector<std::string> clean_lines(std::vector<std::string> lines) {
     return lines;
 }
 
-// The candidates in columns: each without the folder that all share.
+// The candidates in columns, without the folder that they all share.
 std::string candidate_list(const std::vector<std::string> &candidates, WindowSize size) {
     const size_t folder = candidates.front().rfind('/', candidates.front().size() - 2) + 1;
     const auto name = [&](const std::string &c) {
@@ -80,7 +80,7 @@ LineSource::Event TerminalLines::read_message(const std::string &prompt, std::st
     return event;
 }
 
-// Saved at once, so that a killed program loses nothing.
+// Saves the message at once, so that a killed program loses nothing.
 void TerminalLines::remember(const std::string &message) {
     history_.add(message);
     history_file_.append(message);

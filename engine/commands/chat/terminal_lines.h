@@ -1,4 +1,4 @@
-// The line editor at a terminal: keys in, edit/ for what they do, the screen out.
+// The line editor at a terminal: reads keys, applies them with edit/, and paints the result.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +15,7 @@
 
 namespace runnel::commands {
 
-// The window of the terminal `fd`; 80 columns and 24 rows if it does not tell.
+// The window size of the terminal `fd`; 80 columns and 24 rows if it is not known.
 WindowSize window_size(int fd);
 
 class TerminalLines final : public LineSource {
@@ -27,7 +27,7 @@ class TerminalLines final : public LineSource {
     void remember(const std::string &message) override;
 
   private:
-    // The next key; nullopt when the window changed, and with ended_ when the terminal is gone.
+    // The next key; nullopt when the window changed, or when the terminal is gone (ended_ is then true).
     std::optional<Key> next_key();
     Event edit(LineEdit &edit);
     void paint(const LineEdit &edit);

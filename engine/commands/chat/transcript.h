@@ -1,4 +1,4 @@
-// What was said in a chat, and its file: {"messages": [{"role": "user", "content": "..."}, ...]}, the shape
+// The messages of a chat, and their file: {"messages": [{"role": "user", "content": "..."}, ...]}, the shape
 // that rows of a batch and other programs use; a system prompt is the first message.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace runnel::commands {
 
-// A message as {"role": ..., "content": ...} with what else it has.
+// A message as {"role": ..., "content": ...} with its other members, if any.
 Json message_json(const text::Message &message);
 // Throws InputError, which names the message by its number.
 text::Message message_from(const Json &json, size_t number);
@@ -25,13 +25,13 @@ struct Transcript {
 
     // Throws what save_text() does.
     void save(const std::string &path, bool overwrite = false) const;
-    // Throws UsageError when the file cannot be opened, InputError when it is no conversation, naming what is
-    // wrong with it.
+    // Throws UsageError when the file cannot be opened, and InputError, which says what is wrong, when it is
+    // not a conversation.
     static Transcript load(const std::string &path);
 };
 
-// Writes a file that appears whole or not at all, for its owner alone. Throws gguf::OutputRefused for one that is
-// there already, unless it is to be overwritten or this process made it; OutputError.
+// Writes a file, whole or not at all, that only its owner can read. Throws gguf::OutputRefused for a file
+// that exists, unless `overwrite` is set or this process made the file; and OutputError.
 void save_text(const std::string &path, const std::string &text, bool overwrite);
 
 }  // namespace runnel::commands

@@ -35,7 +35,7 @@ constexpr std::string_view kQuantized = "the file's own quantization is used: ch
 constexpr Foreign kForeign[] = {
     // --- llama.cpp: options with another name here
     {"-no-cnv --no-conversation", "", Same, "--raw", {}, "run batch"},
-    {"-cnv --conversation", "", Nothing, "chat is one", {}, "chat"},
+    {"-cnv --conversation", "", Nothing, "chat is always a conversation", {}, "chat"},
     {"-cnv --conversation", "", Missing, kInteractive},
     {"-st --single-turn", "", Nothing, "one prompt is answered", {}, "run batch"},
     {"-st --single-turn", "", Missing, "runnel run MODEL PROMPT answers once"},
@@ -47,7 +47,7 @@ constexpr Foreign kForeign[] = {
     {"--completion-bash", "", Missing, "runnel completion bash prints it"},
     {"--kl-divergence-base --save-all-logits", "*", Missing,
      "use --save-logits FILE to write, --kl-base FILE to compare"},
-    {"--kl-divergence", "", Nothing, "--kl-base asks for it", {}, "perplexity"},
+    {"--kl-divergence", "", Nothing, "--kl-base computes it", {}, "perplexity"},
     {"--prompt", "*", Missing, "the text is the argument after MODEL, or -f FILE", {}, "tokenize"},
     {"--stdin", "", Nothing, "standard input is read without a prompt", {}, "tokenize"},
     {"--no-parse-special --show-count",

@@ -345,7 +345,7 @@ class Doctor {
     kernels::DevicePtr cpu_;
     kernels::Devices devices_;                    // without the GPU unless it is checked
     std::vector<kernels::DevicePtr> gpus_;        // to be checked
-    std::vector<kernels::DevicePtr> sound_gpus_;  // those of them that passed
+    std::vector<kernels::DevicePtr> sound_gpus_;  // those of gpus_ that passed
     double bytes_per_second_ = 0;                 // bandwidth of the GPU's memory; 0: not measured
     std::optional<gguf::File> file_;
     std::optional<model::Model> model_;  // from an undamaged file

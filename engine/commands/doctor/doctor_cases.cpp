@@ -169,7 +169,7 @@ class Cases {
     void push(std::string name, std::string example, const Make &program, double tolerance) {
         push(std::move(name), std::move(example), program, program, tolerance);
     }
-    // The same for a step without matrices.
+    // For a step without matrices, whose activations no device rounds.
     StepCase &push_exact(std::string name, std::string example, const Make &program, double tolerance) {
         push(std::move(name), std::move(example), program, program, tolerance);
         cases_.back().rounded = false;
@@ -261,7 +261,7 @@ class Cases {
         plain.step(Linear{part.add, {{pick, kNoWeight, sum, product}}});
         return sum;
     }
-    // The same of a bias.
+    // The elements of a bias for the chosen rows, as F32; kNoWeight without a bias.
     WeightId some_of(Program &program, WeightId bias, const std::vector<int64_t> &chosen) const {
         if (bias == kNoWeight) return kNoWeight;
         const std::vector<float> all = floats_of(weight(bias), {0});

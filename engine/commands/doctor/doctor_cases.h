@@ -28,8 +28,8 @@ struct StepCase {
     size_t bytes = 0;
 };
 
-// The first of all steps that are the same work (by everything that a kernel could depend on); `program`
-// must outlive the cases. `attention_tokens`: length of the sequence that tests attention (other code
+// One case for each kind of work: steps that agree in everything a kernel could depend on are one case.
+// `program` must outlive the cases. `attention_tokens`: length of the sequence that tests attention (other code
 // paths start at 64 and 256 tokens); longer windows are shortened, so that they take effect. The cases
 // use the program's weights.
 std::vector<StepCase> step_cases(const kernels::Program &program, int32_t attention_tokens = 300);

@@ -73,7 +73,7 @@ bool same_bits(std::span<const float> a, std::span<const float> b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
 }
 
-// All tokens again in batches of one, three, sixteen, and the rest.
+// Runs all tokens again in batches of one, three, sixteen, and the rest.
 std::vector<float> in_small_batches(Sequence &sequence, int32_t tokens) {
     std::vector<float> all;
     int32_t past = 0;

@@ -28,7 +28,7 @@ struct CheckedDevice {
 Finding check(const StepCase &step, const CheckedDevice &device);
 
 // Measures a matrix that is Right with one token and adds the speed to `finding`; the verdict becomes Slow
-// below kSlow of the memory's bandwidth, if the matrix is large enough to be limited by that.
+// below kSlow of the memory's bandwidth, if the matrix is large enough to be limited by the bandwidth.
 inline constexpr double kSlow = 0.4;
 inline constexpr size_t kLargeMatrix = size_t{4} << 20;  // bytes
 void measure(const StepCase &step, const kernels::Program &program, const CheckedDevice &device,

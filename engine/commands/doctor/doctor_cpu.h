@@ -1,5 +1,5 @@
 // Checks the CPU's kernels: every instruction set of this machine against the scalar one, to the bit, and
-// that one against double precision.
+// the scalar one against double precision.
 #pragma once
 
 #include <vector>

@@ -30,7 +30,7 @@ struct Finding {
     std::string subject;  // "matrix q4_K 4096 x 14336"
     Verdict verdict;
     std::string detail = {};        // "error 3e-05, 812 GB/s"
-    Json numbers = Json::object();  // the same for programs
+    Json numbers = Json::object();  // the numbers of `detail`, for programs
     Role role = Role::Other;
     // A remedy for a fault that this finding alone identifies, as a full sentence: "Install a current NVIDIA
     // driver."; empty: conclude() decides from all findings.

@@ -113,8 +113,8 @@ Finding compare_texts(const TextLogits &cpu, const TextLogits &gpu, const TextLo
         same += best(row(cpu, t)) == best(row(gpu, t));
     }
     char text[120];
-    std::snprintf(text, sizeof text, "divergence from the CPU's %.1e, the same best token for %zu of %zu",
-                  sum, same, tokens);
+    std::snprintf(text, sizeof text, "divergence from the CPU %.1e, the same top token for %zu of %zu", sum,
+                  same, tokens);
     finding.detail = text;
     finding.numbers = {{"mean_kl", sum}, {"same_top", same}, {"tokens", tokens}};
     const bool equal =

@@ -40,7 +40,7 @@ Descriptor open_partial(const fs::path &path) {
     return {fd, true};
 }
 
-// One attempt of a whole file.
+// One attempt to download a whole file.
 class Attempt {
   public:
     Attempt(const DownloadTask &task, const DownloadOptions &options, const std::atomic<bool> &stop, int fd,
@@ -111,7 +111,7 @@ class Attempt {
 
     std::optional<Range> next_range() {
         std::unique_lock lock(mutex_);
-        // Ranges that wait for an earlier one stay in memory: not too many of them.
+        // Ranges that wait for an earlier one stay in memory, so their number is limited.
         const uint64_t most = options_.range * 2 * static_cast<uint64_t>(options_.connections);
         changed_.wait(lock, [&] { return stop_ || next_ >= task_.bytes || next_ < written_ + most; });
         if (stop_ || next_ >= task_.bytes) return std::nullopt;
@@ -151,7 +151,7 @@ class Attempt {
         }
     }
 
-    // One request for what `bytes` lacks of the range. True: the range is written, or will be when those before it are.
+    // One request for the part of the range that `bytes` lacks. True: the range is written, or waits for earlier ones.
     bool request(Http &http, Range range, Bytes &bytes, bool is_first) {
         const uint64_t from = range.from + bytes.size();
         uint64_t at = 0;  // of a whole file: the position of the next byte
@@ -226,7 +226,7 @@ class Attempt {
         return "";
     }
 
-    // Of a file that is sent whole: what is not there yet is written.
+    // For a file that is sent whole: writes the bytes that the partial file lacks.
     void append_whole(std::span<const std::byte> data, uint64_t at) {
         const std::lock_guard lock(mutex_);
         next_ = task_.bytes;  // there are no ranges for others
@@ -235,7 +235,7 @@ class Attempt {
         write_at_end(data);
     }
 
-    // A whole range: written now, or when those before it are.
+    // Takes a whole range and writes it, at once or after the ranges before it.
     void deliver(uint64_t from, Bytes bytes) {
         const std::lock_guard lock(mutex_);
         waiting_[from] = std::move(bytes);
@@ -251,7 +251,7 @@ class Attempt {
         changed_.notify_all();
     }
 
-    // The beginning of a range that is next in the file.
+    // Writes the beginning of a range, if it is the next one in the file.
     void keep(const Range &range, const Bytes &bytes) {
         const std::lock_guard lock(mutex_);
         if (range.from == written_ && !bytes.empty()) write_at_end(bytes);

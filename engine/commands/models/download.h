@@ -1,9 +1,9 @@
 // Downloads one file whose size and SHA-256 are known, over several connections, into PATH.incomplete, which becomes
 // PATH when its hash is right.
 //
-// The file is requested in ranges. They may arrive in any order but are written in theirs: PATH.incomplete is a
-// prefix of the file at any time, so a download that was interrupted or killed goes on where it ended. A server
-// without ranges sends the whole file over one connection, and what is already there is skipped.
+// The file is requested in ranges, which may arrive in any order but are written in the file's order. PATH.incomplete
+// is thus a prefix of the file at any time, and a download that was interrupted or killed goes on where it ended. A
+// server without ranges sends the whole file over one connection; the part that is already there is skipped.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,8 @@ namespace runnel::commands {
 
 struct DownloadOptions {
     int connections = 4;
-    int retries = 5;                     // in a row without a byte, per connection
-    int stall_seconds = 30;              // without a byte: the connection is made anew
+    int retries = 5;                     // per connection: attempts in a row without a byte
+    int stall_seconds = 30;              // after this time without a byte, the connection is made anew
     uint64_t range = uint64_t{8} << 20;  // bytes of a request; twice as many per connection may be in memory
 };
 
@@ -29,15 +29,15 @@ struct DownloadTask {
     std::string sha256;
 };
 
-// Called about five times a second, with the bytes that are there, and whether they are now hashed.
+// Called about five times a second, with the number of bytes downloaded, and whether they are being hashed now.
 using DownloadProgress = std::function<void(uint64_t done, bool is_hashing)>;
 
 // Throws Interrupted (the partial file stays), HttpError, UsageError, OutputError. If the hash is wrong, the partial
-// file is removed; if a part of it was there before, the file is first downloaded anew once.
+// file is removed; if a part of it was there before, the whole file is downloaded anew once before that.
 void download(const DownloadTask &task, const DownloadOptions &options, const std::atomic<bool> &stop,
               const DownloadProgress &progress);
 
-// The part of it that is there.
+// The path of the partial file: PATH.incomplete.
 std::filesystem::path partial_path(const std::filesystem::path &path);
 
 }  // namespace runnel::commands

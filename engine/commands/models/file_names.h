@@ -1,4 +1,4 @@
-// What the name of a model file says: its quantization, and which part of a split model it is.
+// Reads names of model files: the quantization, and which part of a split model the file is.
 #pragma once
 
 #include <optional>
@@ -22,11 +22,11 @@ std::optional<FileName> parse_file_name(std::string_view path);
 bool is_model_name(std::string_view path);
 
 // The model that USER/REPO[:TAG] names among the paths of a repository, by llama.cpp's rule: the first path with TAG
-// followed by "." or "-", in any case; without a tag Q4_K_M, then Q8_0, then the first model. Of a split model the
-// first part. nullopt if there is none.
+// followed by "." or "-", in any case; without a tag Q4_K_M, then Q8_0, then the first model. For a split
+// model, its first part. nullopt if there is none.
 std::optional<std::string> choose_model(const std::vector<std::string> &paths, const std::string &tag);
 
-// All parts of the model that `path` is the first part of, in order. A part that is not in `paths` is missing here, too.
+// All parts of the model whose first part is `path`, in order. A part that is not in `paths` is left out.
 std::vector<std::string> all_parts(const std::vector<std::string> &paths, const std::string &path);
 
 // "hello" in capitals, ASCII only.

@@ -37,7 +37,7 @@ void find(void *library, const char *name, Function &function) {
 }
 
 Library load() {
-    // RUNNEL_LIBCURL: a library elsewhere.
+    // RUNNEL_LIBCURL names a library in another place.
     const char *named = std::getenv("RUNNEL_LIBCURL");
     void *handle = nullptr;
     if (named && *named)
@@ -84,7 +84,7 @@ std::string shown_host(const std::string &address) {
 struct Transfer {
     const HttpRequest &request;
     HttpResponse response = {};
-    bool begun = false, ended = false;  // `ended`: by begin or body
+    bool begun = false, ended = false;  // `ended`: begin() or body() ended the request
     CURL *easy;
     curl_off_t received = 0;
     base::Clock::time_point last_byte = base::Clock::now();
@@ -214,7 +214,7 @@ HttpResponse Http::get_once(const HttpRequest &request, const std::string &addre
     curl.set(easy, CURLOPT_URL, address.c_str());
     curl.set(easy, CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
     curl.set(easy, CURLOPT_FOLLOWLOCATION, 0L);
-    curl.set(easy, CURLOPT_NOSIGNAL, 1L);  // signals and threads do not mix
+    curl.set(easy, CURLOPT_NOSIGNAL, 1L);  // its signals would disturb other threads
     curl.set(easy, CURLOPT_USERAGENT, "runnel");
     curl.set(easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
     curl.set(easy, CURLOPT_CONNECTTIMEOUT, static_cast<long>(request.stall_seconds));
@@ -239,7 +239,7 @@ HttpResponse Http::get_once(const HttpRequest &request, const std::string &addre
     const CURLcode code = curl.perform(easy);
     if (transfer.thrown) std::rethrow_exception(transfer.thrown);
     if (transfer.stalled)
-        throw HttpError(HttpError::Kind::Broken, shown_host(address) + " sends nothing any more");
+        throw HttpError(HttpError::Kind::Broken, shown_host(address) + " no longer sends anything");
     if (code != CURLE_OK && !transfer.ended) fail(code, address);
     curl.info(easy, CURLINFO_RESPONSE_CODE, &transfer.response.status);
     transfer.response.address = address;

@@ -28,21 +28,21 @@ class HttpError : public std::runtime_error {
 struct HttpResponse {
     long status = 0;
     std::map<std::string, std::string> headers;  // names in lower case
-    std::string address;                         // behind all redirects
+    std::string address;                         // after all redirects
 
-    // Empty if there is none.
+    // The value of a header; empty if there is none.
     std::string header(const std::string &name) const;
 };
 
 struct HttpRequest {
     std::string address;
-    std::string token = {};                                     // of the origin of `origin`; empty: none
+    std::string token = {};                                     // sent to the origin of `origin`; empty: none
     std::string origin = {};                                    // an address; empty: `address`
-    std::optional<std::pair<uint64_t, uint64_t>> range = {};    // first byte, byte behind the last
+    std::optional<std::pair<uint64_t, uint64_t>> range = {};    // first byte, byte after the last
     std::function<bool(const HttpResponse &)> begin = {};       // before the body; false ends the request
     std::function<bool(std::span<const std::byte>)> body = {};  // false ends the request
     const std::atomic<bool> *stop = nullptr;
-    int stall_seconds = 30;  // without a byte: Broken
+    int stall_seconds = 30;  // after this time without a byte: HttpError{Broken}
 };
 
 // One connection, kept for further requests. Used by one thread at a time.

@@ -55,7 +55,7 @@ std::string text_of(const Json *value) {
     return value && value->is_string() ? value->get<std::string>() : "";
 }
 
-// Without "https://" and the host.
+// The text after "hf.co/" or "huggingface.co/", with or without "https://"; nullopt if it has no such beginning.
 std::optional<std::string_view> behind_host(std::string_view text) {
     for (const std::string_view scheme : {"https://", "http://"})
         if (text.starts_with(scheme)) text.remove_prefix(scheme.size());
@@ -187,7 +187,7 @@ HubRepository parse_repository(std::string_view text) {
 
 namespace {
 
-// With more attempts if the connection breaks; not if there is none.
+// Tries again if the connection breaks, but not if none can be made.
 HttpResponse get_patiently(Http &http, const HttpRequest &request, std::string &body) {
     constexpr int kMostFailures = 3;
     for (int failures = 0;;) try {

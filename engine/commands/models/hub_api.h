@@ -1,4 +1,4 @@
-// Repositories of Hugging Face: their names on the command line, and what a server says they hold.
+// Repositories of Hugging Face: their names on the command line, and the lists of their files.
 //
 //   GET ENDPOINT/api/models/USER/REPO/revision/main?blobs=true   the commit, and each file's size and SHA-256
 //   GET ENDPOINT/USER/REPO/resolve/COMMIT/PATH                   a file, usually by a redirect to another host
@@ -26,10 +26,10 @@ struct HubName {
     std::string text() const;
 };
 
-// USER/REPO, USER/REPO:QUANT, USER/REPO/PATH.gguf; each also behind "hf.co/" and "huggingface.co/", with or without
-// "https://", and as the address of a file's page (.../blob/main/PATH, .../resolve/main/PATH).
+// Parses USER/REPO, USER/REPO:QUANT or USER/REPO/PATH.gguf; each also after "hf.co/" or "huggingface.co/", with or
+// without "https://", and as the address of a file's page (.../blob/main/PATH, .../resolve/main/PATH).
 std::optional<HubName> parse_hub_name(std::string_view text);
-// The same for names behind "hf.co/" or "huggingface.co/" only, which are no paths of files.
+// As parse_hub_name(), but only with "hf.co/" or "huggingface.co/" in front: such names are not paths of files.
 std::optional<HubName> parse_hub_address(std::string_view text);
 
 struct HubFile {
@@ -51,19 +51,19 @@ struct HubServer {
                              const std::string &path) const;
 };
 
-// From the environment. Throws UsageError for an endpoint that is no address and for a token with characters that no
-// token has.
+// Server and token from the environment. Throws UsageError for an endpoint that is not an address and for a
+// token with characters that no token has.
 HubServer hub_server();
 
-// Throws UsageError if there is no such repository or no access to it, HttpError, and OutputError for an answer that
-// makes no sense.
+// Throws UsageError if there is no such repository or no access to it, HttpError, and OutputError for an
+// invalid answer.
 HubRepository list_repository(Http &http, const HubServer &server, const std::string &repo,
                               const std::atomic<bool> &stop, int stall_seconds);
 
-// Throws for an answer that is no success: UsageError for 401, 403 and 404, else OutputError. `what`: "USER/REPO".
+// Throws for an answer that is not a success: UsageError for 401, 403 and 404, else OutputError. `what`: "USER/REPO".
 void check_status(const HttpResponse &response, const HubServer &server, const std::string &what);
 
-// The answer of the server, as data. Throws OutputError.
+// Parses the answer of the server. Throws OutputError.
 HubRepository parse_repository(std::string_view json);
 
 }  // namespace runnel::commands

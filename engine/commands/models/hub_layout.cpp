@@ -113,7 +113,7 @@ void link_blob(const fs::path &folder, const std::string &commit, const std::str
     const fs::path link = folder / "snapshots" / commit / path;
     fs::create_directories(link.parent_path());
     const fs::path target = (folder / "blobs" / blob).lexically_relative(link.parent_path());
-    // Under another name first: the link is never absent once it was there.
+    // The new link has another name first, so that the old one is replaced without ever being absent.
     const fs::path fresh = link.string() + "." + std::to_string(getpid()) + ".new";
     std::error_code ignored;
     fs::remove(fresh, ignored);

@@ -20,20 +20,20 @@ bool is_repo_name(std::string_view text);
 std::string hub_folder(const std::string &repo);
 std::optional<std::string> hub_repo(const std::string &folder);
 
-// Hexadecimal digits in lower case, so many.
+// True for exactly `digits` hexadecimal digits in lower case.
 bool is_hex(std::string_view text, size_t digits);
 
-// Whether a path of a repository may become a path below a snapshot: relative, without "." and "..", control
-// characters and backslashes.
+// Whether a path of a repository may become a path below a snapshot: it is relative, without "." and "..",
+// control characters and backslashes.
 bool is_safe_path(std::string_view path);
 
-// The commits that are there, that of refs/main first.
+// The commits in the cache, the one of refs/main first.
 std::vector<std::string> hub_commits(const std::filesystem::path &folder);
 
 // The files of a snapshot, as paths of the repository, sorted. Ends early after 10,000 entries.
 std::vector<std::string> snapshot_files(const std::filesystem::path &snapshot);
 
-// Makes or replaces the link in the snapshot, and refs/main. Throw std::filesystem::filesystem_error.
+// Make or replace a link in a snapshot, and refs/main. Both throw std::filesystem::filesystem_error.
 void link_blob(const std::filesystem::path &folder, const std::string &commit, const std::string &path,
                const std::string &blob);
 void set_main(const std::filesystem::path &folder, const std::string &commit);

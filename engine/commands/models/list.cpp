@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kContext = 4096;  // tokens; a model fits with at least this context
 
-// By general.file_type; else the type of most of the weights.
+// The type by general.file_type, or else the type of most of the weights.
 std::string type_of(const gguf::File &file) {
     if (const gguf::Value *value = file.find("general.file_type"))
         if (const auto number = value->as_int())
@@ -85,7 +85,7 @@ Json to_json(const ListedModel &listed) {
     return json;
 }
 
-// The path's beginning is "~" for the home directory.
+// The path, with "~" for the home directory.
 std::string short_path(const fs::path &path) {
     std::string text = path.string();
     const char *home = std::getenv("HOME");
@@ -129,7 +129,7 @@ ListedModel examine(const StoredModel &model) {
         listed.parameters = parameters;
         listed.fits = fits(file);
     } catch (const std::runtime_error &error) {
-        // The message names the file, which the row does, too.
+        // Removes the file's name from the message, because the row has it already.
         std::string what = error.what();
         const std::string name = gguf::printable(model.path.string(), 4096);
         if (what.starts_with(name)) what = what.substr(name.size());

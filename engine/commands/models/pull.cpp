@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-// The progress of one file on stderr: a line that changes on a terminal, else one at the beginning.
+// The progress of one file on stderr: a changing line on a terminal, otherwise one line at the beginning.
 class PullProgress {
   public:
     PullProgress(Io &io, std::string name, uint64_t bytes)
@@ -86,7 +86,7 @@ class BlobLock {
     Descriptor file_;
 };
 
-// The files of the model, all parts.
+// The files of the chosen model, with all parts.
 std::vector<HubFile> choose(const HubName &name, const HubRepository &repository) {
     std::vector<std::string> paths;
     for (const HubFile &file : repository.files) paths.push_back(file.path);
@@ -155,7 +155,7 @@ void check_space(const fs::path &blobs, const std::vector<HubFile> &files) {
 std::string pull_files(const HubName &name, const DownloadOptions &options, const std::atomic<bool> &stop,
                        Io &io) {
     const auto root = hub_root();
-    if (!root) throw UsageError("nowhere to put the model: neither HOME nor HF_HOME is set");
+    if (!root) throw UsageError("no folder for the model: neither HOME nor HF_HOME is set");
     const HubServer server = hub_server();
     HubRepository repository;
     {

@@ -1,4 +1,4 @@
-// `runnel pull`: a model of Hugging Face into its cache.
+// `runnel pull`: downloads a model from Hugging Face into Hugging Face's cache.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace runnel::commands {
 
-// Downloads what is not there yet, all parts of a split model, and returns the path of the first file in the cache. The
-// model appears in the cache when it is complete. Throws UsageError for a name that does not exist, OutputError,
-// HttpError, Interrupted (what is there is kept).
+// Downloads the files of a model that are not in the cache yet, all parts of a split model, and returns the
+// path of the first one. The model appears in the cache when it is complete. Throws UsageError for a name
+// that does not exist, OutputError, HttpError, Interrupted (what was downloaded is kept).
 std::string pull(const HubName &name, const DownloadOptions &options, Io &io);
 
-// The same for a model that is in the cache already: without a word to the server. nullopt if it is not.
+// The path of the first file of a model that is in the cache, without asking the server. nullopt if it is not there.
 std::optional<std::string> find_pulled(const HubName &name);
 
 // "model.gguf [####----]  50%  2.3 of 4.6 GiB  51 MB/s  0:45 left"

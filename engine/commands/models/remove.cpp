@@ -31,7 +31,7 @@ struct Removal {
     uint64_t bytes = 0;
 };
 
-// `stem`: of the model's files; empty for all of the repository.
+// `stem`: that of the model's files; nullopt: all models of the repository.
 Removal plan(const fs::path &folder, const std::optional<std::string> &stem) {
     Removal removal;
     std::set<fs::path> kept, gone;
@@ -74,7 +74,7 @@ void remove_files(const fs::path &folder, const Removal &removal) {
 }
 
 bool is_agreed(const std::string &question, Io &io) {
-    if (!isatty(io.in)) throw UsageError(question + " Without a terminal, give --yes");
+    if (!isatty(io.in)) throw UsageError(question + " There is no terminal to ask: add --yes");
     io.err.try_write(question + " [y/N] ");
     char answer[16] = {};
     const ssize_t n = read(io.in, answer, sizeof answer);

@@ -21,7 +21,7 @@ std::string shown(const std::string &text) {
     return gguf::printable(text, 4096);
 }
 
-// The only model in a folder, by its first part.
+// The only model in a folder: the path of its first part.
 std::string model_in(const std::string &folder) {
     std::vector<std::string> models;
     for (const std::string &file : snapshot_files(folder))
@@ -37,7 +37,7 @@ std::string model_in(const std::string &folder) {
                      " models; name one of them: " + names + (models.size() > kMost ? ", ..." : ""));
 }
 
-// Files beside the one that is missing, and all names.
+// Suggestions for a missing file: files in the same folder, and all names of models.
 std::string hint_for(const std::string &word, const std::map<std::string, std::string> &short_names) {
     std::vector<std::string> names;
     for (const auto &[name, file] : short_names) names.push_back(name);

@@ -22,7 +22,7 @@ std::optional<fs::path> variable(const char *name) {
     return value && *value ? std::optional<fs::path>(value) : std::nullopt;
 }
 
-// A folder below HOME.
+// Adds a folder below HOME.
 void add_home(std::vector<fs::path> &roots, const char *folder) {
     if (const auto home = variable("HOME")) roots.push_back(*home / folder);
 }
@@ -40,7 +40,7 @@ std::vector<fs::path> folders_in(const fs::path &root) {
     return folders;
 }
 
-// Models of one repository: USER/REPO:TAG, or USER/REPO/PATH where there is no tag or it is that of several.
+// Models of one repository: USER/REPO:TAG, or USER/REPO/PATH if there is no tag or several models have it.
 std::vector<StoredModel> in_repository(const std::string &repo, Store store, const fs::path &folder,
                                        const std::vector<std::string> &files) {
     std::multiset<std::string> tags;
@@ -66,7 +66,7 @@ std::vector<StoredModel> in_repository(const std::string &repo, Store store, con
 // Why a repository has no GGUF file.
 std::string what_else(const std::vector<std::string> &files) {
     for (const std::string &file : files)
-        if (file.ends_with(".safetensors")) return "holds safetensors, no GGUF file";
+        if (file.ends_with(".safetensors")) return "holds safetensors, but no GGUF file";
     return "holds no GGUF file";
 }
 
@@ -108,7 +108,7 @@ std::vector<StoredModel> in_lm_studio(const fs::path &root) {
     return result;
 }
 
-// "Qwen3-8B-Q4_K_M.gguf" and "Qwen3-8B-Q4_K_M" for the file in any folder.
+// True if `word` is the name of the model's file, in any folder: "Qwen3-8B-Q4_K_M.gguf" or "Qwen3-8B-Q4_K_M".
 bool is_file_name(const StoredModel &model, const std::string &word) {
     const std::string file = model.path.filename().string();
     if (word == file) return true;
@@ -116,7 +116,7 @@ bool is_file_name(const StoredModel &model, const std::string &word) {
     return name && word == name->stem;
 }
 
-// USER/REPO:TAG in the models of a repository; the tag in any case and as llama.cpp's rule has it.
+// The model that USER/REPO:TAG names, by llama.cpp's rule for tags, in any case.
 std::optional<StoredModel> by_repository(const std::vector<StoredModel> &models, const std::string &word) {
     const size_t colon = word.find(':');
     const std::string repo = word.substr(0, colon);
@@ -204,7 +204,7 @@ std::vector<StoredModel> hub_models(const fs::path &root, const std::string &rep
         const fs::path snapshot = folder / "snapshots" / commit;
         const std::vector<std::string> files = snapshot_files(snapshot);
         others.insert(others.end(), files.begin(), files.end());
-        // An older commit counts only for what the newer ones lack.
+        // A model of an older commit counts only if no newer commit has it.
         for (StoredModel &model : in_repository(repo, Store::HuggingFace, snapshot, files))
             if (names.insert(model.name).second) result.push_back(std::move(model));
     }

@@ -26,14 +26,14 @@ using namespace std::chrono_literals;
 
 gguf::Type type_named(const std::string &name, const std::string &option) {
     const quantize::Mix *mix = quantize::find_mix(name);
-    // A mix that is more than one type ("Q4_K_M") is none for a tensor; "Q4_K" is.
+    // A mix of several types ("Q4_K_M") cannot be the type of one tensor; "Q4_K" can.
     const auto same = [](char a, char b) {
         return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
     };
     for (const quantize::Mix &candidate : quantize::mixes())
         if (std::ranges::equal(gguf::traits(candidate.base).name, name, same)) return candidate.base;
     throw UsageError(option + ": " + gguf::quoted(name) +
-                     (mix ? " is a mix of types, not the type of one tensor" : " is not a type of tensors"));
+                     (mix ? " is a mix of types, not the type of one tensor" : " is not a tensor type"));
 }
 
 const quantize::Mix &mix_named(const std::string &name) {

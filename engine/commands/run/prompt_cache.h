@@ -15,7 +15,7 @@ namespace runnel::commands {
 
 class PromptCache {
   public:
-    // Loads the file, if there is a path. Keeps all references. Throws UsageError for another kind of file.
+    // Loads the file, if there is a path. All references must outlive it. Throws UsageError for another kind of file.
     PromptCache(const std::optional<std::string> &path, const ModelOptions &options, decode::Engine &engine,
                 Io &io);
 

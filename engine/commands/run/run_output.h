@@ -13,13 +13,13 @@
 
 namespace runnel::commands {
 
-// As text: samples one after another, between them a line "---"; of beams, the best. As JSON: the first sample
-// or the best beam, and "samples" or "beams", a list with the "logprob" of each: the sum over its tokens, the
-// one that ended it included, in the model's own distribution. "score" is its mean; "best" the index of the
-// best one.
+// As text: all samples with a line "---" between them, or the best beam. As JSON: the first sample or the
+// best beam, and "samples" or "beams", a list of all. "logprob" is the sum over the tokens of an answer, its
+// end token included, in the model's own distribution; "score" is the mean per token; "best" is the index of
+// the best answer.
 class RunOutput {
   public:
-    // Keeps all references. `prompt`: the text, for --echo.
+    // All references must outlive it. `prompt`: the text, for --echo.
     RunOutput(const RunOptions &options, const completion::PromptFormat &format, const std::string &prompt,
               Io &io);
 
@@ -28,13 +28,13 @@ class RunOutput {
     // After the last answer: writes the rest, then the statistics.
     void finish(decode::Engine &engine, uint64_t seed);
 
-    bool interrupted() const;  // any of them
+    bool interrupted() const;  // true if any answer was
     const completion::Done &first() const { return answers_.front().done; }
 
   private:
     struct Answer {
         AnswerText text;
-        std::string shown = {};  // the text, unless it is streamed
+        std::string shown = {};  // the text, if it is not streamed
         completion::Done done = {};
     };
     Answer &answer(int32_t sample);

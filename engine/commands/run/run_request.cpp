@@ -26,7 +26,7 @@ std::string gather_prompt(const RunOptions &options, Io &io, const decode::StopR
     if (options.file) {
         more = without_last_newline(read_all(*options.file, io.in, &stop));
     } else if (!options.prompt || has_input(io.in)) {
-        // Otherwise an inherited pipe that is never written to or closed looks like a hang.
+        // Without this note, an inherited pipe that is never written to or closed looks like a hang.
         if (options.prompt && !input_ready(io.in, kPatience))
             io.note(
                 "waiting for the rest of the prompt on standard input (if there is none, add </dev/null)");

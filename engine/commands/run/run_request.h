@@ -1,4 +1,4 @@
-// What `runnel run` asks the model: the prompt's text, and the request.
+// Makes the request of `runnel run`: the prompt's text, then the request.
 #pragma once
 
 #include <string>
@@ -10,11 +10,11 @@
 
 namespace runnel::commands {
 
-// The argument, then the file or what is piped in, after a blank line. Throws InputError if there is no text.
+// The prompt: the argument, then, after a blank line, the file or the piped input. Throws InputError if it is empty.
 std::string gather_prompt(const RunOptions &options, Io &io, const decode::StopRequest &stop);
 
-// One turn of a conversation, or a text that is completed as it stands. Throws UsageError for contradictory
-// options.
+// A request for one turn of a conversation, or for the completion of a text as it stands. Throws UsageError
+// for contradictory options.
 completion::Request request_of(const RunOptions &options, const std::string &text,
                                const completion::PromptFormat &format, const decode::StopRequest &stop,
                                Io &io);

@@ -86,7 +86,7 @@ bool confine_files(const SandboxPaths &paths) {
     allow(ruleset.get(), "/dev/null", kReadFile | (kWriteFile & all));
     for (const std::string &path : paths.inputs)
         if (!path.empty() && path != "-")
-            for (const fs::path &part : parts_of(path)) {  // (a folder named by mistake: not its files)
+            for (const fs::path &part : parts_of(path)) {  // (for a folder, not the files in it)
                 std::error_code error;
                 allow(ruleset.get(), part, fs::is_directory(part, error) ? kReadFolder : kReadFile);
             }

@@ -14,7 +14,7 @@ namespace runnel::commands {
 using Confine = std::function<void(const SandboxPaths &paths, const std::string &device)>;
 
 Confine add_sandbox_option(OptionTable &table);
-// Of the devices of model and draft, the one that may be a GPU.
+// The --device to confine by: the draft model's if the model runs on the CPU, otherwise the model's.
 std::string gpu_wish(const ModelOptions &model, const DraftFlags &draft);
 
 }  // namespace runnel::commands

@@ -9,10 +9,10 @@ namespace {
 constexpr double kKeepLong = 0.983, kKeepShort = 0.85;
 constexpr double kDeviations = 3;
 constexpr double kPriorTrials = 2;
-// Together with the prior, a look every 40 passes at what was always wrong.
+// Together with the prior: where drafts were always wrong, one is tried again about every 40 passes.
 constexpr double kIdleTrials = 2.5, kIdle = 0.985;
 
-// What a source that says `probability` achieves before anything is known of it.
+// The assumed acceptance of a token reported with `probability`, before any was verified.
 double first_belief(float probability) {
     return 0.1 + 0.75 * static_cast<double>(std::clamp(probability, 0.0f, 1.0f));
 }
@@ -27,8 +27,8 @@ void SuccessRate::Average::add(bool success, double keep) {
 void SuccessRate::add(bool success) {
     long_.add(success, kKeepLong);
     short_.add(success, kKeepShort);
-    // Of an average with weights keep^i, the variance is p (1 - p) (1 - keep) / (1 + keep); 0.02 keeps the
-    // bound away from zero where everything was accepted, or nothing.
+    // An average with weights keep^i has the variance p (1 - p) (1 - keep) / (1 + keep); 0.02 keeps the
+    // bound above zero where everything was accepted, or nothing.
     const double p = long_.share();
     const double variance = (p * (1 - p) + 0.02) * (1 - kKeepShort) / (1 + kKeepShort);
     const double difference = short_.share() - p;

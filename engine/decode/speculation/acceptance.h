@@ -1,4 +1,4 @@
-// How often drafted tokens turn out right: estimates that follow a text.
+// Estimates how often drafted tokens are accepted, updated as the text goes on.
 #pragma once
 
 #include <array>
@@ -8,16 +8,16 @@
 namespace runnel::decode {
 
 // The share of successes in a stream of trials whose odds may change at any time. Two averages with
-// exponential decay, over some 60 and some 7 trials; where they contradict each other (three standard
-// deviations of the short one), what was before is forgotten.
+// exponential decay, over some 60 and some 7 trials; where they differ by more than three standard
+// deviations of the short one, the short one replaces the long one.
 class SuccessRate {
   public:
     void add(bool success);
-    // Nothing was tried while the text went on: what was seen counts for a few trials, and for less and less.
+    // For a pass without a trial: earlier trials count as 2.5 at most, and 1.5% less with every call.
     void fade();
-    // The expected share, with `prior` counted as so many trials.
+    // The estimated share, with a prior of `prior` that weighs as much as `prior_trials` trials.
     double value(double prior, double prior_trials) const;
-    // How many there were, faded.
+    // The number of successes, weighted by the decay.
     double successes() const { return long_.successes; }
 
   private:
@@ -30,22 +30,22 @@ class SuccessRate {
     Average long_, short_;
 };
 
-// Of one source of drafts: what its own probabilities are worth. A source that is sure of itself is believed
-// at first, and then by what became of tokens of which it was as sure.
+// Calibrates the probabilities that one draft source reports. At first they are nearly taken as reported;
+// then the acceptance rate of earlier tokens with about the same reported probability replaces them.
 class Acceptance {
   public:
     // The probability that a drafted token is accepted, given that those before it were.
     double of(float probability) const;
-    // The same, of a token that is not drafted yet.
+    // That probability for a token that is not drafted yet.
     double typical() const;
-    // Accepted tokens that are still remembered.
+    // The number of accepted tokens, weighted by the decay.
     double successes() const { return all_.successes(); }
 
-    // A draft was verified: its first `accepted` tokens were right, and, if there is one, the next was wrong.
-    // What follows that one says nothing.
+    // For a verified draft: its first `accepted` tokens were right and the next one, if any, was wrong.
+    // Tokens after the wrong one are ignored.
     void add(std::span<const float> probabilities, size_t accepted);
-    // A pass without a draft: the source was not asked, or what it offered, of which it was so sure, was not
-    // tried.
+    // For a pass without a draft: the source was not asked, or (with `probability`, that of its first token)
+    // its draft was not verified.
     void idle();
     void idle(float probability);
 

@@ -9,12 +9,12 @@ namespace runnel::decode {
 namespace {
 
 constexpr double kBeginning = 1.0;   // plain steps in the account at first
-constexpr double kPaidIn = 0.006;    // of every pass
-constexpr double kMostHeld = 2.5;    // times the dearest draft
+constexpr double kPaidIn = 0.006;    // share of every pass's time
+constexpr double kMostHeld = 2.5;    // limit of the account, in costs of the longest draft
 constexpr double kLeastCost = 0.02;  // of a token in a draft, in plain steps
 
-// What k drafted tokens cost beyond the pass that is due anyway. Costs of neighboring sizes are hardly told
-// apart on a machine that does other work, and what is taken for free would be tried for ever.
+// What k drafted tokens cost beyond the pass that is due anyway. On a busy machine, a larger pass may seem to
+// cost no more than a smaller one; without a least cost, such drafts would be tried forever.
 double extra(const PassCosts &costs, int32_t k, int32_t beside) {
     return std::max(costs.seconds(beside + 1 + k) - costs.seconds(beside + 1),
                     kLeastCost * k * costs.seconds(1));
@@ -22,14 +22,14 @@ double extra(const PassCosts &costs, int32_t k, int32_t beside) {
 
 }  // namespace
 
-// The best number of guesses so far, found by trying one after the other.
+// The best number of guesses among those considered so far.
 struct DraftLength::Choice {
     double others;  // tokens that the pass yields without this sequence
     int32_t best = 0;
-    double rate = 0;  // tokens per second of it
+    double rate = 0;  // tokens per second with `best` guesses
     double tokens = 1;
 
-    // True when so many are better than fewer.
+    // True when k guesses are better than all numbers considered before.
     bool consider(int32_t k, double seconds) {
         const double mine = (others + tokens) / seconds;
         if (mine <= rate) return false;
@@ -68,7 +68,7 @@ int32_t DraftLength::ask(const PassCosts &costs, int32_t room, int32_t beside) c
         affordable = k;
         choice.consider(k, pass + spent);
     }
-    // A source that costs nothing may show what it has: keep() decides.
+    // An almost free source drafts all that is affordable: shape() then chooses among the tokens.
     return each * affordable < 0.02 * pass ? affordable : choice.best;
 }
 
@@ -123,7 +123,7 @@ void DraftLength::record(const PassCosts &costs, const Round &round) {
                         static_cast<size_t>(round.accepted));
     else if (round.asked == 0)
         acceptance_.idle();
-    else if (!round.probabilities.empty())  // a source that had nothing to say was not wrong
+    else if (!round.probabilities.empty())  // a source without a draft was not wrong
         acceptance_.idle(round.probabilities.front());
     account_ += kPaidIn * pass / (round.beside + 1);
     if (round.asked > 0) account_ -= std::max(drafted, 1.0) * draft_seconds();

@@ -16,7 +16,7 @@ DraftTree::DraftTree(std::vector<double> chain, std::vector<BranchOdds> branches
       shape_{0, std::vector<int32_t>(branches_.size(), 0)},
       branch_probability_(branches_.size(), 0) {}
 
-// Of its next token; 0 where it has none, or may not begin.
+// The probability of the branch's next token; 0 if there is none or the branch may not begin yet.
 double DraftTree::next_of(size_t branch) const {
     const BranchOdds &odds = branches_[branch];
     const auto taken = static_cast<size_t>(shape_.branches[branch]);

@@ -1,4 +1,4 @@
-// Which guesses to verify when there are more of them than pay: a tree, grown by its most probable node.
+// Chooses the guesses to verify when not all of them pay: a tree that grows by the most probable node.
 //
 // A pass yields one token, and every guess of its tree with the probability that all guesses down to it are
 // right. A tree of n guesses costs PassCosts::seconds(1 + n), whatever its shape, so of all trees of n
@@ -13,7 +13,7 @@
 
 namespace runnel::decode {
 
-// A draft and what of its branches is verified: the first `length` of its tokens, and so many of each branch.
+// The part of a draft to verify: its first `length` tokens, and the first branches[i] tokens of branch i.
 struct DraftShape {
     int32_t length = 0;
     std::vector<int32_t> branches = {};
@@ -23,8 +23,8 @@ struct DraftShape {
     bool operator==(const DraftShape &) const = default;
 };
 
-// Of a branch (draft_source.h): the first of `right` is the probability that its first token is right if the
-// draft's at that place is wrong, others are given that the one before is right.
+// Probabilities for a branch (draft_source.h). right[0]: its first token is right, given that the draft's
+// token there is wrong; right[i]: token i is right, given that those before it are.
 struct BranchOdds {
     size_t shared;
     std::vector<double> right;
@@ -32,12 +32,12 @@ struct BranchOdds {
 
 class DraftTree {
   public:
-    // chain[i]: the probability that token i of the draft is right when those before it are. At most so many
-    // branches are begun. Each branch shares fewer tokens than the chain has.
+    // chain[i]: the probability that token i of the draft is right when those before it are. At most
+    // `most_branches` branches are begun. Each branch shares fewer tokens than the chain has.
     DraftTree(std::vector<double> chain, std::vector<BranchOdds> branches, size_t most_branches);
 
-    // Adds the most probable node that can be added (a branch begins where the draft goes on, too) and
-    // returns its probability; 0 where none is left.
+    // Adds the most probable node that can be added (a branch can begin only where the draft's own token is
+    // in the tree) and returns its probability; 0 if none is left.
     double grow();
     const DraftShape &shape() const { return shape_; }
 
@@ -49,7 +49,7 @@ class DraftTree {
     size_t most_branches_, begun_ = 0;
     DraftShape shape_;
     std::vector<double> reached_{1};          // probability of the draft's first n tokens
-    std::vector<double> branch_probability_;  // of what of each branch is in the tree
+    std::vector<double> branch_probability_;  // that the tokens of a branch in the tree are right
 };
 
 }  // namespace runnel::decode

@@ -8,7 +8,7 @@
 namespace runnel::decode {
 namespace {
 
-// With fewer counterparts than that, on either side, texts are cut into other tokens.
+// Below this share of tokens with a counterpart, on either side, the tokenizers count as different.
 constexpr double kLeastShared = 0.95;
 constexpr size_t kExamples = 3;
 
@@ -22,7 +22,7 @@ std::string quoted(const text::Tokenizer &tokenizer, TokenId id) {
     return '"' + text::printable_for_terminal(tokenizer.piece(id)) + '"';
 }
 
-// The tokens without a counterpart among those that a text may have.
+// The tokens that can be sampled and have no counterpart.
 std::vector<TokenId> unmatched(const text::Tokenizer &tokenizer, const std::vector<TokenId> &counterparts) {
     std::vector<TokenId> ids;
     for (size_t i = 0; i < counterparts.size(); ++i) {
@@ -60,7 +60,7 @@ bool DraftVocabulary::alike(TokenId target, TokenId draft) const {
            target_->decode(target) == draft_->decode(draft);
 }
 
-// Two tokens here may have one counterpart there; back, it is the first of them.
+// Two tokens of one side may have the same counterpart, which then maps back to the first of them.
 void DraftVocabulary::pair(TokenId target, TokenId draft) {
     if (static_cast<size_t>(target) >= to_draft_.size() || static_cast<size_t>(draft) >= to_target_.size())
         return;
@@ -79,14 +79,14 @@ void DraftVocabulary::match_by_text() {
     }
 }
 
-// Whatever they are called: what ends a text, ends a turn, or begins a text.
+// Pairs the tokens that end a text, end a turn or begin a text, whatever they are called.
 void DraftVocabulary::match_by_role() {
     const auto match = [&](std::optional<TokenId> target, std::optional<TokenId> draft) {
         if (target && draft) pair(*target, *draft);
     };
     match(target_->eos(), draft_->eos());
     match(target_->eot(), draft_->eot());
-    match(target_->eot(), draft_->eos());  // where one token is both
+    match(target_->eot(), draft_->eos());  // if one token ends both a text and a turn
     match(target_->eos(), draft_->eot());
     match(target_->bos(), draft_->bos());
 }

@@ -11,8 +11,8 @@ namespace runnel::decode {
 
 using text::TokenId;
 
-// Which token of the draft model's vocabulary is which of the model's. Two tokens are the same when text,
-// kind (text or control) and role (whether it ends an answer) are.
+// Maps tokens between the vocabularies of the draft model and the target. Two tokens are the same when their
+// text, kind (text or control) and role (whether they end an answer) are.
 class DraftVocabulary {
   public:
     enum class Kind {
@@ -21,20 +21,20 @@ class DraftVocabulary {
         Other,   // another tokenizer: drafts go through text
     };
 
-    // Both are kept. `target_rows`, `draft_rows`: of the models' outputs, which may be more than there are
-    // tokens (padding) or fewer.
+    // Both tokenizers must outlive this object. `target_rows`, `draft_rows`: rows of the models' outputs,
+    // which may be more than there are tokens (padding) or fewer.
     DraftVocabulary(const text::Tokenizer &target, int32_t target_rows, const text::Tokenizer &draft,
                     int32_t draft_rows);
 
     Kind kind() const { return kind_; }
-    // What the user should know, in one line: how many tokens differ, which ones, and what is done. Empty for
+    // A line for the user: how many tokens differ, which ones, and what that means for drafts. Empty for
     // Same.
     const std::string &note() const { return note_; }
 
     // kNoToken where there is no counterpart, and for ids outside of the vocabulary.
     TokenId to_target(TokenId draft) const { return look_up(to_target_, draft); }
     TokenId to_draft(TokenId target) const { return look_up(to_draft_, target); }
-    // One token that the draft model can read, whatever the token is: its counterpart, or what comes nearest.
+    // A token that the draft model can read in place of `target`: its counterpart, or an approximation.
     TokenId readable(TokenId target) const { return look_up(readable_, target); }
 
     const text::Tokenizer &target() const { return *target_; }
@@ -55,7 +55,7 @@ class DraftVocabulary {
 
     const text::Tokenizer *target_, *draft_;
     int32_t draft_rows_;
-    bool same_family_;  // pieces are spelled alike
+    bool same_family_;  // both tokenizers spell pieces alike
     std::vector<TokenId> to_target_, to_draft_, readable_;
     Kind kind_ = Kind::Same;
     std::string note_;

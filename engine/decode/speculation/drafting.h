@@ -1,11 +1,11 @@
-// All that speculation for one model needs: the models that draft, and a speculator for each sequence.
+// Everything that speculation for one model needs: the models that draft, and a speculator for each sequence.
 //
 // A model's own first layers (--self-draft) run as a second program over the same weights: in place on the
 // CPU, where weights are read from the mapped file; a second copy of those layers on a GPU, which the
 // target's engine leaves room for (EngineOptions::first_layers), or else on the CPU. Their keys and values
-// are kept in a cache of their own, of as many cells as the target's but only for those layers, which is
-// exact: what a layer puts into the cache depends on the layers below it alone, so both caches hold the same
-// bits, and neither has to be kept from the other's unfinished cells.
+// have a cache of their own, with as many cells as the target's but only for those layers. It holds the same
+// bits as the target's cache, since what a layer caches depends on the layers below it alone; with two
+// caches, neither program sees the other's unfinished cells.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@
 namespace runnel::decode {
 
 struct DraftingOptions {
-    std::optional<EngineOptions> model = {};  // drafts; its context and sequences follow the target's
-    int32_t self_layers = 0;                  // the model's own first layers draft; 0: they do not
-    bool lookup = false;                      // the text so far drafts, before any model
+    std::optional<EngineOptions> model = {};  // of a draft model; context and sequences follow the target's
+    int32_t self_layers = 0;                  // this many first layers of the target draft; 0: none
+    bool lookup = false;                      // draft from the text so far, before any model drafts
     SpeculationOptions how = {};
 
     bool any() const { return model || self_layers > 0 || lookup; }
@@ -31,14 +31,14 @@ struct DraftingOptions {
 
 class Drafting {
   public:
-    // For `sequences` sequences of the target at a time. Keeps `target`. Throws what Engine does for the
-    // draft model, model::ModelError, and DecodeError{BadInput} for two models that draft at once.
+    // For `sequences` sequences at a time. `target` must outlive this object. Throws what Engine throws for
+    // the draft model, model::ModelError, and DecodeError{BadInput} if `model` and `self_layers` are set.
     Drafting(const DraftingOptions &options, Engine &target, int32_t sequences);
 
-    // For one more sequence. This object must outlive it.
+    // A speculator for one more sequence. This object must outlive it.
     std::unique_ptr<Speculator> speculator();
 
-    // What the user should know, a line each.
+    // Notes for the user, one line each.
     const std::vector<std::string> &notes() const { return notes_; }
 
   private:

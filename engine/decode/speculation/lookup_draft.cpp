@@ -12,7 +12,7 @@ constexpr int32_t kTrustedMatch = 4;  // a wrong guess after such a match starts
 constexpr int32_t kSureMatch = 8;     // a suffix match of this length ends the trail
 constexpr int32_t kLongestChange = 32;
 constexpr size_t kCompared = 256;  // last tokens that tell whether a text goes on
-constexpr size_t kJudged = 64;     // more new tokens than that are a prompt, which tells nothing of answers
+constexpr size_t kJudged = 64;     // more new tokens than that are a prompt, which says nothing about answers
 constexpr double kPriorTrials = 4;
 
 }  // namespace
@@ -55,7 +55,7 @@ std::optional<LookupDraft::Guess> LookupDraft::other_guess(const Guess &best) co
     return Guess{match.end, match.length, false, suffixes_.of(match.length)};
 }
 
-// The next token is there: were the guesses right?
+// Counts whether the guesses for `token` were right, and begins or ends a trail accordingly.
 void LookupDraft::judge(TokenId token) {
     const SuffixIndex::Match match = index_.match();
     if (match.length >= kLeastMatch) suffixes_.add(match.length, at(match.end) == token);
@@ -68,7 +68,7 @@ void LookupDraft::judge(TokenId token) {
         trail_.reset();
 }
 
-// The trail takes notice of the newest token, which is in the text already.
+// Advances the trail by the newest token, which is in the text already.
 void LookupDraft::pursue(TokenId token) {
     Trail &trail = *trail_;
     ++trail.since;
@@ -88,8 +88,8 @@ void LookupDraft::pursue(TokenId token) {
     if (trail.since > kLongestChange) trail_.reset();
 }
 
-// Looks in the old text, from where it broke off, for the newest token: with the one before it if possible,
-// and as near as possible to where it would stand if tokens had been replaced one by one.
+// Looks for the newest token in the old text, from the break on: preferably after the same token as in the
+// new text, and as near as possible to where it would be if tokens had been replaced one by one.
 void LookupDraft::find_again() {
     Trail &trail = *trail_;
     const auto newest = static_cast<int32_t>(text_.size()) - 1;
@@ -134,8 +134,8 @@ void LookupDraft::follow(std::span<const TokenId> text) {
     }
 }
 
-// The i-th token behind the place; what goes on up to the end of the text goes on with what was drafted
-// there.
+// The i-th token of the guess. A guess that reaches the end of the text goes on with the tokens that were
+// drafted.
 TokenId LookupDraft::token(const Guess &guess, std::span<const TokenId> drafted, int32_t i) const {
     const auto from = static_cast<size_t>(guess.at + i);
     return from < text_.size() ? text_[from] : drafted[from - text_.size()];

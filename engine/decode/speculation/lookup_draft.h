@@ -1,13 +1,13 @@
-// Drafts from the text so far: when its end has been seen before, what came then may come again. Needs no
-// second model; pays where a text is edited, quoted, summarized, or repeats itself.
+// Drafts from the text so far: when its end has occurred before, what followed then may follow again. Needs
+// no second model; pays where a text is edited, quoted, summarized, or repeats itself.
 //
-// Two guesses compete by how often their like was right so far in this text:
-// - what followed the longest suffix that was seen before (suffix_index.h), the more credible the longer it
-//   is. (Prompt lookup: Saxena 2023; with a suffix automaton: Hu et al. 2024, "SAM decoding".)
-// - where such a match broke off: the old text goes on behind what was replaced, put in or left out there.
-//   A copy with changes is thus taken up again after a token or two, before a suffix is long enough to be
-//   unmistakable, and at the right place among lines that are all alike.
-// The one that loses is a branch, if it differs; if not, what else followed a suffix that was seen before.
+// Two kinds of guesses compete, by how often each was right so far in this text:
+// - suffix: what followed the longest suffix that occurred before (suffix_index.h); the longer, the more
+//   probable. (Prompt lookup: Saxena 2023; with a suffix automaton: Hu et al. 2024, "SAM decoding".)
+// - trail: where such a match broke off, the old text may go on after a replaced, inserted or deleted part.
+//   A copy with changes is thus resumed after a token or two, before any suffix is long enough, and at the
+//   right place among lines that are all alike.
+// The losing guess becomes a branch if it differs; if not, another continuation of an earlier suffix does.
 #pragma once
 
 #include <array>
@@ -24,16 +24,16 @@ namespace runnel::decode {
 
 class LookupDraft final : public DraftSource {
   public:
-    // The first call takes some 0.3 us per token of the text, others that much per new token. A text that
-    // does not begin as the last one (as its last tokens show) is indexed again as a whole.
+    // The first call takes some 0.3 us per token of the text, later calls that much per new token. A text
+    // that does not extend the previous one (only its last tokens are compared) is indexed from scratch.
     Draft draft(std::span<const TokenId> text, int32_t most, float least_probability,
                 Sampler &sampler) override;
-    // The same, of which no sampler is needed.
+    // draft() without the sampler, which is not used.
     Draft draft(std::span<const TokenId> text, int32_t most, float least_probability);
     std::string_view name() const override { return "lookup"; }
 
   private:
-    // How often the tokens behind a match of so many tokens were right.
+    // How often the token after a match of `matched` tokens was right.
     class Credit {
       public:
         explicit Credit(double doubt) : doubt_(doubt) {}
@@ -45,16 +45,16 @@ class LookupDraft final : public DraftSource {
         double doubt_;
         std::array<SuccessRate, 12> rates_;
     };
-    // Goes on in the old text where a match broke off.
+    // A match that broke off, and where in the old text the new text may go on.
     struct Trail {
-        int32_t broke;        // the token of the old text that did not come
-        int32_t limit;        // where the old text ended then
-        int32_t since;        // tokens that came from there on
-        int32_t at;           // the old token that is expected next,
-        int32_t matched = 0;  // after so many that came as expected
+        int32_t broke;        // index of the old token that did not come
+        int32_t limit;        // length of the text when the match broke off
+        int32_t since;        // new tokens since then
+        int32_t at;           // index of the old token that is expected next
+        int32_t matched = 0;  // tokens in a row that came as expected
     };
     struct Guess {
-        int32_t at;  // the next token is that of the text there
+        int32_t at;  // index in the text of the token that is expected next
         int32_t matched;
         bool trail;
         double probability;
@@ -62,7 +62,7 @@ class LookupDraft final : public DraftSource {
 
     void follow(std::span<const TokenId> text);
     void take(TokenId token);
-    // What followed the longest suffix, and what the trail expects.
+    // The guesses of the suffix and of the trail, the better one, and the one for a branch.
     std::optional<Guess> suffix_guess() const;
     std::optional<Guess> trail_guess() const;
     std::optional<Guess> guess() const;

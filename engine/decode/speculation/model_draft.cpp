@@ -12,10 +12,10 @@
 namespace runnel::decode {
 namespace {
 
-// Of a whole row, or of one of which the largest logits are known and what all sum up to.
+// The softmax of a whole row, or of a row known by its largest logits and its sum.
 class Softmax {
   public:
-    // What is far below adds nothing that a guess of confidence needs.
+    // Logits far below the largest are left out: an estimate does not need them.
     explicit Softmax(std::span<const float> logits)
         : logits_(logits), top_(*std::max_element(logits.begin(), logits.end())) {
         constexpr float kFar = 16;
@@ -48,7 +48,7 @@ double largest(const Distribution &distribution) {
 
 }  // namespace
 
-// Tokens are due then. False when there is no room for a draft.
+// Makes the sequence hold `text`; tokens are due then. False when there is no room for a draft.
 bool ModelDraft::read(std::span<const TokenId> text) {
     const auto context = static_cast<size_t>(entry_.executor().context());
     const size_t wanted = static_cast<size_t>(most_);
@@ -63,9 +63,9 @@ bool ModelDraft::read(std::span<const TokenId> text) {
     return true;
 }
 
-// For add_token(), which wants to know of a greedy token how probable it is among all, and what comes next.
+// Requests what add_token() needs of the row: for a greedy token also its probability and the runner-up.
 void ModelDraft::append(std::span<const TokenId> tokens) {
-    constexpr int32_t kGreedy = 8;  // that there is a second one, even if some are forbidden
+    constexpr int32_t kGreedy = 8;  // leaves a runner-up even if some are forbidden
     const bool greedy = !(sampler_->options().temperature > 0);
     const int32_t most = entry_.executor().most_candidates(), needed = sampler_->candidates_needed(most);
     const bool enough = needed > 0 && (!greedy || (most > 1 && entry_.executor().vocab() > 1));
@@ -73,7 +73,7 @@ void ModelDraft::append(std::span<const TokenId> tokens) {
     entry_.append(tokens);
 }
 
-// As long as the sampler wants it.
+// The full row, padded to the sampler's vocabulary.
 std::span<const float> ModelDraft::whole(const LogitRow &row) {
     constexpr float kHopeless = -1e30f;  // but finite
     const std::span<const float> own = row.whole_or_read(read_);
@@ -83,7 +83,7 @@ std::span<const float> ModelDraft::whole(const LogitRow &row) {
     return padded_;
 }
 
-// False when the draft ends in front of this token.
+// False when the draft ends before this token.
 bool ModelDraft::add_token() {
     const LogitRow row = entry_.rows()[0];
     const Distribution *some =
@@ -116,7 +116,7 @@ bool ModelDraft::add_token() {
 
 void ModelDraft::advance() {
     const bool going = add_token() && draft_.tokens.size() < static_cast<size_t>(most_);
-    // A branch in place of a token that was not drafted has nothing to be beside.
+    // Drops branches without a drafted token that they are an alternative to.
     std::erase_if(draft_.branches, [&](const Branch &b) { return b.shared >= draft_.tokens.size(); });
     if (!going || draft_.tokens.back() >= entry_.executor().vocab()) return;
     append({&draft_.tokens.back(), 1});
@@ -156,7 +156,7 @@ Draft ModelDraft::draft(std::span<const TokenId> text, int32_t most, float least
 
 namespace {
 
-// Its next token, or, of what cannot be sampled from, its error.
+// Drafts the next token, or ends the draft with the error if its row cannot be sampled from.
 void advance(ModelDraft &draft) {
     try {
         draft.advance();
@@ -167,7 +167,7 @@ void advance(ModelDraft &draft) {
     }
 }
 
-// All of one executor.
+// Completes drafts that all have the same executor.
 void drive(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
     Scheduler scheduler(drafts[0]->entry().executor(), {.parallel = static_cast<int32_t>(drafts.size())});
     std::unordered_map<const ScheduledSequence *, ModelDraft *> of;
@@ -188,7 +188,7 @@ void drive(std::span<ModelDraft *const> drafts, const StopRequest *stop) {
         }
     } catch (const DecodeError &error) {
         if (error.kind != DecodeError::Kind::OutOfMemory) return end_all(fail);
-        end_all([](ModelDraft &draft) { draft.stop(true); });  // what they hold, others may need
+        end_all([](ModelDraft &draft) { draft.stop(true); });  // others may need their blocks
     } catch (const kernels::BackendError &) {
         end_all(fail);
     }

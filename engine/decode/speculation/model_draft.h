@@ -1,4 +1,4 @@
-// Drafts of a smaller model, on a device and with a cache of its own.
+// Drafts of a smaller model, with a device and a cache of its own.
 #pragma once
 
 #include <exception>
@@ -12,22 +12,22 @@
 
 namespace runnel::decode {
 
-// Draws from the draft model's logits with the sampler that it is given, so with the noise that the model
-// itself will draw with: the two agree where their distributions do (sampler.h). The model must read and
-// speak the same token ids (else: translated_draft.h); ids that only one of them has are no more than a bad
+// Draws from the draft model's logits with the target's sampler, and thus with the noise of the target's own
+// draw: both draw the same token where their distributions agree (sampler.h). Both models must use the same
+// token ids (otherwise: translated_draft.h); an id that only one of them has is no worse than a bad
 // guess.
 //
-// For every token there is a branch of one, its second choice: what it would say if the first were
+// Every token has a branch of one token, the second choice: what would be drawn if the first were
 // impossible.
 //
-// Its sequence is brought into line with the text by the longest common prefix; what the cache knows is not
-// computed again. Of a text longer than the draft model's context it sees the last half of what fits. Where
-// its cache is full, because others hold it, there is no draft.
+// The draft model's sequence keeps the longest prefix that it shares with the text; cached tokens are not
+// computed again. If the text exceeds the draft model's context, the model sees only the last tokens, half a
+// context of them. If the cache is full because of other sequences, there is no draft.
 class ModelDraft final : public DraftSource {
   public:
-    // Keeps `executor`. A draft ends before a token that is less probable than requested. With distributions
-    // (for the rejection rule) it ends where even the most probable token is below that: the length of a draft
-    // must not depend on which token was drawn.
+    // `executor` must outlive this object. A draft ends before a token that is less probable than requested.
+    // With distributions (for the rejection rule) it ends where even the most probable token is below that:
+    // the length of a draft must not depend on which token was drawn.
     ModelDraft(Executor &executor, std::string_view name, bool with_distributions = false)
         : entry_(executor), name_(name), with_distributions_(with_distributions) {}
 
@@ -35,15 +35,15 @@ class ModelDraft final : public DraftSource {
                 Sampler &sampler) override;
     ModelDraft *begin(std::span<const TokenId> text, int32_t most, float least_probability,
                       Sampler &sampler) override;
-    // Throws what the draft failed with.
+    // Throws the error that ended the draft, if there was one.
     Draft finish() override;
     std::string_view name() const override { return name_; }
 
-    // For draft_together(): between begin() and finish(), its tokens are computed as long as they are due, and
-    // after each time advance() takes the next one, which is due then unless the draft is complete.
+    // For draft_together(), between begin() and finish(): while entry() is due, the caller computes it and
+    // then calls advance(), which drafts the next token; it is due in turn unless the draft is complete.
     ScheduledSequence &entry() { return entry_; }
     void advance();
-    // Ends the draft where it is. `forget`: gives the cache's blocks back.
+    // Ends the draft with the tokens it has. `forget`: gives the cache's blocks back.
     void stop(bool forget);
     // Ends the draft with an error.
     void fail(std::exception_ptr error);
@@ -64,17 +64,17 @@ class ModelDraft final : public DraftSource {
     ScheduledSequence entry_;
     std::string_view name_;
     bool with_distributions_;
-    size_t skipped_ = 0;             // tokens of the text in front of what the sequence holds
+    size_t skipped_ = 0;             // first tokens of the text that the sequence leaves out
     std::vector<TokenId> history_;   // the text and the draft
-    std::vector<TokenId> readable_;  // what the sequence is to hold
-    std::vector<float> read_;        // a row that candidates do not decide
-    std::vector<float> padded_;      // logits, where the model has fewer than the sampler wants
+    std::vector<TokenId> readable_;  // the text for the sequence, unknown ids replaced
+    std::vector<float> read_;        // buffer for a full row, when its largest logits are not enough
+    std::vector<float> padded_;      // the row, if it is shorter than the sampler's vocabulary
 };
 
-// Drives drafts that have begun, each to its end, in passes of all those that share an executor. A stop that
-// is requested ends them where they are, and so does a cache that is full. A DecodeError or BackendError ends
-// the drafts that it concerns, whose finish() throws it: one whose row cannot be sampled from, or all of an
-// executor whose device fails.
+// Completes drafts that have begun; those with the same executor share passes. A requested stop or a full
+// cache ends drafts with the tokens they have. A DecodeError or BackendError ends the draft whose row
+// cannot be sampled from or, if the device fails, all drafts of its executor; finish() of these drafts
+// throws it.
 void draft_together(std::span<ModelDraft *const> drafts, const StopRequest *stop);
 
 }  // namespace runnel::decode

@@ -17,9 +17,9 @@ constexpr auto kSizes = PassCosts::kSizes;
 // In plain steps; measured on two cores with AVX2, 1.1 billion weights in Q4_K.
 constexpr Pass kCommon[] = {{1, 1}, {2, 1.5}, {4, 2.6}, {8, 3.7}, {16, 5.8}, {32, 9.4}};
 
-// How many passes an observation counts for.
+// An observation is valid for this many passes.
 constexpr uint64_t kMemory = 200;
-constexpr size_t kEnough = 3;  // observations of one size
+constexpr size_t kEnough = 3;  // observations of a size before they correct it
 
 size_t nearest_size(int32_t tokens) {
     const auto above = std::ranges::lower_bound(kSizes, tokens);
@@ -29,7 +29,7 @@ size_t nearest_size(int32_t tokens) {
     return kSizes[index] - tokens < tokens - kSizes[index - 1] ? index : index - 1;
 }
 
-// Through `known` at kSizes, piece by piece a line.
+// Piecewise linear interpolation of `known`, the costs at kSizes.
 double interpolate(const std::array<double, kSizes.size()> &known, int32_t tokens) {
     const auto above = std::ranges::lower_bound(kSizes, tokens);
     const size_t right =
@@ -39,8 +39,8 @@ double interpolate(const std::array<double, kSizes.size()> &known, int32_t token
     return known[right - 1] + share * (known[right] - known[right - 1]);
 }
 
-// The medians of each size, ascending in size and in cost: where a larger size came out cheaper, both are
-// what they are on average (isotonic regression by pooling adjacent violators, Ayer et al. 1955).
+// The median of each size, ascending in size and in cost: if a larger size came out cheaper than a smaller
+// one, both get their mean (isotonic regression by pooling adjacent violators, Ayer et al. 1955).
 std::vector<Pass> medians(std::span<const Pass> measured) {
     std::vector<Pass> sorted(measured.begin(), measured.end());
     std::ranges::sort(sorted, {}, [](const Pass &p) { return std::pair(p.tokens, p.seconds); });
@@ -72,9 +72,9 @@ std::vector<Pass> medians(std::span<const Pass> measured) {
     return result;
 }
 
-// The cost of `tokens` by passes of at least one size.
+// The cost of a pass of `tokens`, interpolated from the sizes in `known` (at least one).
 double cost_by(const std::vector<Pass> &known, int32_t tokens) {
-    if (known.size() == 1) {  // as much more than it as on a common machine
+    if (known.size() == 1) {  // scaled as on a common machine
         const std::vector<Pass> common(std::begin(kCommon), std::end(kCommon));
         return known[0].seconds * cost_by(common, tokens) / cost_by(common, known[0].tokens);
     }
@@ -124,7 +124,7 @@ void PassCosts::observe(const Pass &pass) {
 PassCosts measure_pass_costs(const Sequence &sequence, double steps, const StopRequest *stop,
                              int32_t candidates) {
     PassTrial trial(sequence, candidates);
-    if (!trial.seconds_of(1, stop)) return PassCosts();  // takes memory, copies the block it writes into
+    if (!trial.seconds_of(1, stop)) return PassCosts();  // not counted: allocates memory, copies a block
     std::vector<Pass> passes;
     double spent = 0;
     const auto measure = [&](int32_t tokens) {
@@ -135,8 +135,8 @@ PassCosts measure_pass_costs(const Sequence &sequence, double steps, const StopR
     };
     if (!measure(1)) return PassCosts();
     measure(4);
-    // Others are measured as long as they would fit if they cost what they do on a common machine. A round
-    // takes the sizes of the one before again, so that a burst of other work does not hit one size alone.
+    // Other sizes are measured while the budget allows, at the costs of a common machine. Every round
+    // measures all sizes again, so that a burst of other work does not hit one size alone.
     const double plain = passes.front().seconds, budget = (steps - 1) * plain;
     const PassCosts common;
     constexpr std::array<int32_t, 10> kOrder{8, 2, 1, 4, 16, 6, 3, 12, 32, 24};

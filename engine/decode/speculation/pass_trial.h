@@ -10,13 +10,13 @@
 
 namespace runnel::decode {
 
-// Runs passes on a fork of a sequence, behind its cached tokens. The sequence itself does not change.
+// Runs passes on a fork of a sequence, after its cached tokens. The sequence itself does not change.
 class PassTrial {
   public:
     // `candidates`: how many of the largest logits of each row are selected; 0: whole rows.
     explicit PassTrial(const Sequence &sequence, int32_t candidates = 0);
 
-    // Seconds of a pass of `tokens`, with logits behind each.
+    // Seconds of a pass of `tokens` tokens, with logits for each.
     // nullopt where there is no room, or a stop was requested. Throws BackendError.
     std::optional<double> seconds_of(int32_t tokens, const StopRequest *stop);
 

@@ -1,4 +1,4 @@
-// The middle of the last few measurements: what one disturbed measurement does not move.
+// The median of the last few measurements, which one disturbed measurement hardly changes.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ class RunningMedian {
     }
     bool empty() const { return added_ == 0; }
     size_t count() const { return static_cast<size_t>(std::min<uint64_t>(added_, Count)); }
-    // The lower one of two in the middle. Precondition: !empty().
+    // The median; for an even number of values, the lower of the middle two. Precondition: !empty().
     double value() const {
         std::array<double, Count> sorted = values_;
         const auto end = sorted.begin() + static_cast<std::ptrdiff_t>(count());

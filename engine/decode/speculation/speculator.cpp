@@ -18,7 +18,7 @@ namespace {
 
 using base::Clock, base::seconds_since;
 
-// max(p - q, 0), normalized; p where nothing is left of it, which only rounding can bring about.
+// max(p - q, 0), normalized; p if that is 0 everywhere, which only rounding can cause.
 Distribution residual(const Distribution &p, const Distribution &q) {
     std::unordered_map<TokenId, double> guessed;
     for (const TokenProb &c : q.candidates) guessed.emplace(c.id, c.probability);
@@ -40,7 +40,7 @@ Distribution residual(const Distribution &p, const Distribution &q) {
 
 void SharedCosts::measure(const Sequence &sequence, int32_t candidates, int64_t wanted,
                           const StopRequest *stop) {
-    constexpr int64_t kEnough = 800;  // passes, of which measuring the first sizes takes some 8
+    constexpr int64_t kEnough = 800;  // passes; measuring the first sizes takes the time of about 8
     constexpr double kShare = 0.01, kMost = 20;
     const bool unlimited = wanted == std::numeric_limits<int64_t>::max();
     const int64_t passes = passes_ + (unlimited ? 0 : wanted);
@@ -123,7 +123,7 @@ void Speculator::give_up(Source &source, const std::string &why) {
     source.drafts.reset();
 }
 
-// Cuts draft and branches in front of the first token that the constraint refuses.
+// Cuts draft and branches before the first token that the constraint refuses.
 static void cut(Draft &draft, Constraint &constraint, std::span<const TokenId> text) {
     const size_t length = constraint.allowed(text, draft.tokens);
     std::vector<TokenId> history;
@@ -141,13 +141,13 @@ static void cut(Draft &draft, Constraint &constraint, std::span<const TokenId> t
     std::erase_if(draft.branches, [&](const Branch &b) { return b.shared >= length || b.tokens.empty(); });
 }
 
-// One sequence that asks its sources, one after the other.
+// Asks the draft sources of one sequence, one after the other.
 class Speculator::Asking {
   public:
     explicit Asking(const Part &part)
         : part_(part), most_(std::min(part.most, part.speculator->options_.length.most)) {}
 
-    // Asks the next source that may have something. False when there is none; `model_` is to be driven.
+    // Asks the next source that may have a draft. False when none is left. If `model_` is set, run it.
     bool begin() {
         Speculator &s = *part_.speculator;
         for (model_ = nullptr; next_ < s.sources_.size();) {
@@ -232,7 +232,7 @@ void Speculator::propose_together(std::span<const Part> parts, const StopRequest
     }
 }
 
-// What of a draft is worth a pass. False when nothing is.
+// Keeps the part of a draft that is worth verifying. False when no part is.
 bool Speculator::settle(Source &source, Draft draft, int32_t most) {
     assert(draft.tokens.size() == draft.probabilities.size());
     if (options_.rule == DraftRule::Rejection || options_.length.branches <= 1) draft.branches.clear();
@@ -249,8 +249,8 @@ bool Speculator::settle(Source &source, Draft draft, int32_t most) {
     return true;
 }
 
-// What is left out of a draft is forgotten, but not what its branches would have begun with. No branch is
-// deeper than `most`.
+// Cuts a draft to `shape`. The first tokens of all its branches stay in offered_. No branch reaches further
+// than `most` tokens.
 void Speculator::shape(Draft &draft, const DraftShape &shape, int32_t most) {
     std::vector<Branch> kept;
     int32_t guesses = shape.length;
@@ -292,10 +292,10 @@ Speculator::Verdict Speculator::verify_one(size_t index, const LogitRow &row,
 
 namespace {
 
-// One way down the tree: the draft, or what of it a branch shares, and the branch.
+// One path down the tree: the draft, or a branch after the part of the draft that it shares.
 class Path {
   public:
-    // Precondition: the branch was computed.
+    // Precondition: a branch was computed.
     Path(const Draft &draft, const LogitRows &rows) : draft_(&draft), rows_(&rows) {}
     Path(const Draft &draft, const LogitRows &rows, const Branch &branch, const LogitRows &branch_rows)
         : draft_(&draft), rows_(&rows), branch_(&branch), branch_rows_(&branch_rows) {}
@@ -306,7 +306,7 @@ class Path {
     TokenId token(size_t i) const {
         return branch_ && i >= branch_->shared ? branch_->tokens[i - branch_->shared] : draft_->tokens[i];
     }
-    // Behind the first n of its tokens.
+    // The row after the first n tokens of the path.
     LogitRow row(size_t n) const {
         const bool own = branch_ && n > branch_->shared;
         return own ? (*branch_rows_)[n - branch_->shared - 1] : (*rows_)[n];
@@ -319,11 +319,11 @@ class Path {
     const LogitRows *branch_rows_ = nullptr;
 };
 
-// The text as far as it is known. The sequence has it as long as its drafts are right; a copy, of what may be
-// a long text, is made behind the first that is not.
+// The text as far as it is verified. While drafts are right, it is a view of the sequence's tokens; only at
+// the first wrong draft is the text, which may be long, copied.
 class Known {
   public:
-    // `tokens` end with so many drafts.
+    // The last `drafts` of `tokens` are drafts.
     Known(std::span<const TokenId> tokens, size_t drafts)
         : tokens_(tokens), length_(tokens.size() - drafts) {}
 
@@ -370,14 +370,14 @@ VerifyResult Speculator::verify(const ScheduledSequence &entry, const LogitRows 
             known.add(verdict.token);
         } catch (const DecodeError &) {
             if (n == 0) throw;
-            break;  // the next pass meets it again, behind the tokens that came before
+            break;  // the next pass, after the tokens so far, meets the same error and throws it
         }
     result.branch = paths.front().second;
     record(result, result.tokens.size() - (going ? 0 : 1));
     return result;
 }
 
-// Where the draft was wrong: the second choice of its source.
+// The source's second choice at the place where its draft was wrong.
 std::optional<DraftLength::Round::Second> Speculator::second_choice(const VerifyResult &result,
                                                                     size_t accepted) const {
     if (accepted >= draft_.tokens.size() || accepted >= result.tokens.size()) return std::nullopt;
@@ -388,7 +388,7 @@ std::optional<DraftLength::Round::Second> Speculator::second_choice(const Verify
     return std::nullopt;
 }
 
-// A pass with drafts took what plain steps would for the tokens that it brought, or more, or less.
+// Counts the pass. Its saved_seconds are those of plain steps for the same tokens minus its own.
 void Speculator::record(const VerifyResult &result, size_t accepted) {
     const bool plain = draft_.tokens.empty();
     const size_t of_draft = result.branch ? draft_.branches[*result.branch].shared : accepted;

@@ -1,23 +1,23 @@
-// Speculative decoding of one sequence: a source guesses the next tokens, one pass of the model computes all
-// of them, and what the model itself would have said is kept.
+// Speculative decoding of one sequence: a source drafts the next tokens, one pass of the model computes all
+// of them, and the tokens that the model itself would have produced are kept.
 //
 //   speculator.propose(text, most, 0, sampler);      // text ends with the token sampled last
-//   speculator.append_to(entry);                     // behind that token, which is due
+//   speculator.append_to(entry);                     // after that token, which is due
 //   ... a pass ...
 //   VerifyResult v = speculator.verify(entry, entry.rows(), sampler);
 //   if (v.branch) entry.choose_branch(*v.branch);
 //   entry.truncate(text + v.tokens.size() - 1);      // the last of them was not computed yet
 //
-// A source that is in doubt offers branches: other guesses in place of a part of its draft. Those that are
-// worth it are computed in the same pass, each on a fork of the sequence's cache, so that every token sees
-// its past in the cells where it always is, and its logits have the bits that they always have.
+// A source may offer branches: alternatives to the end of its draft. Those that pay are computed in the same
+// pass, each on a fork of the sequence's cache. Every token thus sees the same past in the same cells as
+// without drafts, and its logits have the same bits.
 //
 // Under DraftRule::Same every token is the one that the sampler draws from the model's logits, with its noise
 // (sampler.h): the text is the same as without drafts, byte for byte, and a draft is kept when it is that
 // token. Under DraftRule::Rejection, the text depends on the drafts, and only its distribution is that of the
-// model: draft x, drawn from q, is kept with probability min(1, p(x) / q(x)); the token in place of one that
-// is not is drawn from max(p - q, 0), normalized (Leviathan et al. 2023; Chen et al. 2023). Drafts are chains
-// then: a second guess would have to be drawn from what the refusal of the first leaves.
+// model: draft x, drawn from q, is kept with probability min(1, p(x) / q(x)); a rejected draft is replaced by
+// a draw from max(p - q, 0), normalized (Leviathan et al. 2023; Chen et al. 2023). There are no branches
+// then: a second guess would have to be drawn from that residual distribution.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ enum class DraftRule { Same, Rejection };
 
 struct SpeculationOptions {
     DraftLengthOptions length = {};  // `most` is at most kMostDrafts
-    float least_probability = 0;     // where the source is less sure of a token than that, the draft ends
+    float least_probability = 0;     // a draft ends before the first token that is less probable
     DraftRule rule = DraftRule::Same;
 };
 
@@ -51,15 +51,15 @@ class SharedCosts {
     SharedCosts() = default;
     explicit SharedCosts(const PassCosts &measured) : costs_(measured), measured_(true) {}
 
-    // Once enough tokens have come, or are sure to come (`wanted`), for it to take about a hundredth of their
-    // time, the costs are measured behind what `sequence` has in the cache, with `candidates` of each
-    // row (0: whole rows). Until then they are what passes turn out to take.
+    // Measures the costs once, after the cached tokens of `sequence`, with `candidates` logits of each row
+    // (0: whole rows). Does nothing until the tokens so far and the `wanted` ones to come are so many that
+    // measuring takes about a hundredth of their time; until then, costs come from observed passes alone.
     void measure(const Sequence &sequence, int32_t candidates, int64_t wanted,
                  const StopRequest *stop = nullptr);
     void observe(const Pass &pass);
     const PassCosts &costs() const { return costs_; }
-    // Of a plain step of one sequence among `sequences`, its share: the median of the last ones where there
-    // was only one.
+    // Seconds of a plain step per sequence when `sequences` share a pass; for one sequence, the median of the
+    // last plain steps.
     double plain_step(int32_t sequences) const;
 
   private:
@@ -71,15 +71,15 @@ class SharedCosts {
 
 // What speculation did, over one or several sequences.
 struct SpeculationCounts {
-    int64_t drafted = 0, accepted = 0;  // tokens that were verified, and those of them that were right
+    int64_t drafted = 0, accepted = 0;  // drafted tokens that were verified, and those that were right
     int64_t passes = 0;                 // with drafts
     int64_t plain_passes = 0;           // of one token
     double draft_seconds = 0;           // in the sources
     double verify_seconds = 0;          // in passes with drafts
-    double plain_seconds = 0;           // in the others
-    int64_t branches = 0;               // that were verified beside drafts (their tokens are in `drafted`),
-    int64_t branches_accepted = 0;      // and those in which the text went on (likewise in `accepted`)
-    double saved_seconds = 0;  // plain steps for the same tokens would have taken so much longer; or < 0
+    double plain_seconds = 0;           // in passes without drafts
+    int64_t branches = 0;               // verified branches; their tokens are included in `drafted`
+    int64_t branches_accepted = 0;      // branches in which the text went on; tokens included in `accepted`
+    double saved_seconds = 0;  // how much longer plain steps for the same tokens would take; may be < 0
     std::string failure = {};  // why a source gave up, or empty
 
     void add(const SpeculationCounts &other);
@@ -92,14 +92,14 @@ struct SpeculationCounts {
 
 // The result of a pass.
 struct VerifyResult {
-    std::vector<TokenId> tokens;   // that follow, at least one: accepted drafts and, as a rule, one more
+    std::vector<TokenId> tokens;   // at least one: the accepted drafts and, as a rule, one more
     std::vector<LogitRow> rows;    // the row of each token
-    std::optional<size_t> branch;  // of the sequence, that holds them; nullopt: its drafts do
+    std::optional<size_t> branch;  // the branch that holds the tokens; nullopt: the drafts do
 };
 
 class Speculator {
   public:
-    // `costs` is kept; without it every draft is as long as may be.
+    // Without `costs`, every draft is as long as allowed.
     Speculator(std::vector<std::unique_ptr<DraftSource>> sources, const SpeculationOptions &options,
                std::shared_ptr<SharedCosts> costs = nullptr);
 
@@ -110,7 +110,7 @@ class Speculator {
     // A source that fails is not asked again. A stop that is requested ends the guessing.
     void propose(std::span<const TokenId> text, int32_t most, int32_t beside, Sampler &sampler,
                  const StopRequest *stop = nullptr);
-    // What each would propose for itself; models draft for all of them in common passes.
+    // propose() for several speculators at once: draft models serve all of them in common passes.
     struct Part {
         Speculator *speculator;
         std::span<const TokenId> text;
@@ -119,19 +119,19 @@ class Speculator {
     };
     static void propose_together(std::span<const Part> parts, const StopRequest *stop = nullptr);
     std::span<const TokenId> drafts() const { return draft_.tokens; }
-    // Branches behind or beside drafts(), in the order in which the sequence gets them.
+    // The branches of drafts(), in the order in which append_to() adds them.
     std::span<const Branch> branches() const { return draft_.branches; }
-    // All of that, behind the token that is due.
+    // Appends drafts and branches to the sequence, after the token that is due.
     void append_to(ScheduledSequence &entry) const;
 
-    // How long the pass took that computed the drafts, divided among its sequences. Comes before verify(),
-    // which forgets them.
+    // Call before verify(): this sequence's share of the seconds of the pass that computed the drafts.
+    // verify() drops the drafts.
     void passed(double seconds);
-    // Verifies the drafts, all of which the sequence still has. `rows`: those of the sequence.
-    // If the row of a draft cannot be sampled from, the tokens end in front of it. Throws what
-    // sample_next() does for the first row.
+    // Verifies the drafts, all of which the sequence must still have. `rows`: those of the sequence. If a
+    // later row cannot be sampled from, the result ends before that token. Throws what sample_next() throws
+    // for the first row.
     VerifyResult verify(const ScheduledSequence &entry, const LogitRows &rows, Sampler &sampler);
-    // There was no pass: drops the drafts.
+    // Drops the drafts, if there was no pass.
     void forget();
 
     SharedCosts *costs() const { return costs_.get(); }
@@ -139,14 +139,14 @@ class Speculator {
 
   private:
     struct Source {
-        std::unique_ptr<DraftSource> drafts;  // null: it failed
+        std::unique_ptr<DraftSource> drafts;  // null: the source failed
         DraftLength length;
-        DraftLength::Round round = {};  // of the pass at hand
+        DraftLength::Round round = {};  // of the current pass
         std::vector<float> probabilities = {};
     };
     struct Verdict {
         TokenId token;
-        bool accepted;  // if it is a guess
+        bool accepted;  // false: it replaces a rejected draft
     };
     class Asking;
     bool settle(Source &source, Draft draft, int32_t most);
@@ -161,17 +161,17 @@ class Speculator {
     SpeculationOptions options_;
     std::shared_ptr<SharedCosts> costs_;
     std::vector<Source> sources_;
-    Draft draft_;                  // as it is verified
-    std::vector<Branch> offered_;  // all branches that there were, by their first tokens
+    Draft draft_;                  // the part that is verified
+    std::vector<Branch> offered_;  // all branches of the source, cut to their first tokens
     int32_t beside_ = 0;
-    double draft_seconds_ = 0, pass_seconds_ = 0;  // of the pass at hand
+    double draft_seconds_ = 0, pass_seconds_ = 0;  // of the current pass
     SpeculationCounts counts_;
 };
 
 // One for each sequence.
 using MakeSpeculator = std::function<std::unique_ptr<Speculator>()>;
 
-// A sequence that continues with `last`, with drafts or (null) without.
+// A sequence that continues with `last`. `speculator` may be null: no drafts.
 struct Continuation {
     ScheduledSequence *entry;
     TokenId last;       // sampled, not an end, and not in the sequence yet
@@ -179,12 +179,12 @@ struct Continuation {
     Speculator *speculator;
     Sampler *sampler;
 };
-// Appends `last` to each and, if everything in front of it is in the cache, drafts: as many as fit the
-// context, one of `sequences` equal shares of a pass, and `remaining`.
+// Appends `last` to each sequence and, if everything before it is cached, drafts: as many as fit the context,
+// the sequence's share of a pass (one of `sequences` equal shares), and `remaining`.
 void append_with_drafts(std::span<const Continuation> continuations, int32_t sequences = 1,
                         const StopRequest *stop = nullptr);
-// The tokens that follow, at least one, with the rows that they come from. The sequence keeps all of them but
-// the last.
+// The tokens that follow, at least one, with the rows that they were sampled from. The sequence keeps all of
+// them but the last.
 VerifyResult take_tokens(ScheduledSequence &entry, const LogitRows &rows, Speculator *speculator,
                          Sampler &sampler);
 

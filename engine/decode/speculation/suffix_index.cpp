@@ -54,8 +54,8 @@ void SuffixIndex::add_edge(int32_t from, TokenId token, int32_t to) {
     state.first_edge = static_cast<int32_t>(edges_.size() - 1);
 }
 
-// The shorter ones of the substrings of the edge's state, down from those that the edge makes of `from`, end
-// at the new place, too: they become a state of their own.
+// Splits the state that the edge leads to: its substrings of up to length(from) + 1 tokens also end at the
+// new place, so they become a state of their own, which is returned.
 int32_t SuffixIndex::split(int32_t from, int32_t edge) {
     const int32_t old = edges_[static_cast<size_t>(edge)].to;
     const TokenId token = edges_[static_cast<size_t>(edge)].token;

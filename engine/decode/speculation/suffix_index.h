@@ -1,5 +1,5 @@
-// Where has the end of this text been seen before? An index of a growing text of tokens that knows, at any
-// time, the longest suffix of the text that also ends somewhere earlier.
+// Finds where the end of a text occurred before: an index of a growing text of tokens that knows, at any
+// time, the longest suffix of the text that also occurs earlier.
 //
 // A suffix automaton (Blumer et al. 1985), built token by token: at most 2n states and 3n transitions, whose
 // table is one hash table for all states. A state stands for all substrings that end at the same places; the
@@ -20,26 +20,26 @@ class SuffixIndex {
   public:
     SuffixIndex();
 
-    // Amortised O(1); some 100 bytes. Precondition: size() < 2^30.
+    // Amortized O(1) time, some 100 bytes per token. Precondition: size() < 2^30.
     void append(TokenId token);
     size_t size() const { return static_cast<size_t>(size_); }
 
-    // The last `length` tokens also occur right before `end` < size(), and no longer suffix occurs earlier. Of
-    // several such places it is a late one (the latest, unless the text repeats so much that more than 32
-    // states would need an update). {0, 0}: the last token did not occur before.
+    // The last `length` tokens also occur right before `end` < size(), and no longer suffix occurs earlier.
+    // Of several such places, `end` is a late one (the latest, unless the text repeats so much that more than
+    // 32 states would need an update). {0, 0}: the last token did not occur before.
     struct Match {
         int32_t length = 0, end = 0;
     };
     Match match() const { return match_; }
-    // As match(), but of the suffixes that have been followed by another token than `expected`, the longest:
-    // it stands in front of `end`, and token `end` is another.
+    // As match(), but for the longest suffix that was once followed by a token other than `expected`: that
+    // token is at index `end`, right after the suffix.
     Match match_without(TokenId expected) const;
 
   private:
     struct State {
         int32_t length;      // of the longest substring
         int32_t link;        // state of its longest suffix that ends elsewhere, too; -1: of the empty text
-        int32_t last_end;    // a late end of them all
+        int32_t last_end;    // a late place where all of them end
         int32_t first_edge;  // -1: none
     };
     struct Edge {

@@ -91,7 +91,7 @@ class MappedDraft final : public DraftSource {
 
 // ---
 
-// Text that grows, cut into the tokens of another vocabulary.
+// A growing text in the tokens of another vocabulary.
 class Recut {
   public:
     explicit Recut(const DraftVocabulary &vocabulary) : vocabulary_(&vocabulary) {}
@@ -118,7 +118,7 @@ class Recut {
                std::equal(settled_.begin() + static_cast<std::ptrdiff_t>(from), settled_.end(),
                           text.begin() + static_cast<std::ptrdiff_t>(from));
     }
-    // Everything but the last tokens, up to the beginning of a word, is not cut again.
+    // Settles the text up to a word that begins before the last tokens: it is not tokenized again.
     void settle(std::span<const TokenId> text) {
         size_t end = text.size() - kStaysOpen;
         while (end > settled_.size() && !begins_word(text[end])) --end;
@@ -156,9 +156,9 @@ class Recut {
     }
 
     const DraftVocabulary *vocabulary_;
-    std::vector<TokenId> settled_;  // target's
-    std::vector<TokenId> tokens_;   // the draft's
-    size_t settled_tokens_ = 0;     // of those
+    std::vector<TokenId> settled_;  // the target's tokens of the settled text
+    std::vector<TokenId> tokens_;   // the draft model's tokens of the text
+    size_t settled_tokens_ = 0;     // how many of tokens_ are settled
 };
 
 class BridgedDraft final : public DraftSource {
@@ -181,7 +181,7 @@ class BridgedDraft final : public DraftSource {
         begun_ = true;
         most_ = static_cast<size_t>(most);
         text_.assign(text.begin(), text.end());
-        // One more than wanted: the last word is cut off.
+        // One more than requested, since the last word is dropped.
         return source_->begin(there, most + 1, least_probability, *sampler_);
     }
     Draft finish() override {
@@ -198,11 +198,11 @@ class BridgedDraft final : public DraftSource {
   private:
     struct Text {
         std::string bytes;
-        std::vector<size_t> ends;          // of every token, in bytes
-        TokenId control = text::kNoToken;  // the target's, behind them
-        size_t read = 0;                   // tokens
+        std::vector<size_t> ends;          // end of every token in `bytes`
+        TokenId control = text::kNoToken;  // the target's control token after `bytes`, if any
+        size_t read = 0;                   // drafted tokens that were read
     };
-    // What was drafted, up to a control token.
+    // The text of a draft, up to its first control token.
     Text text_of(const Draft &foreign) const {
         Text out;
         for (const TokenId id : foreign.tokens) {
@@ -238,8 +238,8 @@ class BridgedDraft final : public DraftSource {
         return draft;
     }
 
-    // The target's tokens for `bytes` behind `text`: cut together with the last words of it, if these come
-    // out as they are.
+    // The target's tokens for `bytes` after `text`: tokenized together with the last tokens of `text`, if
+    // these come out unchanged.
     std::vector<TokenId> continuation(std::span<const TokenId> text, const std::string &bytes) const {
         constexpr size_t kContext = 12;
         const text::Tokenizer &target = vocabulary_->target();

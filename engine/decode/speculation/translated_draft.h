@@ -1,5 +1,5 @@
-// Drafts of a model whose tokens are not those of the model that it drafts for. Exactness does not depend on
-// any of this: what was translated badly is not accepted.
+// Drafts of a model with another vocabulary than the target's. The text stays exact whatever happens here: a
+// badly translated draft is merely not accepted.
 #pragma once
 
 #include <memory>
@@ -9,20 +9,20 @@
 
 namespace runnel::decode {
 
-// `source` reads and drafts ids of the draft model; the result reads and drafts those of the model. As
-// vocabulary.kind() says: the source itself, through_ids or through_text. The vocabulary is kept.
+// `source` reads and drafts ids of the draft model; the result reads and drafts ids of the target. Depending
+// on vocabulary.kind(): the source itself, through_ids or through_text. `vocabulary` must outlive the result.
 std::unique_ptr<DraftSource> translated(std::unique_ptr<DraftSource> source,
                                         const DraftVocabulary &vocabulary);
 
-// One token for one token. A draft ends in front of a token without a counterpart, a branch with one is left
-// out. The sampler that the source sees has the target's options, with the biases of the counterparts.
+// Maps token by token. A draft ends before a token without a counterpart; a branch with such a token is left
+// out. The sampler that the source sees has the target's options, with the biases mapped to the counterparts.
 std::unique_ptr<DraftSource> through_ids(std::unique_ptr<DraftSource> source,
                                          const DraftVocabulary &vocabulary);
 
-// The text of the tokens, cut into tokens again: control tokens by their counterparts, the rest as bytes. Of
-// a draft, only whole words are proposed, as the next one might change how the last is cut; a proposed token
-// is as probable as all of the source's tokens that end in it. There are no branches. Text long past is not
-// cut again, so that the source sees the same tokens as before.
+// Tokenizes the text again: control tokens become their counterparts, all other tokens go through bytes. Of a
+// draft, only whole words are proposed, as the next word might change how the last one is tokenized. The
+// probability of a proposed token is the product over the source's tokens that end in it. There are no
+// branches. Old text is not tokenized again, so that the source sees the same tokens as before.
 std::unique_ptr<DraftSource> through_text(std::unique_ptr<DraftSource> source,
                                           const DraftVocabulary &vocabulary);
 

@@ -47,11 +47,11 @@ TEST_CASE("a model whose numbers are not finite: every command fails with 1 and 
         CAPTURE(got.err);
         CHECK(got.err.find("not finite") != std::string::npos);
     }
-    // What the model did to one row is not that row's fault.
+    // An error of the model is not reported as an error of the row.
     const Result rows = on_broken_model({"batch"}, "{\"prompt\": \"a\"}\n");
     CHECK(rows.code == 1);
     CHECK(json::parse(rows.out)["error"]["message"].get<std::string>().find("not finite") !=
           std::string::npos);
-    // Without answers there is nothing to sample from.
+    // bench does not sample, so it does not fail.
     CHECK(on_broken_model({"bench", "-p", "0", "-n", "4"}).code == 0);
 }

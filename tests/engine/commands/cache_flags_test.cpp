@@ -28,7 +28,7 @@ const TemporaryModel &tiny() {
     return model;
 }
 
-// Greedy, raw, with more arguments; -n 20 unless they say otherwise.
+// `run`, greedy and raw, with more arguments; -n 20 unless these have another -n.
 Result run_with(std::vector<std::string> more, const std::filesystem::path &model = tiny().path) {
     Process process;
     process.arguments = {"run", model.string(), "--raw", "--temp", "0", "--ignore-eos", "-n", "20"};

@@ -1,4 +1,4 @@
-// What holds for every command, from outside: exit codes, bad input, pipes, signals, settings. Needs $RUNNEL.
+// Behavior that all commands share: exit codes, bad input, pipes, signals, settings. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -180,7 +180,7 @@ TEST_CASE("an interrupt ends the wait for standard input") {
         CAPTURE(arguments[0]);
         CAPTURE(arguments[2]);
         REQUIRE(write(writer, "text", 4) == 4);
-        bool waits = false;  // it has read what there was
+        bool waits = false;  // it has read all input so far
         Process p = process(arguments);
         p.started = [&](int pid) {
             for (int unread = 4, tries = 0; !waits && tries < 120'000; ++tries) {
@@ -215,9 +215,9 @@ TEST_CASE("settings come from the environment, a file, and the command line, the
     CHECK(tokens({"--config", file, "-n", "7"}, {}) == 7);
     CHECK(tokens({}, {"RUNNEL_CONFIG=" + file}) == 5);
     CHECK(tokens({"--ignore-eos", "-n", "20", "--stop", "\x01"}, {}) == 20);
-    // A file named by the environment is weaker than a variable, one named on the command line is stronger.
+    // A variable overrides a file that the environment names; a file named on the command line overrides a variable.
     CHECK(tokens({}, {"RUNNEL_CONFIG=" + file, "RUNNEL_PREDICT=3"}) == 3);
-    // Options that can be repeated, too.
+    // The same holds for options that can be repeated.
     Process biased = process({"run", tiny().path.string(), "ab", "--json", "-n", "1"});
     biased.environment = {"RUNNEL_LOGIT_BIAS=99999+1"};
     CHECK(execute(biased).code == 5);

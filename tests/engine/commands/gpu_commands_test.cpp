@@ -1,5 +1,5 @@
-// What commands say about a GPU, and the bar while a model goes there. The tests' CUDA device is the
-// emulator.
+// What commands print about a GPU, and the progress bar while a model is loaded onto it. The tests' CUDA
+// device is the emulator.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ using namespace runnel::commands;
 
 namespace {
 
-// A pipe or a pseudo terminal: what is written comes out as read().
+// A pipe or a pseudo terminal; read() returns what was written to it.
 class Screen {
   public:
     explicit Screen(bool terminal) {
@@ -135,12 +135,12 @@ TEST_CASE("gpu commands: bench tells how many kernels a token launches") {
         REQUIRE(bench(options, io) == 0);
         const auto tests = nlohmann::json::parse(screen.read())["tests"];
         REQUIRE(tests.size() == 2);
-        CHECK(tests[0]["launches_per_token"].is_null());  // of a prompt
+        CHECK(tests[0]["launches_per_token"].is_null());  // the prefill test
         const auto &decode = tests[1]["launches_per_token"];
         if (std::string(device) == "cpu")
             CHECK(decode.is_null());
         else
-            // Of a layer: q and k and v, attention, output, gate and up, down, with the norms in output and
+            // Per layer: q and k and v, attention, output, gate and up, down, with the norms in output and
             // down (F32 is not quantized); the embedding, the first norm, gathering the row of logits, and
             // the logits.
             CHECK(decode == 5 * 3 + 4);

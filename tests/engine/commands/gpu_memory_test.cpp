@@ -1,5 +1,5 @@
-// A GPU whose memory is short: what drafts and comparisons need is planned with the model, or said. The
-// tests' CUDA device is the emulator.
+// A GPU with too little memory: the memory of drafts and comparisons is planned with the model, or a note
+// says that it is missing. The tests' CUDA device is the emulator.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -26,13 +26,13 @@ using testing::TemporaryModel;
 
 namespace {
 
-// The emulated device has so much memory while this exists.
+// While this exists, the emulated device has `bytes` of memory.
 struct SmallGpu {
     explicit SmallGpu(size_t bytes) { simt::settings().memory = bytes; }
     ~SmallGpu() { simt::settings() = {}; }
 };
 
-// Messages and results go to files, nothing comes in.
+// Messages and results go to files; there is no input.
 struct Files {
     Files() {
         io.in = open("/dev/null", O_RDONLY);
@@ -77,7 +77,7 @@ decode::EngineOptions options_for(const TemporaryModel &model) {
     return options;
 }
 
-// Of a model alone, with all the cache that its sequences could fill, and without any.
+// GPU memory for a model alone, with all the cache that its sequences could fill, and with the least.
 struct Need {
     size_t full, least;
 };
@@ -87,7 +87,7 @@ Need need_of(const kernels::Program &program) {
             kernels::cuda::memory_need(program, {}, kBatch).all()};
 }
 
-// Drafts are made, and where their notes say.
+// Makes drafts and returns the notes, which say where they are made.
 std::vector<std::string> draft(decode::Engine &engine, const decode::DraftingOptions &how) {
     decode::Drafting drafting(how, engine, kSequences);
     const completion::PromptFormat format(engine.file(), engine.tokenizer());
@@ -110,7 +110,7 @@ TEST_CASE("gpu memory: a model leaves room for its own first layers, and without
     const Need whole = need_of(program), first = need_of(model::first_layers(program, 1));
     decode::EngineOptions options = options_for(file);
     {
-        // The cache that the model could use does not fit beside the layers.
+        // The whole cache that the model could use does not fit next to the layers.
         const SmallGpu gpu(whole.full + first.least - (size_t{1} << 20));
         options.first_layers = 1;
         decode::Engine engine(options);
@@ -168,7 +168,7 @@ TEST_CASE("gpu memory: --spec-verify computes where the model is, which fills mo
         CHECK(run(run_options, files.io) == 0);
         CHECK(Files::read(files.err).find("--spec-verify: 6 tokens, no difference") != std::string::npos);
     }
-    // Layers that have to be on the GPU leave too little for a second context.
+    // The requested layers on the GPU leave too little memory for a second context.
     const SmallGpu gpu(need(2) - 1);
     run_options.model.gpu_layers = "all";
     Files files;

@@ -1,4 +1,4 @@
-// JSON that would overflow a stack, take minutes or gigabytes, wherever a command reads some. Needs $RUNNEL.
+// JSON that would overflow a stack or take minutes or gigabytes, for every command that reads JSON. Needs $RUNNEL.
 #include <doctest/doctest.h>
 
 #include <fstream>

@@ -1,4 +1,4 @@
-// What is told of models and the machine, from outside: `runnel inspect`, `bench`, `devices`. Needs $RUNNEL.
+// What `runnel inspect`, `bench` and `devices` print about models and the machine. Needs $RUNNEL.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -22,7 +22,7 @@ TEST_CASE("inspect --supported needs no model and lists families with what was c
     CHECK(table.out.find("phi3, LongRoPE long") != std::string::npos);
     const json all = json::parse(runnel_with({"inspect", "--supported", "--json"}).out);
     CHECK(all["architectures"].size() >= 28);
-    // What it shows is the record, which is close enough to the peers.
+    // The output equals the record, and the record is close enough to the peers.
     std::ifstream record("tests/data/verified_families.tsv");
     REQUIRE(record.is_open());
     std::string line;

@@ -36,7 +36,7 @@ struct Ended {
     std::string out, err;
 };
 
-// In `folder`, with `prepare` called in the child. Files carry what it says: a pipe would need descriptors.
+// Runs in `folder`, with `prepare` called in the child. Its output goes to files: pipes would need descriptors.
 Ended ended(const fs::path &folder, const std::vector<std::string> &arguments,
             const std::function<void()> &prepare) {
     const std::string program = program_under_test().value();
@@ -56,7 +56,7 @@ Ended ended(const fs::path &folder, const std::vector<std::string> &arguments,
         if (binary > 3) close_range(3, static_cast<unsigned>(binary) - 1, 0);
         close_range(static_cast<unsigned>(binary) + 1, ~0u, 0);
         for (const int number : {SIGINT, SIGPIPE, SIGXFSZ}) signal(number, SIG_DFL);
-        close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);  // what the tests were started with takes no place
+        close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);  // descriptors that the tests inherited must not count
         alarm(60);
         prepare();
         fexecve(binary, argv.data(), environ);

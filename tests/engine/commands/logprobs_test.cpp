@@ -221,7 +221,7 @@ TEST_CASE("run and batch: --thinking-budget ends the reasoning after so many tok
     REQUIRE(rows.size() == 2);
     CHECK(rows[0]["text"] == bound["text"]);
     CHECK(rows[1]["text"] == "");
-    // Where no answer began, stderr says so.
+    // If the answer did not begin, stderr says so.
     std::vector<std::string> arguments = with({"run", demo_model().string(), "Hi", "-t", "1"});
     const Result said = runnel_with(arguments);
     CHECK(said.code == 0);

@@ -1,5 +1,5 @@
-// Devices that are too old, too small, or lost in the middle: a clear message, and nothing lost that was
-// written. The commands run in this process, where the GPU is the emulated one.
+// Devices that are too old, too small, or lost during a run: the message is clear, and what was written
+// stays. The commands run in this process, where the GPU is the emulated one.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ using runnel::testing::TemporaryModel;
 
 namespace {
 
-// Settings of the emulator for a while.
+// Changes settings of the emulator while it exists.
 struct Emulated {
     Emulated() { simt::settings() = {}; }
     ~Emulated() { simt::settings() = {}; }
@@ -39,7 +39,7 @@ std::string text_of(const std::filesystem::path &path) {
     return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
-// What a command throws, and what it has written by then.
+// The error that a command throws, and what it has written by then.
 struct Outcome {
     int code = -1;
     std::string error, out, err;
@@ -133,7 +133,7 @@ TEST_CASE("lost device: the oldest GPU that is not too old writes the same") {
     CHECK(oldest.code == exit_code::kDone);
     CHECK(oldest.error == "");
     CHECK(oldest.out == newer.out);
-    // No device has as little: what a model with kernels that need more meets.
+    // No real device has so little shared memory: stands for a model whose kernels need more than there is.
     emulated->shared_per_block = 8 << 10;
     CHECK(
         run_on("cuda", 2).error.find("the GPU gives a kernel 8 KiB of shared memory, but the model needs the "

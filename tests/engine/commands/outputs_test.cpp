@@ -1,4 +1,4 @@
-// What the commands write, and what they must not write over. Needs $RUNNEL.
+// Which files the commands write, and which they must not overwrite. Needs $RUNNEL.
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -127,7 +127,7 @@ TEST_CASE("outputs: two of them cannot be one file, which may be that of standar
             CHECK(r.err.find("two outputs") != std::string::npos);
             CHECK(f.count() == before);
         }
-    // Where a shell sends what the program prints.
+    // Files to which a shell redirects the program's output.
     for (const std::string redirection : {" >", " 2>", " >>"}) {
         CAPTURE(redirection);
         const int status =
@@ -155,7 +155,7 @@ TEST_CASE("outputs: - and /dev/stdout are the standard output of batch") {
         const Result r = runnel_with({"batch", f.model, "-s", "1", "-i", f.rows, "-o", name});
         CHECK(r.code == 0);
         CHECK(r.out == plain);
-        // Also when that is a file.
+        // Also when standard output is a file.
         CHECK(std::system((shell_word(*program_under_test()) + " batch " + shell_word(f.model) + " -s 1 -i " +
                            shell_word(f.rows) + " -o " + name + " >" + shell_word(f.talk))
                               .c_str()) == 0);
@@ -265,7 +265,7 @@ TEST_CASE("outputs: a limit on the size of files is a message, and nothing is le
     CHECK(WEXITSTATUS(logits) == 1);
     CHECK(text_of(f.folder / "err").find("File too large") != std::string::npos);
     CHECK(f.count() == before + 1);
-    // Of a batch the lines that were written whole stay.
+    // The lines of a batch that were written whole stay.
     std::string rows;
     for (int i = 0; i < 100; ++i) rows += "{\"prompt\": \"row\", \"max_tokens\": 20}\n";
     write_text(f.rows, rows);

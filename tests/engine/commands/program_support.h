@@ -1,4 +1,4 @@
-// What the tests of the program from outside share. They need $RUNNEL (default build/runnel).
+// Shared by tests that run the program. They need $RUNNEL (default build/runnel).
 #pragma once
 
 #include <doctest/doctest.h>
@@ -41,7 +41,7 @@ inline Process process(std::vector<std::string> arguments) {
     return p;
 }
 
-// The line editor waits at an empty prompt, which was drawn behind the first `after` bytes of the output.
+// True if the line editor waits at an empty prompt that it drew after the first `after` bytes of the output.
 inline bool at_prompt(const std::string &out, size_t after) {
     return out.size() > after && out.ends_with(">>> \r\x1b[4C\x1b[?7h\x1b[?25h");
 }

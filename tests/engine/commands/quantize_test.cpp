@@ -132,7 +132,7 @@ TEST_CASE("quantize: importance changes the bytes and is recorded") {
     CHECK_FALSE(std::equal(a->data, a->data + a->bytes, b->data));
     CHECK(weighted.find("quantize.imatrix.file")->as_string() == "a.imatrix");
     CHECK(weighted.find("quantize.imatrix.chunks_count")->as_int() == 3);
-    // Weights that are the same for all columns of a row give another choice than none, but a valid one.
+    // A file that is not an importance matrix is refused.
     std::ofstream(directory / "bad.imatrix") << "no importance";
     const Result bad = runnel_with({"quantize", in.string(), (directory / "x").string(), "Q4_0", "--imatrix",
                                     (directory / "bad.imatrix").string()});

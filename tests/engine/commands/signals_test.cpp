@@ -37,7 +37,7 @@ std::vector<Row> rows(const fs::path &folder) {
             {"bench", {"bench", model, "-p", "64", "-n", "64", "-r", "3", "-t", "2"}}};
 }
 
-// The process answers SIGINT, or is over. Before that the system's loader is at work, on a busy machine for long.
+// True if the process handles SIGINT or is over. Until then the system's loader runs, long on a busy machine.
 bool is_up(pid_t child) {
     std::ifstream status("/proc/" + std::to_string(child) + "/status");
     for (std::string line; std::getline(status, line);) {
@@ -49,7 +49,7 @@ bool is_up(pid_t child) {
     return true;
 }
 
-// The wait status of the program when `number` reached it so many microseconds after it was up.
+// The wait status of the program if signal `number` reached it `after` microseconds after it was up.
 int ended_by(const std::vector<std::string> &arguments, int number, useconds_t after) {
     const std::string program = program_under_test().value();
     std::vector<char *> argv{const_cast<char *>(program.c_str())};

@@ -1,4 +1,4 @@
-// One answer: where it ends, and the text it reports until then.
+// One answer: where it ends, and the text that it reports until then.
 #include <doctest/doctest.h>
 
 #include "engine/completion/queue.h"
@@ -93,7 +93,7 @@ TEST_CASE("answer: text comes in whole characters, and invalid bytes are replace
 TEST_CASE("answer: a full context is reported") {
     Rig rig({"a", "b", "c", "d", "e", "f"}, 5);
     const Answered r = generate(rig, {});
-    CHECK(r.text == "abc");  // two fit after the prompt; the third needs no place
+    CHECK(r.text == "abc");  // two tokens fit after the prompt; the third needs no cell
     CHECK(r.done.reason == FinishReason::Length);
     CHECK(r.done.context_full);
     rig.prompt.assign(6, 1);

@@ -48,7 +48,7 @@ struct Expected {
     double log_probability, score;
 };
 
-// The definition at the top of the header, with whole prefixes and complete sorts.
+// Beam search by the definition in the header, with whole prefixes and complete sorts.
 std::vector<Expected> reference(const std::vector<TokenId> &prompt, int32_t vocab, size_t beams,
                                 size_t most) {
     std::vector<Expected> live = {{{}, 0, 0}}, finished;

@@ -82,7 +82,7 @@ TEST_CASE("queue: logits that are not finite fail only their answer") {
     CHECK(all.at({1, 0}).done.kind == DecodeError::Kind::Failed);
     CHECK(all.at({2, 0}).done.error == "");
     CHECK(all.at({2, 0}).done.tokens.size() == 3);
-    // Of a prompt that is scored, too, whichever position has them.
+    // Also for a prompt that is scored, at whichever position the logits are not finite.
     rig.backend->model = [](const std::vector<int32_t> &prefix, std::span<float> logits) {
         if (prefix.size() == 2 && prefix[0] == 7) logits[3] = std::numeric_limits<float>::quiet_NaN();
     };
@@ -137,7 +137,7 @@ TEST_CASE("queue: each answer has its own progress and times") {
         CHECK(timings.decode_rate() > 0);
         CHECK(done.at(id).usage.completion_tokens == 6);
     }
-    // The second waited for all of the first.
+    // The second request waited until the first was done.
     CHECK(done.at(2).timings.queued_seconds >
           done.at(1).timings.first_token_seconds - done.at(1).timings.queued_seconds);
 }

@@ -106,7 +106,7 @@ std::vector<Answered> alone(Executor &executor, const std::vector<Request> &requ
     return answers;
 }
 
-// Requests arrive at random times; now and then one is canceled and comes again.
+// Submits requests at random times; now and then one is canceled and submitted again.
 std::vector<Answered> together(Executor &executor, const std::vector<Request> &requests, int32_t parallel,
                                std::mt19937 &rng, SchedulerCounts *counts = nullptr) {
     CompletionQueue queue(executor, toy_letters(), {.parallel = parallel});
@@ -189,7 +189,7 @@ TEST_CASE("queue: an answer is the same alone, among 32, as a sample, with draft
                 preemptions += queue.schedule().preemptions;
                 accepted += queue.speculation().accepted;
             }
-        // Samples of one prompt, each as the request of its stream.
+        // Each sample of one prompt equals the answer to a request with its stream.
         Request several = requests[0];
         several.samples = 5;
         several.logprobs = true;

@@ -25,7 +25,7 @@ Expected naive(const std::string &text, const std::vector<std::string> &stops) {
     return {text, false};
 }
 
-// Could more text make one of `stops` begin in what was held back?
+// How many last bytes must be held back because one of `stops` may begin there.
 size_t needed_hold(const std::string &text, const std::vector<std::string> &stops) {
     size_t hold = 0;
     for (const std::string &s : stops)

@@ -1,4 +1,4 @@
-// When the closing mark of reasoning is forced, by the text that came; and that it depends on the text alone.
+// When the closing mark of reasoning is forced, and that this depends on the text alone.
 #include "engine/completion/thinking_budget.h"
 
 #include <doctest/doctest.h>
@@ -41,7 +41,7 @@ ThinkingBudget budget(const ReasoningStyle &style, bool inside, int64_t most, in
     return {style, inside, most, closing, [](TokenId i) { return kWords[static_cast<size_t>(i)]; }, prompt};
 }
 
-// What comes when the model says these words as long as nothing is forced.
+// The answer if the model generates these words whenever no token is forced.
 std::string said(const ReasoningStyle &style, bool inside, int64_t most,
                  const std::vector<std::string> &model) {
     ThinkingBudget limit = budget(style, inside, most);

@@ -72,8 +72,8 @@ TEST_CASE("cache kinds: behind a window, memory is bounded and no bit changes") 
 }
 
 TEST_CASE("cache kinds: a window with sinks is the model on the sinks and the window alone") {
-    // One layer: its keys and values depend on nothing but token and position, so the text that is left
-    // says what they are.
+    // With one layer, keys and values depend only on token and position, so the remaining text determines
+    // them.
     for (const auto &[window, sinks] : std::vector<std::pair<int32_t, int32_t>>{{40, 4}, {33, 1}, {20, 40}}) {
         const TinyProgram tiny({.layers = 1, .head_norm = true}, 5);
         kernels::Program program = tiny.program();
@@ -132,7 +132,7 @@ TEST_CASE("cache kinds: in every type, chunks, threads, instruction sets and for
                 CHECK(fork.length() == 0);
                 CHECK(same(logits_after(again, more), after));
             }
-        // Two forks go different ways.
+        // Two forks get different continuations.
         SequenceCache trunk = executor.new_sequence();
         std::vector<float> logits;
         const StepInput all{&trunk, std::span(text).first(64), 1};

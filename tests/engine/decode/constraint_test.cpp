@@ -172,7 +172,7 @@ TEST_CASE("constraint: a grammar that allows no token throws DecodeError") {
 
 namespace {
 
-// Drafts the same again and again.
+// A source that always gives the same draft.
 class Fixed final : public DraftSource {
   public:
     explicit Fixed(Draft draft) : draft_(std::move(draft)) {}
@@ -218,7 +218,7 @@ TEST_CASE("constraint: forced text is drafted in the tokens of the tokenizer") {
                       }};
     GrammarDraft source(words);
     const std::vector<TokenId> text{kF, kC};
-    CHECK(source.draft(text, 8, 0, sampler).tokens == std::vector<TokenId>{kAb});  // "d" may be cut otherwise
+    CHECK(source.draft(text, 8, 0, sampler).tokens == std::vector<TokenId>{kAb});  // "d" could still change
     CHECK(source.draft(std::vector<TokenId>{kF, kC, kA, kB, kD}, 8, 0, sampler).tokens.empty());
     CHECK(source.draft(text, 0, 0, sampler).tokens.empty());
 }

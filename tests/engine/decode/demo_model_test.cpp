@@ -1,4 +1,4 @@
-// The models that ship with the product: what trained weights show and random ones cannot.
+// The models that ship with the product: properties that only trained weights have.
 #include <doctest/doctest.h>
 
 #include <cctype>
@@ -102,7 +102,7 @@ std::string greedy(const std::string &prompt, int64_t most, int threads) {
     return answer_all(queue).begin()->second.text;
 }
 
-// One list of what is expected.
+// One list of expected results.
 json expected(const char *list) {
     return json::parse(read_file("tests/models/expected.json"))[list];
 }
@@ -140,7 +140,7 @@ TEST_CASE("demo model: tokens are those of the library that made the vocabulary"
         CHECK(ids == t["ids"].get<std::vector<TokenId>>());
         CHECK(tokenizer.decode(ids) == text);
     }
-    // Whatever the bytes, there are tokens for them.
+    // There are tokens for any bytes.
     std::string all;
     for (int byte = 0; byte < 256; ++byte) all += static_cast<char>(byte);
     CHECK(tokenizer.decode(tokenizer.encode(all, {.add_special = false})) == all);

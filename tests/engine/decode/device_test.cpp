@@ -20,7 +20,7 @@ using decode::DeviceRequest;
 
 namespace {
 
-// Devices that only tell what memory they have.
+// A device that only reports its memory.
 class ToyGpu final : public kernels::Device {
   public:
     using Free = std::function<size_t()>;
@@ -54,7 +54,7 @@ kernels::Devices toys(const std::vector<std::pair<size_t, ToyGpu::Free>> &memory
 const kernels::Devices kNone = toys({});
 const kernels::Devices kTwo = toys({{100, [] { return size_t{10}; }}, {100, [] { return size_t{90}; }}});
 
-// Its name; "" for the CPU.
+// The name of the chosen device; "" for the CPU.
 std::string name_of(const decode::DeviceChoice &choice) {
     REQUIRE(choice.gpus.size() < 2);
     return choice.gpus.empty() ? "" : choice.gpus.front()->name();

@@ -1,5 +1,5 @@
-// Tokens from the largest logits alone are those from whole rows; on the emulated GPU, with what crosses the
-// bus counted.
+// Tokens sampled from the largest logits alone are those sampled from whole rows. On the emulated GPU, the
+// test also counts what crosses the bus.
 #include "engine/decode/next_token.h"
 
 #include <doctest/doctest.h>
@@ -38,7 +38,7 @@ float choice(std::mt19937 &random, std::initializer_list<float> values) {
     return *(values.begin() + random() % values.size());
 }
 
-// Every filter on or off, now and then biases and penalties.
+// Random options: every filter on or off, now and then biases and penalties.
 SamplingOptions random_options(std::mt19937 &random, int32_t vocab) {
     SamplingOptions o;
     o.seed = random();
@@ -87,7 +87,7 @@ TEST_CASE("next token: the largest logits give what the row gives, or say that t
     for (int round = 0; round < 3000; ++round) {
         CAPTURE(round);
         const auto vocab = static_cast<int32_t>(100 + random() % 400);
-        const bool coarse = random() % 2 == 0;  // many equal ones
+        const bool coarse = random() % 2 == 0;  // many equal logits
         std::normal_distribution<float> normal(0, 3);
         std::vector<float> logits(static_cast<size_t>(vocab));
         for (float &l : logits) l = coarse ? std::rint(normal(random)) : normal(random);
@@ -100,7 +100,7 @@ TEST_CASE("next token: the largest logits give what the row gives, or say that t
             ++whole;
             continue;
         }
-        // Fewer than needed must not mislead it either.
+        // Fewer logits than needed must not lead to another token either.
         for (const int32_t count : {needed, std::max(1, needed / 3)}) {
             const auto token = sampler.sample(largest(logits, count), history);
             if (count == needed) ++(token ? decided : undecided);
@@ -146,7 +146,7 @@ TEST_CASE("next token: numbers that are not finite are an error as they are in a
 
 namespace {
 
-// One letter for every token; none ends an answer.
+// A vocabulary with one letter for every token; no token ends an answer.
 Vocabulary letters() {
     return {[](TokenId id) { return std::string(1, static_cast<char>('a' + id % 26)); },
             [](TokenId) { return false; }};
@@ -200,7 +200,7 @@ TEST_CASE(
     "next token: of a greedy token 8 bytes come back, of a sampled one 8 per candidate; one wait each") {
     Executor executor = gpu_executor(tiny().program(), false);
     const auto traffic_of = [&](const SamplingOptions &options, uint64_t &pinned) {
-        // The difference of two lengths, so that the prompt and the first graphs do not count.
+        // Counts the difference between two lengths, which excludes the prompt and the first graphs.
         simt::HostTraffic traffic[2];
         uint64_t written[2] = {};
         for (const int i : {0, 1}) {
@@ -230,7 +230,7 @@ TEST_CASE(
     generate(executor, {.logit_bias = {}, .seed = 1}, 3);
     const simt::HostTraffic sampled = traffic_of({.logit_bias = {}, .seed = 1}, pinned);
     CHECK(sampled.to_host == 0);
-    CHECK(pinned == 10 * (40 + 1) * 8);  // and what the row sums up to
+    CHECK(pinned == 10 * (40 + 1) * 8);  // 40 candidates and the sum of the row
     CHECK(sampled.waits == 10);
 }
 

@@ -31,7 +31,7 @@ const DeviceList &gpu_and_cpu() {
     return both;
 }
 
-// The emulated device has so much memory while this exists.
+// While this exists, the emulated device has `bytes` of memory.
 struct SmallGpu {
     explicit SmallGpu(size_t bytes) { simt::settings().memory = bytes; }
     ~SmallGpu() { simt::settings() = {}; }
@@ -44,7 +44,7 @@ EngineOptions options_for(const TemporaryModel &model, std::optional<int64_t> gp
     return options;
 }
 
-// Logits of a text fed in two chunks, the second after a roll-back, and the greedy tokens behind it.
+// Logits of a text fed in two chunks, the second after a roll-back, and the greedy tokens after it.
 struct Result {
     std::vector<float> logits;
     std::vector<text::TokenId> greedy;
@@ -57,7 +57,7 @@ Result compute(Engine &engine, int count = 4) {
     REQUIRE(session.feed(prompt));
     session.truncate(29);
     REQUIRE(session.feed(std::span(prompt).subspan(29)));
-    // A fork that goes another way leaves no trace in the sequence it comes from.
+    // A fork with another continuation does not change the sequence it was forked from.
     ScheduledSequence fork(session.sequence().fork());
     Scheduler scheduler(engine.executor(), {.parallel = 1});
     scheduler.add(fork);
@@ -224,7 +224,7 @@ TEST_CASE("placement: as many layers as fit, and never more than was predicted")
         divided = divided || (last > 0 && last < 4);
         if (last == 2 && !loaded) {
             loaded = true;
-            // What was planned can be loaded on a device of that size.
+            // The planned model can be loaded on a device of that size.
             const SmallGpu gpu(memory);
             Engine engine(options_for(model, last));
             CHECK(compute(engine, 1).greedy == std::vector<text::TokenId>(1, on_cpu(model).greedy[0]));
@@ -311,7 +311,7 @@ TEST_CASE("placement: layers that do not fit are refused with the numbers and wi
         CHECK(what.find("of cache for a context of 8192") != std::string::npos);
         CHECK(what.find("what fits is -ngl ") != std::string::npos);
         CHECK(what.find(", or -c ") != std::string::npos);
-        // It is true.
+        // The hint in the message is right.
         const int64_t layers = std::stoll(what.substr(what.find("-ngl ") + 5));
         CHECK(plan_placement(program, gpu_and_cpu(), {all - (size_t{1} << 20), kPlenty}, {layers, {}},
                              context));

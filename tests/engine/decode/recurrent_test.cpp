@@ -1,5 +1,5 @@
-// Sequences of models with recurrent layers: whatever happens to them, they say what they say alone, and little
-// is computed again.
+// Sequences of models with recurrent layers: forks, roll-backs and other sequences do not change their
+// logits, and little is computed again.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -80,7 +80,7 @@ TEST_CASE("recurrent: any history of feeding, forking and cutting gives the logi
                 case 1:
                     if (texts.size() < 3) texts.emplace_back(text.session.sequence().fork(), text.expected);
                     continue;
-                case 2: {  // go on from a text that others have
+                case 2: {  // continue a text that other sequences have
                     std::vector<TokenId> wanted(common.begin(), common.begin() + 1 + rng() % 699);
                     const size_t known = text.session.reuse(wanted);
                     text.expected.assign(wanted.begin(), wanted.begin() + static_cast<std::ptrdiff_t>(known));
@@ -170,7 +170,7 @@ TEST_CASE("recurrent: rejected guesses are taken back without computing again") 
         REQUIRE(session.compute());
         text.push_back(due[0]);
         const size_t replayed = tokens_computed(rig) - before - 1 - guesses.size();
-        CHECK(replayed <= 4);  // only where more were accepted than states are kept
+        CHECK(replayed <= 4);  // only if more tokens were accepted than states are kept
         const size_t accepted = rng() % (guesses.size() + 1);
         for (size_t i = 0; i < accepted; ++i) text.push_back(guesses[i]);
         session.truncate(text.size());
@@ -197,7 +197,7 @@ TEST_CASE("recurrent: texts that part inside an interval share the checkpoint wh
         count = tokens_computed(rig) - before;
     }
     CHECK(computed[0] == 350);
-    CHECK(computed[1] == 350);  // no state where they part yet
+    CHECK(computed[1] == 350);  // no state is kept yet where the texts diverge
     CHECK(computed[2] == 350 - 192);
 }
 
@@ -231,7 +231,7 @@ TEST_CASE("recurrent: memory for states is planned, and no context makes it grow
     const size_t before = cache_bytes(program, shape);
     program.state_layers = {{1 << 20}, {1 << 20}};
     CHECK(kernels::state_bytes(program) == size_t{8} << 20);
-    CHECK(state_slots(program, shape) == 2 * 3 + 16);  // no more bytes than K and V, but 16
+    CHECK(state_slots(program, shape) == 2 * 3 + 16);  // K and V have fewer bytes than 16 states: 16
     CHECK(cache_bytes(program, shape) - before ==
           22 * kernels::state_bytes(program) - static_cast<size_t>(2 * 3 + 33) * 2 * sizeof(float));
     CHECK(cache_config(program, shape, 8192).states == 22);
@@ -246,7 +246,7 @@ TEST_CASE("recurrent: on the CPU, bits are the same alone, in any batch, chunk, 
         std::vector<TokenId> text(420);
         for (TokenId &id : text) id = static_cast<TokenId>(rng() % 260);
         Executor calm(kernels::cpu::make_cpu_backend(1), model.program, {.context = 600, .batch = 500});
-        std::vector<std::vector<float>> expected;  // behind the first so many tokens, from 400 on
+        std::vector<std::vector<float>> expected;  // logits after the first n tokens, for n from 400 on
         SingleSequence alone(calm);
         REQUIRE(alone.feed(std::span(text).first(400)));
         for (size_t n = 400; n < text.size(); ++n) {

@@ -15,7 +15,7 @@ using namespace runnel::decode;
 
 namespace {
 
-// The chain, step by step over a fully sorted vocabulary.
+// A reference chain, step by step over a fully sorted vocabulary.
 struct Naive {
     struct Entry {
         TokenId id;
@@ -167,7 +167,7 @@ TEST_CASE("sampler: equals a naive implementation that sorts everything") {
         o.top_k = choose(rng, {0, 1, 5, 40, 700, 1000000});
         o.top_p = choose(rng, {0.0f, 0.2f, 0.95f, 0.999f, 1.0f});
         o.min_p = choose(rng, {0.0f, 0.05f, 0.9f, 1.0f});
-        // With ties, which of the equally typical comes first is decided by the last bit of a logarithm.
+        // With ties, the last bit of a logarithm decides which of equally typical tokens comes first.
         o.typical = ties ? 1.0f : choose(rng, {1.0f, 1.0f, 0.9f, 0.2f});
         o.repeat_penalty = choose(rng, {1.0f, 1.1f, 2.0f});
         o.presence_penalty = choose(rng, {0.0f, 0.5f});
@@ -219,7 +219,7 @@ TEST_CASE("sampler: draws follow the distribution and depend on seed, stream and
     CHECK(different > 30);
 }
 
-// The definition, without a shortcut.
+// The draw by its definition, without shortcuts.
 static TokenId naive_draw(const SamplingOptions &o, uint32_t stream, size_t position,
                           const Distribution &distribution) {
     TokenId best = -1;

@@ -20,7 +20,7 @@ using namespace runnel::decode;
 
 namespace {
 
-// The logits that the numbers of llama.cpp below are for.
+// The logits from which llama.cpp computed the numbers below.
 std::vector<float> peer_logits() {
     std::vector<float> logits;
     for (int i = 0; i < 64; ++i)
@@ -43,7 +43,7 @@ Probabilities of(const Distribution &distribution) {
     return all;
 }
 
-// Every step by its formula, on a map of logits.
+// A reference sampler: every step by its formula, on a map of logits.
 class Definition {
   public:
     Definition(const SamplingOptions &o, const std::vector<float> &logits, double coin) : o_(o), coin_(coin) {
@@ -154,7 +154,7 @@ void check_close(const Probabilities &got, const Probabilities &wanted, double e
     }
 }
 
-// By the definition: every suffix of the window against every earlier place.
+// DRY by its definition: compares every suffix of the window with every earlier place.
 std::map<TokenId, double> naive_dry(const SamplingOptions &o, const std::vector<TokenId> &history,
                                     const std::vector<TokenId> &breakers) {
     std::map<TokenId, double> penalties;
@@ -163,7 +163,7 @@ std::map<TokenId, double> naive_dry(const SamplingOptions &o, const std::vector<
         w.erase(w.begin(), w.end() - o.dry_last_n);
     const auto is_breaker = [&](TokenId id) { return std::ranges::count(breakers, id) > 0; };
     const auto allowed = static_cast<size_t>(o.dry_allowed_length);
-    for (size_t end = 1; end < w.size(); ++end) {  // w[end] comes behind an earlier place
+    for (size_t end = 1; end < w.size(); ++end) {  // w[end] follows an earlier place
         size_t length = 0;
         while (length < end && w[end - 1 - length] == w[w.size() - 1 - length] &&
                !is_breaker(w[w.size() - 1 - length]))
@@ -196,7 +196,7 @@ TEST_CASE("samplers: llama.cpp's numbers") {
     struct Case {
         const char *samplers;
         SamplingOptions options;
-        std::vector<TokenId> first;  // of the ids
+        std::vector<TokenId> first;  // the first ids
         size_t count;
         std::vector<double> largest;
     };
@@ -274,7 +274,7 @@ TEST_CASE("samplers: llama.cpp's numbers") {
     }
 }
 
-// llama_sampler_init_dry_testing of the same library: histories of random.seed(5), logits 0.
+// From llama_sampler_init_dry_testing of the same library: histories of random.seed(5), logits 0.
 TEST_CASE("DRY: llama.cpp's numbers") {
     struct Case {
         float multiplier, base;

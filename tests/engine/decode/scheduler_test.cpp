@@ -89,7 +89,7 @@ TEST_CASE("scheduler: a long prompt comes in chunks beside running answers, whic
         CHECK(one.has_logits());
         CHECK(two.has_logits());
     }
-    CHECK(steps == 8);  // 14 of its tokens a step
+    CHECK(steps == 8);  // 14 tokens of the prompt per step
     CHECK(rig.backend->records.back().tokens == 2 + 100 - 7 * 14);
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("scheduler: sequences wait until the pool has blocks for them, first c
     std::list<ScheduledSequence> sessions;
     for (int i = 0; i < 3; ++i) {
         sessions.emplace_back(rig.executor);
-        sessions.back().append(random_tokens(rng, 90));  // 3 blocks, and one to grow
+        sessions.back().append(random_tokens(rng, 90));  // 3 blocks, and one more to grow
         scheduler.add(sessions.back());
     }
     REQUIRE(scheduler.step());

@@ -19,7 +19,7 @@ TEST_CASE("synthetic draft: the acceptance rate is as given, and errors do not d
     for (const double acceptance : {0.0, 0.5, 0.8, 0.95, 1.0}) {
         CAPTURE(acceptance);
         SyntheticDraft source(truth, acceptance, 7, kVocab);
-        std::vector<TokenId> said;  // per position, from drafts of one token
+        std::vector<TokenId> said;  // the drafted token per position, from drafts of one token
         double right = 0;
         for (size_t n = 1; n < truth.size(); ++n) {
             const Draft draft = source.draft(std::span(truth).first(n), 1, 0, sampler);

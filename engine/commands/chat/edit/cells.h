@@ -1,5 +1,5 @@
-// How text appears in the cells of a terminal: grapheme clusters, their widths, and characters that must not reach
-// the terminal as they are.
+// How text appears in the cells of a terminal: grapheme clusters, their widths, and the characters that must
+// not be written as they are.
 #pragma once
 
 #include <cstddef>
@@ -8,18 +8,18 @@
 
 namespace runnel::commands {
 
-// Number of bytes of the first grapheme cluster of a non-empty valid UTF-8 text (UAX 29), or of the first 256
-// bytes' worth of a longer one.
+// Number of bytes of the first grapheme cluster of a non-empty valid UTF-8 text (UAX 29). A longer cluster is
+// cut at about 256 bytes.
 size_t first_grapheme(std::string_view text);
 
-// Cells that a terminal gives to a grapheme cluster: 0, 1 or 2.
+// Cells that a grapheme cluster takes on a terminal: 0, 1 or 2.
 int grapheme_width(std::string_view grapheme);
 
 // Sum of the widths of all clusters.
 int text_width(std::string_view text);
 
-// What to write for a grapheme cluster of valid UTF-8. Control characters become ^X, bidirectional controls and
-// line separators <U+202E>; a cluster without width of its own gets a dotted circle in front.
+// What to write for a grapheme cluster of valid UTF-8. A control character becomes ^X, a bidirectional
+// control or a line separator <U+202E>; before a cluster without a width of its own stands a dotted circle.
 std::string shown_grapheme(std::string_view grapheme);
 
 // Valid UTF-8 without control characters except newline and tab, from any bytes: invalid ones become U+FFFD, "\r\n"

@@ -63,7 +63,7 @@ Completion complete(std::string_view text, const CompletionNames &names) {
                                           candidate.begin(), candidate.end());
         completion.common.erase(a, completion.common.end());
     }
-    // Half a character is no use.
+    // Cuts off an incomplete character.
     while (!completion.common.empty() && completion.common.size() > word.size() &&
            gguf::printable(completion.common, completion.common.size() + 1) != completion.common)
         completion.common.pop_back();

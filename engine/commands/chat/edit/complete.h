@@ -1,4 +1,4 @@
-// What Tab completes: commands, settings, files.
+// The completions of Tab: commands, settings, files.
 #pragma once
 
 #include <string>
@@ -9,18 +9,18 @@ namespace runnel::commands {
 
 struct CompletionNames {
     std::vector<std::string> commands;  // "/save"
-    std::vector<std::string> settings;  // behind "/set "
+    std::vector<std::string> settings;  // after "/set "
 };
 
 struct Completion {
     size_t begin = 0;                     // of the word in the text
     std::vector<std::string> candidates;  // for the word, sorted; folders end with '/'
-    std::string common;  // what all of them begin with; longer than the word, or the word itself
+    std::string common;  // the longest common beginning of all candidates; at least the word itself
 };
 
-// For a text in front of the cursor: a command at its beginning; a setting behind "/set "; the name of a file behind
-// other commands, and behind an '@' at the beginning of a word. "~/" is the home folder. Names that are not printable
-// are left out. At most 1,000 candidates.
+// Completes the text before the cursor: a command at its beginning; a setting after "/set "; the name of a
+// file after other commands, and after an '@' at the beginning of a word. "~/" is the home folder. Names that
+// are not printable are left out. At most 1,000 candidates.
 Completion complete(std::string_view text, const CompletionNames &names);
 
 }  // namespace runnel::commands

@@ -83,7 +83,7 @@ class LayoutMaker {
         row().shown += shown;
         row().width += width;
     }
-    // A cluster of two cells went to the next row: so does the cursor before it.
+    // When a cluster of two cells goes to the next row, the cursor's stop before it goes there, too.
     void move_stop(size_t offset) {
         auto &stops = layout_.rows[layout_.rows.size() - 2].stops;
         if (stops.empty() || stops.back().offset != offset) return;

@@ -1,5 +1,5 @@
 // Shows a text being edited. Pure: from a text and the terminal's width to rows, from rows to the bytes that draw them.
-// Only relative moves of the cursor are used, so that what stands above remains.
+// Only relative moves of the cursor are used, so that the lines above remain.
 #pragma once
 
 #include <cstddef>
@@ -33,26 +33,26 @@ struct EditLayout {
     size_t offset_at(size_t row, int column) const;
 };
 
-// Rows of at most `columns` cells: `prompt` (printable), the text, "... " before its further lines. No row is wider
-// than the window; a prompt that leaves fewer than 10 cells is left out.
+// Rows of at most `columns` cells: `prompt` (printable), then the text, with "... " before every line of it
+// but the first. A prompt that leaves fewer than 10 cells is left out.
 EditLayout lay_out(std::string_view prompt, const EditText &text, int columns);
 
 class EditScreen {
   public:
-    // Shows as many rows as fit, the cursor's among them, in place of those shown before.
+    // Shows as many rows as fit, including the cursor's, in place of the rows shown before.
     std::string paint(const EditLayout &layout, WindowSize size);
     // Shows all rows a last time; the cursor moves to the beginning of the line below them.
     std::string finish(const EditLayout &layout);
     // Removes what is shown; the cursor stays at its beginning.
     std::string clear();
-    // The window has another width: a terminal folds the rows that became too long.
+    // Call when the window's width has changed: the terminal then folds the rows that are too long.
     void resized(int columns);
 
   private:
     std::string to_top();
 
     std::vector<int> widths_;  // of the rows shown
-    size_t above_ = 0;         // rows of the terminal above the cursor's that belong to what is shown
+    size_t above_ = 0;         // rows of the terminal, above the cursor's, that this screen has drawn
     size_t first_ = 0;         // row of the layout that is shown first
     size_t cursor_row_ = 0;    // in widths_
     int cursor_column_ = 0;

@@ -23,23 +23,23 @@ class EditText {
     const std::vector<Chip> &chips() const { return chips_; }
     bool empty() const { return text_.empty(); }
 
-    // Replaces all; the cursor moves to the end. All texts given here are clean_text().
+    // Replaces the whole text; the cursor moves to the end. All texts given here are clean_text().
     void set(std::string text);
-    // At the cursor, which moves behind it.
+    // Inserts at the cursor, which moves to the end of the insertion.
     void insert(std::string_view typed);
     void paste(std::string_view text);
     void set_cursor(size_t at) { cursor_ = at; }  // at a boundary
 
-    // The next boundary of a cluster or chip before or behind a boundary, or the text's beginning or end.
+    // The next boundary of a cluster or chip before or after the boundary `at`, or the end of the text there.
     size_t before(size_t at) const;
     size_t behind(size_t at) const;
     size_t word_before(size_t at) const;
     size_t word_behind(size_t at) const;
-    // Of the line that holds a boundary; newlines within chips do not count.
+    // Beginning and end of the line that holds the boundary `at`; newlines within chips do not count.
     size_t line_begin(size_t at) const;
     size_t line_end(size_t at) const;
 
-    // Removes what is between two boundaries and returns it; the cursor moves to `begin`.
+    // Removes the text between two boundaries and returns it; the cursor moves to `begin`.
     std::string erase(size_t begin, size_t end);
 
   private:

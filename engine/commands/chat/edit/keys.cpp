@@ -58,7 +58,7 @@ Key::Name key_of(std::string_view parameters, char end) {
         case 'F':
             return Key::End;
         case 'M':
-            return parameters.empty() ? Key::Enter : Key::Unknown;  // of the keypad
+            return parameters.empty() ? Key::Enter : Key::Unknown;  // Enter of the keypad
         case 'u':
             return is_modified_enter(parameters, end) ? Key::Newline : Key::Unknown;
         case '~':

@@ -1,5 +1,5 @@
-// From the bytes of a terminal to keys. The sequences are those that all terminals of today send, whatever TERM is;
-// there is no terminfo. Any bytes are accepted: unknown sequences become Key::Unknown.
+// Turns the bytes of a terminal into keys. It knows the sequences that all terminals of today send, whatever
+// TERM is, without terminfo. Any bytes are accepted: unknown sequences become Key::Unknown.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct Key {
         Paste,    // `text`: what was pasted, cleaned (clean_text), without newlines at its end
         Control,  // `text`: the letter of Ctrl-letter in lower case, for those without a name below
         Enter,
-        Newline,  // Alt-Enter, Ctrl-J, Shift-Enter of terminals that tell it apart
+        Newline,  // Alt-Enter, Ctrl-J, and Shift-Enter if the terminal distinguishes it
         Tab,
         Backspace,
         Delete,
@@ -43,10 +43,10 @@ class KeyDecoder {
     void push(std::string_view bytes) { bytes_ += bytes; }
     // The next key; nullopt until there are more bytes.
     std::optional<Key> next();
-    // Bytes are left that are the beginning of a sequence.
+    // True if the remaining bytes are the beginning of a sequence.
     bool waits() const { return at_ < bytes_.size() || in_paste_; }
-    // Call when no byte came for some 200 ms: an ESC so far is the Escape key, and a Ctrl-C behind the beginning of a
-    // paste ends it. (Within a paste, a Ctrl-C with bytes behind it was pasted: it must not make keys of the rest.)
+    // Call when no byte came for some 200 ms: a lone ESC is then the Escape key, and a Ctrl-C at the end of an
+    // unfinished paste cancels it. (A Ctrl-C with more bytes after it was itself pasted.)
     std::optional<Key> expire();
 
   private:
@@ -58,7 +58,7 @@ class KeyDecoder {
     std::string bytes_;
     size_t at_ = 0;
     bool in_paste_ = false;
-    size_t searched_ = 0;  // of bytes_, for the end of a paste
+    size_t searched_ = 0;  // bytes_ has no end of the paste up to here
 };
 
 }  // namespace runnel::commands

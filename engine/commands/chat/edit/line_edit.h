@@ -1,4 +1,4 @@
-// What the keys of the line editor do to its text. Knows no terminal.
+// Applies the keys of the line editor to its text. Knows nothing of the terminal.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ namespace runnel::commands {
 
 class LineEdit {
   public:
-    // What is left to do after a key.
+    // What the caller has to do after a key.
     enum class Action {
         None,
         Submit,    // text() is the message
@@ -25,7 +25,7 @@ class LineEdit {
         Complete,  // Tab
         Redraw,    // Ctrl-L: on an empty screen
     };
-    // Keeps the history. `blocks`: """ typed alone on the first line begins a text that ends with another such line.
+    // `history` must outlive it. `blocks`: a first line of """ begins a text that ends with another such line.
     LineEdit(History &history, std::string prompt, bool blocks)
         : history_(history), prompt_(std::move(prompt)), blocks_(blocks) {}
 
@@ -42,7 +42,7 @@ class LineEdit {
 
   private:
     struct Search {
-        std::string part, before;  // what is searched; the text when the search began
+        std::string part, before;  // the text searched for; the edited text when the search began
         size_t index;              // of the match shown
         bool failed = false;
     };
@@ -53,7 +53,7 @@ class LineEdit {
     void up(int columns);
     void down(int columns);
     void kill(size_t begin, size_t end);
-    // True if the key belongs to the search; otherwise the search is over.
+    // Returns true if the key belongs to the search; otherwise the search is over.
     bool search(const Key &key);
     void find(size_t before);
 

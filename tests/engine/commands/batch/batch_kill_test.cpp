@@ -55,7 +55,7 @@ struct Kind {
     bool ordered = true;
 };
 
-// Lines by their number.
+// The lines sorted by their number.
 std::string sorted(const std::string &text) {
     std::vector<std::string> lines = lines_of(text);
     const auto number = [](const std::string &line) { return json::parse(line)["line"].get<int64_t>(); };

@@ -138,7 +138,7 @@ TEST_CASE("batch row: tools, their calls and results") {
     CHECK(!use->parallel);
     CHECK(use->tools.size() == 2);
 
-    // The tools of the command line count where a row has none.
+    // A row without tools uses those of the command line.
     runnel::completion::Body body;
     CHECK(!body.tool_use(nullptr));
     CHECK(body.tool_use(use) == use);
@@ -294,7 +294,7 @@ TEST_CASE("batch: shards and the progress line") {
     }
     CHECK(progress_line({.rows = 12, .tokens = 500, .done = 0.5, .seconds = 10}) ==
           "[############------------]  50%  12 rows  50 tokens/s  0:10 left");
-    // What was there before does not make this run faster.
+    // Rows of an earlier run do not count for the speed of this one.
     CHECK(progress_line({.rows = 12, .tokens = 500, .done = 0.5, .before = 0.25, .seconds = 1000}) ==
           "[############------------]  50%  12 rows  0 tokens/s  33:20 left");
     CHECK(progress_line({.rows = 1, .errors = 1, .tokens = 5, .done = -1, .seconds = 1}) ==

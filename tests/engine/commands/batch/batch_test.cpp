@@ -156,7 +156,7 @@ TEST_CASE("batch: a row that ends as it is submitted is written, whatever comes 
     const std::string none = R"({"prompt": "hi", "max_tokens": 0})",
                       long_row = R"({"prompt": ")" + many + "\"}",
                       plain = R"({"prompt": "a", "max_tokens": 3})";
-    // Of each kind alone, as the last row, between others, and all of them.
+    // Each kind of row alone, as the last row, between others, and only such rows.
     const std::vector<std::vector<std::string>> inputs = {
         {none}, {long_row}, {plain, none}, {none, plain, long_row, none}, {none, none, none, none, none}};
     for (const auto &lines : inputs)
@@ -255,7 +255,7 @@ TEST_CASE("batch: --resume repairs a line that was cut anywhere") {
         CHECK(batch(again).code == code);
         CHECK(text_of(out) == expected);
     }
-    // Unordered: what is missing is added, wherever it is.
+    // With --unordered, missing lines are added, wherever they belong.
     again.insert(again.end(), {"--unordered", "--force"});
     auto lines = rows_of(expected);
     std::string some;
@@ -378,8 +378,8 @@ TEST_CASE("batch: Ctrl-C, a full disk, a closed pipe") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string in = (directory / "in.jsonl").string(), out = (directory / "out.jsonl").string();
-    // Their answers are more than a pipe and the buffer of who reads it hold: until the signal is sent, which
-    // is after the first piece, the program cannot have come to the end.
+    // Their answers are more than a pipe and its reader's buffer hold. So the program cannot have finished
+    // when the signal is sent, which is after the first piece.
     constexpr size_t kLines = 2000;
     write_text(in, random_input(kLines, 8));
     Process stopped = batch_process({"-i", in, "-s", "1", "--parallel", "4"});
@@ -456,7 +456,7 @@ TEST_CASE("batch: a header that a thousand prompts share is computed once") {
     CAPTURE(prompt);
     CHECK(prompt > 500);
     const int64_t computed = stats["computed_tokens"], shared = stats["reused_tokens"];
-    // The header once; of every prompt no more than what follows its last full block, and one token.
+    // The header is computed once, and of every prompt only what follows its last full block, and one token.
     CHECK(computed < static_cast<int64_t>(prompt + 1000 * (32 + 8 + 2)));
     CHECK(shared > 999 * (static_cast<int64_t>(prompt) - 40 - 8));
     // Alone, and with a small cache, it is the same.

@@ -110,7 +110,7 @@ TEST_CASE("chat: without a terminal only a chat with a name is saved, and none u
     const Words model = {demo_model().string()};
     CHECK(chats.run(model, "hello\n").code == 0);
     CHECK(chats.run({}, "hello\n").code == 2);      // no model
-    CHECK(chats.run({"-k"}, "hello\n").code == 2);  // and no chat that knows one
+    CHECK(chats.run({"-k"}, "hello\n").code == 2);  // and no saved chat that names one
     CHECK(chats.count() == 0);
     Process p = chats.process({model[0], "--chat", "secret"}, "hello\n");
     p.environment.emplace_back("RUNNEL_NO_HISTORY=1");

@@ -20,7 +20,7 @@ std::string read_file(const std::filesystem::path &path) {
     return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// What to type, or the new size of the window, once `ready` holds of what is on the screen.
+// Keys to type, or the new size of the window, once `ready` is true for the screen.
 struct Step {
     std::function<bool(const std::string &screen, bool new_prompt)> ready;
     std::string typed;

@@ -74,7 +74,7 @@ TEST_CASE("chat: a saved conversation goes on where it was, files can be message
     Process attached = chat_process({"-q", "-a", text});
     attached.input = "what is it?\n";
     CHECK(execute(attached).out == answers("/read " + text + "\nwhat is it?\n"));
-    // what cannot be is said, and the conversation stays
+    // what fails is reported, and the conversation stays as it is
     CHECK(plain.ends_with(answers("/load " + talk + "\n/load /nowhere\n/load " + text +
                                       "\n/read /nowhere\n/save /nowhere/x\n/save\nsecond\n",
                                   2)));
@@ -266,7 +266,7 @@ TEST_CASE("chat: through pipes, nothing but answers") {
         {"chat", model, "-n", "5", "-s", "1", "-q", "--temp", "0"},
         "hello\n\n/help\n\"\"\"\ntwo\nlines\n\"\"\"\n/unknown\n/system be kind\n/system\n/regen\n/stats\n"
         "/reset\nhello\n/exit\nnever\n");
-    CHECK(r.code == 2);  // of /unknown
+    CHECK(r.code == 2);  // that of /unknown
     CHECK(r.out.find('\x1b') == std::string::npos);
     CHECK(r.out.find(">>>") == std::string::npos);
     CHECK(r.err.find("/bye") != std::string::npos);
@@ -301,8 +301,8 @@ TEST_CASE("chat: at a terminal") {
     int stage = 0;
     bool stopped = false;
     size_t answer_at = 0;
-    // A message; Ctrl-C in its endless answer; Ctrl-C in a line; SIGINT from elsewhere in a line, which is
-    // nothing; Ctrl-D.
+    // A message; Ctrl-C in its endless answer; Ctrl-C in a line; SIGINT from another process in a line, which
+    // has no effect; Ctrl-D.
     int program = 0;
     p.watch = [&](const std::string &, int pid) { program = pid; };
     p.type = [&](const std::string &out, bool reads_keys) -> std::string {

@@ -26,7 +26,7 @@ Conversation::Node assistant(const std::string &text) {
     return {.message = {"assistant", text}};
 }
 
-// 1 > a; 2, 3: answers; behind 3: 4 > b, 5.
+// Message 1 "a" has the answers 2 and 3; 3 is followed by message 4 "b" and its answer 5.
 Conversation example() {
     Conversation talk;
     talk.add(user("a"));
@@ -52,7 +52,7 @@ TEST_CASE("conversation: an answer keeps its place beside the one that came inst
     talk.go(talk.end_of(back.next));
     CHECK(talk.visible() == Ids{1, 2});
     talk.go(talk.end_of(talk.fork(1).next));
-    CHECK(talk.head() == 5);  // where that branch was left
+    CHECK(talk.head() == 5);  // the last message of that branch
     CHECK(Conversation().fork(1).at == Conversation::kRoot);
     CHECK(Conversation().last_question() == Conversation::kRoot);
 }

@@ -102,7 +102,7 @@ TEST_CASE("options of other programs: replacements are options, and everything i
                 if (foreign.meaning == Foreign::Meaning::Same && find_foreign(name, entry.name) == &foreign &&
                     !command.options.find(name)) {
                     const std::string target = foreign.replacement("1").front();
-                    bool exists = false;  // in some command: others say whose it is
+                    bool exists = false;  // in any command: other commands name the one that has it
                     for (const CommandEntry &other : command_entries())
                         exists = exists || other.make().options.find(target);
                     CHECK(exists);

@@ -89,7 +89,7 @@ TEST_CASE("options: every command's table is sound") {
                 CHECK(name.starts_with('-'));
             }
         }
-        // What the help calls a default is a value that the option takes.
+        // The default in the help is a value that the option accepts.
         for (const Option &option : command.options.options())
             if (!option.fallback.empty()) CHECK_NOTHROW(option.set(option.fallback));
     }

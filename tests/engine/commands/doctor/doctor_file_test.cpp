@@ -1,4 +1,4 @@
-// `runnel doctor` on files: damaged ones, unfinished downloads, and those that nothing can run.
+// `runnel doctor` on files: damaged files, unfinished downloads, and files that no program can run.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -45,7 +45,7 @@ struct LargeTensorModel {
 TEST_CASE("doctor: a file that no program can run is at fault") {
     const TemporaryModel tiny(shape_of("llama", "Q8_0"));
     json report;
-    // Every occurrence of a word in the file is another word of the same length.
+    // Replaces every occurrence of a word in the file by another word of the same length.
     const auto renamed = [&](std::string_view from, std::string_view to) {
         std::vector<std::byte> bytes = testing::read_bytes(tiny.path);
         auto *const begin = reinterpret_cast<char *>(bytes.data()), *const end = begin + bytes.size();

@@ -1,4 +1,4 @@
-// What the tests of `runnel doctor` share.
+// Shared by the tests of `runnel doctor`.
 #pragma once
 
 #include <doctest/doctest.h>

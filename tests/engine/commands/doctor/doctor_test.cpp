@@ -1,5 +1,5 @@
-// `runnel doctor`: what it says of devices and models, and whom it blames. (Damaged files:
-// doctor_file_test.cpp.)
+// `runnel doctor`: its findings about devices and models, and the part that it finds at fault. (Damaged
+// files: doctor_file_test.cpp.)
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -52,7 +52,7 @@ CheckedDevice emulated() {
     return {Area::Gpu, [] { return kernels::cuda::make_cuda_backend(0); }};
 }
 
-// The CPU as doctor looks at it.
+// The CPU as doctor checks it.
 CheckedDevice the_cpu() {
     CheckedDevice cpu{Area::Cpu, [] { return kernels::cpu::make_cpu_backend(1); }, 0.1};
     cpu.same_bits = [] { return kernels::cpu::make_cpu_backend(1, "scalar"); };
@@ -82,7 +82,7 @@ bool has(const kernels::Program &program) {
                        [](const kernels::Step &step) { return std::holds_alternative<Kind>(step); });
 }
 
-// A device that computes on the CPU and changes what comes out of some programs.
+// A device that computes on the CPU and changes the results of some programs.
 class Faulty final : public kernels::ForwardingBackend {
   public:
     enum class Fault { SomeRows, LastBit, FewTokens, NowAndThen, NotFinite, Refuses, NoKernel };
@@ -149,8 +149,8 @@ TEST_CASE("doctor: every kind of step is right on the CPU and on the emulated de
             CAPTURE(f.detail);
             CHECK(f.verdict == Verdict::Right);
             matrices += f.subject.starts_with("matrix");
-            // Float kernels against double precision are never exact: who finds no error compares them with
-            // themselves.
+            // Float kernels never equal double precision exactly: no error at all would mean that they were
+            // compared with themselves.
             if (f.subject.starts_with("attention") || f.subject.find("norm") != std::string::npos ||
                 f.subject.find("SiLU") != std::string::npos) {
                 CHECK(f.numbers["error"].get<double>() > 0);
@@ -158,7 +158,7 @@ TEST_CASE("doctor: every kind of step is right on the CPU and on the emulated de
             }
         }
         CHECK(matrices >= 2);
-        // llama: below; the emulator takes its time
+        // (llama is checked below; the emulator is slow.)
         if (std::string(arch) != "gpt-oss" && std::string(arch) != "deepseek2") continue;
         for (const Finding &f : check_all(model.program, emulated())) {
             CAPTURE(f.subject);
@@ -240,7 +240,7 @@ TEST_CASE("doctor: a CPU kernel that is wrong by one bit is found") {
     }
     const std::vector<Finding> last_bit = with(Faulty::Fault::LastBit, has<kernels::Attention>);
     CHECK(about(last_bit, "attention").detail.find("not the bits") != std::string::npos);
-    // And what a GPU has no kernel for is no fault.
+    // A missing kernel of a GPU is not a fault.
     CHECK(about(with(Faulty::Fault::NoKernel, has<kernels::Attention>), "attention").verdict ==
           Verdict::Skipped);
 }
@@ -256,7 +256,7 @@ TEST_CASE("doctor: different steps are separate cases, and their windows take ef
             if (step.name.starts_with("attention")) found.push_back(step);
         return found;
     };
-    // The same layer again with another scale, and with a longer window.
+    // Adds the same layer with another scale, and with a longer window.
     const auto first = std::find_if(
         program.steps.begin(), program.steps.end(),
         [](const kernels::Step &step) { return std::holds_alternative<kernels::Attention>(step); });
@@ -311,7 +311,7 @@ TEST_CASE("doctor: the part at fault for each set of findings") {
     CHECK(fault({{Area::Gpu, "no GPU", Verdict::Skipped}}) == "none");
     CHECK(fault({right, step("matrix b", Verdict::Wrong)}) == "kernel");
     CHECK(fault({right, step("matrix b", Verdict::Varies)}) == "kernel");
-    // Nothing is right; that the GPU has a name and memory does not count.
+    // No comparison is right; the finding about the GPU's name and memory does not count.
     CHECK(fault({{Area::Gpu, "some GPU", Verdict::Right}, step("matrix b", Verdict::Wrong)}) == "driver");
     CHECK(fault({right, step("matrix b", Verdict::Wrong, "cuda:1")}) == "driver");
     CHECK(conclude({right, step("matrix b", Verdict::Wrong, "cuda:1")}).text.find("cuda:1") !=
@@ -487,7 +487,7 @@ TEST_CASE("doctor: overflow is the model's fault, unless the CPU's kernels are w
 TEST_CASE("doctor: the texts of CPU and GPU are compared") {
     TextLogits cpu{{1, 2}, {0, 1, 2, 3, 2, 1}, 3}, gpu = cpu, noisy = cpu;
     CHECK(compare_texts(cpu, gpu, gpu, "a GPU").verdict == Verdict::Right);
-    for (float &l : gpu.logits) l += 5;  // a distribution does not change by that
+    for (float &l : gpu.logits) l += 5;  // this does not change the distribution
     CHECK(compare_texts(cpu, gpu, gpu, "a GPU").verdict == Verdict::Right);
     CHECK(compare_texts(cpu, gpu, cpu, "a GPU").verdict == Verdict::Unstable);
     noisy.logits = {2, 1, 0, 1, 2, 3};
@@ -497,7 +497,7 @@ TEST_CASE("doctor: the texts of CPU and GPU are compared") {
     CHECK(check_text(noisy).verdict == Verdict::Wrong);
     CHECK(conclude({check_text(noisy)}).fault == "file");
     CHECK(check_text(cpu).verdict == Verdict::Right);
-    cpu.logits = {9, 9, -30, 0, 0, 0};  // the second token is never guessed
+    cpu.logits = {9, 9, -30, 0, 0, 0};  // the second token is never predicted
     CHECK(check_text(cpu).verdict == Verdict::Note);
 }
 
@@ -514,8 +514,8 @@ TEST_CASE("doctor: speeds of the emulated device are measured and judged") {
         measure(step, model.program, cpu, finding);
         CHECK(!finding.numbers.contains("share"));  // the memory bandwidth was not measured
         cpu.bytes_per_second = 1e30;
-        step.bytes = kLargeMatrix;  // as if it were one
-        // Where others disturb the shorter of two runs, nothing is measured.
+        step.bytes = kLargeMatrix;  // as if the matrix were large
+        // If other programs disturb the shorter of the two runs, there is no measurement.
         for (int i = 0; i < 1000 && !finding.numbers.contains("share"); ++i)
             measure(step, model.program, cpu, finding);
         CHECK(finding.verdict == Verdict::Slow);

@@ -111,7 +111,7 @@ TEST_CASE("models: damaged and foreign files are listed as what they are") {
     home.add_hub("models--a--gone", "gone-Q4_0.gguf", demo_model());
     fs::remove_all(home.hub() / "models--a--gone/blobs");
     home.add_hub("models--a--part", "part-00001-of-00002.gguf", demo_draft());
-    // Commits and digests that would lead elsewhere, manifests that are none.
+    // Commits and digests that would lead to other folders, and invalid manifests.
     write_text(home.hub() / "models--a--far/refs/main", "../../../models--a--cut/snapshots/" + kCommit);
     write_text(home.hub() / "models--a--far/snapshots/..x/far.gguf", "x");
     write_text(home.path() / ".ollama/x.gguf", "GGUF");

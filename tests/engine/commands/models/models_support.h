@@ -19,7 +19,7 @@ inline void write_text(const std::filesystem::path &path, std::string_view text)
     write_file(path, std::as_bytes(std::span(text)));
 }
 
-// A home directory with caches; nothing of the real one is seen.
+// A home directory with caches; the real home directory is not visible.
 class Home {
   public:
     const std::filesystem::path &path() const { return directory_.path(); }

@@ -79,7 +79,7 @@ bool is_api(const ServerRequest &request) {
     return request.path.starts_with("/api/");
 }
 
-// Lists `files`; `serve` answers what is no request for the list.
+// Answers requests for the list with `files`; `serve` answers all other requests.
 HttpServer::Answer hub(std::vector<Listed> files, HttpServer::Answer serve) {
     return [list = listing(files), serve](const ServerRequest &request) {
         if (request.path == "/api/models/some/model-GGUF/revision/main?blobs=true")
@@ -158,10 +158,10 @@ TEST_CASE("pull: a model arrives in the hub's layout, and the token stays with i
         ++(is_origin ? at_origin : elsewhere);
     }
     CHECK(elsewhere >= model.size() / 65536);
-    // After the first redirects the ranges are requested where the file is.
+    // After the first redirects, ranges are requested from the server that has the file.
     CHECK(at_origin < elsewhere / 2);
 
-    // What is there is not downloaded again, and -hf does not even ask.
+    // A file in the cache is not downloaded again, and -hf does not even ask the server.
     const size_t before = server.requests().size();
     check_pulled(home, execute(p), "sub/model-Q8_0.gguf", model);
     CHECK(server.requests().size() == before + 1);
@@ -266,7 +266,7 @@ TEST_CASE("pull: connections that break, stall or fail are followed by others") 
         check_pulled(home, execute(pulling(home, server, {"--timeout", timeout, "--retries", "100"})),
                      "model-Q4_K_M.gguf", content());
     }
-    // When nothing comes at all, the attempts end, and what is there stays.
+    // If no byte arrives, the attempts end, and the partial file stays.
     const Home home;
     HttpServer server(hub(one_file(), [&](const ServerRequest &request) {
         return range_of(request, content().size()).first < 200'000 ? ranged(request, content())
@@ -424,7 +424,7 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
     HttpServer server(hub({file}, honest));
     write_text(partial(home, content()), other.substr(0, 400'000));
     check_pulled(home, execute(pulling(home, server)), "model-Q4_K_M.gguf", content());
-    // One that is too long is no beginning.
+    // A partial file that is too long is not kept.
     fs::remove_all(home.hub());
     write_text(partial(home, content()), longer);
     check_pulled(home, execute(pulling(home, server)), "model-Q4_K_M.gguf", content());
@@ -587,7 +587,7 @@ TEST_CASE("rm: removes a model and what only it uses, from Hugging Face's cache 
         CAPTURE(std::string(name));
         CHECK(remove(name).code == 2);
     }
-    // Asked in a terminal.
+    // At a terminal, the command asks.
     for (const char *answer : {"n\n", "y\n"}) {
         CHECK(fs::exists(snapshot / "two-Q4_0.gguf"));
         Process p = home.process({"rm", "a/b"});

@@ -156,7 +156,7 @@ TEST_CASE("run: stop strings, deadline, end of the context") {
     const std::vector<std::string> base = {"run", model, "ab", "-n", "60", "-s", "3", "--ignore-eos"};
     const std::string all = runnel_with(base).out;
     REQUIRE(all.size() > 20);
-    size_t at = 5;  // of a few characters that every tokenizer cuts as it likes
+    size_t at = 5;  // of a few characters that tokenizers may split in different ways
     while (at + 2 < all.size() && !(isalnum(static_cast<unsigned char>(all[at])) &&
                                     isalnum(static_cast<unsigned char>(all[at + 1]))))
         ++at;
@@ -168,7 +168,7 @@ TEST_CASE("run: stop strings, deadline, end of the context") {
     const Result full = runnel_with({"run", model, "ab", "-c", "20", "--ignore-eos"});
     CHECK(full.code == 0);
     CHECK(full.err.find("the context of 20 tokens is full") != std::string::npos);
-    // Also while the prompt was still on its way: that is no interrupt.
+    // Also while the prompt was still being read: that is not an interrupt.
     for (const bool piped : {false, true}) {
         CAPTURE(piped);
         const std::vector<std::string> words = {"run",        model, piped ? "--echo" : "ab",
@@ -195,8 +195,8 @@ TEST_CASE("an interrupt ends with 130, and what was generated is written") {
     CHECK(interrupted.err == "");
     CHECK(interrupted.code == 130);
     CHECK(interrupted.out.size() > 50);
-    // A deadline is a usual end. It counts from the program's start: the first that leaves time for an
-    // answer.
+    // A deadline is a regular end. It counts from the program's start, so this looks for one that leaves time
+    // for an answer.
     for (double seconds = 0.3;; seconds *= 2) {
         CAPTURE(seconds);
         Process late = process(words);

@@ -19,7 +19,7 @@ constexpr Pass kTable[] = {{1, 1}, {2, 1.5}, {4, 2.6}, {8, 3.7}, {16, 5.8}, {32,
 // A device on which 16 tokens cost little more than one.
 constexpr Pass kFlat[] = {{1, 1}, {2, 1.02}, {4, 1.05}, {8, 1.1}, {16, 1.3}, {32, 2}};
 
-// What a source knows of a token: how sure it is, and how sure it ought to be.
+// A drafted token: the true probability that it is accepted, and the one that the source reports.
 struct Odds {
     double accepted;
     float said = 1;
@@ -32,7 +32,7 @@ Source constant(double acceptance) {
 
 struct Outcome {
     double tokens = 0, seconds = 0;
-    std::vector<double> rates{};  // of every pass: tokens and seconds so far
+    std::vector<double> rates{};  // after every pass: tokens per second so far
     double rate() const { return tokens / seconds; }
 };
 
@@ -64,7 +64,7 @@ Outcome simulate(const PassCosts &costs, const Source &source, int passes, Draft
     return out;
 }
 
-// Tokens per second in expectation of the best length that is always the same.
+// Expected tokens per second with the best fixed length.
 double best_fixed(const PassCosts &costs, double acceptance, int32_t most, double draft_seconds = 0) {
     double best = 0;
     for (int32_t k = 0; k <= most; ++k) {
@@ -104,7 +104,7 @@ TEST_CASE("draft length: a source that is always wrong costs less than 3%") {
         for (const double drafting : {0.0, 0.1, 0.5})
             for (const float said : {1.0f, 0.9f, 0.3f})
                 for (uint64_t seed = 0; seed < 3; ++seed) {
-                    // However sure it is: always the same, or of every token differently.
+                    // Whatever probability it reports: always the same, or another one for every token.
                     const Source sure = [=](Random &, int) { return Odds{0, said}; };
                     const Source varied = [](Random &random, int) { return Odds{0, random.uniform()}; };
                     for (const Source &source : {sure, varied}) {

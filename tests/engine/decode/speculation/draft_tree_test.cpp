@@ -32,10 +32,10 @@ Odds random_odds(Random &random, size_t most_branches) {
     return odds;
 }
 
-// Tokens that a pass yields beyond the first, by the definition.
+// The expected number of tokens that a pass yields beyond the first, by its definition.
 double expected(const Odds &odds, const DraftShape &shape) {
     double sum = 0, reached = 1;
-    std::vector<double> before;  // each token of the chain
+    std::vector<double> before;  // probability that the chain is right before each of its tokens
     for (int32_t i = 0; i < shape.length; ++i) {
         before.push_back(reached);
         sum += reached *= odds.chain[static_cast<size_t>(i)];
@@ -49,7 +49,7 @@ double expected(const Odds &odds, const DraftShape &shape) {
     return sum;
 }
 
-// The best of all trees of `guesses`.
+// The yield of the best of all trees with `guesses` nodes.
 double best_of(const Odds &odds, int32_t guesses) {
     double best = 0;
     DraftShape shape{0, std::vector<int32_t>(odds.branches.size(), 0)};
@@ -167,11 +167,11 @@ TEST_CASE("draft length: where passes of many tokens are cheap and second choice
         CHECK(tree.branches / tree.passes > 1);
         CHECK(chain.branches == 0);
         CHECK(tree.rate() > 1.15 * chain.rate());
-        // Second choices that are never right are soon left alone, also there.
+        // Second choices that are never right are soon no longer verified, on this device too.
         const Outcome useless = simulate(flat, 0.5, 0, 4, seed);
         CHECK(useless.branches / useless.passes < 0.3);
         CHECK(useless.rate() > 0.97 * simulate(flat, 0.5, 0, 1, seed).rate());
-        // Where every token of a pass costs, a chain of what is most probable does better.
+        // Where every token of a pass costs, a chain of the most probable tokens does better.
         const Outcome dear = simulate(steep, 0.8, 0.5, 4, seed);
         CHECK(dear.branches / dear.passes < 0.1);
         CHECK(dear.rate() > 0.97 * simulate(steep, 0.8, 0.5, 1, seed).rate());

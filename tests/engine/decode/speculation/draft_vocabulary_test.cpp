@@ -62,7 +62,7 @@ DraftVocabulary compare(const text::Tokenizer &target, const text::Tokenizer &dr
     return DraftVocabulary(target, target.size(), draft, draft.size());
 }
 
-// Says what it is told to, and remembers what it was asked.
+// Drafts a given answer, and records the text that it was given.
 struct Told final : DraftSource {
     Text answer, asked;
     std::vector<Distribution> distributions;
@@ -94,7 +94,7 @@ struct Reciter final : DraftSource {
         asked.emplace_back(text.begin(), text.end());
         std::string bytes;
         for (const TokenId id : text) bytes += tokenizer->decode(id);
-        REQUIRE(whole.starts_with(bytes));  // the bridge told it the text so far, byte for byte
+        REQUIRE(whole.starts_with(bytes));  // the bridge passed on the text so far, byte for byte
         Draft draft;
         draft.tokens =
             tokenizer->encode(whole.substr(bytes.size()), {.add_special = false, .continues = true});
@@ -125,7 +125,7 @@ TEST_CASE("draft vocabulary: the same tokens are the same, whoever wrote the fil
     const DraftSource *raw = source.get();
     CHECK(translated(std::move(source), same).get() == raw);
 
-    // Rows of the outputs behind the vocabulary are padding.
+    // Rows of the outputs after the vocabulary are padding.
     CHECK(DraftVocabulary(a.tokenizer, 512, b.tokenizer, 448).kind() == Kind::Same);
 }
 
@@ -160,7 +160,7 @@ TEST_CASE("draft vocabulary: a few tokens that differ are not drafted") {
     REQUIRE(out.distributions.size() == 2);
     CHECK(out.distributions[0].probability_of(390) == 0);
     CHECK(out.distributions[0].probability_of(270) == doctest::Approx(0.6));
-    // It samples from its own 401 rows, with the biases that mean something there.
+    // The draft model samples from its own 401 rows, with the biases of tokens that it has.
     REQUIRE(told.sampler != nullptr);
     const auto &biases = told.sampler->options().logit_bias;
     CHECK(std::ranges::count(biases, std::pair<TokenId, float>(5, 1.0f)) == 1);
@@ -272,7 +272,7 @@ TEST_CASE("translated draft: the text of another tokenizer comes out in the mode
 TEST_CASE("translated draft: control tokens, ends, and nothing to say") {
     std::vector<std::string> pieces = made_up_pieces(500);
     const PieceFile target(pieces);
-    pieces.resize(330);  // other merges
+    pieces.resize(330);  // fewer merges
     const PieceFile draft(pieces);
     const DraftVocabulary vocabulary = compare(target.tokenizer, draft.tokenizer);
     REQUIRE(vocabulary.kind() == Kind::Other);
@@ -294,7 +294,7 @@ TEST_CASE("translated draft: control tokens, ends, and nothing to say") {
     CHECK(bridge->draft(text, 0, 0, sampler).tokens.empty());
     CHECK(bridge->draft(Text{}, 4, 0, sampler).tokens.empty());
 
-    // Behind an end, nothing is left open.
+    // After an end token, no word is left open.
     told.answer = ids_of(draft.tokenizer, " stood");
     told.answer.push_back(2);  // </s>
     told.answer.push_back(300);
@@ -304,7 +304,7 @@ TEST_CASE("translated draft: control tokens, ends, and nothing to say") {
     CHECK(out.tokens == all);
     CHECK(out.probabilities.size() == all.size());
 
-    // Bytes that are no text are translated byte by byte.
+    // Bytes that are not UTF-8 text are translated byte by byte.
     told.answer = {3 + 0xf0, 3 + 0x9f, 3 + 0x98, 3 + 0x80, 2};
     CHECK(bridge->draft(text, 30, 0, sampler).tokens == told.answer);
 }

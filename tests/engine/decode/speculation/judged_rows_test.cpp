@@ -32,7 +32,7 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// What candidates are to a way of sampling.
+// How well candidates serve a way of sampling.
 enum class Rows { Never, SomeRead, All };  // how often whole rows are needed
 struct Sampling {
     std::string name;
@@ -40,7 +40,7 @@ struct Sampling {
     Rows rows;
 };
 
-// Forbidden are so many tokens from `first` on, each second one.
+// Biases that forbid every second token from `first` on, below `vocab`.
 std::vector<std::pair<TokenId, float>> forbidden(TokenId first, TokenId vocab) {
     std::vector<std::pair<TokenId, float>> biases;
     for (TokenId id = first; id < vocab; id += 2) biases.emplace_back(id, kNever);
@@ -62,7 +62,7 @@ struct Outcome {
     int64_t drafted, accepted, passes, plain_passes, branches, branches_accepted;
     bool operator==(const Outcome &) const = default;
 
-    // Rows, branches included; and that of the prompt.
+    // Rows that were sampled from: those of drafts and branches, and the one of the prompt.
     int64_t judged() const { return 1 + drafted + passes + plain_passes; }
 };
 
@@ -250,7 +250,7 @@ TEST_CASE("judged rows: sequences of a batch are judged by candidates, whole row
 // --- a model that drafts ---------------------------------------------------------------------------------
 
 TEST_CASE("judged rows: a model drafts by candidates what it drafts by rows") {
-    // Of tokens that only one of the two models has, too.
+    // Also with tokens that only one of the two models has.
     for (const int32_t vocab : {30, kToyVocab, 60})
         for (const Sampling &sampling : samplings(kToyVocab))
             for (const bool distributions : {false, true}) {
@@ -300,7 +300,7 @@ std::unique_ptr<kernels::Backend> gpu() {
     return kernels::cuda::make_cuda_backend(0);
 }
 
-// What the device sent since the last call.
+// What the device has sent since the last call.
 struct Sent {
     int64_t copies;
     uint64_t bytes;  // by kernels
@@ -342,7 +342,7 @@ TEST_CASE("judged rows: on the emulated GPU 8 bytes of each candidate come back,
             }
             CHECK(got == guess(whole));
             const int32_t each = Sampler(sampling.options, kVocab).candidates_needed(256);
-            const int32_t sums = each > 1 ? 1 : 0;  // with the largest logit, 8 bytes as well
+            const int32_t sums = each > 1 ? 1 : 0;  // the sum comes with the largest logit: 8 bytes more
             CHECK(sent.bytes == static_cast<uint64_t>(got.judged() * (each + sums)) * 8);
             if (sampling.rows != Rows::SomeRead) CHECK((sent.copies == 0) == (sampling.rows == Rows::Never));
         }
@@ -353,7 +353,7 @@ TEST_CASE(
     "judged rows: sequences beside each other, and the model that drafts for them, on the emulated GPU") {
     Executor selecting = on(gpu()), whole = on(std::make_unique<WholeRows>(gpu()));
     std::vector<Sampling> how = samplings(kVocab);
-    how.erase(how.begin() + 3, how.end() - 1);  // those that never need a row
+    how.erase(how.begin() + 3, how.end() - 1);  // keeps those that never need a row
     const auto run = [&](Executor &executor, Executor &draft) {
         return answer_together(executor, how, false, 5, [&] {
             return speculator_of(std::make_unique<ModelDraft>(draft, "model"), DraftRule::Same, 3);

@@ -27,7 +27,7 @@ bool ends_alike(const Text &text, size_t end, size_t length) {
                       text.begin() + static_cast<std::ptrdiff_t>(end - length));
 }
 
-// The longest suffix of the text that also ends before its end, and the last place where it does.
+// The longest suffix of the text that also occurs earlier, and the last place where it does.
 SuffixIndex::Match by_force(const Text &text) {
     SuffixIndex::Match best;
     for (size_t end = 1; end < text.size(); ++end) {
@@ -39,7 +39,7 @@ SuffixIndex::Match by_force(const Text &text) {
     return best;
 }
 
-// What a model that edits writes: `original` with about every `every`-th token replaced, left out, or
+// A text as a model edits it: `original` with about every `every`-th token replaced, left out, or
 // followed by a new one.
 Text edited(const Text &original, uint64_t every, Random &random, uint64_t alphabet) {
     Text text;
@@ -130,7 +130,7 @@ TEST_CASE("lookup: goes on as the text did, round and round") {
     CHECK(source.draft(Text{1, 2, 3, 4, 5, 1, 2}, 0, 0).tokens.empty());
     CHECK(source.draft(Text{7, 8, 9, 7, 8}, 8, 0).tokens == Text{9, 7, 8, 9, 7, 8, 9, 7});
     CHECK(source.draft(Text{7, 8, 9, 7, 8, 9}, 2, 0).tokens == Text{7, 8});
-    CHECK(source.draft(Text{7, 8, 9, 7, 8}, 8, 1.1f).tokens.empty());  // never so sure
+    CHECK(source.draft(Text{7, 8, 9, 7, 8}, 8, 1.1f).tokens.empty());  // no probability reaches 1.1
     CHECK(source.name() == "lookup");
 }
 
@@ -144,7 +144,7 @@ TEST_CASE("lookup: after an undo or a shift as if it had never seen more") {
             const auto place = static_cast<std::ptrdiff_t>(random.below(text.size()));
             if (random.below(2) == 0)
                 text.resize(static_cast<size_t>(place) + 1);
-            else  // the context shifts: a piece goes
+            else  // a context shift drops a piece of the text
                 text.erase(text.begin() + place / 2, text.begin() + place);
             const Text more = random_text(random, 65 + random.below(100), 4);
             text.insert(text.end(), more.begin(), more.end());
@@ -166,7 +166,7 @@ TEST_CASE("lookup: an edited copy is taken up again right after every edit") {
         const Drafted out = play(original, answer, 16, 0.2f);
         CAPTURE(out.passes);
         CAPTURE(out.drafted);
-        // A long suffix alone would do some 7 tokens a pass.
+        // Long suffixes without trails would give some 7 tokens per pass.
         CHECK(static_cast<double>(answer.size()) / static_cast<double>(out.passes) > 9);
         CHECK(static_cast<double>(out.accepted) > 0.55 * static_cast<double>(out.drafted));
     }
@@ -175,13 +175,13 @@ TEST_CASE("lookup: an edited copy is taken up again right after every edit") {
 TEST_CASE("lookup: what has nothing to repeat is left alone") {
     Random random(1);
     const Text prompt = random_text(random, 1000, 30), answer = random_text(random, 2000, 30);
-    // Matches of two and three tokens abound, and mean nothing: it learns that.
+    // Matches of two and three tokens are frequent and say nothing: the source learns that.
     const Drafted out = play(prompt, answer, 16, 0.3f);
     CHECK(out.drafted < answer.size() / 4);
 }
 
 TEST_CASE("lookup: probabilities are what they say") {
-    // A text of 40 tokens, over and over, of which one in `every` is replaced by another.
+    // A text of 40 tokens, repeated, in which one token in `every` is replaced by another.
     for (const uint64_t every : {5u, 20u}) {
         Random random(every);
         const Text period = random_text(random, 40, 1000);
@@ -210,7 +210,7 @@ TEST_CASE("lookup: of a text that goes on, only the end is read") {
     Text text = original;
     LookupDraft source;
     source.draft(text, 16, 0);
-    // What it has read is gone, but for the end, by which it knows the text.
+    // Overwrites the tokens that it has read, except the last ones, by which it recognizes the text.
     std::fill(text.begin(), text.end() - 300, -1);
     for (size_t i = 100; i < 200; ++i) {
         text.push_back(original[i]);
@@ -225,7 +225,7 @@ TEST_CASE("lookup: of a text that goes on, only the end is read") {
 
 namespace {
 
-// As the first half, so the second, but for some tokens.
+// The second half repeats the first, except for some tokens.
 Text half_copied(size_t length) {
     Random random(1);
     Text text = random_text(random, length / 2, 30000);
@@ -239,7 +239,7 @@ Text of_one_token(size_t length) {
     return Text(length, 7);
 }
 
-// Words of Fibonacci: much comes again, in no period.
+// A Fibonacci word: much repeats, but without a period.
 Text fibonacci(size_t length) {
     Text text{1}, before{2};
     while (text.size() < length) {
@@ -256,7 +256,7 @@ Text fibonacci(size_t length) {
 TEST_CASE("lookup: a token of a long text costs no more work than one of a short text") {
     constexpr size_t kShort = 1 << 10, kLong = 1 << 18, kChunk = 32;
     for (const auto make : {half_copied, of_one_token, fibonacci}) {
-        const auto seconds_at = [&](size_t length) {  // of a chunk near the end, token by token
+        const auto seconds_at = [&](size_t length) {  // for a chunk near the end, token by token
             const Text text = make(length);
             size_t n = length - 8 * kChunk;
             LookupDraft source;
@@ -266,7 +266,7 @@ TEST_CASE("lookup: a token of a long text costs no more work than one of a short
                     source.draft(std::span(text).first(++n), 16, 0.2f);
             });
         };
-        // Caches make it a few times as much; work that grows with the text would be 256 times as much.
+        // Cache misses cost a few times as much; work that grows with the text would cost 256 times as much.
         CHECK(seconds_at(kLong) < 64 * seconds_at(kShort));
     }
 }

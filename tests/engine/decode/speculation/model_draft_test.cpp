@@ -54,7 +54,7 @@ std::unique_ptr<kernels::Backend> cuda() {
 
 struct Continued {
     std::vector<TokenId> tokens;
-    std::vector<float> logits;  // behind the last one
+    std::vector<float> logits;  // after the last token
     SpeculationCounts counts = {};
     bool operator==(const Continued &other) const {
         return tokens == other.tokens && logits.size() == other.logits.size() &&
@@ -114,7 +114,7 @@ TEST_CASE("model draft: with any cache and window, no token and no bit of the lo
                 CHECK(right == expected);
                 CHECK(wrong == expected);
                 CHECK(both == expected);
-                // The same noise: first choices are right, second ones are not.
+                // With the same noise, first choices are right and second choices are not.
                 CHECK(right.counts.accepted == right.counts.drafted - right.counts.branches);
                 CHECK(right.counts.branches_accepted == 0);
                 CHECK(right.counts.failure == "");

@@ -96,8 +96,8 @@ TEST_CASE("pass costs: measured where the sequence stands, which stays as it is"
     SingleSequence session(rig.executor);
     REQUIRE(session.feed(std::vector<TokenId>(100, 7)));
     const std::vector<float> logits(session.logits().begin(), session.logits().end());
-    // A pass took at least from `begin` to `end`, and at most from the end of the one before to the beginning
-    // of the next: however busy the machine is, what is measured lies between.
+    // A pass takes at least from `begin` to `end`, and at most from the end of the pass before it to the
+    // beginning of the next one: however busy the machine is, the measured time lies between these bounds.
     using Clock = std::chrono::steady_clock;
     struct Span {
         int32_t tokens, past;
@@ -126,16 +126,16 @@ TEST_CASE("pass costs: measured where the sequence stands, which stays as it is"
         return std::chrono::duration<double>(to - from).count();
     };
     std::vector<Pass> least, most;
-    double spent = 0;  // at least
+    double spent = 0;  // lower bound
     for (size_t i = 1; i < passes.size(); ++i) {
         const Clock::time_point next = i + 1 < passes.size() ? passes[i + 1].begin : over;
         least.push_back({passes[i].tokens, seconds(passes[i].begin, passes[i].end)});
         most.push_back({passes[i].tokens, seconds(passes[i - 1].end, next)});
         CAPTURE(i);
-        if (i > 2) CHECK(spent < kSteps * most[0].seconds);  // or it would not have begun
+        if (i > 2) CHECK(spent < kSteps * most[0].seconds);  // otherwise this pass would not have begun
         spent += least.back().seconds;
     }
-    // One of 8, which comes next, costs less than 4 plain ones on the common machine.
+    // The next size, 8 tokens, costs less than 4 plain steps on the common machine.
     if (most[0].seconds * 5 + most[1].seconds < (kSteps - 1) * least[0].seconds) CHECK(passes.size() > 3);
     for (const int32_t tokens : {1, 4}) {
         CHECK(costs.seconds(tokens) >= PassCosts(least).seconds(tokens));
@@ -159,9 +159,9 @@ TEST_CASE("pass costs: what there is no room or no time for is not measured") {
     ToyRig rig({.context = 64, .batch = 16});
     SingleSequence session(rig.executor);
     const size_t all = sizes(rig, session, nullptr);
-    CHECK((all >= 4 && all <= 16));  // the batch; on a busy machine, the time
+    CHECK((all >= 4 && all <= 16));  // 16: the batch limits it; fewer: on a busy machine, the time does
     REQUIRE(session.feed(std::vector<TokenId>(58, 1)));
-    CHECK(sizes(rig, session, nullptr) <= 6);  // the context
+    CHECK(sizes(rig, session, nullptr) <= 6);  // the context limits it
     REQUIRE(session.feed(std::vector<TokenId>(6, 1)));
     CHECK(sizes(rig, session, nullptr) == 0);
     session.truncate(10);

@@ -51,7 +51,7 @@ std::unique_ptr<Speculator> toy_speculator(const ToyDraftOptions &options, uint3
 struct Result {
     std::string text;
     std::vector<std::string> parts;
-    std::vector<TokenId> tokens, kept;  // kept: in the sequence
+    std::vector<TokenId> tokens, kept;  // kept: those of the kept sequence
     FinishReason reason;
     bool context_full;
     int64_t forgotten;
@@ -63,7 +63,7 @@ struct Talk {
     SpeculationCounts counts;
 };
 
-// Two turns of a conversation, so that the state that the first leaves counts.
+// Two turns of a conversation, so that the state that the first turn leaves matters.
 Talk converse(Executor &executor, Request request, const Tokens &prompt,
               std::unique_ptr<Speculator> speculator = nullptr) {
     Talk talk;
@@ -124,9 +124,9 @@ TEST_CASE("speculator: a single answer is the same, whatever is drafted, and lea
         branches += counts.branches;
         taken += counts.branches_accepted;
     }
-    CHECK(accepted > 1000);              // drafts were kept,
-    CHECK(accepted < drafted * 9 / 10);  // and others not
-    CHECK(taken > 50);                   // branches, too
+    CHECK(accepted > 1000);              // some drafts were kept
+    CHECK(accepted < drafted * 9 / 10);  // and some were not
+    CHECK(taken > 50);                   // branches were taken, too
     CHECK(taken < branches / 2);
 }
 
@@ -269,7 +269,7 @@ std::vector<Request> random_requests(std::mt19937 &rng, int32_t context) {
         request.limits.max_tokens = static_cast<int64_t>(rng() % static_cast<size_t>(context));
         std::vector<TokenId> prompt =
             random_tokens(rng, 1 + rng() % static_cast<size_t>(std::max(1, context / 3)));
-        // Some begin alike, so that they share blocks.
+        // Some prompts begin alike, so that they share blocks.
         if (rng() % 2) prompt.insert(prompt.begin(), shared.begin(), shared.begin() + context / 3);
         request.input = Tokens{prompt};
         request.samples = rng() % 4 == 0 ? 3 : 1;
@@ -390,7 +390,7 @@ Pairs draw_pairs(const SamplingOptions &sampling, DraftRule rule, const ToyDraft
     Pairs pairs;
     pairs.draws = 6000;
     const std::vector<TokenId> prompt = {3, 1, 4};
-    // No penalties in the odds: the chain is asked for them with the same history.
+    // The chain applies penalties, so it gets the same history.
     const auto odds_after = [&](const std::vector<TokenId> &prefix) {
         Sampler sampler(sampling, kVocab);
         std::vector<float> row(kVocab);
@@ -450,7 +450,7 @@ TEST_CASE("speculator: under both rules, texts have the model's distribution aft
 TEST_CASE("speculator: the test of distributions sees a rule that is wrong") {
     SamplingOptions sampling;
     sampling.temperature = 2.5f, sampling.top_k = 12;
-    // A source that says it draws from the model's own distribution is always believed.
+    // Drafts that claim to be drawn from the model's own distribution are always accepted.
     const ToyDraftOptions source{.vocab = kVocab, .error = 0, .silence = 0, .spread = 0.5, .lies = true};
     CHECK(draw_pairs(sampling, DraftRule::Rejection, source).deviation() > 10);
 }

@@ -1,4 +1,4 @@
-// A source of drafts that knows the toy model (toy_backend.h), and errs as often as it is told to.
+// A source of drafts that knows the toy model (toy_backend.h) and errs with a given probability.
 #pragma once
 
 #include <cmath>
@@ -16,10 +16,10 @@ struct ToyDraftOptions {
     double error = 0.3;    // probability of a random token
     double silence = 0.2;  // probability of no draft, and of an end at each token
     double spread = 0;     // how far its logits are from the model's
-    double doubt = 0;  // probability of a branch at each token: what it would have said without an error, or
-                       // its second choice, and a few tokens behind that
+    double doubt = 0;      // probability of a branch at each token: the token that an error replaced, or
+                           // the second choice, and a few tokens after that
     bool with_distributions = false;
-    bool lies = false;  // the distributions are those of the model, not what was drawn from
+    bool lies = false;  // the reported distributions are the model's, not those that were drawn from
 };
 
 class ToyDraft final : public decode::DraftSource {

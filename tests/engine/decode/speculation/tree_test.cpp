@@ -1,4 +1,4 @@
-// Trees of guesses on the toy model: what they gain, what they leave, and drafting for many at a time.
+// Trees of guesses on the toy model: their gain, the state after them, and drafting for many sequences.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -65,8 +65,8 @@ TEST_CASE("tree: second choices that are right where the first is not save passe
         accepted[second] = done.speculation->mean_accepted();
         passes[second] = static_cast<double>(rig.backend->records.size());
     }
-    // Of chains of 4 with 50%: 15/16 a pass; with a second choice that is always right one more for all but
-    // the 1 in 16 that were right to the end.
+    // Chains of 4 tokens at 50% give 15/16 accepted tokens a pass. A second choice that is always right adds
+    // one token, except in the 1 of 16 passes whose chain was right to the end.
     CHECK(accepted[0.0] == doctest::Approx(0.94).epsilon(0.2));
     CHECK(accepted[1.0] == doctest::Approx(0.94 + 0.94).epsilon(0.15));
     CHECK(accepted[0.5] > 1.2 * accepted[0.0]);
@@ -181,7 +181,7 @@ TEST_CASE("model draft: in a batch, sequences draft in common passes, and say wh
         }
         std::map<uint64_t, std::string> texts;
         for (const auto &[key, answered] : answer_all(queue)) texts[key.first] = answered.text;
-        // First choices are right, second ones are not.
+        // First choices are right, second choices are not.
         const SpeculationCounts counts = queue.speculation();
         CHECK(counts.drafted == counts.accepted + counts.branches);
         return texts;
@@ -212,9 +212,9 @@ TEST_CASE("model draft: an interrupt while it reads the prompt ends the answer a
     const Done done = answer_all(queue, &stop).begin()->second.done;
     CHECK(done.reason == FinishReason::Interrupt);
     CHECK(done.tokens.size() == 1);
-    CHECK(draft.backend->records.size() == 3);  // of 38
+    CHECK(draft.backend->records.size() == 3);  // of 38 passes without the stop
     CHECK(done.speculation->failure == "");
-    // It reads on where it was left.
+    // The next draft continues from the tokens that were computed.
     stop.reset();
     draft.backend->on_execute = nullptr;
     request.limits.max_tokens = 20;
@@ -260,7 +260,7 @@ TEST_CASE("model draft: what fails of many drafts made together ends alone") {
         CHECK(why.find(s.failure) != std::string::npos);
         CHECK(s.speculator->drafts().size() == (why.empty() ? 5 : 0));
     }
-    // Whoever gave up is not asked again, and its cache is free for the others.
+    // A source that failed is not asked again, and its cache is free for the others.
     Speculator::propose_together(parts);
     for (const Sequence &s : sequences)
         CHECK(s.speculator->drafts().size() == (s.speculator->counts().failure.empty() ? 5 : 0));

@@ -61,7 +61,7 @@ TEST_CASE("edit screen: long lines wrap, further lines are marked, wide characte
     REQUIRE(layout.rows.size() == 2);
     CHECK(layout.rows[0].width == 19);
     CHECK(layout.rows[1].shown == "\u5b57");
-    // A full row: the cursor is on the next.
+    // After a full row, the cursor is on the next one.
     layout = commands::lay_out(">>> ", text_of("0123456789abcdef"), 20);
     CHECK(layout.cursor_row == 1);
     CHECK(layout.cursor_column == 0);
@@ -137,7 +137,7 @@ TEST_CASE("edit screen: another width redraws the text in its place") {
 }
 
 TEST_CASE("edit screen: characters whose width the terminal sees otherwise do not move other rows") {
-    // The model gives a cluster of joined emoji the cells of all its parts.
+    // The terminal model gives a cluster of joined emoji the cells of all its parts.
     std::string families;
     for (int i = 0; i < 30; ++i) families += "\U0001F468\u200D\U0001F469\u200D\U0001F467";
     const EditText edited = text_of("first\n" + families + "\nlast");

@@ -100,7 +100,7 @@ TEST_CASE("edit text: random edits keep the text valid and the cursor on a bound
         CAPTURE(seed);
         std::mt19937 random(seed);
         EditText edited;
-        std::string expected;  // what only inserting and erasing bytes makes of it
+        std::string expected;  // the text by plain insertion and erasure of bytes
         for (int i = 0; i < 120; ++i) {
             const size_t cursor = edited.cursor();
             size_t other = cursor;

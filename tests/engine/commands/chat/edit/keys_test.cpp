@@ -1,4 +1,4 @@
-// From bytes to keys: every sequence, however it is cut, and hostile bytes.
+// Decoding of bytes into keys: every sequence, in any pieces, and hostile bytes.
 #include "engine/commands/chat/edit/keys.h"
 
 #include <doctest/doctest.h>
@@ -30,7 +30,7 @@ Key only(std::string_view bytes) {
     return keys[0];
 }
 
-// Texts next to each other are one, however many keys brought them.
+// Joins neighboring texts, however many keys they came in.
 std::vector<Key> joined(const std::vector<Key> &keys) {
     std::vector<Key> all;
     for (const Key &key : keys) {

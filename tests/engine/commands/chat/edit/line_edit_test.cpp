@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kColumns = 80;
 
-// Types bytes; the action of the last key.
+// Types bytes and returns the action of the last key.
 Action type(LineEdit &edit, std::string_view bytes, int columns = kColumns) {
     KeyDecoder keys;
     keys.push(bytes);
