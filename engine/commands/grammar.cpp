@@ -6,6 +6,7 @@
 #include "engine/commands/cli/command.h"
 #include "engine/commands/constraint_flags.h"
 #include "engine/commands/json.h"
+#include "engine/commands/sandbox/sandbox_option.h"
 #include "engine/grammar/machine.h"
 #include "gguf/printable.h"
 
@@ -131,7 +132,11 @@ Command grammar_command() {
     table.flag("--check", o->check,
                "a JSON string per line in; {\"accepted\": true}, or false and the byte, per line out");
     table.text("--show", o->show, "show what may follow this text");
-    command.call = [o](const Words &, Io &io) { return check_or_show(*o, io); };
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, confine](const Words &, Io &io) {
+        confine({{o->constraint.grammar.value_or(""), o->constraint.schema.value_or("")}, {}}, "cpu");
+        return check_or_show(*o, io);
+    };
     return command;
 }
 

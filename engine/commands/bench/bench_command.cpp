@@ -9,6 +9,7 @@
 #include "engine/commands/cli/shared_options.h"
 #include "engine/commands/commands.h"
 #include "engine/commands/generation.h"
+#include "engine/commands/sandbox/sandbox_option.h"
 
 namespace runnel::commands {
 namespace {
@@ -124,7 +125,8 @@ Command bench_command() {
     table.text("--plot", exhibit->plot, "with --roofline or --naive: the plot as a picture")
         .takes("FILE.svg");
     command.writes_files = true;
-    command.call = [o, axes, exhibit](const Words &words, Io &io) {
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, axes, exhibit, confine](const Words &words, Io &io) {
         o->model.path = words.model;
         o->variants = variants(*axes, o->model);
         if (o->file && !o->text) throw UsageError("-f is for --text");
@@ -134,6 +136,8 @@ Command bench_command() {
             throw UsageError("--roofline and --naive measure plain decoding: omit the options of drafts");
         if (!exhibit->plot.empty() && !exhibit->any())
             throw UsageError("--plot is for --roofline and --naive");
+        confine({{o->model.path, o->draft.model, o->file.value_or("")}, {exhibit->plot}},
+                gpu_wish(o->model, o->draft));
         if (exhibit->roofline) return bench_roofline(*o, exhibit->plot, io);
         if (exhibit->naive) return bench_naive(*o, exhibit->plot, io);
         return o->text ? bench_text(*o, io) : bench(*o, io);

@@ -87,9 +87,11 @@ Command inspect_command() {
         .rare();
     table.text("--plot", plan->plot, "with --plan: the plot as a picture").takes("FILE.svg");
     command.writes_files = true;
+    const Confine confine = add_sandbox_option(table);
     command.needs_no_model = [o, plan] { return o->supported || !plan->shape.empty(); };
-    command.call = [o, other, plan](const Words &words, Io &io) {
+    command.call = [o, other, plan, confine](const Words &words, Io &io) {
         o->path = words.model;
+        confine({{o->path, *other}, {plan->plot}}, "auto");
         if (plan->plan) return inspect_plan(*o, *plan, io);
         if (plan->memory > 0 || !plan->shape.empty() || !plan->plot.empty())
             throw UsageError("--memory, --shape and --plot are for --plan");
@@ -148,8 +150,10 @@ Command template_command() {
     table.in_group(Group::Output);
     table.flag("--jsonl", o->jsonl,
                "an object per line in; a JSON string, or {\"error\": ...}, per line out");
-    command.call = [o](const Words &words, Io &io) {
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, confine](const Words &words, Io &io) {
         o->path = words.model;
+        confine({{o->path}, {}}, "cpu");
         return render_template(*o, io);
     };
     return command;
@@ -188,8 +192,10 @@ Command doctor_command() {
     table.in_group(Group::Output);
     table.flag("--quick", o->quick, "right or wrong only: no speeds");
     table.flag("--json", o->json, "as JSON");
-    command.call = [o](const Words &words, Io &io) {
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, confine](const Words &words, Io &io) {
         o->path = words.model;
+        confine({{o->path}, {}}, o->device);
         return doctor(*o, io);
     };
     return command;

@@ -4,6 +4,7 @@
 #include "engine/commands/cli/command.h"
 #include "engine/commands/models/list.h"
 #include "engine/commands/models/pull.h"
+#include "engine/commands/sandbox/sandbox_option.h"
 #include "gguf/printable.h"
 
 namespace runnel::commands {
@@ -78,7 +79,11 @@ Command list_command() {
     auto json = std::make_shared<bool>(false);
     command.options.in_group(Group::Output);
     command.options.flag("--json", *json, "as JSON");
-    command.call = [json](const Words &, Io &io) { return list_models(*json, io); };
+    const Confine confine = add_sandbox_option(command.options);
+    command.call = [json, confine](const Words &, Io &io) {
+        confine({.files = SandboxPaths::Files::All}, "auto");
+        return list_models(*json, io);
+    };
     return command;
 }
 

@@ -3,6 +3,7 @@
 
 #include "engine/commands/cli/command.h"
 #include "engine/commands/quantize/imatrix.h"
+#include "engine/commands/sandbox/sandbox_option.h"
 
 namespace runnel::commands {
 
@@ -40,8 +41,12 @@ Command imatrix_command() {
     table.number("-t,--threads", o->threads, whole_numbers(0, 4096), "CPU threads; 0: the physical cores");
     command.needs_no_model = [o] { return !o->shown.empty() || (!o->merged.empty() && o->text.empty()); };
     command.writes_files = true;
-    command.call = [o](const Words &words, Io &io) {
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, confine](const Words &words, Io &io) {
         o->model = words.model;
+        std::vector<std::string> inputs = o->merged;
+        inputs.insert(inputs.end(), {o->model, o->text, o->shown});
+        confine({inputs, {o->output}}, "cpu");
         return imatrix(*o, io);
     };
     return command;

@@ -3,6 +3,7 @@
 
 #include "engine/commands/cli/command.h"
 #include "engine/commands/quantize/quantize.h"
+#include "engine/commands/sandbox/sandbox_option.h"
 
 namespace runnel::commands {
 
@@ -46,10 +47,12 @@ Command quantize_command() {
     table.flag("--overwrite", o->overwrite, "replace OUT if it exists");
     table.in_group(Group::Device);
     table.number("-t,--threads", o->threads, whole_numbers(0, 4096), "CPU threads; 0: all cores");
-    command.call = [o](const Words &words, Io &io) {
+    const Confine confine = add_sandbox_option(table);
+    command.call = [o, confine](const Words &words, Io &io) {
         o->source = words.model;
         o->destination = words.operands[0];
         o->type = words.operands[1];
+        confine({{o->source, o->importance}, {o->dry_run ? "" : o->destination}}, "cpu");
         return quantize_model(*o, io);
     };
     return command;

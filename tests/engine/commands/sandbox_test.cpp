@@ -167,13 +167,22 @@ TEST_CASE("sandbox: code that takes over a command while it maps the model is co
         {"perplexity", model, "-f", held_out_text(), "-c", "32", "--chunks", "1", "--device", "cpu",
          "--save-logits", directory / "logits"},
         {"tokenize", model, "text"},
+        {"inspect", model},
+        {"inspect", model, "--diff", model},
+        {"inspect", model, "--plan", "--plot", directory / "plan.svg"},
+        {"quantize", model, directory / "quantized", "Q4_0", "--allow-requantize"},
+        {"imatrix", model, "-f", held_out_text(), "-c", "32", "--chunks", "1", "-o", directory / "imatrix"},
+        {"bench", model, "-p", "8", "-n", "2", "-r", "1", "--device", "cpu"},
+        {"doctor", model, "--quick", "--device", "cpu"},
         {"chat", model, "-n", "2", "--device", "cpu"}};
     for (const bool confined : {true, false})
         for (std::vector<std::string> command : commands) {
             CAPTURE(command[0]);
             const bool chat = command[0] == "chat";
             if (!confined) command.emplace_back("--no-sandbox");
-            for (const char *name : {"out", "out.resume", "stats", "logits"}) fs::remove(directory / name);
+            for (const char *name :
+                 {"out", "out.resume", "stats", "logits", "plan.svg", "quantized", "imatrix"})
+                fs::remove(directory / name);
             fs::remove(planted);
             Process p = process(command);
             p.input = "Once\n";
