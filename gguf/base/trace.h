@@ -27,8 +27,9 @@ class Trace {
         std::vector<std::pair<const char *, int64_t>> notes;
     };
 
+    enum class Detail { Passes, Steps };  // Steps: also each step of a pass, on the CPU
     // Precondition: this thread has no other Trace.
-    Trace() { current_ = this; }
+    explicit Trace(Detail detail = Detail::Passes) : detail_(detail) { current_ = this; }
     ~Trace() { current_ = nullptr; }
     Trace(const Trace &) = delete;
     Trace &operator=(const Trace &) = delete;
@@ -42,12 +43,15 @@ class Trace {
     static constexpr size_t kMostEvents = 1 << 20;
 
     void add(Event event);
-    double now() const { return seconds_since(began_); }
+    double now() const { return at(Clock::now()); }
+    double at(Clock::time_point time) const { return seconds_between(began_, time); }
+    bool has_steps() const { return detail_ == Detail::Steps; }
     // Adds a point in time to the current Trace, if there is one.
     static void mark(const char *name, std::vector<std::pair<const char *, int64_t>> notes = {});
 
   private:
     inline static thread_local Trace *current_ = nullptr;
+    Detail detail_;
     Clock::time_point began_ = Clock::now();
     std::vector<Event> events_;
     size_t omitted_ = 0;
