@@ -11,7 +11,7 @@ namespace runnel::commands {
 
 struct ExhibitOptions {
     bool roofline = false, naive = false, profile = false;  // one at most
-    std::string plot;                      // an SVG file; empty: none
+    std::string plot;                                       // an SVG file; empty: none
     bool any() const { return roofline || naive || profile; }
 };
 
