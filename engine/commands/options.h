@@ -89,6 +89,7 @@ struct RunOptions {
     std::optional<bool> show_thinking;  // default: no
     Overflow overflow = Overflow::Error;
     std::optional<std::string> prompt_cache;  // file of a prefilled prompt
+    std::optional<std::string> trace;         // file of a timeline
     int32_t samples = 1, beams = 1;           // not both above 1
 };
 

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "engine/decode/error.h"
+#include "gguf/base/trace.h"
 
 namespace runnel::completion {
 
@@ -55,6 +56,7 @@ Prompt PromptFormat::make(const Request &request, size_t context) const {
             throw DecodeError(DecodeError::Kind::BadInput,
                               "the model has no tokens for infill (fill-in-the-middle), so there is no place "
                               "for a suffix");
+        const base::TraceSpan tokenizing("tokenize");
         prompt.tokens = raw->suffix ? infill_->prompt(*tokenizer_, raw->text, *raw->suffix)
                                     : tokenizer_->encode(raw->text);
         fixed = tokenizer_->adds_bos() ? 1 : 0;
@@ -73,10 +75,13 @@ Prompt PromptFormat::render(std::span<const text::Message> turns, const text::To
         static const text::Json kNone = text::Json::array();
         const bool shown = tools && tools->choice != text::ToolUse::Choice::None;
         const text::Json *definitions = !tools ? nullptr : shown ? &tools->definitions : &kNone;
+        base::TraceSpan rendering("render template");
         const std::vector<text::Segment> segments = chat_.render(turns, true, definitions);
+        rendering.end();
         std::string end;  // a mark spans no more than the last segments
         for (size_t i = segments.size() - std::min<size_t>(segments.size(), 4); i < segments.size(); ++i)
             end += segments[i].text;
+        const base::TraceSpan tokenizing("tokenize");
         return {tokenizer_->encode(segments), true, chat_.reasoning().begins_inside(end)};
     } catch (const text::jinja::TemplateError &error) {
         const bool refused = error.kind == text::jinja::TemplateError::Kind::Raised;

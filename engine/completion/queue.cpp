@@ -228,6 +228,7 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
     if (going) {
         const decode::Pass pass{static_cast<int32_t>(scheduler_.counts().tokens - computed),
                                 base::seconds_since(began)};
+        const base::TraceSpan span("sample");
         for (RunningAnswer &answer : answers_) answer.report_prefill(busy_, events_);
         bool observed = false;  // once per pass
         const std::vector<ScheduledSequence *> ready(scheduler_.ready().begin(), scheduler_.ready().end());
@@ -252,6 +253,8 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
 
 // Appends the last token of each answer that goes on, with drafts. The last token of an answer costs no pass.
 void CompletionQueue::append_next(const decode::StopRequest *stop) {
+    if (going_on_.empty()) return;
+    const base::TraceSpan span("draft");
     std::vector<decode::Continuation> continuations;
     for (RunningAnswer *answer : std::exchange(going_on_, {})) {
         if (answer->drafts && !answer->speculator) answer->speculator = speculator_of(*answer);

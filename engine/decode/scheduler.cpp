@@ -192,6 +192,15 @@ void Scheduler::plan() {
         if (const Part part = parts_[i]; part.rows > 0) plan_branches(part);
 }
 
+void Scheduler::describe(base::TraceSpan &span) const {
+    int64_t tokens = 0, rows = 0;
+    for (const Part &part : parts_) tokens += static_cast<int64_t>(part.tokens), rows += part.rows;
+    span.note("sequences", static_cast<int64_t>(parts_.size()));
+    span.note("tokens", tokens);
+    span.note("logits", rows);
+    if (parts_.size() == 1) span.note("depth", parts_.front().entry->sequence().cache().length() - tokens);
+}
+
 void Scheduler::finish() {
     size_t count = 0, row = 0;
     for (const Part &part : parts_) count += static_cast<size_t>(part.rows);
@@ -232,6 +241,8 @@ bool Scheduler::step(const StopRequest *stop) {
                               "the cache is full: choose a larger context with -c");
         return true;
     }
+    base::TraceSpan span("pass");
+    describe(span);
     try {
         if (!executor_->run(output_, stop ? stop->flag() : nullptr)) {
             drop_branches();
@@ -241,6 +252,7 @@ bool Scheduler::step(const StopRequest *stop) {
         drop_branches();
         throw;
     }
+    span.end();
     finish();
     return true;
 }

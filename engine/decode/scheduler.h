@@ -24,6 +24,7 @@
 
 #include "engine/decode/scheduled_sequence.h"
 #include "engine/decode/stop_request.h"
+#include "gguf/base/trace.h"
 
 namespace runnel::decode {
 
@@ -80,6 +81,7 @@ class Scheduler {
     bool computed_in_step(const ScheduledSequence &entry) const;
     bool evict_idle();
     bool preempt_last(const ScheduledSequence &oldest);
+    void describe(base::TraceSpan &span) const;
     void finish();
 
     Executor *executor_;

@@ -12,6 +12,7 @@
 #include "kernels/cpu/experts.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/memory.h"
+#include "kernels/cpu/phase_clock.h"
 #include "kernels/cpu/plan.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/scan_runner.h"
@@ -171,6 +172,7 @@ class CpuBackend final : public Backend {
     std::span<const Phase> phases_;
     std::span<float> logits_;
     std::array<std::atomic<bool>, 2> stop_{};
+    PhaseClock clock_;
 };
 
 int CpuBackend::thread_count() const {
@@ -299,6 +301,7 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
     batch_ = &batch;
     logits_ = logits;
     phases_ = parts_[static_cast<size_t>(batch.part)];
+    clock_.begin(phases_.size(), pool_->threads());
     bool finished = true;
     pool_->run([&](int thread) noexcept {
         Worker worker{thread, static_cast<int32_t>(batch.tokens.size())};
@@ -308,13 +311,17 @@ bool CpuBackend::execute(const Batch &batch, std::span<float> logits) {
         // Without rows only the logits remain, and none are requested.
         for (size_t i = 0; i < phases_.size() && worker.rows > 0; ++i) {
             worker.phase = i;
+            clock_.start(i, thread);
             std::visit([&](const auto &phase) { run(phase, worker); }, phases_[i]);
+            clock_.arrive(i, thread);
             if (cancelled_after_barrier(i, thread)) {
                 if (thread == 0) finished = false;
                 break;
             }
+            clock_.finish(i, thread);
         }
     });
+    clock_.report(phases_);
     return finished;
 }
 

@@ -103,6 +103,9 @@ Command bench_command() {
                "what limits prefill and decode, memory or arithmetic, with -pg P,G (500,200) as the request");
     table.flag("--naive", exhibit->naive,
                "the loop that recomputes the text for each of -n tokens, beside the cached loop");
+    table.flag(
+        "--profile", exhibit->profile,
+        "where the time of prefill and decode goes, by kind of step and by layer, with -pg P,G (512,128)");
     table.flag("--text", o->text, "measure the tokenizer and the chat template instead of the model").rare();
     table.text("-f,--file", o->file, "with --text: also the text of a file").takes("FILE").rare();
     add_model_options(table, o->model);
@@ -122,7 +125,7 @@ Command bench_command() {
     table.add("--json", "", "the result as JSON", [o = o.get()](const std::string &text) {
         if (truth(text)) o->output = Format::JsonObject;
     });
-    table.text("--plot", exhibit->plot, "with --roofline or --naive: the plot as a picture")
+    table.text("--plot", exhibit->plot, "with --roofline, --naive or --profile: the plot as a picture")
         .takes("FILE.svg");
     command.writes_files = true;
     const Confine confine = add_sandbox_option(table);
@@ -130,15 +133,17 @@ Command bench_command() {
         o->model.path = words.model;
         o->variants = variants(*axes, o->model);
         if (o->file && !o->text) throw UsageError("-f is for --text");
-        if (exhibit->roofline + exhibit->naive + o->text > 1)
-            throw UsageError("--roofline, --naive and --text exclude each other: choose one");
+        if (exhibit->roofline + exhibit->naive + exhibit->profile + o->text > 1)
+            throw UsageError("--roofline, --naive, --profile and --text exclude each other: choose one");
         if (exhibit->any() && drafting_options(o->draft, o->model))
-            throw UsageError("--roofline and --naive measure plain decoding: omit the options of drafts");
+            throw UsageError(
+                "--roofline, --naive and --profile measure plain decoding: omit the options of drafts");
         if (!exhibit->plot.empty() && !exhibit->any())
-            throw UsageError("--plot is for --roofline and --naive");
+            throw UsageError("--plot is for --roofline, --naive and --profile");
         confine({{o->model.path, o->draft.model, o->file.value_or("")}, {exhibit->plot}},
                 gpu_wish(o->model, o->draft));
         if (exhibit->roofline) return bench_roofline(*o, exhibit->plot, io);
+        if (exhibit->profile) return bench_profile(*o, exhibit->plot, io);
         if (exhibit->naive) return bench_naive(*o, exhibit->plot, io);
         return o->text ? bench_text(*o, io) : bench(*o, io);
     };

@@ -10,14 +10,15 @@
 namespace runnel::commands {
 
 struct ExhibitOptions {
-    bool roofline = false, naive = false;  // one at most
-    std::string plot;                      // an SVG file; empty: none
-    bool any() const { return roofline || naive; }
+    bool roofline = false, naive = false, profile = false;  // one at most
+    std::string plot;                                       // an SVG file; empty: none
+    bool any() const { return roofline || naive || profile; }
 };
 
 // A table or JSON, as `options` says; a terminal gets the plot, too. Throws what bench() does.
 int bench_roofline(const BenchOptions &options, const std::string &plot, Io &io);
 int bench_naive(const BenchOptions &options, const std::string &plot, Io &io);
+int bench_profile(const BenchOptions &options, const std::string &plot, Io &io);
 
 // "test" on a terminal's line of progress; an empty one clears the line.
 void show_progress(Io &io, const std::string &test);

@@ -15,8 +15,8 @@ std::string short_number(double value) {
             value /= factor, unit = name;
             break;
         }
-    char text[40];
-    std::snprintf(text, sizeof text, "%.4g%s", value, unit);
+    char text[40];  // (adding 0 makes -0 a 0)
+    std::snprintf(text, sizeof text, "%.4g%s", value + 0.0, unit);
     return text;
 }
 

@@ -11,6 +11,7 @@
 #include "engine/commands/run/prompt_cache.h"
 #include "engine/commands/run/run_output.h"
 #include "engine/commands/run/run_request.h"
+#include "engine/commands/run/run_trace.h"
 #include "engine/commands/run/verify_drafts.h"
 #include "engine/completion/queue.h"
 #include "engine/decode/error.h"
@@ -50,11 +51,15 @@ class Run {
         : options_(options), engine_(engine), queue_(queue), cache_(cache), output_(output), io_(io) {}
 
     void answer(completion::Request request, const StopRequest &stop) {
+        base::TraceSpan submitting("submit");
         id_ = queue_.submit(request);
+        submitting.end();
         request.drafts = request.keep = false;
         if (options_.verify_drafts) queue_.submit(request);
         while (queue_.unfinished() > 0) {
+            base::TraceSpan span("step");
             const bool going = queue_.step(&stop);
+            span.end();
             take_events();
             if (going) continue;
             queue_.end_all(finish_reason(stop));
@@ -66,6 +71,7 @@ class Run {
 
   private:
     void take_events() {
+        const base::TraceSpan span("write");
         for (const completion::Event &event : queue_.events())
             std::visit([&](const auto &e) { e.id == id_ ? take(e) : take_plain(e); }, event);
     }
@@ -73,9 +79,15 @@ class Run {
         if (prefill.left_out > 0 && !std::exchange(noted_, true))
             io_.note("the prompt outgrows the context of " + std::to_string(engine_.executor().context()) +
                      " tokens: " + std::to_string(prefill.left_out) + " tokens of it are left out");
+        if (prefill.done == prefill.all)
+            base::Trace::mark("prompt computed",
+                              {{"tokens", prefill.all}, {"from_cache", prefill.from_cache}});
         if (prefill.done == prefill.all) cache_.keep(queue_.sequence(id_), static_cast<size_t>(prefill.all));
     }
-    void take(const completion::Piece &piece) { output_.add(piece); }
+    void take(const completion::Piece &piece) {
+        output_.add(piece);
+        if (!std::exchange(answering_, true)) base::Trace::mark("first text");
+    }
     void take(const completion::Done &done) {
         cache_.keep(queue_.kept(done.kept), done.usage.prompt_tokens);
         output_.add(done);
@@ -95,7 +107,7 @@ class Run {
     Io &io_;
     completion::RequestId id_ = 0;
     completion::Done plain_;
-    bool noted_ = false;
+    bool noted_ = false, answering_ = false;
 };
 
 }  // namespace
@@ -113,13 +125,22 @@ int run(const RunOptions &options, Io &io) {
     note_inputs({options.draft.model, options.file, options.system_file, options.chat.file,
                  options.chat.tools, options.generation.constraint.grammar,
                  options.generation.constraint.schema});
-    check_stats_file(options.stats, io, {options.prompt_cache});
+    check_stats_file(options.stats, io, {options.prompt_cache, options.trace});
     if (options.prompt_cache) gguf::refuse_if_read(*options.prompt_cache);
+    std::optional<base::Trace> trace;
+    if (options.trace) {
+        check_trace_file(*options.trace, options.prompt_cache, io);
+        trace.emplace();
+    }
+    base::TraceSpan loading("load model");
     Engine engine(engine_flags);
+    loading.end();
     for (const std::string &note : engine.notes()) io.note(note);
     if (options.verify_drafts) expect_room_for_two(engine.executor());
     const auto drafts = drafting(options.draft, options.model, engine, options.samples, io, stop);
+    base::TraceSpan reading("read prompt");
     const std::string text = gather_prompt(options, io, stop);
+    reading.end();
     const completion::PromptFormat format = prompt_format(engine, options.chat);
     expect_template(format, options.chat, options.raw);
     note_unused(options.chat, format, io);
@@ -131,6 +152,7 @@ int run(const RunOptions &options, Io &io) {
     Run run(options, engine, queue, cache, output, io);
     run.answer(request, stop);
     output.finish(engine, request.sampling.seed);
+    if (trace) write_trace(*options.trace, *trace, engine, io);
     if (options.verify_drafts) {
         const DraftComparison found =
             compare_answers(output.first(), run.plain(), stop.requested(), engine.tokenizer());

@@ -50,6 +50,12 @@ Command run_command() {
     table.in_group(Group::Output);
     table.flag("--json", o->json, "one JSON object on stdout");
     add_logprob_options(table, o->generation);
+    table
+        .text(
+            "--trace", o->trace,
+            "a timeline of the run, from loading to the last token, for chrome://tracing or ui.perfetto.dev")
+        .takes("FILE.json")
+        .rare();
     table.flag("--echo,--display-prompt", o->echo, "the prompt first");
     add_stats_options(table, o->stats);
     command.writes_files = true;
@@ -67,7 +73,7 @@ Command run_command() {
                   options.chat.tools.value_or(""), options.file.value_or(""),
                   options.generation.constraint.grammar.value_or(""),
                   options.generation.constraint.schema.value_or("")},
-                 {options.stats.file, options.prompt_cache.value_or("")}},
+                 {options.stats.file, options.prompt_cache.value_or(""), options.trace.value_or("")}},
                 gpu_wish(options.model, options.draft));
         return run(options, io);
     };

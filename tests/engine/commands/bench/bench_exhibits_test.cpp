@@ -167,3 +167,46 @@ TEST_CASE("bench: exhibits refuse what they do not show, and keep other people's
     CHECK(bench({"--naive", "-n", "4", "--plot", mine}).code == 0);  // its own
     CHECK(content(mine).starts_with("<svg"));
 }
+
+TEST_CASE("bench --profile: every step of the passes is counted, and the parts are the whole") {
+    if (absent()) return;
+    const TemporaryDirectory directory;
+    const std::string svg = (directory / "profile.svg").string();
+    for (const char *threads : {"1", "3"}) {
+        const json all = parsed(bench(
+            {"--profile", "-pg", "20,9", "-t", threads, "-ub", "8", "-c", "64", "--json", "--plot", svg}));
+        CHECK(all["prefill"]["tokens"] == 20);
+        CHECK(all["prefill"]["passes"] == 3);
+        CHECK(all["decode"]["tokens"] == 8);  // the prefill gives the first, and the last needs no pass
+        CHECK(all["decode"]["passes"] == 8);
+        for (const char *phase : {"prefill", "decode"}) {
+            const json &part = all[phase];
+            double sum = 0, share = 0;
+            for (const json &one : part["parts"]) {
+                sum += one["ms"].get<double>();
+                share += one["share"].get<double>();
+                CHECK(one["waited_ms"] <= one["ms"].get<double>() + 1e-6);
+            }
+            CHECK(sum == doctest::Approx(part["ms"].get<double>()));
+            CHECK(share == doctest::Approx(1));
+        }
+        // Per pass and layer of this model: Q with K and V, the output, gate with up, down.
+        const auto layers = all["decode"]["layers_ms"].size();
+        CHECK(layers == 2);
+        int64_t matrices = 0, attentions = 0, logits = 0;
+        for (const json &one : all["decode"]["parts"]) {
+            if (one["kind"] == "matrix") matrices = one["count"];
+            if (one["kind"] == "attention") attentions = one["count"];
+            if (one["kind"] == "logits") logits = one["count"];
+        }
+        CHECK(matrices == 8 * 4 * static_cast<int64_t>(layers));
+        CHECK(attentions == 8 * static_cast<int64_t>(layers));
+        CHECK(logits == 8);
+    }
+    CHECK(content(svg).starts_with("<svg xmlns"));
+    const Result table = bench({"--profile", "-pg", "20,9", "-c", "64"});
+    CHECK(table.code == 0);
+    check_width(table.out);
+    CHECK(bench({"--profile", "-pg", "20,1"}).code == 2);
+    CHECK(bench({"--profile", "--naive"}).code == 2);
+}
