@@ -16,7 +16,7 @@
 namespace runnel::commands {
 namespace {
 
-// The model of the chat that --continue or --chat goes on with.
+// The model of the saved chat that --continue or --chat resumes.
 std::string recorded_model(const ChatOptions &options) {
     const std::filesystem::path folder = chats_folder();
     std::optional<SavedChat> chat;
@@ -51,8 +51,8 @@ Command chat_command() {
     table.flag("-k,--continue", o->go_on, "go on with the last chat (of MODEL, if one is named)");
     table
         .text("--chat", o->saved,
-              "go on with a saved chat: its title, or its number in /chats; another title begins a chat of "
-              "that name")
+              "resume the saved chat with this title, or this number in /chats; a new title begins a "
+              "new chat")
         .takes("NAME");
     table.list("-a,--attach", o->attached, "a text file that goes with the first message; repeatable")
         .takes("FILE");

@@ -21,8 +21,8 @@ std::span<const Chat::Command> Chat::commands() {
         {"/exit", "", "leave (also /bye, Ctrl-D)", &Chat::leave},
         {"/clear", "", "begin a new chat (also /reset)", &Chat::clear},
         {"/regen", "", "another answer to your last message; the old one is kept", &Chat::regenerate},
-        {"/back", "", "the answer or message before this one, of several", &Chat::previous},
-        {"/next", "", "the answer or message after this one", &Chat::next},
+        {"/back", "", "the previous version of this answer or message", &Chat::previous},
+        {"/next", "", "the next version of this answer or message", &Chat::next},
         {"/undo", "", "take back your last message and its answer", &Chat::undo},
         {"/edit", "[N] [TEXT]", "change your last message, or message N, and ask again", &Chat::edit},
         {"/tree", "", "all messages and branches of this chat, with their numbers", &Chat::tree},
@@ -75,7 +75,7 @@ void Chat::undo(const std::string &) {
                                       : "taken back: " + gguf::printable(node.message.content, 200) + "\n");
     conversation_.go(node.parent);
 }
-// If the text begins with a number that a message has, that message is edited.
+// If the text begins with the number of a message, edits that message, otherwise the last one.
 void Chat::edit(const std::string &text) {
     Conversation::Id id = conversation_.last_question();
     std::string changed = text;
@@ -127,7 +127,7 @@ void Chat::step(int direction) {
     const Conversation::Fork fork = conversation_.fork(direction);
     if (fork.at == Conversation::kRoot) throw InputError("there is only one answer: /regen makes another");
     if (fork.next == Conversation::kRoot)
-        throw InputError(direction < 0 ? "nothing comes before this one" : "nothing comes after this one");
+        throw InputError(direction < 0 ? "this is the first version" : "this is the last version");
     conversation_.go(conversation_.end_of(fork.next));
     const bool is_answer = conversation_.at(fork.next).message.role != "user";
     show_answer();
@@ -157,7 +157,7 @@ void Chat::system(const std::string &text) {
     if (text.empty())
         return io_.err.try_write(text::printable_for_terminal(now.empty() ? "no system prompt" : now) + "\n");
     conversation_.set_system(text == "\"\"" ? "" : text);
-    say(now.empty() ? "no system prompt from now on" : "this system prompt from now on");
+    say(now.empty() ? "no system prompt from now on" : "the system prompt is set");
 }
 // "NAME VALUE", or ollama's "parameter NAME VALUE", "system TEXT", "format json", "noformat", "think", "nothink".
 void Chat::change_setting(const std::string &text) {
