@@ -64,7 +64,7 @@ std::vector<fs::path> part_paths(const fs::path &path, const Split &split) {
         throw FileError(shown(path) + ": is part " + std::to_string(split.number + 1) +
                         " of a model split into " + std::to_string(split.count) +
                         " files, but its name does not end in " + ending +
-                        ", so the others cannot be found; give it its own name again");
+                        ", so the others cannot be found; restore its original name");
     std::vector<fs::path> paths;
     for (int64_t i = 0; i < split.count; ++i)
         paths.push_back(path.parent_path() /

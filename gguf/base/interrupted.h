@@ -1,4 +1,4 @@
-// The end of a computation that the user stopped.
+// The exception for a computation that the user stopped.
 #pragma once
 
 namespace runnel::base {

@@ -123,7 +123,7 @@ TEST_CASE("doctor: pages of zeros: some are noted, a download that was never fin
     CAPTURE(last->name);
     if (last->bytes >= 1 << 18)
         CHECK(conclude(with_zeros(last->offset + last->bytes / 4 * 3, last->bytes / 4)).fault == "file");
-    // A vector may be zeros altogether.
+    // A vector may consist of zeros.
     const gguf::Tensor &norm = *large.model.file.find_tensor("output_norm.weight");
     CHECK(with_zeros(norm.offset, norm.bytes).size() == 1);
 }
