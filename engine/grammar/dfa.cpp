@@ -9,7 +9,7 @@ namespace {
 
 const CharSet kWordChars{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 
-// Nodes visited while states are made: about a second.
+// Limit of visited nodes while states are built: about a second.
 constexpr size_t kMostSteps = 100'000'000;
 
 [[noreturn]] void too_large() {
@@ -167,7 +167,7 @@ class Closure {
         }
         return reached;
     }
-    // Nodes visited so far, each time that they were.
+    // Number of node visits so far.
     size_t steps() const { return steps_; }
 
   private:

@@ -39,7 +39,7 @@ struct Program {
     };
     struct Loop {
         uint32_t min, max;
-        // The frame holds a set of keys instead of a count. Leave demands the keys in `required`.
+        // The frame holds a set of keys instead of a count. Leave requires the keys in `required`.
         bool is_set = false;
         std::vector<uint32_t> required = {};
     };

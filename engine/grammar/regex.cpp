@@ -345,7 +345,7 @@ class Parser {
                     ranges.push_back({from, to});
                     continue;
                 }
-                // Next to \d and the like, the dash stands for itself.
+                // Beside a class such as \d, the dash is literal.
                 ranges.push_back({'-', '-'});
                 for (const CharSet *set : {&first, &last})
                     ranges.insert(ranges.end(), set->ranges().begin(), set->ranges().end());

@@ -400,7 +400,7 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
          {file},
          [](const ServerRequest &) { return ServerReply{.status = 302}; },
          "redirect to nowhere"},
-        {"no room", enormous, honest, "no room: 32768.0 GiB are missing"},
+        {"no room", enormous, honest, "not enough disk space: 32768.0 GiB are missing"},
         {"gated",
          {file},
          [](const ServerRequest &) {
