@@ -2,8 +2,8 @@
 //
 // Let w be the last `last_n` tokens of the history. For a token x, L is the length of the longest suffix of w
 // that also occurs earlier in w, followed by x. A suffix stops at the newest breaker in w. If L >= the
-// allowed length and x alone is no breaker, x's logit is lowered by multiplier * base^(L - allowed length);
-// the exponent is at most 88.72 / ln base.
+// allowed length and x is not itself a breaker, x's logit is lowered by multiplier * base^(L - allowed
+// length); the exponent is at most 88.72 / ln base.
 #pragma once
 
 #include <memory>

@@ -103,7 +103,7 @@ struct GlobalBytes {
 
 GlobalBytes global_range(Launch &launch, const void *p, size_t bytes) {
     Allocation *allocation = memory().find(p);
-    if (!allocation) launch.fail("access of " + place_of(p, bytes) + ", which is no device memory");
+    if (!allocation) launch.fail("access of " + place_of(p, bytes) + ", which is not device memory");
     if (memory().is_foreign(*allocation)) launch.fail(allocation->name + " is another device's memory");
     const auto offset = static_cast<size_t>(static_cast<const std::byte *>(p) - allocation->begin());
     NamedRegion *region = allocation->find(offset, bytes);

@@ -217,7 +217,7 @@ void add_generation_options(OptionTable &table, GenerationFlags &o) {
         .by_default("edskypmxt")
         .rare();
     table.list("-r,--stop,--reverse-prompt", o.stops, "end the answer before this text; repeatable");
-    table.list("--ban", o.bans, "the model does not write this text, exactly as it stands; repeatable");
+    table.list("--ban", o.bans, "the model never writes exactly this text; repeatable");
     table.flag("--ignore-eos", o.ignore_eos, "continue when the model ends its answer").rare();
     table.list("-l,--logit-bias", o.logit_bias, "add to a token's logit; repeatable")
         .takes("ID+B|ID-B")

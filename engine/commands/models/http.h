@@ -53,7 +53,7 @@ class Http {
     Http(const Http &) = delete;
     Http &operator=(const Http &) = delete;
 
-    // Throws HttpError if there is no whole answer; any status is an answer. If `begin` or `body` ended the request,
+    // Throws HttpError without a complete answer; any status is an answer. If `begin` or `body` ended the request,
     // the response is returned.
     HttpResponse get(const HttpRequest &request);
 

@@ -176,6 +176,6 @@ TEST_CASE("gpu commands: inspect tells what of a model fits the GPU") {
     CHECK(nlohmann::json::parse(screen.read())["memory"]["gpu"]["gpu_layers"] == 0);
     options.json = false;
     REQUIRE(inspect(options, io) == 0);
-    CHECK(screen.read().find("no layer on the GPU, which has ") != std::string::npos);
+    CHECK(screen.read().find("no layer fits on the GPU, which has ") != std::string::npos);
     simt::settings() = {};
 }

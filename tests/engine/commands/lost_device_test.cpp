@@ -219,7 +219,7 @@ TEST_CASE("lost device: the program reports a driver that is too old") {
     CAPTURE(said.out);
     CHECK(said.code == 0);
     const bool without = said.out.find("built without CUDA") != std::string::npos;
-    const bool old = said.out.find("the NVIDIA driver is too old for this runnel: it offers CUDA 11.4") !=
+    const bool old = said.out.find("the NVIDIA driver is too old for this runnel: it supports CUDA 11.4") !=
                      std::string::npos;
     CHECK((without || old));
 }

@@ -326,7 +326,7 @@ TEST_CASE("doctor: the part at fault for each set of findings") {
     CHECK(line_of({Area::Gpu, "matrix\ta", Verdict::Wrong, "x"}).find('\t') == std::string::npos);
 }
 
-TEST_CASE("doctor: instruction sets that differ are told apart") {
+TEST_CASE("doctor: instruction sets with different results are named") {
     static const kernels::cpu::LinearKernels broken = [] {
         kernels::cpu::LinearKernels table = kernels::cpu::linear_scalar();
         table.name = "broken";

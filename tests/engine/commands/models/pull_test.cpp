@@ -355,8 +355,11 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
     };
     const auto honest = [](const ServerRequest &request) { return ranged(request, content()); };
     const std::vector<Case> cases = {
-        {"hash", wrong_hash, honest, "it was removed"},
-        {"content", {file}, [&](const ServerRequest &r) { return ranged(r, other); }, "it was removed"},
+        {"hash", wrong_hash, honest, "the download was removed"},
+        {"content",
+         {file},
+         [&](const ServerRequest &r) { return ranged(r, other); },
+         "the download was removed"},
         {"shorter list", shorter, honest, "the server's file has 1000000 bytes, its list says 999991"},
         {"longer list", larger, honest, "its list says 1200000"},
         {"longer range",
@@ -399,7 +402,7 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
         {"redirect to nowhere",
          {file},
          [](const ServerRequest &) { return ServerReply{.status = 302}; },
-         "redirect to nowhere"},
+         "a redirect without an address"},
         {"no room", enormous, honest, "not enough disk space: 32768.0 GiB are missing"},
         {"gated",
          {file},
@@ -417,7 +420,7 @@ TEST_CASE("pull: what a server says is checked against what it sends") {
         CHECK(r.out == "");
         CHECK(r.err.find(c.message) != std::string::npos);
         CHECK_FALSE(fs::exists(folder(home) / "snapshots"));
-        if (c.message == "it was removed") CHECK(fs::is_empty(folder(home) / "blobs"));
+        if (c.message == "the download was removed") CHECK(fs::is_empty(folder(home) / "blobs"));
     }
     // The hash reveals a partial file with other bytes, and the file is downloaded again.
     const Home home;
