@@ -194,7 +194,7 @@ Plot plot_of(const Planned &plan, int64_t memory) {
         plot.series.push_back(std::move(series));
     }
     if (memory > 0) {
-        plot.title = format("Sequences that fit in %s beside %.1f %s of weights (%s)",
+        plot.title = format("Sequences that fit in %s with %.1f %s of weights (%s)",
                             size_text(static_cast<uint64_t>(memory), 1).c_str(), row.weights / unit.bytes,
                             unit.name, row.format.c_str());
         plot.y = {"sequences", true};

@@ -66,7 +66,8 @@ struct Body {
     // none. With `no_tools`, an empty list. Throws BodyError.
     std::shared_ptr<const text::ToolUse> tool_use(std::shared_ptr<const text::ToolUse> defaults) const;
 
-    // Overrides the request's settings with these and adds the stop strings and the bans. The input stays as it is.
+    // Overrides the request's settings with these and adds the stop strings and the bans. Does not change the
+    // input.
     void apply(Request &request) const;
 };
 

@@ -250,7 +250,8 @@ bool CompletionQueue::step(const decode::StopRequest *stop) {
     return going;
 }
 
-// Appends the last token of each answer that goes on, with drafts. The last token of an answer costs no pass.
+// Appends the last token of each answer that continues, with drafts. The last token of an answer costs no
+// pass.
 void CompletionQueue::append_next(const decode::StopRequest *stop) {
     std::vector<decode::Continuation> continuations;
     for (RunningAnswer *answer : std::exchange(going_on_, {})) {
@@ -269,7 +270,7 @@ void CompletionQueue::split(Answers::iterator answer) {
     for (int32_t i = 1; i < samples; ++i) advance(insert(answer->sample(i)), answer->sequence);
 }
 
-// Takes the next tokens from the rows of `computed`, which has the same tokens. The answer goes on or ends.
+// Takes the next tokens from the rows of `computed`, which has the same tokens. The answer continues or ends.
 void CompletionQueue::advance(Answers::iterator answer, const ScheduledSequence &computed) {
     if (!answer->failed() && !answer->text.complete()) {
         const bool started = answer->started;

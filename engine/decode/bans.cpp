@@ -39,8 +39,8 @@ Bans::Bans(std::vector<std::string> texts, std::shared_ptr<const TokenTexts> tok
             at = next_[at][byte];
         }
     }
-    // Fill in failure transitions: where no text continues, go on from the longest suffix that begins a text.
-    // Breadth-first, because a state needs those of shorter suffixes.
+    // Fill in failure transitions: where no text continues, continue from the longest suffix that begins a
+    // text. Breadth-first, because a state needs the transitions of shorter suffixes.
     std::vector<State> suffix(next_.size(), kStart), order{kStart};
     for (size_t i = 0; i < order.size(); ++i) {
         const State at = order[i];

@@ -21,7 +21,7 @@ namespace runnel::decode {
 // empty tail; a token that ends with the beginning of a breaker has a tail of tokens for the rest of it.
 using DryBreakers = std::unordered_map<text::TokenId, std::vector<std::vector<text::TokenId>>>;
 
-// Takes about 0.1 s with a vocabulary of 262,144 tokens. Of a breaker, the first 40 bytes count.
+// Takes about 0.1 s with a vocabulary of 262,144 tokens. Only the first 40 bytes of a breaker count.
 DryBreakers make_dry_breakers(const text::Tokenizer &tokenizer, std::span<const std::string> breakers);
 
 // What to subtract from the logits of penalized tokens, in time linear in the window. `breakers` may be null.

@@ -134,7 +134,7 @@ class SchemaCompiler {
             for (size_t j = i + 1; j < branches.size(); ++j)
                 if (!reader_.disjoint(branches[i], branches[j]))
                     SchemaReader::fail(path,
-                                       "the keyword oneOf is supported only where no two branches can match "
+                                       "the keyword oneOf is supported only if no two branches can match "
                                        "the same value: " +
                                            std::to_string(i) + " and " + std::to_string(j) +
                                            " may; anyOf has no such condition");

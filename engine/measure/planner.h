@@ -56,8 +56,8 @@ std::vector<CellGroup> cell_groups(const kernels::Program &program);
 size_t cell_bytes(const kernels::Program &program, decode::CacheTypes types);
 std::string cell_formula(const kernels::Program &program, decode::CacheTypes types);
 
-// The largest number of sequences of `context` tokens whose cache fits into `memory` bytes beside `weights`
-// bytes; at most kMostContext / context.
+// The largest number of sequences of `context` tokens whose cache fits into `memory` bytes together with
+// `weights` bytes; at most kMostContext / context.
 int64_t sequences_that_fit(const kernels::Program &program, double weights, double memory, int64_t context,
                            decode::CacheTypes types);
 

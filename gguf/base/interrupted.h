@@ -3,7 +3,7 @@
 
 namespace runnel::base {
 
-// Thrown where a stop request ends a computation that has no partial result.
+// Thrown when a stop request ends a computation that has no partial result.
 struct Interrupted {};
 
 }  // namespace runnel::base

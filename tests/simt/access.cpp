@@ -188,7 +188,7 @@ void write_global(Launch &launch, void *p, size_t bytes, const Access &mine) {
     if (at.region.streamed >= launch.first_run() && at.region.streamed <= launch.last_run())
         launch.fail("writes " + at.region.name + ", which this launch reads by ldg*_stream");
     if (at.region.early > launch.last_run())
-        launch.fail("writes " + at.region.name + ", which the launch behind reads before grid_dep_wait()");
+        launch.fail("writes " + at.region.name + ", which the next launch reads before grid_dep_wait()");
     at.region.traffic.written += bytes;
     at.allocation.last_written = launch.this_run();
     for (size_t i = at.offset; i < at.offset + bytes; ++i) {

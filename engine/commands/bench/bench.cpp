@@ -1,4 +1,4 @@
-// Prefill and decode speed against what the hardware allows.
+// Prefill and decode speed, compared with what the hardware allows.
 #include <algorithm>
 #include <iterator>
 

@@ -65,7 +65,7 @@ Command bench_command() {
     Command command{
         .name = "bench",
         .usage = "MODEL",
-        .summary = "prefill and decode speed against what the hardware allows",
+        .summary = "prefill and decode speed, compared with the hardware's limits",
         .description =
             "Measures prefill and decode, and the memory bandwidth in the same run. With draft "
             "options, measures the gain from speculative decoding. -p, -n, -d, -t, -b, -ngl, -ctk "

@@ -134,8 +134,8 @@ Json json_of(const BenchRun &run) {
             {"load_ms", run.load_seconds * 1e3}};
 }
 
-// Values of the whole run stand beside the tests. With lists, they are those of the first run, and every test
-// names its own settings.
+// Values of the whole run are fields of the top object. With lists, they are those of the first run, and
+// every test has its own settings.
 std::string json_text(const std::vector<BenchRun> &runs, const BenchOptions &options) {
     Json json = json_of(runs.front());
     json["repetitions"] = options.repetitions;

@@ -26,7 +26,7 @@ std::span<const Chat::Command> Chat::commands() {
         {"/undo", "", "take back your last message and its answer", &Chat::undo},
         {"/edit", "[N] [TEXT]", "change your last message, or message N, and ask again", &Chat::edit},
         {"/tree", "", "all messages and branches of this chat, with their numbers", &Chat::tree},
-        {"/go", "N", "go on from message N", &Chat::go},
+        {"/go", "N", "continue from message N", &Chat::go},
         {"/compact", "", "the model summarizes all turns but the last; /undo takes it back", &Chat::compact},
         {"/system", "[TEXT]", "show or set the system prompt; \"\" for none", &Chat::system},
         {"/set", "[NAME N]", "change a setting: /set temp 0.5", &Chat::change_setting},
@@ -39,7 +39,7 @@ std::span<const Chat::Command> Chat::commands() {
         {"/load", "FILE", "a new chat with a conversation from JSON", &Chat::load},
         {"/export", "FILE.md", "write the conversation as Markdown", &Chat::export_text},
         {"/chats", "", "the saved chats", &Chat::list_chats},
-        {"/open", "N", "go on with a saved chat, by its number or title", &Chat::open},
+        {"/open", "N", "continue a saved chat, by its number or title", &Chat::open},
         {"/title", "[TEXT]", "show or set the title of this chat", &Chat::title},
         {"/stats", "", "statistics of the last answer", &Chat::stats},
     };
@@ -241,7 +241,7 @@ void Chat::copy(const std::string &) {
     const std::string &answer = conversation_.at(id).message.content;
     if (answer.size() > kLongestCopy)
         throw InputError("the answer is longer than the " + std::to_string(kLongestCopy) +
-                         " bytes that terminals take");
+                         " bytes that terminals accept");
     io_.out.write(clipboard_sequence(answer));
     say(std::to_string(answer.size()) + " bytes sent to the terminal's clipboard");
 }

@@ -2,7 +2,7 @@
 // PATH when its hash is right.
 //
 // The file is requested in ranges, which may arrive in any order but are written in the file's order. PATH.incomplete
-// is thus a prefix of the file at any time, and a download that was interrupted or killed goes on where it ended. A
+// is thus a prefix of the file at any time, and a download that was interrupted or killed continues where it ended. A
 // server without ranges sends the whole file over one connection; the part that is already there is skipped.
 #pragma once
 

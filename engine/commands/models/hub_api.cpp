@@ -123,7 +123,7 @@ HubServer hub_server() {
 
 namespace {
 
-// "https://huggingface.co", without the port where it is the usual one.
+// "https://huggingface.co", without the port if it is the default.
 std::string shown_server(const HubServer &server) {
     std::string origin = origin_of(server.endpoint);
     for (const auto &[scheme, port] : {std::pair("https:", ":443"), std::pair("http:", ":80")})

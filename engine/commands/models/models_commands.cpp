@@ -16,7 +16,8 @@ Command pull_command() {
         .description =
             "Downloads a model from Hugging Face into its cache, which Hugging Face's own programs and "
             "llama.cpp share, and prints the file's path. Without QUANT: Q4_K_M, else Q8_0, else the first "
-            "model. USER/REPO/FILE.gguf names a file. An interrupted download goes on where it ended; every "
+            "model. USER/REPO/FILE.gguf names a file. An interrupted download continues where it ended; "
+            "every "
             "file's SHA-256 is checked. HF_TOKEN is the token for private and gated models, HF_ENDPOINT "
             "another server, HF_HUB_CACHE another folder; proxies are those of the environment.",
         .examples = {"pull Qwen/Qwen3-0.6B-GGUF", "pull ggml-org/gemma-3-1b-it-GGUF:Q4_K_M",

@@ -94,7 +94,7 @@ std::string padded(std::string text, int columns) {
     return text;
 }
 
-// The line below the drawing: a number centered under each tick where there is space.
+// The line below the drawing: a number centered under each tick, if there is space.
 std::string tick_line(const Scale &scale, int columns) {
     std::string text(static_cast<size_t>(columns), ' ');
     int free = 0;

@@ -55,7 +55,7 @@ TEST_CASE("chat: messages that were undone or edited do not affect later answers
     CHECK(answers("/undo\n/edit\n/edit x\n/regen\nhello\nsecond\n", 5) == plain);
 }
 
-TEST_CASE("chat: a saved conversation goes on where it was, files can be messages") {
+TEST_CASE("chat: a saved conversation continues where it ended, files can be messages") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string talk = (directory / "talk.json").string(), text = (directory / "text").string();

@@ -97,7 +97,7 @@ TEST_CASE("run: --json") {
           runnel_with({"run", tiny().path.string(), "ab", "-n", "12", "-s", "5", "--ignore-eos"}).out);
 }
 
-TEST_CASE("run: where the prompt comes from") {
+TEST_CASE("run: the sources of the prompt") {
     if (absent()) return;
     const TemporaryDirectory directory;
     const std::string model = tiny().path.string(), file = (directory / "prompt.txt").string();

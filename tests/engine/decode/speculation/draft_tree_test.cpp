@@ -172,7 +172,7 @@ TEST_CASE("draft length: trees if large passes are cheap and second choices good
         const Outcome useless = simulate(flat, 0.5, 0, 4, seed);
         CHECK(useless.branches / useless.passes < 0.3);
         CHECK(useless.rate() > 0.97 * simulate(flat, 0.5, 0, 1, seed).rate());
-        // Where every token of a pass costs, a chain of the most probable tokens does better.
+        // If every token of a pass costs much, a chain of the most probable tokens does better.
         const Outcome dear = simulate(steep, 0.8, 0.5, 4, seed);
         CHECK(dear.branches / dear.passes < 0.1);
         CHECK(dear.rate() > 0.97 * simulate(steep, 0.8, 0.5, 1, seed).rate());

@@ -65,8 +65,8 @@ TEST_CASE("tree: right second choices beside wrong first ones save passes") {
         accepted[second] = done.speculation->mean_accepted();
         passes[second] = static_cast<double>(rig.backend->records.size());
     }
-    // Chains of 4 tokens at 50% give 15/16 accepted tokens a pass. A second choice that is always right adds
-    // one token, except in the 1 of 16 passes whose chain was right to the end.
+    // Chains of 4 tokens at 50% give 15/16 accepted tokens per pass. A second choice that is always right
+    // adds one token, except in the 1 of 16 passes whose chain was right to the end.
     CHECK(accepted[0.0] == doctest::Approx(0.94).epsilon(0.2));
     CHECK(accepted[1.0] == doctest::Approx(0.94 + 0.94).epsilon(0.15));
     CHECK(accepted[0.5] > 1.2 * accepted[0.0]);
