@@ -87,7 +87,7 @@ File File::from_bytes(std::span<const std::byte> bytes, const std::string &name)
     file.path_ = name;
     file.file_bytes_ = bytes.size();
     Part part = read_named(bytes, name);
-    if (read_split(part, name).count > 1) throw FileError(shown(name) + ": is one part of a split model");
+    if (read_split(part, name).count > 1) throw FileError(shown(name) + " is only one part of a split model");
     file.take(std::move(part), 0);
     file.index_tensors();
     return file;

@@ -62,7 +62,7 @@ struct Body {
     std::optional<std::string> tool_name;    // in place of tool_choice: as ToolUse::choose_tool() takes it
     std::optional<bool> parallel_calls;
 
-    // The tools of the body, or those of `defaults` (may be null), under the body's choice; null if there are
+    // The tools of the body, or those of `defaults` (may be null), with the body's tool choice; null if there are
     // none. With `no_tools`, an empty list. Throws BodyError.
     std::shared_ptr<const text::ToolUse> tool_use(std::shared_ptr<const text::ToolUse> defaults) const;
 

@@ -270,7 +270,8 @@ void CompletionQueue::split(Answers::iterator answer) {
     for (int32_t i = 1; i < samples; ++i) advance(insert(answer->sample(i)), answer->sequence);
 }
 
-// Takes the next tokens from the rows of `computed`, which has the same tokens. The answer continues or ends.
+// Takes the answer's next tokens from the logits of `computed`, a sequence with the same text. The answer then
+// continues or ends.
 void CompletionQueue::advance(Answers::iterator answer, const ScheduledSequence &computed) {
     if (!answer->failed() && !answer->text.complete()) {
         const bool started = answer->started;

@@ -110,7 +110,7 @@ class Nfa {
     }
     uint32_t build_words(const Expression &e, uint32_t next) {
         if (e.min != 0 || e.max != kUnbounded)
-            throw GrammarError("a limited number of words inside a pattern is not supported");
+            throw GrammarError("a text of limited length inside a pattern is not supported");
         const Dfa &dfa = *e.dfa;
         std::vector<uint32_t> entries;
         for (uint32_t q = 0; q < dfa.states(); ++q) entries.push_back(add({Node::Kind::Split}));

@@ -146,7 +146,7 @@ class Compiler {
 
     uint32_t build_repeat(const Expression &e, uint32_t next) {
         const Expression &part = *e.parts[0];
-        // A part that can match the empty text can reach its minimum by empty rounds.
+        // A part that can match the empty text can reach its minimum by empty repetitions.
         const uint32_t min = nullable(part, nullable_) ? 0 : e.min;
         if (e.max == kUnbounded && min <= 1) {
             const uint32_t loop = nodes_.add({Op::Split});

@@ -62,8 +62,8 @@ struct Program {
     std::array<uint8_t, 256> byte_class{};
     std::vector<uint8_t> class_sample;  // [classes]: the first byte of each
 
-    // Switches at the start of a character of a repetition that takes all plain text (token_index.h): the
-    // loop that counts it, or kUnbounded when none does. Ascending by node.
+    // The nodes where a character of a repetition of any plain text begins (token_index.h), ascending,
+    // each with the loop that counts the characters (kUnbounded: none does).
     std::vector<std::pair<uint32_t, uint32_t>> plain_loops;
 
     size_t classes() const { return class_sample.size(); }

@@ -200,7 +200,7 @@ class Parser {
             if (take(">")) fail("an atomic group is not supported");
             if (take("P<") || take("<")) {
                 const size_t end = text_.find('>', at_);
-                if (end == text_.npos) fail("a group's name without '>'");
+                if (end == text_.npos) fail("a group's name is not followed by '>'");
                 at_ = end + 1;
             } else if (!take(":")) {
                 fail("flags and other extensions of groups are not supported");

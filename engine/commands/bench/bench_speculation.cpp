@@ -122,7 +122,7 @@ int bench_speculation(const BenchOptions &options, Io &io) {
     for (const std::string &note : engine.notes()) io.note(note);
     const auto drafts = drafting(options.draft, options.model, engine, 1, io, stop);
 
-    io.note("measuring what passes cost");
+    io.note("measuring the cost of passes");
     measure::SpeculationBench bench({.tokens = generate,
                                      .repetitions = options.repetitions,
                                      .length = {.least = options.draft.least,

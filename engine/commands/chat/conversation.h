@@ -57,7 +57,7 @@ class Conversation {
     size_t size() const { return nodes_.size() - 1; }
     // The path to `id`: the messages before it and its own, from the first on.
     std::vector<Id> chain(Id id) const;
-    // The messages of the prompt: the chain of the head without hidden messages, summaries first.
+    // The messages of the prompt: summaries first, then chain(head()) without hidden messages.
     std::vector<Id> visible() const;
     // The prompt, without the messages in `hidden`.
     Transcript transcript(const std::vector<Id> &hidden = {}) const;

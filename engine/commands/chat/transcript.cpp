@@ -26,8 +26,8 @@ text::Message message_from(const Json &json, size_t number) {
     const auto text = [&](const char *key) {
         const auto found = json.is_object() ? json.find(key) : json.end();
         if (!json.is_object() || found == json.end() || !found->is_string())
-            throw InputError("message " + std::to_string(number) + " has no \"" + key +
-                             "\" that is a string");
+            throw InputError("message " + std::to_string(number) + ": \"" + key +
+                             "\" is missing or not a string");
         return found->get<std::string>();
     };
     const auto optional_text = [&](const char *key) {

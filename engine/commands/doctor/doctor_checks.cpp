@@ -172,8 +172,8 @@ void measure(const StepCase &step, const kernels::Program &program, const Checke
         if (!(seconds > 0)) return;
         const double rate = static_cast<double>(step.bytes) / seconds, share = rate / device.bytes_per_second;
         char text[96];
-        std::snprintf(text, sizeof text, ", %.1f us, %.1f GB/s (%.0f%% of the memory's)", seconds * 1e6,
-                      rate / 1e9, 100 * share);
+        std::snprintf(text, sizeof text, ", %.1f us, %.1f GB/s (%.0f%% of the memory bandwidth)",
+                      seconds * 1e6, rate / 1e9, 100 * share);
         finding.detail += text;
         finding.numbers["seconds"] = seconds;
         finding.numbers["bytes_per_second"] = rate;

@@ -17,7 +17,7 @@
 
 namespace runnel::commands {
 
-// Thrown without a complete answer. what() is one line that names the host. Stopped: `stop` became true.
+// Thrown if no complete answer arrives. what() is one line that names the host. Stopped: `stop` became true.
 class HttpError : public std::runtime_error {
   public:
     enum class Kind { NoLibrary, Unreachable, Broken, Certificate, Refused, Stopped };

@@ -110,7 +110,7 @@ int remove_model(const std::string &text, bool is_sure, Io &io) {
                                    ? model.name == text || (parsed && parsed->tag == capitals(name->tag))
                                    : file == name->file;
             if (!is_it) continue;
-            if (stem) throw UsageError(gguf::printable(text) + " means several models: name the file");
+            if (stem) throw UsageError(gguf::printable(text) + " matches several models: name the file");
             stem = parse_file_name(file)->stem;
         }
         if (!stem)

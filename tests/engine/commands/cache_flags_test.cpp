@@ -95,7 +95,7 @@ TEST_CASE("run --prompt-cache: the prompt is computed once, with the same text f
             const Result result = run_with(flags);
             CHECK(result.code == 0);
             CHECK(result.out == plain.out);
-            CHECK(result.err.find("not used, written anew") != std::string::npos);
+            CHECK(result.err.find("not used; it is written again") != std::string::npos);
             CHECK(prefilled(stats) == all);
             CHECK(read_file(file) == sound);
         }

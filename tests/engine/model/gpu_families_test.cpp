@@ -69,7 +69,7 @@ class OneSequence {
                 .v = v,
                 .states = recurrent_ ? 2 : 0};
     }
-    // Its next tokens.
+    // The span of the sequence's next `count` tokens.
     SequenceSpan next(int32_t count) {
         SequenceSpan span{0, count, past_,
                           std::vector<std::span<const BlockId>>(static_cast<size_t>(groups_), kTable)};

@@ -159,8 +159,9 @@ TEST_CASE("model: matrices with a factor of their own are multiplied by it") {
                   "blk.0.ffn_up.scale: its type is f16, f32 is expected");
     ModelShape experts;
     experts.arch = "qwen3moe";
-    check_refused(EditedModel(experts).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {4}, 1),
-                  "blk.0.ffn_up_exps.scale: a factor must be a single number, and not for experts");
+    check_refused(
+        EditedModel(experts).tensor("blk.0.ffn_up_exps.scale", gguf::Type::F32, {4}, 1),
+        "blk.0.ffn_up_exps.scale: a factor must be a single number, and is not supported for experts");
 }
 
 TEST_CASE("model: an unsupported architecture is refused with its kind and the missing feature") {

@@ -64,7 +64,7 @@ TEST_CASE("charsmap: a value of another form is refused; a damaged one never cau
     CHECK(file.bytes(key, whole.substr(0, 400)).error().starts_with(no_trie));
     CHECK(file.bytes(key, std::string("\xff\xff\xff\xff", 4) + whole.substr(4)).error().starts_with(no_trie));
     CHECK(file.bytes(key, whole.substr(0, whole.size() - 1)).error() ==
-          key + ": its replacements do not end in a zero");
+          key + ": its replacements do not end with a zero byte");
     CHECK(file.boolean(key, true).error() == key + ": is not an array");
     CHECK(file.ints(key, {1, 256}).error() == key + ": is not an array of bytes");
     testing::Random random(20261121);
