@@ -13,7 +13,7 @@ const CharSet kWordChars{{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 constexpr size_t kMostSteps = 100'000'000;
 
 [[noreturn]] void too_large() {
-    throw GrammarError("a pattern takes more than " + std::to_string(Dfa::kMostStates) +
+    throw GrammarError("a pattern needs more than " + std::to_string(Dfa::kMostStates) +
                        " states to combine with other patterns or lengths");
 }
 
